@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# The sources are formatted as rustfmt.toml says.
+source "$(dirname "$0")/env.sh"
+
+cargo fmt --all --check

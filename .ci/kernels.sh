@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# The committed PTX and cubins are what the CUDA sources give.
+source "$(dirname "$0")/env.sh"
+
+python3 kernels/build.py --check

@@ -1,0 +1,220 @@
+//! The harness of the programs under `benches/`.
+//!
+//! A case measures *ours* against any number of peers in one run: after a warm-up the sides take turns, in an order
+//! that rotates, so that a slow spell of the machine meets all of them. Each turn gives one or more samples; the table
+//! shows their medians. Ratios above 1 say that ours is better, whichever direction of the unit is the good one.
+//!
+//! ```text
+//! cargo bench --bench ring                             # everything
+//! cargo bench --bench ring -- --quick round_trip       # fewer turns; only cases whose name contains `round_trip`
+//! cargo bench --bench ring -- --json results.jsonl     # one line per case and peer, appended
+//! ```
+
+// Each bench compiles this file for itself and uses a part of it.
+#![allow(dead_code)]
+
+use std::{fs::OpenOptions, io::Write, path::PathBuf};
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use serde_json::json;
+
+#[derive(Parser)]
+#[command(about = "Measures gpu-pool against its peers")]
+struct Options {
+    /// Append one JSON object per case and peer to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Fewer and shorter turns: a look, not a measurement
+    #[arg(long)]
+    quick: bool,
+    /// Run only the cases whose name contains this
+    #[arg(value_name = "CASE")]
+    filter: Option<String>,
+    // `cargo bench` passes it to every program.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What a sample counts, and which direction is the good one.
+#[derive(Clone, Copy)]
+pub struct Unit {
+    name: &'static str,
+    higher_is_better: bool,
+}
+
+/// Nanoseconds per operation.
+pub const NANOSECONDS: Unit = Unit { name: "ns", higher_is_better: false };
+/// Microseconds per operation.
+pub const MICROSECONDS: Unit = Unit { name: "us", higher_is_better: false };
+/// Milliseconds per operation.
+pub const MILLISECONDS: Unit = Unit { name: "ms", higher_is_better: false };
+/// Millions of operations per second.
+pub const MOPS: Unit = Unit { name: "Mop/s", higher_is_better: true };
+/// 10^9 bytes per second.
+pub const GIGABYTES: Unit = Unit { name: "GB/s", higher_is_better: true };
+
+/// Does its work and pushes what it measured.
+type Turn<'a> = Box<dyn FnMut(&mut Vec<f64>) + 'a>;
+
+/// One contestant: a name, and a closure that takes one turn and pushes its samples.
+pub struct Side<'a> {
+    name: &'a str,
+    turn: Turn<'a>,
+    samples: Vec<f64>,
+}
+
+impl<'a> Side<'a> {
+    /// A turn that gives one sample, say the throughput of a million operations.
+    pub fn new(name: &'a str, mut turn: impl FnMut() -> f64 + 'a) -> Self {
+        Self::sampling(name, move |samples| samples.push(turn()))
+    }
+
+    /// A turn that gives many, say the times of single round trips.
+    pub fn sampling(name: &'a str, turn: impl FnMut(&mut Vec<f64>) + 'a) -> Self {
+        Self { name, turn: Box::new(turn), samples: Vec::new() }
+    }
+
+    fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// The sample that 99 of 100 are at least as good as.
+    fn p99(&self, unit: Unit) -> f64 {
+        self.quantile(if unit.higher_is_better { 0.01 } else { 0.99 })
+    }
+
+    fn quantile(&self, q: f64) -> f64 {
+        self.samples[(q * (self.samples.len() - 1) as f64).round() as usize]
+    }
+}
+
+/// One program's run: takes cases, prints the table at the end.
+pub struct Bench {
+    name: &'static str,
+    options: Options,
+    machine: String,
+    table: Table,
+    lines: Vec<String>,
+}
+
+impl Bench {
+    /// Reads the command line.
+    pub fn new(name: &'static str) -> Self {
+        let machine = machine();
+        println!("{name} on {machine}");
+        let mut table = Table::new();
+        table.load_preset(UTF8_FULL_CONDENSED);
+        table.set_header(["case", "unit", "ours", "p99", "peer", "peer's", "peer's p99", "ratio"]);
+        for column in [2, 3, 5, 6, 7] {
+            table.column_mut(column).expect("the header has eight").set_cell_alignment(CellAlignment::Right);
+        }
+        Self { name, options: Options::parse(), machine, table, lines: Vec::new() }
+    }
+
+    /// `full`, or `quick` under `--quick`: how much work a turn does.
+    pub fn size(&self, full: usize, quick: usize) -> usize {
+        if self.options.quick { quick } else { full }
+    }
+
+    /// Measures `ours` and `peers` in turns. Without peers it only records ours.
+    pub fn compare(&mut self, case: &str, unit: Unit, ours: Side<'_>, peers: Vec<Side<'_>>) {
+        if self.options.filter.as_ref().is_some_and(|filter| !case.contains(filter.as_str())) {
+            return;
+        }
+        let (warm_up, turns) = if self.options.quick { (1, 5) } else { (3, 31) };
+        let mut sides = vec![ours];
+        sides.extend(peers);
+
+        let count = sides.len();
+        for turn in 0..warm_up + turns {
+            if turn == warm_up {
+                sides.iter_mut().for_each(|side| side.samples.clear());
+            }
+            for k in 0..count {
+                let side = &mut sides[(turn + k) % count];
+                (side.turn)(&mut side.samples);
+            }
+        }
+        for side in &mut sides {
+            assert!(!side.samples.is_empty(), "{case}: {} took its turns and measured nothing", side.name);
+            side.samples.sort_by(f64::total_cmp);
+        }
+
+        let (ours, peers) = sides.split_first().expect("ours is one");
+        if peers.is_empty() {
+            self.record(case, unit, ours, None);
+        }
+        for peer in peers {
+            self.record(case, unit, ours, Some(peer));
+        }
+    }
+
+    fn record(&mut self, case: &str, unit: Unit, ours: &Side<'_>, peer: Option<&Side<'_>>) {
+        let (value, p99) = (ours.median(), ours.p99(unit));
+        let ratio = peer.map(|peer| match unit.higher_is_better {
+            true => value / peer.median(),
+            false => peer.median() / value,
+        });
+        let line = json!({
+            "bench": self.name, "case": case, "unit": unit.name, "value": value, "p99": p99,
+            "peer": peer.map(|peer| peer.name),
+            "peer_value": peer.map(Side::median),
+            "peer_p99": peer.map(|peer| peer.p99(unit)),
+            "ratio": ratio,
+            "machine": self.machine,
+        });
+        self.lines.push(line.to_string());
+
+        let or_blank = |number: Option<f64>| number.map(show).unwrap_or_default();
+        self.table.add_row([
+            case.to_owned(),
+            unit.name.to_owned(),
+            show(value),
+            show(p99),
+            peer.map(|peer| peer.name.to_owned()).unwrap_or_default(),
+            or_blank(peer.map(Side::median)),
+            or_blank(peer.map(|peer| peer.p99(unit))),
+            ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+        ]);
+    }
+
+    /// Prints the table and writes the JSON lines.
+    pub fn finish(self) {
+        println!("{}", self.table);
+        println!("medians; a ratio above 1 means that ours is better");
+        if let Some(path) = &self.options.json {
+            let mut file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(path)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            for line in &self.lines {
+                writeln!(file, "{line}").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            }
+        }
+    }
+}
+
+/// Three significant digits, more where the whole part has more.
+fn show(number: f64) -> String {
+    match number.abs() {
+        n if n >= 100.0 => format!("{number:.0}"),
+        n if n >= 10.0 => format!("{number:.1}"),
+        _ => format!("{number:.2}"),
+    }
+}
+
+/// `GPU_POOL_MACHINE`, or cores and model of the CPU; never a host name, since results are published.
+fn machine() -> String {
+    if let Ok(name) = std::env::var("GPU_POOL_MACHINE") {
+        return name;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map_or("unknown CPU", |(_, model)| model.trim());
+    format!("{cores} x {model}")
+}

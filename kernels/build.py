@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Compiles kernels/*.cu to the PTX and cubins under kernels/ptx/, which are committed and embedded in the crate.
+
+    python3 kernels/build.py            write kernels/ptx/
+    python3 kernels/build.py --check    rebuild and compare byte for byte; exit 1 and name what differs
+
+Needs python3 with venv and pip. No GPU, driver or CUDA toolkit: NVRTC comes from PyPI, at the exact version below,
+into target/kernels-venv. The same sources give the same bytes on every x86-64 Linux machine.
+"""
+
+import argparse
+import ctypes
+import glob
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+KERNELS = pathlib.Path(__file__).resolve().parent
+VENV = KERNELS.parent / "target" / "kernels-venv"
+OUTPUT = KERNELS / "ptx"
+
+# 12.2 is the newest NVRTC whose PTX (ISA 8.2) drivers from 535 on accept.
+PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140"]
+
+# PTX for every GPU from Turing on; machine code for the two that data centres have, so that they start without a JIT.
+PTX_ARCH = "compute_75"
+CUBIN_ARCHES = ["sm_80", "sm_90"]
+
+# fmad=false: products are fused into additions only where a source says fma, see common.cuh.
+OPTIONS = ["--std=c++17", "--fmad=false"]
+
+
+def site_packages():
+    """The virtual environment's packages, installed when they are not there yet."""
+    stamp = VENV / "packages.txt"
+    wanted = "\n".join(PACKAGES)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
+        pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run(pip + PACKAGES, check=True)
+        stamp.write_text(wanted)
+    (found,) = glob.glob(str(VENV / "lib" / "python3*" / "site-packages" / "nvidia"))
+    return pathlib.Path(found)
+
+
+class Nvrtc:
+    """The few functions of NVRTC that a build needs."""
+
+    def __init__(self, packages):
+        lib = packages / "cuda_nvrtc" / "lib"
+        # NVRTC opens its builtins by bare name; having them in the process already is what makes that work.
+        (builtins,) = glob.glob(str(lib / "libnvrtc-builtins.so.*"))
+        ctypes.CDLL(builtins, mode=ctypes.RTLD_GLOBAL)
+        self.lib = ctypes.CDLL(str(lib / "libnvrtc.so.12"))
+        self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def call(self, name, *args):
+        code = getattr(self.lib, name)(*args)
+        if code != 0:
+            raise RuntimeError(f"{name}: {self.lib.nvrtcGetErrorString(code).decode()}")
+
+    def output(self, program, what):
+        size = ctypes.c_size_t()
+        self.call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        data = ctypes.create_string_buffer(size.value)
+        self.call(f"nvrtcGet{what}", program, data)
+        return data.raw
+
+    def compile(self, source, arch, what):
+        program = ctypes.c_void_p()
+        # The base name only: a path would make the output depend on where the checkout lies.
+        text, name = source.read_bytes(), source.name.encode()
+        self.call("nvrtcCreateProgram", ctypes.byref(program), text, name, 0, None, None)
+        try:
+            options = OPTIONS + [f"--gpu-architecture={arch}", f"-I{KERNELS}"]
+            array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+            if self.lib.nvrtcCompileProgram(program, len(options), array) != 0:
+                log = self.output(program, "ProgramLog").rstrip(b"\0").decode()
+                sys.exit(f"{source.name} for {arch} does not compile:\n{log}")
+            return self.output(program, what)
+        finally:
+            self.call("nvrtcDestroyProgram", ctypes.byref(program))
+
+
+def check_ptx(source, ptx):
+    """Every entry of the source is in the PTX, for the oldest architecture, and none is there twice."""
+    text = ptx.decode()
+    if not re.search(r"^\.target sm_75$", text, re.M):
+        sys.exit(f"{source.name}: the PTX is not for sm_75")
+    entries = re.findall(r"^\.visible \.entry (\w+)\(", text, re.M)
+    named = re.findall(r'^extern "C" __global__ void (\w+)\(', source.read_text(), re.M)
+    missing = set(named) - set(entries)
+    if missing or not entries or len(set(entries)) != len(entries):
+        sys.exit(f"{source.name}: the entries of the PTX are wrong: {entries}, missing {sorted(missing)}")
+    return entries
+
+
+def build():
+    """All outputs: file name -> bytes."""
+    nvrtc = Nvrtc(site_packages())
+    outputs = {}
+    for source in sorted(KERNELS.glob("*.cu")):
+        ptx = nvrtc.compile(source, PTX_ARCH, "PTX").rstrip(b"\0")
+        entries = check_ptx(source, ptx)
+        outputs[f"{source.stem}.ptx"] = ptx
+        for arch in CUBIN_ARCHES:
+            outputs[f"{source.stem}.{arch}.cubin"] = nvrtc.compile(source, arch, "CUBIN")
+        print(f"{source.name}: {len(entries)} entries: {' '.join(entries)}")
+    return outputs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with kernels/ptx/ instead of writing it")
+    check = parser.parse_args().check
+
+    outputs = build()
+    OUTPUT.mkdir(exist_ok=True)
+    present = {path.name: path.read_bytes() for path in OUTPUT.iterdir() if path.suffix in (".ptx", ".cubin")}
+    differing = sorted(name for name in outputs.keys() | present.keys() if outputs.get(name) != present.get(name))
+    if check:
+        if differing:
+            sys.exit("kernels/ptx differs from the sources, run kernels/build.py: " + " ".join(differing))
+        print(f"kernels/ptx: {len(outputs)} files match the sources")
+        return
+    for name in differing:
+        if name in outputs:
+            (OUTPUT / name).write_bytes(outputs[name])
+        else:
+            os.remove(OUTPUT / name)
+        print(f"wrote {name}" if name in outputs else f"removed {name}")
+
+
+if __name__ == "__main__":
+    main()

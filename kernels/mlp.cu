@@ -1,0 +1,76 @@
+// The kernels of `examples/train_digits`: a perceptron of two layers, ReLU, softmax and cross-entropy, in f32.
+//
+// Matrices are row-major, rows x cols. The products are `Device::gemm`; these are the steps between them. Sums run
+// in a fixed order in one thread, so that training gives the same bits every run; the matrices are small enough
+// (64-128-10) that correctness and order come first.
+#include "common.cuh"
+
+// h[r][c] = max(h[r][c] + b[c], 0). NaN stays NaN, so that a diverged run shows.
+extern "C" __global__ void bias_relu(f32* __restrict__ h, const f32* __restrict__ b, u32 rows, u32 cols) {
+    const u64 n = (u64)rows * cols;
+    for (u64 i = grid_index(); i < n; i += grid_size()) {
+        const f32 v = h[i] + b[i % cols];
+        h[i] = v < 0.0f ? 0.0f : v;
+    }
+}
+
+// h[r][c] += b[c].
+extern "C" __global__ void bias_add(f32* __restrict__ h, const f32* __restrict__ b, u32 rows, u32 cols) {
+    const u64 n = (u64)rows * cols;
+    for (u64 i = grid_index(); i < n; i += grid_size()) h[i] += b[i % cols];
+}
+
+// dlogits = (softmax(logits) - onehot(label)) * scale and loss_rows[r] = -log softmax(logits)[r][label], one thread
+// per row. The row's maximum is subtracted first, so that no exponential overflows. A label that is no column gives
+// a loss of NaN and touches no memory outside the row.
+extern "C" __global__ void softmax_xent(const f32* __restrict__ logits, const int* __restrict__ labels,
+                                        f32* __restrict__ dlogits, f32* __restrict__ loss_rows, u32 rows, u32 cols,
+                                        f32 scale) {
+    for (u64 r = grid_index(); r < rows; r += grid_size()) {
+        const f32* row = logits + r * cols;
+        f32* grad = dlogits + r * cols;
+        f32 top = __int_as_float(0xff800000);  // -infinity
+        for (u32 c = 0; c < cols; c++) top = fmaxf(top, row[c]);
+        f32 sum = 0.0f;
+        for (u32 c = 0; c < cols; c++) sum += expf(row[c] - top);
+        const int label = labels[r];
+        for (u32 c = 0; c < cols; c++) {
+            const f32 p = expf(row[c] - top) / sum;
+            grad[c] = (p - ((int)c == label ? 1.0f : 0.0f)) * scale;
+        }
+        const bool known = label >= 0 && (u32)label < cols;
+        loss_rows[r] = known ? logf(sum) - (row[label] - top) : __int_as_float(0x7fc00000);
+    }
+}
+
+// dh[i] = 0 where h[i] <= 0; h is the output of bias_relu.
+extern "C" __global__ void relu_backward(f32* __restrict__ dh, const f32* __restrict__ h, u64 n) {
+    for (u64 i = grid_index(); i < n; i += grid_size())
+        if (h[i] <= 0.0f) dh[i] = 0.0f;
+}
+
+// out[c] = x[0][c] + x[1][c] + .., in the order of the rows, one thread per column.
+extern "C" __global__ void col_sum(const f32* __restrict__ x, f32* __restrict__ out, u32 rows, u32 cols) {
+    for (u64 c = grid_index(); c < cols; c += grid_size()) {
+        f32 sum = 0.0f;
+        for (u64 r = 0; r < rows; r++) sum += x[r * cols + c];
+        out[c] = sum;
+    }
+}
+
+// w[i] = fma(-lr, g[i], w[i]).
+extern "C" __global__ void sgd(f32* __restrict__ w, const f32* __restrict__ g, u64 n, f32 lr) {
+    for (u64 i = grid_index(); i < n; i += grid_size()) w[i] = fmaf(-lr, g[i], w[i]);
+}
+
+// rows_correct[r] = 1 where the first greatest logit of the row is at its label, else 0.
+extern "C" __global__ void count_correct(const f32* __restrict__ logits, const int* __restrict__ labels,
+                                         u32* __restrict__ rows_correct, u32 rows, u32 cols) {
+    for (u64 r = grid_index(); r < rows; r += grid_size()) {
+        const f32* row = logits + r * cols;
+        u32 best = 0;
+        for (u32 c = 1; c < cols; c++)
+            if (row[c] > row[best]) best = c;
+        rows_correct[r] = (int)best == labels[r] ? 1u : 0u;
+    }
+}

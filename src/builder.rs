@@ -1,0 +1,378 @@
+//! How a pool comes to be: which devices, which settings, and the probe of what connects them.
+
+use crate::{
+    collective::board::Endpoint,
+    driver::{DriverRef, host},
+    error::{Error, Result},
+    kernel::Module,
+    memory::{link::Link, pinned::PinnedPool},
+    pool::GpuPool,
+    runtime::{dispatch::Queue, panics, turn::Turns, worker},
+    sync::{Gate, Sequence, unique_id},
+};
+use once_cell::sync::OnceCell;
+use std::{
+    env,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+/// Software GPUs where no number is given and there is no CUDA device.
+const DEFAULT_SOFTWARE_GPUS: usize = 4;
+/// A wait in which nothing of the gang advances for this long has failed.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
+/// Software GPUs of one pool.
+const MOST_SOFTWARE_GPUS: usize = 64;
+
+/// What the devices of a pool are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// NVIDIA GPUs through the CUDA driver.
+    Cuda,
+    /// Software GPUs on the CPU, this many.
+    Host(usize),
+}
+
+/// Settings of a pool, from [`GpuPool::builder`].
+///
+/// What is not set here comes from the environment, and then from what is there:
+///
+/// | variable | meaning |
+/// |---|---|
+/// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
+/// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
+/// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m` |
+///
+/// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// let pool = GpuPool::builder().host(2).weights(&[2.0, 1.0]).build()?;
+/// assert_eq!(pool.run(|_, shard| Ok(shard.range(9).len()))?, [6, 3]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "nothing is built before `build`"]
+pub struct Builder {
+    backend: Option<Backend>,
+    devices: Option<Vec<usize>>,
+    weights: Weights,
+    modules: Vec<&'static Module>,
+    memory_limit: Option<u64>,
+    software_memory: Option<u64>,
+    timeout: Option<Duration>,
+    staged: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Weights {
+    #[default]
+    Even,
+    Given(Vec<f64>),
+    Measured,
+}
+
+impl Builder {
+    /// Which kind of devices.
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// `count` software GPUs, 1 to 64: the same code, without hardware.
+    pub fn host(self, count: usize) -> Self {
+        self.backend(Backend::Host(count))
+    }
+
+    /// NVIDIA GPUs.
+    pub fn cuda(self) -> Self {
+        self.backend(Backend::Cuda)
+    }
+
+    /// These devices only, by the driver's ordinals; their order is the pool's. Nothing touches any other device.
+    pub fn devices(mut self, ordinals: &[usize]) -> Self {
+        self.devices = Some(ordinals.to_vec());
+        self
+    }
+
+    /// Shares of the devices, one positive number each: a device with weight 2 gets twice the rows.
+    pub fn weights(mut self, weights: &[f64]) -> Self {
+        self.weights = Weights::Given(weights.to_vec());
+        self
+    }
+
+    /// Shares by measured speed: each device streams through 64 MB a few times when the pool is built.
+    pub fn weights_measured(mut self) -> Self {
+        self.weights = Weights::Measured;
+        self
+    }
+
+    /// Device code to load on every device when the pool is built. The crate's own kernels are always loaded.
+    pub fn module(mut self, module: &'static Module) -> Self {
+        self.modules.push(module);
+        self
+    }
+
+    /// The most that the pool may take from each device, in bytes.
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory_limit = Some(bytes);
+        self
+    }
+
+    /// The memory of each software GPU, in bytes (default 4 GiB); it is taken from the host as it is used.
+    pub fn software_memory(mut self, bytes: u64) -> Self {
+        self.software_memory = Some(bytes);
+        self
+    }
+
+    /// The deadline (default 120 s): a wait in which nothing advances for this long has failed. A kernel that runs for
+    /// longer cannot be told from one that is stuck, so with such kernels set it higher.
+    pub fn timeout(mut self, deadline: Duration) -> Self {
+        self.timeout = Some(deadline);
+        self
+    }
+
+    /// Copies between devices go through the host even where a direct way was found, and kernels cannot name peers'
+    /// memory: for tests, and for machines whose peer access is slow.
+    pub fn without_peer_access(mut self) -> Self {
+        self.staged = true;
+        self
+    }
+
+    /// Builds the process-wide pool, which [`GpuPool::scope`] uses. Without this, the first scope builds it with the
+    /// defaults.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when it is there already; else as [`build`](Self::build).
+    pub fn build_global(self) -> Result<()> {
+        let taken = || Error::invalid("build_global", "the process-wide pool is there already");
+        if crate::pool::GLOBAL.get().is_some() {
+            return Err(taken());
+        }
+        crate::pool::GLOBAL.set(self.build()?).map_err(|_| taken())
+    }
+
+    /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered pair
+    /// of devices.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that
+    /// cannot be, [`Error::NestedScope`] on a device thread, and the driver's.
+    pub fn build(mut self) -> Result<GpuPool> {
+        if worker::on_device_thread() {
+            return Err(Error::NestedScope { op: "build" });
+        }
+        self.read_environment()?;
+        let drivers = match self.backend {
+            Some(Backend::Host(count)) => self.software(count)?,
+            Some(Backend::Cuda) => self.hardware()?,
+            None => match cuda_devices() {
+                Ok(_) => self.hardware()?,
+                Err(reason) => {
+                    tracing::info!(%reason, "no CUDA device: using software GPUs");
+                    self.software(DEFAULT_SOFTWARE_GPUS)?
+                }
+            },
+        };
+        self.with_drivers(drivers)
+    }
+
+    fn read_environment(&mut self) -> Result<()> {
+        if self.backend.is_none() {
+            self.backend = variable("GPU_POOL_BACKEND", parse_backend)?;
+        }
+        if self.devices.is_none() {
+            self.devices = variable("GPU_POOL_DEVICES", parse_devices)?;
+        }
+        if self.timeout.is_none() {
+            self.timeout = variable("GPU_POOL_TIMEOUT", parse_duration)?;
+        }
+        Ok(())
+    }
+
+    /// The ordinals to open of `count` that are there.
+    fn ordinals(&self, count: usize, what: &str) -> Result<Vec<usize>> {
+        let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
+        if ordinals.is_empty() {
+            return Err(Error::invalid("build", "an empty list of devices"));
+        }
+        for (i, &ordinal) in ordinals.iter().enumerate() {
+            if ordinal >= count {
+                let reason = format!("device {ordinal} was asked for, there are {count} {what} (0 to {})", count - 1);
+                return Err(Error::NoDevice { reason });
+            }
+            if ordinals[..i].contains(&ordinal) {
+                return Err(Error::invalid("build", format_args!("device {ordinal} is listed twice")));
+            }
+        }
+        Ok(ordinals.clone())
+    }
+
+    fn software(&self, count: usize) -> Result<Vec<DriverRef>> {
+        if !(1..=MOST_SOFTWARE_GPUS).contains(&count) {
+            let why = format!("{count} software GPUs: there can be 1 to {MOST_SOFTWARE_GPUS}");
+            return Err(Error::invalid("build", why));
+        }
+        let mut config = host::HostConfig::default();
+        if let Some(memory) = self.software_memory {
+            config.memory = memory;
+        }
+        let all = host::machine(&vec![config; count]);
+        Ok(self.ordinals(count, "software GPUs")?.into_iter().map(|i| all[i].clone()).collect())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn hardware(&self) -> Result<Vec<DriverRef>> {
+        let ordinals = self.ordinals(cuda_devices()?, "CUDA devices")?;
+        // Making a context takes a second or so, and they can be made side by side.
+        crossbeam::thread::scope(|scope| {
+            let opening: Vec<_> =
+                ordinals.iter().map(|&i| scope.spawn(move |_| crate::driver::cuda::open(i))).collect();
+            opening.into_iter().map(|device| device.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+        })
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn hardware(&self) -> Result<Vec<DriverRef>> {
+        cuda_devices().map(|_| Vec::new())
+    }
+
+    /// A pool of these very devices.
+    pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
+        let count = drivers.len();
+        let weights = match &self.weights {
+            Weights::Given(weights) => Some(valid_weights(weights, count)?),
+            Weights::Even | Weights::Measured => None,
+        };
+        panics::note_places();
+        let deadline = self.timeout.unwrap_or(DEFAULT_DEADLINE);
+        let id = unique_id();
+        let links: Vec<_> =
+            drivers.into_iter().enumerate().map(|(i, driver)| Arc::new(Link::new(id, i, driver))).collect();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = Arc::new(worker::Shared {
+            pid: std::process::id(),
+            queues: (0..count).map(|_| Queue::new()).collect(),
+            turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
+            progress: (0..count).map(|_| Sequence::new()).collect(),
+            pinned: PinnedPool::new(&links[0], deadline),
+            weights,
+            modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
+            memory_limit: self.memory_limit,
+            deadline,
+            copy_threads: (cores / count / 2).clamp(1, 4),
+            gate: Gate::new(),
+            peers: OnceCell::new(),
+            stages: Default::default(),
+            threads: Default::default(),
+            links,
+        });
+        let (opened, openings) = mpsc::channel();
+        let pool = GpuPool { shared: shared.clone() };
+        for (device, endpoint) in Endpoint::all(count).into_iter().enumerate() {
+            let thread = worker::start(&shared, device, endpoint, opened.clone())?;
+            shared.threads.lock().push(thread);
+        }
+        drop(opened);
+        // If one device fails, the pool is dropped here, which stops the others.
+        openings.iter().collect::<Result<Vec<()>>>()?;
+        let peers = crate::probe::peers(&pool, self.staged)?;
+        shared.peers.set(peers).map_err(|_| Error::Closed)?;
+        if !matches!(self.weights, Weights::Measured) {
+            return Ok(pool);
+        }
+        let weights = crate::probe::speeds(&pool)?;
+        let drivers = shared.links.iter().map(|link| link.driver.clone()).collect();
+        pool.close()?;
+        Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> Result<usize> {
+    match crate::driver::cuda::device_count()? {
+        0 => Err(Error::NoDevice { reason: "the CUDA driver sees no device".to_owned() }),
+        count => Ok(count),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Result<usize> {
+    Err(Error::NoDevice { reason: "this build of gpu-pool has no CUDA (feature `cuda` is off)".to_owned() })
+}
+
+fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
+    if weights.len() != devices {
+        return Err(Error::invalid("weights", format_args!("{} weights for {devices} devices", weights.len())));
+    }
+    match weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+        Some(w) => Err(Error::invalid("weights", format_args!("{w} is not a positive number"))),
+        None => Ok(weights.into()),
+    }
+}
+
+/// An environment variable, parsed; one that does not parse is an error, not a default.
+fn variable<T>(name: &'static str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+    let Some(value) = env::var_os(name) else { return Ok(None) };
+    let text = value.to_string_lossy();
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    parse(text).map(Some).ok_or_else(|| Error::invalid(name, format_args!("`{text}` is not understood")))
+}
+
+fn parse_backend(text: &str) -> Option<Backend> {
+    match text.split_once(':') {
+        None if text == "cuda" => Some(Backend::Cuda),
+        None if text == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
+        Some(("host", count)) => count.parse().ok().map(Backend::Host),
+        _ => None,
+    }
+}
+
+fn parse_devices(text: &str) -> Option<Vec<usize>> {
+    text.split(',').map(|part| part.trim().parse().ok()).collect()
+}
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let value: f64 = digits.parse().ok()?;
+    let unit = match &text[digits.len()..] {
+        "ms" => 1e-3,
+        "s" | "" => 1.0,
+        "m" => 60.0,
+        _ => return None,
+    };
+    (value > 0.0).then(|| Duration::try_from_secs_f64(value * unit).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_values() {
+        assert_eq!(parse_backend("host:8"), Some(Backend::Host(8)));
+        assert_eq!(parse_backend("cuda"), Some(Backend::Cuda));
+        assert_eq!(parse_backend("host:x"), None);
+        assert_eq!(parse_backend("gpu"), None);
+        assert_eq!(parse_devices("0, 2,1"), Some(vec![0, 2, 1]));
+        assert_eq!(parse_devices("0,,1"), None);
+        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(parse_duration("2m"), Some(Duration::from_secs(120)));
+        assert_eq!(parse_duration("-1s"), None);
+        assert_eq!(parse_duration("1e300s"), None);
+        assert_eq!(parse_duration("soon"), None);
+    }
+
+    #[test]
+    fn weights_must_be_positive() {
+        assert!(valid_weights(&[1.0, 0.0], 2).is_err());
+        assert!(valid_weights(&[1.0, f64::NAN], 2).is_err());
+        assert!(valid_weights(&[1.0], 2).is_err());
+        assert!(valid_weights(&[1.0, 2.0], 2).is_ok());
+    }
+}

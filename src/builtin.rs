@@ -1,0 +1,202 @@
+//! The kernels that the crate brings along, with their Rust twins.
+//!
+//! The device halves are `kernels/*.cu`, compiled ahead of time (`kernels/build.py`) and embedded, so a user needs a
+//! driver but no toolkit. The Rust halves compute the same in the same precision; a GPU fuses multiply and add, and sums
+//! add in another order, so the last bits may differ between a GPU and a software GPU (never between two runs on one).
+
+use crate::{Kernel, Module, kernel, memory::DeviceCopy};
+use half::{bf16, f16};
+
+macro_rules! module {
+    ($name:ident, $file:literal) => {
+        #[doc = concat!("`kernels/", $file, ".cu`")]
+        pub(crate) static $name: Module = Module::ptx(include_str!(concat!("../kernels/ptx/", $file, ".ptx")))
+            .with_cubins(&[
+                (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin"))),
+                (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin"))),
+            ]);
+    };
+}
+module! { ELEMENTWISE, "elementwise" }
+module! { REDUCE, "reduce" }
+module! { COLLECTIVE, "collective" }
+module! { PROBE, "probe" }
+
+/// Loaded on every device of every pool.
+pub(crate) static MODULES: [&Module; 4] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE];
+
+/// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
+pub(crate) const SUM_BLOCKS: u32 = 256;
+/// Threads of each block of a sum, as the kernels demand.
+pub(crate) const SUM_THREADS: u32 = 256;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The element types that the crate's own operations know: `f32`, `f64`, `f16`, `bf16`. Sealed, since the kernels are in
+/// the crate. Half types are computed in `f32`.
+#[diagnostic::on_unimplemented(
+    message = "the built-in operations do not know the type `{Self}`",
+    note = "they know f32, f64, half::f16 and half::bf16; for other types write a kernel (`gpu_pool::kernel!`)"
+)]
+pub trait Float: DeviceCopy + sealed::Sealed {
+    /// The type of factors, and of sums in flight: `f64` for `f64`, else `f32`.
+    type Acc: DeviceCopy + crate::Scalar;
+    #[doc(hidden)]
+    const SCALE: &'static Kernel<(&'static mut [Self], u64, Self::Acc)>;
+    #[doc(hidden)]
+    const AXPY: &'static Kernel<(&'static [Self], &'static mut [Self], u64, Self::Acc)>;
+    #[doc(hidden)]
+    const SUM_PARTIAL: &'static Kernel<(&'static [Self], &'static mut [Self::Acc], u64)>;
+    #[doc(hidden)]
+    const DOT_PARTIAL: &'static Kernel<(&'static [Self], &'static [Self], &'static mut [Self::Acc], u64)>;
+    #[doc(hidden)]
+    const SUM_FINAL: &'static Kernel<(&'static [Self::Acc], &'static mut [Self], u32)>;
+}
+
+macro_rules! float {
+    ($T:ty, $Acc:ty, $to:expr, $from:expr;
+     $scale:ident $scale_sym:literal, $axpy:ident $axpy_sym:literal, $sum:ident $sum_sym:literal,
+     $dot:ident $dot_sym:literal, $fin:ident $fin_sym:literal) => {
+        kernel! {
+            static $scale: $scale_sym in ELEMENTWISE, fn(x: &mut [$T], n: u64, a: $Acc) |_dims| {
+                x[..n as usize].iter_mut().for_each(|x| *x = $from(a * $to(*x)));
+            }
+            static $axpy: $axpy_sym in ELEMENTWISE, fn(x: &[$T], y: &mut [$T], n: u64, a: $Acc) |_dims| {
+                let n = n as usize;
+                y[..n].iter_mut().zip(&x[..n]).for_each(|(y, x)| *y = $from(a * $to(*x) + $to(*y)));
+            }
+            static $sum: $sum_sym in REDUCE, fn(x: &[$T], partial: &mut [$Acc], n: u64) |dims| {
+                partials(&x[..n as usize], partial, dims.grid.0, |part| pairwise(part, &|x: &$T| $to(*x)));
+            }
+            static $dot: $dot_sym in REDUCE, fn(x: &[$T], y: &[$T], partial: &mut [$Acc], n: u64) |dims| {
+                let products: Vec<$Acc> =
+                    x[..n as usize].iter().zip(&y[..n as usize]).map(|(x, y)| $to(*x) * $to(*y)).collect();
+                partials(&products, partial, dims.grid.0, |part| pairwise(part, &|x: &$Acc| *x));
+            }
+            static $fin: $fin_sym in REDUCE, fn(partial: &[$Acc], out: &mut [$T], count: u32) |_dims| {
+                out[0] = $from(pairwise(&partial[..count as usize], &|x: &$Acc| *x));
+            }
+        }
+
+        impl sealed::Sealed for $T {}
+        impl Float for $T {
+            type Acc = $Acc;
+            const SCALE: &'static Kernel<(&'static mut [Self], u64, $Acc)> = &$scale;
+            const AXPY: &'static Kernel<(&'static [Self], &'static mut [Self], u64, $Acc)> = &$axpy;
+            const SUM_PARTIAL: &'static Kernel<(&'static [Self], &'static mut [$Acc], u64)> = &$sum;
+            const DOT_PARTIAL: &'static Kernel<(&'static [Self], &'static [Self], &'static mut [$Acc], u64)> = &$dot;
+            const SUM_FINAL: &'static Kernel<(&'static [$Acc], &'static mut [Self], u32)> = &$fin;
+        }
+    };
+}
+
+fn same<T>(x: T) -> T {
+    x
+}
+
+float! { f32, f32, same, same;
+SCALE_F32 "scale_f32", AXPY_F32 "axpy_f32", SUM_F32 "sum_partial_f32", DOT_F32 "dot_partial_f32", FINAL_F32 "sum_final_f32" }
+float! { f64, f64, same, same;
+SCALE_F64 "scale_f64", AXPY_F64 "axpy_f64", SUM_F64 "sum_partial_f64", DOT_F64 "dot_partial_f64", FINAL_F64 "sum_final_f64" }
+float! { f16, f32, f16::to_f32, f16::from_f32;
+SCALE_F16 "scale_f16", AXPY_F16 "axpy_f16", SUM_F16 "sum_partial_f16", DOT_F16 "dot_partial_f16", FINAL_F16 "sum_final_f16" }
+float! { bf16, f32, bf16::to_f32, bf16::from_f32;
+SCALE_BF16 "scale_bf16", AXPY_BF16 "axpy_bf16", SUM_BF16 "sum_partial_bf16", DOT_BF16 "dot_partial_bf16", FINAL_BF16 "sum_final_bf16" }
+
+/// Adds in halves, recursively: the error grows with log n instead of n, as in the tree that the GPU builds.
+fn pairwise<T, A: std::ops::Add<Output = A> + Default + Copy>(x: &[T], to: &impl Fn(&T) -> A) -> A {
+    if x.len() <= 32 {
+        return x.iter().fold(A::default(), |sum, x| sum + to(x));
+    }
+    let (left, right) = x.split_at(x.len() / 2);
+    pairwise(left, to) + pairwise(right, to)
+}
+
+/// One contiguous part per block, as even as can be.
+fn partials<T, A>(x: &[T], partial: &mut [A], blocks: u32, sum: impl Fn(&[T]) -> A) {
+    let blocks = blocks as usize;
+    for (block, out) in partial[..blocks].iter_mut().enumerate() {
+        *out = sum(&x[crate::shard::balanced(block, blocks, x.len())]);
+    }
+}
+
+macro_rules! fill {
+    ($($name:ident $sym:literal $T:ty),+) => {
+        kernel! {$(
+            pub(crate) static $name: $sym in ELEMENTWISE, fn(x: &mut [$T], n: u64, value: $T) |_dims| {
+                x[..n as usize].fill(value);
+            }
+        )+}
+    };
+}
+fill! { FILL_U16 "fill_u16" u16, FILL_U64 "fill_u64" u64 }
+
+/// `A` as the driver's cast kernels know it.
+pub trait CastTo<B: DeviceCopy>: Float {
+    #[doc(hidden)]
+    const CAST: &'static Kernel<(&'static [Self], &'static mut [B], u64)>;
+}
+
+macro_rules! cast {
+    ($($name:ident $sym:literal $A:ty => $B:ty, $f:expr;)+) => {$(
+        kernel! {
+            static $name: $sym in ELEMENTWISE, fn(x: &[$A], y: &mut [$B], n: u64) |_dims| {
+                let n = n as usize;
+                y[..n].iter_mut().zip(&x[..n]).for_each(|(y, x)| *y = $f(*x));
+            }
+        }
+        impl CastTo<$B> for $A {
+            const CAST: &'static Kernel<(&'static [Self], &'static mut [$B], u64)> = &$name;
+        }
+    )+};
+}
+cast! {
+    F32_F64 "cast_f32_f64" f32 => f64, f64::from;
+    F32_F16 "cast_f32_f16" f32 => f16, f16::from_f32;
+    F32_BF16 "cast_f32_bf16" f32 => bf16, bf16::from_f32;
+    F64_F32 "cast_f64_f32" f64 => f32, |x| x as f32;
+    F64_F16 "cast_f64_f16" f64 => f16, |x: f64| f16::from_f32(x as f32);
+    F64_BF16 "cast_f64_bf16" f64 => bf16, |x: f64| bf16::from_f32(x as f32);
+    F16_F32 "cast_f16_f32" f16 => f32, f16::to_f32;
+    F16_F64 "cast_f16_f64" f16 => f64, f16::to_f64;
+    F16_BF16 "cast_f16_bf16" f16 => bf16, |x: f16| bf16::from_f32(x.to_f32());
+    BF16_F32 "cast_bf16_f32" bf16 => f32, bf16::to_f32;
+    BF16_F64 "cast_bf16_f64" bf16 => f64, bf16::to_f64;
+    BF16_F16 "cast_bf16_f16" bf16 => f16, |x: bf16| f16::from_f32(x.to_f32());
+}
+
+kernel! {
+    pub(crate) static ADD_F32: "add_f32" in COLLECTIVE, fn(dst: &mut [f32], src: &[f32], n: u64) |_dims| {
+        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d += s);
+    }
+    pub(crate) static ADD_F64: "add_f64" in COLLECTIVE, fn(dst: &mut [f64], src: &[f64], n: u64) |_dims| {
+        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d += s);
+    }
+    pub(crate) static ADD_SCALE_F32: "add_scale_f32" in COLLECTIVE,
+    fn(dst: &mut [f32], src: &[f32], n: u64, factor: f32) |_dims| {
+        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d = (*d + s) * factor);
+    }
+    pub(crate) static ADD_SCALE_F64: "add_scale_f64" in COLLECTIVE,
+    fn(dst: &mut [f64], src: &[f64], n: u64, factor: f64) |_dims| {
+        dst[..n as usize].iter_mut().zip(src).for_each(|(d, s)| *d = (*d + s) * factor);
+    }
+    pub(crate) static PROBE_WRITE: "probe_write" in PROBE, fn(dst: &mut [u32], n: u64, seed: u32) |_dims| {
+        (0..).zip(&mut dst[..n as usize]).for_each(|(i, d)| *d = pattern(i, seed));
+    }
+    pub(crate) static PROBE_CHECK: "probe_check" in PROBE,
+    fn(src: &[u32], n: u64, seed: u32, mismatches: &mut [u32]) |_dims| {
+        mismatches[0] += (0..).zip(&src[..n as usize]).filter(|&(i, &s)| s != pattern(i, seed)).count() as u32;
+    }
+}
+
+/// The finaliser of MurmurHash3 over index and seed, as in `kernels/probe.cu`.
+fn pattern(i: u64, seed: u32) -> u32 {
+    let mut h = (i as u32).wrapping_mul(0x9e37_79b9).wrapping_add((i >> 32) as u32).wrapping_add(seed);
+    h ^= h >> 16;
+    h = h.wrapping_mul(0x85eb_ca6b);
+    h ^= h >> 13;
+    h = h.wrapping_mul(0xc2b2_ae35);
+    h ^ (h >> 16)
+}

@@ -1,0 +1,277 @@
+//! Pageable host memory, through page-locked pieces.
+//!
+//! The caller's slice is never seen by the GPU: `upload` has copied it into pieces when it returns, `download` copies out
+//! of pieces after their DMA has landed. Each [`Lane`] has two pieces per direction, so the memcpy of one overlaps the
+//! DMA of the other. One CPU thread copies slower than the bus, so large slices are cut over several lanes, each driven
+//! by a thread of its own; all send on the caller's stream.
+//!
+//! Small uploads share a piece: they are packed one behind the other, and only a full piece is waited for.
+
+use crate::{
+    device::Device,
+    driver::Address,
+    error::{Error, Result},
+    memory::block::Block,
+    runtime::worker::Worker,
+    stream::StreamCore,
+};
+use smallvec::SmallVec;
+use std::{
+    cell::RefCell,
+    ptr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::Event;
+
+/// Bytes of a piece. Large enough that a DMA outlasts the driver calls around it, small enough to stay in cache.
+const PIECE: usize = 2 << 20;
+/// Where packed small uploads start within a piece.
+const PACK: usize = 256;
+/// From this many bytes on, several threads copy.
+const PARALLEL: usize = 8 << 20;
+
+/// A page-locked piece and the DMAs that may still use it.
+struct Piece {
+    block: Arc<Block>,
+    /// Bytes packed so far.
+    filled: usize,
+    /// Streams that were given packed bytes since the last event.
+    streams: SmallVec<[Arc<StreamCore>; 2]>,
+    /// After these the piece is free.
+    busy: SmallVec<[Event; 2]>,
+}
+
+impl Piece {
+    fn new(worker: &Worker) -> Result<Self> {
+        let block = worker.shared.pinned.block("staging", PIECE)?;
+        Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        (self.block.address as *mut u8).wrapping_add(offset)
+    }
+
+    /// Waits until no DMA uses the piece.
+    fn free(&mut self, wait: &Wait) -> Result<()> {
+        for stream in self.streams.drain(..) {
+            self.busy.push(Event::record(&stream, "staging", false)?);
+        }
+        for event in &self.busy {
+            wait.event(event)?;
+        }
+        self.busy.clear();
+        self.filled = 0;
+        Ok(())
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let over = |event: &Event| event.is_complete().unwrap_or(true);
+        if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
+            // A stream got stuck with a DMA in this piece: the memory must never be given to anyone else.
+            std::mem::forget(self.block.clone());
+        }
+    }
+}
+
+/// Two pieces, used in turn.
+struct Lane {
+    pieces: [Piece; 2],
+    next: usize,
+}
+
+impl Lane {
+    fn new(worker: &Worker) -> Result<Self> {
+        Ok(Lane { pieces: [Piece::new(worker)?, Piece::new(worker)?], next: 0 })
+    }
+
+    fn turn(&mut self) -> &mut Piece {
+        self.next ^= 1;
+        &mut self.pieces[self.next]
+    }
+}
+
+/// A device thread's staging memory, made when first needed.
+#[derive(Default)]
+pub(crate) struct Staging {
+    up: RefCell<Vec<Lane>>,
+    down: RefCell<Vec<Lane>>,
+}
+
+/// How a staging wait ends early. Sent to helper threads, so it borrows nothing of the token.
+struct Wait {
+    gang: Arc<crate::runtime::gang::Gang>,
+    limit: Duration,
+}
+
+impl Wait {
+    fn of(dev: &Device) -> Self {
+        Wait { gang: dev.session.gang.clone(), limit: dev.worker.shared.deadline }
+    }
+
+    fn event(&self, event: &Event) -> Result<()> {
+        let (start, link) = (Instant::now(), &event.0.stream.link);
+        while !link.check("staging", link.driver.event_wait(event.0.raw, Duration::from_millis(20)))? {
+            self.gang.check()?;
+            if start.elapsed() >= self.limit {
+                let (device, waited) = (link.device, start.elapsed());
+                return Err(Error::Timeout { device, op: "staging", waited, missing: vec![] });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends `src` to `dst`. When it returns, also with an error, `src` is not needed any more.
+pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
+    let (stream, wait) = (&dev.stream, Wait::of(dev));
+    let mut lanes = lanes(&dev.worker.staging.up, &dev.worker, src.len())?;
+    if src.len() <= PIECE {
+        return pack(&mut lanes[0], &wait, stream, src, dst);
+    }
+    let parts = cut(src.len(), lanes.len());
+    in_parallel(&mut lanes, parts, |lane, part| {
+        for start in part.clone().step_by(PIECE) {
+            let bytes = &src[start..part.end.min(start + PIECE)];
+            let piece = lane.turn();
+            piece.free(&wait)?;
+            send(piece, 0, stream, bytes, dst + start as u64)?;
+            piece.busy.push(Event::record(stream, "upload", false)?);
+        }
+        Ok(())
+    })
+}
+
+/// A small slice, behind others in the current piece if it fits there.
+fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst: Address) -> Result<()> {
+    if src.is_empty() {
+        return Ok(());
+    }
+    let current = &mut lane.pieces[lane.next];
+    let piece = if current.busy.is_empty() && current.filled + src.len() <= PIECE {
+        current
+    } else {
+        let piece = lane.turn();
+        piece.free(wait)?;
+        piece
+    };
+    let offset = piece.filled;
+    piece.filled = (offset + src.len()).next_multiple_of(PACK);
+    if !piece.streams.iter().any(|s| s.id == stream.id) {
+        piece.streams.push(stream.clone());
+    }
+    send(piece, offset, stream, src, dst)
+}
+
+fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Address) -> Result<()> {
+    let at = piece.at(offset);
+    debug_assert!(offset + bytes.len() <= PIECE);
+    // SAFETY: `offset + bytes.len() <= PIECE`, and no DMA uses this part of the piece: it was free, or never given out
+    // since it was.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+    let driver = &stream.link.driver;
+    // SAFETY: the piece is page-locked and is not touched again before its event; `dst` is live, and ordered by the
+    // caller's `Op`.
+    stream.link.check("upload", unsafe { driver.copy_to_device(dst, at, bytes.len(), stream.raw) })?;
+    stream.submit();
+    Ok(())
+}
+
+/// Brings `src` to `dst`; waits until it is there.
+pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()> {
+    if dst.is_empty() {
+        return Ok(());
+    }
+    let (stream, wait) = (&dev.stream, Wait::of(dev));
+    let mut lanes = lanes(&dev.worker.staging.down, &dev.worker, dst.len())?;
+    let parts = cut(dst.len(), lanes.len());
+    let whole = Whole(dst.as_mut_ptr());
+    in_parallel(&mut lanes, parts, |lane, part| {
+        let whole = &whole;
+        // The pieces are filled one ahead of the one that is emptied.
+        let mut arriving: Option<(usize, usize, usize)> = None;
+        for start in part.clone().step_by(PIECE) {
+            let bytes = part.end.min(start + PIECE) - start;
+            let piece = lane.turn();
+            // Free already, except after a failed download.
+            piece.free(&wait)?;
+            // SAFETY: `src` is live and ordered by the caller's `Op`; the piece is free, page-locked, large enough.
+            let copied = unsafe { stream.link.driver.copy_to_host(piece.at(0), src + start as u64, bytes, stream.raw) };
+            stream.link.check("download", copied)?;
+            stream.submit();
+            piece.busy.push(Event::record(stream, "download", false)?);
+            let this = (lane.next, start, bytes);
+            if let Some((index, start, bytes)) = arriving.replace(this) {
+                whole.empty(&mut lane.pieces[index], start, bytes, &wait)?;
+            }
+        }
+        match arriving {
+            Some((index, start, bytes)) => whole.empty(&mut lane.pieces[index], start, bytes, &wait),
+            None => Ok(()),
+        }
+    })
+}
+
+/// The caller's slice, written by several threads in disjoint parts.
+struct Whole(*mut u8);
+
+// SAFETY: the threads write disjoint parts while the caller's exclusive borrow lasts.
+unsafe impl Sync for Whole {}
+
+impl Whole {
+    fn empty(&self, piece: &mut Piece, start: usize, bytes: usize, wait: &Wait) -> Result<()> {
+        piece.free(wait)?;
+        // SAFETY: `start..start + bytes` lies within the slice and within this thread's part of it; the DMA that filled
+        // the piece has completed.
+        unsafe { ptr::copy_nonoverlapping(piece.at(0), self.0.add(start), bytes) };
+        Ok(())
+    }
+}
+
+/// The lanes for a transfer of `bytes`: one, or for a large one as many as threads are worth it.
+fn lanes<'a>(all: &'a RefCell<Vec<Lane>>, worker: &Worker, bytes: usize) -> Result<std::cell::RefMut<'a, [Lane]>> {
+    let count = if bytes < PARALLEL { 1 } else { worker.shared.copy_threads };
+    let mut lanes = all.borrow_mut();
+    while lanes.len() < count {
+        lanes.push(Lane::new(worker)?);
+    }
+    Ok(std::cell::RefMut::map(lanes, |lanes| &mut lanes[..count]))
+}
+
+/// Contiguous parts of whole pieces, one per lane.
+fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
+    let pieces = bytes.div_ceil(PIECE);
+    (0..lanes)
+        .map(|i| crate::shard::balanced(i, lanes, pieces))
+        .map(|r| (r.start * PIECE).min(bytes)..(r.end * PIECE).min(bytes))
+        .collect()
+}
+
+/// Runs `f` for each lane and its part; the first on this thread, the others on threads that live inside this call.
+fn in_parallel<F>(lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
+where
+    F: Fn(&mut Lane, std::ops::Range<usize>) -> Result<()> + Sync,
+{
+    let Some((own, others)) = lanes.split_first_mut() else { return Ok(()) };
+    if others.is_empty() {
+        return f(own, parts[0].clone());
+    }
+    crossbeam::thread::scope(|scope| {
+        let helpers: Vec<_> = others
+            .iter_mut()
+            .zip(&parts[1..])
+            .map(|(lane, part)| {
+                let f = &f;
+                scope.spawn(move |_| f(lane, part.clone()))
+            })
+            .collect();
+        let mine = f(own, parts[0].clone());
+        // All are waited for before anything is returned, so the caller's slice is free when this returns.
+        let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.join()).collect();
+        theirs.into_iter().fold(mine, |all, one| all.and(one.unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+    })
+    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

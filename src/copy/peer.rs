@@ -1,0 +1,145 @@
+//! Between devices: directly by the copy engines, or staged through the host.
+//!
+//! The staged copy is the schedule of the CUDA Handbook's listing 9.1 (`chMemcpyPeerToPeer`): two portable page-locked
+//! buffers and two events; the source's stream fills one buffer while the destination's stream empties the other, and
+//! nobody waits on the CPU.
+//!
+//! ```text
+//! source stream       up 0 | up 1 |   wait empty 0, up 2 | wait empty 1, up 3 | ...
+//!                        \      \      /                  /
+//! destination stream      down 0 \----/ down 1 ----------/  down 2 | ...
+//! ```
+//!
+//! One of the two streams is the caller's current one. The other belongs to the pair; it starts after the caller's
+//! stream (which waited for all hazards), and the caller's stream ends after it, so to the rest of the crate a staged
+//! copy is one operation of one stream.
+
+use crate::{
+    device::Device,
+    driver::{Address, Driver, RawEvent},
+    error::Result,
+    memory::{block::Block, link::Link},
+    runtime::worker::Shared,
+    stream::StreamCore,
+};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Bytes of a staging buffer. Long enough that the two copies of a piece outlast the six driver calls around them.
+const PIECE: usize = 4 << 20;
+
+/// Submits a copy to `dev`'s current stream; one of the devices is `dev`'s. Hazards are the caller's `Op`'s.
+pub(crate) fn copy(
+    dev: &Device,
+    dst: Address,
+    dst_device: usize,
+    src: Address,
+    src_device: usize,
+    bytes: usize,
+) -> Result<()> {
+    let (shared, link) = (&dev.worker.shared, &dev.worker.link);
+    if bytes == 0 {
+        return Ok(());
+    }
+    if dst_device == src_device {
+        // SAFETY: both ranges are live, do not overlap (one is borrowed exclusively), ordered by the caller's `Op`.
+        let copied = unsafe { link.driver.copy_within(dst, src, bytes, dev.stream.raw) };
+        return link.check("copy", copied);
+    }
+    let other = if dst_device == dev.index() { src_device } else { dst_device };
+    if shared.is_direct(dev.index(), other) {
+        let (to, from) = (&*shared.links[dst_device].driver, &*shared.links[src_device].driver);
+        // SAFETY: as above.
+        let copied = unsafe { link.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
+        return link.check("copy", copied);
+    }
+    shared.stage(src_device, dst_device)?.copy(&dev.stream, dev.index() == src_device, dst, src, bytes)
+}
+
+/// The means of staged copies from one device to another, shared by whoever copies on that pair.
+pub(crate) struct Stage {
+    source: Arc<Link>,
+    destination: Arc<Link>,
+    state: Mutex<State>,
+}
+
+struct State {
+    source: Arc<StreamCore>,
+    destination: Arc<StreamCore>,
+    buffers: [Arc<Block>; 2],
+    /// Recorded on the source's side when a buffer is full, and on the destination's when it is empty again.
+    full: [RawEvent; 2],
+    empty: [RawEvent; 2],
+    next: usize,
+}
+
+impl Stage {
+    pub(crate) fn new(shared: &Shared, source: usize, destination: usize) -> Result<Self> {
+        let (source, destination) = (shared.links[source].clone(), shared.links[destination].clone());
+        let event = |link: &Link| link.check("staged copy", link.take_event(false));
+        let state = State {
+            source: StreamCore::new(&source, "staged copy")?,
+            destination: StreamCore::new(&destination, "staged copy")?,
+            buffers: [shared.pinned.block("staged copy", PIECE)?, shared.pinned.block("staged copy", PIECE)?],
+            full: [event(&source)?, event(&source)?],
+            empty: [event(&destination)?, event(&destination)?],
+            next: 0,
+        };
+        Ok(Stage { source, destination, state: Mutex::new(state) })
+    }
+
+    /// Submits the copy. `current` is the caller's stream, on the source's device if `on_source`.
+    fn copy(&self, current: &Arc<StreamCore>, on_source: bool, dst: Address, src: Address, bytes: usize) -> Result<()> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let (up, down) = if on_source {
+            (current.clone(), state.destination.clone())
+        } else {
+            (state.source.clone(), current.clone())
+        };
+        let other = if on_source { &down } else { &up };
+        other.wait_for("staged copy", current, current.submit())?;
+        for start in (0..bytes).step_by(PIECE) {
+            let (slot, len) = (state.next, PIECE.min(bytes - start));
+            state.next ^= 1;
+            let buffer = state.buffers[slot].address as *mut u8;
+            let at = start as u64;
+            self.up(|driver| driver.stream_wait_event(up.raw, state.empty[slot]))?;
+            // SAFETY: the source is live and ordered before this stream; the buffer is empty once the event has passed.
+            self.up(|driver| unsafe { driver.copy_to_host(buffer, src + at, len, up.raw) })?;
+            self.up(|driver| driver.event_record(state.full[slot], up.raw))?;
+            self.down(|driver| driver.stream_wait_event(down.raw, state.full[slot]))?;
+            // SAFETY: the buffer is full once the event has passed; the destination is live and ordered.
+            self.down(|driver| unsafe { driver.copy_to_device(dst + at, buffer, len, down.raw) })?;
+            self.down(|driver| driver.event_record(state.empty[slot], down.raw))?;
+        }
+        let last = other.submit();
+        current.wait_for("staged copy", other, last)
+    }
+
+    fn up(&self, call: impl FnOnce(&dyn Driver) -> crate::driver::DriverResult) -> Result<()> {
+        self.source.check("staged copy", call(&*self.source.driver))
+    }
+
+    fn down(&self, call: impl FnOnce(&dyn Driver) -> crate::driver::DriverResult) -> Result<()> {
+        self.destination.check("staged copy", call(&*self.destination.driver))
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        for (slot, buffer) in self.buffers.iter().enumerate() {
+            let over = |stream: &StreamCore, event| stream.link.driver.event_query(event).unwrap_or(true);
+            if !(over(&self.source, self.full[slot]) && over(&self.destination, self.empty[slot])) {
+                // A stream got stuck with a copy in this buffer: it must never be given to anyone else.
+                std::mem::forget(buffer.clone());
+            }
+        }
+        for event in self.full {
+            self.source.link.give_event(event, false);
+        }
+        for event in self.empty {
+            self.destination.link.give_event(event, false);
+        }
+    }
+}

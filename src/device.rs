@@ -1,0 +1,423 @@
+//! The device token, and what can be done with it.
+
+use crate::driver::{KernelArg, Launch, LaunchDims};
+use crate::{
+    Event, Stream,
+    driver::DeviceInfo,
+    error::{Error, Result},
+    kernel::{Args, Kernel, Signature},
+    memory::{
+        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, PinnedBuffer, cache::MemoryStats, hazard::Access,
+    },
+    runtime::{gang::Gang, worker::Worker},
+    stream::StreamCore,
+};
+use smallvec::SmallVec;
+use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
+
+/// Only there so that the compiler's message says what is wrong.
+pub enum DeviceThreadOnly {}
+
+/// The token of a device: whoever has `&Device` is on that device's thread, inside a scope.
+///
+/// It is neither `Send` nor `Sync` nor `Clone`, so work on a device can be asked for only where it may be done:
+///
+/// ```compile_fail,E0277
+/// # use gpu_pool::GpuPool;
+/// GpuPool::scope(|dev, _| {
+///     std::thread::scope(|s| { s.spawn(|| dev.synchronize()); }); // `Device` cannot be shared between threads
+///     Ok(())
+/// });
+/// ```
+///
+/// nor does it leave its scope:
+///
+/// ```compile_fail
+/// # use gpu_pool::{Device, GpuPool};
+/// let mut leaked: Option<&Device> = None;
+/// GpuPool::scope(|dev, _| { leaked = Some(dev); Ok(()) });
+/// ```
+///
+/// All operations are asynchronous and run in order on the device's current stream (the token's own, or another through
+/// [`on`](Self::on)), except those that return host data. Operations on the same memory are ordered by the library, over
+/// streams and devices. Once a member of the gang has failed, every operation returns
+/// [`Error::Aborted`].
+///
+/// A closure that is bound to a variable first needs its types: `|dev: &Device, shard: Shard| ...`.
+pub struct Device {
+    pub(crate) stays: PhantomData<*const DeviceThreadOnly>,
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) session: Rc<Session>,
+    pub(crate) stream: Arc<StreamCore>,
+    pub(crate) ordered: bool,
+}
+
+/// A device's part in one scope.
+pub(crate) struct Session {
+    pub(crate) gang: Arc<Gang>,
+    pub(crate) rank: usize,
+    /// Collectives called so far.
+    pub(crate) calls: Cell<u64>,
+}
+
+/// The same device, working on another stream, or without ordering. Dereferences to [`Device`], so helpers that take
+/// `&Device` work on any stream.
+pub struct OnStream<'a> {
+    dev: Device,
+    of: PhantomData<&'a Stream>,
+}
+
+impl Deref for OnStream<'_> {
+    type Target = Device;
+    fn deref(&self) -> &Device {
+        &self.dev
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device {} ({})", self.index(), self.name())
+    }
+}
+
+/// Who and where.
+impl Device {
+    pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize) -> Self {
+        Device {
+            stays: PhantomData,
+            worker: worker.clone(),
+            session: Rc::new(Session { gang: gang.clone(), rank, calls: Cell::new(0) }),
+            stream: worker.main.clone(),
+            ordered: true,
+        }
+    }
+
+    /// The ordinal in the pool.
+    pub fn index(&self) -> usize {
+        self.worker.link.device
+    }
+
+    /// The rank in the gang: the place among the devices that run this scope.
+    pub fn rank(&self) -> usize {
+        self.session.rank
+    }
+
+    /// How many devices run this scope.
+    pub fn count(&self) -> usize {
+        self.session.gang.count()
+    }
+
+    /// Marketing name, or `software GPU`.
+    pub fn name(&self) -> &str {
+        &self.info().name
+    }
+
+    /// What the driver says of the device.
+    pub fn info(&self) -> &DeviceInfo {
+        self.worker.link.driver.info()
+    }
+
+    /// What the device's memory pool holds and has done.
+    pub fn stats(&self) -> MemoryStats {
+        self.worker.cache.borrow().stats()
+    }
+
+    /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`].
+    pub fn check(&self) -> Result<()> {
+        self.session.gang.check()
+    }
+}
+
+/// Memory and copies.
+impl Device {
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn zeros<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let mut op = self.op("zeros")?;
+        let mut buffer = self.allocate("zeros", len)?;
+        let view = op.writes(&mut buffer)?;
+        // SAFETY: the view lies in a live block of this device, ordered and noted by `op`.
+        op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), 0, view.bytes().len(), stream) })?;
+        Ok(buffer)
+    }
+
+    /// `len` elements of whatever was there before. Reading them before they were written yields old bytes (of this
+    /// process's own earlier buffers, or of nobody).
+    pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(op, bytes)?, len))
+    }
+
+    /// A buffer whose contents are unspecified until they are written.
+    ///
+    /// # Safety
+    /// Nothing reads an element before it was written.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Aborted`].
+    pub unsafe fn uninit<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        self.check()?;
+        self.allocate("uninit", len)
+    }
+
+    /// A copy of host data. When the call returns, `src` has been read: it was copied into page-locked staging memory,
+    /// two pieces at a time, so that filling one overlaps sending the other; large slices by several threads.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Aborted`], [`Error::Timeout`], the driver's.
+    #[track_caller]
+    pub fn upload<T: DeviceCopy>(&self, src: &[T]) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.allocate("upload", src.len())?;
+        self.upload_into(src, &mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// [`upload`](Self::upload) into memory that is there already; the lengths must agree.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for different lengths, else as [`upload`](Self::upload).
+    #[track_caller]
+    pub fn upload_into<V: AsViewMut + ?Sized>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
+        let mut op = self.op("upload")?;
+        let view = op.writes(dst)?;
+        op.same_len(src.len(), view.len())?;
+        let done = crate::copy::host::upload(self, bytemuck::cast_slice(src), view.address());
+        // Pieces may be under way even if a later one failed, so the use is noted in any case.
+        op.submitted();
+        done
+    }
+
+    /// The contents, on the host. Waits for this stream only.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
+    #[track_caller]
+    pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
+        let mut host = vec![bytemuck::Zeroable::zeroed(); src.view().len()];
+        self.download_into(src, &mut host)?;
+        Ok(host)
+    }
+
+    /// [`download`](Self::download) into memory that is there already; the lengths must agree.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
+    #[track_caller]
+    pub fn download_into<V: AsView + ?Sized>(&self, src: &V, dst: &mut [V::Elem]) -> Result<()> {
+        let mut op = self.op("download")?;
+        let view = op.reads(src)?;
+        op.same_len(view.len(), dst.len())?;
+        let done = crate::copy::host::download(self, view.address(), bytemuck::cast_slice_mut(dst));
+        op.submitted();
+        done
+    }
+
+    /// Page-locked host memory, zeroed; the same as [`GpuPool::pinned`](crate::GpuPool::pinned).
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], the driver's.
+    pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        self.worker.shared.pinned.buffer("pinned", len)
+    }
+
+    /// A copy of page-locked memory; does not wait. `src` may be dropped at once; its next
+    /// [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn upload_pinned<T: DeviceCopy>(&self, src: &PinnedBuffer<T>) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.allocate("upload_pinned", src.len())?;
+        self.upload_pinned_into(src, &mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// [`upload_pinned`](Self::upload_pinned) into memory that is there already; the lengths must agree.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for different lengths, else as [`upload_pinned`](Self::upload_pinned).
+    #[track_caller]
+    pub fn upload_pinned_into<V: AsViewMut + ?Sized>(&self, src: &PinnedBuffer<V::Elem>, dst: &mut V) -> Result<()> {
+        let mut op = self.op("upload_pinned")?;
+        let view = op.writes(dst)?;
+        op.same_len(src.len(), view.len())?;
+        let bytes = view.bytes().len();
+        op.touch(&src.block, 0..bytes, Access::Read, true)?;
+        // SAFETY: both ranges are live blocks of `bytes` bytes, ordered and noted by `op`; the host waits for the noted
+        // use before it writes the pinned memory.
+        op.submit(|driver, stream| unsafe { driver.copy_to_device(view.address(), src.ptr().cast(), bytes, stream) })
+    }
+
+    /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn download_pinned<V: AsView + ?Sized>(&self, src: &V, dst: &mut PinnedBuffer<V::Elem>) -> Result<()> {
+        let mut op = self.op("download_pinned")?;
+        let view = op.reads(src)?;
+        op.same_len(view.len(), dst.len())?;
+        let bytes = view.bytes().len();
+        op.touch(&dst.block, 0..bytes, Access::Write, true)?;
+        // SAFETY: as above; the host waits for the noted use before it reads or writes the pinned memory.
+        op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), view.address(), bytes, stream) })
+    }
+
+    /// Copies device memory. One side at least is this device's; the other may be any device's of the pool: a source
+    /// through [`peer()`](DeviceBuffer::peer), a destination as it is. Between devices the copy is direct where the pair
+    /// was verified, else staged through two page-locked buffers and two events, without a wait of the host between
+    /// pieces (CUDA Handbook, listing 9.1). Asynchronous, ordered on both sides.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] when neither side is this device's, [`Error::InvalidArgument`] for different lengths,
+    /// [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn copy<S, D>(&self, src: &S, dst: &mut D) -> Result<()>
+    where
+        S: CopySource + ?Sized,
+        D: AsViewMut<Elem = S::Elem> + ?Sized,
+    {
+        let mut op = self.op("copy")?;
+        let (src, dst) = (src.source(), dst.view_mut());
+        op.same_len(src.len(), dst.len())?;
+        let here = |device: Option<usize>| device.is_none_or(|d| d == self.index());
+        let (from, to) = (src.block.device(), dst.block.device());
+        let foreign = here(from) || here(to);
+        op.touch(src.block, src.bytes(), Access::Read, foreign)?;
+        op.touch(dst.block, dst.bytes(), Access::Write, foreign)?;
+        let done = crate::copy::peer::copy(
+            self,
+            dst.address(),
+            to.unwrap_or(self.index()),
+            src.address(),
+            from.unwrap_or(self.index()),
+            src.bytes().len(),
+        );
+        op.submitted();
+        done
+    }
+}
+
+/// Streams and events.
+impl Device {
+    /// A further stream. Give it back by dropping it; the scope waits for its work in any case.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    pub fn stream(&self) -> Result<Stream> {
+        self.check()?;
+        Ok(Stream { core: self.worker.stream()?, stays: PhantomData })
+    }
+
+    /// This device, working on `stream`.
+    pub fn on<'a>(&'a self, stream: &'a Stream) -> OnStream<'a> {
+        self.with(stream.core.clone(), self.ordered)
+    }
+
+    /// This device, without the library's ordering: for code that orders its streams by events itself.
+    ///
+    /// # Safety
+    /// Every two conflicting accesses on different streams are ordered by events (or streams), as in CUDA.
+    pub unsafe fn unordered(&self) -> OnStream<'_> {
+        self.with(self.stream.clone(), false)
+    }
+
+    fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
+        let (worker, session) = (self.worker.clone(), self.session.clone());
+        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered }, of: PhantomData }
+    }
+
+    /// Marks this point of the current stream's work.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    pub fn record(&self) -> Result<Event> {
+        self.check()?;
+        Event::record(&self.stream, "record", false)
+    }
+
+    /// [`record`](Self::record) with the time at which the device gets there.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    pub fn record_timed(&self) -> Result<Event> {
+        self.check()?;
+        Event::record(&self.stream, "record_timed", true)
+    }
+
+    /// All later work of the current stream waits, on the device, for the event. It may be any device's of the pool.
+    ///
+    /// # Errors
+    /// [`Error::WrongPool`] for an event of another pool, [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let op = self.op("wait")?;
+        if event.0.stream.link.pool != self.worker.link.pool {
+            return Err(Error::WrongPool { op: "wait", device: self.index(), site: op.site });
+        }
+        self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
+        op.submitted();
+        Ok(())
+    }
+
+    /// The host waits for all work of the current stream.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] when it does not complete within the pool's deadline, [`Error::Aborted`], the driver's.
+    pub fn synchronize(&self) -> Result<()> {
+        let op = self.op("synchronize")?;
+        let gang = &self.session.gang;
+        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, || gang.is_aborted());
+        // A peer's failure is the reason, not the deadline.
+        idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
+    }
+}
+
+/// Kernels.
+impl Device {
+    /// Launches a kernel on the current stream. What its signature declares is ordered by the library.
+    ///
+    /// # Safety
+    /// The device code (and its twin) fits the signature and, for these dimensions and arguments, touches nothing
+    /// outside the given slices and writes through no `&[T]`.
+    ///
+    /// # Errors
+    /// [`Error::KernelNotFound`] when the module was not given to the pool's builder, has no such function, or there is
+    /// no Rust twin on a software GPU; [`Error::WrongDevice`] for another device's buffer that did not come through
+    /// [`peer()`](DeviceBuffer::peer); [`Error::PeerDenied`] for a peer's memory that this device may not touch;
+    /// [`Error::Aborted`]; the driver's.
+    #[track_caller]
+    pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
+        let mut op = self.op("launch")?;
+        let function = self.worker.function(kernel.module, kernel.name)?;
+        let mut raw: SmallVec<[KernelArg; 8]> = SmallVec::new();
+        for packed in args.pack() {
+            if let Some(touch) = &packed.touch {
+                op.argument(touch)?;
+                if let Some(peer) = touch.block.device().filter(|&d| d != self.index()) {
+                    if !self.worker.shared.is_direct(self.index(), peer) {
+                        return Err(Error::PeerDenied { device: self.index(), peer, op: "launch" });
+                    }
+                }
+            }
+            raw.push(packed.arg);
+        }
+        if kernel.host.is_none() && self.worker.is_software() {
+            return Err(Error::KernelNotFound {
+                device: self.index(),
+                kernel: kernel.name.to_owned(),
+                why: "it has no Rust twin, which a software GPU needs".to_owned(),
+            });
+        }
+        let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw };
+        // SAFETY: the arguments are live memory, ordered and noted by `op`; that they fit the kernel is the caller's
+        // promise.
+        op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })
+    }
+}

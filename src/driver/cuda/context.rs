@@ -1,0 +1,217 @@
+//! One opened GPU: its primary context, what is known of it, and the checks that every call shares.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::{CStr, c_char, c_int},
+    ptr,
+};
+
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+
+use super::{
+    fault,
+    interop::Interop,
+    library::{self, Optional},
+    peer,
+};
+use crate::{
+    driver::{DeviceInfo, DriverResult, Fault, FaultKind},
+    error::Error,
+};
+
+/// A context's handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Context(pub(super) CUcontext);
+
+// SAFETY: the driver lets every thread use a context's handle; it is never dereferenced here.
+unsafe impl Send for Context {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Context {}
+
+/// A GPU behind the CUDA driver. Made by [`open`](super::open); reached from a
+/// [`DriverRef`](crate::driver::DriverRef) by [`as_any`](crate::driver::Driver::as_any).
+///
+/// It retains the device's *primary* context, the one that the runtime API, cuBLAS, NCCL and cudarc use.
+pub struct CudaGpu {
+    pub(super) info: DeviceInfo,
+    pub(super) device: CUdevice,
+    pub(super) context: Context,
+    pub(super) optional: &'static Optional,
+    /// CUDA's numerically greatest and least priority: the last and the first to run.
+    pub(super) priorities: (c_int, c_int),
+    /// The fault that lost the device; every later call reports it.
+    lost: OnceCell<Fault>,
+    /// Devices whose memory this one may touch, by this object's doing.
+    pub(super) peers: Mutex<HashSet<CUdevice>>,
+    /// Functions that were allowed more than 48 KiB of dynamic shared memory, and how much.
+    pub(super) big_shared: Mutex<HashMap<u64, u32>>,
+    #[cfg(feature = "blas")]
+    pub(super) blas: Mutex<Option<super::gemm::Blas>>,
+    pub(super) interop: Interop,
+}
+
+impl CudaGpu {
+    /// Opens the device of this ordinal.
+    pub(super) fn open(ordinal: usize) -> Result<Self, Error> {
+        let optional = library::ready()?;
+        let count = super::device_count()?;
+        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count).ok_or_else(|| {
+            library::no_device(format!("GPU {ordinal} was asked for, but the CUDA driver sees {count} (from 0)"))
+        })?;
+        let mut device = 0;
+        // SAFETY: `ready` came first; the pointer is to a live integer.
+        opened("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, index) })?;
+        let mut info = describe(ordinal, device)?;
+        info.stream_values &= optional.write_value.is_some() && optional.wait_value.is_some();
+        let mut context = ptr::null_mut();
+        // SAFETY: a device of this driver; the pointer is to a live handle. Released in `drop`.
+        opened("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        let mut gpu = CudaGpu {
+            info,
+            device,
+            context: Context(context),
+            optional,
+            priorities: (0, 0),
+            lost: OnceCell::new(),
+            peers: Mutex::new(HashSet::new()),
+            big_shared: Mutex::new(HashMap::new()),
+            #[cfg(feature = "blas")]
+            blas: Mutex::new(None),
+            interop: Interop::default(),
+        };
+        gpu.enter().map_err(|f| library::open_failed("cuCtxSetCurrent", f.code))?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the context is current; the pointers are to live integers.
+        opened("cuCtxGetStreamPriorityRange", unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) })?;
+        gpu.priorities = (greatest, least);
+        Ok(gpu)
+    }
+
+    /// Reports the fault that lost the device, if one has.
+    pub(super) fn alive(&self) -> DriverResult {
+        self.lost.get().map_or(Ok(()), |f| Err(f.clone()))
+    }
+
+    /// Makes the context current on this thread, for a call that depends on it.
+    pub(super) fn enter(&self) -> DriverResult {
+        self.alive()?;
+        let mut now = ptr::null_mut();
+        // SAFETY: the driver is initialised; the pointer is to a live handle.
+        self.check(unsafe { sys::cuCtxGetCurrent(&mut now) })?;
+        if now == self.context.0 { Ok(()) } else { self.set_current() }
+    }
+
+    fn set_current(&self) -> DriverResult {
+        // SAFETY: the context is retained as long as `self` lives.
+        self.check(unsafe { sys::cuCtxSetCurrent(self.context.0) })
+    }
+
+    /// For the user's own driver calls.
+    pub(super) fn bind(&self) -> DriverResult {
+        self.alive()?;
+        self.set_current()
+    }
+
+    /// Turns a code into a result, and remembers a loss.
+    pub(super) fn check(&self, result: CUresult) -> DriverResult {
+        self.check_code(fault::code(result), String::new)
+    }
+
+    /// The same for a plain number, with more to say. Of a lost device nothing more is said: most likely it was lost by
+    /// an earlier operation, and this call only learned of it.
+    pub(super) fn check_code(&self, code: i32, detail: impl FnOnce() -> String) -> DriverResult {
+        if code == fault::SUCCESS {
+            return Ok(());
+        }
+        let mut f = fault::fault(code, "");
+        if f.kind != FaultKind::DeviceLost {
+            f.detail = detail();
+        }
+        Err(self.remember(f))
+    }
+
+    /// Keeps the first fault that lost the device; that one is reported from then on.
+    pub(super) fn remember(&self, fault: Fault) -> Fault {
+        if fault.kind == FaultKind::DeviceLost { self.lost.get_or_init(|| fault).clone() } else { fault }
+    }
+
+    /// `(free, total)` bytes.
+    pub(super) fn memory_info(&self) -> DriverResult<(u64, u64)> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; the pointers are to live integers.
+        self.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+impl Drop for CudaGpu {
+    /// Never panics, and ignores what the driver says: the device may be lost, the driver be shut down.
+    fn drop(&mut self) {
+        // Even when the device is lost, what follows must not run in another device's context.
+        let current = self.set_current().is_ok();
+        #[cfg(feature = "blas")]
+        if let Some(blas) = self.blas.get_mut().take().filter(|_| current) {
+            blas.destroy(self);
+        }
+        peer::forget_all(self, current);
+        self.interop.clear();
+        // SAFETY: balances the retain in `open`; the handle is not used afterwards.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// A code of the opening sequence.
+pub(super) fn opened(call: &str, result: CUresult) -> Result<(), Error> {
+    match fault::code(result) {
+        fault::SUCCESS => Ok(()),
+        code => Err(library::open_failed(call, code)),
+    }
+}
+
+/// Asks all that [`DeviceInfo`] holds.
+fn describe(ordinal: usize, device: CUdevice) -> Result<DeviceInfo, Error> {
+    let attribute = |what: Attribute| {
+        let mut value = 0;
+        // SAFETY: a device of this driver; the pointer is to a live integer.
+        opened("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, what, device) })?;
+        Ok::<u32, Error>(value.max(0) as u32)
+    };
+    let mut text: [c_char; 256] = [0; 256];
+    // SAFETY: the buffer is as long as told.
+    opened("cuDeviceGetName", unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int, device) })?;
+    let name = words(&text);
+    text = [0; 256];
+    // SAFETY: the buffer is as long as told.
+    opened("cuDeviceGetPCIBusId", unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int, device) })?;
+    let pci_bus_id = words(&text);
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the pointer is to a live value.
+    opened("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, device) })?;
+    let mut total_memory = 0;
+    // SAFETY: the pointer is to a live integer.
+    opened("cuDeviceTotalMem_v2", unsafe { sys::cuDeviceTotalMem_v2(&mut total_memory, device) })?;
+    Ok(DeviceInfo {
+        ordinal,
+        name,
+        uuid: uuid.bytes.map(|b| b as u8),
+        total_memory: total_memory as u64,
+        compute_capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        pci_bus_id,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        // The name stands for the attribute of the `_v2` calls since CUDA 12.0.
+        stream_values: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
+        concurrent_managed: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0,
+    })
+}
+
+/// The text of a C buffer that was zeroed before it was filled.
+fn words(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().map(|&c| c as u8).collect();
+    CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+}

@@ -1,0 +1,128 @@
+//! Copies and fills. A transfer of nothing is no call.
+
+use cudarc::driver::sys;
+
+use super::{CudaGpu, fault, stream::stream};
+use crate::driver::{Address, Driver, DriverResult, Fault, RawStream};
+
+impl CudaGpu {
+    /// # Safety
+    /// See [`Driver::copy_to_device`].
+    pub(super) unsafe fn copy_to_device(
+        &self,
+        dst: Address,
+        src: *const u8,
+        bytes: usize,
+        s: RawStream,
+    ) -> DriverResult {
+        self.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: live ranges, `src` page-locked, both alive until the copy is done.
+        self.check(unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, stream(s)) })
+    }
+
+    /// # Safety
+    /// See [`Driver::copy_to_host`].
+    pub(super) unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, s: RawStream) -> DriverResult {
+        self.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: live ranges, `dst` page-locked, both alive until the copy is done.
+        self.check(unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, stream(s)) })
+    }
+
+    /// # Safety
+    /// See [`Driver::copy_within`].
+    pub(super) unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, s: RawStream) -> DriverResult {
+        self.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: live ranges that this device may touch, which do not overlap.
+        self.check(unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream(s)) })
+    }
+
+    /// # Safety
+    /// See [`Driver::copy_peer`].
+    pub(super) unsafe fn copy_peer(
+        &self,
+        dst: Address,
+        dst_device: &dyn Driver,
+        src: Address,
+        src_device: &dyn Driver,
+        bytes: usize,
+        s: RawStream,
+    ) -> DriverResult {
+        self.enter()?;
+        let (to, from) = (self.peer(dst_device)?, self.peer(src_device)?);
+        if to.device == from.device && to.device == self.device {
+            // SAFETY: both ranges are this device's; the rest is the caller's promise.
+            return unsafe { self.copy_within(dst, src, bytes, s) };
+        }
+        if to.device != self.device && from.device != self.device {
+            return Err(fault::invalid("a peer copy on a stream of a third device"));
+        }
+        let other = if to.device == self.device { from } else { to };
+        // Without the right CUDA would go through the host in silence.
+        if !self.has_peer(other) {
+            return Err(fault::fault(
+                705,
+                format!("GPU {} has no access to GPU {}", self.info.ordinal, other.info.ordinal),
+            ));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (to, from) = (to.context.0, from.context.0);
+        // SAFETY: the caller's promise for the ranges; the contexts are retained by their live drivers.
+        self.check(unsafe { sys::cuMemcpyPeerAsync(dst, to, src, from, bytes, stream(s)) })
+    }
+
+    /// # Safety
+    /// See [`Driver::fill_u8`].
+    pub(super) unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, s: RawStream) -> DriverResult {
+        self.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: a live range that this device may write.
+        self.check(unsafe { sys::cuMemsetD8Async(dst, value, bytes, stream(s)) })
+    }
+
+    /// # Safety
+    /// See [`Driver::fill_u32`].
+    pub(super) unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, s: RawStream) -> DriverResult {
+        self.enter()?;
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise: a live range that this device may write, aligned to 4 bytes.
+        self.check(unsafe { sys::cuMemsetD32Async(dst, value, count, stream(s)) })
+    }
+
+    /// # Safety
+    /// See [`Driver::write_value`].
+    pub(super) unsafe fn write_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
+        self.enter()?;
+        let f = self.optional.write_value.filter(|_| self.info.stream_values).ok_or_else(no_values)?;
+        // SAFETY: the symbol's own type; the caller's promise: a live aligned word. Flags 0: with a memory barrier.
+        self.check_code(unsafe { f(stream(s), address, value, 0) }, String::new)
+    }
+
+    /// # Safety
+    /// See [`Driver::wait_value`].
+    pub(super) unsafe fn wait_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
+        self.enter()?;
+        let f = self.optional.wait_value.filter(|_| self.info.stream_values).ok_or_else(no_values)?;
+        let at_least = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: as in `write_value`.
+        self.check_code(unsafe { f(stream(s), address, value, at_least) }, String::new)
+    }
+}
+
+fn no_values() -> Fault {
+    fault::unsupported("no 64-bit stream memory operations on this device")
+}

@@ -1,0 +1,62 @@
+//! The raw parts of the cudarc face: this device's primary context and its streams, as cudarc's own types.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cudarc::driver::{CudaContext, CudaStream};
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+
+use super::{CudaGpu, stream::stream};
+use crate::driver::{DriverResult, RawStream};
+
+/// What was made on demand.
+#[derive(Default)]
+pub(super) struct Interop {
+    context: OnceCell<Arc<CudaContext>>,
+    streams: Mutex<HashMap<RawStream, Arc<CudaStream>>>,
+}
+
+impl Interop {
+    /// A stream is about to be destroyed, and a new one may get its handle.
+    pub(super) fn forget(&self, s: RawStream) {
+        self.streams.lock().remove(&s);
+    }
+
+    /// Lets go of all, streams first.
+    pub(super) fn clear(&mut self) {
+        self.streams.get_mut().clear();
+        self.context.take();
+    }
+}
+
+impl CudaGpu {
+    /// cudarc's object for the same primary context, made at the first call; it retains the context by itself.
+    ///
+    /// Event tracking stays on: with it off, safe code that makes streams and slices of its own by this context could
+    /// race, so that is for an `unsafe` block of the caller's.
+    pub fn cudarc_context(&self) -> DriverResult<Arc<CudaContext>> {
+        self.enter()?;
+        let make = || CudaContext::new(self.info.ordinal);
+        match self.interop.context.get_or_try_init(make) {
+            Ok(context) => Ok(context.clone()),
+            // The code only: cudarc's error asks the library for words.
+            Err(e) => Err(self.check(e.0).err().unwrap_or_else(|| super::fault::fault(999, ""))),
+        }
+    }
+
+    /// cudarc's object for a stream of this device, one per stream. Dropping it does not destroy the stream.
+    ///
+    /// cudarc does not count it among its streams, so it does not order slices between two such objects.
+    ///
+    /// # Safety
+    /// `s` is a live stream of this device, and outlives every clone of the result and all that cudarc makes of it.
+    pub unsafe fn cudarc_stream(&self, s: RawStream) -> DriverResult<Arc<CudaStream>> {
+        let context = self.cudarc_context()?;
+        let mut streams = self.interop.streams.lock();
+        let made = streams.entry(s).or_insert_with(|| {
+            // SAFETY: the caller's promise; the context is the same primary context.
+            unsafe { context.wrap_borrowed_stream(stream(s)) }
+        });
+        Ok(made.clone())
+    }
+}

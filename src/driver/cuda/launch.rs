@@ -1,0 +1,130 @@
+//! Launches of kernels and of host functions.
+
+use std::{
+    any::Any,
+    ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+};
+
+use cudarc::driver::sys::{self, CUfunction_attribute};
+
+use super::{CudaGpu, fault, module::function, stream::stream};
+use crate::driver::{DriverResult, KernelArg, Launch, RawFunction, RawStream};
+
+/// Dynamic shared memory that needs no permission.
+const FREE_SHARED: u32 = 48 * 1024;
+
+/// Launches of up to this many arguments allocate nothing.
+const FEW: usize = 16;
+
+/// Where the driver finds the argument's bytes.
+fn pointer(arg: &KernelArg) -> *mut c_void {
+    match arg {
+        KernelArg::Slice { address, .. } => ptr::from_ref(address).cast_mut().cast(),
+        KernelArg::Value(v) => v.as_bytes().as_ptr().cast_mut().cast(),
+    }
+}
+
+impl CudaGpu {
+    /// # Safety
+    /// See [`Driver::launch`](crate::driver::Driver::launch).
+    pub(super) unsafe fn launch(&self, launch: &Launch<'_>, s: RawStream) -> DriverResult {
+        self.enter()?;
+        let shared = launch.dims.shared_bytes;
+        if shared > FREE_SHARED {
+            self.allow_shared(launch.function, shared)?;
+        }
+        let mut few = [ptr::null_mut(); FEW];
+        let mut many;
+        let args = if launch.args.len() <= FEW {
+            few.iter_mut().zip(launch.args).for_each(|(to, arg)| *to = pointer(arg));
+            &mut few[..]
+        } else {
+            many = launch.args.iter().map(pointer).collect::<Vec<_>>();
+            &mut many[..]
+        };
+        let ((gx, gy, gz), (bx, by, bz)) = (launch.dims.grid, launch.dims.block);
+        let f = function(launch.function);
+        // SAFETY: a kernel and a stream of this device, whose context is current; the arguments' values, which the
+        // driver copies before it returns, fit the kernel by the caller's promise, as does the memory behind them.
+        let r = unsafe {
+            sys::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream(s), args.as_mut_ptr(), ptr::null_mut())
+        };
+        self.check_code(fault::code(r), || format!("kernel `{}`", launch.name))
+    }
+
+    /// Once per kernel and amount.
+    fn allow_shared(&self, f: RawFunction, bytes: u32) -> DriverResult {
+        let mut allowed = self.big_shared.lock();
+        if allowed.get(&f.0).is_some_and(|&b| b >= bytes) {
+            return Ok(());
+        }
+        let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let value = i32::try_from(bytes).map_err(|_| fault::invalid("more than 2 GiB of shared memory"))?;
+        // SAFETY: a kernel of this device, whose context is current.
+        let r = unsafe { sys::cuFuncSetAttribute(function(f), what, value) };
+        self.check_code(fault::code(r), || format!("{bytes} bytes of dynamic shared memory"))?;
+        allowed.insert(f.0, bytes);
+        Ok(())
+    }
+
+    /// The function is dropped unrun when the call fails. When the device is lost before its turn the driver never
+    /// calls it, and it leaks: CUDA does not say so in time to do better.
+    pub(super) fn launch_host(&self, s: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
+        self.enter()?;
+        // A box of the box: a thin pointer for the driver.
+        let data = Box::into_raw(Box::new(f));
+        // SAFETY: a stream of this device; `trampoline` takes the box that `data` points to, once.
+        let r = self.check(unsafe { sys::cuLaunchHostFunc(stream(s), Some(trampoline), data.cast()) });
+        if r.is_err() {
+            // SAFETY: the driver did not take it.
+            drop(unsafe { Box::from_raw(data) });
+        }
+        r
+    }
+}
+
+/// Runs on a thread of the driver. A panic ends here: it must not unwind into C.
+unsafe extern "C" fn trampoline(data: *mut c_void) {
+    // SAFETY: `launch_host` made the box and gave it away; the driver calls once.
+    let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
+        tracing::error!("a host function panicked in a CUDA stream: {}", message(&*payload));
+        // Dropping a payload may panic as well.
+        std::mem::forget(payload);
+    }
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::ValueBytes;
+
+    #[test]
+    fn arguments_are_found_by_address() {
+        let slice = KernelArg::Slice { address: 0x1234_5678_9abc, bytes: 8, write: false };
+        // SAFETY: the address of a live argument.
+        assert_eq!(unsafe { pointer(&slice).cast::<u64>().read() }, 0x1234_5678_9abc);
+        let value = KernelArg::Value(ValueBytes::new(&2.5_f32.to_ne_bytes()));
+        // SAFETY: as above.
+        assert_eq!(unsafe { pointer(&value).cast::<f32>().read() }, 2.5);
+    }
+
+    #[test]
+    fn a_panic_stays_within_the_trampoline() {
+        let run = |f: Box<dyn FnOnce() + Send>| {
+            // SAFETY: a box of a box, as `launch_host` gives it.
+            unsafe { trampoline(Box::into_raw(Box::new(f)).cast()) }
+        };
+        let (tell, told) = std::sync::mpsc::channel();
+        run(Box::new(move || tell.send(7).unwrap()));
+        assert_eq!(told.recv(), Ok(7));
+        run(Box::new(|| panic!("within a stream")));
+    }
+}

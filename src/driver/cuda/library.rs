@@ -1,0 +1,255 @@
+//! Finding libcuda, and asking what it can do, before cudarc is let near it: cudarc panics when the library or a symbol
+//! is missing, so nothing is called that was not seen here.
+
+use std::ffi::c_int;
+
+use cudarc::driver::sys::{self, CUevent, CUfunction, CUmodule, CUstream};
+use once_cell::sync::OnceCell;
+
+use super::fault;
+use crate::error::Error;
+
+/// CUDA 12.2, which came with driver 535.
+const OLDEST_DRIVER: c_int = 12020;
+
+/// What [`ready`] calls before it knows the driver's version.
+const ENTRY: &[&str] = &["cuInit", "cuDriverGetVersion"];
+
+/// All the rest that this module calls through cudarc.
+#[rustfmt::skip]
+const REQUIRED: &[&str] = &[
+    "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2",
+    "cuDeviceGetAttribute", "cuDeviceGetPCIBusId", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxSetCurrent", "cuCtxGetCurrent", "cuCtxGetStreamPriorityRange", "cuCtxSynchronize", "cuMemGetInfo_v2",
+    "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemAllocManaged", "cuMemsetD8_v2",
+    "cuStreamCreateWithPriority", "cuStreamDestroy_v2", "cuStreamQuery", "cuStreamWaitEvent",
+    "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventQuery",
+    "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyPeerAsync",
+    "cuMemsetD8Async", "cuMemsetD32Async",
+    "cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
+    "cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
+    "cuLaunchKernel", "cuLaunchHostFunc",
+];
+
+/// What cudarc offers only when it loads the library at run time. When some crate of the build has it linked instead
+/// (candle does), these take its place: a glob import in an inner scope shadows the names of the outer one, so that
+/// [`present`], [`symbol`] and [`is_linked`] compile either way.
+mod linked {
+    #![allow(dead_code, reason = "shadowed when cudarc loads the library at run time")]
+
+    /// A library that gives no symbol by name.
+    pub(super) struct Linked;
+    impl Linked {
+        /// Of the shape of `libloading::Library::get`.
+        ///
+        /// # Safety
+        /// None needed.
+        pub(super) unsafe fn get<T>(&self, _: &[u8]) -> Result<&'static T, ()> {
+            Err(())
+        }
+    }
+    /// The loader found it, or the process would not run.
+    ///
+    /// # Safety
+    /// None needed.
+    pub(super) unsafe fn is_culib_present() -> bool {
+        true
+    }
+    /// # Safety
+    /// None needed.
+    pub(super) unsafe fn culib() -> &'static Linked {
+        &Linked
+    }
+    /// Whether symbols can be asked for by name.
+    pub(super) const LINKED: Linked = Linked;
+}
+#[allow(unused_imports, reason = "shadowed when cudarc loads the library at run time")]
+use linked::{culib, is_culib_present};
+
+/// Declares a presence probe for one of cudarc's libraries.
+macro_rules! probe {
+    ($(#[$m:meta])* $name:ident, $library:path) => {
+        $(#[$m])*
+        pub(super) fn $name() -> bool {
+            #[allow(unused_imports)]
+            use $library::*;
+            // SAFETY: opens and closes a library by name; its initialisers are NVIDIA's.
+            unsafe { is_culib_present() }
+        }
+    };
+}
+probe!(
+    /// Whether libcuda can be loaded.
+    present, cudarc::driver::sys
+);
+#[cfg(feature = "blas")]
+probe!(
+    /// Whether libcublas can be loaded.
+    cublas_present, cudarc::cublas::sys
+);
+#[cfg(feature = "nvrtc")]
+probe!(
+    /// Whether libnvrtc can be loaded.
+    nvrtc_present, cudarc::nvrtc::sys
+);
+
+/// A symbol of libcuda; `None` where it is missing, or where libcuda was linked.
+///
+/// # Safety
+/// libcuda is present, and `F` is the type of the function pointer behind `name`.
+unsafe fn symbol<F: Copy + 'static>(name: &str) -> Option<F> {
+    #[allow(unused_imports)]
+    use cudarc::driver::sys::*;
+    // SAFETY: the caller answers for presence and type.
+    unsafe { culib().get::<F>(name.as_bytes()).ok().map(|f| *f) }
+}
+
+/// The first of `names` that libcuda lacks.
+fn missing(names: &[&'static str]) -> Option<&'static str> {
+    // SAFETY: called after `present`; every symbol is at least a pointer, which is not used.
+    let found = |n: &&str| unsafe { symbol::<*const ()>(n) }.is_some();
+    if is_linked() { None } else { names.iter().copied().find(|n| !found(n)) }
+}
+
+/// Whether libcuda was linked: then nothing can be asked by name, and nothing can be missing.
+fn is_linked() -> bool {
+    #[allow(unused_imports)]
+    use cudarc::driver::sys::*;
+    // SAFETY: called after `present`.
+    let library = unsafe { culib() };
+    std::any::type_name_of_val(library) == std::any::type_name_of_val(&linked::LINKED)
+}
+
+/// Entry points that driver 535 may lack, or that cudarc's bindings may. They return plain integers.
+#[derive(Clone, Copy)]
+pub(super) struct Optional {
+    /// `cuModuleGetFunctionCount` (12.4).
+    pub module_function_count: Option<unsafe extern "C" fn(*mut u32, CUmodule) -> i32>,
+    /// `cuModuleEnumerateFunctions` (12.4).
+    pub module_enumerate: Option<unsafe extern "C" fn(*mut CUfunction, u32, CUmodule) -> i32>,
+    /// `cuFuncLoad` (12.4).
+    pub func_load: Option<unsafe extern "C" fn(CUfunction) -> i32>,
+    /// `cuStreamWriteValue64_v2`.
+    pub write_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
+    /// `cuStreamWaitValue64_v2`.
+    pub wait_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
+    /// `cuEventElapsedTime`: in every driver, but not in cudarc's bindings for CUDA 13.
+    pub elapsed: Option<unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> i32>,
+}
+
+impl Optional {
+    /// Looks them up; [`ready`] came first.
+    fn find() -> Self {
+        // SAFETY: `ready` has seen the library; the types are those of cuda.h.
+        unsafe {
+            Optional {
+                module_function_count: symbol("cuModuleGetFunctionCount"),
+                module_enumerate: symbol("cuModuleEnumerateFunctions"),
+                func_load: symbol("cuFuncLoad"),
+                write_value: symbol("cuStreamWriteValue64_v2"),
+                wait_value: symbol("cuStreamWaitValue64_v2"),
+                elapsed: symbol("cuEventElapsedTime"),
+            }
+        }
+    }
+}
+
+/// [`Error::NoDevice`].
+pub(super) fn no_device(reason: impl Into<String>) -> Error {
+    Error::NoDevice { reason: reason.into() }
+}
+
+/// A driver call of the opening sequence that failed, in plain words.
+pub(super) fn open_failed(call: &str, code: i32) -> Error {
+    let words = match code {
+        3 => "the driver is not initialised in this process; CUDA does not survive a fork",
+        34 => {
+            "libcuda is the stub that comes with the toolkit, for linking; the driver's own library is not found first"
+        }
+        46 => "the GPU is unavailable: it is broken, or another process holds it exclusively",
+        100 => "the CUDA driver is there but sees no GPU (CUDA_VISIBLE_DEVICES may hide them)",
+        101 => "there is no GPU of this ordinal",
+        802 => "the GPUs are not ready (on NVSwitch machines the fabric manager must run)",
+        803 => "libcuda and the kernel module are of different driver versions",
+        804 => "libcuda is a forward-compatibility package that does not support this GPU",
+        2 => "no memory for a context on the GPU",
+        999 => "the driver failed for a reason it does not tell (see dmesg)",
+        _ => "the CUDA driver failed",
+    };
+    no_device(format!("{words}: {call} returned {} ({code})", fault::name(code)))
+}
+
+/// Words for a driver that is too old, if it is.
+fn too_old(version: c_int) -> Option<String> {
+    let dotted = |v: c_int| format!("{}.{}", v / 1000, v % 1000 / 10);
+    (version < OLDEST_DRIVER).then(|| {
+        format!(
+            "driver >= 535 needed (CUDA {}); the driver here supports CUDA {} only",
+            dotted(OLDEST_DRIVER),
+            dotted(version)
+        )
+    })
+}
+
+/// Initialises the driver once, or says in words why there is none. A failure is not remembered.
+pub(super) fn ready() -> Result<&'static Optional, Error> {
+    static READY: OnceCell<Optional> = OnceCell::new();
+    READY.get_or_try_init(|| {
+        if !present() {
+            return Err(no_device("libcuda was not found; it comes with the NVIDIA driver"));
+        }
+        if let Some(symbol) = missing(ENTRY) {
+            return Err(no_device(format!("libcuda was found but has no {symbol}: it is not a CUDA driver")));
+        }
+        // SAFETY: the symbol is there; no precondition.
+        let r = fault::code(unsafe { sys::cuInit(0) });
+        if r != fault::SUCCESS {
+            return Err(open_failed("cuInit", r));
+        }
+        let mut version = 0;
+        // SAFETY: the symbol is there; the pointer is to a live integer.
+        let r = fault::code(unsafe { sys::cuDriverGetVersion(&mut version) });
+        if r != fault::SUCCESS {
+            return Err(open_failed("cuDriverGetVersion", r));
+        }
+        if let Some(words) = too_old(version) {
+            return Err(no_device(words));
+        }
+        if let Some(symbol) = missing(REQUIRED) {
+            return Err(no_device(format!("libcuda has no {symbol}: driver >= 535 needed")));
+        }
+        Ok(Optional::find())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_for_each_way_to_have_no_device() {
+        let e = open_failed("cuInit", 100).to_string();
+        assert!(e.starts_with("no device: the CUDA driver is there but sees no GPU"), "{e}");
+        assert!(e.ends_with("cuInit returned CUDA_ERROR_NO_DEVICE (100)"), "{e}");
+        assert!(open_failed("cuInit", 34).to_string().contains("stub"));
+        assert!(open_failed("cuInit", 803).to_string().contains("different driver versions"));
+    }
+
+    #[test]
+    fn old_drivers_are_refused() {
+        assert_eq!(too_old(12020), None);
+        assert_eq!(too_old(13000), None);
+        assert_eq!(
+            too_old(11080).unwrap(),
+            "driver >= 535 needed (CUDA 12.2); the driver here supports CUDA 11.8 only"
+        );
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_and_no_panic() {
+        match ready() {
+            Ok(_) => println!("skipped: there is a CUDA driver here"),
+            Err(e) => assert!(matches!(e, Error::NoDevice { .. }), "{e}"),
+        }
+    }
+}

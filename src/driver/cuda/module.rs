@@ -1,0 +1,160 @@
+//! Modules: the cubin made for the device, else PTX that the driver compiles, else source that NVRTC does.
+
+use std::{
+    ffi::{CString, c_void},
+    ptr,
+};
+
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
+
+use super::{CudaGpu, fault};
+use crate::driver::{DriverResult, ModuleImage, RawFunction, RawModule};
+
+fn module(m: RawModule) -> CUmodule {
+    ptr::with_exposed_provenance_mut(m.0 as usize)
+}
+
+/// The driver's handle of a kernel.
+pub(super) fn function(f: RawFunction) -> CUfunction {
+    ptr::with_exposed_provenance_mut(f.0 as usize)
+}
+
+impl CudaGpu {
+    pub(super) fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
+        self.enter()?;
+        let m = self.load_best(image)?;
+        let loaded = self.load_kernels(m);
+        if let Err(f) = loaded {
+            // SAFETY: nobody else knows the module.
+            let _ = unsafe { sys::cuModuleUnload(m) };
+            return Err(f);
+        }
+        Ok(RawModule(m.expose_provenance() as u64))
+    }
+
+    /// The first form of the image that this device can run.
+    fn load_best(&self, image: &ModuleImage) -> DriverResult<CUmodule> {
+        let cc = self.info.compute_capability;
+        let mut failed = None;
+        if let Some(cubin) = best_cubin(image.cubins, cc) {
+            match self.load_image(cubin) {
+                // A cubin of the right major that is not for this GPU after all (sm_90a, say): PTX may do.
+                Err(f) if matches!(f.code, 200 | 209) => failed = Some(f),
+                other => return other,
+            }
+        }
+        if let Some(ptx) = image.ptx {
+            let text = CString::new(ptx.trim_end_matches('\0')).map_err(|_| fault::invalid("a NUL within PTX text"))?;
+            return self.load_image(text.as_bytes_with_nul());
+        }
+        #[cfg(feature = "nvrtc")]
+        if let Some(source) = image.source {
+            return self.load_image(&super::nvrtc::compile(source, cc)?);
+        }
+        Err(failed.unwrap_or_else(|| {
+            let source = if image.source.is_some() { " (there is source: feature `nvrtc` is off)" } else { "" };
+            fault::fault(209, format!("no cubin for sm_{}{} and no PTX{source}", cc.0, cc.1))
+        }))
+    }
+
+    /// Loads a cubin or NUL-terminated PTX. What the JIT has to say about an error becomes the fault's detail.
+    fn load_image(&self, image: &[u8]) -> DriverResult<CUmodule> {
+        // The driver reads cubins as ELF, in place; an embedded one may lie at any address.
+        let mut aligned = vec![0_u64; image.len().div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut aligned)[..image.len()].copy_from_slice(image);
+        let mut log = vec![0_u8; 8192];
+        let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The second option's value is a number in the place of a pointer.
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
+        let mut m = ptr::null_mut();
+        // SAFETY: the context is current; image, log and options live across the call, and the image says its own
+        // length (an ELF header, or a NUL at the end).
+        let r = unsafe {
+            sys::cuModuleLoadDataEx(&mut m, aligned.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
+        };
+        self.check_code(fault::code(r), || text(&log))?;
+        Ok(m)
+    }
+
+    /// Makes every kernel resident: with lazy loading, the driver's default, the first launch would load it and could
+    /// wait for a kernel that spins. Before CUDA 12.4 kernels cannot be enumerated; there [`CudaGpu::function`] loads.
+    fn load_kernels(&self, m: CUmodule) -> DriverResult {
+        let o = self.optional;
+        let (Some(count), Some(enumerate), Some(load)) = (o.module_function_count, o.module_enumerate, o.func_load)
+        else {
+            return Ok(());
+        };
+        let mut n = 0;
+        // SAFETY: the symbol's own type; the pointer is to a live integer.
+        self.check_code(unsafe { count(&mut n, m) }, String::new)?;
+        let mut functions = vec![ptr::null_mut(); n as usize];
+        if n > 0 {
+            // SAFETY: the symbol's own type; room for `n` handles.
+            self.check_code(unsafe { enumerate(functions.as_mut_ptr(), n, m) }, String::new)?;
+        }
+        for f in functions.into_iter().filter(|f| !f.is_null()) {
+            // SAFETY: the symbol's own type; a kernel of this module.
+            self.check_code(unsafe { load(f) }, String::new)?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// See [`Driver::module_unload`](crate::driver::Driver::module_unload).
+    pub(super) unsafe fn module_unload(&self, m: RawModule) -> DriverResult {
+        // A later kernel may get the handle of one that goes now.
+        self.big_shared.lock().clear();
+        self.enter()?;
+        // SAFETY: the caller's promise: a module of this device, none of its kernels in flight.
+        self.check(unsafe { sys::cuModuleUnload(module(m)) })
+    }
+
+    pub(super) fn function(&self, m: RawModule, name: &str) -> DriverResult<RawFunction> {
+        self.enter()?;
+        let c_name = CString::new(name).map_err(|_| fault::invalid("a NUL in a kernel's name"))?;
+        let mut f = ptr::null_mut();
+        // SAFETY: a live module of this device; the name ends with NUL; the pointer is to a live handle.
+        let r = unsafe { sys::cuModuleGetFunction(&mut f, module(m), c_name.as_ptr()) };
+        self.check_code(fault::code(r), || format!("kernel `{name}`"))?;
+        let mut registers = 0;
+        let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+        // This loads the kernel, whatever the loading mode.
+        // SAFETY: the kernel just found; the pointer is to a live integer.
+        self.check(unsafe { sys::cuFuncGetAttribute(&mut registers, what, f) })?;
+        Ok(RawFunction(f.expose_provenance() as u64))
+    }
+}
+
+/// A cubin runs on its own major version, from its minor version on; the newest that runs is the best.
+fn best_cubin(cubins: &[(u32, &'static [u8])], (major, minor): (u32, u32)) -> Option<&'static [u8]> {
+    let runs = cubins.iter().filter(|(cc, _)| cc / 10 == major && cc % 10 <= minor);
+    runs.max_by_key(|(cc, _)| *cc).map(|(_, image)| *image)
+}
+
+/// The text of a log buffer, up to its NUL.
+pub(super) fn text(log: &[u8]) -> String {
+    let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
+    String::from_utf8_lossy(&log[..end]).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_cubin_of_the_same_major() {
+        let cubins: &[(u32, &'static [u8])] = &[(80, b"80"), (90, b"90"), (86, b"86"), (100, b"100")];
+        assert_eq!(best_cubin(cubins, (9, 0)), Some(&b"90"[..]));
+        assert_eq!(best_cubin(cubins, (8, 9)), Some(&b"86"[..]));
+        assert_eq!(best_cubin(cubins, (8, 0)), Some(&b"80"[..]));
+        assert_eq!(best_cubin(cubins, (10, 3)), Some(&b"100"[..]));
+        assert_eq!(best_cubin(cubins, (7, 5)), None);
+        assert_eq!(best_cubin(&[], (9, 0)), None);
+    }
+
+    #[test]
+    fn logs_end_at_their_nul() {
+        assert_eq!(text(b"ptxas error\n\0\0rubbish"), "ptxas error");
+        assert_eq!(text(b""), "");
+    }
+}

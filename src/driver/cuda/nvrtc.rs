@@ -1,0 +1,70 @@
+//! CUDA C++ source to a cubin for the device at hand.
+
+use std::{
+    ffi::{CString, c_char},
+    ptr,
+};
+
+use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
+
+use super::{fault, library, module::text};
+use crate::driver::{DriverResult, Fault, FaultKind};
+
+/// A program, destroyed at the end.
+struct Program(nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `nvrtcCreateProgram`, destroyed once.
+        let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+/// Compiles for exactly this compute capability. The compiler's log becomes the detail of the fault.
+pub(super) fn compile(source: &str, (major, minor): (u32, u32)) -> DriverResult<Vec<u8>> {
+    if !library::nvrtc_present() {
+        return Err(fault::unsupported("libnvrtc was not found; it comes with the CUDA toolkit"));
+    }
+    let source = CString::new(source.trim_end_matches('\0')).map_err(|_| fault::invalid("a NUL within CUDA source"))?;
+    let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()]
+        .map(|o| CString::new(o).unwrap_or_default());
+    let options: [*const c_char; 2] = [options[0].as_ptr(), options[1].as_ptr()];
+    let mut program = Program(ptr::null_mut());
+    let (name, none) = (c"module.cu".as_ptr(), ptr::null());
+    // SAFETY: source and name end with NUL, and the source outlives the program; no headers.
+    let status = unsafe { sys::nvrtcCreateProgram(&mut program.0, source.as_ptr(), name, 0, none, none) };
+    check(status, String::new)?;
+    // SAFETY: a live program; two NUL-terminated options.
+    check(unsafe { sys::nvrtcCompileProgram(program.0, 2, options.as_ptr()) }, || log(&program))?;
+    let mut size = 0;
+    // SAFETY: a compiled program; the pointer is to a live integer.
+    check(unsafe { sys::nvrtcGetCUBINSize(program.0, &mut size) }, String::new)?;
+    let mut cubin = vec![0_u8; size];
+    // SAFETY: the buffer is as long as NVRTC said.
+    check(unsafe { sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()) }, String::new)?;
+    Ok(cubin)
+}
+
+fn log(program: &Program) -> String {
+    let mut size = 0;
+    // SAFETY: a live program; the pointer is to a live integer.
+    if unsafe { sys::nvrtcGetProgramLogSize(program.0, &mut size) } != nvrtcResult::NVRTC_SUCCESS {
+        return String::new();
+    }
+    let mut buffer = vec![0_u8; size];
+    // SAFETY: the buffer is as long as NVRTC said.
+    let _ = unsafe { sys::nvrtcGetProgramLog(program.0, buffer.as_mut_ptr().cast()) };
+    text(&buffer)
+}
+
+fn check(status: nvrtcResult, detail: impl FnOnce() -> String) -> DriverResult {
+    let kind = match status {
+        nvrtcResult::NVRTC_SUCCESS => return Ok(()),
+        nvrtcResult::NVRTC_ERROR_OUT_OF_MEMORY => FaultKind::OutOfMemory,
+        nvrtcResult::NVRTC_ERROR_COMPILATION | nvrtcResult::NVRTC_ERROR_INVALID_INPUT => FaultKind::InvalidArgument,
+        // An NVRTC that is older than the GPU.
+        nvrtcResult::NVRTC_ERROR_INVALID_OPTION => FaultKind::Unsupported,
+        _ => FaultKind::Other,
+    };
+    Err(Fault { kind, code: status as u32 as i32, name: format!("{status:?}"), detail: detail() })
+}

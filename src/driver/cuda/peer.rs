@@ -1,0 +1,122 @@
+//! Rights to another device's memory. CUDA keeps one right per ordered pair of contexts in the process; several
+//! [`CudaGpu`] objects of one device share it here, so that the last one to leave takes it back, and only if it was
+//! this module that asked for it.
+
+use std::{collections::HashMap, ptr};
+
+use cudarc::driver::sys::{self, CUdevice};
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+
+use super::{
+    CudaGpu,
+    context::Context,
+    fault::{self, PEER_ALREADY_ENABLED, SUCCESS},
+};
+use crate::driver::{Driver, DriverResult};
+
+/// A right that is held.
+struct Right {
+    /// How many objects hold it.
+    holders: usize,
+    /// Whether it is ours to take back; another library may have asked for it first.
+    ours: bool,
+    /// The peer's primary context, retained, so that the handle stays good until the right is taken back.
+    peer: Context,
+}
+
+/// By `(who, whose memory)`.
+static RIGHTS: Lazy<Mutex<HashMap<(CUdevice, CUdevice), Right>>> = Lazy::new(Mutex::default);
+
+impl CudaGpu {
+    /// The CUDA device behind a driver.
+    pub(super) fn peer<'a>(&self, driver: &'a dyn Driver) -> DriverResult<&'a CudaGpu> {
+        driver.as_any().downcast_ref().ok_or_else(|| fault::invalid("a device of another backend"))
+    }
+
+    /// Whether this device was given access to the other's memory.
+    pub(super) fn has_peer(&self, other: &CudaGpu) -> bool {
+        self.peers.lock().contains(&other.device)
+    }
+
+    pub(super) fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> {
+        self.alive()?;
+        let peer = self.peer(peer)?;
+        if peer.device == self.device {
+            return Ok(true);
+        }
+        let mut can = 0;
+        // SAFETY: two devices of this driver; the pointer is to a live integer.
+        self.check(unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, peer.device) })?;
+        Ok(can != 0)
+    }
+
+    pub(super) fn enable_peer(&self, peer: &dyn Driver) -> DriverResult {
+        self.enter()?;
+        let peer = self.peer(peer)?;
+        let mut mine = self.peers.lock();
+        if peer.device == self.device || mine.contains(&peer.device) {
+            return Ok(());
+        }
+        let mut rights = RIGHTS.lock();
+        let key = (self.device, peer.device);
+        if let Some(right) = rights.get_mut(&key) {
+            right.holders += 1;
+        } else {
+            let mut context = ptr::null_mut();
+            // SAFETY: a device of this driver; released in `give_back` or just below.
+            self.check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, peer.device) })?;
+            // SAFETY: our context is current, the peer's is retained.
+            let ours = match fault::code(unsafe { sys::cuCtxEnablePeerAccess(context, 0) }) {
+                SUCCESS => true,
+                PEER_ALREADY_ENABLED => false,
+                code => {
+                    // SAFETY: balances the retain above.
+                    let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(peer.device) };
+                    return self.check_code(code, || format!("GPU {} to GPU {}", key.0, key.1));
+                }
+            };
+            rights.insert(key, Right { holders: 1, ours, peer: Context(context) });
+        }
+        mine.insert(peer.device);
+        Ok(())
+    }
+
+    pub(super) fn disable_peer(&self, peer: &dyn Driver) -> DriverResult {
+        self.enter()?;
+        let peer = self.peer(peer)?;
+        let mut mine = self.peers.lock();
+        if mine.remove(&peer.device) { self.give_back(peer.device, true) } else { Ok(()) }
+    }
+
+    /// One holder less; the last one takes the right back, which needs the own context to be current.
+    fn give_back(&self, peer: CUdevice, current: bool) -> DriverResult {
+        let mut rights = RIGHTS.lock();
+        let key = (self.device, peer);
+        let Some(right) = rights.get_mut(&key) else { return Ok(()) };
+        right.holders -= 1;
+        if right.holders > 0 {
+            return Ok(());
+        }
+        let (ours, context) = (right.ours, right.peer.0);
+        rights.remove(&key);
+        let result = if ours && current {
+            // SAFETY: our context is current, the peer's is retained; a right that is gone is an error and no harm.
+            fault::code(unsafe { sys::cuCtxDisablePeerAccess(context) })
+        } else {
+            SUCCESS
+        };
+        // SAFETY: balances the retain in `enable_peer`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(peer) };
+        // 705: another library took it back first.
+        if result == 705 { Ok(()) } else { self.check_code(result, String::new) }
+    }
+}
+
+/// Gives all rights of a device back, as it is dropped.
+pub(super) fn forget_all(gpu: &mut CudaGpu, current: bool) {
+    let peers = std::mem::take(gpu.peers.get_mut());
+    for peer in peers {
+        let _ = gpu.give_back(peer, current);
+    }
+}

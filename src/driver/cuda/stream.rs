@@ -1,0 +1,176 @@
+//! Streams and events, and waiting for either by polling: a wait can always be given up.
+
+use std::{
+    hint, ptr, thread,
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::{
+    result,
+    sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags},
+};
+
+use super::{CudaGpu, fault};
+use crate::driver::{DriverResult, RawEvent, RawStream};
+
+/// The driver's handle of a stream.
+pub(super) fn stream(s: RawStream) -> CUstream {
+    ptr::with_exposed_provenance_mut(s.0 as usize)
+}
+
+/// The driver's handle of an event.
+fn event(e: RawEvent) -> CUevent {
+    ptr::with_exposed_provenance_mut(e.0 as usize)
+}
+
+impl CudaGpu {
+    pub(super) fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
+        self.enter()?;
+        let mut s = ptr::null_mut();
+        // CUDA counts as we do: the lower number runs first.
+        let priority = priority.clamp(self.priorities.0, self.priorities.1.max(self.priorities.0));
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the pointer is to a live handle.
+        self.check(unsafe { sys::cuStreamCreateWithPriority(&mut s, flags, priority) })?;
+        Ok(RawStream(s.expose_provenance() as u64))
+    }
+
+    /// # Safety
+    /// See [`Driver::stream_destroy`](crate::driver::Driver::stream_destroy).
+    pub(super) unsafe fn stream_destroy(&self, s: RawStream) -> DriverResult {
+        self.interop.forget(s);
+        #[cfg(feature = "blas")]
+        if let Some(blas) = self.blas.lock().as_mut() {
+            blas.forget(s);
+        }
+        self.enter()?;
+        // SAFETY: the caller's promise: a stream of this device, not used again.
+        self.check(unsafe { sys::cuStreamDestroy_v2(stream(s)) })
+    }
+
+    pub(super) fn stream_query(&self, s: RawStream) -> DriverResult<bool> {
+        self.alive()?;
+        // SAFETY: a live stream of this device; the call does not depend on the current context.
+        self.completed(fault::code(unsafe { sys::cuStreamQuery(stream(s)) }))
+    }
+
+    pub(super) fn stream_wait_idle(&self, s: RawStream, limit: Duration) -> DriverResult<bool> {
+        poll(limit, || self.stream_query(s))
+    }
+
+    pub(super) fn stream_wait_event(&self, s: RawStream, e: RawEvent) -> DriverResult {
+        self.enter()?;
+        // SAFETY: a live stream of this device and a live event, of whichever device.
+        self.check(unsafe { sys::cuStreamWaitEvent(stream(s), event(e), 0) })
+    }
+
+    pub(super) fn event_create(&self, timing: bool) -> DriverResult<RawEvent> {
+        self.enter()?;
+        let flags = if timing { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        let mut e = ptr::null_mut();
+        // SAFETY: the context is current; the pointer is to a live handle.
+        self.check(unsafe { sys::cuEventCreate(&mut e, flags as u32) })?;
+        Ok(RawEvent(e.expose_provenance() as u64))
+    }
+
+    /// # Safety
+    /// See [`Driver::event_destroy`](crate::driver::Driver::event_destroy).
+    pub(super) unsafe fn event_destroy(&self, e: RawEvent) -> DriverResult {
+        self.enter()?;
+        // SAFETY: the caller's promise: an event of this device, not used again.
+        self.check(unsafe { sys::cuEventDestroy_v2(event(e)) })
+    }
+
+    pub(super) fn event_record(&self, e: RawEvent, s: RawStream) -> DriverResult {
+        self.enter()?;
+        // SAFETY: a live event and a live stream of this device.
+        self.check(unsafe { sys::cuEventRecord(event(e), stream(s)) })
+    }
+
+    pub(super) fn event_query(&self, e: RawEvent) -> DriverResult<bool> {
+        self.alive()?;
+        // SAFETY: a live event of this device; the call does not depend on the current context.
+        self.completed(fault::code(unsafe { sys::cuEventQuery(event(e)) }))
+    }
+
+    pub(super) fn event_wait(&self, e: RawEvent, limit: Duration) -> DriverResult<bool> {
+        poll(limit, || self.event_query(e))
+    }
+
+    pub(super) fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration> {
+        self.enter()?;
+        let mut ms = 0.0_f32;
+        match self.optional.elapsed {
+            Some(elapsed) => {
+                // SAFETY: the symbol's own type; live events of this device; the pointer is to a live number.
+                self.check_code(unsafe { elapsed(&mut ms, event(start), event(end)) }, String::new)?;
+            }
+            // libcuda was linked, with the names that the bindings know.
+            // SAFETY: live events of this device.
+            None => match unsafe { result::event::elapsed(event(start), event(end)) } {
+                Ok(v) => ms = v,
+                Err(e) => self.check(e.0)?,
+            },
+        }
+        Ok(Duration::try_from_secs_f64(f64::from(ms) / 1000.0).unwrap_or_default())
+    }
+
+    /// A query's answer.
+    fn completed(&self, code: i32) -> DriverResult<bool> {
+        match code {
+            fault::SUCCESS => Ok(true),
+            fault::NOT_READY => Ok(false),
+            code => self.check_code(code, String::new).map(|()| true),
+        }
+    }
+}
+
+/// Asks until the answer is yes, an error, or the limit: spinning for 20 us, yielding up to 100 us, then in sleeps that
+/// grow from 5 to 50 us.
+fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
+    const SPIN: Duration = Duration::from_micros(20);
+    const YIELD: Duration = Duration::from_micros(100);
+    const LONGEST: Duration = Duration::from_micros(50);
+    if done()? {
+        return Ok(true);
+    }
+    let start = Instant::now();
+    let mut nap = Duration::from_micros(5);
+    loop {
+        let waited = start.elapsed();
+        if waited >= limit {
+            return Ok(false);
+        }
+        if waited < SPIN {
+            (0..16).for_each(|_| hint::spin_loop());
+        } else if waited < YIELD {
+            thread::yield_now();
+        } else {
+            thread::sleep(nap.min(limit - waited));
+            nap = (nap * 2).min(LONGEST);
+        }
+        if done()? {
+            return Ok(true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_ends_with_yes_with_the_limit_and_with_an_error() {
+        let mut asked = 0;
+        let third = poll(Duration::from_secs(10), || {
+            asked += 1;
+            Ok(asked == 3)
+        });
+        assert_eq!((third, asked), (Ok(true), 3));
+        assert_eq!(poll(Duration::ZERO, || Ok(false)), Ok(false));
+        let t = Instant::now();
+        assert_eq!(poll(Duration::from_millis(2), || Ok(false)), Ok(false));
+        assert!(t.elapsed() >= Duration::from_millis(2));
+        assert_eq!(poll(Duration::MAX, || Err(fault::fault(700, ""))), Err(fault::fault(700, "")));
+    }
+}

@@ -1,0 +1,58 @@
+//! The byte ranges that running operations use.
+//!
+//! Kernels are handed `&mut [T]` and copies run without a lock, so two operations that touch the same bytes, one of them
+//! writing, must not run at once even if the user's program forgot to order them. An operation claims its ranges before it
+//! runs; one that conflicts stays where it is until another has finished. Ranges are host addresses, so that device,
+//! page-locked and managed memory are all alike.
+
+use super::slab::Key;
+
+pub(super) struct Active {
+    ranges: Vec<Range>,
+}
+
+struct Range {
+    stream: Key,
+    start: usize,
+    end: usize,
+    write: bool,
+}
+
+impl Active {
+    pub fn new() -> Self {
+        Active { ranges: Vec::new() }
+    }
+
+    /// Whether a running operation excludes this access.
+    pub fn conflicts(&self, start: usize, bytes: usize, write: bool) -> bool {
+        let end = start + bytes;
+        self.ranges.iter().any(|r| (write || r.write) && start < r.end && r.start < end)
+    }
+
+    /// Enters a range of the operation that `stream` runs.
+    pub fn claim(&mut self, stream: Key, start: usize, bytes: usize, write: bool) {
+        self.ranges.push(Range { stream, start, end: start + bytes, write });
+    }
+
+    /// Removes all ranges of the operation that `stream` ran.
+    pub fn release(&mut self, stream: Key) {
+        self.ranges.retain(|r| r.stream != stream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_exclude_and_readers_share() {
+        let mut active = Active::new();
+        active.claim(1, 100, 50, false);
+        assert!(!active.conflicts(100, 50, false));
+        assert!(active.conflicts(149, 1, true) && !active.conflicts(150, 9, true) && !active.conflicts(90, 10, true));
+        active.claim(2, 200, 8, true);
+        assert!(active.conflicts(207, 1, false));
+        active.release(2);
+        assert!(!active.conflicts(207, 1, false) && active.conflicts(120, 1, true));
+    }
+}

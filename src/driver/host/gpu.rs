@@ -1,0 +1,383 @@
+//! [`Driver`] for a software GPU: checks at submit, then hands the operation to the machine.
+
+use super::{
+    HostConfig,
+    event::{Event, Progress, Record},
+    fault,
+    machine::{Owner, State},
+    memory::{Block, Home, HostKind},
+    op::{Engine, Op, Work},
+    stream::{State as StreamState, Stream},
+};
+#[cfg(feature = "blas")]
+use crate::driver::Gemm;
+use crate::driver::{
+    Address, DeviceInfo, Driver, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawModule, RawStream,
+};
+use parking_lot::MutexGuard;
+use std::{any::Any, sync::Arc, time::Duration};
+
+/// A software GPU; see the [module docs](super). Made by [`machine`](super::machine).
+pub struct HostGpu {
+    owner: Arc<Owner>,
+    index: usize,
+    info: DeviceInfo,
+}
+
+impl HostGpu {
+    pub(super) fn new(owner: &Arc<Owner>, index: usize, config: &HostConfig) -> Self {
+        let machine = owner.machine();
+        let window = machine.lock().core.memory.first_window() + index as u64;
+        let mut uuid = *b"software\0\0\0\0\0\0\0\0";
+        uuid[8..].copy_from_slice(&window.to_be_bytes());
+        let info = DeviceInfo {
+            ordinal: index,
+            name: config.name.clone().unwrap_or_else(|| "software GPU".into()),
+            uuid,
+            total_memory: config.memory,
+            compute_capability: (0, 0),
+            pci_bus_id: String::new(),
+            multiprocessors: machine.workers() as u32,
+            stream_values: true,
+            concurrent_managed: true,
+        };
+        HostGpu { owner: owner.clone(), index, info }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.owner.machine().lock()
+    }
+
+    /// The lock, if the device is alive.
+    fn alive(&self) -> DriverResult<MutexGuard<'_, State>> {
+        let state = self.lock();
+        state.core.check_alive(self.index)?;
+        Ok(state)
+    }
+
+    /// Appends an operation. A refused one is dropped after the lock, which is a local and so goes first: it may own a
+    /// closure, whose drop may call the driver.
+    fn submit(&self, stream: RawStream, engine: Engine, work: Work) -> DriverResult {
+        let mut state = self.alive()?;
+        state.core.stream(self.index, stream.0)?;
+        state.core.admit(self.index, &work)?;
+        self.owner.push(&mut state, stream.0, Op { engine, work })
+    }
+
+    fn copy(&self, dst: Address, src: Address, bytes: usize, stream: RawStream, engine: Engine) -> DriverResult {
+        self.submit(stream, engine, Work::Copy { dst, src, bytes })
+    }
+
+    fn peer(&self, peer: &dyn Driver) -> Option<usize> {
+        let peer = peer.as_any().downcast_ref::<HostGpu>()?;
+        peer.owner.is(&self.owner).then_some(peer.index)
+    }
+
+    /// The event's latest record.
+    fn record_of(state: &State, event: RawEvent) -> DriverResult<Option<Record>> {
+        Ok(state.core.events.get(event.0).ok_or_else(|| fault::invalid_handle("event"))?.record)
+    }
+
+    fn progress(state: &State, record: Record) -> DriverResult<bool> {
+        match state.core.progress(record) {
+            Progress::Pending => Ok(false),
+            Progress::Done => Ok(true),
+            Progress::Failed(lost) => Err(lost),
+        }
+    }
+
+    /// Waits for a record. A lost device is reported only after the operations that still run have ended, or the limit.
+    fn wait(&self, record: Option<Record>, limit: Duration, mut state: MutexGuard<'_, State>) -> DriverResult<bool> {
+        if let Some(record) = record {
+            self.owner.machine().wait(&mut state, record.stream, record.seq, limit);
+        }
+        state.core.check_alive(self.index)?;
+        record.map_or(Ok(true), |record| Self::progress(&state, record))
+    }
+
+    fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
+        check_size(bytes)?;
+        drop(self.alive()?);
+        let block = Block::zeroed(bytes).ok_or_else(|| fault::out_of_memory(bytes as u64, 0))?;
+        Ok(self.alive()?.core.memory.host_insert(block, kind))
+    }
+
+    /// Memory is given back even when the device is lost.
+    fn free_host(&self, ptr: *mut u8, kind: HostKind) -> DriverResult {
+        let mut state = self.lock();
+        let freed = state.core.memory.host_remove(ptr, kind);
+        state.core.check_alive(self.index).and(freed)
+    }
+}
+
+fn check_size(bytes: usize) -> DriverResult {
+    if bytes == 0 { Err(fault::invalid("0 bytes asked for")) } else { Ok(()) }
+}
+
+fn check_aligned(address: Address, to: u64) -> DriverResult {
+    if address.is_multiple_of(to) {
+        Ok(())
+    } else {
+        Err(fault::invalid(format!("{address:#x} is not {to}-byte aligned")))
+    }
+}
+
+impl Driver for HostGpu {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn bind(&self) -> DriverResult {
+        self.alive().map(drop)
+    }
+
+    fn memory_info(&self) -> DriverResult<(u64, u64)> {
+        Ok(self.alive()?.core.memory.info(self.index))
+    }
+
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<Address> {
+        check_size(bytes)?;
+        self.alive()?.core.memory.alloc(self.index, bytes)
+    }
+
+    unsafe fn mem_free(&self, address: Address) -> DriverResult {
+        let mut state = self.lock();
+        let freed = state.core.memory.free(self.index, address);
+        state.core.check_alive(self.index).and(freed)
+    }
+
+    fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
+        self.host_memory(bytes, HostKind::Pinned)
+    }
+
+    unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult {
+        self.free_host(ptr, HostKind::Pinned)
+    }
+
+    fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
+        self.host_memory(bytes, HostKind::Managed)
+    }
+
+    unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
+        self.free_host(ptr, HostKind::Managed)
+    }
+
+    fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
+        Ok(RawStream(self.alive()?.core.streams.insert(Stream::new(self.index, priority))))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {
+        let mut state = self.lock();
+        let found = state.core.stream(self.index, stream.0)?;
+        found.destroyed = true;
+        if found.state == StreamState::Idle {
+            state.core.streams.remove(stream.0);
+        }
+        state.core.check_alive(self.index)
+    }
+
+    fn stream_query(&self, stream: RawStream) -> DriverResult<bool> {
+        let mut state = self.alive()?;
+        let stream = state.core.stream(self.index, stream.0)?;
+        Ok(stream.completed == stream.submitted)
+    }
+
+    fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool> {
+        let mut state = self.lock();
+        let seq = state.core.stream(self.index, stream.0)?.submitted;
+        self.wait(Some(Record { device: self.index, stream: stream.0, seq }), limit, state)
+    }
+
+    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
+        let mut state = self.alive()?;
+        state.core.stream(self.index, stream.0)?;
+        match Self::record_of(&state, event)? {
+            Some(record) if matches!(state.core.progress(record), Progress::Pending) => {
+                self.owner.push(&mut state, stream.0, Op { engine: Engine::None, work: Work::WaitEvent(record) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn event_create(&self, timing: bool) -> DriverResult<RawEvent> {
+        let event = Event { device: self.index, timing, record: None, stamp: None };
+        Ok(RawEvent(self.alive()?.core.events.insert(event)))
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult {
+        let mut state = self.lock();
+        let removed = state.core.events.remove(event.0);
+        state.core.check_alive(self.index)?;
+        removed.map(drop).ok_or_else(|| fault::invalid_handle("event"))
+    }
+
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult {
+        let mut state = self.alive()?;
+        let mut seq = state.core.stream(self.index, stream.0)?.submitted;
+        let found = state.core.events.get(event.0).filter(|event| event.device == self.index);
+        if found.ok_or_else(|| fault::invalid_handle("event"))?.timing {
+            seq += 1;
+            let work = Work::Stamp { event: event.0, seq };
+            self.owner.push(&mut state, stream.0, Op { engine: Engine::None, work })?;
+        }
+        if let Some(event) = state.core.events.get_mut(event.0) {
+            event.record = Some(Record { device: self.index, stream: stream.0, seq });
+            event.stamp = None;
+        }
+        Ok(())
+    }
+
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
+        let state = self.alive()?;
+        Self::record_of(&state, event)?.map_or(Ok(true), |record| Self::progress(&state, record))
+    }
+
+    fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool> {
+        let state = self.lock();
+        let record = Self::record_of(&state, event)?;
+        self.wait(record, limit, state)
+    }
+
+    fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration> {
+        let state = self.alive()?;
+        let stamp = |event: RawEvent| {
+            let event = state.core.events.get(event.0).filter(|event| event.device == self.index);
+            match event {
+                Some(event) if event.timing && event.record.is_some() => {
+                    event.stamp.ok_or_else(|| fault::not_ready("the event's work has not completed"))
+                }
+                _ => Err(fault::invalid_handle("timing event that was recorded")),
+            }
+        };
+        Ok(stamp(end)?.saturating_duration_since(stamp(start)?))
+    }
+
+    unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult {
+        self.alive()?.core.memory.check_host(src as Address, bytes)?;
+        self.copy(dst, src as Address, bytes, stream, Engine::Up)
+    }
+
+    unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
+        self.alive()?.core.memory.check_host(dst as Address, bytes)?;
+        self.copy(dst as Address, src, bytes, stream, Engine::Down)
+    }
+
+    unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
+        self.copy(dst, src, bytes, stream, Engine::Compute)
+    }
+
+    unsafe fn copy_peer(
+        &self,
+        dst: Address,
+        dst_device: &dyn Driver,
+        src: Address,
+        src_device: &dyn Driver,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult {
+        let owners = [(dst, self.peer(dst_device)), (src, self.peer(src_device))];
+        if !owners.iter().any(|(_, owner)| *owner == Some(self.index)) {
+            return Err(fault::invalid("copy_peer on a device that owns neither side"));
+        }
+        let state = self.alive()?;
+        for (address, owner) in owners {
+            let Some(owner) = owner else {
+                return Err(fault::peer_not_enabled("the other device is not of this machine"));
+            };
+            if !state.core.rights.allowed(self.index, owner) {
+                return Err(fault::peer_not_enabled(format!("device {} may not access device {owner}", self.index)));
+            }
+            if bytes > 0
+                && let Home::Device(home) = state.core.memory.resolve(address, bytes)?.home
+                && home != owner
+            {
+                return Err(fault::invalid(format!("{address:#x} is memory of device {home}, not {owner}")));
+            }
+        }
+        drop(state);
+        self.copy(dst, src, bytes, stream, Engine::Peer)
+    }
+
+    unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, stream: RawStream) -> DriverResult {
+        self.submit(stream, Engine::Compute, Work::FillU8 { dst, value, bytes })
+    }
+
+    unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, stream: RawStream) -> DriverResult {
+        check_aligned(dst, 4)?;
+        if count > isize::MAX as usize / 4 {
+            return Err(fault::invalid(format!("{count} words are more than any memory has")));
+        }
+        self.submit(stream, Engine::Compute, Work::FillU32 { dst, value, count })
+    }
+
+    fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> {
+        let state = self.alive()?;
+        Ok(self.peer(peer).is_some_and(|peer| state.core.rights.possible(self.index, peer)))
+    }
+
+    fn enable_peer(&self, peer: &dyn Driver) -> DriverResult {
+        let peer = self.peer(peer).ok_or_else(|| fault::peer_unsupported("the devices are not of one machine"))?;
+        self.alive()?.core.rights.enable(self.index, peer)
+    }
+
+    fn disable_peer(&self, peer: &dyn Driver) -> DriverResult {
+        let mut state = self.alive()?;
+        if let Some(peer) = self.peer(peer) {
+            state.core.rights.disable(self.index, peer);
+        }
+        Ok(())
+    }
+
+    fn module_load(&self, _image: &ModuleImage) -> DriverResult<RawModule> {
+        Ok(RawModule(self.alive()?.core.modules.insert(self.index)))
+    }
+
+    unsafe fn module_unload(&self, module: RawModule) -> DriverResult {
+        let removed = self.alive()?.core.modules.remove(module.0);
+        removed.map(drop).ok_or_else(|| fault::invalid_handle("module"))
+    }
+
+    fn function(&self, module: RawModule, _name: &str) -> DriverResult<RawFunction> {
+        match self.alive()?.core.modules.get(module.0) {
+            Some(&device) if device == self.index => Ok(RawFunction(module.0)),
+            _ => Err(fault::invalid_handle("module")),
+        }
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult {
+        let Some(kernel) = launch.host else {
+            return Err(fault::not_found(format!("kernel `{}` has no Rust twin for software GPUs", launch.name)));
+        };
+        let (x, y, z) = launch.dims.grid;
+        let (bx, by, bz) = launch.dims.block;
+        if [x, y, z, bx, by, bz].contains(&0) {
+            return Err(fault::invalid(format!("kernel `{}` is launched with an empty grid or block", launch.name)));
+        }
+        let work = Work::Kernel { name: launch.name, kernel, dims: launch.dims, args: launch.args.into() };
+        self.submit(stream, Engine::Compute, work)
+    }
+
+    fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
+        self.submit(stream, Engine::HostThread, Work::HostFunction(f))
+    }
+
+    #[cfg(feature = "blas")]
+    unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult {
+        super::gemm::check(gemm)?;
+        self.submit(stream, Engine::Compute, Work::Gemm(*gemm))
+    }
+
+    unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
+        check_aligned(address, 8)?;
+        self.submit(stream, Engine::None, Work::WriteValue { address, value })
+    }
+
+    unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
+        check_aligned(address, 8)?;
+        self.submit(stream, Engine::None, Work::WaitValue { address, value })
+    }
+}

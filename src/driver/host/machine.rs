@@ -1,0 +1,276 @@
+//! The machine: the scheduler's lock, the worker threads, and threads of the host that wait.
+//!
+//! A worker takes ready streams until there are none, looks again for a few yields (work often comes in bursts, and going
+//! to sleep costs more), and then sleeps. Whoever makes a stream ready wakes one worker unless one is looking already, and
+//! a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up to one per core
+//! (at least two), and one more for each host function under way, since those may block.
+
+use super::{
+    HostConfig,
+    exec::Job,
+    fault,
+    op::{Engine, Op},
+    sched::{Core, Next, Start},
+    slab::Key,
+    stream::{Waiter, Who},
+};
+use crate::driver::DriverResult;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::{
+    mem,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Operations that a worker performs on one stream before the other ready streams have their turn.
+const BATCH: usize = 16;
+/// Looks that a thread takes before it sleeps, with a yield after each.
+const LOOKS: usize = 32;
+/// How often the words that streams wait for are looked at: the host may write them without a call.
+const POLL: Duration = Duration::from_micros(250);
+/// How long the drop of the last handle waits for work that can still run.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+pub(super) struct Machine {
+    state: Mutex<State>,
+    /// For workers that sleep.
+    work: Condvar,
+    /// For the drop of the last handle.
+    ended: Condvar,
+    /// Workers, not counting those for host functions.
+    base_workers: usize,
+}
+
+/// What the lock guards.
+pub(super) struct State {
+    pub core: Core,
+    crew: Crew,
+}
+
+#[derive(Default)]
+struct Crew {
+    handles: Vec<JoinHandle<()>>,
+    /// Workers that have not ended,
+    alive: usize,
+    /// of them asleep and not yet woken,
+    asleep: usize,
+    /// looking for work,
+    looking: usize,
+    /// and running a host function.
+    calling: usize,
+    /// Whether one of those asleep looks at awaited words from time to time.
+    polling: bool,
+    shutdown: bool,
+}
+
+/// Held by the devices of a machine together; dropping it ends the workers.
+pub(super) struct Owner(Arc<Machine>);
+
+impl Owner {
+    pub fn new(configs: &[HostConfig]) -> Self {
+        Owner(Arc::new(Machine {
+            state: Mutex::new(State { core: Core::new(configs), crew: Crew::default() }),
+            work: Condvar::new(),
+            ended: Condvar::new(),
+            base_workers: thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
+        }))
+    }
+
+    pub fn machine(&self) -> &Machine {
+        &self.0
+    }
+
+    pub fn is(&self, other: &Owner) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Appends to a stream that exists, under the lock that `state` holds.
+    pub fn push(&self, state: &mut State, stream: Key, op: Op) -> DriverResult {
+        if state.crew.alive == 0 {
+            self.hire(state)?;
+        }
+        state.core.push(stream, op);
+        if state.core.has_ready() {
+            self.0.wake_worker(state);
+        }
+        Ok(())
+    }
+
+    fn hire(&self, state: &mut State) -> DriverResult {
+        hire(&self.0, &mut state.crew).map_err(|e| fault::no_threads(format!("no worker thread: {e}")))
+    }
+}
+
+impl Drop for Owner {
+    /// Lets the work that can run finish, within reason, and ends the workers. Never panics; on a worker (whose host
+    /// function held the last handle) it waits for nobody.
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.crew.shutdown = true;
+        self.0.work.notify_all();
+        state.crew.asleep = 0;
+        let handles = mem::take(&mut state.crew.handles);
+        if handles.iter().any(|handle| handle.thread().id() == thread::current().id()) {
+            return;
+        }
+        let deadline = Instant::now() + FAREWELL;
+        while state.crew.alive > 0 && !self.0.ended.wait_until(&mut state, deadline).timed_out() {}
+        let all_ended = state.crew.alive == 0;
+        drop(state);
+        if all_ended {
+            handles.into_iter().for_each(|handle| drop(handle.join()));
+        }
+    }
+}
+
+fn hire(machine: &Arc<Machine>, crew: &mut Crew) -> std::io::Result<()> {
+    let name = format!("gpu-pool:host:{}", crew.alive);
+    let worker = machine.clone();
+    let handle = thread::Builder::new().name(name).spawn(move || worker.run())?;
+    crew.handles.push(handle);
+    crew.alive += 1;
+    Ok(())
+}
+
+impl Machine {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub fn workers(&self) -> usize {
+        self.base_workers
+    }
+
+    /// Sees to it that a worker will look at what is ready.
+    fn wake_worker(self: &Arc<Self>, state: &mut State) {
+        let crew = &mut state.crew;
+        if crew.looking > 0 {
+            return;
+        }
+        if crew.asleep > 0 {
+            // None is woken if the one asleep has just come to the end of a poll; then it will look anyway.
+            if self.work.notify_one() {
+                crew.asleep -= 1;
+            }
+        } else if crew.alive < self.base_workers + crew.calling && !crew.shutdown {
+            // A worker less makes things slower, not wrong: the first one was started by `push` or not at all.
+            let _ = hire(self, crew);
+        }
+    }
+
+    // ---- workers ----------------------------------------------------------------------------------------------------
+
+    fn run(self: &Arc<Self>) {
+        let mut job = Job::default();
+        let mut state = self.state.lock();
+        loop {
+            if let Some(stream) = state.core.pick_next() {
+                self.advance(&mut state, stream, &mut job);
+            } else if state.crew.shutdown {
+                break;
+            } else {
+                self.rest(&mut state);
+            }
+        }
+        state.crew.alive -= 1;
+        if state.crew.alive == 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Runs operations of one stream, for a while.
+    fn advance(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key, job: &mut Job) {
+        for _ in 0..BATCH {
+            match state.core.start(stream, job) {
+                Start::Done => continue,
+                Start::Left => return self.bury(state),
+                Start::Run => {}
+            }
+            if state.core.has_ready() || (state.core.awaits_values() && !state.crew.polling) {
+                self.wake_worker(state);
+            }
+            let calls = usize::from(job.engine == Some(Engine::HostThread));
+            state.crew.calling += calls;
+            let result = MutexGuard::unlocked(state, || job.perform());
+            state.crew.calling -= calls;
+            let next = state.core.finish(job, result);
+            self.bury(state);
+            match next {
+                Next::Continue => {}
+                Next::Yield => break,
+                Next::Left => return,
+            }
+        }
+        state.core.requeue(stream);
+    }
+
+    /// Drops operations that will not run, without the lock.
+    fn bury(&self, state: &mut MutexGuard<'_, State>) {
+        if !state.core.graveyard.is_empty() {
+            let dead = mem::take(&mut state.core.graveyard);
+            MutexGuard::unlocked(state, || drop(dead));
+        }
+    }
+
+    /// Looks for work for a moment, then sleeps until woken, or until it is time to look at awaited words again.
+    fn rest(&self, state: &mut MutexGuard<'_, State>) {
+        state.crew.looking += 1;
+        for _ in 0..LOOKS {
+            MutexGuard::unlocked(state, thread::yield_now);
+            if state.core.has_ready() || state.crew.shutdown {
+                break;
+            }
+        }
+        state.crew.looking -= 1;
+        if state.core.has_ready() || state.crew.shutdown {
+            return;
+        }
+        state.crew.asleep += 1;
+        if state.core.awaits_values() && !state.crew.polling {
+            state.crew.polling = true;
+            while self.work.wait_for(state, POLL).timed_out() {
+                state.core.check_values();
+                if state.core.has_ready() || !state.core.awaits_values() || state.crew.shutdown {
+                    state.crew.asleep = state.crew.asleep.saturating_sub(1);
+                    break;
+                }
+            }
+            state.crew.polling = false;
+        } else {
+            self.work.wait(state);
+        }
+    }
+
+    // ---- threads of the host ----------------------------------------------------------------------------------------
+
+    /// Waits until `stream` has completed `seq` operations, or is gone, or `limit` has passed.
+    pub fn wait(&self, state: &mut MutexGuard<'_, State>, stream: Key, seq: u64, limit: Duration) {
+        let done = |state: &State| state.core.streams.get(stream).is_none_or(|stream| stream.completed >= seq);
+        let start = Instant::now();
+        for _ in 0..LOOKS {
+            if done(state) || start.elapsed() >= limit {
+                return;
+            }
+            MutexGuard::unlocked(state, thread::yield_now);
+        }
+        let deadline = start.checked_add(limit);
+        let condvar = Arc::new(Condvar::new());
+        while !done(state) {
+            if let Some(stream) = state.core.streams.get_mut(stream) {
+                stream.waiters.push(Waiter { seq, who: Who::Thread(condvar.clone()) });
+            }
+            match deadline {
+                None => condvar.wait(state),
+                Some(deadline) if condvar.wait_until(state, deadline).timed_out() => {
+                    if let Some(stream) = state.core.streams.get_mut(stream) {
+                        let mine = |who: &Who| matches!(who, Who::Thread(other) if Arc::ptr_eq(other, &condvar));
+                        stream.waiters.retain(|waiter| !mine(&waiter.who));
+                    }
+                    return;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}

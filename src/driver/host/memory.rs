@@ -1,0 +1,275 @@
+//! Memory: one window of addresses per device, and the host memory that all devices see.
+//!
+//! A device address means nothing to the host. It lies in the device's window, 4 TiB wide and never used by another
+//! device of the process, far outside what the operating system hands out, and is translated when an operation runs.
+//! Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late as possible, and a
+//! gap follows each allocation, so that stale and overshooting addresses find nothing.
+
+use super::fault;
+use crate::driver::{Address, DriverResult};
+use parking_lot::Mutex;
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    collections::BTreeMap,
+    ptr::NonNull,
+    sync::Arc,
+};
+
+const ALIGN: usize = 256;
+const BASE: u64 = 1 << 62;
+const WINDOW_BITS: u32 = 42;
+const WINDOW: u64 = 1 << WINDOW_BITS;
+
+/// Fresh device memory is filled with this byte in debug builds, for its first [`POISON_LIMIT`] bytes (the rest stays
+/// untouched, so that a large chunk is not committed), lest a program relies on zeroes that a GPU does not give.
+const POISON: u8 = 0xCB;
+const POISON_LIMIT: usize = 1 << 20;
+
+/// Backing memory of one allocation; it lives until its table entry and the last running operation on it are gone.
+pub(super) struct Block {
+    raw: NonNull<u8>,
+    layout: Layout,
+    first: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a block is plain memory; accesses to its bytes are ordered by `access` among operations, and by the driver's
+// users between operations and the host.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Zeroed and committed lazily: small alignment lets the allocator take untouched pages, so we align by hand.
+    pub fn zeroed(bytes: usize) -> Option<Arc<Block>> {
+        let layout = Layout::from_size_align(bytes.checked_add(ALIGN)?, 16).ok()?;
+        // SAFETY: the size is not zero.
+        let raw = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let pad = raw.as_ptr().align_offset(ALIGN);
+        // SAFETY: `pad < ALIGN`, and the allocation is `ALIGN` larger than asked for.
+        let first = unsafe { raw.add(pad) };
+        Some(Arc::new(Block { raw, layout, first, bytes }))
+    }
+
+    /// The byte at `offset`.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.bytes);
+        self.first.as_ptr().wrapping_add(offset)
+    }
+
+    fn poison(&self) {
+        // SAFETY: the block is not shared yet, and that many bytes long.
+        unsafe { self.first.as_ptr().write_bytes(POISON, self.bytes.min(POISON_LIMIT)) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: it came from `alloc_zeroed` with this layout.
+        unsafe { dealloc(self.raw.as_ptr(), self.layout) }
+    }
+}
+
+/// Where memory lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Home {
+    Device(usize),
+    /// Page-locked or managed: everyone's.
+    Host,
+}
+
+/// A translated address.
+pub(super) struct Place<'a> {
+    pub home: Home,
+    pub block: &'a Arc<Block>,
+    pub offset: usize,
+}
+
+/// All memory of a machine.
+pub(super) struct Memory {
+    first_window: u64,
+    devices: Vec<Space>,
+    host: BTreeMap<Address, (Arc<Block>, HostKind)>,
+}
+
+/// What kind of host memory an allocation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostKind {
+    Pinned,
+    Managed,
+}
+
+struct Space {
+    capacity: u64,
+    used: u64,
+    /// Where the search for free addresses starts, relative to the window.
+    cursor: u64,
+    /// By address.
+    blocks: BTreeMap<Address, Arc<Block>>,
+}
+
+/// Takes `n` windows that no device of this process has ever had, and returns the first one's number.
+fn windows(n: u64) -> u64 {
+    static NEXT: Mutex<u64> = Mutex::new(1);
+    let mut next = NEXT.lock();
+    let first = *next;
+    *next += n;
+    assert!(*next < 1 << 20, "this process has made more than a million software GPUs");
+    first
+}
+
+impl Memory {
+    pub fn new(capacities: impl ExactSizeIterator<Item = u64>) -> Self {
+        let first_window = windows(capacities.len() as u64);
+        let devices =
+            capacities.map(|capacity| Space { capacity, used: 0, cursor: 0, blocks: BTreeMap::new() }).collect();
+        Memory { first_window, devices, host: BTreeMap::new() }
+    }
+
+    /// A number that no other machine has.
+    pub fn first_window(&self) -> u64 {
+        self.first_window
+    }
+
+    /// `(free, total)`.
+    pub fn info(&self, device: usize) -> (u64, u64) {
+        let space = &self.devices[device];
+        (space.capacity - space.used, space.capacity)
+    }
+
+    /// Enters an allocation; the poison says that the memory is nobody's yet.
+    pub fn alloc(&mut self, device: usize, bytes: usize) -> DriverResult<Address> {
+        let window = BASE + (self.first_window + device as u64) * WINDOW;
+        let space = &mut self.devices[device];
+        let (asked, free) = (bytes as u64, space.capacity - space.used);
+        if asked > free {
+            return Err(fault::out_of_memory(asked, free));
+        }
+        let block = Block::zeroed(bytes).ok_or_else(|| fault::out_of_memory(asked, free))?;
+        if cfg!(debug_assertions) {
+            block.poison();
+        }
+        let offset = space.find(window, asked).ok_or_else(|| fault::out_of_memory(asked, free))?;
+        space.cursor = offset + footprint(asked);
+        space.used += asked;
+        space.blocks.insert(window + offset, block);
+        Ok(window + offset)
+    }
+
+    /// Forgets an allocation. Operations that run on it right now keep the bytes alive.
+    pub fn free(&mut self, device: usize, address: Address) -> DriverResult {
+        let space = &mut self.devices[device];
+        let block = space.blocks.remove(&address).ok_or_else(|| {
+            fault::invalid(format!("{address:#x} is not the start of a live allocation of device {device}"))
+        })?;
+        space.used -= block.bytes as u64;
+        Ok(())
+    }
+
+    /// Registers host memory and returns its address.
+    pub fn host_insert(&mut self, block: Arc<Block>, kind: HostKind) -> *mut u8 {
+        let first = block.at(0);
+        self.host.insert(first as Address, (block, kind));
+        first
+    }
+
+    /// Forgets host memory.
+    pub fn host_remove(&mut self, ptr: *mut u8, kind: HostKind) -> DriverResult {
+        let address = ptr as Address;
+        if self.host.get(&address).is_none_or(|(_, have)| *have != kind) {
+            return Err(fault::invalid(format!("{address:#x} is not the start of live {kind:?} memory")));
+        }
+        self.host.remove(&address);
+        Ok(())
+    }
+
+    /// Translates a range, which must lie inside one live allocation.
+    pub fn resolve(&self, address: Address, bytes: usize) -> DriverResult<Place<'_>> {
+        let found = if address < BASE {
+            self.host.range(..=address).next_back().map(|(start, (block, _))| (Home::Host, start, block))
+        } else {
+            let window = (address - BASE) >> WINDOW_BITS;
+            let device = window.wrapping_sub(self.first_window) as usize;
+            let Some(space) = self.devices.get(device) else {
+                return Err(fault::peer_not_enabled(format!("{address:#x} is no address of this machine")));
+            };
+            space.blocks.range(..=address).next_back().map(|(start, block)| (Home::Device(device), start, block))
+        };
+        if let Some((home, start, block)) = found {
+            let offset = (address - start) as usize;
+            if offset <= block.bytes && bytes <= block.bytes - offset {
+                return Ok(Place { home, block, offset });
+            }
+        }
+        Err(fault::invalid(format!("no live allocation covers {bytes} bytes at {address:#x}")))
+    }
+
+    /// Demands that a range is page-locked or managed, or empty.
+    pub fn check_host(&self, address: Address, bytes: usize) -> DriverResult {
+        match self.resolve(address, bytes) {
+            _ if bytes == 0 => Ok(()),
+            Ok(Place { home: Home::Host, .. }) => Ok(()),
+            _ => Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not page-locked host memory"))),
+        }
+    }
+}
+
+/// Addresses that an allocation takes: whole units of `ALIGN`, and one more as a gap.
+fn footprint(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGN as u64) + ALIGN as u64
+}
+
+impl Space {
+    /// The next hole at or after the cursor, else from the start of the window.
+    fn find(&self, window: u64, bytes: u64) -> Option<u64> {
+        let need = footprint(bytes);
+        [self.cursor, 0].into_iter().find_map(|from| {
+            let mut at = window + from;
+            for (start, block) in self.blocks.range(at..) {
+                if start - at >= need {
+                    break;
+                }
+                at = start + footprint(block.bytes as u64);
+            }
+            (at + need <= window + WINDOW).then_some(at - window)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_reused_late_and_never_overlap() {
+        let mut memory = Memory::new([1 << 20].into_iter());
+        let a = memory.alloc(0, 1000).unwrap();
+        memory.free(0, a).unwrap();
+        let b = memory.alloc(0, 1000).unwrap();
+        assert_ne!(a, b);
+        assert!(memory.resolve(a, 1).is_err() && memory.resolve(b, 1000).is_ok() && memory.resolve(b, 1001).is_err());
+        // At the end of the window the search starts over and steps around what lives.
+        memory.devices[0].cursor = WINDOW - 256;
+        let c = memory.alloc(0, 5000).unwrap();
+        let d = memory.alloc(0, 256).unwrap();
+        assert!(c > b && d > c, "{a:#x} {b:#x} {c:#x} {d:#x}");
+        assert!(memory.free(0, a).is_err() && memory.free(0, b + 256).is_err());
+        assert_eq!(memory.info(0), ((1 << 20) - 1000 - 5000 - 256, 1 << 20));
+    }
+
+    #[test]
+    fn host_memory_is_aligned_zeroed_and_of_one_kind() {
+        let mut memory = Memory::new([].into_iter());
+        let ptr = memory.host_insert(Block::zeroed(100).unwrap(), HostKind::Pinned);
+        assert_eq!(ptr as usize % ALIGN, 0);
+        // SAFETY: freshly allocated.
+        assert!(unsafe { std::slice::from_raw_parts(ptr, 100) }.iter().all(|&b| b == 0));
+        assert!(
+            memory.check_host(ptr as Address + 99, 1).is_ok() && memory.check_host(ptr as Address + 99, 2).is_err()
+        );
+        assert!(memory.host_remove(ptr, HostKind::Managed).is_err());
+        assert!(
+            memory.host_remove(ptr, HostKind::Pinned).is_ok() && memory.host_remove(ptr, HostKind::Pinned).is_err()
+        );
+    }
+}

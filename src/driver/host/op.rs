@@ -1,0 +1,118 @@
+//! Operations: what a stream's queue holds.
+
+use super::{event::Record, slab::Key};
+#[cfg(feature = "blas")]
+use crate::driver::Gemm;
+use crate::driver::{Address, HostKernel, KernelArg, LaunchDims};
+
+pub(super) struct Op {
+    pub engine: Engine,
+    pub work: Work,
+}
+
+/// Which part of the device an operation occupies. Each but `Compute` and `None` takes one operation at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Engine {
+    /// Copies from host memory.
+    Up,
+    /// Copies to host memory.
+    Down,
+    /// Copies between devices.
+    Peer,
+    /// Host functions: CUDA runs them on one thread per context, too.
+    HostThread,
+    /// Kernels, fills and copies inside a device; those of different streams may run at once.
+    Compute,
+    /// Bookkeeping that the scheduler does by itself.
+    None,
+}
+
+impl Engine {
+    /// The number of engines that take one operation at a time; they come first in the enum.
+    pub const EXCLUSIVE: usize = 4;
+
+    /// The index of an exclusive engine.
+    pub fn exclusive(self) -> Option<usize> {
+        ((self as usize) < Self::EXCLUSIVE).then_some(self as usize)
+    }
+}
+
+pub(super) enum Work {
+    Copy {
+        dst: Address,
+        src: Address,
+        bytes: usize,
+    },
+    FillU8 {
+        dst: Address,
+        value: u8,
+        bytes: usize,
+    },
+    FillU32 {
+        dst: Address,
+        value: u32,
+        count: usize,
+    },
+    Kernel {
+        name: &'static str,
+        kernel: HostKernel,
+        dims: LaunchDims,
+        args: Box<[KernelArg]>,
+    },
+    #[cfg(feature = "blas")]
+    Gemm(Gemm),
+    HostFunction(Box<dyn FnOnce() + Send>),
+    WaitEvent(Record),
+    /// Notes the time in a timing event, unless it was recorded again since.
+    Stamp {
+        event: Key,
+        seq: u64,
+    },
+    WriteValue {
+        address: Address,
+        value: u64,
+    },
+    WaitValue {
+        address: Address,
+        value: u64,
+    },
+}
+
+/// A range of memory that an operation names.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pub address: Address,
+    pub bytes: usize,
+    pub write: bool,
+}
+
+impl Work {
+    /// The memory that the operation names, in an order that [`exec`](super::exec) relies on; empty ranges included.
+    pub fn operands(&self, each: &mut dyn FnMut(Operand)) {
+        let mut range = |address, bytes, write| each(Operand { address, bytes, write });
+        match self {
+            Work::Copy { dst, src, bytes } => {
+                range(*dst, *bytes, true);
+                range(*src, *bytes, false);
+            }
+            Work::FillU8 { dst, bytes, .. } => range(*dst, *bytes, true),
+            Work::FillU32 { dst, count, .. } => range(*dst, 4 * *count, true),
+            Work::Kernel { args, .. } => {
+                for arg in args {
+                    if let KernelArg::Slice { address, bytes, write } = *arg {
+                        range(address, bytes, write);
+                    }
+                }
+            }
+            #[cfg(feature = "blas")]
+            Work::Gemm(g) => {
+                range(g.a, 4 * g.m * g.k, false);
+                range(g.b, 4 * g.k * g.n, false);
+                range(g.c, 4 * g.m * g.n, true);
+            }
+            Work::WriteValue { address, .. } => range(*address, 8, true),
+            Work::WaitValue { address, .. } => range(*address, 8, false),
+            Work::HostFunction(_) | Work::WaitEvent(_) | Work::Stamp { .. } => {}
+        }
+    }
+}

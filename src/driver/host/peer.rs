@@ -1,0 +1,41 @@
+//! Peer rights. They are directed: that device 0 may touch the memory of device 1 says nothing about the other way.
+
+use super::{HostConfig, fault};
+use crate::driver::DriverResult;
+
+pub(super) struct Rights {
+    possible: Vec<Vec<bool>>,
+    enabled: Vec<Vec<bool>>,
+}
+
+impl Rights {
+    pub fn new(configs: &[HostConfig]) -> Self {
+        let n = configs.len();
+        let row = |config: &HostConfig| -> Vec<bool> {
+            (0..n).map(|peer| config.peers.as_ref().is_none_or(|peers| peers.contains(&peer))).collect()
+        };
+        Rights { possible: configs.iter().map(row).collect(), enabled: vec![vec![false; n]; n] }
+    }
+
+    /// Whether `device` could be given access to the memory of `peer`; never of itself, as CUDA has it.
+    pub fn possible(&self, device: usize, peer: usize) -> bool {
+        device != peer && self.possible[device][peer]
+    }
+
+    /// Whether `device` may touch the memory of `owner` now.
+    pub fn allowed(&self, device: usize, owner: usize) -> bool {
+        device == owner || self.enabled[device][owner]
+    }
+
+    pub fn enable(&mut self, device: usize, peer: usize) -> DriverResult {
+        if device != peer && !self.possible[device][peer] {
+            return Err(fault::peer_unsupported(format!("device {device} cannot access device {peer}")));
+        }
+        self.enabled[device][peer] = true;
+        Ok(())
+    }
+
+    pub fn disable(&mut self, device: usize, peer: usize) {
+        self.enabled[device][peer] = false;
+    }
+}

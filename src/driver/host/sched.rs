@@ -1,0 +1,326 @@
+//! The scheduler: plain data under the machine's lock, and the steps that an operation takes through it.
+//!
+//! `push` appends to a stream; `pick_next` chooses a ready stream; `start` takes its head operation if that can run, does
+//! what is mere bookkeeping at once, and parks the stream otherwise; `finish` gives back what the operation held and lets
+//! go on whoever waited for it. What lets streams go on, and how a device ends, is in `wait`.
+
+use super::{
+    HostConfig,
+    access::Active,
+    event::{Event, Progress},
+    exec::{Job, Span},
+    fault,
+    memory::{Home, Memory},
+    op::{Engine, Op, Operand, Work},
+    peer::Rights,
+    slab::{Key, Slab},
+    stream::{State, Stream},
+};
+use crate::driver::{Address, DriverResult, Fault};
+use std::{collections::VecDeque, mem, time::Instant};
+
+pub(super) struct Core {
+    pub memory: Memory,
+    pub rights: Rights,
+    pub devices: Vec<Device>,
+    pub streams: Slab<Stream>,
+    pub events: Slab<Event>,
+    pub modules: Slab<usize>,
+    /// Streams whose head operation may be able to run, in order of arrival.
+    pub ready: VecDeque<Key>,
+    /// Streams whose head operation conflicts with a running one.
+    conflicted: Vec<Key>,
+    /// Streams that wait for a word in memory.
+    pub values: Vec<Awaited>,
+    pub active: Active,
+    /// Operations that will not run, to be dropped without the lock: they own their user's closures.
+    pub graveyard: Vec<Op>,
+}
+
+#[derive(Default)]
+pub(super) struct Device {
+    /// Why the device is lost.
+    pub lost: Option<Fault>,
+    engines: [EngineState; Engine::EXCLUSIVE],
+}
+
+#[derive(Default)]
+struct EngineState {
+    busy: bool,
+    queue: VecDeque<Key>,
+}
+
+/// A stream that waits for a word in memory.
+pub(super) struct Awaited {
+    pub stream: Key,
+    pub address: Address,
+    pub value: u64,
+}
+
+/// What became of a stream's head operation.
+pub(super) enum Start {
+    /// It is the worker's now: perform it, then call `finish`.
+    Run,
+    /// It is done already.
+    Done,
+    /// The stream has nothing to do, is parked, or is gone.
+    Left,
+}
+
+/// What a worker does with its stream after an operation.
+#[derive(PartialEq, Eq)]
+pub(super) enum Next {
+    /// Start its next operation.
+    Continue,
+    /// Let others go first: they waited for the engine that this stream held.
+    Yield,
+    /// Nothing: the device is lost.
+    Left,
+}
+
+impl Core {
+    pub fn new(configs: &[HostConfig]) -> Self {
+        let memory = Memory::new(configs.iter().map(|config| config.memory));
+        let tag = memory.first_window();
+        Core {
+            memory,
+            rights: Rights::new(configs),
+            devices: configs.iter().map(|_| Device::default()).collect(),
+            streams: Slab::new(tag),
+            events: Slab::new(tag),
+            modules: Slab::new(tag),
+            ready: VecDeque::new(),
+            conflicted: Vec::new(),
+            values: Vec::new(),
+            active: Active::new(),
+            graveyard: Vec::new(),
+        }
+    }
+
+    // ---- submission -------------------------------------------------------------------------------------------------
+
+    /// The device's sticky fault, if it is lost.
+    pub fn check_alive(&self, device: usize) -> DriverResult {
+        self.devices[device].lost.clone().map_or(Ok(()), Err)
+    }
+
+    /// A stream of `device`.
+    pub fn stream(&mut self, device: usize, key: Key) -> DriverResult<&mut Stream> {
+        let stream = self.streams.get_mut(key).filter(|stream| stream.device == device && !stream.destroyed);
+        stream.ok_or_else(|| fault::invalid_handle("stream"))
+    }
+
+    /// Checks what an operation of `device` names: live memory, the right to it, and no two overlapping ranges of which
+    /// one is written.
+    pub fn admit(&self, device: usize, work: &Work) -> DriverResult {
+        let mut result = Ok(());
+        let mut seen: Vec<Operand> = Vec::new();
+        work.operands(&mut |range| {
+            if range.bytes == 0 || result.is_err() {
+                return;
+            }
+            let overlaps = |o: &Operand| {
+                (o.write || range.write)
+                    && o.address < range.address + range.bytes as u64
+                    && range.address < o.address + o.bytes as u64
+            };
+            result = self.check_access(device, range);
+            if result.is_ok() && seen.iter().any(overlaps) {
+                result = Err(fault::invalid(format!(
+                    "{} bytes at {:#x} overlap another operand, and one of them is written",
+                    range.bytes, range.address
+                )));
+            }
+            seen.push(range);
+        });
+        result
+    }
+
+    fn check_access(&self, device: usize, range: Operand) -> DriverResult {
+        match self.memory.resolve(range.address, range.bytes)?.home {
+            Home::Device(owner) if !self.rights.allowed(device, owner) => {
+                let Operand { address, bytes, .. } = range;
+                let detail = format!("device {device} names {bytes} bytes at {address:#x} of device {owner}");
+                Err(fault::peer_not_enabled(detail))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Appends an operation to a stream that exists.
+    pub fn push(&mut self, key: Key, op: Op) {
+        let stream = self.streams.get_mut(key).expect("the caller has looked it up under the same lock");
+        stream.submitted += 1;
+        stream.queue.push_back(op);
+        if stream.state == State::Idle {
+            stream.state = State::Ready;
+            self.ready.push_back(key);
+        }
+    }
+
+    // ---- choice -----------------------------------------------------------------------------------------------------
+
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Chooses the stream whose head operation is looked at next: lowest priority value first, then first come.
+    pub fn pick_next(&mut self) -> Option<Key> {
+        loop {
+            let priority = |key: &Key| self.streams.get(*key).map_or(i32::MIN, |stream| stream.priority);
+            let at = (0..self.ready.len()).min_by_key(|&i| priority(&self.ready[i]))?;
+            let key = self.ready.remove(at)?;
+            if let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.state == State::Ready) {
+                stream.state = State::Active;
+                return Some(key);
+            }
+        }
+    }
+
+    /// Puts an active stream back in the queue, behind the others.
+    pub fn requeue(&mut self, key: Key) {
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.state = State::Ready;
+            self.ready.push_back(key);
+        }
+    }
+
+    // ---- one operation ----------------------------------------------------------------------------------------------
+
+    /// Starts the head operation of a stream that `pick_next` has chosen.
+    pub fn start(&mut self, key: Key, job: &mut Job) -> Start {
+        let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
+        let Some(op) = stream.queue.front() else {
+            stream.state = State::Idle;
+            if stream.destroyed {
+                self.streams.remove(key);
+            }
+            return Start::Left;
+        };
+        match op.work {
+            Work::WaitEvent(record) => {
+                if let Progress::Pending = self.progress(record) {
+                    return self.park_behind(key, record);
+                }
+            }
+            Work::Stamp { event, seq } => {
+                if let Some(event) = self.events.get_mut(event)
+                    && event.record.is_some_and(|record| (record.stream, record.seq) == (key, seq))
+                {
+                    event.stamp = Some(Instant::now());
+                }
+            }
+            Work::WaitValue { address, value } => match self.flag(address, false) {
+                Err(lost) => return self.fail(key, lost),
+                Ok(Some(flag)) if flag.reached(value) => {}
+                Ok(_) => {
+                    self.values.push(Awaited { stream: key, address, value });
+                    return self.park(key);
+                }
+            },
+            Work::WriteValue { address, value } => match self.flag(address, true) {
+                Err(lost) => return self.fail(key, lost),
+                Ok(None) => {
+                    self.conflicted.push(key);
+                    return self.park(key);
+                }
+                Ok(Some(flag)) => {
+                    flag.store(value);
+                    self.check_values();
+                }
+            },
+            _ => return self.start_job(key, job),
+        }
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.queue.pop_front();
+        }
+        self.advance(key);
+        Start::Done
+    }
+
+    /// The part of `start` for operations that a worker performs.
+    fn start_job(&mut self, key: Key, job: &mut Job) -> Start {
+        let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
+        let Some(op) = stream.queue.front() else { return Start::Left };
+        let (device, engine) = (stream.device, op.engine);
+
+        let mut result = Ok(());
+        job.spans.clear();
+        op.work.operands(&mut |Operand { address, bytes, write }| {
+            if bytes == 0 {
+                return job.spans.push(Span::empty(write));
+            }
+            match self.memory.resolve(address, bytes) {
+                Ok(place) => {
+                    let ptr = place.block.at(place.offset);
+                    job.spans.push(Span { ptr, bytes, write, _block: Some(place.block.clone()) });
+                }
+                Err(e) => {
+                    result = Err(fault::illegal_address(format!("memory was freed under an operation: {}", e.detail)))
+                }
+            }
+        });
+        if let Err(lost) = result {
+            job.spans.clear();
+            return self.fail(key, lost);
+        }
+        if job.spans.iter().any(|s| s.bytes > 0 && self.active.conflicts(s.ptr as usize, s.bytes, s.write)) {
+            job.spans.clear();
+            self.conflicted.push(key);
+            return self.park(key);
+        }
+        if let Some(engine) = engine.exclusive() {
+            let engine = &mut self.devices[device].engines[engine];
+            if engine.busy {
+                job.spans.clear();
+                engine.queue.push_back(key);
+                return self.park(key);
+            }
+            engine.busy = true;
+        }
+        for span in job.spans.iter().filter(|s| s.bytes > 0) {
+            self.active.claim(key, span.ptr as usize, span.bytes, span.write);
+        }
+        (job.stream, job.device, job.engine) = (key, device, Some(engine));
+        job.work = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front()).map(|op| op.work);
+        Start::Run
+    }
+
+    /// Takes note that the job's operation has been performed, or what it died of.
+    pub fn finish(&mut self, job: &mut Job, result: Result<(), String>) -> Next {
+        let (key, device) = (job.stream, job.device);
+        let mut next = Next::Continue;
+        if !job.spans.is_empty() {
+            self.active.release(key);
+            for key in mem::take(&mut self.conflicted) {
+                self.unpark(key);
+            }
+        }
+        if let Some(engine) = job.engine.and_then(Engine::exclusive) {
+            let engine = &mut self.devices[device].engines[engine];
+            engine.busy = false;
+            // All of them: the first might turn out to conflict with something and leave the engine to the next.
+            for waiting in mem::take(&mut engine.queue) {
+                self.unpark(waiting);
+                next = Next::Yield;
+            }
+        }
+        match result {
+            Err(what) => {
+                self.fail(key, fault::launch_failed(what));
+                next = Next::Left;
+            }
+            Ok(()) if self.devices[device].lost.is_some() => {
+                self.set_state(key, State::Idle);
+                self.abandon(key);
+                next = Next::Left;
+            }
+            Ok(()) => self.advance(key),
+        }
+        if !self.values.is_empty() && job.spans.iter().any(|span| span.write) {
+            self.check_values();
+        }
+        job.spans.clear();
+        next
+    }
+}

@@ -1,0 +1,159 @@
+//! Waiting: what parks a stream, what lets it go on, and how a lost device ends all waits for it.
+
+use super::{
+    event::{Progress, Record},
+    exec::Flag,
+    fault,
+    sched::{Core, Start},
+    slab::Key,
+    stream::{State, Waiter, Who},
+};
+use crate::driver::{Address, DriverResult, Fault};
+use std::mem;
+
+impl Core {
+    // ---- waiting ----------------------------------------------------------------------------------------------------
+
+    /// How far the work of a record is. A stream that is gone has completed all of its work.
+    pub fn progress(&self, record: Record) -> Progress {
+        let Some(stream) = self.streams.get(record.stream) else { return Progress::Done };
+        if stream.completed < record.seq {
+            return Progress::Pending;
+        }
+        match (stream.failed_from, &self.devices[record.device].lost) {
+            (Some(good), Some(lost)) if record.seq > good => Progress::Failed(lost.clone()),
+            _ => Progress::Done,
+        }
+    }
+
+    pub fn set_state(&mut self, key: Key, state: State) {
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.state = state;
+        }
+    }
+
+    /// Leaves a stream to whatever list the caller has put it on.
+    pub fn park(&mut self, key: Key) -> Start {
+        self.set_state(key, State::Parked);
+        Start::Left
+    }
+
+    /// Parks a stream until another one has come to a record.
+    pub fn park_behind(&mut self, key: Key, record: Record) -> Start {
+        if let Some(awaited) = self.streams.get_mut(record.stream) {
+            awaited.waiters.push(Waiter { seq: record.seq, who: Who::Stream(key) });
+        }
+        self.park(key)
+    }
+
+    /// Makes a parked stream ready to look at its head operation again.
+    pub fn unpark(&mut self, key: Key) {
+        if let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.state == State::Parked) {
+            stream.state = State::Ready;
+            self.ready.push_back(key);
+        }
+    }
+
+    /// One more operation of the stream has completed.
+    pub fn advance(&mut self, key: Key) {
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.completed += 1;
+            self.wake_waiters(key);
+        }
+    }
+
+    fn wake_waiters(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.waiters.is_empty()) else { return };
+        let completed = stream.completed;
+        let mut waiters = mem::take(&mut stream.waiters);
+        waiters.retain(|waiter| {
+            if waiter.seq > completed {
+                return true;
+            }
+            match &waiter.who {
+                Who::Stream(key) => self.unpark(*key),
+                Who::Thread(condvar) => {
+                    condvar.notify_all();
+                }
+            }
+            false
+        });
+        if let Some(stream) = self.streams.get_mut(key) {
+            stream.waiters = waiters;
+        }
+    }
+
+    // ---- values -----------------------------------------------------------------------------------------------------
+
+    /// Whether a stream waits for a word that the host might write, too, without telling anyone.
+    pub fn awaits_values(&self) -> bool {
+        !self.values.is_empty()
+    }
+
+    /// Lets streams go on whose word has reached its value.
+    pub fn check_values(&mut self) {
+        let mut values = mem::take(&mut self.values);
+        values.retain(|awaited| {
+            let waits = match self.flag(awaited.address, false) {
+                Ok(Some(flag)) => !flag.reached(awaited.value),
+                Ok(None) => true,
+                // Its memory was freed: `start` will say so.
+                Err(_) => false,
+            };
+            if !waits {
+                self.unpark(awaited.stream);
+            }
+            waits
+        });
+        self.values = values;
+    }
+
+    /// A word in memory; `None` while a running operation excludes the access.
+    pub fn flag(&self, address: Address, write: bool) -> DriverResult<Option<Flag>> {
+        let place = self.memory.resolve(address, 8);
+        let place = place.map_err(|e| fault::illegal_address(format!("a flag's memory was freed: {}", e.detail)))?;
+        let ptr = place.block.at(place.offset);
+        if self.active.conflicts(ptr as usize, 8, write) {
+            return Ok(None);
+        }
+        // SAFETY: the word is live while the lock is held, aligned (checked at submit; addresses and pointers agree
+        // modulo 256), and no running operation touches it in a way that excludes this access; the host's own accesses
+        // to flags are atomic, says the contract of `write_value`.
+        Ok(Some(unsafe { Flag::new(ptr) }))
+    }
+
+    // ---- loss -------------------------------------------------------------------------------------------------------
+
+    /// An operation of this active stream has failed: its device is lost.
+    pub fn fail(&mut self, key: Key, lost: Fault) -> Start {
+        if let Some(stream) = self.streams.get_mut(key) {
+            let device = stream.device;
+            stream.state = State::Idle;
+            self.devices[device].lost.get_or_insert(lost);
+            for key in self.streams.keys() {
+                self.abandon(key);
+            }
+        }
+        Start::Left
+    }
+
+    /// Gives up the queue of a stream whose device is lost; of others, nothing. Who waits for the stream goes on, but
+    /// not before an operation that another worker is performing has ended.
+    pub fn abandon(&mut self, key: Key) {
+        let Core { streams, devices, graveyard, values, .. } = self;
+        let Some(stream) = streams.get_mut(key).filter(|stream| devices[stream.device].lost.is_some()) else { return };
+        stream.failed_from.get_or_insert(stream.completed);
+        graveyard.extend(stream.queue.drain(..));
+        if stream.state == State::Active {
+            return;
+        }
+        stream.state = State::Idle;
+        stream.completed = stream.submitted;
+        values.retain(|awaited| awaited.stream != key);
+        let gone = stream.destroyed;
+        self.wake_waiters(key);
+        if gone {
+            self.streams.remove(key);
+        }
+    }
+}

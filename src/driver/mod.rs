@@ -1,0 +1,456 @@
+//! The narrow waist: what the rest of the crate needs of a device, at the level of the CUDA driver API.
+//!
+//! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
+//! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance.rs` holds
+//! both to this contract.
+//!
+//! # Contract
+//!
+//! * **Threads.** Every method may be called on any thread, also several at once. An implementation makes its context
+//!   current by itself where a call depends on it, and never relies on what was current before.
+//! * **Streams** run their operations in the order of submission, asynchronously to the caller. Operations of different
+//!   streams are unordered unless an event orders them. There is no default stream.
+//! * **Events** have CUDA's semantics: [`Driver::event_record`] captures the work submitted to the stream so far;
+//!   [`Driver::stream_wait_event`] captures the *latest record at the time of the call* (a later re-record does not
+//!   change it); waiting for an event that was never recorded does nothing. Record demands a stream of the same device;
+//!   a wait accepts the event of any device of the same backend.
+//! * **Addresses.** Device memory has an [`Address`] that is unique in the process and tells its device. Host memory
+//!   from [`Driver::host_alloc`] and [`Driver::managed_alloc`] has the same address on the host and on every device.
+//! * **Lifetime of operands.** The caller keeps memory, events' streams and modules alive until the operations that
+//!   name them have completed. Freed memory that is named by an operation in flight is a caller's bug; the software GPU
+//!   reports it.
+//! * **Errors** are [`Fault`]s: the kind says what can be done, code and name are the driver's own. A fault of kind
+//!   [`FaultKind::DeviceLost`] is sticky: every later call on the device reports it too. A call that fails has
+//!   submitted nothing.
+//! * Asynchronous failures (a kernel that traps) surface from any later call, as in CUDA.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod host;
+
+use std::{any::Any, fmt, sync::Arc, time::Duration};
+
+/// A device address. Never dereferenced on the host, except for host and managed memory.
+pub type Address = u64;
+
+macro_rules! handle {
+    ($($(#[$m:meta])* $name:ident),+ $(,)?) => {$(
+        $(#[$m])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub struct $name(pub u64);
+    )+};
+}
+handle! {
+    /// A stream of one device.
+    RawStream,
+    /// An event of one device.
+    RawEvent,
+    /// A loaded module of one device.
+    RawModule,
+    /// A kernel of a loaded module.
+    RawFunction,
+}
+
+/// What a driver call came back with instead of success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What the caller can do about it.
+    pub kind: FaultKind,
+    /// The driver's numeric code (`CUresult` for CUDA and for the software GPU, which imitates it).
+    pub code: i32,
+    /// The driver's name of the code, like `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub name: String,
+    /// More, where there is more to say; empty otherwise.
+    pub detail: String,
+}
+
+/// The classes of [`Fault`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Not enough memory; the call had no effect.
+    OutOfMemory,
+    /// A sticky error: the context is dead (illegal address, launch failure, ECC, GPU off the bus).
+    DeviceLost,
+    /// No right to a peer's memory.
+    PeerDenied,
+    /// No such symbol, module image or device.
+    NotFound,
+    /// A bad argument; the call had no effect.
+    InvalidArgument,
+    /// This device or driver cannot do that at all.
+    Unsupported,
+    /// Anything else.
+    Other,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.code)?;
+        if self.detail.is_empty() { Ok(()) } else { write!(f, ": {}", self.detail) }
+    }
+}
+impl std::error::Error for Fault {}
+
+/// `Result` with a [`Fault`].
+pub type DriverResult<T = ()> = Result<T, Fault>;
+
+/// What is known of a device when it is opened; it does not change.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// The ordinal the *driver* gives it (for CUDA after `CUDA_VISIBLE_DEVICES`), not the ordinal in a pool.
+    pub ordinal: usize,
+    /// Marketing name, or `software GPU`.
+    pub name: String,
+    /// Identifies the physical device across pools of this process.
+    pub uuid: [u8; 16],
+    /// Bytes of memory.
+    pub total_memory: u64,
+    /// Compute capability; `(0, 0)` for software GPUs.
+    pub compute_capability: (u32, u32),
+    /// PCI bus id, empty for software GPUs.
+    pub pci_bus_id: String,
+    /// Multiprocessors, or executor threads.
+    pub multiprocessors: u32,
+    /// Whether [`Driver::write_value`] and [`Driver::wait_value`] work.
+    pub stream_values: bool,
+    /// Whether the device and the host may touch managed memory at the same time.
+    pub concurrent_managed: bool,
+}
+
+/// The device code of a module, in every form that its author gave.
+#[derive(Clone, Copy, Debug)]
+pub struct ModuleImage {
+    /// PTX text, compiled by the driver where no cubin fits.
+    pub ptx: Option<&'static str>,
+    /// `(compute capability as 10 * major + minor, image)`.
+    pub cubins: &'static [(u32, &'static [u8])],
+    /// CUDA C++ source for NVRTC.
+    pub source: Option<&'static str>,
+}
+
+/// Grid and block of a launch. Units are blocks and threads; shared memory is in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchDims {
+    /// Blocks in x, y, z.
+    pub grid: (u32, u32, u32),
+    /// Threads of a block in x, y, z.
+    pub block: (u32, u32, u32),
+    /// Dynamic shared memory per block in bytes.
+    pub shared_bytes: u32,
+}
+
+impl LaunchDims {
+    /// One thread for each of `n` elements, in blocks of 256; at least one block.
+    ///
+    /// # Panics
+    /// When `n` elements need more than `u32::MAX` blocks.
+    ///
+    /// ```
+    /// # use gpu_pool::LaunchDims;
+    /// assert_eq!(LaunchDims::cover(1000).grid, (4, 1, 1));
+    /// assert_eq!(LaunchDims::cover(0).grid, (1, 1, 1));
+    /// ```
+    #[track_caller]
+    pub fn cover(n: usize) -> Self {
+        let blocks = u32::try_from(n.div_ceil(256).max(1)).expect("more than u32::MAX blocks");
+        LaunchDims { grid: (blocks, 1, 1), block: (256, 1, 1), shared_bytes: 0 }
+    }
+}
+
+/// Bytes of a by-value kernel argument, at most [`ValueBytes::MAX`], aligned for any scalar.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+pub struct ValueBytes {
+    bytes: [u8; Self::MAX],
+    len: u8,
+}
+
+impl ValueBytes {
+    /// The largest by-value argument, in bytes.
+    pub const MAX: usize = 64;
+
+    /// # Panics
+    /// When `bytes` is longer than [`MAX`](Self::MAX).
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut all = [0; Self::MAX];
+        all[..bytes.len()].copy_from_slice(bytes);
+        ValueBytes { bytes: all, len: bytes.len() as u8 }
+    }
+
+    /// The argument's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len as usize]
+    }
+}
+
+/// One argument of a launch, as submitted.
+#[derive(Clone, Copy)]
+pub enum KernelArg {
+    /// A range of memory. The device function gets the address; the length is for checks and for software kernels.
+    Slice {
+        /// First byte.
+        address: Address,
+        /// Length in bytes.
+        bytes: usize,
+        /// Whether the kernel may write it.
+        write: bool,
+    },
+    /// A value.
+    Value(ValueBytes),
+}
+
+/// One argument of a software kernel, as it runs: slices are translated to host memory.
+pub enum HostArg {
+    /// A range of memory that is the kernel's own while it runs, exclusively when `write`.
+    Slice {
+        /// First byte, aligned as the buffer was.
+        ptr: *mut u8,
+        /// Length in bytes.
+        bytes: usize,
+        /// Whether the kernel may write it.
+        write: bool,
+    },
+    /// A value.
+    Value(ValueBytes),
+}
+
+/// A whole launch of a software kernel.
+///
+/// # Safety
+/// The arguments are those that the kernel's signature demands, in order, with valid memory behind them.
+pub type HostKernel = unsafe fn(LaunchDims, &[HostArg]);
+
+/// What to launch: CUDA takes `function`, the software GPU takes `host`.
+#[derive(Clone, Copy)]
+pub struct Launch<'a> {
+    /// The kernel's name, for reports.
+    pub name: &'static str,
+    /// From [`Driver::function`] of the same device.
+    pub function: RawFunction,
+    /// The Rust twin.
+    pub host: Option<HostKernel>,
+    /// Grid and block.
+    pub dims: LaunchDims,
+    /// The arguments in order.
+    pub args: &'a [KernelArg],
+}
+
+/// `C = alpha * op(A) * op(B) + beta * C`, single precision, row-major, densely packed.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
+    /// Rows of `op(A)` and of C.
+    pub m: usize,
+    /// Columns of `op(B)` and of C.
+    pub n: usize,
+    /// Columns of `op(A)`, rows of `op(B)`.
+    pub k: usize,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// A: `m x k`, or `k x m` when transposed.
+    pub a: Address,
+    /// Whether A is used transposed.
+    pub transpose_a: bool,
+    /// B: `k x n`, or `n x k` when transposed.
+    pub b: Address,
+    /// Whether B is used transposed.
+    pub transpose_b: bool,
+    /// Factor of the old C; 0 means that C is not read.
+    pub beta: f32,
+    /// C: `m x n`.
+    pub c: Address,
+}
+
+/// A device. See the [module docs](self) for the contract that all methods share.
+///
+/// # Safety
+/// Methods that take addresses or host pointers are `unsafe`: the caller guarantees that each range is live memory of
+/// a kind that the device may touch, stays so until the operation has completed, and that conflicting operations are
+/// ordered by streams and events.
+pub trait Driver: Send + Sync + 'static {
+    /// What the device is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// For downcasts to the implementation (interop).
+    fn as_any(&self) -> &dyn Any;
+
+    /// Makes the device's context current on the calling thread, for the user's own driver calls.
+    fn bind(&self) -> DriverResult;
+
+    /// `(free, total)` bytes of device memory.
+    fn memory_info(&self) -> DriverResult<(u64, u64)>;
+
+    // ---- memory -------------------------------------------------------------------------------------------------
+
+    /// Device memory, 256-byte aligned, contents undefined. `bytes > 0`. May block; may synchronise the device.
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<Address>;
+
+    /// Gives memory of [`mem_alloc`](Self::mem_alloc) back. May synchronise the device.
+    ///
+    /// # Safety
+    /// `address` came from `mem_alloc` of this device, is freed once, and no operation in flight names it.
+    unsafe fn mem_free(&self, address: Address) -> DriverResult;
+
+    /// Page-locked host memory that every device can copy from and to (portable), zeroed. `bytes > 0`.
+    fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
+
+    /// Gives memory of [`host_alloc`](Self::host_alloc) back.
+    ///
+    /// # Safety
+    /// `ptr` came from `host_alloc` of a device of this backend, is freed once, no operation in flight names it.
+    unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult;
+
+    /// One allocation that the host and all devices see at one address, zeroed. `bytes > 0`.
+    fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
+
+    /// Gives memory of [`managed_alloc`](Self::managed_alloc) back.
+    ///
+    /// # Safety
+    /// As [`host_free`](Self::host_free).
+    unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult;
+
+    // ---- streams and events -------------------------------------------------------------------------------------
+
+    /// A stream that does not synchronise with any default stream. Lower `priority` runs first; 0 is the default.
+    fn stream_create(&self, priority: i32) -> DriverResult<RawStream>;
+
+    /// Destroys a stream; work already submitted still completes.
+    ///
+    /// # Safety
+    /// `stream` came from this device and is not used again.
+    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult;
+
+    /// Whether all submitted work has completed.
+    fn stream_query(&self, stream: RawStream) -> DriverResult<bool>;
+
+    /// Waits at most `limit` for all submitted work; `false` when time ran out first. Never blocks uninterruptibly.
+    fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool>;
+
+    /// All later work of `stream` waits, on the device, for the event's latest record.
+    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult;
+
+    /// An event; with `timing`, [`event_elapsed`](Self::event_elapsed) works on it.
+    fn event_create(&self, timing: bool) -> DriverResult<RawEvent>;
+
+    /// Destroys an event; waits that captured it still hold.
+    ///
+    /// # Safety
+    /// `event` came from this device and is not used again.
+    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult;
+
+    /// Captures the work submitted to `stream` so far.
+    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult;
+
+    /// Whether the work of the latest record has completed; true if there was no record.
+    fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
+
+    /// Waits at most `limit` for the latest record's work; `false` when time ran out first.
+    fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool>;
+
+    /// Time between the completions of two recorded timing events of this device.
+    fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration>;
+
+    // ---- copies ---------------------------------------------------------------------------------------------------
+
+    /// Asynchronous copy from page-locked host memory.
+    ///
+    /// # Safety
+    /// See the trait; `src` is page-locked host memory.
+    unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult;
+
+    /// Asynchronous copy to page-locked host memory.
+    ///
+    /// # Safety
+    /// See the trait; `dst` is page-locked host memory.
+    unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, stream: RawStream) -> DriverResult;
+
+    /// Asynchronous copy within this device, or between managed memory and it. Ranges do not overlap.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult;
+
+    /// Asynchronous copy between devices, by the copy engines, on a stream of this device, which owns `dst` or `src`.
+    /// Demands peer access of this device to the other one: without it this is [`FaultKind::PeerDenied`], never a
+    /// silent detour through the host.
+    ///
+    /// # Safety
+    /// See the trait; `dst` is memory of `dst_device`, `src` of `src_device`, drivers of the same backend.
+    unsafe fn copy_peer(
+        &self,
+        dst: Address,
+        dst_device: &dyn Driver,
+        src: Address,
+        src_device: &dyn Driver,
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult;
+
+    /// Sets every byte.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, stream: RawStream) -> DriverResult;
+
+    /// Sets `count` 4-byte words; `dst` is 4-byte aligned.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, stream: RawStream) -> DriverResult;
+
+    // ---- peers ----------------------------------------------------------------------------------------------------
+
+    /// Whether the hardware can give this device access to `peer`'s memory. Directed; believed only after a probe.
+    fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool>;
+
+    /// Gives this device access to `peer`'s memory, present and future. Idempotent. `PeerDenied` where it cannot be.
+    fn enable_peer(&self, peer: &dyn Driver) -> DriverResult;
+
+    /// Takes the right back. Idempotent.
+    fn disable_peer(&self, peer: &dyn Driver) -> DriverResult;
+
+    // ---- kernels --------------------------------------------------------------------------------------------------
+
+    /// Loads device code, eagerly: every kernel is resident afterwards. May block.
+    fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule>;
+
+    /// # Safety
+    /// `module` came from this device; none of its kernels is in flight or used again.
+    unsafe fn module_unload(&self, module: RawModule) -> DriverResult;
+
+    /// A kernel of a module. The software GPU has no symbols: it answers for any name.
+    fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// See the trait; the arguments fit the kernel.
+    unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult;
+
+    /// Runs a function on a host thread in stream order. It must not call the driver, nor wait for device work.
+    fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult;
+
+    /// Single-precision matrix product in stream order.
+    ///
+    /// # Safety
+    /// See the trait.
+    #[cfg(feature = "blas")]
+    unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult;
+
+    // ---- flags ----------------------------------------------------------------------------------------------------
+
+    /// Writes an 8-byte word in stream order, visible to all devices and the host. `Unsupported` where
+    /// [`DeviceInfo::stream_values`] is false.
+    ///
+    /// # Safety
+    /// See the trait; `address` is 8-byte aligned.
+    unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
+
+    /// The stream waits until the 8-byte word is at least `value` (compared cyclically, as CUDA does).
+    ///
+    /// # Safety
+    /// As [`write_value`](Self::write_value).
+    unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
+}
+
+/// A shared handle to a device's driver.
+pub type DriverRef = Arc<dyn Driver>;

@@ -1,0 +1,220 @@
+//! What can go wrong, sorted by what the caller can do about it.
+//!
+//! Every variant that concerns a device names it (its ordinal in the pool) and the operation. `Error` is `Clone`, so
+//! that every member of a poisoned gang can hold the one cause; the place in the user's code is kept where it helps.
+
+use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
+
+/// `Result` with this crate's [`Error`] unless another is named.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A place in the user's code, as `#[track_caller]` saw it.
+pub type Site = &'static Location<'static>;
+
+/// Everything this crate reports. See the [module docs](self) for the principle.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No usable device: no driver library, no GPU, or a requested ordinal that is not there.
+    #[error("no device: {reason}")]
+    NoDevice {
+        /// What was looked for and what was found instead.
+        reason: String,
+    },
+    /// The device's memory, or the limit set for it, is used up. Nothing was lost; a smaller request may succeed.
+    #[error(
+        "device {device} is out of memory in {op}: {requested} bytes requested, {in_use} in use, {free} free of {capacity}"
+    )]
+    OutOfMemory {
+        /// Ordinal in the pool.
+        device: usize,
+        /// The operation that asked.
+        op: &'static str,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that live buffers of this pool hold on the device.
+        in_use: u64,
+        /// Bytes that were free, as the driver or the limit says.
+        free: u64,
+        /// Bytes of the device, or of the limit.
+        capacity: u64,
+    },
+    /// A buffer of one device was given to another device's operation. Copies, and kernels through
+    /// [`peer()`](crate::DeviceBuffer::peer), are all that cross devices.
+    #[error("{op}: a buffer of device {buffer} was used with device {device} at {site}")]
+    WrongDevice {
+        /// The operation.
+        op: &'static str,
+        /// Where the buffer lives.
+        buffer: usize,
+        /// The device that was asked to work on it.
+        device: usize,
+        /// Where in the caller's code.
+        site: Site,
+    },
+    /// A buffer, event or state of one pool was given to another pool's device.
+    #[error("{op}: something of another pool was used with device {device} at {site}")]
+    WrongPool {
+        /// The operation.
+        op: &'static str,
+        /// The device that was asked to work on it.
+        device: usize,
+        /// Where in the caller's code.
+        site: Site,
+    },
+    /// The devices of a gang called collectives that do not fit together. No buffer was touched.
+    #[error(
+        "collectives do not match ({what}): device {a} called {a_call} at {a_site}, device {b} called {b_call} at {b_site}"
+    )]
+    Mismatch {
+        /// What differs: "operation", "count", "dtype", "reduce op".
+        what: &'static str,
+        /// One device,
+        a: usize,
+        /// its call,
+        a_call: String,
+        /// and where it stands in the user's code.
+        a_site: Site,
+        /// Another device,
+        b: usize,
+        /// its call,
+        b_call: String,
+        /// and where it stands.
+        b_site: Site,
+    },
+    /// Another member of the gang failed first; this device stopped because of it.
+    #[error("aborted by device {by}: {cause}")]
+    Aborted {
+        /// The device that failed first.
+        by: usize,
+        /// Its failure.
+        cause: Arc<Error>,
+    },
+    /// Nothing moved for the pool's deadline.
+    #[error("device {device}: no progress for {waited:?} in {op}; missing: {missing:?}")]
+    Timeout {
+        /// The device that waited.
+        device: usize,
+        /// What it waited in.
+        op: &'static str,
+        /// For how long nothing had advanced.
+        waited: Duration,
+        /// The devices that had not come; empty when the device waited for its own stream.
+        missing: Vec<usize>,
+    },
+    /// A device closure panicked.
+    #[error("the closure panicked on device {device} at {place}: {message}")]
+    Panicked {
+        /// The device whose closure it was.
+        device: usize,
+        /// The panic's message.
+        message: String,
+        /// File, line and column of the panic.
+        place: String,
+    },
+    /// State that a failed scope had borrowed mutably. Its contents are unspecified until it is reset or cleared.
+    #[error("the state of device {device} was being written when a scope failed: reset it or clear the poison")]
+    Poisoned {
+        /// The device.
+        device: usize,
+    },
+    /// A scope, `close` or `per_device` was called on a device thread, where it would wait for itself.
+    #[error("{op} was called on a device thread; device closures cannot start scopes")]
+    NestedScope {
+        /// What was called.
+        op: &'static str,
+    },
+    /// The pool has been closed.
+    #[error("the pool is closed")]
+    Closed,
+    /// The process forked after the pool was built; CUDA contexts and threads do not survive a fork.
+    #[error(
+        "the process forked after the pool was built (pool of pid {built}, now pid {now}): build a new pool in a process that was started, not forked"
+    )]
+    Forked {
+        /// The process that built the pool.
+        built: u32,
+        /// This process.
+        now: u32,
+    },
+    /// The device is gone for this process: a sticky error, or a GPU that fell off the bus. The others keep working.
+    #[error("device {device} is lost: {op} reported {name} ({code})")]
+    DeviceLost {
+        /// The device.
+        device: usize,
+        /// The operation that learned of it.
+        op: &'static str,
+        /// The driver's code.
+        code: i32,
+        /// The driver's name for it.
+        name: String,
+    },
+    /// The device has no right to touch a peer's memory, and the operation cannot be staged through the host.
+    #[error("{op}: device {device} may not access the memory of device {peer}")]
+    PeerDenied {
+        /// The device that wanted access.
+        device: usize,
+        /// The owner of the memory.
+        peer: usize,
+        /// The operation.
+        op: &'static str,
+    },
+    /// No such kernel on this device.
+    #[error("kernel `{kernel}` was not found on device {device}: {why}")]
+    KernelNotFound {
+        /// The device.
+        device: usize,
+        /// The kernel's name.
+        kernel: String,
+        /// What is missing.
+        why: String,
+    },
+    /// An argument that can never work.
+    #[error("{op}: {why}")]
+    InvalidArgument {
+        /// The operation.
+        op: &'static str,
+        /// What is wrong with which argument.
+        why: String,
+    },
+    /// Per-device state is already borrowed in a way that excludes this borrow.
+    #[error("the state of device {device} is already borrowed")]
+    Borrowed {
+        /// The device.
+        device: usize,
+    },
+    /// Any other error of the driver.
+    #[error("device {device}: {op} failed with {name} ({code}){detail}")]
+    Driver {
+        /// The device.
+        device: usize,
+        /// The operation.
+        op: &'static str,
+        /// The driver's code.
+        code: i32,
+        /// The driver's name for it.
+        name: String,
+        /// More, where there is more to say (a compiler's log); empty or starting with ": ".
+        detail: String,
+    },
+    /// The caller's own error, carried through a scope. Make one with [`Error::custom`].
+    #[error("{0}")]
+    Custom(Arc<dyn StdError + Send + Sync + 'static>),
+}
+
+impl Error {
+    /// Wraps the caller's own error, or a message, so that a device closure can return it.
+    ///
+    /// ```
+    /// # use gpu_pool::Error;
+    /// let e = Error::custom("the label column is missing");
+    /// assert_eq!(e.to_string(), "the label column is missing");
+    /// ```
+    pub fn custom(e: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
+        Error::Custom(Arc::from(e.into()))
+    }
+
+    pub(crate) fn invalid(op: &'static str, why: impl fmt::Display) -> Self {
+        Error::InvalidArgument { op, why: why.to_string() }
+    }
+}

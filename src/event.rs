@@ -1,0 +1,74 @@
+//! Events: points in a stream's work that other streams, of any device, can wait for.
+
+use crate::{
+    driver::RawEvent,
+    error::{Error, Result},
+    stream::StreamCore,
+};
+use std::{fmt, sync::Arc, time::Duration};
+
+/// A recorded point of a stream, from [`Device::record`](crate::Device::record).
+///
+/// An `Event` exists only once it is recorded, so there is none to wait for by mistake before its record (in CUDA such a
+/// wait silently does nothing). It may be sent to any thread, cloned and waited for any number of times.
+#[derive(Clone)]
+pub struct Event(pub(crate) Arc<EventCore>);
+
+pub(crate) struct EventCore {
+    pub(crate) stream: Arc<StreamCore>,
+    pub(crate) raw: RawEvent,
+    pub(crate) covered: u64,
+    timing: bool,
+}
+
+impl Event {
+    pub(crate) fn record(stream: &Arc<StreamCore>, op: &'static str, timing: bool) -> Result<Self> {
+        let (raw, covered) = stream.record(op, timing)?;
+        Ok(Event(Arc::new(EventCore { stream: stream.clone(), raw, covered, timing })))
+    }
+
+    /// The ordinal of the device that recorded it.
+    pub fn device(&self) -> usize {
+        self.0.stream.link.device
+    }
+
+    /// Whether the work before the event has completed. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`] and other driver errors of the recording device.
+    pub fn is_complete(&self) -> Result<bool> {
+        let core = &*self.0;
+        if core.stream.has_completed(core.covered) {
+            return Ok(true);
+        }
+        core.stream.link.check("Event::is_complete", core.stream.link.driver.event_query(core.raw))
+    }
+
+    /// The time on the device between `earlier` and this event. Both must come from
+    /// [`Device::record_timed`](crate::Device::record_timed) of one device and be complete.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for events without timing or of different devices; driver errors.
+    pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
+        let (a, b) = (&*earlier.0, &*self.0);
+        if !(a.timing && b.timing) {
+            return Err(Error::invalid("Event::elapsed_since", "an event was recorded without timing"));
+        }
+        if !Arc::ptr_eq(&a.stream.link, &b.stream.link) {
+            return Err(Error::invalid("Event::elapsed_since", "the events are of different devices"));
+        }
+        b.stream.link.check("Event::elapsed_since", b.stream.link.driver.event_elapsed(a.raw, b.raw))
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event").field("device", &self.device()).field("stream", &self.0.stream.id).finish()
+    }
+}
+
+impl Drop for EventCore {
+    fn drop(&mut self) {
+        self.stream.link.give_event(self.raw, self.timing);
+    }
+}

@@ -1,0 +1,236 @@
+//! cudarc: our buffers in its calls, its handles of our devices.
+//!
+//! The primary context is used, which cudarc, the CUDA runtime, cuBLAS and NCCL share. `dev.cuda()?` gives cudarc's
+//! handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check and order a buffer there.
+//! `DeviceBuffer` and its views implement cudarc's traits themselves, too: given to a foreign stream they join it on
+//! entry, and leave it through `SyncOnDrop`. cudarc's safe `memcpy_dtod` orders only one side of a copy between
+//! devices; use [`Device::copy`].
+
+use crate::{
+    AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
+    driver::cuda::CudaGpu,
+    error::{Error, Result},
+    memory::{block::Block, hazard::Access},
+};
+use cudarc::driver::{
+    CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
+    sys::CUdeviceptr,
+};
+use std::{ops::Range, sync::Arc, time::Duration};
+
+/// cudarc's handles of a device: its primary context and the token's current stream.
+pub struct Cuda<'a> {
+    dev: &'a Device,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+}
+
+impl Device {
+    /// cudarc's handles of this device and stream.
+    ///
+    /// ```no_run
+    /// # use gpu_pool::GpuPool;
+    /// use cudarc::cublas::{CudaBlas, Asum, AsumConfig};
+    /// GpuPool::scope(|dev, _| {
+    ///     let x = dev.upload(&[1.0f32, -2.0])?;
+    ///     let cuda = dev.cuda()?;
+    ///     let blas = CudaBlas::new(cuda.stream().clone()).map_err(gpu_pool::Error::custom)?;
+    ///     let mut sum = 0.0f32;
+    ///     // SAFETY: two elements, as many as the buffer has.
+    ///     unsafe { blas.asum(AsumConfig { n: 2, incx: 1 }, &cuda.read(&x)?, &mut sum) }.map_err(gpu_pool::Error::custom)?;
+    ///     Ok(sum)
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] on a software GPU; the driver's.
+    pub fn cuda(&self) -> Result<Cuda<'_>> {
+        let link = &self.worker.link;
+        let gpu = link.driver.as_any().downcast_ref::<CudaGpu>();
+        let gpu =
+            gpu.ok_or_else(|| Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())))?;
+        link.check("cuda", crate::driver::Driver::bind(gpu))?;
+        let context = link.check("cuda", gpu.cudarc_context())?;
+        // SAFETY: streams live as long as their device's thread, and `Cuda` cannot leave the closure that runs there.
+        let stream = link.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
+        Ok(Cuda { dev: self, context, stream })
+    }
+}
+
+impl<'a> Cuda<'a> {
+    /// The device's primary context.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The token's current stream. Do not keep it beyond the scope.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// `x`, checked to be this device's and ordered on the current stream, for cudarc's functions to read.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
+        let mut op = self.dev.op("cuda")?;
+        let view = op.reads(x)?;
+        Ok(CudaRef(
+            Lent { cuda: self, block: view.block, bytes: view.bytes(), len: view.len(), access: Access::Read },
+            std::marker::PhantomData,
+        ))
+    }
+
+    /// `x`, checked and ordered, for cudarc's functions to write.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    #[track_caller]
+    pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
+        let mut op = self.dev.op("cuda")?;
+        let view = op.writes(x)?;
+        Ok(CudaMut(
+            Lent { cuda: self, block: view.block, bytes: view.bytes(), len: view.len(), access: Access::Write },
+            std::marker::PhantomData,
+        ))
+    }
+}
+
+/// Memory lent to cudarc until this is dropped, when the use is noted.
+struct Lent<'a> {
+    cuda: &'a Cuda<'a>,
+    block: &'a Arc<Block>,
+    bytes: Range<usize>,
+    len: usize,
+    access: Access,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let stream = &self.cuda.dev.stream;
+        self.block.hazards.note(stream, stream.submit(), self.bytes.clone(), self.access);
+    }
+}
+
+impl Lent<'_> {
+    fn address(&self) -> CUdeviceptr {
+        self.block.address + self.bytes.start as u64
+    }
+}
+
+/// A buffer that cudarc may read; from [`Cuda::read`].
+pub struct CudaRef<'a, T: DeviceCopy>(Lent<'a>, std::marker::PhantomData<&'a T>);
+/// A buffer that cudarc may write; from [`Cuda::write`].
+pub struct CudaMut<'a, T: DeviceCopy>(Lent<'a>, std::marker::PhantomData<&'a mut T>);
+
+/// Given to the token's own stream, nothing is left to order. Another stream waits for ours, and is waited for.
+fn lend<'s>(home: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+    if home == stream {
+        return SyncOnDrop::Record(None);
+    }
+    stream.join(home).expect("a stream cannot wait for another");
+    SyncOnDrop::Sync(Some(stream))
+}
+
+macro_rules! lent {
+    ($($name:ident)+) => {$(
+        impl<T: DeviceCopy> DeviceSlice<T> for $name<'_, T> {
+            fn len(&self) -> usize {
+                self.0.len
+            }
+            fn stream(&self) -> &Arc<CudaStream> {
+                self.0.cuda.stream()
+            }
+        }
+        impl<T: DeviceCopy> DevicePtr<T> for $name<'_, T> {
+            fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+                (self.0.address(), lend(self.0.cuda.stream(), stream))
+            }
+        }
+    )+};
+}
+lent! { CudaRef CudaMut }
+
+impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        (self.0.address(), lend(self.0.cuda.stream(), stream))
+    }
+}
+
+// ---- the traits on the buffers themselves ---------------------------------------------------------------------------
+
+/// For a bare buffer there is no token that says on which stream the caller is. So the host waits for the buffer's last
+/// uses when it is lent, and cudarc waits for `stream` when it is given back: always right, and slow. `Cuda::read` and
+/// `Cuda::write` order on the device instead.
+fn lend_bare<'s>(block: &Block, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+    let limit = Duration::from_secs(600);
+    block.hazards.wait_host("cudarc", access, limit).expect("the buffer's last uses failed");
+    SyncOnDrop::Sync(Some(stream))
+}
+
+/// cudarc's handle of the device's stream; cudarc asks for it without a way to fail.
+fn home<'b>(block: &'b Block) -> &'b Arc<CudaStream> {
+    block.link.cudarc_stream(|| {
+        let gpu = block.link.driver.as_any().downcast_ref::<CudaGpu>();
+        let gpu = gpu.expect("a buffer of a software GPU was given to cudarc");
+        gpu.cudarc_context().expect("cudarc could not open the device").default_stream()
+    })
+}
+
+macro_rules! bare {
+    ($($buffer:ty)+) => {$(
+        impl<T: DeviceCopy> DeviceSlice<T> for $buffer {
+            fn len(&self) -> usize {
+                self.len
+            }
+            /// A stream of the buffer's device.
+            ///
+            /// # Panics
+            /// On a software GPU.
+            fn stream(&self) -> &Arc<CudaStream> {
+                home(self.view().block)
+            }
+        }
+        impl<T: DeviceCopy> DevicePtr<T> for $buffer {
+            fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+                let view = self.view();
+                (view.address(), lend_bare(view.block, Access::Read, stream))
+            }
+        }
+    )+};
+}
+bare! { DeviceBuffer<T> DeviceView<'_, T> DeviceViewMut<'_, T> }
+
+macro_rules! bare_mut {
+    ($($buffer:ty)+) => {$(
+        impl<T: DeviceCopy> DevicePtrMut<T> for $buffer {
+            fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+                let view = self.view();
+                (view.address(), lend_bare(view.block, Access::Write, stream))
+            }
+        }
+    )+};
+}
+bare_mut! { DeviceBuffer<T> DeviceViewMut<'_, T> }
+
+macro_rules! argument {
+    ($([$($lifetime:lifetime)*] $arg:ty => $field:expr;)+) => {$(
+        // SAFETY: the address is the buffer's own, which is borrowed for the arguments' lifetime; cudarc copies it when
+        // the kernel is launched. `LaunchArgs` hides its stream, so the launch cannot be ordered here: `launch` being
+        // unsafe, the caller launches on `dev.cuda()?.stream()` and has ordered the buffer by `read` or `write`.
+        unsafe impl<'a, 'b: 'a, $($lifetime: 'b,)* T: DeviceCopy> PushKernelArg<$arg> for LaunchArgs<'a> {
+            #[inline(always)]
+            fn arg(&mut self, buffer: $arg) -> &mut Self {
+                let address: &'b u64 = $field(buffer);
+                self.arg(address)
+            }
+        }
+    )+};
+}
+argument! {
+    [] &'b DeviceBuffer<T> => |b: &'b DeviceBuffer<T>| &b.block.address;
+    [] &'b mut DeviceBuffer<T> => |b: &'b mut DeviceBuffer<T>| &b.block.address;
+    ['c] &'b DeviceView<'c, T> => |b: &'b DeviceView<'c, T>| &b.address;
+    ['c] &'b mut DeviceViewMut<'c, T> => |b: &'b mut DeviceViewMut<'c, T>| &b.address;
+}

@@ -1,0 +1,54 @@
+#![doc = include_str!("../README.md")]
+
+mod builder;
+mod builtin;
+mod collective;
+mod copy;
+mod device;
+pub mod driver;
+pub mod error;
+mod event;
+#[cfg(feature = "cuda")]
+mod interop;
+mod kernel;
+mod math;
+mod memory;
+mod op;
+mod parts;
+mod per_device;
+mod pool;
+mod probe;
+mod runtime;
+mod shard;
+mod stream;
+pub mod sync;
+
+pub use builder::{Backend, Builder};
+pub use builtin::{CastTo, Float};
+pub use collective::{DType, Element, ReduceOp};
+pub use copy::route::{PeerReport, Route};
+pub use device::{Device, DeviceThreadOnly, OnStream};
+pub use driver::{DeviceInfo, LaunchDims};
+pub use error::{Error, Result, Site};
+pub use event::Event;
+#[cfg(feature = "cuda")]
+pub use interop::{Cuda, CudaMut, CudaRef};
+pub use kernel::{Arg, Args, HostFn, Kernel, Module, Param, Scalar, Signature};
+#[cfg(feature = "blas")]
+pub use math::Matrix;
+pub use memory::{
+    AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, PeerView, PinnedBuffer,
+    UnifiedBuffer, UnifiedRows, cache::MemoryStats,
+};
+pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
+pub use per_device::{PerDevice, Ref, RefMut};
+pub use pool::{GpuPool, PoolReport};
+pub use shard::Shard;
+pub use stream::Stream;
+
+/// The protocols of `runtime`, for the models in `loom_tests/`.
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod model {
+    pub use crate::runtime::{dispatch, gang, job};
+}

@@ -1,0 +1,267 @@
+//! The operations that come with the crate; everything else is the user's kernels.
+
+#[cfg(feature = "blas")]
+use crate::driver::Gemm;
+use crate::{
+    Device, DeviceBuffer, LaunchDims,
+    builtin::{CastTo, FILL_U16, FILL_U64, Float, SUM_BLOCKS, SUM_THREADS},
+    error::{Error, Result},
+    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, hazard::Access},
+};
+
+/// Built-in operations. All are asynchronous on the current stream; errors are [`Error::WrongDevice`],
+/// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
+impl Device {
+    /// Sets every element to `value`; elements of 1, 2, 4 or 8 bytes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for elements of another size; else see above.
+    #[track_caller]
+    pub fn fill<V: AsViewMut + ?Sized>(&self, x: &mut V, value: V::Elem) -> Result<()> {
+        let bytes = bytemuck::bytes_of(&value);
+        let n = x.view().len();
+        match *bytes {
+            [byte] => {
+                let mut op = self.op("fill")?;
+                let view = op.writes(x)?;
+                // SAFETY: the view is live memory of this device, ordered and noted by `op`.
+                op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), byte, n, stream) })
+            }
+            [a, b, c, d] => {
+                let mut op = self.op("fill")?;
+                let view = op.writes(x)?;
+                let word = u32::from_ne_bytes([a, b, c, d]);
+                if view.address().is_multiple_of(4) {
+                    // SAFETY: as above, and the address is aligned.
+                    op.submit(|driver, stream| unsafe { driver.fill_u32(view.address(), word, n, stream) })
+                } else {
+                    Err(Error::invalid("fill", "a four-byte element at an odd address"))
+                }
+            }
+            [a, b] => self.fill_by_kernel(x, &FILL_U16, u16::from_ne_bytes([a, b])),
+            [_, _, _, _, _, _, _, _] => {
+                let mut word = [0; 8];
+                word.copy_from_slice(bytes);
+                self.fill_by_kernel(x, &FILL_U64, u64::from_ne_bytes(word))
+            }
+            _ => Err(Error::invalid("fill", format_args!("elements of {} bytes", bytes.len()))),
+        }
+    }
+
+    fn fill_by_kernel<V, W>(
+        &self,
+        x: &mut V,
+        kernel: &'static crate::Kernel<(&'static mut [W], u64, W)>,
+        value: W,
+    ) -> Result<()>
+    where
+        V: AsViewMut + ?Sized,
+        W: crate::Scalar,
+    {
+        let view = x.view_mut();
+        let n = view.len();
+        let words = crate::DeviceViewMut::<W> {
+            block: view.block,
+            address: view.address,
+            len: n,
+            of: std::marker::PhantomData,
+        };
+        // SAFETY: `W` is as large as the element, so the words are the view's own bytes; the kernel writes `n` of them.
+        unsafe { self.launch(kernel, LaunchDims::cover(n), (words, n as u64, value)) }
+    }
+
+    /// `x *= a`.
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    pub fn scale<V>(&self, x: &mut V, a: <V::Elem as Float>::Acc) -> Result<()>
+    where
+        V: AsViewMut + ?Sized,
+        V::Elem: Float,
+    {
+        let x = x.view_mut();
+        let n = x.len();
+        // SAFETY: the kernel writes the `n` elements of `x`.
+        unsafe { self.launch(V::Elem::SCALE, LaunchDims::cover(n), (x, n as u64, a)) }
+    }
+
+    /// `y += a * x`; half types are computed in `f32`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for different lengths; else see above.
+    #[track_caller]
+    pub fn axpy<X, Y>(&self, a: <X::Elem as Float>::Acc, x: &X, y: &mut Y) -> Result<()>
+    where
+        X: AsView + ?Sized,
+        Y: AsViewMut<Elem = X::Elem> + ?Sized,
+        X::Elem: Float,
+    {
+        let (x, y) = (x.view(), y.view_mut());
+        same_len("axpy", x.len(), y.len())?;
+        let n = x.len();
+        // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
+        unsafe { self.launch(X::Elem::AXPY, LaunchDims::cover(n), (x, y, n as u64, a)) }
+    }
+
+    /// The sum, as one element on this device. The order of the additions is fixed: the same bits every run. `f32` and
+    /// half types accumulate in `f32`, pairwise, so that the error grows with the logarithm of the length.
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    pub fn sum<V>(&self, x: &V) -> Result<DeviceBuffer<V::Elem>>
+    where
+        V: AsView + ?Sized,
+        V::Elem: Float,
+    {
+        let x = x.view();
+        self.reduce(|partial, dims| {
+            // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
+            unsafe { self.launch(V::Elem::SUM_PARTIAL, dims, (x, partial, x.len() as u64)) }
+        })
+    }
+
+    /// The dot product, as one element on this device; accumulates as [`sum`](Self::sum) does.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for different lengths; else see above.
+    #[track_caller]
+    pub fn dot<X, Y>(&self, x: &X, y: &Y) -> Result<DeviceBuffer<X::Elem>>
+    where
+        X: AsView + ?Sized,
+        Y: AsView<Elem = X::Elem> + ?Sized,
+        X::Elem: Float,
+    {
+        let (x, y) = (x.view(), y.view());
+        same_len("dot", x.len(), y.len())?;
+        self.reduce(|partial, dims| {
+            // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
+            unsafe { self.launch(X::Elem::DOT_PARTIAL, dims, (x, y, partial, x.len() as u64)) }
+        })
+    }
+
+    #[track_caller]
+    fn reduce<T: Float>(
+        &self,
+        first_pass: impl FnOnce(&mut DeviceBuffer<T::Acc>, LaunchDims) -> Result<()>,
+    ) -> Result<DeviceBuffer<T>> {
+        let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
+        let mut out = self.allocate("sum", 1)?;
+        let dims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
+        first_pass(&mut partial, dims)?;
+        let dims = LaunchDims { grid: (1, 1, 1), ..dims };
+        // SAFETY: the first pass has written all partial sums; this one writes the one element of `out`.
+        unsafe { self.launch(T::SUM_FINAL, dims, (&partial, &mut out, SUM_BLOCKS))? };
+        Ok(out)
+    }
+
+    /// A copy in another floating-point type, rounded to nearest.
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    pub fn cast<B: DeviceCopy, V>(&self, x: &V) -> Result<DeviceBuffer<B>>
+    where
+        V: AsView + ?Sized,
+        V::Elem: CastTo<B>,
+    {
+        let x: DeviceView<'_, V::Elem> = x.view();
+        let n = x.len();
+        let mut y = self.allocate("cast", n)?;
+        // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
+        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::cover(n), (x, &mut y, n as u64))? };
+        Ok(y)
+    }
+}
+
+/// A row-major matrix in a view: its rows, its columns, and whether it is used transposed.
+#[cfg(feature = "blas")]
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    view: DeviceView<'a, f32>,
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+#[cfg(feature = "blas")]
+impl<'a> Matrix<'a> {
+    /// `rows x cols` elements, densely packed, row after row.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the view has another number of elements.
+    pub fn new<V: AsView<Elem = f32> + ?Sized>(view: &'a V, rows: usize, cols: usize) -> Result<Self> {
+        let view = view.view();
+        if rows.checked_mul(cols) != Some(view.len()) {
+            return Err(Error::invalid("Matrix::new", format_args!("{rows} x {cols} of {} elements", view.len())));
+        }
+        Ok(Matrix { view, rows, cols, transposed: false })
+    }
+
+    /// The same memory, read as its transpose.
+    pub fn t(self) -> Self {
+        Matrix { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }
+    }
+}
+
+#[cfg(feature = "blas")]
+impl Device {
+    /// `c = alpha * a * b + beta * c` in single precision (no TF32), by cuBLAS or, on software GPUs, by the `gemm`
+    /// crate. `c` is row-major with as many rows as `a` and as many columns as `b`; with `beta == 0` its old contents
+    /// are not read.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, Matrix};
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let c = pool.run(|dev, _| {
+    ///     let a = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?; // 2 x 3
+    ///     let mut c = dev.zeros::<f32>(4)?;
+    ///     let a = Matrix::new(&a, 2, 3)?;
+    ///     dev.gemm(1.0, a, a.t(), 0.0, &mut c)?;
+    ///     dev.download(&c)
+    /// })?;
+    /// assert_eq!(c[0], [14.0, 32.0, 32.0, 77.0]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the shapes do not fit, [`Error::WrongDevice`], [`Error::Aborted`], the driver's
+    /// (also when cuBLAS is not installed).
+    #[track_caller]
+    pub fn gemm<C>(&self, alpha: f32, a: Matrix<'_>, b: Matrix<'_>, beta: f32, c: &mut C) -> Result<()>
+    where
+        C: AsViewMut<Elem = f32> + ?Sized,
+    {
+        let (m, k, n) = (a.rows, a.cols, b.cols);
+        if b.rows != k || m.checked_mul(n) != Some(c.view().len()) {
+            let why = format!("({m} x {k}) * ({} x {n}) into {} elements", b.rows, c.view().len());
+            return Err(Error::invalid("gemm", why));
+        }
+        let mut op = self.op("gemm")?;
+        op.touch(a.view.block, a.view.bytes(), Access::Read, false)?;
+        op.touch(b.view.block, b.view.bytes(), Access::Read, false)?;
+        let c = op.writes(c)?;
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        let gemm = Gemm {
+            m,
+            n,
+            k,
+            alpha,
+            a: a.view.address(),
+            transpose_a: a.transposed,
+            b: b.view.address(),
+            transpose_b: b.transposed,
+            beta,
+            c: c.address(),
+        };
+        // SAFETY: the shapes fit the views, which are live memory of this device, ordered and noted by `op`.
+        op.submit(|driver, stream| unsafe { driver.gemm(&gemm, stream) })
+    }
+}
+
+fn same_len(op: &'static str, a: usize, b: usize) -> Result<()> {
+    if a == b { Ok(()) } else { Err(Error::invalid(op, format_args!("{a} and {b} elements"))) }
+}

@@ -1,0 +1,134 @@
+//! A piece of memory with its hazards. It goes home when its last handle is dropped, on whatever thread.
+
+use super::{
+    hazard::{Hazards, Uses, all_completed},
+    link::Link,
+};
+use crate::{
+    driver::Address,
+    sync::{Inbox, Sequence},
+};
+use std::sync::Arc;
+
+/// Memory from the driver, given back when its last block is gone.
+pub(crate) struct Chunk {
+    pub(crate) link: Arc<Link>,
+    pub(crate) address: Address,
+    pub(crate) kind: ChunkKind,
+}
+
+/// Which call the memory came from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ChunkKind {
+    Device,
+    Pinned,
+    Managed,
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let driver = &self.link.driver;
+        // SAFETY: the memory came from this driver by the call of its kind, the last block of it is gone, and blocks go
+        // only when their uses have completed or their device's streams have drained.
+        let freed = unsafe {
+            match self.kind {
+                ChunkKind::Device => driver.mem_free(self.address),
+                ChunkKind::Pinned => driver.host_free(self.address as *mut u8),
+                ChunkKind::Managed => driver.managed_free(self.address as *mut u8),
+            }
+        };
+        if let Err(fault) = freed {
+            tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
+        }
+    }
+}
+
+/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped.
+pub(crate) struct Home {
+    /// Freed by any thread, taken by the owner.
+    pub(crate) inbox: Inbox<FreeBlock>,
+    /// Blocks handed out and blocks that came back, in bytes of their class.
+    pub(crate) handed_out: Sequence,
+    pub(crate) came_back: Sequence,
+}
+
+impl Home {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Home { inbox: Inbox::new(), handed_out: Sequence::new(), came_back: Sequence::new() })
+    }
+
+    /// Bytes in live blocks.
+    pub(crate) fn in_use(&self) -> u64 {
+        // Read in this order, so that a free between the two reads cannot make the difference negative.
+        let back = self.came_back.get();
+        self.handed_out.get().saturating_sub(back)
+    }
+}
+
+/// A block at rest.
+pub(crate) struct FreeBlock {
+    pub(crate) chunk: Arc<Chunk>,
+    pub(crate) address: Address,
+    /// Bytes; the class's size.
+    pub(crate) bytes: usize,
+    pub(crate) uses: Uses,
+}
+
+impl FreeBlock {
+    /// Lets go of the memory for good. What may still be in use (a stream that got stuck) is leaked rather than given
+    /// back to the driver under a running copy.
+    pub(crate) fn release(self) {
+        if !all_completed(&self.uses) {
+            tracing::warn!(device = self.chunk.link.device, bytes = self.bytes, "memory still in use was leaked");
+            std::mem::forget(self.chunk);
+        }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.inbox.take().for_each(FreeBlock::release);
+    }
+}
+
+/// A block in use.
+pub(crate) struct Block {
+    chunk: Option<Arc<Chunk>>,
+    pub(crate) link: Arc<Link>,
+    home: Arc<Home>,
+    pub(crate) kind: ChunkKind,
+    pub(crate) address: Address,
+    bytes: usize,
+    pub(crate) hazards: Hazards,
+}
+
+impl Block {
+    /// Wakes a free block up. Its old uses stay: the first new use waits for them.
+    pub(crate) fn new(free: FreeBlock, home: &Arc<Home>) -> Arc<Self> {
+        home.handed_out.fetch_add(free.bytes as u64);
+        Arc::new(Block {
+            link: free.chunk.link.clone(),
+            kind: free.chunk.kind,
+            chunk: Some(free.chunk),
+            home: home.clone(),
+            address: free.address,
+            bytes: free.bytes,
+            hazards: Hazards::with(free.uses),
+        })
+    }
+
+    /// The device that the memory belongs to; none for memory that is at home everywhere.
+    pub(crate) fn device(&self) -> Option<usize> {
+        (self.kind == ChunkKind::Device).then_some(self.link.device)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(chunk) = self.chunk.take() {
+            let (address, bytes, uses) = (self.address, self.bytes, self.hazards.take());
+            self.home.inbox.push(FreeBlock { chunk, address, bytes, uses });
+            self.home.came_back.fetch_add(bytes as u64);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Owned device memory.
+
+use super::{
+    DeviceCopy,
+    block::Block,
+    view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
+};
+use crate::{device::Device, driver::Address, error::Result};
+use std::{fmt, marker::PhantomData, ops::RangeBounds, sync::Arc};
+
+/// `len` elements of `T` in the memory of one device.
+///
+/// * It means something only together with a [`&Device`](Device): all operations are methods there, and refuse a
+///   buffer of another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Copies and kernels (through
+///   [`peer`](Self::peer)) are all that cross devices.
+/// * It may be sent to any thread, shared, and dropped anywhere, also after its pool is gone. The memory goes back to its
+///   own device's pool and is used again only when every device is done with it.
+/// * Operations on it are ordered by the library, over streams and devices, in the order of the calls.
+///
+/// ```
+/// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
+/// let sums = pool.run(|dev, shard| {
+///     let x = dev.upload(&vec![1.0f32; 100 + shard.index()])?;
+///     dev.download(&dev.sum(&x.slice(50..))?)
+/// })?;
+/// assert_eq!(sums, [[50.0], [51.0]]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+pub struct DeviceBuffer<T: DeviceCopy> {
+    pub(crate) block: Arc<Block>,
+    pub(crate) len: usize,
+    pub(crate) of: PhantomData<T>,
+}
+
+impl<T: DeviceCopy> DeviceBuffer<T> {
+    pub(crate) fn new(block: Arc<Block>, len: usize) -> Self {
+        DeviceBuffer { block, len, of: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The ordinal in the pool of the device whose memory it is.
+    pub fn device(&self) -> usize {
+        self.block.link.device
+    }
+
+    /// The address on the device, for `unsafe` work of your own; 256-byte aligned.
+    pub fn address(&self) -> Address {
+        self.block.address
+    }
+
+    /// A part, shared.
+    ///
+    /// # Panics
+    /// When the range is out of bounds, as slices of the standard library do.
+    #[track_caller]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceView<'_, T> {
+        self.view().slice(range)
+    }
+
+    /// A part, exclusive.
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    ///
+    /// Two exclusive parts at once do not compile unless they come from [`split_at_mut`](Self::split_at_mut):
+    /// ```compile_fail,E0499
+    /// # fn f(mut x: gpu_pool::DeviceBuffer<f32>) {
+    /// let a = x.slice_mut(0..10);
+    /// let b = x.slice_mut(5..15); // second mutable borrow
+    /// drop((a, b));
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceViewMut<'_, T> {
+        self.view_mut().slice_mut(range)
+    }
+
+    /// Two exclusive parts, split at an element.
+    ///
+    /// # Panics
+    /// When `mid > len`.
+    #[track_caller]
+    pub fn split_at_mut(&mut self, mid: usize) -> (DeviceViewMut<'_, T>, DeviceViewMut<'_, T>) {
+        self.view_mut().split_at_mut(mid)
+    }
+
+    /// Names this buffer on another device's thread: copies and kernels there may read it.
+    pub fn peer(&self) -> PeerView<'_, T> {
+        PeerView(self.view())
+    }
+
+    /// A copy in the memory of `dev`, wherever this buffer is: directly over the link where the pair of devices may,
+    /// staged through pinned host memory where it may not. Asynchronous, ordered on `dev`'s current stream.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, `WrongPool`, and the driver's.
+    #[track_caller]
+    pub fn copy_to(&self, dev: &Device) -> Result<DeviceBuffer<T>> {
+        let mut here = dev.allocate("copy_to", self.len)?;
+        dev.copy(&self.peer(), &mut here)?;
+        Ok(here)
+    }
+}
+
+impl<T: DeviceCopy> AsView for DeviceBuffer<T> {
+    type Elem = T;
+    fn view(&self) -> DeviceView<'_, T> {
+        DeviceView { block: &self.block, address: self.block.address, len: self.len, of: PhantomData }
+    }
+}
+
+impl<T: DeviceCopy> AsViewMut for DeviceBuffer<T> {
+    fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        DeviceViewMut { block: &self.block, address: self.block.address, len: self.len, of: PhantomData }
+    }
+}
+
+impl<T: DeviceCopy> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceBuffer<{}>[{}] on device {}", std::any::type_name::<T>(), self.len, self.device())
+    }
+}

@@ -1,0 +1,133 @@
+//! The last uses of a block, and what a new use has to wait for.
+//!
+//! This is what makes safe code unable to write a race. Rust's borrows order the *calls*; the work runs later, on
+//! streams of several devices. `Arc<DeviceBuffer>` read on device 1, dropped there, unwrapped and written on device 0 is
+//! safe Rust, and only the block itself can know that device 1 may still be reading. So each use is noted with its
+//! stream, number and byte range, and a use that conflicts (ranges overlap, one writes, streams differ) first makes its
+//! stream wait. Memory that is freed keeps its uses: reuse is one more conflicting use, so stream order across devices
+//! needs no further mechanism (cf. pytorch#196257).
+
+use crate::{error::Result, stream::StreamCore};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::{ops::Range, sync::Arc, time::Duration};
+
+/// How an operation touches memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It only reads.
+    Read,
+    /// It writes, and may read.
+    Write,
+}
+
+/// One use that may still be in flight.
+pub(crate) struct Use {
+    stream: Arc<StreamCore>,
+    sequence: u64,
+    bytes: Range<usize>,
+    access: Access,
+}
+
+/// Uses that may still be in flight, in no order.
+pub(crate) type Uses = SmallVec<[Use; 2]>;
+
+/// Above this many uses, uses of one stream and kind are merged to one that covers their hull.
+const MERGE_ABOVE: usize = 24;
+
+/// The uses of one block.
+#[derive(Default)]
+pub(crate) struct Hazards(Mutex<Uses>);
+
+impl Hazards {
+    pub(crate) fn with(uses: Uses) -> Self {
+        Hazards(Mutex::new(uses))
+    }
+
+    /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
+    pub(crate) fn order(
+        &self,
+        op: &'static str,
+        stream: &StreamCore,
+        bytes: &Range<usize>,
+        access: Access,
+    ) -> Result<()> {
+        for last in self.0.lock().iter() {
+            if last.conflicts(bytes, access) {
+                stream.wait_for(op, &last.stream, last.sequence)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
+    pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
+        let mut uses = self.0.lock();
+        uses.retain(|old| {
+            let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
+            // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
+            // its own stream.
+            let implied =
+                covered && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
+            !implied && !old.stream.has_completed(old.sequence)
+        });
+        if uses.len() >= MERGE_ABOVE {
+            merge(&mut uses);
+        }
+        uses.push(Use { stream: stream.clone(), sequence, bytes, access });
+    }
+
+    /// The calling host thread waits for every use that conflicts with a host access.
+    pub(crate) fn wait_host(&self, op: &'static str, access: Access, limit: Duration) -> Result<()> {
+        let mut uses = self.0.lock();
+        for last in uses.iter() {
+            if last.conflicts(&(0..usize::MAX), access) {
+                last.stream.wait_host(op, last.sequence, limit)?;
+            }
+        }
+        uses.retain(|last| !last.stream.has_completed(last.sequence));
+        Ok(())
+    }
+
+    /// Whether a host access would have to wait, as far as is known without asking the driver.
+    pub(crate) fn in_flight(&self) -> bool {
+        self.0.lock().iter().any(|last| !last.stream.has_completed(last.sequence))
+    }
+
+    pub(crate) fn take(&mut self) -> Uses {
+        std::mem::take(self.0.get_mut())
+    }
+}
+
+impl Use {
+    fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {
+        (self.access == Access::Write || access == Access::Write)
+            && self.bytes.start < bytes.end
+            && bytes.start < self.bytes.end
+    }
+}
+
+/// One use per stream and kind, covering the hull and the latest of what it replaces: more waiting, never less.
+fn merge(uses: &mut Uses) {
+    let mut merged = Uses::new();
+    for old in uses.drain(..) {
+        match merged.iter_mut().find(|new| new.stream.id == old.stream.id && new.access == old.access) {
+            Some(new) => {
+                new.sequence = new.sequence.max(old.sequence);
+                new.bytes = new.bytes.start.min(old.bytes.start)..new.bytes.end.max(old.bytes.end);
+            }
+            None => merged.push(old),
+        }
+    }
+    *uses = merged;
+}
+
+/// Whether all of these uses are known to have completed.
+pub(crate) fn all_completed(uses: &Uses) -> bool {
+    uses.iter().all(|last| last.stream.has_completed(last.sequence))
+}
+
+/// The calling host thread waits for all of them.
+pub(crate) fn wait_all(uses: &Uses, op: &'static str, limit: Duration) -> Result<()> {
+    uses.iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
+}

@@ -1,0 +1,28 @@
+//! Device memory that knows its device, its last uses, and when it may be used again.
+//!
+//! * [`link`]: what any thread may need of a device: its driver, its events.
+//! * [`hazard`]: the last uses of a block, so that conflicting operations wait for each other on the GPU.
+//! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
+//! * [`cache`]: the owner's lists of free blocks. The first pool: size classes, no lock and no driver call in the
+//!   steady state.
+//! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
+
+pub(crate) mod block;
+pub(crate) mod buffer;
+pub(crate) mod cache;
+pub(crate) mod hazard;
+pub(crate) mod link;
+pub(crate) mod pinned;
+pub(crate) mod unified;
+pub(crate) mod view;
+
+pub use buffer::DeviceBuffer;
+pub use pinned::PinnedBuffer;
+pub use unified::{UnifiedBuffer, UnifiedRows};
+pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
+
+/// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.
+///
+/// `Pod` is needed for soundness: a device may leave any bit pattern behind, so each must be a value.
+pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
+impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}

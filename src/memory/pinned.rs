@@ -1,0 +1,113 @@
+//! Page-locked host memory that knows which copies are in flight.
+
+use super::{
+    DeviceCopy,
+    block::{Block, ChunkKind},
+    cache::Cache,
+    hazard::Access,
+    link::Link,
+};
+use crate::error::Result;
+use parking_lot::Mutex;
+use std::{fmt, marker::PhantomData, slice, sync::Arc, time::Duration};
+
+/// `len` elements of `T` in page-locked host memory. Copies to and from it do not wait, and run at the full speed of
+/// the bus.
+///
+/// There is no `Deref<Target = [T]>`: a host access may have to wait for a copy, and waiting can fail.
+/// [`as_slice`](Self::as_slice) waits for copies that write the memory, [`as_mut_slice`](Self::as_mut_slice) for all.
+/// Dropping a buffer in flight defers its reuse. So the classic mistakes (reading before the copy has landed, freeing
+/// during a copy: pytorch#130785, pytorch#127612) have no way to be written.
+///
+/// ```
+/// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
+/// let mut batch = pool.pinned::<f32>(1000)?;
+/// batch.as_mut_slice()?.fill(2.0);
+/// let sums = pool.run(|dev, _| {
+///     let x = dev.upload_pinned(&batch)?; // does not wait
+///     dev.download(&dev.sum(&x)?)
+/// })?;
+/// assert_eq!(sums[0], [2000.0]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+pub struct PinnedBuffer<T: DeviceCopy> {
+    pub(crate) block: Arc<Block>,
+    len: usize,
+    deadline: Duration,
+    of: PhantomData<T>,
+}
+
+impl<T: DeviceCopy> PinnedBuffer<T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The contents; waits for copies that write them.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout) when such a copy does not complete within the pool's deadline, and the
+    /// driver's errors.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.block.hazards.wait_host("PinnedBuffer::as_slice", Access::Read, self.deadline)?;
+        // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes; no device writes them
+        // any more, and none can start while `self` is borrowed, since such a copy needs `&mut self`.
+        Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
+    }
+
+    /// The contents, to be changed; waits for all copies from and to them.
+    ///
+    /// # Errors
+    /// As [`as_slice`](Self::as_slice).
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.block.hazards.wait_host("PinnedBuffer::as_mut_slice", Access::Write, self.deadline)?;
+        // SAFETY: as above, and no device reads them any more.
+        Ok(unsafe { slice::from_raw_parts_mut(self.ptr(), self.len) })
+    }
+
+    /// Whether a host access might have to wait.
+    pub fn in_flight(&self) -> bool {
+        self.block.hazards.in_flight()
+    }
+
+    pub(crate) fn ptr(&self) -> *mut T {
+        self.block.address as *mut T
+    }
+}
+
+impl<T: DeviceCopy> fmt::Debug for PinnedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
+    }
+}
+
+/// The pool's page-locked memory. Cold: a lock around the same cache that devices have.
+pub(crate) struct PinnedPool {
+    cache: Mutex<Cache>,
+    deadline: Duration,
+}
+
+impl PinnedPool {
+    /// `link` is any device of the pool: pinned memory is portable.
+    pub(crate) fn new(link: &Arc<Link>, deadline: Duration) -> Self {
+        PinnedPool { cache: Mutex::new(Cache::new(link, ChunkKind::Pinned, None, deadline)), deadline }
+    }
+
+    pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
+        self.cache.lock().allocate(op, bytes)
+    }
+
+    /// A zeroed buffer.
+    pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<PinnedBuffer<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.deadline, of: PhantomData };
+        // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
+        buffer.as_mut_slice()?.fill(T::zeroed());
+        Ok(buffer)
+    }
+}

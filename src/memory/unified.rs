@@ -1,0 +1,122 @@
+//! One allocation that the host and every device see.
+
+use super::{
+    DeviceCopy,
+    block::{Block, Chunk, ChunkKind, FreeBlock, Home},
+    hazard::{Access, Uses},
+    link::Link,
+    view::DeviceViewMut,
+};
+use crate::{
+    error::{Error, Result},
+    parts::Parts,
+    shard::Shard,
+};
+use std::{fmt, marker::PhantomData, slice, sync::Arc, time::Duration};
+
+/// `len` elements of `T` in managed memory: one address on the host and on every device.
+///
+/// Devices work on it through a scope that gives each its own rows, so no two can touch the same element, and the host
+/// cannot look while they do:
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// let pool = GpuPool::builder().host(3).build()?;
+/// let mut table = pool.unified::<f32>(3 * 4)?;
+/// table.as_mut_slice()?.fill(1.0);
+/// pool.run_with(table.rows_mut(4), |dev, shard, mut rows| {
+///     dev.scale(&mut rows, shard.index() as f32)
+/// })?;
+/// assert_eq!(table.as_slice()?, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// The `for (gpu, dev) in devices() ... synchronize()` of the sources' unified-memory example is what `run_with` does,
+/// with the synchronisation built in.
+pub struct UnifiedBuffer<T: DeviceCopy> {
+    block: Arc<Block>,
+    len: usize,
+    deadline: Duration,
+    of: PhantomData<T>,
+}
+
+impl<T: DeviceCopy> UnifiedBuffer<T> {
+    pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX).max(1);
+        if bytes > isize::MAX as usize {
+            return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
+        }
+        let ptr = link.check("unified", link.driver.managed_alloc(bytes))?;
+        let chunk = Arc::new(Chunk { link: link.clone(), address: ptr as u64, kind: ChunkKind::Managed });
+        let free = FreeBlock { address: chunk.address, chunk, bytes, uses: Uses::new() };
+        // A home of its own: managed memory is not pooled, so it goes back when the home does.
+        Ok(UnifiedBuffer { block: Block::new(free, &Home::new()), len, deadline, of: PhantomData })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The contents; waits for devices that write them.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] and the driver's.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.block.hazards.wait_host("UnifiedBuffer::as_slice", Access::Read, self.deadline)?;
+        // SAFETY: `len` initialised Pod elements; no device writes them any more, and none can while `self` is borrowed.
+        Ok(unsafe { slice::from_raw_parts(self.block.address as *const T, self.len) })
+    }
+
+    /// The contents, to be changed; waits for all devices.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] and the driver's.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.block.hazards.wait_host("UnifiedBuffer::as_mut_slice", Access::Write, self.deadline)?;
+        // SAFETY: as above, and no device reads them any more.
+        Ok(unsafe { slice::from_raw_parts_mut(self.block.address as *mut T, self.len) })
+    }
+
+    /// Rows of `width` elements, to be split over the devices by [`GpuPool::run_with`](crate::GpuPool::run_with).
+    pub fn rows_mut(&mut self, width: usize) -> UnifiedRows<'_, T> {
+        UnifiedRows { buffer: self, width }
+    }
+}
+
+impl<T: DeviceCopy> fmt::Debug for UnifiedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UnifiedBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
+    }
+}
+
+/// The rows of a [`UnifiedBuffer`], as [`Parts`]: each device gets an exclusive view of its own.
+pub struct UnifiedRows<'e, T: DeviceCopy> {
+    buffer: &'e mut UnifiedBuffer<T>,
+    width: usize,
+}
+
+impl<'e, T: DeviceCopy> Parts for UnifiedRows<'e, T> {
+    type Part = DeviceViewMut<'e, T>;
+
+    fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
+        let (len, width) = (self.buffer.len, self.width);
+        if width == 0 || !len.is_multiple_of(width) {
+            return Err(Error::invalid("rows_mut", format_args!("{len} elements are not whole rows of {width}")));
+        }
+        let block = &self.buffer.block;
+        let mut rest = DeviceViewMut { block, address: block.address, len, of: PhantomData };
+        let mut parts = Vec::with_capacity(shards.len());
+        for shard in shards {
+            let (part, behind) = rest.split_at_mut(shard.range(len / width).len() * width);
+            parts.push(part);
+            rest = behind;
+        }
+        Ok(parts)
+    }
+}

@@ -1,0 +1,221 @@
+//! Borrowed parts of buffers, and the traits by which operations take them.
+
+use super::{DeviceCopy, block::Block};
+use crate::driver::Address;
+use std::{
+    marker::PhantomData,
+    ops::{Bound, Range, RangeBounds},
+    sync::Arc,
+};
+
+/// A shared part of a buffer.
+pub struct DeviceView<'a, T: DeviceCopy> {
+    pub(crate) block: &'a Arc<Block>,
+    /// Of the first element; kept here so that cudarc can borrow it as a kernel argument.
+    pub(crate) address: Address,
+    pub(crate) len: usize,
+    pub(crate) of: PhantomData<&'a T>,
+}
+
+/// An exclusive part of a buffer.
+pub struct DeviceViewMut<'a, T: DeviceCopy> {
+    pub(crate) block: &'a Arc<Block>,
+    pub(crate) address: Address,
+    pub(crate) len: usize,
+    pub(crate) of: PhantomData<&'a mut T>,
+}
+
+/// Part of a buffer that may live on another device. Only copies and kernels take it.
+pub struct PeerView<'a, T: DeviceCopy>(pub(crate) DeviceView<'a, T>);
+
+impl<T: DeviceCopy> Copy for DeviceView<'_, T> {}
+impl<T: DeviceCopy> Clone for DeviceView<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T: DeviceCopy> Copy for PeerView<'_, T> {}
+impl<T: DeviceCopy> Clone for PeerView<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+macro_rules! common {
+    ($($view:ident)+) => {$(
+        impl<T: DeviceCopy> $view<'_, T> {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+
+            /// The address of the first element on the device.
+            pub fn address(&self) -> Address {
+                self.address
+            }
+
+            pub(crate) fn bytes(&self) -> Range<usize> {
+                let start = (self.address - self.block.address) as usize;
+                start..start + self.len * size_of::<T>()
+            }
+        }
+
+        impl<T: DeviceCopy> std::fmt::Debug for $view<'_, T> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let (of, device) = (std::any::type_name::<T>(), self.block.link.device);
+                write!(f, concat!(stringify!($view), "<{}>[{}] on device {}"), of, self.len, device)
+            }
+        }
+    )+};
+}
+common! { DeviceView DeviceViewMut }
+
+impl<'a, T: DeviceCopy> DeviceView<'a, T> {
+    /// A part of this part. By value and with the long lifetime, so that `x.slice(..).slice(..)` borrows no temporary.
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> DeviceView<'a, T> {
+        let range = resolve(range, self.len);
+        DeviceView { address: self.address + (range.start * size_of::<T>()) as u64, len: range.len(), ..self }
+    }
+}
+
+impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
+    /// A part of this part.
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn slice_mut(self, range: impl RangeBounds<usize>) -> DeviceViewMut<'a, T> {
+        let range = resolve(range, self.len);
+        DeviceViewMut { address: self.address + (range.start * size_of::<T>()) as u64, len: range.len(), ..self }
+    }
+
+    /// Two exclusive parts, split at an element.
+    ///
+    /// # Panics
+    /// When `mid > len`.
+    #[track_caller]
+    pub fn split_at_mut(self, mid: usize) -> (DeviceViewMut<'a, T>, DeviceViewMut<'a, T>) {
+        assert!(mid <= self.len, "split at {mid} of a device buffer of {} elements", self.len);
+        let address = self.address + (mid * size_of::<T>()) as u64;
+        let right = DeviceViewMut { block: self.block, address, len: self.len - mid, of: PhantomData };
+        (DeviceViewMut { len: mid, ..self }, right)
+    }
+}
+
+impl<T: DeviceCopy> PeerView<'_, T> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Self {
+        PeerView(self.0.slice(range))
+    }
+}
+
+#[track_caller]
+fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
+    let start = match range.start_bound() {
+        Bound::Included(&a) => a,
+        Bound::Excluded(&a) => a.checked_add(1).expect("the range starts beyond usize::MAX"),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&b) => b.checked_add(1).expect("the range ends beyond usize::MAX"),
+        Bound::Excluded(&b) => b,
+        Bound::Unbounded => len,
+    };
+    assert!(start <= end && end <= len, "range {start}..{end} of a device buffer of {len} elements");
+    start..end
+}
+
+/// What an operation can read: buffers, views, exclusive views, and references to them.
+///
+/// The element is an associated type, not a parameter, so that it is always inferred.
+pub trait AsView {
+    /// The element type.
+    type Elem: DeviceCopy;
+    /// All of it, shared.
+    fn view(&self) -> DeviceView<'_, Self::Elem>;
+}
+
+/// What an operation can write.
+pub trait AsViewMut: AsView {
+    /// All of it, exclusive.
+    fn view_mut(&mut self) -> DeviceViewMut<'_, Self::Elem>;
+}
+
+impl<T: DeviceCopy> AsView for DeviceView<'_, T> {
+    type Elem = T;
+    fn view(&self) -> DeviceView<'_, T> {
+        *self
+    }
+}
+impl<T: DeviceCopy> AsView for DeviceViewMut<'_, T> {
+    type Elem = T;
+    fn view(&self) -> DeviceView<'_, T> {
+        DeviceView { block: self.block, address: self.address, len: self.len, of: PhantomData }
+    }
+}
+impl<T: DeviceCopy> AsViewMut for DeviceViewMut<'_, T> {
+    fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        DeviceViewMut { block: self.block, address: self.address, len: self.len, of: PhantomData }
+    }
+}
+impl<V: AsView + ?Sized> AsView for &V {
+    type Elem = V::Elem;
+    fn view(&self) -> DeviceView<'_, V::Elem> {
+        (**self).view()
+    }
+}
+impl<V: AsView + ?Sized> AsView for &mut V {
+    type Elem = V::Elem;
+    fn view(&self) -> DeviceView<'_, V::Elem> {
+        (**self).view()
+    }
+}
+impl<V: AsViewMut + ?Sized> AsViewMut for &mut V {
+    fn view_mut(&mut self) -> DeviceViewMut<'_, V::Elem> {
+        (**self).view_mut()
+    }
+}
+
+/// What [`Device::copy`](crate::Device::copy) reads: anything of this device, or a peer's through
+/// [`peer()`](crate::DeviceBuffer::peer).
+pub trait CopySource {
+    /// The element type.
+    type Elem: DeviceCopy;
+    #[doc(hidden)]
+    fn source(&self) -> DeviceView<'_, Self::Elem>;
+}
+impl<V: AsView + ?Sized> CopySource for V {
+    type Elem = V::Elem;
+    fn source(&self) -> DeviceView<'_, V::Elem> {
+        self.view()
+    }
+}
+impl<T: DeviceCopy> CopySource for PeerView<'_, T> {
+    type Elem = T;
+    fn source(&self) -> DeviceView<'_, T> {
+        self.0
+    }
+}

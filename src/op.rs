@@ -1,0 +1,103 @@
+//! One operation on device memory: checked, ordered, submitted, noted.
+
+use crate::{
+    device::Device,
+    driver::{Driver, DriverResult, RawStream},
+    error::{Error, Result, Site},
+    kernel::Touch,
+    memory::{AsView, AsViewMut, DeviceView, block::Block, hazard::Access},
+};
+use smallvec::SmallVec;
+use std::{ops::Range, panic::Location, sync::Arc};
+
+/// An operation being prepared. Every access of device memory by the library goes through one:
+///
+/// 1. [`Device::op`]: the gang has not failed, the device is not lost; the device's progress counts up.
+/// 2. [`touch`](Self::touch): the memory is this device's (or may be a peer's), and the stream waits for conflicting
+///    uses.
+/// 3. [`submit`](Self::submit): the driver call; then the uses are noted under the operation's number.
+///
+/// If a step fails, nothing was submitted and nothing is noted (a stream that waits for no reason is harmless).
+pub(crate) struct Op<'d> {
+    pub(crate) dev: &'d Device,
+    pub(crate) name: &'static str,
+    pub(crate) site: Site,
+    touched: SmallVec<[(Arc<Block>, Range<usize>, Access); 4]>,
+}
+
+impl Device {
+    /// Begins an operation.
+    #[track_caller]
+    pub(crate) fn op(&self, name: &'static str) -> Result<Op<'_>> {
+        self.session.gang.check()?;
+        self.worker.progress();
+        Ok(Op { dev: self, name, site: Location::caller(), touched: SmallVec::new() })
+    }
+}
+
+impl Op<'_> {
+    /// Announces an access. `foreign`: the memory may be another device's of the same pool.
+    pub(crate) fn touch(
+        &mut self,
+        block: &Arc<Block>,
+        bytes: Range<usize>,
+        access: Access,
+        foreign: bool,
+    ) -> Result<()> {
+        let (dev, op, site) = (self.dev, self.name, self.site);
+        if block.link.pool != dev.worker.link.pool {
+            return Err(Error::WrongPool { op, device: dev.index(), site });
+        }
+        if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
+            return Err(Error::WrongDevice { op, buffer: home, device: dev.index(), site });
+        }
+        if dev.ordered {
+            block.hazards.order(op, &dev.stream, &bytes, access)?;
+        }
+        self.touched.push((block.clone(), bytes, access));
+        Ok(())
+    }
+
+    /// Announces that a view of this device is read.
+    pub(crate) fn reads<'v, V: AsView + ?Sized>(&mut self, view: &'v V) -> Result<DeviceView<'v, V::Elem>> {
+        let view = view.view();
+        self.touch(view.block, view.bytes(), Access::Read, false)?;
+        Ok(view)
+    }
+
+    /// Announces that a view of this device is written. The exclusive borrow is the caller's; what comes back is only
+    /// for addresses.
+    pub(crate) fn writes<'v, V: AsViewMut + ?Sized>(&mut self, view: &'v mut V) -> Result<DeviceView<'v, V::Elem>> {
+        let view = view.view_mut();
+        self.touch(view.block, view.bytes(), Access::Write, false)?;
+        Ok(DeviceView { block: view.block, address: view.address, len: view.len, of: std::marker::PhantomData })
+    }
+
+    /// Announces a kernel argument.
+    pub(crate) fn argument(&mut self, touch: &Touch) -> Result<()> {
+        self.touch(&touch.block, touch.bytes.clone(), touch.access, touch.foreign)
+    }
+
+    /// Makes the driver call and notes the uses.
+    pub(crate) fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
+        let dev = self.dev;
+        let called = call(&*dev.worker.link.driver, dev.stream.raw);
+        dev.worker.link.check(self.name, called)?;
+        self.submitted();
+        Ok(())
+    }
+
+    /// Notes the uses of work that was submitted to the device's current stream by other means.
+    pub(crate) fn submitted(self) {
+        let stream = &self.dev.stream;
+        let sequence = stream.submit();
+        for (block, bytes, access) in self.touched {
+            block.hazards.note(stream, sequence, bytes, access);
+        }
+    }
+
+    /// `Err(InvalidArgument)` unless both lengths agree.
+    pub(crate) fn same_len(&self, a: usize, b: usize) -> Result<()> {
+        if a == b { Ok(()) } else { Err(Error::invalid(self.name, format_args!("{a} and {b} elements"))) }
+    }
+}

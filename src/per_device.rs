@@ -1,0 +1,241 @@
+//! State that lives on its device between scopes.
+
+use crate::{
+    Device, Shard,
+    error::{Error, Result},
+    pool,
+    runtime::{dispatch::Entry, gang::Gang, worker::Shared},
+    sync::unique_id,
+};
+use std::{
+    cell::{Cell, RefCell, UnsafeCell},
+    fmt,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    rc::Rc,
+    sync::Arc,
+};
+
+/// One `T` per device (weights, optimiser state, a cuBLAS handle), made on its device's thread and never leaving it. So
+/// `T` need not be `Send`; the handle always is, and `Sync`. `T: 'static`, since a forgotten handle leaves its values on
+/// their threads until the pool closes.
+///
+/// A `T` that was borrowed mutably in a scope that failed is *poisoned*: its contents are unspecified, and replicas that
+/// drift apart silently are worse than an error. [`reset`](Self::reset) makes it anew, [`clear_poison`](Self::clear_poison)
+/// accepts it as it is.
+///
+/// ```
+/// # use gpu_pool::GpuPool;
+/// let pool = GpuPool::builder().host(2).build()?;
+/// let mut weights = pool.per_device(|dev, _| dev.upload(&[1.0f32, 2.0]))?;
+/// for _step in 0..3 {
+///     weights.run(|dev, _shard, w| dev.scale(w, 2.0))?;
+/// }
+/// let w = pool.run(|dev, _| dev.download(&*weights.borrow(dev)?))?;
+/// assert_eq!(w, [[8.0, 16.0], [8.0, 16.0]]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// Two fields at once through a guard need a plain reference first:
+/// ```
+/// # use gpu_pool::*;
+/// struct Model { w: DeviceBuffer<f32>, g: DeviceBuffer<f32> }
+/// # fn step(dev: &Device, state: &PerDevice<Model>) -> Result<()> {
+/// let m = &mut *state.borrow_mut(dev)?;
+/// dev.axpy(-0.1, &m.g, &mut m.w)
+/// # }
+/// ```
+pub struct PerDevice<T: 'static> {
+    id: u64,
+    shared: Arc<Shared>,
+    of: PhantomData<fn() -> T>,
+}
+
+struct Slot<T> {
+    /// -1: borrowed mutably, else the number of shared borrows.
+    borrows: Cell<isize>,
+    /// The gang that last borrowed it mutably; if that failed, the value is poisoned.
+    writer: RefCell<Option<Arc<Gang>>>,
+    value: UnsafeCell<T>,
+}
+
+/// A shared borrow of a device's state.
+pub struct Ref<'a, T: 'static> {
+    slot: Rc<Slot<T>>,
+    of: PhantomData<&'a T>,
+}
+
+/// An exclusive borrow of a device's state.
+pub struct RefMut<'a, T: 'static> {
+    slot: Rc<Slot<T>>,
+    of: PhantomData<&'a mut T>,
+}
+
+impl<T> Deref for Ref<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: `borrows` counts this borrow, so there is no exclusive one; all are on one thread.
+        unsafe { &*self.slot.value.get() }
+    }
+}
+impl<T> Deref for RefMut<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: `borrows` is -1, so this is the only borrow.
+        unsafe { &*self.slot.value.get() }
+    }
+}
+impl<T> DerefMut for RefMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.slot.value.get() }
+    }
+}
+impl<T> Drop for Ref<'_, T> {
+    fn drop(&mut self) {
+        self.slot.borrows.set(self.slot.borrows.get() - 1);
+    }
+}
+impl<T> Drop for RefMut<'_, T> {
+    fn drop(&mut self) {
+        self.slot.borrows.set(0);
+    }
+}
+
+impl<T: 'static> PerDevice<T> {
+    pub(crate) fn create<F>(shared: &Arc<Shared>, f: F) -> Result<Self>
+    where
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        let this = PerDevice { id: unique_id(), shared: shared.clone(), of: PhantomData };
+        this.fill(f)?;
+        Ok(this)
+    }
+
+    /// Makes every device's value anew, and so ends any poison.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`](crate::GpuPool::run); [`Error::Borrowed`] when a forgotten guard still borrows the old value.
+    pub fn reset<F>(&mut self, f: F) -> Result<()>
+    where
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        self.fill(f)
+    }
+
+    fn fill<F>(&self, f: F) -> Result<()>
+    where
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        self.scope(|dev, shard| {
+            let value = UnsafeCell::new(f(dev, shard)?);
+            let slot = Rc::new(Slot { borrows: Cell::new(0), writer: RefCell::new(None), value });
+            let old = dev.worker.slots.borrow_mut().insert(self.id, slot);
+            drop(old);
+            Ok(())
+        })
+        .map(drop)
+    }
+
+    /// Accepts every device's value as it is after a failed scope.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`](crate::GpuPool::run).
+    pub fn clear_poison(&mut self) -> Result<()> {
+        self.scope(|dev, _| {
+            self.slot(dev)?.writer.take();
+            Ok(())
+        })
+        .map(drop)
+    }
+
+    /// This device's value, shared. Tied to `dev` as well, so that it cannot outlive the closure.
+    ///
+    /// # Errors
+    /// [`Error::Borrowed`], [`Error::Poisoned`], [`Error::WrongPool`], [`Error::InvalidArgument`] on a device that never
+    /// made a value.
+    #[track_caller]
+    pub fn borrow<'a>(&'a self, dev: &'a Device) -> Result<Ref<'a, T>> {
+        let slot = self.healthy(dev)?;
+        if slot.borrows.get() < 0 {
+            return Err(Error::Borrowed { device: dev.index() });
+        }
+        slot.borrows.set(slot.borrows.get() + 1);
+        Ok(Ref { slot, of: PhantomData })
+    }
+
+    /// This device's value, exclusive.
+    ///
+    /// # Errors
+    /// As [`borrow`](Self::borrow).
+    #[track_caller]
+    pub fn borrow_mut<'a>(&'a self, dev: &'a Device) -> Result<RefMut<'a, T>> {
+        let slot = self.healthy(dev)?;
+        if slot.borrows.get() != 0 {
+            return Err(Error::Borrowed { device: dev.index() });
+        }
+        slot.borrows.set(-1);
+        *slot.writer.borrow_mut() = Some(dev.session.gang.clone());
+        Ok(RefMut { slot, of: PhantomData })
+    }
+
+    /// A scope on all devices of the pool that gives each its own `&mut T`.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`](crate::GpuPool::run) and [`borrow`](Self::borrow).
+    pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
+    where
+        R: Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    {
+        let this = &*self;
+        this.scope(|dev, shard| f(dev, shard, &mut *this.borrow_mut(dev)?))
+    }
+
+    fn scope<R: Send>(&self, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
+        pool::run(&self.shared, None, f, Error::clone)
+    }
+
+    #[track_caller]
+    fn slot(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
+        if !Arc::ptr_eq(&dev.worker.shared, &self.shared) {
+            let site = std::panic::Location::caller();
+            return Err(Error::WrongPool { op: "PerDevice", device: dev.index(), site });
+        }
+        let slot = dev.worker.slots.borrow().get(&self.id).cloned();
+        slot.and_then(|slot| slot.downcast().ok())
+            .ok_or_else(|| Error::invalid("PerDevice", format_args!("device {} has no value", dev.index())))
+    }
+
+    #[track_caller]
+    fn healthy(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
+        let slot = self.slot(dev)?;
+        let poisoned = slot.writer.borrow().as_ref().is_some_and(|gang| gang.is_aborted());
+        if poisoned && !slot.writer.borrow().as_ref().is_some_and(|gang| Arc::ptr_eq(gang, &dev.session.gang)) {
+            return Err(Error::Poisoned { device: dev.index() });
+        }
+        Ok(slot)
+    }
+}
+
+impl<T: 'static> Drop for PerDevice<T> {
+    /// Each device's thread drops its value when it gets to it.
+    fn drop(&mut self) {
+        let id = self.id;
+        if self.shared.gate.is_closed() || std::process::id() != self.shared.pid {
+            return;
+        }
+        for queue in &self.shared.queues {
+            queue.post(Entry::Task(Box::new(move |worker| {
+                let value = worker.slots.borrow_mut().remove(&id);
+                drop(value);
+            })));
+        }
+    }
+}
+
+impl<T: 'static> fmt::Debug for PerDevice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PerDevice<{}> on {} devices", std::any::type_name::<T>(), self.shared.devices())
+    }
+}

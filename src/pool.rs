@@ -1,0 +1,534 @@
+//! The pool: one host thread per GPU, and scopes that run on all of them.
+
+use crate::{
+    Builder, Device, DeviceCopy, Parts, PeerReport, PerDevice, PinnedBuffer, Shard, UnifiedBuffer,
+    driver::DeviceInfo,
+    error::{Error, Result},
+    parts::rows_mut,
+    runtime::{
+        dispatch::{Entry, Order, Queue},
+        gang::Gang,
+        job::{Body, Waiting},
+        panics,
+        worker::{Shared, Worker, on_device_thread},
+    },
+    sync::EventCount,
+};
+use once_cell::sync::{Lazy, OnceCell};
+use parking_lot::Mutex;
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
+/// The one order of gangs in this process.
+static ORDER: Lazy<Order> = Lazy::new(Order::new);
+/// How often a waiting scope looks after its members.
+const TICK: Duration = Duration::from_millis(500);
+
+/// GPUs, each with a host thread of its own that lives as long as the pool.
+///
+/// A closure runs on every device at once, on that device's thread, and may borrow from the caller; results come back in
+/// device order. Scopes may be started from any number of threads; they take turns.
+///
+/// ```
+/// use gpu_pool::{GpuPool, ReduceOp};
+///
+/// let batch: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+/// let sums: Vec<Vec<f32>> = GpuPool::scope(|dev, shard| {
+///     let x = dev.upload(shard.of(&batch))?;           // this GPU's part of the borrowed batch
+///     let mut s = dev.sum(&x)?;                        // one element, on this GPU's stream
+///     dev.all_reduce(&mut s, ReduceOp::Sum)?;          // ring buffers + cross-device events
+///     dev.download(&s)                                 // waits for this stream only
+/// })?;                                                 // results in device order
+/// assert!(sums.iter().all(|s| s[0] == 499_500.0));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+///
+/// One closure serves all devices at once, so it cannot change what it captures:
+///
+/// ```compile_fail,E0594
+/// # use gpu_pool::GpuPool;
+/// let mut n = 0;
+/// GpuPool::scope(|_, _| { n += 1; Ok(()) }); // return a value instead, or use `run_mut`
+/// ```
+///
+/// # When something fails
+///
+/// The first member that panics, returns an error or loses its device fails the whole gang: the others get
+/// [`Error::Aborted`] from whatever they do next, and the scope returns the cause. The pool works again afterwards.
+/// Buffers written in the failed scope have unspecified contents.
+///
+/// A closure that has started is always waited for, whatever it does: it may hold borrows. A caller must not hold a lock
+/// that the closure takes; that cannot be detected.
+pub struct GpuPool {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl GpuPool {
+    /// Settings for a pool.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The process-wide pool; built with the defaults if it is not there.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn global() -> Result<&'static GpuPool> {
+        // A device closure that comes here would wait for a pool that may be waiting for it.
+        if GLOBAL.get().is_none() && on_device_thread() {
+            return Err(Error::NestedScope { op: "global" });
+        }
+        GLOBAL.get_or_try_init(|| GpuPool::builder().build())
+    }
+
+    /// Runs `f` on every device of the process-wide pool; see the [type's docs](GpuPool).
+    ///
+    /// # Errors
+    /// The first failure of any device; [`Error::NestedScope`] on a device thread; as [`Builder::build`] the first time.
+    pub fn scope<F, R>(f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Send,
+    {
+        Self::global()?.run(f)
+    }
+
+    /// [`scope`](Self::scope) with the caller's own error type.
+    ///
+    /// # Errors
+    /// What the first failing closure returned; `E::from` of this crate's errors.
+    pub fn try_scope<F, R, E>(f: F) -> Result<Vec<R>, E>
+    where
+        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+        R: Send,
+        E: From<Error> + Send,
+    {
+        Self::global()?.try_run(f)
+    }
+
+    /// Runs `f` on every device of this pool, with its shard, and returns the results in device order.
+    ///
+    /// When it returns, all work that the closures asked for has completed.
+    ///
+    /// # Errors
+    /// The first failure: the error that a closure returned, [`Error::Panicked`], [`Error::DeviceLost`], ...
+    /// [`Error::NestedScope`] on a device thread, [`Error::Closed`], [`Error::Forked`], and [`Error::Timeout`] when the
+    /// devices were busy with other scopes that made no progress for the deadline.
+    pub fn run<F, R>(&self, f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Send,
+    {
+        run(&self.shared, None, f, Error::clone)
+    }
+
+    /// [`run`](Self::run) with the caller's own error type.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let failed: anyhow::Result<Vec<()>> = pool.try_run(|dev, _| {
+    ///     anyhow::ensure!(dev.index() == 0, "device {} has had enough", dev.index());
+    ///     Ok(())
+    /// });
+    /// assert_eq!(failed.unwrap_err().to_string(), "device 1 has had enough");
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the first failing closure returned; `E::from` of this crate's errors, as [`run`](Self::run) has them.
+    pub fn try_run<F, R, E>(&self, f: F) -> Result<Vec<R>, E>
+    where
+        F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+        R: Send,
+        E: From<Error> + Send,
+    {
+        run(&self.shared, None, f, |_| Error::custom("the closure returned an error"))
+    }
+
+    /// Runs `f` on some of the devices only (ordinals in the pool, in the order of their ranks). Gangs that share no
+    /// device run at the same time.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let who = pool.run_on(&[3, 1], |dev, shard| Ok((dev.index(), dev.rank(), shard.count())))?;
+    /// assert_eq!(who, [(3, 0, 2), (1, 1, 2)]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an empty list, an ordinal twice or one that is not there; else as
+    /// [`run`](Self::run).
+    pub fn run_on<F, R>(&self, devices: &[usize], f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Send,
+    {
+        for (i, &device) in devices.iter().enumerate() {
+            if device >= self.devices() || devices[..i].contains(&device) {
+                let why = format!("device {device} is listed twice or is not one of {}", self.devices());
+                return Err(Error::invalid("run_on", why));
+            }
+        }
+        if devices.is_empty() {
+            return Err(Error::invalid("run_on", "an empty list of devices"));
+        }
+        run(&self.shared, Some(devices), f, Error::clone)
+    }
+
+    /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let x: Vec<f32> = (0..10).map(|i| i as f32).collect();
+    /// let mut y = vec![0.0f32; 10];
+    /// pool.run_mut(&mut y, 1, |dev, shard, rows| {
+    ///     let mut d = dev.upload(shard.of(&x))?;
+    ///     dev.scale(&mut d, 2.0)?;
+    ///     dev.download_into(&d, rows)
+    /// })?;
+    /// assert_eq!(y[9], 18.0);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).
+    pub fn run_mut<T, F, R>(&self, out: &mut [T], width: usize, f: F) -> Result<Vec<R>>
+    where
+        T: Send,
+        F: Fn(&Device, Shard, &mut [T]) -> Result<R> + Sync,
+        R: Send,
+    {
+        self.run_with(rows_mut(out, width), |dev, shard, rows| f(dev, shard, rows))
+    }
+
+    /// Runs `f` on every device, each with its own part of `parts`: rows of slices, items of vectors, rows of unified
+    /// memory, and tuples of these. See [`Parts`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the parts cannot be split so; else as [`run`](Self::run).
+    pub fn run_with<P, F, R>(&self, parts: P, f: F) -> Result<Vec<R>>
+    where
+        P: Parts,
+        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
+        R: Send,
+    {
+        let shards: Vec<Shard> = (0..self.devices()).map(|i| shard(&self.shared, i, None)).collect();
+        let parts: Vec<_> = parts.split(&shards)?.into_iter().map(|part| Mutex::new(Some(part))).collect();
+        self.run(|dev, shard| {
+            let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
+            f(dev, shard, part)
+        })
+    }
+
+    /// State that lives on its device's thread, one `T` per device, made by `f`. See [`PerDevice`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn per_device<T, F>(&self, f: F) -> Result<PerDevice<T>>
+    where
+        T: 'static,
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        PerDevice::create(&self.shared, f)
+    }
+
+    /// `len` zeros in page-locked host memory, which every device of this pool copies from and to without waiting.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], the driver's.
+    pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
+        self.check_open()?;
+        self.shared.pinned.buffer("pinned", len)
+    }
+
+    /// `len` zeros in managed memory: one address on the host and on every device. See [`UnifiedBuffer`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], the driver's.
+    pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
+        self.check_open()?;
+        UnifiedBuffer::new(&self.shared.links[0], len, self.shared.deadline)
+    }
+
+    /// How many devices the pool has.
+    pub fn devices(&self) -> usize {
+        self.shared.devices()
+    }
+
+    /// What the devices are and how they reach each other, as found when the pool was built.
+    pub fn report(&self) -> PoolReport {
+        PoolReport {
+            devices: self.shared.links.iter().map(|link| link.driver.info().clone()).collect(),
+            lost: self.shared.links.iter().map(|link| link.is_lost()).collect(),
+            peers: self.shared.peers.get().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// A new pool of the devices that are not lost. Ordinals are given anew, in the old order; the old pool should be
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
+    pub fn survivors(&self) -> Result<GpuPool> {
+        let alive = self.shared.links.iter().filter(|link| !link.is_lost());
+        let drivers: Vec<_> = alive.map(|link| link.driver.clone()).collect();
+        if drivers.is_empty() {
+            return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
+        }
+        let own = self.shared.modules.iter().skip(crate::builtin::MODULES.len());
+        own.fold(Builder::default().timeout(self.shared.deadline), |builder, module| builder.module(module))
+            .with_drivers(drivers)
+    }
+
+    /// Waits for scopes under way, then for the device threads to end. Afterwards buffers can still be dropped, nothing
+    /// else. Dropping the pool does the same, but cannot say what went wrong.
+    ///
+    /// # Errors
+    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread died.
+    pub fn close(self) -> Result<()> {
+        if on_device_thread() {
+            return Err(Error::NestedScope { op: "close" });
+        }
+        self.check_pid()?;
+        self.stop()
+    }
+
+    fn check_open(&self) -> Result<()> {
+        self.check_pid()?;
+        if self.shared.gate.is_closed() { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    fn check_pid(&self) -> Result<()> {
+        check_pid(&self.shared)
+    }
+
+    fn stop(&self) -> Result<()> {
+        let shared = &self.shared;
+        if shared.gate.close() {
+            shared.gate.wait_drained(None);
+            shared.queues.iter().for_each(|queue| queue.post(Entry::Stop));
+        }
+        let threads = std::mem::take(&mut *shared.threads.lock());
+        let mut ended = Ok(());
+        for (device, thread) in threads.into_iter().enumerate() {
+            if let Err(payload) = thread.join() {
+                ended = Err(panics::error(device, &*payload));
+            }
+        }
+        shared.stages.lock().clear();
+        ended
+    }
+}
+
+impl Drop for GpuPool {
+    fn drop(&mut self) {
+        if std::process::id() != self.shared.pid {
+            // After a fork there are no device threads to wait for.
+            return;
+        }
+        if on_device_thread() {
+            // A device thread cannot wait for itself: the threads end by themselves when their scopes have.
+            self.shared.gate.close();
+            self.shared.queues.iter().for_each(|queue| queue.post(Entry::Stop));
+            return;
+        }
+        if let Err(error) = self.stop() {
+            tracing::error!(%error, "a device thread had died");
+        }
+    }
+}
+
+impl fmt::Debug for GpuPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.shared.links.iter().map(|link| &link.driver.info().name).collect();
+        f.debug_struct("GpuPool").field("devices", &names).finish()
+    }
+}
+
+/// What a pool found, from [`GpuPool::report`]. Its `Display` is meant for people.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolReport {
+    /// The devices in order.
+    pub devices: Vec<DeviceInfo>,
+    /// Which of them have been lost since.
+    pub lost: Vec<bool>,
+    /// Every ordered pair of devices, by `from * devices + to`.
+    pub peers: Vec<PeerReport>,
+}
+
+impl PoolReport {
+    /// How `from` reaches `to`.
+    pub fn peer(&self, from: usize, to: usize) -> &PeerReport {
+        &self.peers[from * self.devices.len() + to]
+    }
+}
+
+impl fmt::Display for PoolReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (info, lost)) in self.devices.iter().zip(&self.lost).enumerate() {
+            let gib = info.total_memory as f64 / f64::from(1 << 30);
+            let lost = if *lost { ", LOST" } else { "" };
+            writeln!(f, "device {i}: {} {}, {gib:.1} GiB{lost}", info.name, info.pci_bus_id)?;
+        }
+        for peer in self.peers.iter().filter(|peer| peer.from != peer.to) {
+            write!(f, "{} -> {}: {:?}", peer.from, peer.to, peer.route)?;
+            if let (Some(latency), Some(rate)) = (peer.latency, peer.gigabytes_per_second) {
+                write!(f, ", {:.1} us, {rate:.0} GB/s", latency.as_secs_f64() * 1e6)?;
+            }
+            if !peer.note.is_empty() {
+                write!(f, " ({})", peer.note)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_pid(shared: &Shared) -> Result<()> {
+    let (built, now) = (shared.pid, std::process::id());
+    if built == now { Ok(()) } else { Err(Error::Forked { built, now }) }
+}
+
+fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> Shard {
+    let weights = shared.weights.as_ref().map(|all| match members {
+        None => all.clone(),
+        Some(members) => members.iter().map(|&device| all[device]).collect(),
+    });
+    Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
+}
+
+/// Runs a scope. `cause` says what peers are told of the caller's error.
+pub(crate) fn run<F, R, E>(
+    shared: &Arc<Shared>,
+    members: Option<&[usize]>,
+    f: F,
+    cause: impl Fn(&E) -> Error + Sync,
+) -> Result<Vec<R>, E>
+where
+    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+    R: Send,
+    E: From<Error> + Send,
+{
+    if on_device_thread() {
+        return Err(Error::NestedScope { op: "run" }.into());
+    }
+    check_pid(shared)?;
+    let _pass = shared.gate.enter().ok_or(Error::Closed)?;
+    let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
+    let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
+    let gang = Arc::new(Gang::new(all.clone(), queues.iter().map(|queue| queue.waker().clone()).collect()));
+    let outcomes: Vec<Mutex<Option<Result<R, E>>>> = all.iter().map(|_| Mutex::new(None)).collect();
+
+    let body = |worker: &Rc<Worker>, rank: usize| {
+        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
+        *outcomes[rank].lock() = outcome;
+    };
+    let body: &Body<'_, Rc<Worker>> = &body;
+    let waiting = Waiting::new(body, all.len(), Arc::new(EventCount::new()));
+    ORDER.enter(&waiting.ticket(), &queues, |rank| shared.turns[all[rank]].issue());
+    let withdrawn = wait(shared, &gang, &waiting);
+    drop(waiting);
+
+    let mut results = Vec::with_capacity(all.len());
+    let mut root = None;
+    for outcome in outcomes {
+        match outcome.into_inner() {
+            Some(Ok(result)) => results.push(result),
+            Some(Err(error)) => root = Some(error),
+            // Withdrawn, or a peer of the one that failed.
+            None => {}
+        }
+    }
+    match (root, gang.cause()) {
+        (Some(error), _) => Err(error),
+        (None, Some((_, cause))) => Err(cause.into()),
+        (None, None) if withdrawn => Err(Error::Closed.into()),
+        (None, None) => Ok(results),
+    }
+}
+
+/// One member's part: the closure, then its streams, then the others if something failed. `None` when this member only
+/// followed another's failure.
+fn member<F, R, E>(
+    worker: &Rc<Worker>,
+    gang: &Arc<Gang>,
+    rank: usize,
+    f: &F,
+    shard: Shard,
+    cause: &impl Fn(&E) -> Error,
+) -> Option<Result<R, E>>
+where
+    F: Fn(&Device, Shard) -> Result<R, E>,
+    E: From<Error>,
+{
+    let device = worker.link.device;
+    worker.progress();
+    let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
+    let outcome = match returned {
+        Ok(Ok(result)) => Some(Ok(result)),
+        Ok(Err(error)) => gang.poison(device, cause(&error)).then_some(Err(error)),
+        Err(payload) => {
+            let error = panics::error(device, &*payload);
+            gang.poison(device, error.clone()).then(|| Err(error.into()))
+        }
+    };
+    gang.leave(rank);
+    let drained = worker.drain();
+    gang.drained();
+    let outcome = match drained {
+        Ok(()) => outcome,
+        // The work failed behind the closure's back; what it returned is worth nothing.
+        Err(error) => gang.poison(device, error.clone()).then(|| Err(error.into())).or(outcome.filter(Result::is_err)),
+    };
+    if gang.is_aborted() {
+        gang.recover();
+    }
+    outcome
+}
+
+/// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
+fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
+    let progress = || shared.progress.iter().map(|p| p.get()).sum::<u64>();
+    let (mut since, mut seen, mut told) = (Instant::now(), progress(), false);
+    let mut withdrawn = false;
+    while !waiting.wait(Some(TICK)) {
+        let now = progress();
+        if now != seen {
+            (since, seen, told) = (Instant::now(), now, false);
+            continue;
+        }
+        if since.elapsed() < shared.deadline {
+            continue;
+        }
+        let ranks = 0..gang.count();
+        let queued: Vec<usize> = ranks.clone().filter(|&rank| waiting.is_queued(rank)).collect();
+        if !queued.is_empty() {
+            let missing: Vec<usize> = queued.iter().map(|&rank| gang.device(rank)).collect();
+            let error =
+                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: since.elapsed(), missing };
+            gang.poison(gang.device(queued[0]), error);
+            for rank in queued {
+                if waiting.withdraw(rank) {
+                    gang.withdraw(rank);
+                    withdrawn = true;
+                }
+            }
+        } else if !told {
+            // A closure that has started is always waited for, but not silently.
+            let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
+            tracing::warn!(?missing, waited = ?since.elapsed(), "a scope waits for closures that make no progress");
+            told = true;
+        }
+    }
+    withdrawn
+}

@@ -1,0 +1,158 @@
+//! A gang: the devices that run one scope together, and fail together.
+//!
+//! The first member that fails *poisons* the gang: it stores the cause, then raises the abort bit, then wakes everyone
+//! who might wait. Peers see the bit in every wait and in every device call and return
+//! [`Error::Aborted`] with that cause. A collective *commits* its sequence number before it touches data; commit and
+//! abort race on one word ([`CommitWord`]), so either every member sees the operation committed or every member sees it
+//! aborted. The gang is *recovered* when each member has drained its streams ([`Gang::recover`]); only then is memory
+//! that was freed meanwhile used again. A gang is never reused, so there is nothing to reset: the pool's next scope has
+//! a new one with a number never used before.
+
+use crate::{
+    error::{Error, Result},
+    sync::{CommitWord, CountLatch, EventCount, Flag, shim::Arc, shim::Mutex, unique_id},
+};
+
+/// The members of one scope. Shared by all of them and by the caller.
+pub struct Gang {
+    /// Process-wide and increasing in dispatch order per device; marks messages.
+    id: u64,
+    /// Ordinals in the pool, by rank.
+    members: Box<[usize]>,
+    /// What wakes each member's device thread, by rank.
+    wakers: Box<[Arc<EventCount>]>,
+    /// Ranks whose closure has ended.
+    left: Box<[Flag]>,
+    word: CommitWord,
+    cause: Mutex<Option<(usize, Error)>>,
+    /// Members that have not drained their streams yet.
+    drained: CountLatch,
+}
+
+impl Gang {
+    /// A gang of `members` (ordinals in the pool), each with the waker of its device thread.
+    pub fn new(members: Box<[usize]>, wakers: Box<[Arc<EventCount>]>) -> Self {
+        assert_eq!(members.len(), wakers.len());
+        let count = members.len();
+        Gang {
+            id: unique_id(),
+            members,
+            wakers,
+            left: (0..count).map(|_| Flag::new()).collect(),
+            word: CommitWord::new(),
+            cause: Mutex::new(None),
+            drained: CountLatch::new(count, Arc::new(EventCount::new())),
+        }
+    }
+
+    /// The gang's number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// How many devices take part.
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The ordinal in the pool of a rank.
+    pub fn device(&self, rank: usize) -> usize {
+        self.members[rank]
+    }
+
+    /// All ordinals by rank.
+    pub fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// What wakes a member.
+    pub fn waker(&self, rank: usize) -> &EventCount {
+        &self.wakers[rank]
+    }
+
+    /// Fails the gang, unless it has failed already. `by` is the ordinal of the device that failed. Returns whether
+    /// this call was the first.
+    ///
+    /// The cause is stored before the bit is raised: whoever sees the bit finds the cause.
+    pub fn poison(&self, by: usize, cause: Error) -> bool {
+        let mut slot = self.cause.lock();
+        let first = slot.is_none();
+        if first {
+            *slot = Some((by, cause));
+        }
+        drop(slot);
+        if first {
+            self.word.abort();
+        }
+        self.wake_all();
+        first
+    }
+
+    /// Whether the gang has failed. An acquire load: cheap enough for every device call.
+    pub fn is_aborted(&self) -> bool {
+        self.word.is_aborted()
+    }
+
+    /// `Err(Aborted { by, cause })` when the gang has failed.
+    pub fn check(&self) -> Result<()> {
+        if !self.word.is_aborted() {
+            return Ok(());
+        }
+        Err(self.aborted().expect("the cause is stored before the bit is raised"))
+    }
+
+    /// The error that peers return, once the gang has failed.
+    pub fn aborted(&self) -> Option<Error> {
+        let slot = self.cause.lock();
+        slot.as_ref().map(|(by, cause)| Error::Aborted { by: *by, cause: std::sync::Arc::new(cause.clone()) })
+    }
+
+    /// The cause itself, for the caller of the scope.
+    pub fn cause(&self) -> Option<(usize, Error)> {
+        self.cause.lock().clone()
+    }
+
+    /// Commits collective number `sequence` (from 1, consecutive): from now on every member carries it through. An
+    /// abort that came first wins, for every member alike.
+    pub fn commit(&self, sequence: u64) -> Result<()> {
+        if self.word.commit(sequence) { Ok(()) } else { self.check().and(Err(Error::Closed)) }
+    }
+
+    /// A member's closure has ended; peers that wait for it will not wait any longer.
+    pub fn leave(&self, rank: usize) {
+        self.left[rank].raise();
+        self.wake_all();
+    }
+
+    /// Whether a member's closure has ended.
+    pub fn has_left(&self, rank: usize) -> bool {
+        self.left[rank].is_raised()
+    }
+
+    /// Called by each member once, when its own streams have drained.
+    pub fn drained(&self) {
+        // SAFETY: the latch lives in `self`, which is borrowed for the whole call.
+        unsafe { CountLatch::set(&self.drained) }
+    }
+
+    /// Called after [`drained`](Self::drained) by members of a failed gang; returns when every member has drained. From
+    /// then on no operation of the gang is in flight anywhere, and memory freed during the abort may be used again.
+    ///
+    /// It cannot deadlock: gangs enter all queues in one order, so a member waits only for gangs that are before or at
+    /// its own place.
+    pub fn recover(&self) {
+        self.drained.wait(None);
+    }
+
+    /// A member that will never start has left, and has nothing to drain.
+    pub fn withdraw(&self, rank: usize) {
+        self.leave(rank);
+        self.drained();
+    }
+
+    fn wake_all(&self) {
+        for waker in &self.wakers {
+            waker.notify();
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Where a device closure panicked.
+//!
+//! `catch_unwind` yields the payload but not the place, and a panic without its place is a complaint of its own
+//! (pytorch#18055). A hook that runs before the user's hook notes the place in a thread-local; it changes nothing else.
+
+use crate::error::Error;
+use once_cell::sync::OnceCell;
+use std::{any::Any, cell::RefCell, panic};
+
+thread_local! {
+    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Adds the hook, once per process.
+pub(crate) fn note_places() {
+    static ONCE: OnceCell<()> = OnceCell::new();
+    ONCE.get_or_init(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if let Some(at) = info.location() {
+                let _ = PLACE.try_with(|place| {
+                    if let Ok(mut place) = place.try_borrow_mut() {
+                        *place = Some(at.to_string());
+                    }
+                });
+            }
+            before(info);
+        }));
+    });
+}
+
+/// The error for a payload that this thread has just caught.
+pub(crate) fn error(device: usize, payload: &(dyn Any + Send)) -> Error {
+    let message = payload
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a payload that is not text".to_owned());
+    let place = PLACE.with(|place| place.borrow_mut().take()).unwrap_or_else(|| "an unknown place".to_owned());
+    Error::Panicked { device, message, place }
+}

@@ -1,0 +1,54 @@
+//! The order of gangs on one physical GPU, over all pools of the process.
+//!
+//! Two pools may hold the same GPU (the process-wide pool and a library's own). Each has its own device thread for it;
+//! a ticket lock per GPU, keyed by UUID, makes their gangs take turns in the order of dispatch. Within one pool the
+//! turn has always come when the device thread gets to the entry.
+
+use crate::sync::{EventCount, Sequence};
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
+
+/// One physical GPU's queue.
+pub(crate) struct Turns {
+    issued: Sequence,
+    served: Sequence,
+    changed: EventCount,
+}
+
+static ALL: Lazy<Mutex<HashMap<[u8; 16], std::sync::Weak<Turns>>>> = Lazy::new(Mutex::default);
+
+impl Turns {
+    /// The queue of the GPU with this UUID.
+    pub(crate) fn of(uuid: [u8; 16]) -> Arc<Turns> {
+        let mut all = ALL.lock();
+        if let Some(turns) = all.get(&uuid).and_then(std::sync::Weak::upgrade) {
+            return turns;
+        }
+        all.retain(|_, turns| turns.strong_count() > 0);
+        let turns = Arc::new(Turns { issued: Sequence::new(), served: Sequence::new(), changed: EventCount::new() });
+        all.insert(uuid, Arc::downgrade(&turns));
+        turns
+    }
+
+    /// Takes the next place; called under the dispatch lock.
+    pub(crate) fn issue(&self) -> u64 {
+        self.issued.fetch_advance()
+    }
+
+    /// Waits for a place. It ends: each place before this one belongs to a gang that is earlier in every queue.
+    pub(crate) fn wait(&self, turn: u64) -> Done<'_> {
+        self.changed.wait_until(None, || (self.served.get() + 1 == turn).then_some(()));
+        Done(self)
+    }
+}
+
+/// Passes the turn on when dropped.
+pub(crate) struct Done<'a>(&'a Turns);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.served.fetch_advance();
+        self.0.changed.notify();
+    }
+}

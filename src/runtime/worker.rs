@@ -1,0 +1,240 @@
+//! The device thread, and what it owns.
+
+use super::{
+    dispatch::{Entry, Queue},
+    turn::Turns,
+};
+use crate::{
+    collective::board::Endpoint,
+    copy::{
+        host::Staging,
+        peer::Stage,
+        route::{PeerReport, Route},
+    },
+    driver::{RawFunction, RawModule},
+    error::{Error, Result},
+    kernel::Module,
+    memory::{block::ChunkKind, cache::Cache, link::Link, pinned::PinnedPool},
+    stream::StreamCore,
+    sync::{Gate, Sequence},
+};
+use once_cell::sync::OnceCell;
+use parking_lot::Mutex;
+use std::{
+    any::Any,
+    cell::{Cell, RefCell},
+    collections::{HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+/// What all threads of a pool share.
+pub(crate) struct Shared {
+    pub(crate) pid: u32,
+    pub(crate) links: Vec<Arc<Link>>,
+    pub(crate) queues: Vec<Queue<Rc<Worker>>>,
+    pub(crate) turns: Vec<Arc<Turns>>,
+    /// Operations begun, per device.
+    pub(crate) progress: Vec<Sequence>,
+    pub(crate) pinned: PinnedPool,
+    pub(crate) weights: Option<Arc<[f64]>>,
+    pub(crate) modules: Vec<&'static Module>,
+    pub(crate) memory_limit: Option<u64>,
+    pub(crate) deadline: Duration,
+    /// Threads that copy one large pageable slice.
+    pub(crate) copy_threads: usize,
+    pub(crate) gate: Gate,
+    /// What the probe found, by `from * devices + to`. Set once, when the pool is built.
+    pub(crate) peers: OnceCell<Vec<PeerReport>>,
+    pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<Stage>>>,
+    pub(crate) threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Shared {
+    pub(crate) fn devices(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Whether `device` may touch the memory of `peer`, verified.
+    pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
+        device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
+    }
+
+    /// The means of staged copies of a pair, made when first needed.
+    pub(crate) fn stage(&self, source: usize, destination: usize) -> Result<Arc<Stage>> {
+        let mut stages = self.stages.lock();
+        if let Some(stage) = stages.get(&(source, destination)) {
+            return Ok(stage.clone());
+        }
+        let stage = Arc::new(Stage::new(self, source, destination)?);
+        stages.insert((source, destination), stage.clone());
+        Ok(stage)
+    }
+}
+
+thread_local! {
+    static ON_DEVICE_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is a device thread of any pool.
+pub(crate) fn on_device_thread() -> bool {
+    ON_DEVICE_THREAD.get()
+}
+
+/// What a device thread owns. Never leaves it.
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) link: Arc<Link>,
+    /// The stream of the token.
+    pub(crate) main: Arc<StreamCore>,
+    /// Further streams that were ever handed out; those that nobody holds are handed out again.
+    streams: RefCell<Vec<Arc<StreamCore>>>,
+    pub(crate) cache: RefCell<Cache>,
+    pub(crate) staging: Staging,
+    pub(crate) endpoint: RefCell<Endpoint>,
+    modules: RefCell<HashMap<*const Module, RawModule>>,
+    functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
+    /// `PerDevice` state by handle.
+    pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
+}
+
+impl Worker {
+    /// Opens the device for this thread: context, stream, modules.
+    fn new(shared: &Arc<Shared>, device: usize, endpoint: Endpoint) -> Result<Self> {
+        let link = shared.links[device].clone();
+        link.check("bind", link.driver.bind())?;
+        let worker = Worker {
+            main: StreamCore::new(&link, "build")?,
+            streams: RefCell::default(),
+            cache: RefCell::new(Cache::new(&link, ChunkKind::Device, shared.memory_limit, shared.deadline)),
+            staging: Staging::default(),
+            endpoint: RefCell::new(endpoint),
+            modules: RefCell::default(),
+            functions: RefCell::default(),
+            slots: RefCell::default(),
+            shared: shared.clone(),
+            link,
+        };
+        for module in &shared.modules {
+            let loaded = worker.link.check("load module", worker.link.driver.module_load(&module.image))?;
+            worker.modules.borrow_mut().insert(*module, loaded);
+        }
+        Ok(worker)
+    }
+
+    /// Notes that this device's host thread has got further.
+    pub(crate) fn progress(&self) {
+        self.shared.progress[self.link.device].advance();
+    }
+
+    pub(crate) fn is_software(&self) -> bool {
+        self.link.driver.as_any().is::<crate::driver::host::HostGpu>()
+    }
+
+    /// A further stream.
+    pub(crate) fn stream(&self) -> Result<Arc<StreamCore>> {
+        let mut streams = self.streams.borrow_mut();
+        if let Some(spare) = streams.iter().find(|s| Arc::strong_count(s) == 1) {
+            return Ok(spare.clone());
+        }
+        let stream = StreamCore::new(&self.link, "stream")?;
+        streams.push(stream.clone());
+        Ok(stream)
+    }
+
+    /// A kernel's handle on this device.
+    pub(crate) fn function(&self, module: &'static Module, name: &'static str) -> Result<RawFunction> {
+        let key = (module as *const Module, name);
+        if let Some(&function) = self.functions.borrow().get(&key) {
+            return Ok(function);
+        }
+        let not_found = |why: String| Error::KernelNotFound { device: self.link.device, kernel: name.to_owned(), why };
+        let Some(&loaded) = self.modules.borrow().get(&key.0) else {
+            return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
+        };
+        let function = self.link.driver.function(loaded, name).map_err(|fault| match fault.kind {
+            crate::driver::FaultKind::NotFound => not_found(fault.to_string()),
+            _ => self.link.error("launch", fault),
+        })?;
+        self.functions.borrow_mut().insert(key, function);
+        Ok(function)
+    }
+
+    /// Waits until all streams of this device are idle.
+    pub(crate) fn drain(&self) -> Result<()> {
+        let limit = self.shared.deadline;
+        let streams = self.streams.borrow();
+        let all = std::iter::once(&self.main).chain(streams.iter());
+        // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
+        all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and)
+    }
+
+    /// The loop of the device thread.
+    fn work(self: Rc<Self>) {
+        let (shared, device) = (self.shared.clone(), self.link.device);
+        let queue = &shared.queues[device];
+        let mut taken = VecDeque::new();
+        loop {
+            match queue.next(&mut taken) {
+                Entry::Gang { ticket, rank, turn } => {
+                    let turn = shared.turns[device].wait(turn);
+                    // A user's own driver calls may have left another context current.
+                    let _ = self.link.driver.bind();
+                    ticket.run(&self, rank);
+                    drop(turn);
+                }
+                Entry::Task(task) => {
+                    // Drops of users' values may panic; the thread goes on.
+                    if catch_unwind(AssertUnwindSafe(|| task(&self))).is_err() {
+                        tracing::error!(device, "a value on a device thread panicked when it was dropped");
+                    }
+                }
+                Entry::Stop => return,
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Users' values go first: they may hold buffers and streams.
+        let slots = std::mem::take(self.slots.get_mut());
+        for value in slots.into_values() {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+        }
+        if self.drain().is_err() {
+            return;
+        }
+        for &module in self.modules.get_mut().values() {
+            // SAFETY: the device has drained and the thread that launched its kernels is at its end.
+            let _ = unsafe { self.link.driver.module_unload(module) };
+        }
+    }
+}
+
+/// Starts a device thread; its first message says whether the device could be opened.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    device: usize,
+    endpoint: Endpoint,
+    opened: std::sync::mpsc::Sender<Result<()>>,
+) -> Result<thread::JoinHandle<()>> {
+    let shared = shared.clone();
+    thread::Builder::new()
+        .name(format!("gpu-pool:{device}"))
+        .spawn(move || {
+            ON_DEVICE_THREAD.set(true);
+            match Worker::new(&shared, device, endpoint) {
+                Ok(worker) => {
+                    let _ = opened.send(Ok(()));
+                    drop(opened);
+                    Rc::new(worker).work();
+                }
+                Err(error) => drop(opened.send(Err(error))),
+            }
+        })
+        .map_err(|e| Error::custom(format!("the thread of device {device} could not be started: {e}")))
+}

@@ -1,0 +1,142 @@
+//! Commit or abort: one word decides for all members of a gang.
+//!
+//! ```text
+//!   word = 2 * (highest committed sequence number) + (1 if aborted)
+//! ```
+//!
+//! Before an operation touches data, each member commits the operation's number. The first member's compare-and-swap
+//! commits it for all; an abort sets the low bit. Both go to one word, so they have one order that everybody sees:
+//!
+//! * the commit came first: every member's `commit` of that number is true, also after the abort;
+//! * the abort came first: the word's number can never reach that number, and every member's `commit` is false.
+//!
+//! So never is half a gang in an operation and half of it out. Numbers are consecutive and each member commits them in
+//! order; a member may be behind the word's number, never more than one ahead of it.
+
+use super::{
+    shim::atomic::{AtomicU64, Ordering::*},
+    site::{flag, ord},
+};
+
+const ABORTED: u64 = 1;
+
+/// The word. See the [module docs](self).
+///
+/// ```
+/// use gpu_pool::sync::CommitWord;
+/// let word = CommitWord::new();
+/// assert!(word.commit(1));
+/// assert!(word.abort(), "the first to abort");
+/// assert!(word.commit(1), "a peer that is late still carries number 1 through");
+/// assert!(!word.commit(2), "nobody starts number 2");
+/// ```
+#[derive(Debug)]
+pub struct CommitWord(AtomicU64);
+
+impl Default for CommitWord {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl CommitWord {
+    /// Nothing committed, not aborted.
+    ///
+    /// ```
+    /// assert_eq!(gpu_pool::sync::CommitWord::new().committed(), 0);
+    /// ```
+    pub fn new() -> Self {
+        CommitWord(AtomicU64::new(0))
+    }
+
+    /// Commits `seq` (from 1, consecutive). True when it is committed, by this member or by a peer before it; false when
+    /// the abort came first. False also shows everything that was done before the abort.
+    ///
+    /// ```
+    /// let word = gpu_pool::sync::CommitWord::new();
+    /// assert!(word.commit(1) && word.commit(1) && word.commit(2));
+    /// ```
+    pub fn commit(&self, seq: u64) -> bool {
+        loop {
+            let word = self.0.load(ord("commit.load", Acquire));
+            if word >> 1 >= seq {
+                return true;
+            }
+            if word & ABORTED != 0 && !flag("commit.ignores_abort") {
+                return false;
+            }
+            debug_assert_eq!(word >> 1, seq - 1, "sequence numbers are consecutive");
+            if flag("commit.load_then_store") {
+                self.0.store(seq << 1, ord("commit.cas", Release));
+                return true;
+            }
+            // A failure is not read here: the next round's acquiring load decides.
+            if self.0.compare_exchange_weak(word, seq << 1, ord("commit.cas", Release), Relaxed).is_ok() {
+                return true;
+            }
+        }
+    }
+
+    /// Aborts: no number is committed from now on. Whether this call was the first.
+    ///
+    /// ```
+    /// let word = gpu_pool::sync::CommitWord::new();
+    /// assert!(word.abort());
+    /// assert!(!word.abort());
+    /// ```
+    pub fn abort(&self) -> bool {
+        self.0.fetch_or(ABORTED, ord("commit.abort", Release)) & ABORTED == 0
+    }
+
+    /// Whether it is aborted. True shows everything that was done before the abort.
+    ///
+    /// ```
+    /// assert!(!gpu_pool::sync::CommitWord::new().is_aborted());
+    /// ```
+    #[inline]
+    pub fn is_aborted(&self) -> bool {
+        self.0.load(ord("commit.is_aborted", Acquire)) & ABORTED != 0
+    }
+
+    /// The highest number committed. Shows everything that was done before it was.
+    ///
+    /// ```
+    /// let word = gpu_pool::sync::CommitWord::new();
+    /// word.commit(1);
+    /// assert_eq!(word.committed(), 1);
+    /// ```
+    pub fn committed(&self) -> u64 {
+        self.0.load(ord("commit.committed", Acquire)) >> 1
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::{sync::Barrier, thread};
+
+    #[test]
+    fn all_members_agree_where_the_abort_fell() {
+        for round in 0..300 {
+            let word = CommitWord::new();
+            let barrier = Barrier::new(4);
+            let reached: Vec<u64> = thread::scope(|s| {
+                let members: Vec<_> = (0..3)
+                    .map(|_| {
+                        s.spawn(|| {
+                            barrier.wait();
+                            (1..=100).take_while(|&seq| word.commit(seq)).count() as u64
+                        })
+                    })
+                    .collect();
+                barrier.wait();
+                for _ in 0..round {
+                    std::hint::spin_loop();
+                }
+                assert!(word.abort());
+                members.into_iter().map(|m| m.join().unwrap()).collect()
+            });
+            assert!(reached.iter().all(|&n| n == word.committed()), "{reached:?} of {}", word.committed());
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Shutdown against submission: nobody gets in after the gate was closed and found empty.
+//!
+//! ```text
+//!   word = 2 * (passes in flight) + (1 if closed)
+//! ```
+//!
+//! [`Gate::enter`] adds a pass *first* and looks at the closed bit of the very value it added to. Were it to look first
+//! and add then, a close and a drain could slip between the two. [`Gate::close`] sets the bit; [`Gate::wait_drained`]
+//! waits until the word shows no passes. An `enter` that finds the gate closed takes its pass back, and so may wake the
+//! waiter once more than needed, never once less.
+
+use super::{
+    EventCount,
+    shim::atomic::{AtomicUsize, Ordering::*},
+    site::{flag, ord},
+};
+use std::time::Duration;
+
+const CLOSED: usize = 1;
+const PASS: usize = 2;
+
+/// See the [module docs](self).
+///
+/// ```
+/// use gpu_pool::sync::Gate;
+/// let gate = Gate::new();
+/// let pass = gate.enter().expect("open");
+/// assert!(gate.close());
+/// assert!(gate.enter().is_none());
+/// drop(pass);
+/// assert!(gate.wait_drained(None));
+/// ```
+#[derive(Debug)]
+pub struct Gate {
+    word: AtomicUsize,
+    drained: EventCount,
+}
+
+/// The right to be inside a [`Gate`]; dropping it leaves.
+///
+/// ```
+/// let gate = gpu_pool::sync::Gate::new();
+/// let pass: gpu_pool::sync::Pass<'_> = gate.enter().unwrap();
+/// # drop(pass);
+/// ```
+#[derive(Debug)]
+#[must_use = "the pass is given back when it is dropped"]
+pub struct Pass<'a>(&'a Gate);
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Gate {
+    /// An open gate.
+    ///
+    /// ```
+    /// assert!(!gpu_pool::sync::Gate::new().is_closed());
+    /// ```
+    pub fn new() -> Self {
+        Gate { word: AtomicUsize::new(0), drained: EventCount::new() }
+    }
+
+    /// A pass, or `None` when the gate is closed; `None` shows everything that was done before the close.
+    ///
+    /// ```
+    /// let gate = gpu_pool::sync::Gate::new();
+    /// assert!(gate.enter().is_some());
+    /// ```
+    pub fn enter(&self) -> Option<Pass<'_>> {
+        if flag("gate.looks_before_adding") {
+            if self.is_closed() {
+                return None;
+            }
+            self.word.fetch_add(PASS, ord("gate.enter", Acquire));
+            return Some(Pass(self));
+        }
+        let before = self.word.fetch_add(PASS, ord("gate.enter", Acquire));
+        debug_assert!(before < usize::MAX - PASS, "passes are forgotten by the billion");
+        // From here the pass is counted, and its drop takes it back on either way out.
+        let pass = Pass(self);
+        (before & CLOSED == 0).then_some(pass)
+    }
+
+    /// Closes the gate, for good. Whether this call was the first.
+    ///
+    /// ```
+    /// let gate = gpu_pool::sync::Gate::new();
+    /// assert!(gate.close());
+    /// assert!(!gate.close());
+    /// ```
+    pub fn close(&self) -> bool {
+        self.word.fetch_or(CLOSED, ord("gate.close", Release)) & CLOSED == 0
+    }
+
+    /// Whether the gate is closed.
+    ///
+    /// ```
+    /// let gate = gpu_pool::sync::Gate::new();
+    /// gate.close();
+    /// assert!(gate.is_closed());
+    /// ```
+    pub fn is_closed(&self) -> bool {
+        self.word.load(ord("gate.is_closed", Acquire)) & CLOSED != 0
+    }
+
+    /// Waits until a closed gate has no passes in flight; false when `limit` ran out. Afterwards everything that was
+    /// done under passes is visible, and nobody will get one again.
+    ///
+    /// # Panics
+    ///
+    /// When the gate is open: emptiness would mean nothing.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let gate = gpu_pool::sync::Gate::new();
+    /// let pass = gate.enter();
+    /// gate.close();
+    /// assert!(!gate.wait_drained(Some(Duration::from_millis(1))));
+    /// drop(pass);
+    /// assert!(gate.wait_drained(Some(Duration::from_millis(1))));
+    /// ```
+    pub fn wait_drained(&self, limit: Option<Duration>) -> bool {
+        assert!(self.is_closed(), "wait_drained on an open gate");
+        self.drained
+            .wait_until(limit, || (self.word.load(ord("gate.drained", Acquire)) == CLOSED).then_some(()))
+            .is_some()
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        let before = self.0.word.fetch_sub(PASS, ord("gate.leave", Release));
+        if before == PASS + CLOSED && !flag("gate.leave.silent") {
+            self.0.drained.notify();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::{sync::atomic::AtomicBool, thread};
+
+    #[test]
+    fn nobody_is_inside_after_the_drain() {
+        for _ in 0..300 {
+            let gate = Gate::new();
+            let drained = AtomicBool::new(false);
+            thread::scope(|s| {
+                for _ in 0..3 {
+                    s.spawn(|| {
+                        while let Some(pass) = gate.enter() {
+                            assert!(!drained.load(SeqCst));
+                            drop(pass);
+                        }
+                    });
+                }
+                thread::yield_now();
+                assert!(gate.close());
+                assert!(gate.wait_drained(None));
+                drained.store(true, SeqCst);
+            });
+        }
+    }
+
+    #[test]
+    fn one_of_many_closers_is_first() {
+        let gate = Gate::new();
+        let firsts: usize = thread::scope(|s| {
+            let closers: Vec<_> = (0..4).map(|_| s.spawn(|| usize::from(gate.close()))).collect();
+            closers.into_iter().map(|c| c.join().unwrap()).sum()
+        });
+        assert_eq!(firsts, 1);
+    }
+
+    #[test]
+    #[should_panic = "open gate"]
+    fn draining_an_open_gate_is_a_bug() {
+        Gate::new().wait_drained(None);
+    }
+}

@@ -1,0 +1,254 @@
+//! Many senders, one list, taken as a whole.
+//!
+//! [`Inbox::push`] links a node in front of the list by compare-and-swap; [`Inbox::take`] swaps the whole list for an
+//! empty one and turns it round, so that elements come out in the order in which they went in. Nothing is ever unlinked
+//! from the middle, so there is no ABA problem and nothing to reclaim: a node belongs to its sender before the swap-in,
+//! to the list after it, and to the taker from the swap-out on. It is Treiber's stack used the way of
+//! [mimalloc's `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c).
+//!
+//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second); this one never makes a sender wait
+//! for a taker that was descheduled with the lock in hand.
+
+use super::{
+    shim::{
+        UnsafeCell,
+        atomic::{AtomicPtr, Ordering::*},
+    },
+    site::{flag, ord},
+};
+use std::{fmt, iter::FusedIterator, marker::PhantomData, mem, ptr};
+
+/// See the [module docs](self).
+///
+/// ```
+/// use gpu_pool::sync::Inbox;
+/// let inbox = Inbox::new();
+/// std::thread::scope(|s| {
+///     s.spawn(|| inbox.push(1));
+/// });
+/// inbox.push(2);
+/// assert_eq!(inbox.take().collect::<Vec<_>>(), [1, 2]);
+/// assert!(inbox.is_empty());
+/// ```
+pub struct Inbox<T> {
+    /// The youngest node; null when empty.
+    head: AtomicPtr<Node<T>>,
+    _owns: PhantomData<Node<T>>,
+}
+
+/// One cell for both fields, so that a model sees a read of `next` as well as of `value`.
+struct Node<T>(UnsafeCell<Content<T>>);
+
+struct Content<T> {
+    value: T,
+    /// The next older node.
+    next: *mut Node<T>,
+}
+
+// SAFETY: an inbox hands each `T` from one thread to one other and shares none.
+unsafe impl<T: Send> Send for Inbox<T> {}
+// SAFETY: as above; `push` and `take` only touch the nodes that they own.
+unsafe impl<T: Send> Sync for Inbox<T> {}
+
+impl<T> Default for Inbox<T> {
+    fn default() -> Self {
+        Inbox { head: AtomicPtr::new(ptr::null_mut()), _owns: PhantomData }
+    }
+}
+
+impl<T: Send> Inbox<T> {
+    /// An empty inbox.
+    ///
+    /// ```
+    /// assert!(gpu_pool::sync::Inbox::<u8>::new().is_empty());
+    /// ```
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an element. Never waits; one allocation.
+    ///
+    /// ```
+    /// let inbox = gpu_pool::sync::Inbox::new();
+    /// inbox.push("free this");
+    /// ```
+    pub fn push(&self, value: T) {
+        let node = Box::into_raw(Box::new(Node(UnsafeCell::new(Content { value, next: ptr::null_mut() }))));
+        let mut head = self.head.load(Relaxed);
+        loop {
+            // SAFETY: the node is this thread's until the exchange below succeeds.
+            unsafe { (*node).0.with_mut(|content| (*content).next = head) };
+            if flag("inbox.push.load_then_store") {
+                self.head.store(node, ord("inbox.push", Release));
+                return;
+            }
+            // Release gives the node away. Older nodes' releases stay in force: each exchange continues the release
+            // sequence of the one before it, so one acquiring swap sees the whole list.
+            match self.head.compare_exchange_weak(head, node, ord("inbox.push", Release), Relaxed) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Whether there is nothing to take. A hint, outdated when it returns.
+    ///
+    /// ```
+    /// let inbox = gpu_pool::sync::Inbox::new();
+    /// inbox.push(1);
+    /// assert!(!inbox.is_empty());
+    /// ```
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.head.load(Relaxed).is_null()
+    }
+}
+
+impl<T> Inbox<T> {
+    /// Takes everything that is there, oldest first. Any thread may; an element goes to one taker.
+    ///
+    /// ```
+    /// let inbox = gpu_pool::sync::Inbox::new();
+    /// inbox.push('a');
+    /// inbox.push('b');
+    /// assert_eq!(inbox.take().collect::<String>(), "ab");
+    /// ```
+    #[inline]
+    pub fn take(&self) -> Drain<T> {
+        // A look before the swap: an empty inbox is the common case, and a swap takes the line away from senders.
+        if self.head.load(Relaxed).is_null() {
+            return Drain { oldest: ptr::null_mut(), _owns: PhantomData };
+        }
+        let mut node = self.head.swap(ptr::null_mut(), ord("inbox.take", Acquire));
+        let mut oldest = ptr::null_mut();
+        while !node.is_null() {
+            // SAFETY: the swap made this thread the owner of the list, and acquired what its senders wrote.
+            let older = unsafe { (*node).0.with_mut(|content| mem::replace(&mut (*content).next, oldest)) };
+            oldest = node;
+            node = older;
+        }
+        Drain { oldest, _owns: PhantomData }
+    }
+}
+
+impl<T> Drop for Inbox<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+impl<T> fmt::Debug for Inbox<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("empty", &self.head.load(Relaxed).is_null()).finish()
+    }
+}
+
+/// What [`Inbox::take`] took, oldest first. Dropping it drops the rest.
+///
+/// ```
+/// let inbox = gpu_pool::sync::Inbox::new();
+/// inbox.push(1);
+/// let mut taken: gpu_pool::sync::Drain<i32> = inbox.take();
+/// assert_eq!(taken.next(), Some(1));
+/// assert_eq!(taken.next(), None);
+/// ```
+pub struct Drain<T> {
+    oldest: *mut Node<T>,
+    _owns: PhantomData<Node<T>>,
+}
+
+// SAFETY: a drain owns its elements.
+unsafe impl<T: Send> Send for Drain<T> {}
+
+impl<T> Iterator for Drain<T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        if self.oldest.is_null() {
+            return None;
+        }
+        // SAFETY: the drain owns its nodes, which came from `Box::into_raw`; this one is taken off before it is freed.
+        let node = unsafe { Box::from_raw(self.oldest) };
+        let Content { value, next } = node.0.into_inner();
+        self.oldest = next;
+        Some(value)
+    }
+}
+
+impl<T> FusedIterator for Drain<T> {}
+
+impl<T> Drop for Drain<T> {
+    fn drop(&mut self) {
+        self.for_each(drop);
+    }
+}
+
+impl<T> fmt::Debug for Drain<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Drain").field("empty", &self.oldest.is_null()).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::{sync::Arc, thread};
+
+    #[test]
+    fn each_senders_elements_come_in_order_and_once() {
+        const EACH: usize = 20_000;
+        let inbox = Inbox::new();
+        let mut next = [0; 3];
+        thread::scope(|s| {
+            for sender in 0..3 {
+                let inbox = &inbox;
+                s.spawn(move || (0..EACH).for_each(|i| inbox.push((sender, i))));
+            }
+            while next.iter().sum::<usize>() < 3 * EACH {
+                for (sender, i) in inbox.take() {
+                    assert_eq!(i, next[sender]);
+                    next[sender] += 1;
+                }
+            }
+        });
+        assert_eq!(next, [EACH; 3]);
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn what_nobody_takes_is_dropped_once() {
+        let token = Arc::new(());
+        let inbox = Inbox::new();
+        (0..10).for_each(|_| inbox.push(token.clone()));
+        let mut drain = inbox.take();
+        assert!(drain.next().is_some());
+        (0..5).for_each(|_| inbox.push(token.clone()));
+        assert_eq!(Arc::strong_count(&token), 1 + 9 + 5);
+        drop(drain);
+        assert_eq!(Arc::strong_count(&token), 1 + 5);
+        drop(inbox);
+        assert_eq!(Arc::strong_count(&token), 1);
+    }
+
+    #[test]
+    fn many_takers_share_without_loss() {
+        const ALL: usize = 30_000;
+        let inbox = Inbox::new();
+        let taken: usize = thread::scope(|s| {
+            s.spawn(|| (0..ALL).for_each(|i| inbox.push(i)));
+            let takers: Vec<_> = (0..2)
+                .map(|_| {
+                    s.spawn(|| {
+                        let mut sum = 0;
+                        for _ in 0..ALL {
+                            sum += inbox.take().map(|i| i + 1).sum::<usize>();
+                        }
+                        sum
+                    })
+                })
+                .collect();
+            takers.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        assert_eq!(taken + inbox.take().map(|i| i + 1).sum::<usize>(), ALL * (ALL + 1) / 2);
+    }
+}

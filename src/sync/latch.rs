@@ -1,0 +1,187 @@
+//! Counting down to "everyone is done", in memory that may be gone a moment later.
+//!
+//! The waiter owns the frame that holds the latch, and leaves it as soon as the count is zero. So the setter that
+//! brings it to zero must not touch the latch afterwards, not even to wake the waiter: [`CountLatch::set`] takes a raw
+//! pointer, because a reference would assert that the latch lives to the end of the call, and keeps the waker alive by
+//! a clone taken *before* the last decrement. It is rayon's rule
+//! ([`Latch::set`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Setters that are
+//! not the last pay one compare-and-swap and clone nothing.
+
+use super::{
+    EventCount,
+    shim::{
+        Arc, Tombstone,
+        atomic::{AtomicUsize, Ordering::*},
+    },
+    site::{flag, ord},
+};
+use std::time::Duration;
+
+/// Counts from `count` to zero. See the [module docs](self).
+///
+/// ```
+/// use gpu_pool::sync::{CountLatch, EventCount};
+/// use std::sync::Arc;
+///
+/// let latch = CountLatch::new(2, Arc::new(EventCount::new()));
+/// std::thread::scope(|s| {
+///     for _ in 0..2 {
+///         // SAFETY: the latch outlives the scope.
+///         s.spawn(|| unsafe { CountLatch::set(&latch) });
+///     }
+///     assert!(latch.wait(None));
+/// });
+/// ```
+#[derive(Debug)]
+pub struct CountLatch {
+    remaining: AtomicUsize,
+    waker: Arc<EventCount>,
+    tombstone: Tombstone,
+}
+
+impl CountLatch {
+    /// A latch that `count` calls of [`set`](Self::set) bring to zero; they wake who waits on `waker`.
+    ///
+    /// ```
+    /// # use gpu_pool::sync::{CountLatch, EventCount};
+    /// let nothing_to_wait_for = CountLatch::new(0, std::sync::Arc::new(EventCount::new()));
+    /// assert!(nothing_to_wait_for.is_set());
+    /// ```
+    pub fn new(count: usize, waker: Arc<EventCount>) -> Self {
+        CountLatch { remaining: AtomicUsize::new(count), waker, tombstone: Tombstone::new() }
+    }
+
+    /// Counts one down; everything done before it is visible to who then finds the latch set.
+    ///
+    /// # Safety
+    ///
+    /// `this` points to a latch on which fewer than `count` calls have begun. (Such a latch is alive: its owner waits
+    /// for the rest of them.) During and after the call that is the last one the latch may be freed.
+    ///
+    /// ```
+    /// # use gpu_pool::sync::{CountLatch, EventCount};
+    /// let latch = CountLatch::new(1, std::sync::Arc::new(EventCount::new()));
+    /// // SAFETY: the latch is alive, and this is the first call of one.
+    /// unsafe { CountLatch::set(&latch) };
+    /// assert!(latch.is_set());
+    /// ```
+    pub unsafe fn set(this: *const Self) {
+        // SAFETY: the caller's contract; this call has not been counted yet, so the owner still waits. The reference is
+        // not used after the decrement that counts it.
+        let latch = unsafe { &*this };
+        let mut remaining = latch.count().load(Relaxed);
+        loop {
+            debug_assert_ne!(remaining, 0, "set more often than counted");
+            // The count only falls, so whoever brings it to zero has seen it at one, and has the clone.
+            let waker = (remaining == 1).then(|| latch.waker().clone());
+            match latch.count().compare_exchange_weak(remaining, remaining - 1, ord("latch.set", Release), Relaxed) {
+                Ok(_) => {
+                    // Nothing of `latch` from here on.
+                    if flag("latch.touches_after_set") {
+                        latch.waker().notify();
+                    } else if let Some(waker) = waker {
+                        waker.notify();
+                    }
+                    return;
+                }
+                Err(now) => remaining = now,
+            }
+        }
+    }
+
+    /// Whether the count is zero; then everything that was done before the calls of [`set`](Self::set) is visible.
+    ///
+    /// ```
+    /// # use gpu_pool::sync::{CountLatch, EventCount};
+    /// assert!(!CountLatch::new(1, std::sync::Arc::new(EventCount::new())).is_set());
+    /// ```
+    pub fn is_set(&self) -> bool {
+        self.count().load(ord("latch.is_set", Acquire)) == 0
+    }
+
+    /// Waits until the count is zero, at most `limit`; whether it is.
+    ///
+    /// ```
+    /// # use gpu_pool::sync::{CountLatch, EventCount};
+    /// let latch = CountLatch::new(1, std::sync::Arc::new(EventCount::new()));
+    /// assert!(!latch.wait(Some(std::time::Duration::from_millis(1))));
+    /// ```
+    pub fn wait(&self, limit: Option<Duration>) -> bool {
+        self.waker().wait_until(limit, || self.is_set().then_some(())).is_some()
+    }
+
+    /// How many calls of [`set`](Self::set) are missing. For reports.
+    ///
+    /// ```
+    /// # use gpu_pool::sync::{CountLatch, EventCount};
+    /// assert_eq!(CountLatch::new(3, std::sync::Arc::new(EventCount::new())).remaining(), 3);
+    /// ```
+    pub fn remaining(&self) -> usize {
+        self.count().load(Relaxed)
+    }
+
+    // All access to the fields goes through these two, so that a model sees every use of the latch's memory.
+
+    #[inline(always)]
+    fn count(&self) -> &AtomicUsize {
+        self.tombstone.touch();
+        &self.remaining
+    }
+
+    #[inline(always)]
+    fn waker(&self) -> &Arc<EventCount> {
+        self.tombstone.touch();
+        &self.waker
+    }
+
+    /// The owner's frame ends here. (Its memory stays, so that a mutant's late touch is an error and not a crash.)
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub fn bury(&self) {
+        self.tombstone.bury();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn the_frame_may_go_as_soon_as_the_latch_is_set() {
+        let waker = Arc::new(EventCount::new());
+        for _ in 0..2000 {
+            let mut results = [0usize; 3];
+            let latch = Box::new(CountLatch::new(3, waker.clone()));
+            let threads: Vec<_> = results
+                .iter_mut()
+                .enumerate()
+                .map(|(i, result)| {
+                    let (latch, result) = (&raw const *latch as usize, &raw mut *result as usize);
+                    thread::spawn(move || {
+                        // SAFETY: latch and result live until the third set, and this is one of three.
+                        unsafe {
+                            *(result as *mut usize) = i + 1;
+                            CountLatch::set(latch as *const CountLatch);
+                        }
+                    })
+                })
+                .collect();
+            assert!(latch.wait(None));
+            assert_eq!(latch.remaining(), 0);
+            drop(latch); // the setters may still be inside `set`
+            assert_eq!(results, [1, 2, 3]);
+            threads.into_iter().for_each(|t| t.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_limit_does_not_count() {
+        let latch = CountLatch::new(1, Arc::new(EventCount::new()));
+        assert!(!latch.wait(Some(Duration::from_millis(5))));
+        assert_eq!(latch.remaining(), 1);
+        // SAFETY: alive, and the only set.
+        unsafe { CountLatch::set(&latch) };
+        assert!(latch.wait(Some(Duration::ZERO)));
+    }
+}

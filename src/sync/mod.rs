@@ -1,0 +1,40 @@
+//! The lock-free parts, and the only place in this crate with atomics.
+//!
+//! | type | is for | who waits |
+//! |---|---|---|
+//! | [`ring`] | descriptors from one thread to its neighbour | nobody |
+//! | [`Inbox`] | jobs and frees from anyone to a device thread | nobody |
+//! | [`EventCount`] | sleeping until a condition holds | the condition's reader |
+//! | [`CountLatch`] | "all members are done", in the caller's frame | the caller |
+//! | [`Rendezvous`] | N parties meeting again and again, or aborting | all parties |
+//! | [`Gate`] | shutdown against submission | the one who shuts down |
+//! | [`CommitWord`] | the whole gang carries an operation through, or none of it | nobody |
+//! | [`Turnstile`] | who gets a queued job: its thread, or the caller back | nobody |
+//! | [`Sequence`], [`Flag`] | progress and switches that only go up | nobody |
+//!
+//! Each is checked by loom (`cargo loom`), and every memory ordering has a name ([`site`]) and a test that shows that
+//! the model fails without it. Atomics, locks and threads come from [`shim`] only. `README.md` beside this file has the
+//! protocols with their proofs, and what loom cannot see.
+
+mod commit;
+mod event_count;
+mod gate;
+mod inbox;
+mod latch;
+mod rendezvous;
+pub mod ring;
+mod sequence;
+#[doc(hidden)]
+pub mod shim;
+#[doc(hidden)]
+pub mod site;
+mod turnstile;
+
+pub use commit::CommitWord;
+pub use event_count::EventCount;
+pub use gate::{Gate, Pass};
+pub use inbox::{Drain, Inbox};
+pub use latch::CountLatch;
+pub use rendezvous::{Broken, Rendezvous};
+pub use sequence::{Flag, Sequence, unique_id};
+pub use turnstile::Turnstile;

@@ -1,0 +1,217 @@
+//! Counters and switches that only go up, and numbers that are never used twice.
+
+use super::{
+    shim::atomic::{AtomicBool, AtomicU64, Ordering::*},
+    site::ord,
+};
+
+/// A number that only grows. "Has it reached n" is the question to ask of it: then a reader that comes late, or misses
+/// values in between, is right all the same (the reason why GPUs' timeline semaphores are numbers and not booleans).
+///
+/// Who reads `n` sees everything that was done before the calls that brought it to `n`.
+///
+/// ```
+/// use gpu_pool::sync::Sequence;
+/// let done = Sequence::new();
+/// assert_eq!(done.advance(), 1);
+/// done.raise_to(5);
+/// done.raise_to(3); // no effect
+/// assert_eq!(done.get(), 5);
+/// ```
+#[derive(Debug)]
+pub struct Sequence(AtomicU64);
+
+impl Default for Sequence {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sequence {
+    /// Starts at 0.
+    ///
+    /// ```
+    /// assert_eq!(gpu_pool::sync::Sequence::new().get(), 0);
+    /// ```
+    pub fn new() -> Self {
+        Sequence(AtomicU64::new(0))
+    }
+
+    /// Adds one and returns the new value. For a single writer: a load and a store, no locked instruction. Two threads
+    /// that call it at once lose a count; they want [`fetch_advance`](Self::fetch_advance).
+    ///
+    /// ```
+    /// let s = gpu_pool::sync::Sequence::new();
+    /// assert_eq!((s.advance(), s.advance()), (1, 2));
+    /// ```
+    #[inline]
+    pub fn advance(&self) -> u64 {
+        let next = self.0.load(Relaxed) + 1;
+        self.0.store(next, ord("sequence.advance", Release));
+        next
+    }
+
+    /// Adds one and returns the new value, for any number of writers. Each value is returned once, and its receiver sees
+    /// what the receivers of smaller values had done before they called.
+    ///
+    /// ```
+    /// let tickets = gpu_pool::sync::Sequence::new();
+    /// let (a, b) = std::thread::scope(|s| {
+    ///     let other = s.spawn(|| tickets.fetch_advance());
+    ///     (tickets.fetch_advance(), other.join().unwrap())
+    /// });
+    /// assert_eq!(a + b, 1 + 2);
+    /// ```
+    #[inline]
+    pub fn fetch_advance(&self) -> u64 {
+        self.fetch_add(1)
+    }
+
+    /// Adds `n` and returns the new value; else as [`fetch_advance`](Self::fetch_advance).
+    ///
+    /// ```
+    /// let bytes = gpu_pool::sync::Sequence::new();
+    /// assert_eq!((bytes.fetch_add(512), bytes.fetch_add(256)), (512, 768));
+    /// ```
+    #[inline]
+    pub fn fetch_add(&self, n: u64) -> u64 {
+        self.0.fetch_add(n, ord("sequence.fetch_advance", AcqRel)) + n
+    }
+
+    /// The value.
+    ///
+    /// ```
+    /// let s = gpu_pool::sync::Sequence::new();
+    /// s.advance();
+    /// assert!(s.get() >= 1);
+    /// ```
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(ord("sequence.get", Acquire))
+    }
+
+    /// Makes the value at least `value`. Any number of writers.
+    ///
+    /// ```
+    /// let s = gpu_pool::sync::Sequence::new();
+    /// s.raise_to(7);
+    /// assert_eq!(s.get(), 7);
+    /// ```
+    #[inline]
+    pub fn raise_to(&self, value: u64) {
+        self.0.fetch_max(value, ord("sequence.raise_to", Release));
+    }
+}
+
+/// A switch that is turned once. Who sees it turned sees what was done before.
+///
+/// ```
+/// use gpu_pool::sync::Flag;
+/// let lost = Flag::new();
+/// assert!(!lost.is_raised());
+/// lost.raise();
+/// assert!(lost.is_raised());
+/// ```
+#[derive(Debug)]
+pub struct Flag(AtomicBool);
+
+impl Default for Flag {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Flag {
+    /// Not raised.
+    ///
+    /// ```
+    /// assert!(!gpu_pool::sync::Flag::new().is_raised());
+    /// ```
+    pub fn new() -> Self {
+        Flag(AtomicBool::new(false))
+    }
+
+    /// Raises it, for good.
+    ///
+    /// ```
+    /// let f = gpu_pool::sync::Flag::new();
+    /// f.raise();
+    /// f.raise(); // again is fine
+    /// ```
+    #[inline]
+    pub fn raise(&self) {
+        self.0.store(true, ord("flag.raise", Release));
+    }
+
+    /// Whether it is raised.
+    ///
+    /// ```
+    /// assert!(!gpu_pool::sync::Flag::new().is_raised());
+    /// ```
+    #[inline]
+    pub fn is_raised(&self) -> bool {
+        self.0.load(ord("flag.is_raised", Acquire))
+    }
+}
+
+/// A number that no other call in this process has returned or will return; never 0.
+///
+/// It is a plain std atomic: it orders nothing (Relaxed), no protocol reads it back, and loom has no statics. In a
+/// model the numbers therefore go on growing from one execution to the next, which is what unique means.
+///
+/// ```
+/// use gpu_pool::sync::unique_id;
+/// assert_ne!(unique_id(), unique_id());
+/// ```
+#[cfg_attr(loom, allow(clippy::disallowed_types, reason = "orders nothing; see above"))]
+pub fn unique_id() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::{collections::HashSet, thread};
+
+    #[test]
+    fn many_writers_each_get_their_own_number() {
+        let sequence = Sequence::new();
+        let seen: Vec<u64> = thread::scope(|s| {
+            let threads: Vec<_> =
+                (0..4).map(|_| s.spawn(|| (0..1000).map(|_| sequence.fetch_advance()).collect::<Vec<_>>())).collect();
+            threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
+        });
+        assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 4000);
+        assert_eq!(sequence.get(), 4000);
+    }
+
+    #[test]
+    fn raise_to_never_lowers() {
+        let sequence = Sequence::new();
+        thread::scope(|s| {
+            for t in 0..4u64 {
+                let sequence = &sequence;
+                s.spawn(move || {
+                    for i in 0..1000 {
+                        let before = sequence.get();
+                        sequence.raise_to(i * 4 + t);
+                        assert!(sequence.get() >= before.max(i * 4 + t));
+                    }
+                });
+            }
+        });
+        assert_eq!(sequence.get(), 3999);
+    }
+
+    #[test]
+    fn ids_are_unique_over_threads_and_not_zero() {
+        let ids: Vec<u64> = thread::scope(|s| {
+            let threads: Vec<_> =
+                (0..4).map(|_| s.spawn(|| (0..500).map(|_| unique_id()).collect::<Vec<_>>())).collect();
+            threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
+        });
+        assert!(!ids.contains(&0));
+        assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 2000);
+    }
+}

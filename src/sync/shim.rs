@@ -1,0 +1,262 @@
+//! The one door to atomics, locks and threads: std and parking_lot, or loom under `cfg(loom)`.
+//!
+//! Everything in `sync/` and `runtime/` takes these names from here, so that loom sees every operation of the code it
+//! checks. An operation that goes round this file is invisible to it: a model over un-shimmed `once_cell` passes
+//! vacuously, one over un-shimmed parking_lot hangs. `cargo loom-lint` finds such bypasses.
+//!
+//! The shapes are parking_lot's ([`Mutex::lock`] cannot fail, [`Condvar::wait`] takes the guard by reference), as in
+//! [tokio's shim](https://github.com/tokio-rs/tokio/blob/master/tokio/src/loom/mod.rs); [`UnsafeCell`] gives its content
+//! by closure, as in [crossbeam-epoch's `primitive`](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-epoch/src/lib.rs).
+
+pub use imp::*;
+
+#[cfg(not(loom))]
+mod imp {
+    pub use parking_lot::{Mutex, MutexGuard};
+    pub use std::{hint::spin_loop, sync::Arc};
+
+    /// Atomics and fences.
+    pub mod atomic {
+        pub use std::sync::atomic::{
+            AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+        };
+    }
+
+    /// Threads.
+    pub mod thread {
+        pub use std::thread::{JoinHandle, spawn, yield_now};
+    }
+
+    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, about a microsecond.
+    pub const SPIN_ROUNDS: u32 = 6;
+    /// Yields before a waiter blocks. The number is rayon's: fewer pay for a futex too often, more burn a core.
+    pub const YIELD_ROUNDS: u32 = 32;
+
+    /// Processors that this process may run on; asked once.
+    pub fn cores() -> usize {
+        use std::sync::OnceLock;
+        static CORES: OnceLock<usize> = OnceLock::new();
+        *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// `std::cell::UnsafeCell` with loom's interface.
+    #[derive(Debug)]
+    #[repr(transparent)]
+    pub struct UnsafeCell<T: ?Sized>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// A cell that holds `value`.
+        pub const fn new(value: T) -> Self {
+            UnsafeCell(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Takes the value out.
+        pub fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
+    }
+
+    impl<T: ?Sized> UnsafeCell<T> {
+        /// Gives a pointer to read through. The pointer must not outlive the call.
+        #[inline(always)]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Gives a pointer to write through. The pointer must not outlive the call.
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+
+    /// parking_lot's condition variable; a timed wait says whether the time ran out.
+    #[derive(Debug, Default)]
+    pub struct Condvar(parking_lot::Condvar);
+
+    impl Condvar {
+        /// One that nobody waits on.
+        pub const fn new() -> Self {
+            Condvar(parking_lot::Condvar::new())
+        }
+
+        /// Unlocks, blocks until notified (or for no reason), locks again.
+        #[inline]
+        pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
+            self.0.wait(guard);
+        }
+
+        /// As [`wait`](Self::wait), for at most `limit`. Whether the time ran out.
+        #[inline]
+        pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: std::time::Duration) -> bool {
+            self.0.wait_for(guard, limit).timed_out()
+        }
+
+        /// Wakes one.
+        #[inline]
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        /// Wakes all. parking_lot wakes one and moves the rest to the mutex's queue, so that they do not stampede.
+        #[inline]
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+
+    /// Stands for the memory that holds it, so that a model sees who touches it after it is gone. Nothing outside loom.
+    #[derive(Debug, Default)]
+    pub struct Tombstone;
+
+    impl Tombstone {
+        /// The memory is in use.
+        pub const fn new() -> Self {
+            Tombstone
+        }
+
+        /// Somebody uses the memory.
+        #[inline(always)]
+        pub fn touch(&self) {}
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    use std::ops::{Deref, DerefMut};
+
+    pub use loom::{cell::UnsafeCell, hint::spin_loop, sync::Arc};
+
+    /// Atomics and fences.
+    pub mod atomic {
+        pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+    }
+
+    /// Threads.
+    pub mod thread {
+        pub use loom::thread::{JoinHandle, spawn, yield_now};
+    }
+
+    /// No spinning: two spinners that yield to one another are an endless model.
+    pub const SPIN_ROUNDS: u32 = 0;
+    /// No yielding either: models go straight to the condition variable.
+    pub const YIELD_ROUNDS: u32 = 0;
+
+    /// Two, as in tokio's mock.
+    pub fn cores() -> usize {
+        2
+    }
+
+    /// loom's mutex with parking_lot's interface.
+    #[derive(Debug)]
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// A locked [`Mutex`]. Holds an `Option` because loom's `Condvar::wait` takes the guard by value.
+    #[derive(Debug)]
+    pub struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
+
+    impl<T> Mutex<T> {
+        /// An unlocked mutex.
+        pub fn new(value: T) -> Self {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        /// Locks. A panic of an earlier holder is ignored, as by parking_lot.
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap_or_else(|poison| poison.into_inner())))
+        }
+
+        /// Locks if nobody has.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
+        }
+
+        /// Takes the value out.
+        pub fn into_inner(self) -> T {
+            self.0.into_inner().unwrap_or_else(|poison| poison.into_inner())
+        }
+
+        /// The value, without locking.
+        pub fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(|poison| poison.into_inner())
+        }
+    }
+
+    impl<T: Default> Default for Mutex<T> {
+        fn default() -> Self {
+            Mutex::new(T::default())
+        }
+    }
+
+    const HELD: &str = "a guard lacks its inner guard only inside `Condvar::wait`";
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            self.0.as_ref().expect(HELD)
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0.as_mut().expect(HELD)
+        }
+    }
+
+    /// loom's condition variable with parking_lot's interface.
+    #[derive(Debug, Default)]
+    pub struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        /// One that nobody waits on.
+        pub fn new() -> Self {
+            Condvar(loom::sync::Condvar::new())
+        }
+
+        /// Unlocks, blocks until notified, locks again.
+        pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            let inner = guard.0.take().expect(HELD);
+            guard.0 = Some(self.0.wait(inner).unwrap_or_else(|poison| poison.into_inner()));
+        }
+
+        /// As [`wait`](Self::wait): loom knows no time, so this never times out.
+        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: std::time::Duration) -> bool {
+            self.wait(guard);
+            false
+        }
+
+        /// Wakes one.
+        pub fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        /// Wakes all.
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+
+    /// Stands for the memory that holds it: a touch that is not ordered before the burial is a data race for loom.
+    #[derive(Debug)]
+    pub struct Tombstone(UnsafeCell<()>);
+
+    impl Tombstone {
+        /// The memory is in use.
+        #[allow(clippy::new_without_default)]
+        pub fn new() -> Self {
+            Tombstone(UnsafeCell::new(()))
+        }
+
+        /// Somebody uses the memory.
+        #[track_caller]
+        pub fn touch(&self) {
+            self.0.with(|_| ());
+        }
+
+        /// The memory is given back.
+        #[track_caller]
+        pub fn bury(&self) {
+            self.0.with_mut(|_| ());
+        }
+    }
+}

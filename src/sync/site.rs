@@ -1,0 +1,79 @@
+//! Named ordering sites: each acquire, release and fence in `sync/` has a name, and each name has a test.
+//!
+//! In a normal build the functions are identities that fold away. Under loom the environment variable
+//! `GPU_POOL_MUTANT` names one site to weaken, and `loom_tests/` demand that the protocol's model then dies:
+//!
+//! | mutant | effect |
+//! |---|---|
+//! | `site` at [`ord`] | `Relaxed` |
+//! | `site=acquire`, `site=release` at [`ord`] with `AcqRel` | that half only |
+//! | `site` at [`fence_at`] | no fence |
+//! | `site` at [`flag`] | the wrong logic beside the right one |
+//!
+//! An ordering that survives its removal is either not needed or not tested; neither may stay. Relaxed operations have
+//! no name, since there is nothing to weaken. `loom_tests/sites.rs` holds the list against the source.
+
+use super::shim::atomic::{Ordering, fence};
+
+/// The ordering of the site `name`.
+///
+/// ```
+/// use gpu_pool::sync::site::ord;
+/// use std::sync::atomic::Ordering;
+/// assert_eq!(ord("ring.tail.store", Ordering::Release), Ordering::Release);
+/// ```
+#[cfg(not(loom))]
+#[inline(always)]
+pub const fn ord(name: &'static str, order: Ordering) -> Ordering {
+    let _ = name;
+    order
+}
+
+/// A fence with a name.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn fence_at(name: &'static str, order: Ordering) {
+    let _ = name;
+    fence(order);
+}
+
+/// Whether the wrong logic named `name` is to run: never, outside loom.
+#[cfg(not(loom))]
+#[inline(always)]
+pub const fn flag(name: &'static str) -> bool {
+    let _ = name;
+    false
+}
+
+/// The ordering of the site `name`, weakened if it is the mutant.
+#[cfg(loom)]
+pub fn ord(name: &'static str, order: Ordering) -> Ordering {
+    match mutant().and_then(|m| m.strip_prefix(name)) {
+        Some("") => Ordering::Relaxed,
+        Some("=acquire") => Ordering::Acquire,
+        Some("=release") => Ordering::Release,
+        _ => order,
+    }
+}
+
+/// A fence with a name; left out if it is the mutant.
+#[cfg(loom)]
+pub fn fence_at(name: &'static str, order: Ordering) {
+    if mutant() != Some(name) {
+        fence(order);
+    }
+}
+
+/// Whether the wrong logic named `name` is to run.
+#[cfg(loom)]
+pub fn flag(name: &'static str) -> bool {
+    mutant() == Some(name)
+}
+
+#[cfg(loom)]
+fn mutant() -> Option<&'static str> {
+    use std::sync::OnceLock;
+    // Outside the model on purpose: it is set before the process starts and never changes.
+    static MUTANT: OnceLock<Option<String>> = OnceLock::new();
+    MUTANT.get_or_init(|| std::env::var("GPU_POOL_MUTANT").ok()).as_deref()
+}

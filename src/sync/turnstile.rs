@@ -1,0 +1,114 @@
+//! Who gets a queued entry: the thread that would run it or the caller that wants it back.
+//!
+//! ```text
+//!            start (device thread)
+//!   QUEUED ------------------------> RUNNING      the body may be touched; the caller must wait
+//!      |
+//!      +---------------------------> WITHDRAWN    nobody will ever touch the body
+//!            withdraw (caller)
+//! ```
+//!
+//! Both edges are one compare-and-swap from QUEUED, so exactly one of them is taken. The loser sees what the winner had
+//! done before it called.
+
+use super::{
+    shim::atomic::{AtomicU32, Ordering::*},
+    site::{flag, ord},
+};
+
+const QUEUED: u32 = 0;
+const RUNNING: u32 = 1;
+const WITHDRAWN: u32 = 2;
+
+/// The state of one queued entry. See the [module docs](self).
+///
+/// ```
+/// use gpu_pool::sync::Turnstile;
+/// let entry = Turnstile::new();
+/// assert!(entry.start());
+/// assert!(!entry.withdraw(), "it runs: too late to take it back");
+/// ```
+#[derive(Debug)]
+pub struct Turnstile(AtomicU32);
+
+impl Default for Turnstile {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Turnstile {
+    /// A queued entry.
+    ///
+    /// ```
+    /// assert!(gpu_pool::sync::Turnstile::new().is_queued());
+    /// ```
+    pub fn new() -> Self {
+        Turnstile(AtomicU32::new(QUEUED))
+    }
+
+    /// QUEUED to RUNNING. False when the entry was withdrawn (or started before).
+    ///
+    /// ```
+    /// let entry = gpu_pool::sync::Turnstile::new();
+    /// assert!(entry.start());
+    /// assert!(!entry.start(), "an entry starts once");
+    /// ```
+    pub fn start(&self) -> bool {
+        self.leave(RUNNING, ord("turnstile.start", Release), ord("turnstile.start.lost", Acquire))
+    }
+
+    /// QUEUED to WITHDRAWN. False when the entry was started (or withdrawn before).
+    ///
+    /// ```
+    /// let entry = gpu_pool::sync::Turnstile::new();
+    /// assert!(entry.withdraw());
+    /// assert!(!entry.start());
+    /// ```
+    pub fn withdraw(&self) -> bool {
+        self.leave(WITHDRAWN, ord("turnstile.withdraw", Release), ord("turnstile.withdraw.lost", Acquire))
+    }
+
+    /// Whether neither has happened yet. True may be outdated when it returns: for reports, not for decisions.
+    ///
+    /// ```
+    /// let entry = gpu_pool::sync::Turnstile::new();
+    /// entry.withdraw();
+    /// assert!(!entry.is_queued());
+    /// ```
+    pub fn is_queued(&self) -> bool {
+        self.0.load(Relaxed) == QUEUED
+    }
+
+    fn leave(&self, to: u32, won: super::shim::atomic::Ordering, lost: super::shim::atomic::Ordering) -> bool {
+        if flag("turnstile.load_then_store") {
+            let queued = self.is_queued();
+            self.0.store(to, won);
+            return queued;
+        }
+        self.0.compare_exchange(QUEUED, to, won, lost).is_ok()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn exactly_one_side_wins() {
+        let (mut started, mut withdrawn) = (0, 0);
+        for _ in 0..2000 {
+            let entry = Turnstile::new();
+            let (start, withdraw) = thread::scope(|s| {
+                let device = s.spawn(|| entry.start());
+                (entry.withdraw(), device.join().unwrap())
+            });
+            assert!(start ^ withdraw);
+            assert!(!entry.is_queued() && !entry.start() && !entry.withdraw());
+            started += usize::from(start);
+            withdrawn += usize::from(withdraw);
+        }
+        assert_eq!(started + withdrawn, 2000);
+    }
+}
