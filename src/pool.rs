@@ -299,7 +299,7 @@ impl GpuPool {
             return Err(Error::NestedScope { op: "close" });
         }
         self.check_pid()?;
-        self.stop()
+        stop(&self.shared)
     }
 
     fn check_open(&self) -> Result<()> {
@@ -310,38 +310,43 @@ impl GpuPool {
     fn check_pid(&self) -> Result<()> {
         check_pid(&self.shared)
     }
+}
 
-    fn stop(&self) -> Result<()> {
-        let shared = &self.shared;
-        if shared.gate.close() {
-            shared.gate.wait_drained(None);
-            shared.queues.iter().for_each(|queue| queue.post(Entry::Stop));
-        }
-        let threads = std::mem::take(&mut *shared.threads.lock());
-        let mut ended = Ok(());
-        for (device, thread) in threads.into_iter().enumerate() {
-            if let Err(payload) = thread.join() {
-                ended = Err(panics::error(device, &*payload));
-            }
-        }
-        shared.stages.lock().clear();
-        ended
+/// Waits for scopes under way, then ends the device threads.
+fn stop(shared: &Arc<Shared>) -> Result<()> {
+    if shared.gate.close() {
+        shared.gate.wait_drained(None);
+        shared.queues.iter().for_each(|queue| queue.post(Entry::Stop));
     }
+    let threads = std::mem::take(&mut *shared.threads.lock());
+    let mut ended = Ok(());
+    for (device, thread) in threads.into_iter().enumerate() {
+        if let Err(payload) = thread.join() {
+            ended = Err(panics::error(device, &*payload));
+        }
+    }
+    shared.stages.lock().clear();
+    ended
 }
 
 impl Drop for GpuPool {
     fn drop(&mut self) {
         if std::process::id() != self.shared.pid {
-            // After a fork there are no device threads to wait for.
+            // After a fork there are no device threads to wait for, and the driver must not be called: leak it all.
+            std::mem::forget(self.shared.clone());
             return;
         }
         if on_device_thread() {
-            // A device thread cannot wait for itself: the threads end by themselves when their scopes have.
-            self.shared.gate.close();
-            self.shared.queues.iter().for_each(|queue| queue.post(Entry::Stop));
+            // A device thread cannot wait for itself (or for a scope that waits for it): another thread does.
+            let shared = self.shared.clone();
+            let name = "gpu-pool:close".to_owned();
+            let started = std::thread::Builder::new().name(name).spawn(move || drop(stop(&shared)));
+            if let Err(error) = started {
+                tracing::error!(%error, "a pool that was dropped on a device thread could not be closed");
+            }
             return;
         }
-        if let Err(error) = self.stop() {
+        if let Err(error) = stop(&self.shared) {
             tracing::error!(%error, "a device thread had died");
         }
     }
@@ -434,8 +439,13 @@ where
         *outcomes[rank].lock() = outcome;
     };
     let body: &Body<'_, Rc<Worker>> = &body;
-    let waiting = Waiting::new(body, all.len(), Arc::new(EventCount::new()));
-    ORDER.enter(&waiting.ticket(), &queues, |rank| shared.turns[all[rank]].issue());
+    let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
+    ORDER.enter(&waiting.ticket(), &queues, |rank| {
+        if rank == 0 {
+            gang.enter();
+        }
+        shared.turns[all[rank]].issue()
+    });
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
 

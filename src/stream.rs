@@ -71,7 +71,11 @@ impl StreamCore {
 
     /// All later work of this stream waits for an event that covers `other` up to `covered`.
     pub(crate) fn wait_event(&self, op: &'static str, event: RawEvent, other: &StreamCore, covered: u64) -> Result<()> {
-        self.link.check(op, self.link.driver.stream_wait_event(self.raw, event))?;
+        if let Err(fault) = self.link.driver.stream_wait_event(self.raw, event) {
+            // The event of a lost device reports that device's loss, which must not be taken for this one's.
+            let own = other.link.device == self.link.device || self.link.driver.stream_query(self.raw).is_err();
+            return Err(if own { &self.link } else { &other.link }.error(op, fault));
+        }
         let mut known = self.known.lock();
         match known.iter_mut().find(|(id, _)| *id == other.id) {
             Some((_, upto)) => *upto = covered.max(*upto),

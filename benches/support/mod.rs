@@ -13,6 +13,8 @@
 // Each bench compiles this file for itself and uses a part of it.
 #![allow(dead_code)]
 
+pub mod gpus;
+
 use std::{fs::OpenOptions, io::Write, path::PathBuf};
 
 use clap::Parser;

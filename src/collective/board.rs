@@ -205,7 +205,7 @@ impl Device {
 
     fn send(&self, call: &Call, rank: usize, body: Body) -> Result<()> {
         let gang = &self.session.gang;
-        let mut message = Some(Message { gang: gang.id(), body });
+        let mut message = Some(Message { gang: gang.place(), body });
         let to = gang.device(rank);
         wait::for_peer(self, call.op, rank, || {
             let mut endpoint = self.worker.endpoint.borrow_mut();
@@ -225,7 +225,7 @@ impl Device {
     fn receive(&self, call: &Call, rank: usize) -> Result<Body> {
         let gang = &self.session.gang;
         let from = gang.device(rank);
-        let poll = || self.worker.endpoint.borrow_mut().poll(from, gang.id());
+        let poll = || self.worker.endpoint.borrow_mut().poll(from, gang.place());
         let body = wait::for_peer(self, call.op, rank, || {
             // Asked before the ring: a member sends before it leaves.
             let left = gang.has_left(rank);

@@ -53,11 +53,18 @@ impl Piece {
         (self.block.address as *mut u8).wrapping_add(offset)
     }
 
+    /// Nothing more is packed: marks where its last DMA ends, before later work gets in between.
+    fn seal(&mut self) -> Result<()> {
+        while let Some(stream) = self.streams.last() {
+            self.busy.push(Event::record(stream, "staging", false)?);
+            self.streams.pop();
+        }
+        Ok(())
+    }
+
     /// Waits until no DMA uses the piece.
     fn free(&mut self, wait: &Wait) -> Result<()> {
-        for stream in self.streams.drain(..) {
-            self.busy.push(Event::record(&stream, "staging", false)?);
-        }
+        self.seal()?;
         for event in &self.busy {
             wait.event(event)?;
         }
@@ -152,8 +159,9 @@ fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst:
     }
     let current = &mut lane.pieces[lane.next];
     let piece = if current.busy.is_empty() && current.filled + src.len() <= PIECE {
-        current
+        &mut lane.pieces[lane.next]
     } else {
+        current.seal()?;
         let piece = lane.turn();
         piece.free(wait)?;
         piece

@@ -13,7 +13,9 @@
 //! * **Events** have CUDA's semantics: [`Driver::event_record`] captures the work submitted to the stream so far;
 //!   [`Driver::stream_wait_event`] captures the *latest record at the time of the call* (a later re-record does not
 //!   change it); waiting for an event that was never recorded does nothing. Record demands a stream of the same device;
-//!   a wait accepts the event of any device of the same backend.
+//!   a wait accepts the event of any device of the same backend. What concerns an event reports the faults of the
+//!   event's own device, whichever driver was asked.
+//! * **Nothing** to copy or fill (zero bytes) is no error and submits nothing.
 //! * **Addresses.** Device memory has an [`Address`] that is unique in the process and tells its device. Host memory
 //!   from [`Driver::host_alloc`] and [`Driver::managed_alloc`] has the same address on the host and on every device.
 //! * **Lifetime of operands.** The caller keeps memory, events' streams and modules alive until the operations that

@@ -19,7 +19,11 @@ pub(crate) fn for_peer<R>(
     mut poll: impl FnMut() -> Option<Result<R>>,
 ) -> Result<R> {
     let (gang, shared) = (&dev.session.gang, &dev.worker.shared);
-    let mut poll = || poll().or_else(|| gang.check().err().map(Err));
+    // A failure of the gang explains more than what it makes of this wait.
+    let mut poll = || match poll() {
+        Some(Ok(answer)) => Some(Ok(answer)),
+        other => gang.check().err().map(Err).or(other),
+    };
     let waker = gang.waker(dev.rank());
     let progress = || gang.members().iter().map(|&d| shared.progress[d].get()).sum::<u64>();
     let (mut since, mut seen) = (Instant::now(), None);

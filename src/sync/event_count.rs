@@ -4,7 +4,8 @@
 //!
 //! Who makes the condition true does so with any atomic operation, *then* calls [`EventCount::notify`]. Who waits gives
 //! the condition to [`EventCount::wait_until`], which returns once it holds. The condition is evaluated without a lock
-//! held, so it may take locks and may notify. `notify` costs a fence and a load when nobody waits.
+//! held, so it may take locks and may notify. `notify` costs a fence and a load when nobody waits; the fence is
+//! `SeqCst` and comes first, so it also acquires what the caller's relaxed operations read before.
 //!
 //! # Mechanism
 //!

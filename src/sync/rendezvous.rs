@@ -19,8 +19,11 @@
 
 use super::{
     EventCount,
-    shim::atomic::{AtomicU64, Ordering::*},
-    site::{flag, ord},
+    shim::atomic::{
+        AtomicU64,
+        Ordering::{self, *},
+    },
+    site::{fence_at, flag, ord},
 };
 use std::{error::Error, fmt, time::Duration};
 
@@ -136,7 +139,7 @@ impl Rendezvous {
     /// assert_eq!(rendezvous.arrive(Some(Duration::from_millis(1))), Err(Broken::TimedOut));
     /// ```
     pub fn arrive(&self, limit: Option<Duration>) -> Result<bool, Broken> {
-        let before = self.change(ord("rendezvous.arrive", AcqRel), |state| {
+        let before = self.change(ord("rendezvous.arrive", Release), |state| {
             assert!(state.aborted || state.arrived < state.parties, "more arrivals than parties");
             (!state.aborted).then(|| State { arrived: state.arrived + 1, ..state }.met())
         });
@@ -216,16 +219,21 @@ impl Rendezvous {
         }
     }
 
-    /// Changes the word by `f`; what it was before, or `None` when `f` refused. A refusal has acquired what it saw.
-    fn change(&self, order: super::shim::atomic::Ordering, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
-        self.word
-            .fetch_update(order, ord("rendezvous.refused", Acquire), |word| f(State::unpack(word)).map(State::pack))
-            .ok()
-            .map(State::unpack)
+    /// Changes the word by `f`; what it was before, or `None` when `f` refused. A refusal has acquired what it saw. Who
+    /// completes a meeting acquires by the fence that [`EventCount::notify`] begins with.
+    fn change(&self, order: Ordering, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
+        let before = self.word.fetch_update(order, Relaxed, |word| f(State::unpack(word)).map(State::pack));
+        if before.is_err() {
+            fence_at("rendezvous.refused", Acquire);
+        }
+        before.ok().map(State::unpack)
     }
 
     fn tell(&self, silent: &'static str) {
-        if !flag(silent) {
+        if flag(silent) {
+            // Forgets the wake-up only, not the fence that comes with it.
+            fence_at("event.notify.fence", SeqCst);
+        } else {
             self.changed.notify();
         }
     }
@@ -234,11 +242,7 @@ impl Rendezvous {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::{
-        sync::atomic::{AtomicUsize, Ordering},
-        thread,
-        time::Instant,
-    };
+    use std::{sync::atomic::AtomicUsize, thread, time::Instant};
 
     #[test]
     fn nobody_is_a_round_ahead_and_each_round_has_a_leader() {

@@ -127,9 +127,72 @@ mod imp {
 
     pub use loom::{cell::UnsafeCell, hint::spin_loop, sync::Arc};
 
-    /// Atomics and fences.
+    /// Atomics and fences: loom's, with loads that loom's search takes seriously.
+    ///
+    /// loom remembers one access per atomic as the last. When thread A loads, then thread B loads *and stores*, B's store
+    /// is compared with B's own load only, so loom never tries the order in which A loads after B's store (loom 0.7.2,
+    /// `rt/atomic.rs`, `last_dependent_access`). Every loop of a load and a compare-and-swap has this shape. So a load is
+    /// preceded by a relaxed no-op on a companion: that orders nothing, but makes any two loads dependent, and both
+    /// orders are tried. Without it, six mutants survived and two models had one execution.
     pub mod atomic {
-        pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+        pub use loom::sync::atomic::{Ordering, fence};
+        use std::ops::Deref;
+
+        macro_rules! atomics {
+            ($($name:ident $(<$t:ident>)?: $value:ty),+ $(,)?) => {$(
+                /// loom's, with a load that is dependent on other loads.
+                #[derive(Debug)]
+                pub struct $name $(<$t>)? {
+                    inner: loom::sync::atomic::$name $(<$t>)?,
+                    companion: loom::sync::atomic::AtomicBool,
+                }
+
+                impl $(<$t>)? $name $(<$t>)? {
+                    /// Holds `value`.
+                    #[track_caller]
+                    pub fn new(value: $value) -> Self {
+                        let companion = loom::sync::atomic::AtomicBool::new(false);
+                        Self { inner: loom::sync::atomic::$name::new(value), companion }
+                    }
+
+                    /// As std's.
+                    #[track_caller]
+                    pub fn load(&self, order: Ordering) -> $value {
+                        self.companion.store(false, Ordering::Relaxed);
+                        self.inner.load(order)
+                    }
+
+                    /// As std's; never fails spuriously.
+                    #[track_caller]
+                    pub fn fetch_update(
+                        &self,
+                        set: Ordering,
+                        fetch: Ordering,
+                        mut f: impl FnMut($value) -> Option<$value>,
+                    ) -> Result<$value, $value> {
+                        let mut before = self.load(fetch);
+                        while let Some(next) = f(before) {
+                            match self.inner.compare_exchange(before, next, set, fetch) {
+                                Ok(before) => return Ok(before),
+                                Err(now) => before = now,
+                            }
+                        }
+                        Err(before)
+                    }
+                }
+
+                impl $(<$t>)? Deref for $name $(<$t>)? {
+                    type Target = loom::sync::atomic::$name $(<$t>)?;
+                    fn deref(&self) -> &Self::Target {
+                        &self.inner
+                    }
+                }
+            )+};
+        }
+
+        atomics! {
+            AtomicBool: bool, AtomicU32: u32, AtomicU64: u64, AtomicUsize: usize, AtomicPtr<T>: *mut T,
+        }
     }
 
     /// Threads.
@@ -239,6 +302,9 @@ mod imp {
     /// Stands for the memory that holds it: a touch that is not ordered before the burial is a data race for loom.
     #[derive(Debug)]
     pub struct Tombstone(UnsafeCell<()>);
+
+    // SAFETY: loom reports accesses that race; there are no bytes behind it.
+    unsafe impl Sync for Tombstone {}
 
     impl Tombstone {
         /// The memory is in use.

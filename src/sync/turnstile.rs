@@ -12,7 +12,10 @@
 //! done before it called.
 
 use super::{
-    shim::atomic::{AtomicU32, Ordering::*},
+    shim::atomic::{
+        AtomicU32,
+        Ordering::{self, *},
+    },
     site::{flag, ord},
 };
 
@@ -80,7 +83,7 @@ impl Turnstile {
         self.0.load(Relaxed) == QUEUED
     }
 
-    fn leave(&self, to: u32, won: super::shim::atomic::Ordering, lost: super::shim::atomic::Ordering) -> bool {
+    fn leave(&self, to: u32, won: Ordering, lost: Ordering) -> bool {
         if flag("turnstile.load_then_store") {
             let queued = self.is_queued();
             self.0.store(to, won);

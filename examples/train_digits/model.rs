@@ -1,0 +1,178 @@
+//! The model: a perceptron 64-128-10 with ReLU and cross-entropy; one replica lives on each device.
+
+use crate::{
+    data::{CLASSES, Images, PIXELS},
+    kernels::{BIAS_ADD, BIAS_RELU, COL_SUM, COUNT_CORRECT, RELU_BACKWARD, SGD, SOFTMAX_XENT},
+    rng::Rng,
+};
+use gpu_pool::{Device, DeviceBuffer, Event, LaunchDims, Matrix, ReduceOp, Result, Shard};
+use std::ops::Range;
+
+/// Neurons of the hidden layer.
+pub const HIDDEN: usize = 128;
+
+// All parameters lie in one buffer, and the gradients in another of the same layout, so that one all-reduce serves.
+const W1: Range<usize> = 0..PIXELS * HIDDEN;
+const B1: Range<usize> = W1.end..W1.end + HIDDEN;
+const W2: Range<usize> = B1.end..B1.end + HIDDEN * CLASSES;
+const B2: Range<usize> = W2.end..W2.end + CLASSES;
+/// Parameters of the model.
+pub const PARAMETERS: usize = B2.end;
+
+/// The weights that training starts from: even (He, 2015) from a fixed seed, biases 0.
+pub fn initial_weights(seed: u64) -> Vec<f32> {
+    let mut rng = Rng::new(seed);
+    let mut weights = vec![0.0; PARAMETERS];
+    for (layer, inputs) in [(W1, PIXELS), (W2, HIDDEN)] {
+        let limit = (6.0 / inputs as f32).sqrt();
+        weights[layer].iter_mut().for_each(|w| *w = rng.symmetric(limit));
+    }
+    weights
+}
+
+/// What a device keeps from scope to scope.
+pub struct Replica {
+    weights: DeviceBuffer<f32>,
+    grads: DeviceBuffer<f32>,
+    /// The cross-entropy of every row of this device's shards in the current epoch.
+    losses: DeviceBuffer<f32>,
+    rows_done: usize,
+    held_out: (DeviceBuffer<f32>, DeviceBuffer<i32>),
+}
+
+/// Points of a step in time, on the device.
+pub struct StepTimes {
+    /// The shard is there,
+    pub uploaded: Event,
+    /// so are its gradients,
+    pub computed: Event,
+    /// everybody's,
+    pub exchanged: Event,
+    /// and the weights are new.
+    pub updated: Event,
+}
+
+/// Uninitialised memory for the result of an operation that writes all of it.
+fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
+    // SAFETY: every caller here hands it first to a product with beta = 0 or to a kernel that writes each element.
+    unsafe { dev.uninit(len) }
+}
+
+impl Replica {
+    /// The same weights everywhere, this device's shard of the images held out, and room for `rows` losses.
+    pub fn new(dev: &Device, shard: &Shard, weights: &[f32], held_out: &Images, rows: usize) -> Result<Replica> {
+        Ok(Replica {
+            weights: dev.upload(weights)?,
+            grads: dev.zeros(PARAMETERS)?,
+            losses: dev.zeros(rows)?,
+            rows_done: 0,
+            held_out: (dev.upload(shard.rows(&held_out.pixels, PIXELS))?, dev.upload(shard.of(&held_out.labels))?),
+        })
+    }
+
+    /// One step of stochastic gradient descent on this device's shard of a batch of `batch` rows. Does not wait.
+    pub fn step(&mut self, dev: &Device, pixels: &[f32], labels: &[i32], batch: usize, lr: f32) -> Result<StepTimes> {
+        let x = dev.upload(pixels)?;
+        let labels = dev.upload(labels)?;
+        let uploaded = dev.record_timed()?;
+        if labels.is_empty() {
+            // The last batch may have fewer rows than there are devices: nothing is what this one has to add.
+            dev.fill(&mut self.grads, 0.0)?;
+        } else {
+            self.gradients(dev, &x, &labels, batch)?;
+        }
+        let computed = dev.record_timed()?;
+        // Each device has scaled by the rows of the whole batch, so the sum is the mean over rows, not over devices.
+        dev.all_reduce(&mut self.grads, ReduceOp::Sum)?;
+        let exchanged = dev.record_timed()?;
+        let n = PARAMETERS;
+        // SAFETY: the kernel reads `n` gradients and writes `n` weights.
+        unsafe { dev.launch(&SGD, LaunchDims::cover(n), (&mut self.weights, &self.grads, n as u64, lr))? };
+        Ok(StepTimes { uploaded, computed, exchanged, updated: dev.record_timed()? })
+    }
+
+    /// Forward and backward; leaves the rows' losses behind those of the steps before.
+    fn gradients(
+        &mut self,
+        dev: &Device,
+        x: &DeviceBuffer<f32>,
+        labels: &DeviceBuffer<i32>,
+        batch: usize,
+    ) -> Result<()> {
+        let rows = labels.len();
+        let (h, logits) = self.forward(dev, x, rows)?;
+        let mut dlogits = room(dev, rows * CLASSES)?;
+        let mut losses = self.losses.slice_mut(self.rows_done..self.rows_done + rows);
+        let scale = 1.0 / batch as f32;
+        let args = (&logits, labels, &mut dlogits, &mut losses, rows as u32, CLASSES as u32, scale);
+        // SAFETY: `logits` and `dlogits` are rows x CLASSES, `labels` and `losses` have an element per row.
+        unsafe { dev.launch(&SOFTMAX_XENT, LaunchDims::cover(rows), args)? };
+        self.rows_done += rows;
+
+        let (xm, hm) = (Matrix::new(x, rows, PIXELS)?, Matrix::new(&h, rows, HIDDEN)?);
+        let dlm = Matrix::new(&dlogits, rows, CLASSES)?;
+        dev.gemm(1.0, hm.t(), dlm, 0.0, &mut self.grads.slice_mut(W2))?;
+        let args = (&dlogits, self.grads.slice_mut(B2), rows as u32, CLASSES as u32);
+        // SAFETY: `dlogits` is rows x CLASSES and the bias has an element per column.
+        unsafe { dev.launch(&COL_SUM, LaunchDims::cover(CLASSES), args)? };
+
+        let mut dh = room(dev, rows * HIDDEN)?;
+        let w2 = self.weights.slice(W2);
+        dev.gemm(1.0, dlm, Matrix::new(&w2, HIDDEN, CLASSES)?.t(), 0.0, &mut dh)?;
+        let n = rows * HIDDEN;
+        // SAFETY: both have `n` elements.
+        unsafe { dev.launch(&RELU_BACKWARD, LaunchDims::cover(n), (&mut dh, &h, n as u64))? };
+        dev.gemm(1.0, xm.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut self.grads.slice_mut(W1))?;
+        let args = (&dh, self.grads.slice_mut(B1), rows as u32, HIDDEN as u32);
+        // SAFETY: `dh` is rows x HIDDEN and the bias has an element per column.
+        unsafe { dev.launch(&COL_SUM, LaunchDims::cover(HIDDEN), args) }
+    }
+
+    /// The hidden layer and the logits.
+    fn forward(
+        &self,
+        dev: &Device,
+        x: &DeviceBuffer<f32>,
+        rows: usize,
+    ) -> Result<(DeviceBuffer<f32>, DeviceBuffer<f32>)> {
+        let (w1, w2) = (self.weights.slice(W1), self.weights.slice(W2));
+        let mut h = room(dev, rows * HIDDEN)?;
+        dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(&w1, PIXELS, HIDDEN)?, 0.0, &mut h)?;
+        let args = (&mut h, self.weights.slice(B1), rows as u32, HIDDEN as u32);
+        // SAFETY: `h` is rows x HIDDEN and the bias has an element per column.
+        unsafe { dev.launch(&BIAS_RELU, LaunchDims::cover(rows * HIDDEN), args)? };
+
+        let mut logits = room(dev, rows * CLASSES)?;
+        dev.gemm(1.0, Matrix::new(&h, rows, HIDDEN)?, Matrix::new(&w2, HIDDEN, CLASSES)?, 0.0, &mut logits)?;
+        let args = (&mut logits, self.weights.slice(B2), rows as u32, CLASSES as u32);
+        // SAFETY: `logits` is rows x CLASSES and the bias has an element per column.
+        unsafe { dev.launch(&BIAS_ADD, LaunchDims::cover(rows * CLASSES), args)? };
+        Ok((h, logits))
+    }
+
+    /// How many of this device's held-out images it names rightly. Waits.
+    pub fn correct(&self, dev: &Device) -> Result<usize> {
+        let (x, labels) = &self.held_out;
+        let rows = labels.len();
+        if rows == 0 {
+            return Ok(0);
+        }
+        let (_, logits) = self.forward(dev, x, rows)?;
+        let mut correct = dev.zeros::<u32>(rows)?;
+        let args = (&logits, labels, &mut correct, rows as u32, CLASSES as u32);
+        // SAFETY: `logits` is rows x CLASSES, `labels` and `correct` have an element per row.
+        unsafe { dev.launch(&COUNT_CORRECT, LaunchDims::cover(rows), args)? };
+        Ok(dev.download(&correct)?.iter().map(|&c| c as usize).sum())
+    }
+
+    /// The losses of the rows since the last call. Waits.
+    pub fn take_losses(&mut self, dev: &Device) -> Result<Vec<f32>> {
+        let rows = std::mem::take(&mut self.rows_done);
+        dev.download(&self.losses.slice(..rows))
+    }
+
+    /// The weights, on the host. Waits.
+    pub fn weights(&self, dev: &Device) -> Result<Vec<f32>> {
+        dev.download(&self.weights)
+    }
+}

@@ -1,0 +1,149 @@
+//! The loss curve as a picture, SVG or PNG.
+
+use crate::train::Outcome;
+use anyhow::{Result, anyhow, bail, ensure};
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::{FontStyle, register_font},
+};
+use std::{fs, path::Path};
+
+const SIZE: (u32, u32) = (1120, 640);
+const FAINT: RGBColor = RGBColor(158, 190, 224);
+const LOSS: RGBColor = RGBColor(23, 90, 164);
+const ACCURACY: RGBColor = RGBColor(208, 92, 20);
+const INK: RGBColor = RGBColor(45, 52, 60);
+
+/// Comes along, so that the picture does not depend on the fonts of the machine (see `examples/data/README.md`).
+static FONT: &[u8] = include_bytes!("../data/DejaVuSans-ascii.ttf");
+
+#[derive(Clone, Copy)]
+enum Format {
+    Svg,
+    Png,
+}
+
+fn format(path: &Path) -> Result<Format> {
+    match path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase).as_deref() {
+        Some("svg") => Ok(Format::Svg),
+        Some("png") => Ok(Format::Png),
+        _ => bail!("--plot {}: the name must end in .svg or .png", path.display()),
+    }
+}
+
+/// Whether the picture can be drawn there, asked before the training and not after it.
+pub fn check(path: &Path) -> Result<()> {
+    format(path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        let there = fs::metadata(folder).is_ok_and(|folder| folder.is_dir());
+        ensure!(there, "--plot {}: there is no folder {}", path.display(), folder.display());
+    }
+    Ok(())
+}
+
+/// Draws the loss of every step, smoothed too, and the accuracy after every epoch.
+pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
+    register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| anyhow!("the font is damaged"))?;
+    match format(path)? {
+        Format::Svg => {
+            let mut svg = String::new();
+            chart(SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), outcome)?;
+            fs::write(path, svg)?;
+        }
+        Format::Png => chart(BitMapBackend::new(path, SIZE).into_drawing_area(), outcome)?,
+    }
+    Ok(())
+}
+
+fn chart<B: DrawingBackend>(area: DrawingArea<B, Shift>, outcome: &Outcome) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let losses: Vec<(f64, f64)> = (1..).map(f64::from).zip(outcome.step_losses.iter().map(|l| l.max(1e-6))).collect();
+    let steps = losses.len() as f64;
+    let lowest = losses.iter().map(|p| p.1).fold(f64::MAX, f64::min);
+    let highest = losses.iter().map(|p| p.1).fold(f64::MIN, f64::max);
+    let epoch = steps / outcome.accuracies.len() as f64;
+    let accuracies: Vec<(f64, f64)> =
+        (1..).map(f64::from).zip(&outcome.accuracies).map(|(e, a)| (e * epoch, 100.0 * a)).collect();
+    let floor = accuracies.iter().map(|p| p.1).fold(100.0, f64::min);
+    let floor = (floor / 10.0).floor() * 10.0;
+
+    area.fill(&WHITE)?;
+    let text = |size: i32| ("sans-serif", size).into_font().color(&INK);
+    let devices = outcome.devices.len();
+    let title = format!(
+        "Digits, 64-128-10, on {devices} {}: held-out accuracy {:.1} %",
+        if devices == 1 { "device" } else { "devices" },
+        100.0 * outcome.accuracy()
+    );
+    let mut chart = ChartBuilder::on(&area)
+        .caption(title, text(24))
+        .margin(18)
+        .x_label_area_size(52)
+        .y_label_area_size(76)
+        .right_y_label_area_size(72)
+        .build_cartesian_2d(0.0..steps * 1.01, (lowest * 0.8..highest * 1.25).log_scale())?
+        .set_secondary_coord(0.0..steps * 1.01, floor..100.0 + (100.0 - floor) * 0.02);
+    chart
+        .configure_mesh()
+        .x_desc("step")
+        .y_desc("training loss (cross-entropy)")
+        .label_style(text(15))
+        .axis_desc_style(text(17))
+        .axis_style(INK.mix(0.6))
+        .bold_line_style(INK.mix(0.12))
+        .light_line_style(INK.mix(0.04))
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_labels(16)
+        .y_label_formatter(&|y| format!("{y}"))
+        .draw()?;
+    chart
+        .configure_secondary_axes()
+        .y_desc("held-out accuracy, %")
+        .label_style(text(15))
+        .axis_desc_style(text(17))
+        .axis_style(INK.mix(0.6))
+        .y_label_formatter(&|y| format!("{y:.0}"))
+        .draw()?;
+
+    let key = |x: i32, y: i32, style: ShapeStyle| PathElement::new([(x, y), (x + 24, y)], style);
+    chart
+        .draw_series(LineSeries::new(losses.iter().copied(), FAINT.stroke_width(1)))?
+        .label("loss of each step")
+        .legend(move |(x, y)| key(x, y, FAINT.stroke_width(2)));
+    chart
+        .draw_series(LineSeries::new(smoothed(&losses, epoch), LOSS.stroke_width(3)))?
+        .label("loss, smoothed")
+        .legend(move |(x, y)| key(x, y, LOSS.stroke_width(3)));
+    chart.draw_secondary_series(LineSeries::new(accuracies.iter().copied(), ACCURACY.stroke_width(2)))?;
+    chart
+        .draw_secondary_series(accuracies.iter().map(|&point| Circle::new(point, 4, ACCURACY.filled())))?
+        .label("held-out accuracy")
+        .legend(move |(x, y)| Circle::new((x + 12, y), 4, ACCURACY.filled()));
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::MiddleRight)
+        .margin(16)
+        .label_font(text(16))
+        .background_style(WHITE.mix(0.9))
+        .border_style(INK.mix(0.25))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+/// The mean over about an epoch around each step, geometric since the axis is logarithmic.
+fn smoothed(points: &[(f64, f64)], window: f64) -> Vec<(f64, f64)> {
+    let most = (window / 2.0) as usize;
+    let around = |i: usize| {
+        // As far ahead as back, so that the steep start is not lifted; at the end, only back.
+        let back = most.min(i);
+        let ahead = back.min(points.len() - 1 - i);
+        let near = &points[i - back..=i + ahead];
+        (points[i].0, (near.iter().map(|p| p.1.ln()).sum::<f64>() / near.len() as f64).exp())
+    };
+    (0..points.len()).map(around).collect()
+}

@@ -1,0 +1,81 @@
+//! The table of mutants against the source: each site of the code is in the table, each entry of the table is a site,
+//! and no ordering stronger than `Relaxed` goes without a name. Runs in both modes; no model in here.
+
+mod support;
+
+use std::{collections::BTreeSet, fs, path::Path};
+use support::TEETH;
+
+/// The code of `sync/` and `runtime/` (without tests and comments), white space squeezed out.
+fn code() -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    for floor in ["src/sync", "src/runtime"] {
+        let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(floor)) else { continue };
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if !name.ends_with(".rs") || ["shim.rs", "site.rs"].contains(&&*name) || name.ends_with("_tests.rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let text = text.split("#[cfg(all(test").next().unwrap();
+            let lines = text.lines().map(|line| line.split("//").next().unwrap());
+            files.push((name, lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect()));
+        }
+    }
+    assert!(files.len() >= 9, "the sources moved");
+    files
+}
+
+/// The names given to `function`, with what follows each name.
+fn names<'a>(code: &'a str, function: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    code.split(function).skip(1).filter_map(|rest| rest.strip_prefix('"')?.split_once('"'))
+}
+
+#[test]
+fn every_site_has_a_tooth_and_every_tooth_a_site() {
+    let mut sites = BTreeSet::new();
+    for (_, code) in code() {
+        for (site, rest) in names(&code, "ord(") {
+            if rest.starts_with(",AcqRel") {
+                // Each half must be needed; then so is the whole.
+                sites.insert(format!("{site}=acquire"));
+                sites.insert(format!("{site}=release"));
+            } else {
+                sites.insert(site.to_owned());
+            }
+        }
+        for function in ["fence_at(", "flag(", "tell("] {
+            sites.extend(names(&code, function).map(|(site, _)| site.to_owned()));
+        }
+    }
+    let teeth: BTreeSet<_> = TEETH.iter().flat_map(|t| t.mutants).map(|(mutant, _)| (*mutant).to_owned()).collect();
+    println!("{} sites", sites.len());
+    assert_eq!(sites.difference(&teeth).collect::<Vec<_>>(), Vec::<&String>::new(), "sites without a tooth");
+    assert_eq!(teeth.difference(&sites).collect::<Vec<_>>(), Vec::<&String>::new(), "teeth without a site");
+}
+
+#[test]
+fn every_test_file_is_in_the_table_under_its_name() {
+    let files: BTreeSet<_> = TEETH.iter().map(|t| t.file).collect();
+    for file in files {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("loom_tests/{file}.rs"));
+        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert!(text.contains(&format!("bite(\"{file}\")")), "{file}.rs does not run its mutants");
+    }
+}
+
+#[test]
+fn no_ordering_goes_without_a_name() {
+    for (file, mut code) in code() {
+        for function in ["ord(", "fence_at("] {
+            // What a site names is replaced by nothing; what remains must be weak.
+            while let Some(start) = code.find(&format!("{function}\"")) {
+                let end = start + code[start..].find(')').expect("a call ends");
+                code.replace_range(start..end, "");
+            }
+        }
+        for strong in ["Acquire", "Release", "AcqRel", "SeqCst"] {
+            assert!(!code.contains(strong), "{file}: {strong} without a site");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Running models, and showing that they have teeth.
+//!
+//! A model that passes says little until it is seen to fail. So for each ordering site of the code (`sync::site`) the
+//! table in [`teeth`] names a model that must die when that one site is weakened, and how.
+
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
+
+mod table;
+
+pub use table::TEETH;
+
+use std::{
+    io::Read,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How a mutant dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// loom saw two accesses to a cell that nothing orders.
+    Race,
+    /// Everybody waits.
+    Deadlock,
+    /// An assertion of the model or of the code.
+    Assertion,
+}
+
+/// One mutant: the site (as for `GPU_POOL_MUTANT`), and the test that must die of it.
+pub struct Tooth {
+    /// The test file.
+    pub file: &'static str,
+    /// The model in it.
+    pub model: &'static str,
+    /// The mutants, each on its own.
+    pub mutants: &'static [(&'static str, Death)],
+}
+
+/// Explores all executions of `model` within the preemption bound; fails when there was only one, because such a model
+/// has nothing concurrent in it that loom can see.
+#[cfg(loom)]
+pub fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_within(3, model);
+}
+
+/// As [`check`] with a bound of at most `preemptions`, for models of three threads that take minutes with three.
+/// `LOOM_MAX_PREEMPTIONS` above 3 lifts both bounds.
+#[cfg(loom)]
+pub fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    let bound = builder.preemption_bound.expect("run by `cargo loom`, which bounds preemptions");
+    if bound <= 3 {
+        builder.preemption_bound = Some(bound.min(preemptions));
+    }
+    // Either would end the exploration early and call it passed.
+    assert!(builder.max_permutations.is_none() && builder.max_duration.is_none(), "models run to their end");
+    let (counter, start) = (std::sync::Arc::new(AtomicUsize::new(0)), Instant::now());
+    let executions = counter.clone();
+    builder.check(move || {
+        executions.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    let executions = counter.load(Ordering::Relaxed);
+    let name = thread::current().name().unwrap_or("model").to_owned();
+    println!("{name}: {executions} executions in {:.2} s", start.elapsed().as_secs_f64());
+    assert!(executions > 1, "one execution: loom saw no concurrency in this model");
+}
+
+/// The guard against a run that looks like `cargo loom` but has lost the cfg: nothing would be tested, successfully.
+#[cfg(not(loom))]
+#[test]
+fn cfg_loom_was_not_lost() {
+    assert!(
+        std::env::var_os("GPU_POOL_LOOM").is_none(),
+        "`--cfg loom` did not arrive: is RUSTFLAGS set? It replaces the flags that `cargo loom` passes"
+    );
+}
+
+/// Runs each mutant of the table that belongs to `file` in a process of its own and demands that its model dies as
+/// the table says.
+pub fn bite(file: &str) {
+    let mut survivors = Vec::new();
+    let mut killed = 0;
+    for tooth in TEETH.iter().filter(|tooth| tooth.file == file) {
+        for &(mutant, expected) in tooth.mutants {
+            match run(tooth.model, mutant) {
+                Ok(death) if death == expected => killed += 1,
+                other => survivors.push(format!("{mutant} in {}: expected {expected:?}, got {other:?}", tooth.model)),
+            }
+        }
+    }
+    assert!(killed + survivors.len() > 0, "no mutants for {file}");
+    println!("{file}: {killed} mutants killed");
+    assert!(survivors.is_empty(), "survivors:\n{}", survivors.join("\n"));
+}
+
+fn run(model: &str, mutant: &str) -> Result<Death, String> {
+    let test = format!("models::{model}");
+    let mut child = Command::new(std::env::current_exe().expect("this test's own path"))
+        .args([&test, "--exact", "--nocapture", "--test-threads=1"])
+        .env("GPU_POOL_MUTANT", mutant)
+        .env_remove("RUST_BACKTRACE")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("this test starts again");
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let out = thread::spawn(move || text_of(&mut out));
+    let err = thread::spawn(move || text_of(&mut err));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        match child.try_wait().expect("the child can be waited for") {
+            Some(status) => break status,
+            None if Instant::now() > deadline => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err("ran for a minute".to_owned());
+            }
+            None => thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    let (out, err) = (out.join().unwrap(), err.join().unwrap());
+    assert!(out.contains("running 1 test"), "no test is called {test}");
+    if status.success() { Err("survived".to_owned()) } else { verdict(&err) }
+}
+
+fn text_of(from: &mut impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = from.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The death that the *first* panic message tells of; later ones may be its consequences. A model that ran out of
+/// branches, or a process that died without a word, proves nothing.
+fn verdict(err: &str) -> Result<Death, String> {
+    let panics = err.split("panicked at ").nth(1).ok_or_else(|| format!("no panic message: {err}"))?;
+    let mut lines = panics.lines().filter(|line| !line.trim().is_empty());
+    let (place, message) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    if message.contains("maximum number of branches") {
+        Err(format!("inconclusive: {message}"))
+    } else if message.contains("Causality violation") {
+        Ok(Death::Race)
+    } else if message.contains("deadlock;") {
+        Ok(Death::Deadlock)
+    } else if place.starts_with("loom_tests/") || place.starts_with("src/") {
+        Ok(Death::Assertion)
+    } else {
+        Err(format!("unexplained: {place} {message}"))
+    }
+}

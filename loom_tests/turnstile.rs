@@ -1,0 +1,42 @@
+//! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner did.
+
+mod support;
+
+#[cfg(loom)]
+mod models {
+    use super::support::{bite, check};
+    use gpu_pool::sync::{
+        Turnstile,
+        shim::{Arc, UnsafeCell, thread},
+    };
+
+    #[test]
+    fn start_against_withdraw() {
+        check(|| {
+            let state = Arc::new((Turnstile::new(), UnsafeCell::new(0), UnsafeCell::new(0)));
+            let device = thread::spawn({
+                let state = state.clone();
+                move || {
+                    state.1.with_mut(|mine| unsafe { *mine = 1 });
+                    let won = state.0.start();
+                    if !won {
+                        assert_eq!(state.2.with(|theirs| unsafe { *theirs }), 2);
+                    }
+                    won
+                }
+            });
+            state.2.with_mut(|mine| unsafe { *mine = 2 });
+            let withdrawn = state.0.withdraw();
+            if !withdrawn {
+                assert_eq!(state.1.with(|theirs| unsafe { *theirs }), 1);
+            }
+            assert!(device.join().unwrap() ^ withdrawn, "one of the two wins");
+            assert!(!state.0.is_queued());
+        });
+    }
+
+    #[test]
+    fn teeth() {
+        bite("turnstile");
+    }
+}

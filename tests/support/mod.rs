@@ -1,0 +1,251 @@
+//! What the behaviour tests share: each test on software GPUs and on real ones, kernels that take their time, and a
+//! guard against hangs.
+#![allow(dead_code)]
+
+use gpu_pool::{Builder, Error, GpuPool, Module, kernel};
+use std::{
+    fmt::Debug,
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Longer than any test here takes, also on a loaded machine; for telling a hang from a slow machine, nothing else.
+pub const PATIENCE: Duration = Duration::from_secs(100);
+
+/// The devices that a test runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct Gpus {
+    cuda: bool,
+    available: usize,
+}
+
+impl Gpus {
+    /// A pool in the making, of the first `count` devices.
+    pub fn builder(&self, count: usize) -> Builder {
+        let builder = GpuPool::builder().timeout(Duration::from_secs(60)).module(&MODULE);
+        match self.cuda {
+            true => builder.cuda().devices(&(0..count).collect::<Vec<_>>()),
+            false => builder.host(count),
+        }
+    }
+
+    /// A pool of the first `count` devices.
+    pub fn pool(&self, count: usize) -> GpuPool {
+        self.builder(count).build().unwrap()
+    }
+
+    /// As many devices as there are, up to `limit`.
+    pub fn up_to(&self, limit: usize) -> usize {
+        self.available.min(limit)
+    }
+
+    /// A pool whose devices are not peers: what crosses devices is staged through the host.
+    pub fn staged(&self, count: usize) -> GpuPool {
+        self.builder(count).without_peer_access().build().unwrap()
+    }
+
+    pub fn is_cuda(&self) -> bool {
+        self.cuda
+    }
+}
+
+/// Runs a test on software GPUs.
+pub fn on_host(_needed: usize, test: fn(Gpus)) {
+    guarded(move || test(Gpus { cuda: false, available: 64 }));
+}
+
+/// Runs a test on CUDA devices, if there are enough.
+pub fn on_cuda(needed: usize, test: fn(Gpus)) {
+    match cuda_devices() {
+        0 => println!("skipped: no CUDA device"),
+        n if n < needed => println!("skipped: needs {needed} CUDA devices"),
+        available => guarded(move || test(Gpus { cuda: true, available })),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> usize {
+    gpu_pool::driver::cuda::device_count().unwrap_or(0)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> usize {
+    0
+}
+
+/// Instantiates each test for both kinds of devices, as `host::name` and `cuda::name`:
+///
+/// ```ignore
+/// on_both! { 2: fn name(gpus) { gpus.pool(2); } }   // needs two devices
+/// ```
+#[macro_export]
+macro_rules! on_both {
+    ($($(#[$m:meta])* $needed:literal: fn $name:ident($gpus:ident) $body:block)+) => {
+        mod both {
+            #[allow(unused_imports)]
+            use super::*;
+            $($(#[$m])* pub fn $name($gpus: $crate::support::Gpus) $body)+
+        }
+        mod host { $(#[test] fn $name() { $crate::support::on_host($needed, super::both::$name) })+ }
+        mod cuda { $(#[test] fn $name() { $crate::support::on_cuda($needed, super::both::$name) })+ }
+    };
+}
+
+/// Runs `f` on a thread of its own and fails if it does not come to an end.
+pub fn guarded<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, ended) = channel();
+    let name = thread::current().name().unwrap_or("test").to_owned();
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        let result = f();
+        let _ = done.send(());
+        result
+    });
+    match ended.recv_timeout(PATIENCE) {
+        Err(RecvTimeoutError::Timeout) => panic!("hung: no end after {PATIENCE:?}"),
+        Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
+    }
+    thread.unwrap().join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Waits, with yields, until `done`; gives up with an error, so that a device closure can return it.
+pub fn until(what: &str, done: impl Fn() -> bool) -> Result<(), Error> {
+    let start = Instant::now();
+    while !done() {
+        if start.elapsed() > PATIENCE / 4 {
+            return Err(Error::custom(format!("waited in vain until {what}")));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The error of a scope that must fail.
+#[track_caller]
+pub fn failure<R: Debug>(result: Result<R, Error>) -> Error {
+    match result {
+        Ok(value) => panic!("this should have failed, but gave {value:?}"),
+        Err(error) => error,
+    }
+}
+
+/// Values that tell one another apart at every place.
+pub fn ramp(len: usize, seed: u32) -> Vec<u32> {
+    (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(seed)).collect()
+}
+
+/// Bytes that tell one another apart.
+pub fn bytes(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8) ^ ((i >> 8) as u8).wrapping_mul(31) ^ ((i >> 16) as u8).wrapping_mul(7) ^ seed).collect()
+}
+
+/// Device code for the kernels below.
+pub static MODULE: Module = Module::ptx(
+    r#"
+.version 7.5
+.target sm_75
+.address_size 64
+
+.visible .entry slow_add(.param .u64 x, .param .u64 n, .param .u32 add, .param .u32 micros)
+{
+    .reg .pred %p<3>;
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<10>;
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [n];
+    ld.param.u32 %r1, [add];
+    ld.param.u32 %r2, [micros];
+    cvta.to.global.u64 %rd3, %rd1;
+    mov.u64 %rd4, %globaltimer;
+    mul.wide.u32 %rd5, %r2, 1000;
+    add.u64 %rd5, %rd4, %rd5;
+WAIT:
+    mov.u64 %rd6, %globaltimer;
+    setp.lt.u64 %p1, %rd6, %rd5;
+    @%p1 bra WAIT;
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %ntid.x;
+    mov.u32 %r5, %tid.x;
+    mad.lo.s32 %r6, %r3, %r4, %r5;
+    cvt.u64.u32 %rd7, %r6;
+    setp.ge.u64 %p2, %rd7, %rd2;
+    @%p2 bra END;
+    shl.b64 %rd8, %rd7, 2;
+    add.u64 %rd9, %rd3, %rd8;
+    ld.global.u32 %r7, [%rd9];
+    add.u32 %r7, %r7, %r1;
+    st.global.u32 [%rd9], %r7;
+END:
+    ret;
+}
+
+.visible .entry slow_copy(.param .u64 src, .param .u64 dst, .param .u64 n, .param .u32 micros)
+{
+    .reg .pred %p<3>;
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<12>;
+    ld.param.u64 %rd1, [src];
+    ld.param.u64 %rd10, [dst];
+    ld.param.u64 %rd2, [n];
+    ld.param.u32 %r2, [micros];
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd11, %rd10;
+    mov.u64 %rd4, %globaltimer;
+    mul.wide.u32 %rd5, %r2, 1000;
+    add.u64 %rd5, %rd4, %rd5;
+WAIT:
+    mov.u64 %rd6, %globaltimer;
+    setp.lt.u64 %p1, %rd6, %rd5;
+    @%p1 bra WAIT;
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %ntid.x;
+    mov.u32 %r5, %tid.x;
+    mad.lo.s32 %r6, %r3, %r4, %r5;
+    cvt.u64.u32 %rd7, %r6;
+    setp.ge.u64 %p2, %rd7, %rd2;
+    @%p2 bra END;
+    shl.b64 %rd8, %rd7, 2;
+    add.u64 %rd9, %rd3, %rd8;
+    ld.global.u32 %r7, [%rd9];
+    add.u64 %rd9, %rd11, %rd8;
+    st.global.u32 [%rd9], %r7;
+END:
+    ret;
+}
+"#,
+);
+
+kernel! {
+    /// Waits, then adds `add` to `n` elements.
+    pub static SLOW_ADD: "slow_add" in MODULE, fn(x: &mut [u32], n: u64, add: u32, micros: u32) |_dims| {
+        std::thread::sleep(std::time::Duration::from_micros(micros.into()));
+        x[..n as usize].iter_mut().for_each(|x| *x = x.wrapping_add(add));
+    }
+    /// Waits, then copies `n` elements.
+    pub static SLOW_COPY: "slow_copy" in MODULE, fn(src: &[u32], dst: &mut [u32], n: u64, micros: u32) |_dims| {
+        std::thread::sleep(std::time::Duration::from_micros(micros.into()));
+        dst[..n as usize].copy_from_slice(&src[..n as usize]);
+    }
+}
+
+/// [`SLOW_ADD`] over all of `x`.
+pub fn slow_add<V>(dev: &gpu_pool::Device, x: &mut V, add: u32, micros: u32) -> Result<(), Error>
+where
+    V: gpu_pool::AsViewMut<Elem = u32>,
+{
+    let n = x.view().len();
+    // SAFETY: the kernel fits its signature and touches the first `n` elements.
+    unsafe { dev.launch(&SLOW_ADD, gpu_pool::LaunchDims::cover(n), (x.view_mut(), n as u64, add, micros)) }
+}
+
+/// [`SLOW_COPY`] of all of `src`.
+pub fn slow_copy<S, D>(dev: &gpu_pool::Device, src: &S, dst: &mut D, micros: u32) -> Result<(), Error>
+where
+    S: gpu_pool::AsView<Elem = u32>,
+    D: gpu_pool::AsViewMut<Elem = u32>,
+{
+    let n = src.view().len();
+    assert_eq!(n, dst.view().len());
+    // SAFETY: the kernel fits its signature and touches the first `n` elements of each.
+    unsafe { dev.launch(&SLOW_COPY, gpu_pool::LaunchDims::cover(n), (src.view(), dst.view_mut(), n as u64, micros)) }
+}

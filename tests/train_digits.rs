@@ -1,0 +1,235 @@
+//! The main job, run as a user runs it: `examples/train_digits` as a process of its own.
+//!
+//! Cargo builds examples with the tests, next to them.
+#![cfg(feature = "blas")]
+
+use flate2::{Compression, write::GzEncoder};
+use std::{
+    env, fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// The built example.
+fn example() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let profile = test.ancestors().nth(2).unwrap();
+    let program = profile.join("examples").join(format!("train_digits{}", env::consts::EXE_SUFFIX));
+    assert!(
+        program.is_file(),
+        "{} is not there: build it with `cargo build --example train_digits`",
+        program.display()
+    );
+    program
+}
+
+/// Runs it in an empty folder, with software GPUs, whatever the machine has.
+fn train(arguments: &[&str]) -> Output {
+    let mut command = Command::new(example());
+    for variable in ["GPU_POOL_BACKEND", "GPU_POOL_DEVICES", "GPU_POOL_TIMEOUT"] {
+        command.env_remove(variable);
+    }
+    command.args(["--backend", "host"]).args(arguments).current_dir(folder("cwd")).output().unwrap()
+}
+
+/// A folder of this test's own.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("train_digits").join(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a run that must succeed printed.
+fn succeeds(arguments: &[&str]) -> String {
+    let output = train(arguments);
+    assert!(output.status.success(), "{arguments:?} failed: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// A run that must fail, saying so in words, without a panic.
+fn fails(arguments: &[&str], words: &[&str]) {
+    let output = train(arguments);
+    let said = text(&output.stderr);
+    assert!(!output.status.success(), "{arguments:?} succeeded: {}", text(&output.stdout));
+    assert!(output.status.code().is_some_and(|code| code == 1 || code == 2), "{arguments:?}: {}", output.status);
+    for word in words {
+        assert!(said.contains(word), "{arguments:?}: `{word}` is not in: {said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// The word after `key` in the output.
+fn value<'a>(output: &'a str, key: &str) -> &'a str {
+    let (_, rest) = output.split_once(key).unwrap_or_else(|| panic!("`{key}` is not in: {output}"));
+    rest.split_whitespace().next().unwrap()
+}
+
+/// The whole promise on this many devices.
+fn learns_on(devices: &str) {
+    let output = succeeds(&["--devices", devices, "--check"]);
+    let accuracy: f64 = value(&output, "held-out accuracy ").parse().unwrap();
+    assert!(accuracy >= 0.97, "{output}");
+    assert!(output.contains(&format!("weights are bitwise equal on {devices} device")), "{output}");
+    assert!(output.contains("the same run gave the same bits again"), "{output}");
+    // The table has a line per device, and their rows are all rows of all epochs.
+    let rows = |line: &str| line.split(['│', '┆']).nth(3).and_then(|cell| cell.trim().parse::<usize>().ok());
+    let rows: Vec<usize> = output.lines().filter_map(rows).collect();
+    assert_eq!(rows.len().to_string(), devices, "{output}");
+    assert_eq!(rows.iter().sum::<usize>(), 60 * 1437, "{output}");
+}
+
+#[test]
+fn learns_on_one_device() {
+    learns_on("1");
+}
+
+#[test]
+fn learns_on_two_devices() {
+    learns_on("2");
+}
+
+#[test]
+fn learns_on_four_devices() {
+    learns_on("4");
+}
+
+#[test]
+fn learns_on_eight_devices() {
+    learns_on("8");
+}
+
+#[test]
+fn the_same_command_gives_the_same_bits() {
+    let hash = |arguments: &[&str]| value(&succeeds(arguments), "weights ").to_owned();
+    let arguments = ["--devices", "3", "--epochs", "2"];
+    assert_eq!(hash(&arguments), hash(&arguments));
+    assert_ne!(hash(&arguments), hash(&["--devices", "3", "--epochs", "3"]), "the hash says nothing");
+}
+
+/// Five rows are left for the last batch of eight devices: three of them have none.
+#[test]
+fn fewer_rows_than_devices_in_the_last_batch() {
+    let output = succeeds(&["--devices", "8", "--batch", "8", "--epochs", "1"]);
+    assert!(value(&output, "held-out accuracy ").parse::<f64>().unwrap() > 0.9, "{output}");
+    let whole = succeeds(&["--devices", "2", "--batch", "1000000", "--epochs", "1"]);
+    assert!(whole.contains("held-out accuracy"), "{whole}");
+}
+
+/// One step on 1, 3 and 8 devices is the same step, up to rounding: the gradients are weighted by rows.
+#[test]
+fn the_number_of_devices_does_not_change_the_result() {
+    let loss = |devices| value(&succeeds(&["--devices", devices, "--epochs", "2"]), "loss ").to_owned();
+    let one = loss("1");
+    assert_eq!([loss("3"), loss("8")], [one.clone(), one]);
+}
+
+#[test]
+fn a_check_that_fails_fails() {
+    fails(&["--devices", "2", "--epochs", "1", "--check"], &["accuracy", "below 0.97"]);
+}
+
+#[test]
+fn settings_that_cannot_be() {
+    fails(&["--devices", "0"], &["0 devices", "at least one"]);
+    fails(&["--devices", "-1"], &["--devices"]);
+    fails(&["--devices", "four"], &["four"]);
+    fails(&["--devices", "4", "--batch", "3"], &["4 devices are more than the 3 rows of a batch"]);
+    fails(&["--devices", "2000", "--batch", "3000"], &["2000 devices are more than the 1437 training rows"]);
+    fails(&["--devices", "65"], &["65", "1 to 64"]);
+    fails(&["--epochs", "0"], &["--epochs 0"]);
+    fails(&["--batch", "0"], &["--batch 0"]);
+    fails(&["--lr", "0"], &["learning rate"]);
+    fails(&["--lr", "nan"], &["learning rate"]);
+    fails(&["--lr", "1e30", "--epochs", "3"], &["diverged", "--lr"]);
+    fails(&["--backend", "tpu"], &["tpu"]);
+    fails(&["--plot", "loss.jpg"], &["loss.jpg", ".svg or .png"]);
+    fails(&["--plot", "no/such/folder/loss.svg"], &["no/such/folder"]);
+}
+
+/// `train` says `--backend host` first; of two, clap would complain, so this one goes by itself.
+#[test]
+fn a_gpu_that_is_not_there() {
+    let run = Command::new(example()).args(["--backend", "cuda", "--devices", "100"]).output().unwrap();
+    let said = text(&run.stderr);
+    assert!(!run.status.success() && said.contains("no device"), "{said}");
+}
+
+/// A data file with these bytes.
+fn data(name: &str, bytes: &[u8]) -> String {
+    let path = folder("data").join(name);
+    fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn gzip(text: &str) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(text.as_bytes()).unwrap();
+    gzip.finish().unwrap()
+}
+
+/// `count` images; the pixels are all `pixel`.
+fn images(count: usize, pixel: &str) -> String {
+    (0..count).map(|i| format!("{}{}\n", format!("{pixel},").repeat(64), i % 10)).collect()
+}
+
+#[test]
+fn data_of_ones_own_plain_and_gzipped() {
+    let csv = images(50, "3");
+    for path in [data("own.csv", csv.as_bytes()), data("own.csv.gz", &gzip(&csv))] {
+        let output = succeeds(&["--devices", "2", "--batch", "7", "--epochs", "2", "--data", &path]);
+        assert!(output.contains("40 training rows, 10 held out"), "{output}");
+    }
+}
+
+#[test]
+fn data_that_is_not_usable() {
+    let bad = |name: &str, bytes: &[u8], words: &[&str]| {
+        let path = data(name, bytes);
+        fails(&["--data", &path], &[&[name], words].concat());
+    };
+    fails(&["--data", "missing.csv.gz"], &["cannot read", "missing.csv.gz", "No such file"]);
+    fails(&["--data", "."], &["cannot read"]);
+    bad("empty.csv", b"", &["empty"]);
+    bad("empty.csv.gz", &gzip(""), &["no images"]);
+    bad("few.csv", images(3, "0").as_bytes(), &["3 images are too few"]);
+
+    let shipped = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/digits.csv.gz")).unwrap();
+    bad("truncated.csv.gz", &shipped[..shipped.len() / 2], &["truncated", "after line"]);
+    bad("no_trailer.csv.gz", &shipped[..shipped.len() - 3], &["truncated"]);
+    let mut damaged = shipped.clone();
+    damaged[30_000..30_016].fill(0x55);
+    bad("damaged.csv.gz", &damaged, &["damaged.csv.gz", "line"]);
+    bad("trailing.csv.gz", &[&shipped[..], b"more"].concat(), &["damaged"]);
+    bad("noise.csv", &[0xff, 0x00, 0x80, b'\n'], &["line 1", "65 columns"]);
+
+    let good = images(10, "0");
+    bad("columns.csv", format!("{good}1,2,3\n").as_bytes(), &["line 11", "65 columns, found 3"]);
+    bad("pixel.csv", format!("{good}{}", images(1, "17")).as_bytes(), &["line 11, column 1", "0 to 16", "17"]);
+    bad("negative.csv", images(10, "-1").as_bytes(), &["line 1, column 1", "-1"]);
+    bad("word.csv", images(10, "dark").as_bytes(), &["line 1, column 1", "dark"]);
+    bad("label.csv", good.replacen(",3\n", ",10\n", 1).as_bytes(), &["line 4, column 65", "0 to 9", "10"]);
+    bad("header.csv", format!("{}label\n{good}", "p,".repeat(64)).as_bytes(), &["line 1, column 1"]);
+}
+
+#[test]
+fn pictures() {
+    let folder = folder("pictures");
+    let draw = |name: &str| {
+        let path = folder.join(name);
+        let _ = fs::remove_file(&path);
+        succeeds(&["--devices", "2", "--epochs", "3", "--plot", path.to_str().unwrap()]);
+        fs::read(&path).unwrap()
+    };
+    let svg = text(&draw("loss.svg"));
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    for words in ["step", "training loss", "held-out accuracy", "on 2 devices"] {
+        assert!(svg.contains(words), "`{words}` is not in the picture");
+    }
+    let png = draw("loss.PNG");
+    assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.len() > 10_000, "{} bytes", png.len());
+}
