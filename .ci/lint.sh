@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Clippy has nothing to say, with any of the features; and under cfg(loom) nothing in src/ slips past sync/shim.rs
-# (clippy.toml's disallowed types: only in loom mode do the shim's own types differ from std's).
+# (the disallowed types of loom_tests/lint/clippy.toml: only in loom mode do the shim's own types differ from std's).
 source "$(dirname "$0")/env.sh"
 
 cargo clippy --all-targets -- -D warnings
 cargo clippy --all-targets --no-default-features -- -D warnings
 cargo clippy --all-targets --all-features -- -D warnings
-cargo loom-clippy
+cargo loom-lint

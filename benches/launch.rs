@@ -1,1 +1,287 @@
-fn main() {}
+//! A thread per GPU against a process per GPU: what single calls cost, microseconds each.
+//!
+//! The threads are the device threads of one pool, each running the loop inside one scope. The processes are copies of
+//! this program, one device and one pool each; they wait for a line on their standard input and answer with their time.
+//! All sides take turns in one run; a turn's sample is the slowest device's. Target: threads within 10 % of processes.
+//!
+//! * `<gpu or software>/<what>/<devices>`, where `what` is
+//!   * `launch`: `fill_u32` of 8 elements through `Device::launch`; `launch_raw`: the same through the driver waist
+//!   * `copy_4K`: 4 KB from page-locked memory
+//!   * `record_wait`: an event recorded on one stream and waited for by another
+//!   * `allocate_free`: 4 KB from the pool and back; there is also the driver's own `cuMemAllocAsync` and
+//!     `cuMemFreeAsync`, called by the same threads
+//!   * `launch_synchronise`: a launch, and the host waits for it
+//!
+//! `_raw` cases exist on GPUs only.
+
+mod support;
+
+use std::{
+    cell::RefCell,
+    env,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    ptr,
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::sys;
+use gpu_pool::{
+    Device, DeviceBuffer, GpuPool, LaunchDims, Module, PerDevice, PinnedBuffer, Result, Stream,
+    driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
+    kernel,
+};
+use support::{Bench, MICROSECONDS, Side, gpus};
+
+const PTX: &str = include_str!("../kernels/ptx/elementwise.ptx");
+const CUBINS: &[(u32, &[u8])] = &[
+    (80, include_bytes!("../kernels/ptx/elementwise.sm_80.cubin")),
+    (90, include_bytes!("../kernels/ptx/elementwise.sm_90.cubin")),
+];
+static MODULE: Module = Module::ptx(PTX).with_cubins(CUBINS);
+kernel! {
+    static FILL: "fill_u32" in MODULE, fn(x: &mut [u32], n: u64, value: u32) |_dims| {
+        x[..n as usize].fill(value);
+    }
+}
+const ELEMENTS: usize = 8;
+const COPIED: usize = 1024;
+const LONG: Duration = Duration::from_secs(60);
+const WHAT: [&str; 6] = ["launch", "launch_raw", "copy_4K", "record_wait", "allocate_free", "launch_synchronise"];
+
+/// What one device needs for all the loops.
+struct State {
+    filled: DeviceBuffer<u32>,
+    source: PinnedBuffer<u32>,
+    target: DeviceBuffer<u32>,
+    other: Stream,
+    raw: Option<Raw>,
+}
+
+/// The same device, opened anew at the waist; its context is the one that the pool uses.
+struct Raw {
+    gpu: DriverRef,
+    stream: RawStream,
+    fill: RawFunction,
+    address: u64,
+}
+
+impl State {
+    fn new(dev: &Device) -> Result<Self> {
+        let mut source = dev.pinned(COPIED)?;
+        source.as_mut_slice()?.copy_from_slice(&gpus::noise(COPIED, 1));
+        let is_gpu = dev.info().compute_capability.0 > 0;
+        Ok(State {
+            filled: dev.zeros(ELEMENTS)?,
+            source,
+            target: dev.zeros(COPIED)?,
+            other: dev.stream()?,
+            raw: is_gpu.then(|| Raw::new(dev.info().ordinal)),
+        })
+    }
+}
+
+impl Raw {
+    fn new(ordinal: usize) -> Self {
+        let gpu = driver::cuda::open(ordinal).expect("it is open already");
+        let image = ModuleImage { ptx: Some(PTX), cubins: CUBINS, source: None };
+        let module = gpu.module_load(&image).expect("the crate's own kernels");
+        let fill = gpu.function(module, "fill_u32").expect("it is there");
+        let stream = gpu.stream_create(0).expect("a stream");
+        let address = gpu.mem_alloc(4 * ELEMENTS).expect("32 bytes");
+        Raw { gpu, stream, fill, address }
+    }
+
+    fn launch(&self, value: u32) {
+        let args = [
+            KernelArg::Slice { address: self.address, bytes: 4 * ELEMENTS, write: true },
+            KernelArg::Value(ValueBytes::new(&(ELEMENTS as u64).to_ne_bytes())),
+            KernelArg::Value(ValueBytes::new(&value.to_ne_bytes())),
+        ];
+        let dims = LaunchDims::cover(ELEMENTS);
+        let launch = Launch { name: "fill_u32", function: self.fill, host: None, dims, args: &args };
+        // SAFETY: the arguments are those of the kernel; the memory is never given back.
+        unsafe { self.gpu.launch(&launch, self.stream) }.expect("a launch");
+    }
+
+    fn allocate_free(&self) {
+        let (mut address, stream) = (0, ptr::with_exposed_provenance_mut(self.stream.0 as usize));
+        // SAFETY: the context is current on a device thread; the stream is live; the memory is freed once, unused.
+        let results =
+            unsafe { [sys::cuMemAllocAsync(&mut address, 4 * COPIED, stream), sys::cuMemFreeAsync(address, stream)] };
+        assert_eq!(results, [sys::CUresult::CUDA_SUCCESS; 2]);
+    }
+
+    fn wait(&self) {
+        assert!(self.gpu.stream_wait_idle(self.stream, LONG).expect("the stream is healthy"), "a kernel is stuck");
+    }
+}
+
+/// Microseconds per call of `what`, `rounds` times.
+fn time(dev: &Device, state: &mut State, what: &str, rounds: usize) -> Result<f64> {
+    let State { filled, source, target, other, raw } = state;
+    let dims = LaunchDims::cover(ELEMENTS);
+    let value = rounds as u32;
+    let raw = || raw.as_ref().expect("only asked of GPUs");
+    let fill = |filled: &mut DeviceBuffer<u32>, value| {
+        // SAFETY: the kernel writes the elements of `filled` and nothing else.
+        unsafe { dev.launch(&FILL, dims, (filled, ELEMENTS as u64, value)) }
+    };
+    let mut once = || match what {
+        "launch" => fill(filled, value),
+        "launch_raw" => {
+            raw().launch(value);
+            Ok(())
+        }
+        "copy_4K" => dev.upload_pinned_into(source, target),
+        "record_wait" => dev.on(other).wait(&dev.record()?),
+        // SAFETY: nobody reads it.
+        "allocate_free" => unsafe { dev.uninit::<u32>(COPIED) }.map(drop),
+        "allocate_free_raw" => {
+            raw().allocate_free();
+            Ok(())
+        }
+        "launch_synchronise" => fill(filled, value).and_then(|()| dev.synchronize()),
+        _ => panic!("{what}?"),
+    };
+    for _ in 0..rounds / 10 + 1 {
+        once()?;
+    }
+    dev.synchronize()?;
+    let clock = Instant::now();
+    for _ in 0..rounds {
+        once()?;
+    }
+    let micros = clock.elapsed().as_secs_f64() * 1e6 / rounds as f64;
+    dev.on(other).synchronize()?;
+    dev.synchronize()?;
+    match what {
+        "launch" | "launch_synchronise" => assert_eq!(dev.download(filled)?, [value; ELEMENTS]),
+        "copy_4K" => assert_eq!(dev.download(target)?, source.as_slice()?),
+        "launch_raw" | "allocate_free_raw" => raw().wait(),
+        _ => {}
+    }
+    Ok(micros)
+}
+
+/// Calls per turn: some milliseconds' worth, less than what a launch queue holds.
+fn rounds(bench: &Bench, what: &str) -> usize {
+    bench.size(if what == "allocate_free" { 5000 } else { 500 }, 50)
+}
+
+/// A pool with what its threads need.
+struct Threads {
+    pool: GpuPool,
+    states: PerDevice<State>,
+}
+
+impl Threads {
+    fn new(pool: GpuPool) -> Self {
+        let states = pool.per_device(|dev, _| State::new(dev)).expect("streams and little memory");
+        Threads { pool, states }
+    }
+
+    /// The slowest of the first `devices`, which start together.
+    fn time(&self, devices: usize, what: &str, rounds: usize) -> f64 {
+        let start = Barrier::new(devices);
+        let all: Vec<usize> = (0..devices).collect();
+        let times = self.pool.run_on(&all, |dev, _| {
+            start.wait();
+            time(dev, &mut *self.states.borrow_mut(dev)?, what, rounds)
+        });
+        times.expect("every call succeeds").into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// This program again, with one device.
+struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(software: bool, device: usize) -> Self {
+        let backend = if software { "host:8" } else { "cuda" };
+        let mut child = Command::new(env::current_exe().expect("this program has a path"))
+            .arg("--child")
+            .env("GPU_POOL_BACKEND", backend)
+            .env("GPU_POOL_DEVICES", device.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program runs");
+        let orders = child.stdin.take().expect("piped");
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        Process { child, orders, answers }
+    }
+
+    fn order(&mut self, what: &str, rounds: usize) {
+        writeln!(self.orders, "{what} {rounds}").expect("the child lives");
+    }
+
+    fn answer(&mut self) -> f64 {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("the child answers");
+        line.trim().parse().expect("a number of microseconds; a child's panic is printed above")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The processes' side of a turn: the slowest of the first `devices`.
+fn time_processes(all: &mut [Process], what: &str, rounds: usize) -> f64 {
+    all.iter_mut().for_each(|process| process.order(what, rounds));
+    all.iter_mut().map(Process::answer).fold(0.0, f64::max)
+}
+
+fn child() {
+    let threads = Threads::new(GpuPool::builder().module(&MODULE).build().expect("the device can be opened"));
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the parent lives");
+        let (what, rounds) = line.split_once(' ').expect("`what rounds`");
+        println!("{}", threads.time(1, what, rounds.parse().expect("a number")));
+    }
+}
+
+fn main() {
+    if env::args().nth(1).as_deref() == Some("--child") {
+        return child();
+    }
+    let mut bench = Bench::new("launch");
+    let hardware = gpus::count();
+    let software = hardware == 0;
+    let case = if software { "software" } else { "gpu" };
+    let most = if software { 2 } else { hardware.min(8) };
+    // The children open their devices while this process does.
+    let processes: RefCell<Vec<Process>> = RefCell::new((0..most).map(|i| Process::start(software, i)).collect());
+    let builder = GpuPool::builder().module(&MODULE);
+    let builder = match software {
+        true => builder.host(most),
+        false => builder.cuda().devices(&(0..most).collect::<Vec<_>>()),
+    };
+    let threads = Threads::new(builder.build().expect("the devices can be opened"));
+    for what in WHAT {
+        if software && what.ends_with("_raw") {
+            continue;
+        }
+        let rounds = rounds(&bench, what);
+        for devices in [1, 2, 8].into_iter().filter(|&n| n <= most) {
+            let mut peers =
+                vec![Side::new("processes", || time_processes(&mut processes.borrow_mut()[..devices], what, rounds))];
+            if what == "allocate_free" && !software {
+                let raw = || threads.time(devices, "allocate_free_raw", 200);
+                peers.push(Side::new("cuMemAllocAsync, threads", raw));
+            }
+            let ours = Side::new("threads", || threads.time(devices, what, rounds));
+            bench.compare(&format!("{case}/{what}/{devices}"), MICROSECONDS, ours, peers);
+        }
+    }
+    bench.finish();
+}

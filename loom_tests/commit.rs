@@ -4,10 +4,10 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         CommitWord,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     fn carried_through(word: &CommitWord) -> u64 {
@@ -18,20 +18,20 @@ mod models {
     #[test]
     fn members_agree_where_the_abort_fell() {
         check(|| {
-            let state = Arc::new((CommitWord::new(), UnsafeCell::new(0)));
+            let state = Arc::new((CommitWord::new(), Watched::new(0)));
             let members: Vec<_> = (0..2)
                 .map(|_| {
                     let state = state.clone();
                     thread::spawn(move || {
                         let reached = carried_through(&state.0);
                         if reached < 2 {
-                            assert_eq!(state.1.with(|cause| unsafe { *cause }), 7);
+                            assert_eq!(state.1.get(), 7);
                         }
                         reached
                     })
                 })
                 .collect();
-            state.1.with_mut(|cause| unsafe { *cause = 7 });
+            state.1.set(7);
             assert!(state.0.abort());
             let reached: Vec<_> = members.into_iter().map(|m| m.join().unwrap()).collect();
             assert_eq!(reached, [state.0.committed(); 2]);
@@ -42,16 +42,16 @@ mod models {
     #[test]
     fn a_look_at_the_abort_shows_its_cause() {
         check(|| {
-            let state = Arc::new((CommitWord::new(), UnsafeCell::new(0)));
+            let state = Arc::new((CommitWord::new(), Watched::new(0)));
             let looking = thread::spawn({
                 let state = state.clone();
                 move || {
                     if state.0.is_aborted() {
-                        assert_eq!(state.1.with(|cause| unsafe { *cause }), 7);
+                        assert_eq!(state.1.get(), 7);
                     }
                 }
             });
-            state.1.with_mut(|cause| unsafe { *cause = 7 });
+            state.1.set(7);
             state.0.abort();
             looking.join().unwrap();
         });
@@ -61,16 +61,16 @@ mod models {
     #[test]
     fn a_commit_shows_what_came_before() {
         check(|| {
-            let state = Arc::new((CommitWord::new(), UnsafeCell::new(0)));
+            let state = Arc::new((CommitWord::new(), Watched::new(0)));
             let committing = thread::spawn({
                 let state = state.clone();
                 move || {
-                    state.1.with_mut(|prepared| unsafe { *prepared = 3 });
+                    state.1.set(3);
                     assert!(state.0.commit(1));
                 }
             });
             if state.0.committed() == 1 {
-                assert_eq!(state.1.with(|prepared| unsafe { *prepared }), 3);
+                assert_eq!(state.1.get(), 3);
             }
             committing.join().unwrap();
         });

@@ -5,13 +5,13 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::{
         Error,
         model::gang::Gang,
         sync::{
             EventCount,
-            shim::{Arc, UnsafeCell, thread},
+            shim::{Arc, thread},
         },
     };
 
@@ -85,15 +85,15 @@ mod models {
     #[test]
     fn recovery_waits_for_every_member() {
         check(|| {
-            let state = Arc::new((gang(2), [UnsafeCell::new(0), UnsafeCell::new(0)]));
+            let state = Arc::new((gang(2), [Watched::new(0), Watched::new(0)]));
             state.0.poison(0, failure(0));
-            let member = |state: &(Arc<Gang>, [UnsafeCell<u8>; 2]), rank: usize| {
-                state.1[rank].with_mut(|in_flight| unsafe { *in_flight = 1 });
+            let member = |state: &(Arc<Gang>, [Watched<u8>; 2]), rank: usize| {
+                state.1[rank].set(1);
                 state.0.leave(rank);
                 state.0.drained();
                 state.0.recover();
                 // Both members' memory is quiet now.
-                assert_eq!(state.1.iter().map(|m| m.with(|m| unsafe { *m })).sum::<u8>(), 2);
+                assert_eq!(state.1.iter().map(|m| m.get()).sum::<u8>(), 2);
             };
             let other = thread::spawn({
                 let state = state.clone();

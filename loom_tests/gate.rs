@@ -4,37 +4,37 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         Gate,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     /// Two submitters against a shutdown. What is behind the gate is touched under a pass, and torn down after the drain.
     #[test]
     fn shutdown_against_submission() {
         check(|| {
-            let state = Arc::new((Gate::new(), [UnsafeCell::new(0), UnsafeCell::new(0)], UnsafeCell::new(0)));
+            let state = Arc::new((Gate::new(), [Watched::new(0), Watched::new(0)], Watched::new(0)));
             let submitters: Vec<_> = (0..2)
                 .map(|i| {
                     let state = state.clone();
                     thread::spawn(move || match state.0.enter() {
                         Some(pass) => {
-                            state.1[i].with_mut(|work| unsafe { *work += 1 });
+                            state.1[i].set(state.1[i].get() + 1);
                             drop(pass);
                             1
                         }
                         None => {
-                            assert_eq!(state.2.with(|why| unsafe { *why }), 9, "who is refused can know why");
+                            assert_eq!(state.2.get(), 9, "who is refused can know why");
                             0
                         }
                     })
                 })
                 .collect();
-            state.2.with_mut(|why| unsafe { *why = 9 });
+            state.2.set(9);
             assert!(state.0.close());
             assert!(state.0.wait_drained(None));
-            let done: usize = state.1.iter().map(|work| work.with_mut(|work| unsafe { *work })).sum();
+            let done: usize = state.1.iter().map(|work| work.get()).sum();
             let entered: usize = submitters.into_iter().map(|s| s.join().unwrap()).sum();
             assert_eq!(done, entered);
         });
@@ -43,16 +43,16 @@ mod models {
     #[test]
     fn a_look_at_the_closed_gate_shows_why() {
         check(|| {
-            let state = Arc::new((Gate::new(), UnsafeCell::new(0)));
+            let state = Arc::new((Gate::new(), Watched::new(0)));
             let looking = thread::spawn({
                 let state = state.clone();
                 move || {
                     if state.0.is_closed() {
-                        assert_eq!(state.1.with(|why| unsafe { *why }), 9);
+                        assert_eq!(state.1.get(), 9);
                     }
                 }
             });
-            state.1.with_mut(|why| unsafe { *why = 9 });
+            state.1.set(9);
             state.0.close();
             looking.join().unwrap();
         });

@@ -6,43 +6,26 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::{
         model::job::{Ticket, Waiting},
         sync::{
             EventCount,
-            shim::{Arc, UnsafeCell, thread},
+            shim::{Arc, thread},
         },
     };
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
     /// What the bodies borrow. In a std `Arc`, so that the memory outlives the mutants.
-    #[derive(Default)]
     struct Frame {
-        borrowed: Cell,
-        results: [Cell; 2],
+        borrowed: Watched<usize>,
+        results: [Watched<usize>; 2],
     }
 
-    struct Cell(UnsafeCell<usize>);
-
-    impl Default for Cell {
-        fn default() -> Self {
-            Cell(UnsafeCell::new(0))
-        }
-    }
-
-    // SAFETY: loom checks each access.
-    unsafe impl Sync for Cell {}
-    // SAFETY: as above.
-    unsafe impl Send for Cell {}
-
-    impl Cell {
-        fn get(&self) -> usize {
-            self.0.with(|c| unsafe { *c })
-        }
-
-        fn set(&self, value: usize) {
-            self.0.with_mut(|c| unsafe { *c = value });
+    impl Frame {
+        fn new() -> std::sync::Arc<Self> {
+            let cell = || Watched::new(0);
+            std::sync::Arc::new(Frame { borrowed: cell(), results: [cell(), cell()] })
         }
     }
 
@@ -52,7 +35,7 @@ mod models {
 
     /// Also when the caller unwinds in the middle of the scope: `Waiting` is dropped then, and waits.
     fn scope(unwinds: bool) {
-        let frame = std::sync::Arc::new(Frame::default());
+        let frame = Frame::new();
         frame.borrowed.set(5);
         let mut devices = Vec::new();
         let inside = catch_unwind(AssertUnwindSafe(|| {
@@ -86,7 +69,7 @@ mod models {
     #[test]
     fn a_withdrawn_entry_never_touches_the_body() {
         check(|| {
-            let frame = std::sync::Arc::new(Frame::default());
+            let frame = Frame::new();
             let body = {
                 // A clone: the body's own memory outlives the scope, so that a mutant's late call is an error, not a crash.
                 let frame = frame.clone();

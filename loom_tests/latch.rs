@@ -5,10 +5,10 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         CountLatch, EventCount,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     #[test]
@@ -17,13 +17,13 @@ mod models {
             // A std `Arc`, invisible to loom: it keeps the memory of the "frame" for a mutant's late touch.
             let frame = std::sync::Arc::new((
                 CountLatch::new(2, Arc::new(EventCount::new())),
-                [UnsafeCell::new(0), UnsafeCell::new(0)],
+                [Watched::new(0), Watched::new(0)],
             ));
             let setters: Vec<_> = (0..2)
                 .map(|i| {
                     let frame = frame.clone();
                     thread::spawn(move || {
-                        frame.1[i].with_mut(|r| unsafe { *r = i + 1 });
+                        frame.1[i].set(i + 1);
                         // SAFETY: one of two calls; the memory outlives both.
                         unsafe { CountLatch::set(&frame.0) };
                     })
@@ -33,7 +33,7 @@ mod models {
             assert!(frame.0.is_set() && frame.0.remaining() == 0);
             frame.0.bury();
             for (i, result) in frame.1.iter().enumerate() {
-                assert_eq!(result.with_mut(|r| unsafe { *r }), i + 1);
+                assert_eq!(result.get(), i + 1);
             }
             setters.into_iter().for_each(|s| s.join().unwrap());
         });

@@ -5,16 +5,16 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         EventCount, ring,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     #[test]
     fn data_follows_its_descriptor_there_and_back() {
         check(|| {
-            let memory = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
+            let memory = Arc::new([Watched::new(0), Watched::new(0)]);
             let (full_event, free_event) = (Arc::new(EventCount::new()), Arc::new(EventCount::new()));
             let (mut full_in, mut full_out) = ring::channel::<usize>(1);
             let (mut free_in, mut free_out) = ring::channel::<usize>(1);
@@ -24,21 +24,19 @@ mod models {
                     for round in 1..=2 {
                         let piece = full_event.wait_until(None, || full_out.pop()).unwrap();
                         // Reads, and leaves something for the owner.
-                        memory[piece].with_mut(|m| unsafe {
-                            assert_eq!(*m, round);
-                            *m = 10 * round;
-                        });
+                        assert_eq!(memory[piece].get(), round);
+                        memory[piece].set(10 * round);
                         free_in.push(piece).unwrap();
                         free_event.notify();
                     }
                 }
             });
             for round in 1..=2 {
-                memory[0].with_mut(|m| unsafe { *m = round });
+                memory[0].set(round);
                 full_in.push(0).unwrap();
                 full_event.notify();
                 let piece = free_event.wait_until(None, || free_out.pop()).unwrap();
-                assert_eq!(memory[piece].with(|m| unsafe { *m }), 10 * round);
+                assert_eq!(memory[piece].get(), 10 * round);
             }
             neighbour.join().unwrap();
         });

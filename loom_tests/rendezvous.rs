@@ -4,30 +4,30 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check, check_within};
+    use super::support::{Watched, bite, check, check_within};
     use gpu_pool::sync::{
         Broken, Rendezvous,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     /// What parties write before they meet and read afterwards.
     struct Table {
         rendezvous: Rendezvous,
-        notes: [UnsafeCell<usize>; 3],
+        notes: [Watched<usize>; 3],
     }
 
     impl Table {
         fn new(parties: usize) -> Arc<Self> {
-            let notes = [UnsafeCell::new(0), UnsafeCell::new(0), UnsafeCell::new(0)];
+            let notes = [Watched::new(0), Watched::new(0), Watched::new(0)];
             Arc::new(Table { rendezvous: Rendezvous::new(parties), notes })
         }
 
         fn write(&self, i: usize, value: usize) {
-            self.notes[i].with_mut(|n| unsafe { *n = value });
+            self.notes[i].set(value);
         }
 
         fn read(&self, i: usize) -> usize {
-            self.notes[i].with(|n| unsafe { *n })
+            self.notes[i].get()
         }
 
         fn spawn<R: 'static>(this: &Arc<Self>, party: impl FnOnce(&Self) -> R + 'static) -> thread::JoinHandle<R> {

@@ -4,10 +4,10 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         ring::{channel, channel_from},
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -87,16 +87,16 @@ mod models {
     fn the_consumer_leaves() {
         check(|| {
             let (producer, consumer) = channel::<u8>(1);
-            let result = Arc::new(UnsafeCell::new(0));
+            let result = Arc::new(Watched::new(0));
             let consuming = thread::spawn({
                 let result = result.clone();
                 move || {
-                    result.with_mut(|r| unsafe { *r = 1 });
+                    result.set(1);
                     drop(consumer);
                 }
             });
             if producer.is_abandoned() {
-                assert_eq!(result.with(|r| unsafe { *r }), 1);
+                assert_eq!(result.get(), 1);
             }
             consuming.join().unwrap();
         });

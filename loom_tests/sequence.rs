@@ -4,24 +4,24 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         Flag, Sequence,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     /// One thread writes and calls `publish`; if `seen` then says so, the other may read.
     fn publication<S: Default + 'static>(publish: fn(&S), seen: fn(&S) -> bool) {
-        let state = Arc::new((S::default(), UnsafeCell::new(0)));
+        let state = Arc::new((S::default(), Watched::new(0)));
         let publishing = thread::spawn({
             let state = state.clone();
             move || {
-                state.1.with_mut(|data| unsafe { *data = 1 });
+                state.1.set(1);
                 publish(&state.0);
             }
         });
         if seen(&state.0) {
-            assert_eq!(state.1.with(|data| unsafe { *data }), 1);
+            assert_eq!(state.1.get(), 1);
         }
         publishing.join().unwrap();
     }
@@ -45,12 +45,12 @@ mod models {
     #[test]
     fn fetch_advance() {
         check(|| {
-            let state = Arc::new((Sequence::new(), [UnsafeCell::new(0), UnsafeCell::new(0)]));
-            let draw = |state: &(Sequence, [UnsafeCell<u64>; 2]), me: usize| {
-                state.1[me].with_mut(|data| unsafe { *data = 1 });
+            let state = Arc::new((Sequence::new(), [Watched::new(0), Watched::new(0)]));
+            let draw = |state: &(Sequence, [Watched<u64>; 2]), me: usize| {
+                state.1[me].set(1);
                 let number = state.0.fetch_advance();
                 if number == 2 {
-                    assert_eq!(state.1[1 - me].with(|data| unsafe { *data }), 1);
+                    assert_eq!(state.1[1 - me].get(), 1);
                 }
                 number
             };

@@ -4,31 +4,31 @@ mod support;
 
 #[cfg(loom)]
 mod models {
-    use super::support::{bite, check};
+    use super::support::{Watched, bite, check};
     use gpu_pool::sync::{
         Turnstile,
-        shim::{Arc, UnsafeCell, thread},
+        shim::{Arc, thread},
     };
 
     #[test]
     fn start_against_withdraw() {
         check(|| {
-            let state = Arc::new((Turnstile::new(), UnsafeCell::new(0), UnsafeCell::new(0)));
+            let state = Arc::new((Turnstile::new(), Watched::new(0), Watched::new(0)));
             let device = thread::spawn({
                 let state = state.clone();
                 move || {
-                    state.1.with_mut(|mine| unsafe { *mine = 1 });
+                    state.1.set(1);
                     let won = state.0.start();
                     if !won {
-                        assert_eq!(state.2.with(|theirs| unsafe { *theirs }), 2);
+                        assert_eq!(state.2.get(), 2);
                     }
                     won
                 }
             });
-            state.2.with_mut(|mine| unsafe { *mine = 2 });
+            state.2.set(2);
             let withdrawn = state.0.withdraw();
             if !withdrawn {
-                assert_eq!(state.1.with(|theirs| unsafe { *theirs }), 1);
+                assert_eq!(state.1.get(), 1);
             }
             assert!(device.join().unwrap() ^ withdrawn, "one of the two wins");
             assert!(!state.0.is_queued());

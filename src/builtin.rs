@@ -34,6 +34,17 @@ mod sealed {
     pub trait Sealed {}
 }
 
+/// `(x, n, a)`
+type Scale<T, A> = Kernel<(&'static mut [T], u64, A)>;
+/// `(x, y, n, a)`
+type Axpy<T, A> = Kernel<(&'static [T], &'static mut [T], u64, A)>;
+/// `(x, y, n)`, from one type to another
+type Map<A, B> = Kernel<(&'static [A], &'static mut [B], u64)>;
+/// `(partial, out, count)`
+type SumFinal<T, A> = Kernel<(&'static [A], &'static mut [T], u32)>;
+/// `(x, y, partial, n)`
+type DotPartial<T, A> = Kernel<(&'static [T], &'static [T], &'static mut [A], u64)>;
+
 /// The element types that the crate's own operations know: `f32`, `f64`, `f16`, `bf16`. Sealed, since the kernels are in
 /// the crate. Half types are computed in `f32`.
 #[diagnostic::on_unimplemented(
@@ -44,15 +55,15 @@ pub trait Float: DeviceCopy + sealed::Sealed {
     /// The type of factors, and of sums in flight: `f64` for `f64`, else `f32`.
     type Acc: DeviceCopy + crate::Scalar;
     #[doc(hidden)]
-    const SCALE: &'static Kernel<(&'static mut [Self], u64, Self::Acc)>;
+    const SCALE: &'static Scale<Self, Self::Acc>;
     #[doc(hidden)]
-    const AXPY: &'static Kernel<(&'static [Self], &'static mut [Self], u64, Self::Acc)>;
+    const AXPY: &'static Axpy<Self, Self::Acc>;
     #[doc(hidden)]
-    const SUM_PARTIAL: &'static Kernel<(&'static [Self], &'static mut [Self::Acc], u64)>;
+    const SUM_PARTIAL: &'static Map<Self, Self::Acc>;
     #[doc(hidden)]
-    const DOT_PARTIAL: &'static Kernel<(&'static [Self], &'static [Self], &'static mut [Self::Acc], u64)>;
+    const DOT_PARTIAL: &'static DotPartial<Self, Self::Acc>;
     #[doc(hidden)]
-    const SUM_FINAL: &'static Kernel<(&'static [Self::Acc], &'static mut [Self], u32)>;
+    const SUM_FINAL: &'static SumFinal<Self, Self::Acc>;
 }
 
 macro_rules! float {
@@ -83,11 +94,11 @@ macro_rules! float {
         impl sealed::Sealed for $T {}
         impl Float for $T {
             type Acc = $Acc;
-            const SCALE: &'static Kernel<(&'static mut [Self], u64, $Acc)> = &$scale;
-            const AXPY: &'static Kernel<(&'static [Self], &'static mut [Self], u64, $Acc)> = &$axpy;
-            const SUM_PARTIAL: &'static Kernel<(&'static [Self], &'static mut [$Acc], u64)> = &$sum;
-            const DOT_PARTIAL: &'static Kernel<(&'static [Self], &'static [Self], &'static mut [$Acc], u64)> = &$dot;
-            const SUM_FINAL: &'static Kernel<(&'static [$Acc], &'static mut [Self], u32)> = &$fin;
+            const SCALE: &'static Scale<Self, $Acc> = &$scale;
+            const AXPY: &'static Axpy<Self, $Acc> = &$axpy;
+            const SUM_PARTIAL: &'static Map<Self, $Acc> = &$sum;
+            const DOT_PARTIAL: &'static DotPartial<Self, $Acc> = &$dot;
+            const SUM_FINAL: &'static SumFinal<Self, $Acc> = &$fin;
         }
     };
 }
@@ -136,7 +147,7 @@ fill! { FILL_U16 "fill_u16" u16, FILL_U64 "fill_u64" u64 }
 /// `A` as the driver's cast kernels know it.
 pub trait CastTo<B: DeviceCopy>: Float {
     #[doc(hidden)]
-    const CAST: &'static Kernel<(&'static [Self], &'static mut [B], u64)>;
+    const CAST: &'static Map<Self, B>;
 }
 
 macro_rules! cast {
@@ -148,7 +159,7 @@ macro_rules! cast {
             }
         }
         impl CastTo<$B> for $A {
-            const CAST: &'static Kernel<(&'static [Self], &'static mut [$B], u64)> = &$name;
+            const CAST: &'static Map<Self, $B> = &$name;
         }
     )+};
 }

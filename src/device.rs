@@ -150,7 +150,7 @@ impl Device {
     /// `len` elements of whatever was there before. Reading them before they were written yields old bytes (of this
     /// process's own earlier buffers, or of nobody).
     pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = len.saturating_mul(size_of::<T>());
         Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(op, bytes)?, len))
     }
 
@@ -400,10 +400,9 @@ impl Device {
         for packed in args.pack() {
             if let Some(touch) = &packed.touch {
                 op.argument(touch)?;
-                if let Some(peer) = touch.block.device().filter(|&d| d != self.index()) {
-                    if !self.worker.shared.is_direct(self.index(), peer) {
-                        return Err(Error::PeerDenied { device: self.index(), peer, op: "launch" });
-                    }
+                let peer = touch.block.device().unwrap_or(self.index());
+                if !self.worker.shared.is_direct(self.index(), peer) {
+                    return Err(Error::PeerDenied { device: self.index(), peer, op: "launch" });
                 }
             }
             raw.push(packed.arg);

@@ -170,7 +170,7 @@ fn lend_bare<'s>(block: &Block, access: Access, stream: &'s CudaStream) -> SyncO
 }
 
 /// cudarc's handle of the device's stream; cudarc asks for it without a way to fail.
-fn home<'b>(block: &'b Block) -> &'b Arc<CudaStream> {
+fn home(block: &Block) -> &Arc<CudaStream> {
     block.link.cudarc_stream(|| {
         let gpu = block.link.driver.as_any().downcast_ref::<CudaGpu>();
         let gpu = gpu.expect("a buffer of a software GPU was given to cudarc");

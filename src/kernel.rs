@@ -251,6 +251,7 @@ tuples! {
 /// so a value of it can be had from nothing; that keeps `Kernel::new` usable in a `static`.
 unsafe fn trampoline<S: Signature, H: HostFn<S>>(dims: LaunchDims, args: &[HostArg]) {
     const { assert!(size_of::<H>() == 0, "a host kernel captures nothing") };
+    #[allow(clippy::uninit_assumed_init)] // which cannot see that there are no bytes
     // SAFETY: `H` has no bytes, is `Copy`, and a value of it was given to `Kernel::new`, so it is inhabited.
     let host: H = unsafe { std::mem::MaybeUninit::uninit().assume_init() };
     // SAFETY: passed on from the caller.

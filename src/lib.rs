@@ -1,4 +1,6 @@
 #![doc = include_str!("../README.md")]
+// `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
+#![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
 mod builder;
 mod builtin;

@@ -9,6 +9,9 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, hazard::Access},
 };
 
+/// The launch of a sum's first pass.
+const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
+
 /// Built-in operations. All are asynchronous on the current stream; errors are [`Error::WrongDevice`],
 /// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
 impl Device {
@@ -116,10 +119,10 @@ impl Device {
         V::Elem: Float,
     {
         let x = x.view();
-        self.reduce(|partial, dims| {
-            // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
-            unsafe { self.launch(V::Elem::SUM_PARTIAL, dims, (x, partial, x.len() as u64)) }
-        })
+        let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
+        // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
+        unsafe { self.launch(V::Elem::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
+        self.sum_partials(&partial)
     }
 
     /// The dot product, as one element on this device; accumulates as [`sum`](Self::sum) does.
@@ -135,24 +138,18 @@ impl Device {
     {
         let (x, y) = (x.view(), y.view());
         same_len("dot", x.len(), y.len())?;
-        self.reduce(|partial, dims| {
-            // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
-            unsafe { self.launch(X::Elem::DOT_PARTIAL, dims, (x, y, partial, x.len() as u64)) }
-        })
+        let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
+        // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
+        unsafe { self.launch(X::Elem::DOT_PARTIAL, PARTIAL, (x, y, &mut partial, x.len() as u64))? };
+        self.sum_partials(&partial)
     }
 
     #[track_caller]
-    fn reduce<T: Float>(
-        &self,
-        first_pass: impl FnOnce(&mut DeviceBuffer<T::Acc>, LaunchDims) -> Result<()>,
-    ) -> Result<DeviceBuffer<T>> {
-        let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
+    fn sum_partials<T: Float>(&self, partial: &DeviceBuffer<T::Acc>) -> Result<DeviceBuffer<T>> {
         let mut out = self.allocate("sum", 1)?;
-        let dims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
-        first_pass(&mut partial, dims)?;
-        let dims = LaunchDims { grid: (1, 1, 1), ..dims };
+        let dims = LaunchDims { grid: (1, 1, 1), ..PARTIAL };
         // SAFETY: the first pass has written all partial sums; this one writes the one element of `out`.
-        unsafe { self.launch(T::SUM_FINAL, dims, (&partial, &mut out, SUM_BLOCKS))? };
+        unsafe { self.launch(T::SUM_FINAL, dims, (partial, &mut out, SUM_BLOCKS))? };
         Ok(out)
     }
 

@@ -22,8 +22,11 @@ pub(crate) struct Op<'d> {
     pub(crate) dev: &'d Device,
     pub(crate) name: &'static str,
     pub(crate) site: Site,
-    touched: SmallVec<[(Arc<Block>, Range<usize>, Access); 4]>,
+    touched: SmallVec<[Touched; 4]>,
 }
+
+/// Memory, the bytes of it, and how.
+type Touched = (Arc<Block>, Range<usize>, Access);
 
 impl Device {
     /// Begins an operation.

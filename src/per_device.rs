@@ -129,7 +129,9 @@ impl<T: 'static> PerDevice<T> {
     {
         self.scope(|dev, shard| {
             let value = UnsafeCell::new(f(dev, shard)?);
-            let slot = Rc::new(Slot { borrows: Cell::new(0), writer: RefCell::new(None), value });
+            // If the scope fails, some devices have a new value and others do not: nobody may take that for a set.
+            let writer = RefCell::new(Some(dev.session.gang.clone()));
+            let slot = Rc::new(Slot { borrows: Cell::new(0), writer, value });
             let old = dev.worker.slots.borrow_mut().insert(self.id, slot);
             drop(old);
             Ok(())

@@ -2,6 +2,7 @@
 
 use crate::{
     Builder, Device, DeviceCopy, Parts, PeerReport, PerDevice, PinnedBuffer, Shard, UnifiedBuffer,
+    collective::board,
     driver::DeviceInfo,
     error::{Error, Result},
     parts::rows_mut,
@@ -279,14 +280,20 @@ impl GpuPool {
     /// # Errors
     /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
     pub fn survivors(&self) -> Result<GpuPool> {
-        let alive = self.shared.links.iter().filter(|link| !link.is_lost());
-        let drivers: Vec<_> = alive.map(|link| link.driver.clone()).collect();
+        let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.links[i].is_lost()).collect();
+        let drivers: Vec<_> = alive.iter().map(|&i| self.shared.links[i].driver.clone()).collect();
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
         }
+        let mut builder = Builder::default().timeout(self.shared.deadline);
+        if let Some(bytes) = self.shared.memory_limit {
+            builder = builder.memory_limit(bytes);
+        }
+        if let Some(weights) = &self.shared.weights {
+            builder = builder.weights(&alive.iter().map(|&i| weights[i]).collect::<Vec<_>>());
+        }
         let own = self.shared.modules.iter().skip(crate::builtin::MODULES.len());
-        own.fold(Builder::default().timeout(self.shared.deadline), |builder, module| builder.module(module))
-            .with_drivers(drivers)
+        own.fold(builder, |builder, module| builder.module(module)).with_drivers(drivers)
     }
 
     /// Waits for scopes under way, then for the device threads to end. Afterwards buffers can still be dropped, nothing
@@ -483,12 +490,16 @@ where
 {
     let device = worker.link.device;
     worker.progress();
+    // A gang that failed for one of its members only has not been cleared away.
+    board::forget(worker, gang.place() - 1);
     let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
     let outcome = match returned {
         Ok(Ok(result)) => Some(Ok(result)),
         Ok(Err(error)) => gang.poison(device, cause(&error)).then_some(Err(error)),
         Err(payload) => {
             let error = panics::error(device, &*payload);
+            // Before the peers hear of it: the drop runs the user's code.
+            panics::contain(|| drop(payload));
             gang.poison(device, error.clone()).then(|| Err(error.into()))
         }
     };
@@ -502,6 +513,7 @@ where
     };
     if gang.is_aborted() {
         gang.recover();
+        board::forget(worker, gang.place());
     }
     outcome
 }

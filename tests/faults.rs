@@ -147,13 +147,16 @@ on_both! {
     2: fn an_abort_reaches_those_who_wait_for_their_stream(gpus) {
         let pool = gpus.pool(2);
         for wait in 0..2 {
+            let waiting = AtomicBool::new(false);
             let error = failure(pool.run(|dev, _| {
                 if dev.index() == 1 {
-                    thread::sleep(Duration::from_millis(30));
+                    until("the other waits", || waiting.load(SeqCst) || dev.check().is_err())?;
+                    thread::sleep(Duration::from_millis(5));
                     return Err::<(), _>(Error::custom("no more"));
                 }
                 let mut x = dev.zeros::<u32>(10)?;
-                slow_add(dev, &mut x, 1, 600_000)?;
+                slow_add(dev, &mut x, 1, 800_000)?;
+                waiting.store(true, SeqCst);
                 let waited = if wait == 0 { dev.synchronize() } else { dev.download(&x).map(drop) };
                 let error = failure(waited);
                 assert!(matches!(&error, Error::Aborted { by: 1, .. }), "{error}");
@@ -349,8 +352,8 @@ on_both! {
             for _ in 0..3 {
                 let error = failure(dev.zeros::<u8>(3 * MIB));
                 assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-                // The slab has 2 MiB less 1000 bytes to give.
-                let more: Vec<_> = (0..64).map(|_| dev.zeros::<u8>(4096)).collect::<Result<_, _>>()?;
+                // The slab has room for as many again.
+                let more: Vec<_> = (0..64).map(|_| dev.zeros::<u8>(1000)).collect::<Result<_, _>>()?;
                 drop(more);
             }
             assert_eq!(dev.download(&small)?, [1; 1000]);

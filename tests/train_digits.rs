@@ -1,6 +1,7 @@
 //! The main job, run as a user runs it: `examples/train_digits` as a process of its own.
 //!
-//! Cargo builds examples with the tests, next to them.
+//! `cargo test` builds the examples with the tests, next to them. `cargo test --test train_digits` does not: build the
+//! example first (`cargo build --example train_digits`), or an old one is tested.
 #![cfg(feature = "blas")]
 
 use flate2::{Compression, write::GzEncoder};
@@ -135,7 +136,7 @@ fn a_check_that_fails_fails() {
 
 #[test]
 fn settings_that_cannot_be() {
-    fails(&["--devices", "0"], &["0 devices", "at least one"]);
+    fails(&["--devices", "0"], &["--devices 0", "at least one"]);
     fails(&["--devices", "-1"], &["--devices"]);
     fails(&["--devices", "four"], &["four"]);
     fails(&["--devices", "4", "--batch", "3"], &["4 devices are more than the 3 rows of a batch"]);
@@ -148,15 +149,14 @@ fn settings_that_cannot_be() {
     fails(&["--lr", "1e30", "--epochs", "3"], &["diverged", "--lr"]);
     fails(&["--backend", "tpu"], &["tpu"]);
     fails(&["--plot", "loss.jpg"], &["loss.jpg", ".svg or .png"]);
+    let taken = folder("taken.png");
+    fails(&["--plot", taken.to_str().unwrap()], &["taken.png", "there is a folder"]);
     fails(&["--plot", "no/such/folder/loss.svg"], &["no/such/folder"]);
 }
 
-/// `train` says `--backend host` first; of two, clap would complain, so this one goes by itself.
 #[test]
 fn a_gpu_that_is_not_there() {
-    let run = Command::new(example()).args(["--backend", "cuda", "--devices", "100"]).output().unwrap();
-    let said = text(&run.stderr);
-    assert!(!run.status.success() && said.contains("no device"), "{said}");
+    fails(&["--backend", "cuda", "--devices", "100"], &["cannot open the devices", "no device"]);
 }
 
 /// A data file with these bytes.
@@ -204,7 +204,7 @@ fn data_that_is_not_usable() {
     let mut damaged = shipped.clone();
     damaged[30_000..30_016].fill(0x55);
     bad("damaged.csv.gz", &damaged, &["damaged.csv.gz", "line"]);
-    bad("trailing.csv.gz", &[&shipped[..], b"more"].concat(), &["damaged"]);
+    bad("trailing.csv.gz", &[&shipped[..], b"and something else behind it"].concat(), &["damaged"]);
     bad("noise.csv", &[0xff, 0x00, 0x80, b'\n'], &["line 1", "65 columns"]);
 
     let good = images(10, "0");

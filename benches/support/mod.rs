@@ -98,6 +98,8 @@ pub struct Bench {
     machine: String,
     table: Table,
     lines: Vec<String>,
+    /// Turns that do not count, and turns that do.
+    turns: (usize, usize),
 }
 
 impl Bench {
@@ -111,7 +113,14 @@ impl Bench {
         for column in [2, 3, 5, 6, 7] {
             table.column_mut(column).expect("the header has eight").set_cell_alignment(CellAlignment::Right);
         }
-        Self { name, options: Options::parse(), machine, table, lines: Vec::new() }
+        let options = Options::parse();
+        let turns = if options.quick { (1, 5) } else { (3, 31) };
+        Self { name, options, machine, table, lines: Vec::new(), turns }
+    }
+
+    /// For turns that take seconds: so many that do not count, and so many that do, from the next case on.
+    pub fn set_turns(&mut self, warm_up: usize, turns: usize) {
+        self.turns = (warm_up, turns);
     }
 
     /// `full`, or `quick` under `--quick`: how much work a turn does.
@@ -124,7 +133,7 @@ impl Bench {
         if self.options.filter.as_ref().is_some_and(|filter| !case.contains(filter.as_str())) {
             return;
         }
-        let (warm_up, turns) = if self.options.quick { (1, 5) } else { (3, 31) };
+        let (warm_up, turns) = self.turns;
         let mut sides = vec![ours];
         sides.extend(peers);
 

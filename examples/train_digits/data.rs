@@ -68,7 +68,6 @@ impl Digits {
                 read(&bytes).with_context(|| format!("the data file {name} is not usable"))?
             }
         };
-        ensure!(all.len() >= HELD_OUT, "{} images are too few: at least {HELD_OUT} are needed", all.len());
         let mut order: Vec<usize> = (0..all.len()).collect();
         Rng::new(SPLIT_SEED).shuffle(&mut order);
         let (train, held_out) = order.split_at(all.len() * (HELD_OUT - 1) / HELD_OUT);
@@ -113,6 +112,7 @@ fn parse(source: impl Read) -> Result<Images> {
         images.labels.push(label.into());
     }
     ensure!(images.len() > 0, "there are no images in it");
+    ensure!(images.len() >= HELD_OUT, "{} images are too few, at least {HELD_OUT} are needed", images.len());
     Ok(images)
 }
 

@@ -37,18 +37,19 @@ const ACCURACY: f64 = 0.97;
 
 /// Trains a 64-128-10 perceptron on handwritten digits, data parallel on all devices.
 #[derive(Debug, Parser)]
+#[command(args_override_self = true)]
 struct Options {
     /// Number of devices: the first N GPUs, or N software GPUs [default: all GPUs, or 4 software GPUs]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     devices: Option<usize>,
     /// What to train on; auto takes GPUs where there are some
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     backend: Kind,
     /// Passes over the training data
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    #[arg(long, value_name = "N", default_value_t = 60, allow_negative_numbers = true)]
     epochs: usize,
     /// Rows of a batch, over all devices
-    #[arg(long, value_name = "ROWS", default_value_t = 100)]
+    #[arg(long, value_name = "ROWS", default_value_t = 100, allow_negative_numbers = true)]
     batch: usize,
     /// Learning rate
     #[arg(long, value_name = "RATE", default_value_t = 0.2, allow_negative_numbers = true)]
@@ -116,7 +117,8 @@ fn run(options: &Options) -> Result<()> {
 
     writeln!(out, "{}", report::table(&outcome))?;
     let (seconds, rate) = (outcome.elapsed.as_secs_f64(), outcome.rows_per_second());
-    writeln!(out, "{epochs} epochs in {seconds:.2} s, {rate:.0} rows/s")?;
+    let plural = if epochs == 1 { "epoch" } else { "epochs" };
+    writeln!(out, "{epochs} {plural} in {seconds:.2} s, {rate:.0} rows/s")?;
     writeln!(out, "loss {:.4}, held-out accuracy {:.4}", outcome.loss, outcome.accuracy())?;
     writeln!(out, "weights {:016x}", report::hash(&outcome.weights[0]))?;
     if let Some(path) = &options.plot {

@@ -35,6 +35,7 @@ fn format(path: &Path) -> Result<Format> {
 /// Whether the picture can be drawn there, asked before the training and not after it.
 pub fn check(path: &Path) -> Result<()> {
     format(path)?;
+    ensure!(!path.is_dir(), "--plot {}: there is a folder of that name", path.display());
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder {
         let there = fs::metadata(folder).is_ok_and(|folder| folder.is_dir());
@@ -52,7 +53,11 @@ pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
             chart(SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), outcome)?;
             fs::write(path, svg)?;
         }
-        Format::Png => chart(BitMapBackend::new(path, SIZE).into_drawing_area(), outcome)?,
+        Format::Png => {
+            // For the sake of a plain message where the file cannot be written.
+            fs::File::create(path)?;
+            chart(BitMapBackend::new(path, SIZE).into_drawing_area(), outcome)?;
+        }
     }
     Ok(())
 }

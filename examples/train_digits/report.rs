@@ -8,7 +8,7 @@ use std::time::Duration;
 /// A bar of epochs on stderr; nothing when that is no terminal.
 pub fn bar(epochs: usize, what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(epochs as u64);
-    let style = ProgressStyle::with_template("{prefix} {bar:30} epoch {pos}/{len}  {msg}");
+    let style = ProgressStyle::with_template("{prefix} {bar:20} epoch {pos}/{len}  {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(what);
     bar
@@ -17,8 +17,8 @@ pub fn bar(epochs: usize, what: &'static str) -> ProgressBar {
 /// Moves the bar on by an epoch.
 pub fn advance(bar: &ProgressBar, now: Progress) {
     let (loss, accuracy, rate) = (now.loss, 100.0 * now.accuracy, now.rows_per_second);
-    bar.set_message(format!("loss {loss:.4}  held out {accuracy:.1} %  {rate:.0} rows/s"));
     bar.inc(1);
+    bar.set_message(format!("loss {loss:.4}  held out {accuracy:.1} %  {rate:.0} rows/s"));
 }
 
 /// What every device did.

@@ -38,6 +38,37 @@ pub struct Tooth {
     pub mutants: &'static [(&'static str, Death)],
 }
 
+/// Memory that loom watches: two accesses that nothing orders, one of them a write, end the model as a race.
+#[cfg(loom)]
+#[derive(Default)]
+pub struct Watched<T>(gpu_pool::sync::shim::UnsafeCell<T>);
+
+// SAFETY: loom runs one thread at a time, and ends the model at the first unordered access.
+#[cfg(loom)]
+unsafe impl<T> Send for Watched<T> {}
+// SAFETY: as above.
+#[cfg(loom)]
+unsafe impl<T> Sync for Watched<T> {}
+
+#[cfg(loom)]
+impl<T: Copy> Watched<T> {
+    pub fn new(value: T) -> Self {
+        Watched(gpu_pool::sync::shim::UnsafeCell::new(value))
+    }
+
+    #[track_caller]
+    pub fn get(&self) -> T {
+        // SAFETY: loom has checked that no write is concurrent.
+        self.0.with(|value| unsafe { *value })
+    }
+
+    #[track_caller]
+    pub fn set(&self, new: T) {
+        // SAFETY: loom has checked that no access is concurrent.
+        self.0.with_mut(|value| unsafe { *value = new });
+    }
+}
+
 /// Explores all executions of `model` within the preemption bound; fails when there was only one, because such a model
 /// has nothing concurrent in it that loom can see.
 #[cfg(loom)]

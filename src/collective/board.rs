@@ -15,7 +15,7 @@ use crate::{
     driver::Address,
     error::{Error, Result, Site},
     memory::block::Block,
-    runtime::wait,
+    runtime::{panics, wait, worker::Worker},
     sync::ring::{self, Consumer, Producer},
 };
 use std::{
@@ -145,6 +145,34 @@ impl Endpoint {
     }
 }
 
+impl Endpoint {
+    /// Takes out what gangs up to place `upto` have left unread: it holds buffers and values, and a ring that only failed
+    /// gangs have written to would be full one day (two members that each wait for room in the other's ring never get to
+    /// reading).
+    fn leftovers(&mut self, upto: u64) -> Vec<Message> {
+        let mut found = Vec::new();
+        for (kept, from) in self.kept.iter_mut().zip(&mut self.from) {
+            while let Some(message) = kept.take().or_else(|| from.as_mut()?.pop()) {
+                if message.gang > upto {
+                    *kept = Some(message);
+                    break;
+                }
+                found.push(message);
+            }
+        }
+        found
+    }
+}
+
+/// Drops what gangs up to place `upto` have left unread in a device's rings.
+pub(crate) fn forget(worker: &Worker, upto: u64) {
+    let found = worker.endpoint.borrow_mut().leftovers(upto);
+    for message in found {
+        // It may hold a user's value, and this is outside of the user's closure.
+        panics::contain(|| drop(message));
+    }
+}
+
 struct NewerGang;
 
 impl Device {
@@ -154,8 +182,6 @@ impl Device {
         let (gang, me) = (&self.session.gang, self.rank());
         gang.check()?;
         self.worker.progress();
-        let sequence = self.session.calls.get() + 1;
-        self.session.calls.set(sequence);
         for rank in (0..gang.count()).filter(|&rank| rank != me) {
             self.send(&call, rank, Body::Call(call.clone(), payload(rank)))?;
         }
@@ -186,7 +212,10 @@ impl Device {
                 });
             }
         }
+        // Only what was committed counts: calls that did not match leave no gap.
+        let sequence = self.session.calls.get() + 1;
         gang.commit(sequence)?;
+        self.session.calls.set(sequence);
         Ok(payloads)
     }
 
@@ -214,7 +243,8 @@ impl Device {
                 Ok(()) => Some(Ok(())),
                 Err(ring::Full(back)) => {
                     message = Some(back);
-                    None
+                    // Nobody will make room any more.
+                    gang.has_left(rank).then(|| Err(self.absent(call, rank)))
                 }
             }
         })?;
@@ -232,19 +262,24 @@ impl Device {
             match poll() {
                 Ok(Some(body)) => Some(Ok(body)),
                 Ok(None) if !left => None,
-                Ok(None) | Err(NewerGang) => Some(Err(Error::Mismatch {
-                    what: "participation",
-                    a: self.index(),
-                    a_call: call.to_string(),
-                    a_site: call.site,
-                    b: from,
-                    b_call: "nothing more: its closure has ended".to_owned(),
-                    b_site: call.site,
-                })),
+                Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
             }
         })?;
         // The sender may wait for a free slot.
         gang.waker(rank).notify();
         Ok(body)
+    }
+
+    /// The error for a member whose closure has ended.
+    fn absent(&self, call: &Call, rank: usize) -> Error {
+        Error::Mismatch {
+            what: "participation",
+            a: self.index(),
+            a_call: call.to_string(),
+            a_site: call.site,
+            b: self.session.gang.device(rank),
+            b_call: "nothing more: its closure has ended".to_owned(),
+            b_site: call.site,
+        }
     }
 }

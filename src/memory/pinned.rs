@@ -98,13 +98,17 @@ impl PinnedPool {
         PinnedPool { cache: Mutex::new(Cache::new(link, ChunkKind::Pinned, None, deadline)), deadline }
     }
 
+    /// A block that nobody uses any more.
     pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
-        self.cache.lock().allocate(op, bytes)
+        let block = self.cache.lock().allocate(op, bytes)?;
+        // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
+        block.hazards.wait_host(op, Access::Write, self.deadline)?;
+        Ok(block)
     }
 
     /// A zeroed buffer.
     pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<PinnedBuffer<T>> {
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = len.saturating_mul(size_of::<T>());
         let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.deadline, of: PhantomData };
         // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());

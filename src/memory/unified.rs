@@ -42,7 +42,7 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
     pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX).max(1);
+        let bytes = len.saturating_mul(size_of::<T>()).max(1);
         if bytes > isize::MAX as usize {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
         }

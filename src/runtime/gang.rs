@@ -125,16 +125,9 @@ impl Gang {
     }
 
     /// A member's closure has ended; peers that wait for it will not wait any longer.
-    ///
-    /// Only members whose own closure still runs can wait for this one. The others are on their way to sleep already;
-    /// waking each of them N times over made a scope over 8 devices on 2 cores cost 24 us instead of 14.
     pub fn leave(&self, rank: usize) {
         self.left[rank].raise();
-        for (waker, left) in self.wakers.iter().zip(&self.left) {
-            if !left.is_raised() {
-                waker.notify();
-            }
-        }
+        self.wake_all();
     }
 
     /// Whether a member's closure has ended.

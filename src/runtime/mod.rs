@@ -8,8 +8,11 @@
 //! `job`, `dispatch` and `gang` are generic over what a device thread owns, so that `loom_tests/` drive this very code
 //! with `()` in its place.
 
+#[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 pub mod dispatch;
+#[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 pub mod gang;
+#[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 pub mod job;
 pub(crate) mod panics;
 pub(crate) mod turn;

@@ -5,7 +5,11 @@
 
 use crate::error::Error;
 use once_cell::sync::OnceCell;
-use std::{any::Any, cell::RefCell, panic};
+use std::{
+    any::Any,
+    cell::RefCell,
+    panic::{self, AssertUnwindSafe, catch_unwind},
+};
 
 thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -29,7 +33,17 @@ pub(crate) fn note_places() {
     });
 }
 
-/// The error for a payload that this thread has just caught.
+/// Runs what must not unwind; whether it came to its end. A panic's payload may panic in turn when it is dropped, and
+/// that one's payload too: the second is leaked.
+pub(crate) fn contain(f: impl FnOnce()) -> bool {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else { return true };
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        std::mem::forget(another);
+    }
+    false
+}
+
+/// The error for a payload that this thread has just caught. Whoever caught it drops it within [`contain`].
 pub(crate) fn error(device: usize, payload: &(dyn Any + Send)) -> Error {
     let message = payload
         .downcast_ref::<&str>()

@@ -2,6 +2,7 @@
 
 use super::{
     dispatch::{Entry, Queue},
+    panics,
     turn::Turns,
 };
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
     kernel::Module,
     memory::{block::ChunkKind, cache::Cache, link::Link, pinned::PinnedPool},
     stream::StreamCore,
-    sync::{Gate, Sequence},
+    sync::{Gate, Sequence, shim::InCrowd},
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -24,7 +25,6 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     collections::{HashMap, VecDeque},
-    panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
     sync::Arc,
     thread,
@@ -188,7 +188,7 @@ impl Worker {
                 }
                 Entry::Task(task) => {
                     // Drops of users' values may panic; the thread goes on.
-                    if catch_unwind(AssertUnwindSafe(|| task(&self))).is_err() {
+                    if !panics::contain(|| task(&self)) {
                         tracing::error!(device, "a value on a device thread panicked when it was dropped");
                     }
                 }
@@ -203,7 +203,7 @@ impl Drop for Worker {
         // Users' values go first: they may hold buffers and streams.
         let slots = std::mem::take(self.slots.get_mut());
         for value in slots.into_values() {
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
+            panics::contain(|| drop(value));
         }
         if self.drain().is_err() {
             return;
@@ -227,6 +227,7 @@ pub(crate) fn start(
         .name(format!("gpu-pool:{device}"))
         .spawn(move || {
             ON_DEVICE_THREAD.set(true);
+            let _counted = InCrowd::enter();
             match Worker::new(&shared, device, endpoint) {
                 Ok(worker) => {
                     let _ = opened.send(Ok(()));

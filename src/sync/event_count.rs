@@ -32,15 +32,15 @@
 //!
 //! # Before blocking
 //!
-//! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile), then
-//! yields, then blocks. On a loaded 2-core machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us
+//! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile, and where
+//! there are as many device threads as cores, see [`spin_rounds`]), then yields, then blocks. On a loaded 2-core machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us
 //! where 6 rounds and 32 yields take 14, and blocking at once takes 50 where the threads are awake anyway.
 
 use super::{
     shim::{
-        Condvar, Mutex, SPIN_ROUNDS, YIELD_ROUNDS,
+        Condvar, Mutex,
         atomic::{AtomicU64, Ordering::*},
-        cores, spin_loop, thread,
+        cores, spin_loop, spin_rounds, thread, yield_rounds,
     },
     site::{fence_at, flag},
 };
@@ -118,8 +118,8 @@ impl EventCount {
         }
         // A limit beyond the end of time is none.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        if SPIN_ROUNDS > 0 && cores() > 1 {
-            for round in 0..SPIN_ROUNDS {
+        if cores() > 1 {
+            for round in 0..spin_rounds() {
                 for _ in 0..1 << round {
                     spin_loop();
                 }
@@ -128,7 +128,7 @@ impl EventCount {
                 }
             }
         }
-        for _ in 0..YIELD_ROUNDS {
+        for _ in 0..yield_rounds() {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return None;
             }

@@ -27,6 +27,7 @@ use super::{
     shim::{
         Arc, UnsafeCell,
         atomic::{AtomicBool, AtomicUsize, Ordering::*},
+        prefetch_for_write,
     },
     site::{flag, ord},
 };
@@ -89,7 +90,21 @@ struct Shared<T> {
 // the others to the producer, and there is one of each; elements move from one thread to the other, hence `T: Send`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
+/// How far ahead of its tail the producer asks for slots: two cache lines.
+const PREFETCH_BYTES: usize = 128;
+
 impl<T> Shared<T> {
+    /// Asks for the line of a slot that will be written soon, once per line. A consumer at the producer's heels holds
+    /// the lines ahead as shared copies (its hardware prefetcher fetched them), and each would cost the store buffer a
+    /// round trip: 38 to 120 million elements a second at 1024 slots of 8 bytes (2 x Xeon).
+    #[inline(always)]
+    fn prefetch(&self, index: usize) {
+        let slot = self.slots.as_ptr().wrapping_add(index & self.mask);
+        if slot.addr() % 64 < size_of::<T>() {
+            prefetch_for_write(slot);
+        }
+    }
+
     /// Moves `value` into the slot of `index`.
     ///
     /// # Safety
@@ -143,6 +158,9 @@ impl<T> Drop for Shared<T> {
 /// let (producer, _consumer) = gpu_pool::sync::ring::channel::<u8>(1);
 /// let second = producer.clone();
 /// ```
+// A line of its own: the handles hold the private indices, and side by side in one frame they would share it (a factor
+// of 3 to 10, also for rtrb).
+#[repr(align(128))]
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
     tail: usize,
@@ -172,6 +190,7 @@ impl<T: Send> Producer<T> {
         }
         // SAFETY: known_head is at most capacity - 1 behind, so the slot at tail is free and the producer's.
         unsafe { self.shared.write(self.tail, value) };
+        self.shared.prefetch(self.tail.wrapping_add(PREFETCH_BYTES / size_of::<T>().max(1)));
         self.tail = self.tail.wrapping_add(1);
         self.shared.tail.store(self.tail, ord("ring.tail.store", Release));
         Ok(())
@@ -189,9 +208,15 @@ impl<T: Send> Producer<T> {
     /// ```
     pub fn push_batch(&mut self, items: &mut impl Iterator<Item = T>) -> usize {
         let start = self.tail;
+        if !self.has_slot() {
+            // Without a store: a producer that spins on a full ring must not take the consumer's copy of the line away.
+            return 0;
+        }
+        // One look at the other side per batch: a second one would be a miss, mostly for nothing.
+        let end = self.known_head.wrapping_add(self.capacity());
         // Publishes on drop, so that elements are not lost when the iterator panics.
         let batch = PushBatch(self);
-        while batch.0.has_slot()
+        while batch.0.tail != end
             && let Some(value) = items.next()
         {
             // SAFETY: as in `push`.
@@ -268,6 +293,8 @@ impl<T> Drop for Producer<T> {
 /// producer.push(1).unwrap();
 /// assert_eq!(consumer.pop(), Some(1));
 /// ```
+// As the producer: see there.
+#[repr(align(128))]
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
     head: usize,
@@ -309,9 +336,13 @@ impl<T: Send> Consumer<T> {
     /// ```
     pub fn pop_batch(&mut self, max: usize, mut each: impl FnMut(T)) -> usize {
         let start = self.head;
+        if !self.has_element() {
+            return 0;
+        }
+        let end = start.wrapping_add(max.min(self.known_tail.wrapping_sub(start)));
         // Frees on drop, so that no element is dropped twice when `each` panics.
         let batch = PopBatch(self);
-        while batch.0.head.wrapping_sub(start) < max && batch.0.has_element() {
+        while batch.0.head != end {
             // SAFETY: as in `pop`.
             let value = unsafe { batch.0.shared.read(batch.0.head) };
             batch.0.head = batch.0.head.wrapping_add(1);

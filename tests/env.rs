@@ -1,0 +1,121 @@
+//! The environment's settings. Each test runs this binary again with the variables set, so that tests do not race for
+//! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
+
+use gpu_pool::{Error, GpuPool};
+use std::{env, process::Command, time::Duration};
+
+/// Says in the subprocess what it is to do.
+const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
+
+/// What the pool of a process with these variables is like.
+fn with(task: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(env::current_exe().unwrap());
+    for name in ["GPU_POOL_BACKEND", "GPU_POOL_DEVICES", "GPU_POOL_TIMEOUT"] {
+        command.env_remove(name);
+    }
+    let output = command
+        .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, task)
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said = text.lines().find_map(|line| line.split_once("CHILD ")).map(|(_, said)| said.to_owned());
+    said.unwrap_or_else(|| panic!("{output:?}"))
+}
+
+/// The subprocess.
+#[test]
+fn child() {
+    let Ok(task) = env::var(CHILD) else { return };
+    let builder = match task.as_str() {
+        "explicit" => GpuPool::builder().host(2).devices(&[1]).timeout(Duration::from_secs(9)),
+        _ => GpuPool::builder(),
+    };
+    if task == "global" {
+        let ordinals = GpuPool::scope(|dev, _| Ok(dev.info().ordinal));
+        return println!("CHILD {:?}", ordinals.unwrap());
+    }
+    let pool = match builder.build() {
+        Ok(pool) => pool,
+        Err(error @ Error::InvalidArgument { .. }) => return println!("CHILD InvalidArgument {error}"),
+        Err(error @ Error::NoDevice { .. }) => return println!("CHILD NoDevice {error}"),
+        Err(error) => return println!("CHILD other {error}"),
+    };
+    if task == "timeout" {
+        let error = pool.run(|dev, _| {
+            if dev.rank() == 0 {
+                return dev.barrier();
+            }
+            while dev.check().is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(())
+        });
+        return println!("CHILD {}", matches!(error, Err(Error::Timeout { waited, .. }) if waited.as_secs() < 10));
+    }
+    println!("CHILD {:?}", pool.run(|dev, _| Ok(dev.info().ordinal)).unwrap());
+}
+
+#[test]
+fn the_number_of_software_gpus() {
+    assert_eq!(with("build", &[("GPU_POOL_BACKEND", "host:3")]), "[0, 1, 2]");
+    assert_eq!(with("build", &[("GPU_POOL_BACKEND", " host:1 ")]), "[0]");
+    assert_eq!(with("build", &[("GPU_POOL_BACKEND", "host")]), "[0, 1, 2, 3]");
+    assert_eq!(with("global", &[("GPU_POOL_BACKEND", "host:2")]), "[0, 1]");
+}
+
+#[test]
+fn the_devices_and_their_order() {
+    assert_eq!(with("build", &[("GPU_POOL_BACKEND", "host:4"), ("GPU_POOL_DEVICES", "2, 0")]), "[2, 0]");
+    // An empty variable is none.
+    assert_eq!(with("build", &[("GPU_POOL_BACKEND", "host:2"), ("GPU_POOL_DEVICES", "")]), "[0, 1]");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let said = with("build", &[("GPU_POOL_BACKEND", "host:3"), ("GPU_POOL_DEVICES", "0,9")]);
+    assert!(said.starts_with("NoDevice") && said.contains("device 9") && said.contains("3 software GPUs"), "{said}");
+    let said = with("build", &[("GPU_POOL_BACKEND", "cuda"), ("GPU_POOL_DEVICES", "9999")]);
+    assert!(said.starts_with("NoDevice"), "{said}");
+}
+
+#[test]
+fn values_that_are_not_understood_are_errors_that_name_the_variable() {
+    for (name, value) in [
+        ("GPU_POOL_BACKEND", "gpu"),
+        ("GPU_POOL_BACKEND", "host:many"),
+        ("GPU_POOL_BACKEND", "host:"),
+        ("GPU_POOL_BACKEND", "host:-1"),
+        ("GPU_POOL_BACKEND", "1"),
+        ("GPU_POOL_DEVICES", "0,x"),
+        ("GPU_POOL_DEVICES", "0,,1"),
+        ("GPU_POOL_DEVICES", "-1"),
+        ("GPU_POOL_TIMEOUT", "soon"),
+        ("GPU_POOL_TIMEOUT", "-3s"),
+        ("GPU_POOL_TIMEOUT", "0"),
+        ("GPU_POOL_TIMEOUT", "10 parsecs"),
+    ] {
+        let backend = ("GPU_POOL_BACKEND", "host:2");
+        let said =
+            if name == backend.0 { with("build", &[(name, value)]) } else { with("build", &[backend, (name, value)]) };
+        assert!(said.starts_with("InvalidArgument") && said.contains(name) && said.contains(value), "{value}: {said}");
+    }
+    for count in ["host:0", "host:65"] {
+        let said = with("build", &[("GPU_POOL_BACKEND", count)]);
+        assert!(said.starts_with("InvalidArgument") && said.contains("1 to 64"), "{said}");
+    }
+    let said = with("build", &[("GPU_POOL_BACKEND", "host:4"), ("GPU_POOL_DEVICES", "1,1")]);
+    assert!(said.starts_with("InvalidArgument") && said.contains("twice"), "{said}");
+}
+
+#[test]
+fn the_deadline() {
+    assert_eq!(with("timeout", &[("GPU_POOL_BACKEND", "host:2"), ("GPU_POOL_TIMEOUT", "200ms")]), "true");
+}
+
+#[test]
+fn what_the_program_says_comes_first() {
+    let all = [("GPU_POOL_BACKEND", "nonsense"), ("GPU_POOL_DEVICES", "nonsense"), ("GPU_POOL_TIMEOUT", "nonsense")];
+    assert_eq!(with("explicit", &all), "[1]");
+}
