@@ -256,7 +256,7 @@ impl Builder {
             pid: std::process::id(),
             queues: (0..count).map(|_| Queue::new()).collect(),
             turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
-            progress: (0..count).map(|_| Sequence::new()).collect(),
+            progress: (0..count).map(|_| Sequence::new().into()).collect(),
             pinned: PinnedPool::new(&links[0], deadline),
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),

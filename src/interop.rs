@@ -51,7 +51,7 @@ impl Device {
             gpu.ok_or_else(|| Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())))?;
         link.check("cuda", crate::driver::Driver::bind(gpu))?;
         let context = link.check("cuda", gpu.cudarc_context())?;
-        // SAFETY: streams live as long as their device's thread, and `Cuda` cannot leave the closure that runs there.
+        // SAFETY: the token's stream is live.
         let stream = link.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
         Ok(Cuda { dev: self, context, stream })
     }
@@ -63,7 +63,7 @@ impl<'a> Cuda<'a> {
         &self.context
     }
 
-    /// The token's current stream. Do not keep it beyond the scope.
+    /// The token's current stream. A clone that outlives the pool keeps the stream alive.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

@@ -13,13 +13,15 @@ on_both! {
         let pool = gpus.pool(1);
         pool.run(|dev, _| {
             let (a, b) = (dev.stream()?, dev.stream()?);
-            let (mut x, mut y) = (dev.zeros::<u32>(100)?, dev.zeros::<u32>(100)?);
+            let (mut x, mut y, mut busy) = (dev.zeros::<u32>(100)?, dev.zeros::<u32>(100)?, dev.zeros::<u32>(1)?);
             dev.synchronize()?;
             let (a, b) = (dev.on(&a), dev.on(&b));
             // SAFETY: the two streams are ordered by the events, and what is downloaded by `synchronize`.
             let (a, b) = unsafe { (a.unordered(), b.unordered()) };
             for round in 1..4 {
-                slow_add(&a, &mut x, 1, 20_000)?;
+                // The write has not begun when the read is asked for.
+                slow_add(&a, &mut busy, 1, 20_000)?;
+                slow_add(&a, &mut x, 1, 0)?;
                 let done = a.record()?;
                 b.wait(&done)?;
                 slow_copy(&b, &x, &mut y, 0)?;
@@ -50,7 +52,8 @@ on_both! {
                 dev.wait(&before)?;
                 dev.wait(&before.clone())?;
             }
-            slow_add(dev, &mut own, 1, 20_000)?;
+            // The later, the faster: without the waits they would end in the other order.
+            slow_add(dev, &mut own, 1, 30_000 * (n - dev.rank()) as u32)?;
             let event = dev.record()?;
             *passed[dev.rank()].lock() = Some(event.clone());
             dev.synchronize()?;
@@ -73,12 +76,13 @@ on_both! {
             return;
         }
         let seen = pool.run(|dev, _| {
-            let mut x = dev.zeros::<u32>(1000)?;
+            let (mut x, mut busy) = (dev.zeros::<u32>(1000)?, dev.zeros::<u32>(1)?);
             dev.synchronize()?;
             // SAFETY: device 1 reads behind the event that follows the write, and device 0 does nothing to it afterwards.
             let raw = unsafe { dev.unordered() };
             if dev.rank() == 0 {
-                slow_add(&raw, &mut x, 5, 30_000)?;
+                slow_add(&raw, &mut busy, 1, 30_000)?;
+                slow_add(&raw, &mut x, 5, 0)?;
             }
             let lent = dev.exchange((Arc::new(x), dev.record()?))?;
             let mut here = dev.zeros::<u32>(1000)?;

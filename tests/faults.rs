@@ -194,27 +194,28 @@ on_both! {
                 let last = dev.index() == n - 1;
                 let mut x = dev.upload(&[5.0f32; 6])?;
                 let mut wide = dev.upload(&[5.0f64; 6])?;
-                let mut errors = Vec::new();
-                errors.push(failure(match last {
+                let errors = vec![
+                failure(match last {
                     false => dev.all_reduce(&mut x, ReduceOp::Sum),
                     true => dev.all_reduce(&mut x.slice_mut(1..), ReduceOp::Sum),
-                }));
-                errors.push(failure(match last {
+                }),
+                failure(match last {
                     false => dev.all_reduce(&mut x, ReduceOp::Sum),
                     true => dev.all_reduce(&mut wide, ReduceOp::Sum),
-                }));
-                errors.push(failure(match last {
+                }),
+                failure(match last {
                     false => dev.all_reduce(&mut x, ReduceOp::Sum),
                     true => dev.all_reduce(&mut x, ReduceOp::Avg),
-                }));
-                errors.push(failure(match last {
+                }),
+                failure(match last {
                     false => dev.all_reduce(&mut x, ReduceOp::Sum),
                     true => dev.barrier(),
-                }));
-                errors.push(failure(match last {
+                }),
+                failure(match last {
                     false => dev.exchange(1u32).map(drop),
                     true => dev.exchange(1i32).map(drop),
-                }));
+                }),
+                ];
                 assert_eq!(dev.download(&x)?, [5.0; 6]);
                 assert_eq!(dev.download(&wide)?, [5.0; 6]);
                 // The same scope goes on.
@@ -252,6 +253,32 @@ on_both! {
             assert!(matches!(&error, Error::Timeout { missing, op: "barrier", .. } if missing == &[1]), "{error}");
             assert_works(&pool);
         }
+    }
+
+    // However often a member asks for those who have left: no ring fills up, nobody waits.
+    2: fn those_who_have_left_are_not_waited_for(gpus) {
+        let pool = gpus.builder(2).timeout(Duration::from_secs(5)).build().unwrap();
+        for stays in [0, 1] {
+            pool.run(|dev, _| {
+                for _ in 0..if dev.rank() == stays { 50 } else { 0 } {
+                    let error = failure(reduce(dev, 3));
+                    assert!(matches!(error, Error::Mismatch { what: "participation", .. }), "{error}");
+                }
+                Ok(())
+            })
+            .unwrap();
+            assert_works(&pool);
+        }
+    }
+
+    // A thread that a closure starts is no device thread, so this cannot be refused; but it comes to an end.
+    1: fn a_scope_that_waits_for_itself_in_a_roundabout_way_is_a_timeout(gpus) {
+        let pool = gpus.builder(1).timeout(Duration::from_millis(200)).build().unwrap();
+        let error = failure(pool.run(|_, _| {
+            thread::scope(|s| s.spawn(|| pool.run(|_, _| Ok(()))).join()).expect("it does not panic").map(drop)
+        }));
+        assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[0]), "{error}");
+        assert_works(&pool);
     }
 
     1: fn scopes_within_scopes_are_refused(gpus) {
@@ -414,8 +441,7 @@ on_both! {
         assert!(matches!(&error, Error::Panicked { message, .. } if message.contains("2..6")), "{error}");
         let error = failure(pool.run(|dev, _| {
             let mut x = dev.zeros::<f32>(4)?;
-            drop(x.view_mut().split_at_mut(5));
-            Ok(())
+            Ok(x.view_mut().split_at_mut(5).0.len())
         }));
         assert!(matches!(&error, Error::Panicked { .. }), "{error}");
         assert_works(&pool);

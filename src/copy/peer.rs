@@ -25,8 +25,11 @@ use crate::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Bytes of a staging buffer. Long enough that the two copies of a piece outlast the six driver calls around them.
-const PIECE: usize = 4 << 20;
+/// Bytes of a staging buffer: at most this much goes at once. On an H200 a piece costs some 8 us of events beside its
+/// 150 us of copying at this size; with 4 MiB a copy of 256 MB reached 89 % of the bus, where the aim is 90.
+const PIECE: usize = 8 << 20;
+/// Smaller copies go in about eight pieces, so that both buses work most of the time; but not in pieces below this.
+const SMALLEST: usize = 256 << 10;
 
 /// Submits a copy to `dev`'s current stream; one of the devices is `dev`'s. Hazards are the caller's `Op`'s.
 pub(crate) fn copy(
@@ -99,8 +102,9 @@ impl Stage {
         };
         let other = if on_source { &down } else { &up };
         other.wait_for("staged copy", current, current.submit())?;
-        for start in (0..bytes).step_by(PIECE) {
-            let (slot, len) = (state.next, PIECE.min(bytes - start));
+        let piece = (bytes / 8).next_multiple_of(SMALLEST).clamp(SMALLEST, PIECE);
+        for start in (0..bytes).step_by(piece) {
+            let (slot, len) = (state.next, piece.min(bytes - start));
             state.next ^= 1;
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;

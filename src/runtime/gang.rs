@@ -124,10 +124,15 @@ impl Gang {
         if self.word.commit(sequence) { Ok(()) } else { self.check().and(Err(Error::Closed)) }
     }
 
-    /// A member's closure has ended; peers that wait for it will not wait any longer.
+    /// A member's closure has ended; peers that wait for it will not wait any longer. Only members whose own closure still
+    /// runs can wait for it, so only these are woken.
     pub fn leave(&self, rank: usize) {
         self.left[rank].raise();
-        self.wake_all();
+        for (waker, left) in self.wakers.iter().zip(&self.left) {
+            if !left.is_raised() {
+                waker.notify();
+            }
+        }
     }
 
     /// Whether a member's closure has ended.

@@ -19,6 +19,7 @@ use crate::{
     stream::StreamCore,
     sync::{Gate, Sequence, shim::InCrowd},
 };
+use crossbeam::utils::CachePadded;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
@@ -37,8 +38,8 @@ pub(crate) struct Shared {
     pub(crate) links: Vec<Arc<Link>>,
     pub(crate) queues: Vec<Queue<Rc<Worker>>>,
     pub(crate) turns: Vec<Arc<Turns>>,
-    /// Operations begun, per device.
-    pub(crate) progress: Vec<Sequence>,
+    /// Operations begun, per device; each on a cache line of its own, since each thread writes one at every operation.
+    pub(crate) progress: Vec<CachePadded<Sequence>>,
     pub(crate) pinned: PinnedPool,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,

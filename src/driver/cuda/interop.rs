@@ -17,9 +17,11 @@ pub(super) struct Interop {
 }
 
 impl Interop {
-    /// A stream is about to be destroyed, and a new one may get its handle.
-    pub(super) fn forget(&self, s: RawStream) {
-        self.streams.lock().remove(&s);
+    /// A stream is about to be destroyed, and a new one may get its handle. Whether somebody has kept cudarc's object for
+    /// it (which safe code can): then the stream must stay.
+    pub(super) fn forget(&self, s: RawStream) -> bool {
+        let made = self.streams.lock().remove(&s);
+        made.is_some_and(|stream| Arc::strong_count(&stream) > 1)
     }
 
     /// Lets go of all, streams first.
@@ -49,7 +51,7 @@ impl CudaGpu {
     /// cudarc does not count it among its streams, so it does not order slices between two such objects.
     ///
     /// # Safety
-    /// `s` is a live stream of this device, and outlives every clone of the result and all that cudarc makes of it.
+    /// `s` is a live stream of this device. It is not destroyed while a clone of the result is held.
     pub unsafe fn cudarc_stream(&self, s: RawStream) -> DriverResult<Arc<CudaStream>> {
         let context = self.cudarc_context()?;
         let mut streams = self.interop.streams.lock();

@@ -38,10 +38,13 @@ impl CudaGpu {
     /// # Safety
     /// See [`Driver::stream_destroy`](crate::driver::Driver::stream_destroy).
     pub(super) unsafe fn stream_destroy(&self, s: RawStream) -> DriverResult {
-        self.interop.forget(s);
+        let kept = self.interop.forget(s);
         #[cfg(feature = "blas")]
         if let Some(blas) = self.blas.lock().as_mut() {
             blas.forget(s);
+        }
+        if kept {
+            return Ok(());
         }
         self.enter()?;
         // SAFETY: the caller's promise: a stream of this device, not used again.
