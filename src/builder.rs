@@ -114,7 +114,8 @@ impl Builder {
         self
     }
 
-    /// The most that the pool may take from each device, in bytes.
+    /// The most that the pool may take from each device, in bytes. It takes memory in pieces of 2 MiB or more, one at
+    /// least for each size class that is used.
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = Some(bytes);
         self
@@ -126,8 +127,9 @@ impl Builder {
         self
     }
 
-    /// The deadline (default 120 s): a wait in which nothing advances for this long has failed. A kernel that runs for
-    /// longer cannot be told from one that is stuck, so with such kernels set it higher.
+    /// The deadline (default 120 s): a wait in which nothing advances for this long has failed. Streams show that they
+    /// advance at every sixteenth operation; a kernel that runs for longer than the deadline cannot be told from one that
+    /// is stuck, so with such kernels set it higher.
     pub fn timeout(mut self, deadline: Duration) -> Self {
         self.timeout = Some(deadline);
         self
@@ -257,11 +259,13 @@ impl Builder {
             queues: (0..count).map(|_| Queue::new()).collect(),
             turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
             progress: (0..count).map(|_| Sequence::new().into()).collect(),
+            relayed: (0..count).map(|_| Sequence::new().into()).collect(),
             pinned: PinnedPool::new(&links[0], deadline),
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
             memory_limit: self.memory_limit,
             deadline,
+            staged: self.staged,
             copy_threads: (cores / count / 2).clamp(1, 4),
             gate: Gate::new(),
             peers: OnceCell::new(),

@@ -32,6 +32,7 @@ pub(crate) const SUM_THREADS: u32 = 256;
 
 mod sealed {
     pub trait Sealed {}
+    pub trait Cast<B> {}
 }
 
 /// `(x, n, a)`
@@ -144,8 +145,15 @@ macro_rules! fill {
 }
 fill! { FILL_U16 "fill_u16" u16, FILL_U64 "fill_u64" u64 }
 
-/// `A` as the driver's cast kernels know it.
-pub trait CastTo<B: DeviceCopy>: Float {
+/// Types that [`Device::cast`](crate::Device::cast) converts to `B`. Sealed, since safe code launches the kernel:
+///
+/// ```compile_fail,E0277
+/// # use gpu_pool::*;
+/// # static MODULE: Module = Module::ptx("");
+/// kernel! { static MINE: "mine" in MODULE, fn(x: &[f32], y: &mut [u32], n: u64); }
+/// impl CastTo<u32> for f32 { const CAST: &'static Kernel<(&'static [f32], &'static mut [u32], u64)> = &MINE; }
+/// ```
+pub trait CastTo<B: DeviceCopy>: Float + sealed::Cast<B> {
     #[doc(hidden)]
     const CAST: &'static Map<Self, B>;
 }
@@ -158,6 +166,7 @@ macro_rules! cast {
                 y[..n].iter_mut().zip(&x[..n]).for_each(|(y, x)| *y = $f(*x));
             }
         }
+        impl sealed::Cast<$B> for $A {}
         impl CastTo<$B> for $A {
             const CAST: &'static Map<Self, $B> = &$name;
         }
@@ -168,8 +177,8 @@ cast! {
     F32_F16 "cast_f32_f16" f32 => f16, f16::from_f32;
     F32_BF16 "cast_f32_bf16" f32 => bf16, bf16::from_f32;
     F64_F32 "cast_f64_f32" f64 => f32, |x| x as f32;
-    F64_F16 "cast_f64_f16" f64 => f16, |x: f64| f16::from_f32(x as f32);
-    F64_BF16 "cast_f64_bf16" f64 => bf16, |x: f64| bf16::from_f32(x as f32);
+    F64_F16 "cast_f64_f16" f64 => f16, |x: f64| f16::from_f32(odd(x));
+    F64_BF16 "cast_f64_bf16" f64 => bf16, |x: f64| bf16::from_f32(odd(x));
     F16_F32 "cast_f16_f32" f16 => f32, f16::to_f32;
     F16_F64 "cast_f16_f64" f16 => f64, f16::to_f64;
     F16_BF16 "cast_f16_bf16" f16 => bf16, |x: f16| bf16::from_f32(x.to_f32());
@@ -202,6 +211,17 @@ kernel! {
     }
 }
 
+/// `x` in `f32`, rounded to odd: rounding that once more to a half type gives what rounding `x` to it would (Boldo and
+/// Melquiond, 2005). Rounding to nearest twice does not: 1 + 2^-11 + 2^-40 would become 1.
+fn odd(x: f64) -> f32 {
+    let near = x as f32;
+    if f64::from(near) == x || !near.is_finite() {
+        return near;
+    }
+    let towards_zero = if f64::from(near).abs() > x.abs() { near.to_bits() - 1 } else { near.to_bits() };
+    f32::from_bits(towards_zero | 1)
+}
+
 /// The finaliser of MurmurHash3 over index and seed, as in `kernels/probe.cu`.
 fn pattern(i: u64, seed: u32) -> u32 {
     let mut h = (i as u32).wrapping_mul(0x9e37_79b9).wrapping_add((i >> 32) as u32).wrapping_add(seed);
@@ -210,4 +230,17 @@ fn pattern(i: u64, seed: u32) -> u32 {
     h ^= h >> 13;
     h = h.wrapping_mul(0xc2b2_ae35);
     h ^ (h >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_double_is_rounded_once() {
+        assert_eq!(f16::from_f32(odd(1.0 + 2f64.powi(-11) + 2f64.powi(-40))), f16::from_f32(1.0009765625));
+        assert_eq!(odd(1.5), 1.5);
+        assert_eq!(odd(1e300), f32::INFINITY);
+        assert_eq!(f16::from_f32(odd(-(1.0 + 2f64.powi(-11) - 2f64.powi(-40)))), f16::from_f32(-1.0));
+    }
 }

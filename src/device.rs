@@ -150,6 +150,7 @@ impl Device {
     /// `len` elements of whatever was there before. Reading them before they were written yields old bytes (of this
     /// process's own earlier buffers, or of nobody).
     pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        const { crate::memory::fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(op, bytes)?, len))
     }
@@ -269,8 +270,8 @@ impl Device {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), view.address(), bytes, stream) })
     }
 
-    /// Copies device memory. One side at least is this device's; the other may be any device's of the pool: a source
-    /// through [`peer()`](DeviceBuffer::peer), a destination as it is. Between devices the copy is direct where the pair
+    /// Copies device memory. One side at least is this device's; the other may be any device's of the pool (a source also
+    /// through [`peer()`](DeviceBuffer::peer), which says so at the call). Between devices the copy is direct where the pair
     /// was verified, else staged through two page-locked buffers and two events, without a wait of the host between
     /// pieces (CUDA Handbook, listing 9.1). Asynchronous, ordered on both sides.
     ///
@@ -373,7 +374,13 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         let op = self.op("synchronize")?;
         let gang = &self.session.gang;
-        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, || gang.is_aborted());
+        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, |advanced| {
+            if advanced {
+                // Peers that wait for this device see that it is not stuck.
+                self.worker.progress();
+            }
+            gang.is_aborted()
+        });
         // A peer's failure is the reason, not the deadline.
         idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
     }

@@ -16,7 +16,7 @@ use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
     sys::CUdeviceptr,
 };
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{marker::PhantomData, ops::Range, sync::Arc, time::Duration};
 
 /// cudarc's handles of a device: its primary context and the token's current stream.
 pub struct Cuda<'a> {
@@ -53,7 +53,15 @@ impl Device {
         let context = link.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
         let stream = link.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
+        // What the caller submits himself must be waited for at the scope's end: it is numbered here and when `Cuda` goes.
+        self.stream.submit();
         Ok(Cuda { dev: self, context, stream })
+    }
+}
+
+impl Drop for Cuda<'_> {
+    fn drop(&mut self) {
+        self.dev.stream.submit();
     }
 }
 
@@ -63,7 +71,8 @@ impl<'a> Cuda<'a> {
         &self.context
     }
 
-    /// The token's current stream. A clone that outlives the pool keeps the stream alive.
+    /// The token's current stream. A clone that outlives the pool keeps the stream alive. Do not capture a graph on it
+    /// with this crate's buffers: a graph that is replayed later is not seen by the library.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -76,10 +85,7 @@ impl<'a> Cuda<'a> {
     pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
         let mut op = self.dev.op("cuda")?;
         let view = op.reads(x)?;
-        Ok(CudaRef(
-            Lent { cuda: self, block: view.block, bytes: view.bytes(), len: view.len(), access: Access::Read },
-            std::marker::PhantomData,
-        ))
+        Ok(CudaRef(Lent::new(self, view, Access::Read), PhantomData))
     }
 
     /// `x`, checked and ordered, for cudarc's functions to write.
@@ -90,10 +96,7 @@ impl<'a> Cuda<'a> {
     pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
         let mut op = self.dev.op("cuda")?;
         let view = op.writes(x)?;
-        Ok(CudaMut(
-            Lent { cuda: self, block: view.block, bytes: view.bytes(), len: view.len(), access: Access::Write },
-            std::marker::PhantomData,
-        ))
+        Ok(CudaMut(Lent::new(self, view, Access::Write), PhantomData))
     }
 }
 
@@ -106,10 +109,18 @@ struct Lent<'a> {
     access: Access,
 }
 
+impl<'a> Lent<'a> {
+    /// The use is noted at once, so that it is not lost when this is forgotten instead of dropped.
+    fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access) -> Self {
+        view.block.hazards.open(&cuda.dev.stream, view.bytes(), access);
+        Lent { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access }
+    }
+}
+
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let stream = &self.cuda.dev.stream;
-        self.block.hazards.note(stream, stream.submit(), self.bytes.clone(), self.access);
+        self.block.hazards.close(stream, stream.submit(), self.bytes.clone(), self.access);
     }
 }
 
@@ -120,9 +131,9 @@ impl Lent<'_> {
 }
 
 /// A buffer that cudarc may read; from [`Cuda::read`].
-pub struct CudaRef<'a, T: DeviceCopy>(Lent<'a>, std::marker::PhantomData<&'a T>);
+pub struct CudaRef<'a, T: DeviceCopy>(Lent<'a>, PhantomData<&'a T>);
 /// A buffer that cudarc may write; from [`Cuda::write`].
-pub struct CudaMut<'a, T: DeviceCopy>(Lent<'a>, std::marker::PhantomData<&'a mut T>);
+pub struct CudaMut<'a, T: DeviceCopy>(Lent<'a>, PhantomData<&'a mut T>);
 
 /// Given to the token's own stream, nothing is left to order. Another stream waits for ours, and is waited for.
 fn lend<'s>(home: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {

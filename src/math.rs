@@ -22,13 +22,12 @@ impl Device {
     #[track_caller]
     pub fn fill<V: AsViewMut + ?Sized>(&self, x: &mut V, value: V::Elem) -> Result<()> {
         let bytes = bytemuck::bytes_of(&value);
-        let n = x.view().len();
         match *bytes {
             [byte] => {
                 let mut op = self.op("fill")?;
                 let view = op.writes(x)?;
                 // SAFETY: the view is live memory of this device, ordered and noted by `op`.
-                op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), byte, n, stream) })
+                op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), byte, view.len(), stream) })
             }
             [a, b, c, d] => {
                 let mut op = self.op("fill")?;
@@ -36,7 +35,7 @@ impl Device {
                 let word = u32::from_ne_bytes([a, b, c, d]);
                 if view.address().is_multiple_of(4) {
                     // SAFETY: as above, and the address is aligned.
-                    op.submit(|driver, stream| unsafe { driver.fill_u32(view.address(), word, n, stream) })
+                    op.submit(|driver, stream| unsafe { driver.fill_u32(view.address(), word, view.len(), stream) })
                 } else {
                     Err(Error::invalid("fill", "a four-byte element at an odd address"))
                 }
@@ -231,14 +230,14 @@ impl Device {
         C: AsViewMut<Elem = f32> + ?Sized,
     {
         let (m, k, n) = (a.rows, a.cols, b.cols);
-        if b.rows != k || m.checked_mul(n) != Some(c.view().len()) {
-            let why = format!("({m} x {k}) * ({} x {n}) into {} elements", b.rows, c.view().len());
-            return Err(Error::invalid("gemm", why));
-        }
         let mut op = self.op("gemm")?;
         op.touch(a.view.block, a.view.bytes(), Access::Read, false)?;
         op.touch(b.view.block, b.view.bytes(), Access::Read, false)?;
         let c = op.writes(c)?;
+        if b.rows != k || m.checked_mul(n) != Some(c.len()) {
+            let why = format!("({m} x {k}) * ({} x {n}) into {} elements", b.rows, c.len());
+            return Err(Error::invalid("gemm", why));
+        }
         if m == 0 || n == 0 {
             return Ok(());
         }

@@ -115,7 +115,7 @@ impl<T: 'static> PerDevice<T> {
     /// Makes every device's value anew, and so ends any poison.
     ///
     /// # Errors
-    /// As [`GpuPool::run`](crate::GpuPool::run); [`Error::Borrowed`] when a forgotten guard still borrows the old value.
+    /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, every value is poisoned.
     pub fn reset<F>(&mut self, f: F) -> Result<()>
     where
         F: Fn(&Device, Shard) -> Result<T> + Sync,

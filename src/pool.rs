@@ -254,9 +254,14 @@ impl GpuPool {
     /// `len` zeros in managed memory: one address on the host and on every device. See [`UnifiedBuffer`].
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], the driver's.
+    /// [`Error::OutOfMemory`], [`Error::InvalidArgument`] where a device and the host cannot touch managed memory at the
+    /// same time, the driver's.
     pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.check_open()?;
+        if let Some(i) = (0..self.devices()).find(|&i| !self.shared.links[i].driver.info().concurrent_managed) {
+            let why = format!("device {i} cannot share managed memory with the host while it works");
+            return Err(Error::invalid("unified", why));
+        }
         UnifiedBuffer::new(&self.shared.links[0], len, self.shared.deadline)
     }
 
@@ -288,6 +293,9 @@ impl GpuPool {
         let mut builder = Builder::default().timeout(self.shared.deadline);
         if let Some(bytes) = self.shared.memory_limit {
             builder = builder.memory_limit(bytes);
+        }
+        if self.shared.staged {
+            builder = builder.without_peer_access();
         }
         if let Some(weights) = &self.shared.weights {
             builder = builder.weights(&alive.iter().map(|&i| weights[i]).collect::<Vec<_>>());
@@ -439,11 +447,11 @@ where
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
     let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
     let gang = Arc::new(Gang::new(all.clone(), queues.iter().map(|queue| queue.waker().clone()).collect()));
-    let outcomes: Vec<Mutex<Option<Result<R, E>>>> = all.iter().map(|_| Mutex::new(None)).collect();
+    let outcomes: Vec<Mutex<Option<Outcome<R, E>>>> = all.iter().map(|_| Mutex::new(None)).collect();
 
     let body = |worker: &Rc<Worker>, rank: usize| {
         let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
-        *outcomes[rank].lock() = outcome;
+        *outcomes[rank].lock() = Some(outcome);
     };
     let body: &Body<'_, Rc<Worker>> = &body;
     let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
@@ -460,10 +468,10 @@ where
     let mut root = None;
     for outcome in outcomes {
         match outcome.into_inner() {
-            Some(Ok(result)) => results.push(result),
-            Some(Err(error)) => root = Some(error),
-            // Withdrawn, or a peer of the one that failed.
-            None => {}
+            Some(Outcome::Done(result)) => results.push(result),
+            Some(Outcome::Failed { error, first: true }) => root = Some(error),
+            // A peer of the one that failed, one that panicked, or one that was withdrawn.
+            Some(Outcome::Failed { .. } | Outcome::Panicked) | None => {}
         }
     }
     match (root, gang.cause()) {
@@ -474,8 +482,15 @@ where
     }
 }
 
-/// One member's part: the closure, then its streams, then the others if something failed. `None` when this member only
-/// followed another's failure.
+/// What a member's closure came to. Users' values in it are converted and dropped by the caller, never on the device
+/// thread: that code may panic, and the peers are waiting.
+enum Outcome<R, E> {
+    Done(R),
+    Failed { error: E, first: bool },
+    Panicked,
+}
+
+/// One member's part: the closure, then its streams, then the others if something failed.
 fn member<F, R, E>(
     worker: &Rc<Worker>,
     gang: &Arc<Gang>,
@@ -483,10 +498,9 @@ fn member<F, R, E>(
     f: &F,
     shard: Shard,
     cause: &impl Fn(&E) -> Error,
-) -> Option<Result<R, E>>
+) -> Outcome<R, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E>,
-    E: From<Error>,
 {
     let device = worker.link.device;
     worker.progress();
@@ -494,33 +508,39 @@ where
     board::forget(worker, gang.place() - 1);
     let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
     let outcome = match returned {
-        Ok(Ok(result)) => Some(Ok(result)),
-        Ok(Err(error)) => gang.poison(device, cause(&error)).then_some(Err(error)),
+        Ok(Ok(result)) => Outcome::Done(result),
+        Ok(Err(error)) => Outcome::Failed { first: gang.poison(device, cause(&error)), error },
         Err(payload) => {
             let error = panics::error(device, &*payload);
             // Before the peers hear of it: the drop runs the user's code.
             panics::contain(|| drop(payload));
-            gang.poison(device, error.clone()).then(|| Err(error.into()))
+            gang.poison(device, error);
+            Outcome::Panicked
         }
     };
     gang.leave(rank);
-    let drained = worker.drain();
-    gang.drained();
-    let outcome = match drained {
-        Ok(()) => outcome,
+    if let Err(error) = worker.drain() {
         // The work failed behind the closure's back; what it returned is worth nothing.
-        Err(error) => gang.poison(device, error.clone()).then(|| Err(error.into())).or(outcome.filter(Result::is_err)),
-    };
+        gang.stuck();
+        gang.poison(device, error);
+    }
+    gang.drained();
     if gang.is_aborted() {
         gang.recover();
         board::forget(worker, gang.place());
+        for block in worker.suspects.take() {
+            if gang.is_stuck() {
+                std::mem::forget(block);
+            }
+        }
     }
     outcome
 }
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
-    let progress = || shared.progress.iter().map(|p| p.get()).sum::<u64>();
+    let of = |device: &usize| shared.progress[*device].get() + shared.relayed[*device].get();
+    let progress = || gang.members().iter().map(of).sum::<u64>();
     let (mut since, mut seen, mut told) = (Instant::now(), progress(), false);
     let mut withdrawn = false;
     while !waiting.wait(Some(TICK)) {

@@ -9,11 +9,19 @@ use crate::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
+    collections::VecDeque,
     marker::PhantomData,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
+
+/// Operations between two milestones.
+const MILESTONE: u64 = 16;
+/// Milestones kept; of more, every second one goes.
+const MILESTONES: usize = 32;
+/// How often a waiting host thread looks for milestones, and whether it should stop.
+const TICK: Duration = Duration::from_millis(20);
 
 /// A stream with the count of operations submitted to it and known to be complete.
 ///
@@ -26,6 +34,8 @@ pub(crate) struct StreamCore {
     pub(crate) id: u64,
     submitted: Sequence,
     completed: Sequence,
+    /// Events behind every [`MILESTONE`]th operation, with its number: they tell a long queue from a stuck one.
+    milestones: Mutex<VecDeque<(RawEvent, u64)>>,
     /// For other streams (by id): up to which of their operations this stream already waits.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
@@ -39,13 +49,57 @@ impl StreamCore {
             id: unique_id(),
             submitted: Sequence::new(),
             completed: Sequence::new(),
+            milestones: Mutex::default(),
             known: Mutex::default(),
         }))
     }
 
     /// Numbers an operation that was just submitted.
     pub(crate) fn submit(&self) -> u64 {
-        self.submitted.fetch_advance()
+        let sequence = self.submitted.fetch_advance();
+        if sequence.is_multiple_of(MILESTONE) {
+            self.set_milestone();
+        }
+        sequence
+    }
+
+    /// Best effort: without a milestone only the deadline is less patient.
+    fn set_milestone(&self) {
+        let Ok((event, covered)) = self.record("milestone", false) else { return };
+        let mut milestones = self.milestones.lock();
+        if milestones.len() >= MILESTONES {
+            self.pass(&mut milestones);
+        }
+        if milestones.len() >= MILESTONES {
+            let mut keep = false;
+            milestones.retain(|&(event, _)| {
+                keep = !keep;
+                if !keep {
+                    self.link.give_event(event, false);
+                }
+                keep
+            });
+        }
+        milestones.push_back((event, covered));
+    }
+
+    /// Whether operations have completed since this was last asked, as far as milestones tell.
+    pub(crate) fn has_advanced(&self) -> bool {
+        self.pass(&mut self.milestones.lock())
+    }
+
+    /// Takes out the milestones that the stream has passed; whether there were any.
+    fn pass(&self, milestones: &mut VecDeque<(RawEvent, u64)>) -> bool {
+        let before = milestones.len();
+        while let Some(&(event, covered)) = milestones.front() {
+            if !matches!(self.link.driver.event_query(event), Ok(true)) {
+                break;
+            }
+            self.completed.raise_to(covered);
+            self.link.give_event(event, false);
+            milestones.pop_front();
+        }
+        milestones.len() < before
     }
 
     /// Operations submitted so far.
@@ -111,22 +165,37 @@ impl StreamCore {
     }
 
     /// The calling host thread waits for all work submitted so far; gives up when nothing completes for `limit`, or when
-    /// `stop` says so (asked every few milliseconds).
-    pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn() -> bool) -> Result<()> {
+    /// `stop` says so. `stop` is asked every few milliseconds and told whether the stream has got on.
+    pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn(bool) -> bool) -> Result<()> {
         let covered = self.submitted.get();
         if self.completed.get() >= covered {
             return Ok(());
         }
-        let start = Instant::now();
-        loop {
-            if self.link.check(op, self.link.driver.stream_wait_idle(self.raw, Duration::from_millis(20)))? {
-                self.completed.raise_to(covered);
-                return Ok(());
+        let idle = || self.link.check(op, self.link.driver.stream_wait_idle(self.raw, TICK));
+        self.wait_while_advancing(op, limit, idle, stop)?;
+        self.completed.raise_to(covered);
+        Ok(())
+    }
+
+    /// Asks `done` (which waits a little) until it is; the deadline starts anew whenever the stream gets on.
+    pub(crate) fn wait_while_advancing(
+        &self,
+        op: &'static str,
+        limit: Duration,
+        done: impl Fn() -> Result<bool>,
+        stop: impl Fn(bool) -> bool,
+    ) -> Result<()> {
+        let mut since = Instant::now();
+        while !done()? {
+            let advanced = self.has_advanced();
+            if advanced {
+                since = Instant::now();
             }
-            if start.elapsed() >= limit || stop() {
-                return Err(Error::Timeout { device: self.link.device, op, waited: start.elapsed(), missing: vec![] });
+            if stop(advanced) || since.elapsed() >= limit {
+                return Err(Error::Timeout { device: self.link.device, op, waited: since.elapsed(), missing: vec![] });
             }
         }
+        Ok(())
     }
 
     /// The calling host thread waits until operation `sequence` has completed.
@@ -135,18 +204,20 @@ impl StreamCore {
             return Ok(());
         }
         let (event, covered) = self.record(op, false)?;
-        let done = self.link.driver.event_wait(event, limit);
+        let passed = || self.link.check(op, self.link.driver.event_wait(event, TICK));
+        let waited = self.wait_while_advancing(op, limit, passed, |_| false);
         self.link.give_event(event, false);
-        if self.link.check(op, done)? {
-            self.completed.raise_to(covered);
-            return Ok(());
-        }
-        Err(Error::Timeout { device: self.link.device, op, waited: limit, missing: vec![] })
+        waited?;
+        self.completed.raise_to(covered);
+        Ok(())
     }
 }
 
 impl Drop for StreamCore {
     fn drop(&mut self) {
+        for (event, _) in self.milestones.get_mut().drain(..) {
+            self.link.give_event(event, false);
+        }
         // SAFETY: the last reference is going, so nobody submits to the stream any more.
         let _ = unsafe { self.link.driver.stream_destroy(self.raw) };
     }

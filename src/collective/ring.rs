@@ -57,10 +57,12 @@ pub(super) fn all_reduce<T: Element>(dev: &Device, mut x: DeviceViewMut<'_, T>, 
     // Managed memory is at home everywhere.
     let device = block.device().unwrap_or(dev.index());
     let peer = Peer { device, address: *address };
-    dev.stream.wait_event("all_reduce", ready.0.raw, &ready.0.stream, ready.0.covered)?;
-    let done = Ring { dev, call, ranks, peer }.run(&mut x, &scratch, factor);
+    let ready = dev.stream.wait_event("all_reduce", ready.0.raw, &ready.0.stream, ready.0.covered);
+    let done = ready.and_then(|()| Ring { dev, call, ranks, peer }.run(&mut x, &scratch, factor));
     access.submitted();
     done.inspect_err(|cause| {
+        // The successor may have reads of this buffer under way that no event of ours covers.
+        dev.worker.suspects.borrow_mut().push(x.block.clone());
         // The call was committed, so the peers count on this member; they must not wait for it.
         if !matches!(cause, Error::Aborted { .. }) {
             dev.session.gang.poison(dev.index(), cause.clone());

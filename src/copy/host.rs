@@ -8,20 +8,10 @@
 //! Small uploads share a piece: they are packed one behind the other, and only a full piece is waited for.
 
 use crate::{
-    device::Device,
-    driver::Address,
-    error::{Error, Result},
-    memory::block::Block,
-    runtime::worker::Worker,
-    stream::StreamCore,
+    device::Device, driver::Address, error::Result, memory::block::Block, runtime::worker::Worker, stream::StreamCore,
 };
 use smallvec::SmallVec;
-use std::{
-    cell::RefCell,
-    ptr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, ptr, sync::Arc, time::Duration};
 
 use crate::Event;
 
@@ -120,15 +110,10 @@ impl Wait {
     }
 
     fn event(&self, event: &Event) -> Result<()> {
-        let (start, link) = (Instant::now(), &event.0.stream.link);
-        while !link.check("staging", link.driver.event_wait(event.0.raw, Duration::from_millis(20)))? {
-            self.gang.check()?;
-            if start.elapsed() >= self.limit {
-                let (device, waited) = (link.device, start.elapsed());
-                return Err(Error::Timeout { device, op: "staging", waited, missing: vec![] });
-            }
-        }
-        Ok(())
+        let (stream, link) = (&event.0.stream, &event.0.stream.link);
+        let passed = || link.check("staging", link.driver.event_wait(event.0.raw, Duration::from_millis(20)));
+        let waited = stream.wait_while_advancing("staging", self.limit, passed, |_| self.gang.is_aborted());
+        waited.map_err(|error| self.gang.aborted().unwrap_or(error))
     }
 }
 

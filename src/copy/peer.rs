@@ -102,6 +102,20 @@ impl Stage {
         };
         let other = if on_source { &down } else { &up };
         other.wait_for("staged copy", current, current.submit())?;
+        let copied = self.pieces(state, (&up, &down), dst, src, bytes);
+        // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
+        let last = other.submit();
+        current.wait_for("staged copy", other, last).and(copied)
+    }
+
+    fn pieces(
+        &self,
+        state: &mut State,
+        (up, down): (&StreamCore, &StreamCore),
+        dst: Address,
+        src: Address,
+        bytes: usize,
+    ) -> Result<()> {
         let piece = (bytes / 8).next_multiple_of(SMALLEST).clamp(SMALLEST, PIECE);
         for start in (0..bytes).step_by(piece) {
             let (slot, len) = (state.next, piece.min(bytes - start));
@@ -117,8 +131,7 @@ impl Stage {
             self.down(|driver| unsafe { driver.copy_to_device(dst + at, buffer, len, down.raw) })?;
             self.down(|driver| driver.event_record(state.empty[slot], down.raw))?;
         }
-        let last = other.submit();
-        current.wait_for("staged copy", other, last)
+        Ok(())
     }
 
     fn up(&self, call: impl FnOnce(&dyn Driver) -> crate::driver::DriverResult) -> Result<()> {

@@ -11,7 +11,7 @@
 
 use super::{
     block::{Block, Chunk, ChunkKind, FreeBlock, Home},
-    hazard::{Uses, all_completed, wait_all},
+    hazard::{Uses, all_completed, names_lost_peer, wait_all},
     link::Link,
 };
 use crate::{
@@ -104,11 +104,20 @@ impl Cache {
 
     fn pop(&mut self, class: usize) -> Option<FreeBlock> {
         let upto = if class > SMALL { class + class / 4 } else { class };
-        let (&size, _) = self.free.range(class..=upto).find(|(_, blocks)| !blocks.is_empty())?;
-        let blocks = self.free.get_mut(&size)?;
-        // The latest is warm, but one whose uses are over needs no wait at all.
-        let at = blocks.iter().rposition(|b| all_completed(&b.uses)).unwrap_or(blocks.len() - 1);
-        Some(blocks.swap_remove(at))
+        let own = self.link.device;
+        for (_, blocks) in self.free.range_mut(class..=upto) {
+            // The latest is warm, but one whose uses are over needs no wait at all.
+            while !blocks.is_empty() {
+                let at = blocks.iter().rposition(|b| all_completed(&b.uses)).unwrap_or(blocks.len() - 1);
+                let block = blocks.swap_remove(at);
+                if !names_lost_peer(&block.uses, own) {
+                    return Some(block);
+                }
+                // A lost device may hold a block for ever; it must not fail every later use of it here.
+                block.release();
+            }
+        }
+        None
     }
 
     /// Takes a chunk from the driver: one block, or a slab full of them.

@@ -35,6 +35,9 @@ pub(crate) type Uses = SmallVec<[Use; 2]>;
 /// Above this many uses, uses of one stream and kind are merged to one that covers their hull.
 const MERGE_ABOVE: usize = 24;
 
+/// The number of a use that is not over: no stream ever completes it.
+const OPEN: u64 = u64::MAX;
+
 /// The uses of one block.
 #[derive(Default)]
 pub(crate) struct Hazards(Mutex<Uses>);
@@ -67,8 +70,9 @@ impl Hazards {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
             // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
             // its own stream.
-            let implied =
-                covered && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
+            let implied = covered
+                && old.sequence != OPEN
+                && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
             !implied && !old.stream.has_completed(old.sequence)
         });
         if uses.len() >= MERGE_ABOVE {
@@ -77,15 +81,36 @@ impl Hazards {
         uses.push(Use { stream: stream.clone(), sequence, bytes, access });
     }
 
-    /// The calling host thread waits for every use that conflicts with a host access.
-    pub(crate) fn wait_host(&self, op: &'static str, access: Access, limit: Duration) -> Result<()> {
+    /// Notes a use that goes on until [`close`](Self::close): work that others submit to `stream` themselves. Until then
+    /// every conflicting use waits for all that the stream has by then.
+    pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
+        self.0.lock().push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
+    }
+
+    /// Ends one such use; what was submitted counts as operation `sequence`.
+    pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut uses = self.0.lock();
-        for last in uses.iter() {
-            if last.conflicts(&(0..usize::MAX), access) {
-                last.stream.wait_host(op, last.sequence, limit)?;
-            }
+        let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
+        if let Some(at) = uses.iter().position(open) {
+            uses.swap_remove(at);
         }
-        uses.retain(|last| !last.stream.has_completed(last.sequence));
+        drop(uses);
+        self.note(stream, sequence, bytes, access);
+    }
+
+    /// The calling host thread waits for every use that conflicts with a host access. Others are not kept from the block
+    /// meanwhile.
+    pub(crate) fn wait_host(&self, op: &'static str, access: Access, limit: Duration) -> Result<()> {
+        let uses = self.0.lock();
+        let conflicting = uses.iter().filter(|last| last.conflicts(&(0..usize::MAX), access));
+        let waits: SmallVec<[_; 4]> = conflicting.map(|last| (last.stream.clone(), last.sequence)).collect();
+        drop(uses);
+        for (stream, sequence) in &waits {
+            stream.wait_host(op, *sequence, limit)?;
+        }
+        if !waits.is_empty() {
+            self.0.lock().retain(|last| !last.stream.has_completed(last.sequence));
+        }
         Ok(())
     }
 
@@ -111,7 +136,8 @@ impl Use {
 fn merge(uses: &mut Uses) {
     let mut merged = Uses::new();
     for old in uses.drain(..) {
-        match merged.iter_mut().find(|new| new.stream.id == old.stream.id && new.access == old.access) {
+        let same = |new: &&mut Use| new.stream.id == old.stream.id && new.access == old.access && new.sequence != OPEN;
+        match merged.iter_mut().find(same).filter(|_| old.sequence != OPEN) {
             Some(new) => {
                 new.sequence = new.sequence.max(old.sequence);
                 new.bytes = new.bytes.start.min(old.bytes.start)..new.bytes.end.max(old.bytes.end);
@@ -120,6 +146,11 @@ fn merge(uses: &mut Uses) {
         }
     }
     *uses = merged;
+}
+
+/// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
+pub(crate) fn names_lost_peer(uses: &Uses, own: usize) -> bool {
+    uses.iter().any(|last| last.stream.link.device != own && last.stream.link.is_lost())
 }
 
 /// Whether all of these uses are known to have completed.

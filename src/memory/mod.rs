@@ -23,6 +23,20 @@ pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerVie
 
 /// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.
 ///
-/// `Pod` is needed for soundness: a device may leave any bit pattern behind, so each must be a value.
+/// `Pod` is needed for soundness: a device may leave any bit pattern behind, so each must be a value. Types that must be
+/// aligned to more than 256 bytes do not compile where memory for them is asked for:
+///
+/// ```compile_fail,E0080
+/// #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+/// #[repr(C, align(4096))]
+/// struct Page([u8; 4096]);
+/// # let pool = gpu_pool::GpuPool::builder().host(1).build().unwrap();
+/// let page = pool.pinned::<Page>(1);
+/// ```
 pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
 impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}
+
+/// Every block starts at a multiple of 256 bytes; a type that wants more does not compile.
+pub(crate) const fn fits_blocks<T>() {
+    assert!(align_of::<T>() <= 256, "device memory is aligned to 256 bytes");
+}

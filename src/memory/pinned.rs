@@ -4,6 +4,7 @@ use super::{
     DeviceCopy,
     block::{Block, ChunkKind},
     cache::Cache,
+    fits_blocks,
     hazard::Access,
     link::Link,
 };
@@ -108,6 +109,7 @@ impl PinnedPool {
 
     /// A zeroed buffer.
     pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<PinnedBuffer<T>> {
+        const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.deadline, of: PhantomData };
         // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.

@@ -3,6 +3,7 @@
 use super::{
     DeviceCopy,
     block::{Block, Chunk, ChunkKind, FreeBlock, Home},
+    fits_blocks,
     hazard::{Access, Uses},
     link::Link,
     view::DeviceViewMut,
@@ -42,6 +43,7 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
     pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
+        const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
         if bytes > isize::MAX as usize {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));

@@ -27,6 +27,7 @@ pub struct Gang {
     cause: Mutex<Option<(usize, Error)>>,
     /// Members that have not drained their streams yet.
     drained: CountLatch,
+    stuck: Flag,
 }
 
 impl Gang {
@@ -42,6 +43,7 @@ impl Gang {
             word: CommitWord::new(),
             cause: Mutex::new(None),
             drained: CountLatch::new(count, Arc::new(EventCount::new())),
+            stuck: Flag::new(),
         }
     }
 
@@ -85,11 +87,10 @@ impl Gang {
         let first = slot.is_none();
         if first {
             *slot = Some((by, cause));
-        }
-        drop(slot);
-        if first {
+            // Under the lock, so that whoever finds a cause here finds the bit raised too.
             self.word.abort();
         }
+        drop(slot);
         self.wake_all();
         first
     }
@@ -138,6 +139,16 @@ impl Gang {
     /// Whether a member's closure has ended.
     pub fn has_left(&self, rank: usize) -> bool {
         self.left[rank].is_raised()
+    }
+
+    /// A member's streams could not be drained: what they touch may still be in use after [`recover`](Self::recover).
+    pub fn stuck(&self) {
+        self.stuck.raise();
+    }
+
+    /// Whether some member's streams could not be drained. Final after [`recover`](Self::recover).
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.is_raised()
     }
 
     /// Called by each member once, when its own streams have drained.

@@ -33,6 +33,8 @@ pub(crate) fn for_peer<R>(
         }
         let now = Some(progress());
         if now != seen {
+            // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
+            shared.relayed[dev.index()].advance();
             (since, seen) = (Instant::now(), now);
         } else if since.elapsed() >= shared.deadline {
             let (device, waited) = (dev.index(), since.elapsed());

@@ -15,7 +15,12 @@ use crate::{
     driver::{RawFunction, RawModule},
     error::{Error, Result},
     kernel::Module,
-    memory::{block::ChunkKind, cache::Cache, link::Link, pinned::PinnedPool},
+    memory::{
+        block::{Block, ChunkKind},
+        cache::Cache,
+        link::Link,
+        pinned::PinnedPool,
+    },
     stream::StreamCore,
     sync::{Gate, Sequence, shim::InCrowd},
 };
@@ -40,11 +45,15 @@ pub(crate) struct Shared {
     pub(crate) turns: Vec<Arc<Turns>>,
     /// Operations begun, per device; each on a cache line of its own, since each thread writes one at every operation.
     pub(crate) progress: Vec<CachePadded<Sequence>>,
+    /// Signs of life of others, passed on by devices that wait for them. Not progress of their own.
+    pub(crate) relayed: Vec<CachePadded<Sequence>>,
     pub(crate) pinned: PinnedPool,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory_limit: Option<u64>,
     pub(crate) deadline: Duration,
+    /// Peer access was switched off.
+    pub(crate) staged: bool,
     /// Threads that copy one large pageable slice.
     pub(crate) copy_threads: usize,
     pub(crate) gate: Gate,
@@ -98,6 +107,8 @@ pub(crate) struct Worker {
     pub(crate) endpoint: RefCell<Endpoint>,
     modules: RefCell<HashMap<*const Module, RawModule>>,
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
+    /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
+    pub(crate) suspects: RefCell<Vec<Arc<Block>>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
 }
@@ -115,6 +126,7 @@ impl Worker {
             endpoint: RefCell::new(endpoint),
             modules: RefCell::default(),
             functions: RefCell::default(),
+            suspects: RefCell::default(),
             slots: RefCell::default(),
             shared: shared.clone(),
             link,
@@ -170,7 +182,15 @@ impl Worker {
         let streams = self.streams.borrow();
         let all = std::iter::once(&self.main).chain(streams.iter());
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
-        all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and)
+        all.map(|stream| {
+            stream.wait_idle("scope end", limit, |advanced| {
+                if advanced {
+                    self.progress();
+                }
+                false
+            })
+        })
+        .fold(Ok(()), Result::and)
     }
 
     /// The loop of the device thread.

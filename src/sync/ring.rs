@@ -182,7 +182,7 @@ impl<T: Send> Producer<T> {
     /// ```
     #[inline]
     pub fn push(&mut self, value: T) -> Result<(), Full<T>> {
-        if !self.has_slot() {
+        if self.free(1) == 0 {
             return Err(Full(value));
         }
         if flag("ring.publishes_before_writing") {
@@ -208,12 +208,14 @@ impl<T: Send> Producer<T> {
     /// ```
     pub fn push_batch(&mut self, items: &mut impl Iterator<Item = T>) -> usize {
         let start = self.tail;
-        if !self.has_slot() {
+        // One look at the other side per batch: a second one would be a miss, mostly for nothing.
+        let want = items.size_hint().1.unwrap_or(usize::MAX).min(self.capacity());
+        let free = self.free(want);
+        if free == 0 {
             // Without a store: a producer that spins on a full ring must not take the consumer's copy of the line away.
             return 0;
         }
-        // One look at the other side per batch: a second one would be a miss, mostly for nothing.
-        let end = self.known_head.wrapping_add(self.capacity());
+        let end = self.tail.wrapping_add(free);
         // Publishes on drop, so that elements are not lost when the iterator panics.
         let batch = PushBatch(self);
         while batch.0.tail != end
@@ -260,14 +262,15 @@ impl<T: Send> Producer<T> {
         self.shared.mask + 1
     }
 
+    /// Free slots: at least `want`, or as many as there are.
     #[inline(always)]
-    fn has_slot(&mut self) -> bool {
-        // Equal to capacity when the copy of head says full; look at the true one before believing it.
-        if self.tail.wrapping_sub(self.known_head) <= self.shared.mask {
-            return true;
+    fn free(&mut self, want: usize) -> usize {
+        let free = |this: &Self| this.shared.mask + 1 - this.tail.wrapping_sub(this.known_head);
+        // The copy of head may be old; look at the true one before believing that there is no more.
+        if free(self) < want {
+            self.known_head = self.shared.head.load(ord("ring.head.load", Acquire));
         }
-        self.known_head = self.shared.head.load(ord("ring.head.load", Acquire));
-        self.tail.wrapping_sub(self.known_head) <= self.shared.mask
+        free(self)
     }
 }
 
@@ -312,7 +315,7 @@ impl<T: Send> Consumer<T> {
     /// ```
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
-        if !self.has_element() {
+        if self.ready(1) == 0 {
             return None;
         }
         if flag("ring.frees_before_reading") {
@@ -336,10 +339,11 @@ impl<T: Send> Consumer<T> {
     /// ```
     pub fn pop_batch(&mut self, max: usize, mut each: impl FnMut(T)) -> usize {
         let start = self.head;
-        if !self.has_element() {
+        let ready = self.ready(max.min(self.shared.mask + 1));
+        if ready == 0 {
             return 0;
         }
-        let end = start.wrapping_add(max.min(self.known_tail.wrapping_sub(start)));
+        let end = start.wrapping_add(max.min(ready));
         // Frees on drop, so that no element is dropped twice when `each` panics.
         let batch = PopBatch(self);
         while batch.0.head != end {
@@ -387,13 +391,13 @@ impl<T: Send> Consumer<T> {
         self.shared.producer_gone.load(ord("ring.producer_gone.load", Acquire))
     }
 
+    /// Elements: at least `want`, or as many as there are.
     #[inline(always)]
-    fn has_element(&mut self) -> bool {
-        if self.head != self.known_tail {
-            return true;
+    fn ready(&mut self, want: usize) -> usize {
+        if self.known_tail.wrapping_sub(self.head) < want {
+            self.known_tail = self.shared.tail.load(ord("ring.tail.load", Acquire));
         }
-        self.known_tail = self.shared.tail.load(ord("ring.tail.load", Acquire));
-        self.head != self.known_tail
+        self.known_tail.wrapping_sub(self.head)
     }
 }
 

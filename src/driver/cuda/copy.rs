@@ -78,7 +78,7 @@ impl CudaGpu {
         }
         let (to, from) = (to.context.0, from.context.0);
         // SAFETY: the caller's promise for the ranges; the contexts are retained by their live drivers.
-        self.check(unsafe { sys::cuMemcpyPeerAsync(dst, to, src, from, bytes, stream(s)) })
+        self.check_shared(s, unsafe { sys::cuMemcpyPeerAsync(dst, to, src, from, bytes, stream(s)) })
     }
 
     /// # Safety

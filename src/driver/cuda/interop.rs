@@ -2,17 +2,20 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use super::{CudaGpu, stream::stream};
-use crate::driver::{DriverResult, RawStream};
+use crate::driver::{DriverResult, Fault, RawStream};
 
 /// What was made on demand.
 #[derive(Default)]
 pub(super) struct Interop {
     context: OnceCell<Arc<CudaContext>>,
+    /// A stream of cudarc's own that nobody uses. cudarc orders its slices between streams only while it has made one
+    /// itself; streams that it borrows, like ours, do not count.
+    second: OnceCell<Arc<CudaStream>>,
     streams: Mutex<HashMap<RawStream, Arc<CudaStream>>>,
 }
 
@@ -27,6 +30,7 @@ impl Interop {
     /// Lets go of all, streams first.
     pub(super) fn clear(&mut self) {
         self.streams.get_mut().clear();
+        self.second.take();
         self.context.take();
     }
 }
@@ -39,16 +43,17 @@ impl CudaGpu {
     pub fn cudarc_context(&self) -> DriverResult<Arc<CudaContext>> {
         self.enter()?;
         let make = || CudaContext::new(self.info.ordinal);
-        match self.interop.context.get_or_try_init(make) {
-            Ok(context) => Ok(context.clone()),
-            // The code only: cudarc's error asks the library for words.
-            Err(e) => Err(self.check(e.0).err().unwrap_or_else(|| super::fault::fault(999, ""))),
-        }
+        let context = self.interop.context.get_or_try_init(make).map_err(|e| self.cudarc_fault(e))?;
+        self.interop.second.get_or_try_init(|| context.new_stream()).map_err(|e| self.cudarc_fault(e))?;
+        Ok(context.clone())
+    }
+
+    /// From the code only: cudarc's error asks the library for words.
+    fn cudarc_fault(&self, e: DriverError) -> Fault {
+        self.check(e.0).err().unwrap_or_else(|| super::fault::fault(999, ""))
     }
 
     /// cudarc's object for a stream of this device, one per stream. Dropping it does not destroy the stream.
-    ///
-    /// cudarc does not count it among its streams, so it does not order slices between two such objects.
     ///
     /// # Safety
     /// `s` is a live stream of this device. It is not destroyed while a clone of the result is held.

@@ -7,11 +7,11 @@ use std::{
 
 use cudarc::driver::{
     result,
-    sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags},
+    sys::{self, CUevent, CUevent_flags, CUresult, CUstream, CUstream_flags},
 };
 
 use super::{CudaGpu, fault};
-use crate::driver::{DriverResult, RawEvent, RawStream};
+use crate::driver::{DriverResult, FaultKind, RawEvent, RawStream};
 
 /// The driver's handle of a stream.
 pub(super) fn stream(s: RawStream) -> CUstream {
@@ -64,7 +64,19 @@ impl CudaGpu {
     pub(super) fn stream_wait_event(&self, s: RawStream, e: RawEvent) -> DriverResult {
         self.enter()?;
         // SAFETY: a live stream of this device and a live event, of whichever device.
-        self.check(unsafe { sys::cuStreamWaitEvent(stream(s), event(e), 0) })
+        self.check_shared(s, unsafe { sys::cuStreamWaitEvent(stream(s), event(e), 0) })
+    }
+
+    /// [`check`](Self::check) for a call that names something of another device as well: a loss that it reports is
+    /// remembered as this device's only if this device's own stream says so too.
+    pub(super) fn check_shared(&self, s: RawStream, result: CUresult) -> DriverResult {
+        let reported = fault::fault(fault::code(result), "");
+        if reported.kind != FaultKind::DeviceLost {
+            return self.check(result);
+        }
+        // SAFETY: a live stream of this device.
+        let own = fault::fault(fault::code(unsafe { sys::cuStreamQuery(stream(s)) }), "");
+        Err(if own.kind == FaultKind::DeviceLost { self.remember(own) } else { reported })
     }
 
     pub(super) fn event_create(&self, timing: bool) -> DriverResult<RawEvent> {
