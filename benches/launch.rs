@@ -272,7 +272,7 @@ fn main() {
             continue;
         }
         let rounds = rounds(&bench, what);
-        for devices in [1, 2, 8].into_iter().filter(|&n| n <= most) {
+        for devices in [1, 2, 4, 8].into_iter().filter(|&n| n <= most) {
             let mut peers =
                 vec![Side::new("processes", || time_processes(&mut processes.borrow_mut()[..devices], what, rounds))];
             if what == "allocate_free" && !software {

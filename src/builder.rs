@@ -8,7 +8,7 @@ use crate::{
     memory::{link::Link, pinned::PinnedPool},
     pool::GpuPool,
     runtime::{dispatch::Queue, panics, turn::Turns, worker},
-    sync::{Gate, Sequence, unique_id},
+    sync::{Gate, unique_id},
 };
 use once_cell::sync::OnceCell;
 use std::{
@@ -258,8 +258,6 @@ impl Builder {
             pid: std::process::id(),
             queues: (0..count).map(|_| Queue::new()).collect(),
             turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
-            progress: (0..count).map(|_| Sequence::new().into()).collect(),
-            relayed: (0..count).map(|_| Sequence::new().into()).collect(),
             pinned: PinnedPool::new(&links[0], deadline),
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),

@@ -539,8 +539,7 @@ where
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
-    let of = |device: &usize| shared.progress[*device].get() + shared.relayed[*device].get();
-    let progress = || gang.members().iter().map(of).sum::<u64>();
+    let progress = || gang.members().iter().map(|&device| shared.turns[device].any_progress()).sum::<u64>();
     let (mut since, mut seen, mut told) = (Instant::now(), progress(), false);
     let mut withdrawn = false;
     while !waiting.wait(Some(TICK)) {

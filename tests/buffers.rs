@@ -138,8 +138,8 @@ on_both! {
             let (a, b) = (dev.on(&a), dev.on(&b));
             let mut busy = dev.zeros::<u32>(1)?;
             for round in 0..3u32 {
-                // Sizes that nothing else has, so that the one free block is the one that is still read.
-                let len = (1 << 20) << round;
+                // Sizes that nothing else has had, so that the one free block is the one that is still read.
+                let len = (3 << 20) << round;
                 let mut out = dev.zeros::<u32>(len)?;
                 let source = dev.upload(&vec![round; len])?;
                 // The reader waits for its turn, so nothing but the order keeps the next writer from the memory.
@@ -162,8 +162,8 @@ on_both! {
         for staged in [false, true] {
             let pool = if staged { gpus.staged(2) } else { gpus.pool(2) };
             for round in 0..3u32 {
-                // Sizes that nothing else has, so that the one free block is the one that is still read.
-                let len = (1 << 20) << round;
+                // Sizes that nothing else has had, so that the one free block is the one that is still read.
+                let len = (3 << 20) << round;
                 let seen = pool.run(|dev, _| {
                     let lent = match dev.rank() {
                         0 => Some(Arc::new(dev.upload(&vec![round; len])?)),

@@ -43,7 +43,9 @@ impl Drop for Chunk {
     }
 }
 
-/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped.
+/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped. On cache lines of its own: next to
+/// another device's, the two threads' allocations took half as long again.
+#[repr(align(128))]
 pub(crate) struct Home {
     /// Freed by any thread, taken by the owner.
     pub(crate) inbox: Inbox<FreeBlock>,

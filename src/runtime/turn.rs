@@ -10,10 +10,17 @@ use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 
 /// One physical GPU's queue.
+///
+/// On cache lines of its own: its device's thread writes to it at every operation.
+#[repr(align(128))]
 pub(crate) struct Turns {
     issued: Sequence,
     served: Sequence,
     changed: EventCount,
+    /// Operations begun on the GPU, by whichever pool.
+    progress: Sequence,
+    /// Signs of life of others, passed on by a device that waits for them. Not progress of its own.
+    relayed: Sequence,
 }
 
 static ALL: Lazy<Mutex<HashMap<[u8; 16], std::sync::Weak<Turns>>>> = Lazy::new(Mutex::default);
@@ -26,9 +33,35 @@ impl Turns {
             return turns;
         }
         all.retain(|_, turns| turns.strong_count() > 0);
-        let turns = Arc::new(Turns { issued: Sequence::new(), served: Sequence::new(), changed: EventCount::new() });
+        let turns = Arc::new(Turns {
+            issued: Sequence::new(),
+            served: Sequence::new(),
+            changed: EventCount::new(),
+            progress: Sequence::new(),
+            relayed: Sequence::new(),
+        });
         all.insert(uuid, Arc::downgrade(&turns));
         turns
+    }
+
+    /// Notes that the GPU's host thread has got further.
+    pub(crate) fn progress(&self) {
+        self.progress.fetch_advance();
+    }
+
+    /// Notes that those whom the GPU's host thread waits for have got further.
+    pub(crate) fn relay(&self) {
+        self.relayed.fetch_advance();
+    }
+
+    /// Grows while the GPU's own host thread gets on.
+    pub(crate) fn own_progress(&self) -> u64 {
+        self.progress.get()
+    }
+
+    /// Grows while the GPU's host thread gets on, or those whom it waits for do.
+    pub(crate) fn any_progress(&self) -> u64 {
+        self.progress.get() + self.relayed.get()
     }
 
     /// Takes the next place; called under the dispatch lock.

@@ -25,7 +25,7 @@ pub(crate) fn for_peer<R>(
         other => gang.check().err().map(Err).or(other),
     };
     let waker = gang.waker(dev.rank());
-    let progress = || gang.members().iter().map(|&d| shared.progress[d].get()).sum::<u64>();
+    let progress = || gang.members().iter().map(|&d| shared.turns[d].own_progress()).sum::<u64>();
     let (mut since, mut seen) = (Instant::now(), None);
     loop {
         if let Some(answer) = waker.wait_until(Some(TICK), &mut poll) {
@@ -34,7 +34,7 @@ pub(crate) fn for_peer<R>(
         let now = Some(progress());
         if now != seen {
             // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
-            shared.relayed[dev.index()].advance();
+            shared.turns[dev.index()].relay();
             (since, seen) = (Instant::now(), now);
         } else if since.elapsed() >= shared.deadline {
             let (device, waited) = (dev.index(), since.elapsed());

@@ -22,9 +22,8 @@ use crate::{
         pinned::PinnedPool,
     },
     stream::StreamCore,
-    sync::{Gate, Sequence, shim::InCrowd},
+    sync::{Gate, shim::InCrowd},
 };
-use crossbeam::utils::CachePadded;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
@@ -43,10 +42,6 @@ pub(crate) struct Shared {
     pub(crate) links: Vec<Arc<Link>>,
     pub(crate) queues: Vec<Queue<Rc<Worker>>>,
     pub(crate) turns: Vec<Arc<Turns>>,
-    /// Operations begun, per device; each on a cache line of its own, since each thread writes one at every operation.
-    pub(crate) progress: Vec<CachePadded<Sequence>>,
-    /// Signs of life of others, passed on by devices that wait for them. Not progress of their own.
-    pub(crate) relayed: Vec<CachePadded<Sequence>>,
     pub(crate) pinned: PinnedPool,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
@@ -140,7 +135,7 @@ impl Worker {
 
     /// Notes that this device's host thread has got further.
     pub(crate) fn progress(&self) {
-        self.shared.progress[self.link.device].advance();
+        self.shared.turns[self.link.device].progress();
     }
 
     pub(crate) fn is_software(&self) -> bool {

@@ -5,7 +5,10 @@
 use gpu_pool::{Builder, Error, GpuPool, Module, kernel};
 use std::{
     fmt::Debug,
-    sync::mpsc::{RecvTimeoutError, channel},
+    sync::{
+        Mutex,
+        mpsc::{RecvTimeoutError, channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -55,12 +58,18 @@ pub fn on_host(_needed: usize, test: fn(Gpus)) {
     guarded(move || test(Gpus { cuda: false, available: 64 }));
 }
 
+static CUDA: Mutex<()> = Mutex::new(());
+
 /// Runs a test on CUDA devices, if there are enough.
 pub fn on_cuda(needed: usize, test: fn(Gpus)) {
     match cuda_devices() {
         0 => println!("skipped: no CUDA device"),
         n if n < needed => println!("skipped: needs {needed} CUDA devices"),
-        available => guarded(move || test(Gpus { cuda: true, available })),
+        available => {
+            // One at a time: pools of the same GPU take turns, so a test that makes a device wait would make others late.
+            let _turn = CUDA.lock().unwrap_or_else(|poison| poison.into_inner());
+            guarded(move || test(Gpus { cuda: true, available }));
+        }
     }
 }
 
