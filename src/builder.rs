@@ -254,9 +254,11 @@ impl Builder {
         let links: Vec<_> =
             drivers.into_iter().enumerate().map(|(i, driver)| Arc::new(Link::new(id, i, driver))).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
         let shared = Arc::new(worker::Shared {
             pid: std::process::id(),
-            queues: (0..count).map(|_| Queue::new()).collect(),
+            wakers: queues.iter().map(|queue| queue.waker().clone()).collect(),
+            queues,
             turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
             pinned: PinnedPool::new(&links[0], deadline),
             weights,

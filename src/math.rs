@@ -1,13 +1,13 @@
 //! The operations that come with the crate; everything else is the user's kernels.
 
-#[cfg(feature = "blas")]
-use crate::driver::Gemm;
 use crate::{
     Device, DeviceBuffer, LaunchDims,
     builtin::{CastTo, FILL_U16, FILL_U64, Float, SUM_BLOCKS, SUM_THREADS},
     error::{Error, Result},
-    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, hazard::Access},
+    memory::{AsView, AsViewMut, DeviceCopy, DeviceView},
 };
+#[cfg(feature = "blas")]
+use crate::{driver::Gemm, memory::hazard::Access};
 
 /// The launch of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };

@@ -15,6 +15,7 @@ use crate::{
     },
     sync::EventCount,
 };
+use crossbeam::utils::CachePadded;
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use std::{
@@ -446,8 +447,12 @@ where
     let _pass = shared.gate.enter().ok_or(Error::Closed)?;
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
     let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
-    let gang = Arc::new(Gang::new(all.clone(), queues.iter().map(|queue| queue.waker().clone()).collect()));
-    let outcomes: Vec<Mutex<Option<Outcome<R, E>>>> = all.iter().map(|_| Mutex::new(None)).collect();
+    let wakers = match members {
+        None => shared.wakers.clone(),
+        Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
+    };
+    let gang = Arc::new(Gang::new(all.clone(), wakers));
+    let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     let body = |worker: &Rc<Worker>, rank: usize| {
         let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
@@ -467,7 +472,7 @@ where
     let mut results = Vec::with_capacity(all.len());
     let mut root = None;
     for outcome in outcomes {
-        match outcome.into_inner() {
+        match CachePadded::into_inner(outcome).into_inner() {
             Some(Outcome::Done(result)) => results.push(result),
             Some(Outcome::Failed { error, first: true }) => root = Some(error),
             // A peer of the one that failed, one that panicked, or one that was withdrawn.
@@ -481,6 +486,9 @@ where
         (None, None) => Ok(results),
     }
 }
+
+/// Where a member leaves what its closure came to.
+type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;
 
 /// What a member's closure came to. Users' values in it are converted and dropped by the caller, never on the device
 /// thread: that code may panic, and the peers are waiting.

@@ -83,11 +83,13 @@ impl Hazards {
 
     /// Notes a use that goes on until [`close`](Self::close): work that others submit to `stream` themselves. Until then
     /// every conflicting use waits for all that the stream has by then.
+    #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
         self.0.lock().push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
     }
 
     /// Ends one such use; what was submitted counts as operation `sequence`.
+    #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut uses = self.0.lock();
         let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;

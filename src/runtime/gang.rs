@@ -20,7 +20,7 @@ pub struct Gang {
     /// Ordinals in the pool, by rank.
     members: Box<[usize]>,
     /// What wakes each member's device thread, by rank.
-    wakers: Box<[Arc<EventCount>]>,
+    wakers: std::sync::Arc<[Arc<EventCount>]>,
     /// Ranks whose closure has ended.
     left: Box<[Flag]>,
     word: CommitWord,
@@ -32,7 +32,8 @@ pub struct Gang {
 
 impl Gang {
     /// A gang of `members` (ordinals in the pool), each with the waker of its device thread.
-    pub fn new(members: Box<[usize]>, wakers: Box<[Arc<EventCount>]>) -> Self {
+    pub fn new(members: Box<[usize]>, wakers: impl Into<std::sync::Arc<[Arc<EventCount>]>>) -> Self {
+        let wakers = wakers.into();
         assert_eq!(members.len(), wakers.len());
         let count = members.len();
         Gang {
@@ -173,7 +174,7 @@ impl Gang {
     }
 
     fn wake_all(&self) {
-        for waker in &self.wakers {
+        for waker in self.wakers.iter() {
             waker.notify();
         }
     }

@@ -14,6 +14,7 @@
 //! (rayon-core/src/job.rs), with the latch in the ticket instead of in the frame.
 
 use crate::sync::{CountLatch, EventCount, Turnstile, shim::Arc};
+use crossbeam::utils::CachePadded;
 use std::{mem, time::Duration};
 
 /// What a device thread runs: `(what the thread owns, rank in the gang)`.
@@ -22,7 +23,7 @@ pub type Body<'a, C> = dyn Fn(&C, usize) + Sync + 'a;
 /// A scope's entry in the queues of its members.
 pub struct Ticket<C: 'static> {
     body: *const Body<'static, C>,
-    turnstiles: Box<[Turnstile]>,
+    turnstiles: Box<[CachePadded<Turnstile>]>,
     latch: CountLatch,
 }
 
@@ -71,7 +72,7 @@ impl<'a, C: 'static> Waiting<'a, C> {
         // SAFETY: only the lifetime changes. The pointer is dereferenced only by a member that won its turnstile and has
         // not counted the latch, and `Waiting`, which carries the lifetime 'a, waits for the latch before it goes.
         let body: *const Body<'static, C> = unsafe { mem::transmute::<*const Body<'a, C>, _>(body) };
-        let turnstiles = (0..count).map(|_| Turnstile::new()).collect();
+        let turnstiles = (0..count).map(|_| Turnstile::new().into()).collect();
         let ticket = Arc::new(Ticket { body, turnstiles, latch: CountLatch::new(count, waker) });
         Waiting { ticket, _body: std::marker::PhantomData }
     }

@@ -22,7 +22,7 @@ use crate::{
         pinned::PinnedPool,
     },
     stream::StreamCore,
-    sync::{Gate, shim::InCrowd},
+    sync::{EventCount, Gate, shim::InCrowd},
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -41,6 +41,9 @@ pub(crate) struct Shared {
     pub(crate) pid: u32,
     pub(crate) links: Vec<Arc<Link>>,
     pub(crate) queues: Vec<Queue<Rc<Worker>>>,
+    /// What wakes each device thread: the queues' wakers in one piece, so that a scope of all devices shares them by one
+    /// count instead of touching each, which its thread is looking at.
+    pub(crate) wakers: Arc<[crate::sync::shim::Arc<EventCount>]>,
     pub(crate) turns: Vec<Arc<Turns>>,
     pub(crate) pinned: PinnedPool,
     pub(crate) weights: Option<Arc<[f64]>>,

@@ -62,7 +62,9 @@ const WAITERS: u64 = EPOCH - 1;
 ///     event.notify(); // then the call
 /// });
 /// ```
+// On cache lines of its own: its waiter looks at it all the time.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct EventCount {
     word: AtomicU64,
     /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep.
