@@ -27,7 +27,7 @@ mod models {
     }
 
     fn gang(members: usize) -> Arc<Gang> {
-        let wakers = (0..members).map(|_| Arc::new(EventCount::new())).collect();
+        let wakers: Vec<_> = (0..members).map(|_| Arc::new(EventCount::new())).collect();
         Arc::new(Gang::new((0..members).collect(), wakers))
     }
 

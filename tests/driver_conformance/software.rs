@@ -327,6 +327,8 @@ fn losing_a_busy_device_hangs_nobody() {
                 b.stream_wait_event(sb.raw, e).unwrap();
             }
         }
+        // The panicking kernel's own stream first: the others may be done before it gets its turn.
+        assert!(a.stream_wait_idle(streams[4].raw, LIMIT).is_err());
         assert!(streams.iter().all(|s| a.stream_wait_idle(s.raw, LIMIT).is_err()), "{lost}");
         sb.wait();
         std::mem::forget((streams, x));
