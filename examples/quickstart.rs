@@ -5,7 +5,7 @@
 
 use gpu_pool::{GpuPool, ReduceOp};
 
-fn main() -> gpu_pool::Result<()> {
+fn main() -> anyhow::Result<()> {
     let batch: Vec<f32> = (0..1_000_000).map(|i| (i % 1000) as f32).collect();
 
     let sums = GpuPool::scope(|dev, shard| {

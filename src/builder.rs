@@ -42,7 +42,7 @@ pub enum Backend {
 /// |---|---|
 /// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
-/// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m` |
+/// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
 ///
@@ -182,13 +182,13 @@ impl Builder {
 
     fn read_environment(&mut self) -> Result<()> {
         if self.backend.is_none() {
-            self.backend = variable("GPU_POOL_BACKEND", parse_backend)?;
+            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parse_backend)?;
         }
         if self.devices.is_none() {
-            self.devices = variable("GPU_POOL_DEVICES", parse_devices)?;
+            self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
         }
         if self.timeout.is_none() {
-            self.timeout = variable("GPU_POOL_TIMEOUT", parse_duration)?;
+            self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
         }
         Ok(())
     }
@@ -318,14 +318,15 @@ fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
 }
 
 /// An environment variable, parsed; one that does not parse is an error, not a default.
-fn variable<T>(name: &'static str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     let Some(value) = env::var_os(name) else { return Ok(None) };
     let text = value.to_string_lossy();
     let text = text.trim();
     if text.is_empty() {
         return Ok(None);
     }
-    parse(text).map(Some).ok_or_else(|| Error::invalid(name, format_args!("`{text}` is not understood")))
+    let misunderstood = || Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"));
+    parse(text).map(Some).ok_or_else(misunderstood)
 }
 
 fn parse_backend(text: &str) -> Option<Backend> {

@@ -113,7 +113,10 @@ pub enum Error {
         place: String,
     },
     /// State that a failed scope had borrowed mutably. Its contents are unspecified until it is reset or cleared.
-    #[error("the state of device {device} was being written when a scope failed: reset it or clear the poison")]
+    #[error(
+        "the state of device {device} was being written when a scope failed: make it anew with `PerDevice::reset` or accept \
+         it with `PerDevice::clear_poison`"
+    )]
     Poisoned {
         /// The device.
         device: usize,
@@ -138,7 +141,7 @@ pub enum Error {
         now: u32,
     },
     /// The device is gone for this process: a sticky error, or a GPU that fell off the bus. The others keep working.
-    #[error("device {device} is lost: {op} reported {name} ({code})")]
+    #[error("device {device} is lost: {op} reported {name} ({code}); `GpuPool::survivors` makes a pool of the others")]
     DeviceLost {
         /// The device.
         device: usize,

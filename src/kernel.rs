@@ -83,6 +83,10 @@ unsafe impl<T: DeviceCopy> Param for &'static mut [T] {
 /// # Safety
 /// The device function expects exactly this size and layout. A device address hidden inside is not seen by the library:
 /// what the kernel does through it is not ordered.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be a kernel parameter",
+    note = "kernel parameters are `&[T]`, `&mut [T]` and numbers; implement `Scalar` for your `#[repr(C)]` parameter struct"
+)]
 pub unsafe trait Scalar: DeviceCopy {}
 
 macro_rules! scalar {
@@ -288,13 +292,18 @@ impl<S: Signature> Kernel<S> {
 /// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the Rust twin }`, or with `;` instead of
 /// the twin for GPUs only.
 ///
+/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`](crate::Scalar)s, in the order of the C parameters. A slice
+/// becomes a bare pointer there, so pass lengths yourself. The twin runs once for the whole launch, with slices as long as
+/// what was passed; `dims` is the launch's [`LaunchDims`](crate::LaunchDims). A panic in the twin loses the software
+/// device, as a fault does on a GPU. One `kernel!` may declare several kernels.
+///
 /// ```
 /// use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
 ///
 /// static MODULE: Module = Module::ptx(include_str!("../kernels/ptx/elementwise.ptx"));
 /// kernel! {
 ///     /// y += a * x
-///     static SAXPY: "axpy_f32" in MODULE, fn(x: &[f32], y: &mut [f32], n: u64, a: f32) |_dims| {
+///     static SAXPY: "axpy_f32" in MODULE, fn(x: &[f32], y: &mut [f32], n: u64, a: f32) |_| {
 ///         for (y, x) in y.iter_mut().zip(x).take(n as usize) { *y += a * x }
 ///     }
 /// }
@@ -324,7 +333,7 @@ impl<S: Signature> Kernel<S> {
 macro_rules! kernel {
     () => {};
     ($(#[$m:meta])* $v:vis static $name:ident: $sym:literal in $module:path,
-     fn($($p:ident: $t:ty),+ $(,)?) |$dims:ident| $body:block $($rest:tt)*) => {
+     fn($($p:ident: $t:ty),+ $(,)?) |$dims:pat_param| $body:block $($rest:tt)*) => {
         $(#[$m])* $v static $name: $crate::Kernel<($($t,)+)> = {
             #[allow(clippy::too_many_arguments)]
             fn host($dims: $crate::LaunchDims, $($p: $t),+) $body

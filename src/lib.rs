@@ -20,7 +20,9 @@ mod parts;
 mod per_device;
 mod pool;
 mod probe;
+mod report;
 mod runtime;
+mod scope;
 mod shard;
 mod stream;
 pub mod sync;
@@ -44,7 +46,8 @@ pub use memory::{
 };
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
-pub use pool::{GpuPool, PoolReport};
+pub use pool::GpuPool;
+pub use report::PoolReport;
 pub use shard::Shard;
 pub use stream::Stream;
 

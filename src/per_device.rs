@@ -3,8 +3,8 @@
 use crate::{
     Device, Shard,
     error::{Error, Result},
-    pool,
     runtime::{dispatch::Entry, gang::Gang, worker::Shared},
+    scope,
     sync::unique_id,
 };
 use std::{
@@ -195,7 +195,7 @@ impl<T: 'static> PerDevice<T> {
     }
 
     fn scope<R: Send>(&self, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
-        pool::run(&self.shared, None, f, Error::clone)
+        scope::run(&self.shared, None, f, Error::clone)
     }
 
     #[track_caller]

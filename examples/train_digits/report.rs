@@ -25,7 +25,7 @@ pub fn advance(bar: &ProgressBar, now: Progress) {
 pub fn table(outcome: &Outcome) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header(["device", "name", "rows", "compute", "exchange", "memory peak"]);
+    table.set_header(["device", "name", "rows", "compute", "exchange + wait", "memory peak"]);
     for (i, device) in outcome.devices.iter().enumerate() {
         table.add_row(vec![
             Cell::new(i),

@@ -278,7 +278,7 @@ impl Device {
             a_call: call.to_string(),
             a_site: call.site,
             b: self.session.gang.device(rank),
-            b_call: "nothing more: its closure has ended".to_owned(),
+            b_call: "nothing more (its closure had ended); asked for".to_owned(),
             b_site: call.site,
         }
     }

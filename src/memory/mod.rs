@@ -33,6 +33,10 @@ pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerVie
 /// # let pool = gpu_pool::GpuPool::builder().host(1).build().unwrap();
 /// let page = pool.pinned::<Page>(1);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot live on a device",
+    note = "for your own struct: `#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)] #[repr(C)]`"
+)]
 pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
 impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}
 

@@ -87,6 +87,13 @@ impl<'a, T: DeviceCopy> DeviceView<'a, T> {
     }
 }
 
+impl<'a, T: DeviceCopy> DeviceView<'a, T> {
+    /// Names this part on another device's thread; see [`DeviceBuffer::peer`](crate::DeviceBuffer::peer).
+    pub fn peer(self) -> PeerView<'a, T> {
+        PeerView(self)
+    }
+}
+
 impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
     /// A part of this part.
     ///

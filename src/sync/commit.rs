@@ -20,7 +20,7 @@ use super::{
 
 const ABORTED: u64 = 1;
 
-/// The word. See the [module docs](self).
+/// The word. `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::CommitWord;

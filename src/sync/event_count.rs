@@ -49,7 +49,7 @@ use std::time::{Duration, Instant};
 const EPOCH: u64 = 1 << 32;
 const WAITERS: u64 = EPOCH - 1;
 
-/// See the [module docs](self).
+/// `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::EventCount;

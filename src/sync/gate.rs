@@ -19,7 +19,7 @@ use std::time::Duration;
 const CLOSED: usize = 1;
 const PASS: usize = 2;
 
-/// See the [module docs](self).
+/// `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::Gate;

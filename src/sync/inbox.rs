@@ -18,7 +18,7 @@ use super::{
 };
 use std::{fmt, iter::FusedIterator, marker::PhantomData, mem, ptr};
 
-/// See the [module docs](self).
+/// `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::Inbox;

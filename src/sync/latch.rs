@@ -17,7 +17,7 @@ use super::{
 };
 use std::time::Duration;
 
-/// Counts from `count` to zero. See the [module docs](self).
+/// Counts from `count` to zero. `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::{CountLatch, EventCount};

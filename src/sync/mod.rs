@@ -21,6 +21,7 @@
 
 mod commit;
 mod event_count;
+mod full;
 mod gate;
 mod inbox;
 mod latch;

@@ -54,7 +54,7 @@ impl fmt::Display for Broken {
 
 impl Error for Broken {}
 
-/// See the [module docs](self).
+/// `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::Rendezvous;

@@ -23,6 +23,7 @@
 //!   [rigtorp's explanation](https://rigtorp.se/ringbuffer/)).
 //! * A batch writes many slots and publishes once: about four times the throughput at 32 elements.
 
+pub use super::full::Full;
 use super::{
     shim::{
         Arc, UnsafeCell,
@@ -32,7 +33,7 @@ use super::{
     site::{flag, ord},
 };
 use crossbeam::utils::CachePadded;
-use std::{error::Error, fmt, mem::MaybeUninit};
+use std::{fmt, mem::MaybeUninit};
 
 /// A ring of at least `capacity` slots, rounded up to a power of two.
 ///
@@ -433,40 +434,6 @@ impl<T> fmt::Debug for Consumer<T> {
         f.debug_struct("Consumer").field("capacity", &(self.shared.mask + 1)).finish_non_exhaustive()
     }
 }
-
-/// The ring was full; holds the element that did not fit.
-///
-/// ```
-/// let full = gpu_pool::sync::ring::Full(7);
-/// assert_eq!(full.into_inner(), 7);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Full<T>(pub T);
-
-impl<T> Full<T> {
-    /// The element.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::ring::Full("x").into_inner(), "x");
-    /// ```
-    pub fn into_inner(self) -> T {
-        self.0
-    }
-}
-
-impl<T> fmt::Debug for Full<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Full(_)")
-    }
-}
-
-impl<T> fmt::Display for Full<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the ring is full")
-    }
-}
-
-impl<T> Error for Full<T> {}
 
 #[cfg(all(test, not(loom)))]
 #[path = "ring_tests.rs"]

@@ -23,7 +23,7 @@ const QUEUED: u32 = 0;
 const RUNNING: u32 = 1;
 const WITHDRAWN: u32 = 2;
 
-/// The state of one queued entry. See the [module docs](self).
+/// The state of one queued entry. `src/sync/README.md` has the protocol.
 ///
 /// ```
 /// use gpu_pool::sync::Turnstile;

@@ -1,0 +1,51 @@
+//! What a pool found out about its devices.
+
+use crate::{PeerReport, driver::DeviceInfo};
+use std::fmt;
+
+/// What a pool found, from [`GpuPool::report`](crate::GpuPool::report). Its `Display` is meant for people.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PoolReport {
+    /// The devices in order.
+    pub devices: Vec<DeviceInfo>,
+    /// Which of them have been lost since.
+    pub lost: Vec<bool>,
+    /// Every ordered pair of devices, by `from * devices + to`.
+    pub peers: Vec<PeerReport>,
+}
+
+impl PoolReport {
+    /// How `from` reaches `to`.
+    pub fn peer(&self, from: usize, to: usize) -> &PeerReport {
+        &self.peers[from * self.devices.len() + to]
+    }
+}
+
+impl fmt::Display for PoolReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (info, lost)) in self.devices.iter().zip(&self.lost).enumerate() {
+            let gib = info.total_memory as f64 / f64::from(1 << 30);
+            let lost = if *lost { ", LOST" } else { "" };
+            let bus = if info.pci_bus_id.is_empty() { String::new() } else { format!(" {}", info.pci_bus_id) };
+            writeln!(f, "device {i}: {}{bus}, {gib:.1} GiB{lost}", info.name)?;
+        }
+        let pairs: Vec<&PeerReport> = self.peers.iter().filter(|peer| peer.from != peer.to).collect();
+        let same = |p: &&PeerReport| p.route == pairs[0].route && p.note == pairs[0].note && p.latency.is_none();
+        if pairs.len() > 1 && pairs.iter().all(same) {
+            let note = if pairs[0].note.is_empty() { String::new() } else { format!(" ({})", pairs[0].note) };
+            return writeln!(f, "all {} ordered pairs: {:?}{note}", pairs.len(), pairs[0].route);
+        }
+        for peer in pairs {
+            write!(f, "{} -> {}: {:?}", peer.from, peer.to, peer.route)?;
+            if let (Some(latency), Some(rate)) = (peer.latency, peer.gigabytes_per_second) {
+                write!(f, ", {:.1} us, {rate:.0} GB/s", latency.as_secs_f64() * 1e6)?;
+            }
+            if !peer.note.is_empty() {
+                write!(f, " ({})", peer.note)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! How a scope runs: a gang of device threads, one closure, one outcome.
+
+use crate::{
+    Device, Shard,
+    collective::board,
+    error::{Error, Result},
+    runtime::{
+        dispatch::{Order, Queue},
+        gang::Gang,
+        job::{Body, Waiting},
+        panics,
+        worker::{Shared, Worker, on_device_thread},
+    },
+    sync::EventCount,
+};
+use crossbeam::utils::CachePadded;
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The one order of gangs in this process.
+static ORDER: Lazy<Order> = Lazy::new(Order::new);
+/// How often a waiting scope looks after its members.
+const TICK: Duration = Duration::from_millis(500);
+
+pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
+    let (built, now) = (shared.pid, std::process::id());
+    if built == now { Ok(()) } else { Err(Error::Forked { built, now }) }
+}
+
+pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> Shard {
+    let weights = shared.weights.as_ref().map(|all| match members {
+        None => all.clone(),
+        Some(members) => members.iter().map(|&device| all[device]).collect(),
+    });
+    Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
+}
+
+/// Runs a scope. `cause` says what peers are told of the caller's error.
+pub(crate) fn run<F, R, E>(
+    shared: &Arc<Shared>,
+    members: Option<&[usize]>,
+    f: F,
+    cause: impl Fn(&E) -> Error + Sync,
+) -> Result<Vec<R>, E>
+where
+    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+    R: Send,
+    E: From<Error> + Send,
+{
+    if on_device_thread() {
+        return Err(Error::NestedScope { op: "run" }.into());
+    }
+    check_pid(shared)?;
+    let _pass = shared.gate.enter().ok_or(Error::Closed)?;
+    let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
+    let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
+    let wakers = match members {
+        None => shared.wakers.clone(),
+        Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
+    };
+    let gang = Arc::new(Gang::new(all.clone(), wakers));
+    let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
+
+    let body = |worker: &Rc<Worker>, rank: usize| {
+        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
+        *outcomes[rank].lock() = Some(outcome);
+    };
+    let body: &Body<'_, Rc<Worker>> = &body;
+    let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
+    ORDER.enter(&waiting.ticket(), &queues, |rank| {
+        if rank == 0 {
+            gang.enter();
+        }
+        shared.turns[all[rank]].issue()
+    });
+    let withdrawn = wait(shared, &gang, &waiting);
+    drop(waiting);
+
+    let mut results = Vec::with_capacity(all.len());
+    let mut root = None;
+    for outcome in outcomes {
+        match CachePadded::into_inner(outcome).into_inner() {
+            Some(Outcome::Done(result)) => results.push(result),
+            Some(Outcome::Failed { error, first: true }) => root = Some(error),
+            // A peer of the one that failed, one that panicked, or one that was withdrawn.
+            Some(Outcome::Failed { .. } | Outcome::Panicked) | None => {}
+        }
+    }
+    match (root, gang.cause()) {
+        (Some(error), _) => Err(error),
+        (None, Some((_, cause))) => Err(cause.into()),
+        (None, None) if withdrawn => Err(Error::Closed.into()),
+        (None, None) => Ok(results),
+    }
+}
+
+/// Where a member leaves what its closure came to.
+type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;
+
+/// What a member's closure came to. Users' values in it are converted and dropped by the caller, never on the device
+/// thread: that code may panic, and the peers are waiting.
+enum Outcome<R, E> {
+    Done(R),
+    Failed { error: E, first: bool },
+    Panicked,
+}
+
+/// One member's part: the closure, then its streams, then the others if something failed.
+fn member<F, R, E>(
+    worker: &Rc<Worker>,
+    gang: &Arc<Gang>,
+    rank: usize,
+    f: &F,
+    shard: Shard,
+    cause: &impl Fn(&E) -> Error,
+) -> Outcome<R, E>
+where
+    F: Fn(&Device, Shard) -> Result<R, E>,
+{
+    let device = worker.link.device;
+    worker.progress();
+    // A gang that failed for one of its members only has not been cleared away.
+    board::forget(worker, gang.place() - 1);
+    let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
+    let outcome = match returned {
+        Ok(Ok(result)) => Outcome::Done(result),
+        Ok(Err(error)) => Outcome::Failed { first: gang.poison(device, cause(&error)), error },
+        Err(payload) => {
+            let error = panics::error(device, &*payload);
+            // Before the peers hear of it: the drop runs the user's code.
+            panics::contain(|| drop(payload));
+            gang.poison(device, error);
+            Outcome::Panicked
+        }
+    };
+    gang.leave(rank);
+    if let Err(error) = worker.drain() {
+        // The work failed behind the closure's back; what it returned is worth nothing.
+        gang.stuck();
+        gang.poison(device, error);
+    }
+    gang.drained();
+    if gang.is_aborted() {
+        gang.recover();
+        board::forget(worker, gang.place());
+        for block in worker.suspects.take() {
+            if gang.is_stuck() {
+                std::mem::forget(block);
+            }
+        }
+    }
+    outcome
+}
+
+/// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
+fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
+    let progress = || gang.members().iter().map(|&device| shared.turns[device].any_progress()).sum::<u64>();
+    let (mut since, mut seen, mut told) = (Instant::now(), progress(), false);
+    let mut withdrawn = false;
+    while !waiting.wait(Some(TICK)) {
+        let now = progress();
+        if now != seen {
+            (since, seen, told) = (Instant::now(), now, false);
+            continue;
+        }
+        if since.elapsed() < shared.deadline {
+            continue;
+        }
+        let ranks = 0..gang.count();
+        let queued: Vec<usize> = ranks.clone().filter(|&rank| waiting.is_queued(rank)).collect();
+        if !queued.is_empty() {
+            let missing: Vec<usize> = queued.iter().map(|&rank| gang.device(rank)).collect();
+            let error =
+                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: since.elapsed(), missing };
+            gang.poison(gang.device(queued[0]), error);
+            for rank in queued {
+                if waiting.withdraw(rank) {
+                    gang.withdraw(rank);
+                    withdrawn = true;
+                }
+            }
+        } else if !told {
+            // A closure that has started is always waited for, but not silently.
+            let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
+            tracing::warn!(?missing, waited = ?since.elapsed(), "a scope waits for closures that make no progress");
+            told = true;
+        }
+    }
+    withdrawn
+}

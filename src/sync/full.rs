@@ -1,0 +1,37 @@
+//! What a full ring gives back.
+
+use std::{error::Error, fmt};
+
+/// The ring was full; holds the element that did not fit.
+///
+/// ```
+/// let full = gpu_pool::sync::ring::Full(7);
+/// assert_eq!(full.into_inner(), 7);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Full<T>(pub T);
+
+impl<T> Full<T> {
+    /// The element.
+    ///
+    /// ```
+    /// assert_eq!(gpu_pool::sync::ring::Full("x").into_inner(), "x");
+    /// ```
+    pub fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+impl<T> fmt::Debug for Full<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Full(_)")
+    }
+}
+
+impl<T> fmt::Display for Full<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the ring is full")
+    }
+}
+
+impl<T> Error for Full<T> {}
