@@ -140,8 +140,9 @@ pub enum Error {
         /// This process.
         now: u32,
     },
-    /// The device is gone for this process: a sticky error, or a GPU that fell off the bus. The others keep working.
-    #[error("device {device} is lost: {op} reported {name} ({code}); `GpuPool::survivors` makes a pool of the others")]
+    /// The device is gone for this process: a sticky error, or a GPU that fell off the bus. What becomes of the others:
+    /// [`GpuPool::survivors`](crate::GpuPool::survivors).
+    #[error("device {device} is lost: {op} reported {name} ({code}); see `GpuPool::survivors`")]
     DeviceLost {
         /// The device.
         device: usize,
