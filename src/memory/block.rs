@@ -43,8 +43,8 @@ impl Drop for Chunk {
     }
 }
 
-/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped. On cache lines of its own: next to
-/// another device's, the two threads' allocations took half as long again.
+/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped. On cache lines of its own: its
+/// thread writes to it at every allocation, and so may another device's to what lies beside it.
 #[repr(align(128))]
 pub(crate) struct Home {
     /// Freed by any thread, taken by the owner.
