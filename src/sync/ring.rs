@@ -94,8 +94,8 @@ struct Shared<T> {
 // the others to the producer, and there is one of each; elements move from one thread to the other, hence `T: Send`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// How far ahead of its tail the producer asks for slots: eight cache lines, found by trying. Two, four and eight gave
-/// 0.2-1.2, 0.9-1.6 and 0.95-1.7 of rtrb at 1024 slots (three short, noisy runs each).
+/// How far ahead of its tail the producer asks for slots: eight cache lines, found by trying. Two and eight gave 0.2-1.2 and
+/// 0.95-1.7 of rtrb at 1024 slots (three short, noisy runs each).
 const PREFETCH_BYTES: usize = 512;
 
 impl<T> Shared<T> {
