@@ -2,13 +2,19 @@
 
 use crate::{
     collective::board::Endpoint,
-    driver::{DriverRef, host},
+    driver::{
+        DriverRef,
+        check::{self, Check},
+        faulty, host,
+    },
     error::{Error, Result},
     kernel::Module,
     memory::{link::Link, pinned::PinnedPool},
     pool::GpuPool,
     runtime::{dispatch::Queue, panics, turn::Turns, worker},
     sync::{Gate, unique_id},
+    testing::FaultPlan,
+    topology::Topology,
 };
 use once_cell::sync::OnceCell;
 use std::{
@@ -42,6 +48,8 @@ pub enum Backend {
 /// |---|---|
 /// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
+/// | `GPU_POOL_CHECK` | `races` or `off`: [`check`](Self::check) |
+/// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
@@ -63,6 +71,9 @@ pub struct Builder {
     software_memory: Option<u64>,
     timeout: Option<Duration>,
     staged: bool,
+    check: Option<Check>,
+    machine: host::MachineConfig,
+    faults: Option<FaultPlan>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -142,6 +153,39 @@ impl Builder {
         self
     }
 
+    /// Watches the pool's work for mistakes; see [`driver::check`](crate::driver::check). Works on software GPUs and on
+    /// CUDA, needs no device memory, and costs time.
+    pub fn check(mut self, check: Check) -> Self {
+        self.check = Some(check);
+        self
+    }
+
+    /// The order in which software GPUs run their operations.
+    pub fn schedule(mut self, schedule: host::Schedule) -> Self {
+        self.machine.schedule = schedule;
+        self
+    }
+
+    /// Software GPUs of this machine, in virtual time: as many as it has devices, unless [`host`](Self::host) says less.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.machine.topology = Some(Arc::new(topology));
+        self.machine.schedule = host::Schedule::Virtual;
+        self
+    }
+
+    /// With a [`topology`](Self::topology): operations only take their time; nothing is computed, and memory is not
+    /// touched. For sizes that this computer could not hold.
+    pub fn dry(mut self) -> Self {
+        self.machine.dry = true;
+        self
+    }
+
+    /// Faults to come, on whichever devices.
+    pub fn faults(mut self, plan: FaultPlan) -> Self {
+        self.faults = Some(plan);
+        self
+    }
+
     /// Builds the process-wide pool, which [`GpuPool::scope`] uses. Without this, the first scope builds it with the
     /// defaults.
     ///
@@ -177,6 +221,14 @@ impl Builder {
                 }
             },
         };
+        let drivers = match &self.faults {
+            Some(plan) => faulty::wrap(drivers, plan),
+            None => drivers,
+        };
+        let drivers = match self.check {
+            Some(Check::Races) => check::wrap(drivers),
+            Some(Check::Off) | None => drivers,
+        };
         self.with_drivers(drivers)
     }
 
@@ -186,6 +238,13 @@ impl Builder {
         }
         if self.devices.is_none() {
             self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
+        }
+        if self.check.is_none() {
+            self.check = variable("GPU_POOL_CHECK", "races or off", parse_check)?;
+        }
+        if self.machine.schedule == host::Schedule::Threaded {
+            let seed = variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())?;
+            self.machine.schedule = seed.map_or(host::Schedule::Threaded, host::Schedule::Seeded);
         }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
@@ -220,7 +279,8 @@ impl Builder {
         if let Some(memory) = self.software_memory {
             config.memory = memory;
         }
-        let all = host::machine(&vec![config; count]);
+        let machine = host::MachineConfig { watch_reads: self.check == Some(Check::Races), ..self.machine.clone() };
+        let all = host::machine_with(&vec![config; count], &machine);
         Ok(self.ordinals(count, "software GPUs")?.into_iter().map(|i| all[i].clone()).collect())
     }
 
@@ -334,6 +394,14 @@ fn parse_backend(text: &str) -> Option<Backend> {
         None if text == "cuda" => Some(Backend::Cuda),
         None if text == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
         Some(("host", count)) => count.parse().ok().map(Backend::Host),
+        _ => None,
+    }
+}
+
+fn parse_check(text: &str) -> Option<Check> {
+    match text {
+        "races" => Some(Check::Races),
+        "off" => Some(Check::Off),
         _ => None,
     }
 }

@@ -163,6 +163,26 @@ pub enum Error {
         /// The operation.
         op: &'static str,
     },
+    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation. It did not run.
+    #[error("device {device}: {op} was refused by the checker\n{report}")]
+    Misuse {
+        /// The device.
+        device: usize,
+        /// The operation.
+        op: &'static str,
+        /// What is wrong, with both operations and their places.
+        report: Arc<crate::driver::check::Report>,
+    },
+    /// Every device waits and nothing is under way that could end a wait: found at once, not after the deadline.
+    #[error("deadlock, seen by device {device} in {op}: {who}")]
+    Deadlock {
+        /// The device.
+        device: usize,
+        /// What it waited in.
+        op: &'static str,
+        /// Who waits for whom, and where.
+        who: String,
+    },
     /// No such kernel on this device.
     #[error("kernel `{kernel}` was not found on device {device}: {why}")]
     KernelNotFound {

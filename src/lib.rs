@@ -26,13 +26,15 @@ mod scope;
 mod shard;
 mod stream;
 pub mod sync;
+pub mod testing;
+pub mod topology;
 
 pub use builder::{Backend, Builder};
 pub use builtin::{CastTo, Float};
 pub use collective::{DType, Element, ReduceOp};
 pub use copy::route::{PeerReport, Route};
 pub use device::{Device, DeviceThreadOnly, OnStream};
-pub use driver::{DeviceInfo, LaunchDims};
+pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};
 pub use error::{Error, Result, Site};
 pub use event::Event;
 #[cfg(feature = "cuda")]
@@ -50,6 +52,7 @@ pub use pool::GpuPool;
 pub use report::PoolReport;
 pub use shard::Shard;
 pub use stream::Stream;
+pub use topology::Topology;
 
 /// The protocols of `runtime`, for the models in `loom_tests/`.
 #[cfg(loom)]

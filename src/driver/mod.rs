@@ -26,8 +26,10 @@
 //!   submitted nothing.
 //! * Asynchronous failures (a kernel that traps) surface from any later call, as in CUDA.
 
+pub mod check;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod faulty;
 pub mod host;
 mod types;
 
@@ -47,6 +49,11 @@ pub trait Driver: Send + Sync + 'static {
 
     /// For downcasts to the implementation (interop).
     fn as_any(&self) -> &dyn Any;
+
+    /// Who keeps account of this device's work, if anyone does: see [`check::wrap`].
+    fn checker(&self) -> Option<&Arc<check::Checker>> {
+        None
+    }
 
     /// Makes the device's context current on the calling thread, for the user's own driver calls.
     fn bind(&self) -> DriverResult;

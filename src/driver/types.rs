@@ -34,6 +34,8 @@ pub struct Fault {
     pub name: String,
     /// More, where there is more to say; empty otherwise.
     pub detail: String,
+    /// What the checker found, for [`FaultKind::Misuse`].
+    pub report: Option<std::sync::Arc<super::check::Report>>,
 }
 
 /// The classes of [`Fault`].
@@ -51,6 +53,10 @@ pub enum FaultKind {
     InvalidArgument,
     /// This device or driver cannot do that at all.
     Unsupported,
+    /// The checker ([`check`](super::check)) has refused the call; it had no effect.
+    Misuse,
+    /// Everyone waits, and nothing is left that could end it. `detail` says who waits for whom.
+    Deadlock,
     /// Anything else.
     Other,
 }

@@ -38,7 +38,7 @@ impl Link {
 
     /// Turns a fault of this device's driver into an error that names device and operation.
     pub(crate) fn error(&self, op: &'static str, fault: Fault) -> Error {
-        let Fault { kind, code, name, detail } = fault;
+        let Fault { kind, code, name, detail, report } = fault;
         let device = self.device;
         match kind {
             FaultKind::DeviceLost => {
@@ -50,6 +50,8 @@ impl Link {
                 let (free, capacity) = self.driver.memory_info().unwrap_or((0, 0));
                 Error::OutOfMemory { device, op, requested: 0, in_use: 0, free, capacity }
             }
+            FaultKind::Misuse if report.is_some() => Error::Misuse { device, op, report: report.expect("just seen") },
+            FaultKind::Deadlock => Error::Deadlock { device, op, who: detail },
             _ => {
                 let detail = if detail.is_empty() { detail } else { format!(": {detail}") };
                 Error::Driver { device, op, code, name, detail }

@@ -154,7 +154,7 @@ pub(super) fn name(code: i32) -> &'static str {
 /// The fault of a code, with more to say or nothing.
 pub(super) fn fault(code: i32, detail: impl Into<String>) -> Fault {
     let (name, kind) = entry(code);
-    Fault { kind, code, name: name.to_owned(), detail: detail.into() }
+    Fault { kind, code, name: name.to_owned(), detail: detail.into(), report: None }
 }
 
 /// `CUDA_ERROR_INVALID_VALUE`, found by us before the driver saw the call.

@@ -191,7 +191,13 @@ impl CudaGpu {
         if kind == FaultKind::Other {
             self.memory_info()?;
         }
-        Err(Fault { kind, code: status as u32 as i32, name: format!("{status:?}"), detail: String::new() })
+        Err(Fault {
+            kind,
+            code: status as u32 as i32,
+            name: format!("{status:?}"),
+            detail: String::new(),
+            report: None,
+        })
     }
 }
 

@@ -66,5 +66,5 @@ fn check(status: nvrtcResult, detail: impl FnOnce() -> String) -> DriverResult {
         nvrtcResult::NVRTC_ERROR_INVALID_OPTION => FaultKind::Unsupported,
         _ => FaultKind::Other,
     };
-    Err(Fault { kind, code: status as u32 as i32, name: format!("{status:?}"), detail: detail() })
+    Err(Fault { kind, code: status as u32 as i32, name: format!("{status:?}"), detail: detail(), report: None })
 }

@@ -3,7 +3,7 @@
 use crate::driver::{Fault, FaultKind};
 
 fn fault(kind: FaultKind, code: i32, name: &str, detail: impl Into<String>) -> Fault {
-    Fault { kind, code, name: name.into(), detail: detail.into() }
+    Fault { kind, code, name: name.into(), detail: detail.into(), report: None }
 }
 
 pub(super) fn invalid(detail: impl Into<String>) -> Fault {

