@@ -13,7 +13,7 @@ use crate::{
     stream::StreamCore,
 };
 use smallvec::SmallVec;
-use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
+use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
 /// Only there so that the compiler's message says what is wrong.
 pub enum DeviceThreadOnly {}
@@ -149,7 +149,9 @@ impl Device {
 
     /// `len` elements of whatever was there before. Reading them before they were written yields old bytes (of this
     /// process's own earlier buffers, or of nobody).
+    #[track_caller]
     pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
+        let _here = self.worker.link.enter(op, Location::caller());
         const { crate::memory::fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(op, bytes)?, len))
@@ -162,6 +164,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Aborted`].
+    #[track_caller]
     pub unsafe fn uninit<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         self.check()?;
         self.allocate("uninit", len)
@@ -223,6 +226,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], the driver's.
+    #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.worker.shared.pinned.buffer("pinned", len)
     }
@@ -338,8 +342,10 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
+    #[track_caller]
     pub fn record(&self) -> Result<Event> {
         self.check()?;
+        let _here = self.worker.link.enter("record", Location::caller());
         Event::record(&self.stream, "record", false)
     }
 
@@ -347,8 +353,10 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
+    #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
         self.check()?;
+        let _here = self.worker.link.enter("record_timed", Location::caller());
         Event::record(&self.stream, "record_timed", true)
     }
 
@@ -371,6 +379,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Timeout`] when it does not complete within the pool's deadline, [`Error::Aborted`], the driver's.
+    #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let op = self.op("synchronize")?;
         let gang = &self.session.gang;

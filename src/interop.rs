@@ -85,7 +85,7 @@ impl<'a> Cuda<'a> {
     pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
         let mut op = self.dev.op("cuda")?;
         let view = op.reads(x)?;
-        Ok(CudaRef(Lent::new(self, view, Access::Read), PhantomData))
+        Ok(CudaRef(Lent::new(self, view, Access::Read)?, PhantomData))
     }
 
     /// `x`, checked and ordered, for cudarc's functions to write.
@@ -96,7 +96,7 @@ impl<'a> Cuda<'a> {
     pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
         let mut op = self.dev.op("cuda")?;
         let view = op.writes(x)?;
-        Ok(CudaMut(Lent::new(self, view, Access::Write), PhantomData))
+        Ok(CudaMut(Lent::new(self, view, Access::Write)?, PhantomData))
     }
 }
 
@@ -111,15 +111,30 @@ struct Lent<'a> {
 
 impl<'a> Lent<'a> {
     /// The use is noted at once, so that it is not lost when this is forgotten instead of dropped.
-    fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access) -> Self {
+    fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access) -> Result<Self> {
+        let lent = Lent { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
+        // Dropping it closes the use, also when the checker refuses it.
         view.block.hazards.open(&cuda.dev.stream, view.bytes(), access);
-        Lent { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access }
+        lent.account()?;
+        Ok(lent)
+    }
+
+    /// With a checker: an operation of the token's stream, made by others.
+    fn account(&self) -> Result<()> {
+        let (stream, link) = (&self.cuda.dev.stream, &self.cuda.dev.stream.link);
+        let Some(checker) = link.checker() else { return Ok(()) };
+        let write = self.access == Access::Write;
+        let noted = checker.lent(link.device, stream.raw, self.address(), self.bytes.len(), write);
+        noted.map_err(|report| link.misuse("cuda", report))
     }
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let stream = &self.cuda.dev.stream;
+        if let Err(error) = self.account() {
+            tracing::error!(%error, "a use by cudarc");
+        }
         self.block.hazards.close(stream, stream.submit(), self.bytes.clone(), self.access);
     }
 }
@@ -176,7 +191,7 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 /// `Cuda::write` order on the device instead.
 fn lend_bare<'s>(block: &Block, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     let limit = Duration::from_secs(600);
-    block.hazards.wait_host("cudarc", access, limit).expect("the buffer's last uses failed");
+    block.hazards.wait_host(&block.link, "cudarc", access, limit).expect("the buffer's last uses failed");
     SyncOnDrop::Sync(Some(stream))
 }
 

@@ -18,6 +18,7 @@ mod memory;
 mod op;
 mod parts;
 mod per_device;
+mod plant;
 mod pool;
 mod probe;
 mod report;

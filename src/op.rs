@@ -2,7 +2,7 @@
 
 use crate::{
     device::Device,
-    driver::{Driver, DriverResult, RawStream},
+    driver::{Driver, DriverResult, RawStream, check::Entered},
     error::{Error, Result, Site},
     kernel::Touch,
     memory::{AsView, AsViewMut, DeviceView, block::Block, hazard::Access},
@@ -23,6 +23,8 @@ pub(crate) struct Op<'d> {
     pub(crate) name: &'static str,
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
+    /// For reports: what the thread does meanwhile belongs to this call.
+    _here: Option<Entered>,
 }
 
 /// Memory, the bytes of it, and how.
@@ -34,7 +36,8 @@ impl Device {
     pub(crate) fn op(&self, name: &'static str) -> Result<Op<'_>> {
         self.session.gang.check()?;
         self.worker.progress();
-        Ok(Op { dev: self, name, site: Location::caller(), touched: SmallVec::new() })
+        let site = Location::caller();
+        Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.link.enter(name, site) })
     }
 }
 

@@ -234,6 +234,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], the driver's.
+    #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.check_open()?;
         self.shared.pinned.buffer("pinned", len)
@@ -244,12 +245,14 @@ impl GpuPool {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::InvalidArgument`] where a device and the host cannot touch managed memory at the
     /// same time, the driver's.
+    #[track_caller]
     pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.check_open()?;
         if let Some(i) = (0..self.devices()).find(|&i| !self.shared.links[i].driver.info().concurrent_managed) {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
+        let _here = self.shared.links[0].enter("unified", std::panic::Location::caller());
         UnifiedBuffer::new(&self.shared.links[0], len, self.shared.deadline)
     }
 

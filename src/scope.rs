@@ -3,6 +3,7 @@
 use crate::{
     Device, Shard,
     collective::board,
+    driver::check::Token,
     error::{Error, Result},
     runtime::{
         dispatch::{Order, Queue},
@@ -67,9 +68,18 @@ where
     let gang = Arc::new(Gang::new(all.clone(), wakers));
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
+    // With a checker: what threads know goes with the closure and comes back with its outcome.
+    let link = &shared.links[0];
+    let known = link.release();
+    let learned: Vec<Mutex<Option<Token>>> = all.iter().map(|_| Mutex::new(None)).collect();
+
     let body = |worker: &Rc<Worker>, rank: usize| {
+        worker.link.acquire(known.as_ref());
         let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
         *outcomes[rank].lock() = Some(outcome);
+        if let Some(token) = worker.link.release() {
+            *learned[rank].lock() = Some(token);
+        }
     };
     let body: &Body<'_, Rc<Worker>> = &body;
     let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
@@ -81,6 +91,9 @@ where
     });
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
+    for token in learned {
+        link.acquire(token.into_inner().as_ref());
+    }
 
     let mut results = Vec::with_capacity(all.len());
     let mut root = None;

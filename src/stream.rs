@@ -4,6 +4,7 @@ use crate::{
     driver::{RawEvent, RawStream},
     error::{Error, Result},
     memory::link::Link,
+    plant::Bug,
     sync::{Sequence, unique_id},
 };
 use parking_lot::Mutex;
@@ -97,7 +98,7 @@ impl StreamCore {
             if !matches!(self.link.driver.event_query(event), Ok(true)) {
                 break;
             }
-            self.completed.raise_to(covered);
+            self.complete(covered);
             self.link.give_event(event, false);
             milestones.pop_front();
         }
@@ -111,7 +112,21 @@ impl StreamCore {
 
     /// Whether operation `sequence` is known to have completed, without asking the driver.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
-        self.completed.get() >= sequence
+        if self.completed.get() < sequence {
+            return self.link.planted(Bug::CompletedTooEarly) && sequence <= self.submitted.get();
+        }
+        if let Some(checker) = self.link.checker() {
+            checker.observe(self.link.device, self.raw);
+        }
+        true
+    }
+
+    /// The calling thread has learned that the first `sequence` operations are over.
+    fn complete(&self, sequence: u64) {
+        if let Some(checker) = self.link.checker() {
+            checker.publish(self.link.device, self.raw);
+        }
+        self.completed.raise_to(sequence);
     }
 
     /// Records a fresh event; returns it with the number of operations that it covers.
@@ -170,12 +185,12 @@ impl StreamCore {
     /// `stop` says so. `stop` is asked every few milliseconds and told whether the stream has got on.
     pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn(bool) -> bool) -> Result<()> {
         let covered = self.submitted.get();
-        if self.completed.get() >= covered {
+        if self.has_completed(covered) {
             return Ok(());
         }
         let idle = || self.link.check(op, self.link.driver.stream_wait_idle(self.raw, TICK));
         self.wait_while_advancing(op, limit, idle, stop)?;
-        self.completed.raise_to(covered);
+        self.complete(covered);
         Ok(())
     }
 
@@ -210,7 +225,7 @@ impl StreamCore {
         let waited = self.wait_while_advancing(op, limit, passed, |_| false);
         self.link.give_event(event, false);
         waited?;
-        self.completed.raise_to(covered);
+        self.complete(covered);
         Ok(())
     }
 }

@@ -8,7 +8,13 @@
 //! Small uploads share a piece: they are packed one behind the other, and only a full piece is waited for.
 
 use crate::{
-    device::Device, driver::Address, error::Result, memory::block::Block, runtime::worker::Worker, stream::StreamCore,
+    device::Device,
+    driver::{Address, check::Place},
+    error::Result,
+    memory::{block::Block, link::Link},
+    plant::Bug,
+    runtime::worker::Worker,
+    stream::StreamCore,
 };
 use smallvec::SmallVec;
 use std::{cell::RefCell, ptr, sync::Arc, time::Duration};
@@ -56,7 +62,12 @@ impl Piece {
     fn free(&mut self, wait: &Wait) -> Result<()> {
         self.seal()?;
         for event in &self.busy {
-            wait.event(event)?;
+            let link = &event.0.stream.link;
+            if !(link.planted(Bug::PieceFilledEarly) && wait.fills
+                || link.planted(Bug::PieceEmptiedEarly) && !wait.fills)
+            {
+                wait.event(event)?;
+            }
         }
         self.busy.clear();
         self.filled = 0;
@@ -100,13 +111,15 @@ pub(crate) struct Staging {
 
 /// How a staging wait ends early. Sent to helper threads, so it borrows nothing of the token.
 struct Wait {
+    /// Whether the pieces are for uploads.
+    fills: bool,
     gang: Arc<crate::runtime::gang::Gang>,
     limit: Duration,
 }
 
 impl Wait {
-    fn of(dev: &Device) -> Self {
-        Wait { gang: dev.session.gang.clone(), limit: dev.worker.shared.deadline }
+    fn of(dev: &Device, fills: bool) -> Self {
+        Wait { fills, gang: dev.session.gang.clone(), limit: dev.worker.shared.deadline }
     }
 
     fn event(&self, event: &Event) -> Result<()> {
@@ -119,13 +132,13 @@ impl Wait {
 
 /// Sends `src` to `dst`. When it returns, also with an error, `src` is not needed any more.
 pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
-    let (stream, wait) = (&dev.stream, Wait::of(dev));
+    let (stream, wait) = (&dev.stream, Wait::of(dev, true));
     let mut lanes = lanes(&dev.worker.staging.up, &dev.worker, src.len())?;
     if src.len() <= PIECE {
         return pack(&mut lanes[0], &wait, stream, src, dst);
     }
     let parts = cut(src.len(), lanes.len());
-    in_parallel(&mut lanes, parts, |lane, part| {
+    in_parallel(&dev.worker.link, &mut lanes, parts, |lane, part| {
         for start in part.clone().step_by(PIECE) {
             let bytes = &src[start..part.end.min(start + PIECE)];
             let piece = lane.turn();
@@ -162,6 +175,7 @@ fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst:
 fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Address) -> Result<()> {
     let at = piece.at(offset);
     debug_assert!(offset + bytes.len() <= PIECE);
+    stream.link.host_access("upload", at as u64, bytes.len(), true)?;
     // SAFETY: `offset + bytes.len() <= PIECE`, and no DMA uses this part of the piece: it was free, or never given out
     // since it was.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
@@ -178,11 +192,11 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
     if dst.is_empty() {
         return Ok(());
     }
-    let (stream, wait) = (&dev.stream, Wait::of(dev));
+    let (stream, wait) = (&dev.stream, Wait::of(dev, false));
     let mut lanes = lanes(&dev.worker.staging.down, &dev.worker, dst.len())?;
     let parts = cut(dst.len(), lanes.len());
     let whole = Whole(dst.as_mut_ptr());
-    in_parallel(&mut lanes, parts, |lane, part| {
+    in_parallel(&dev.worker.link, &mut lanes, parts, |lane, part| {
         let whole = &whole;
         // The pieces are filled one ahead of the one that is emptied.
         let mut arriving: Option<(usize, usize, usize)> = None;
@@ -217,6 +231,7 @@ unsafe impl Sync for Whole {}
 impl Whole {
     fn empty(&self, piece: &mut Piece, start: usize, bytes: usize, wait: &Wait) -> Result<()> {
         piece.free(wait)?;
+        piece.block.link.host_access("download", piece.at(0) as u64, bytes, false)?;
         // SAFETY: `start..start + bytes` lies within the slice and within this thread's part of it; the DMA that filled
         // the piece has completed.
         unsafe { ptr::copy_nonoverlapping(piece.at(0), self.0.add(start), bytes) };
@@ -244,7 +259,7 @@ fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Runs `f` for each lane and its part; the first on this thread, the others on threads that live inside this call.
-fn in_parallel<F>(lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
+fn in_parallel<F>(link: &Link, lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
 where
     F: Fn(&mut Lane, std::ops::Range<usize>) -> Result<()> + Sync,
 {
@@ -252,19 +267,29 @@ where
     if others.is_empty() {
         return f(own, parts[0].clone());
     }
+    // What this thread knows and where it is, for a checker.
+    let (known, place) = (link.release(), Place::current());
     crossbeam::thread::scope(|scope| {
         let helpers: Vec<_> = others
             .iter_mut()
             .zip(&parts[1..])
             .map(|(lane, part)| {
-                let f = &f;
-                scope.spawn(move |_| f(lane, part.clone()))
+                let (f, known) = (&f, known.as_ref());
+                scope.spawn(move |_| {
+                    link.acquire(known);
+                    let _here = place.map(Place::enter);
+                    (f(lane, part.clone()), link.release())
+                })
             })
             .collect();
         let mine = f(own, parts[0].clone());
         // All are waited for before anything is returned, so the caller's slice is free when this returns.
         let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.join()).collect();
-        theirs.into_iter().fold(mine, |all, one| all.and(one.unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+        theirs.into_iter().fold(mine, |all, one| {
+            let (one, known) = one.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            link.acquire(known.as_ref());
+            all.and(one)
+        })
     })
     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,13 +1,18 @@
 //! A piece of memory with its hazards. It goes home when its last handle is dropped, on whatever thread.
 
 use super::{
-    hazard::{Hazards, Uses, all_completed},
+    hazard::{Hazards, History, all_completed},
     link::Link,
 };
 use crate::{
-    driver::Address,
+    driver::{
+        Address,
+        check::{Checker, Token},
+    },
+    plant::Bug,
     sync::{Inbox, Sequence},
 };
+use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Memory from the driver, given back when its last block is gone.
@@ -15,6 +20,14 @@ pub(crate) struct Chunk {
     pub(crate) link: Arc<Link>,
     pub(crate) address: Address,
     pub(crate) kind: ChunkKind,
+    /// With a checker: what the threads knew that let go of its blocks.
+    known: Mutex<Option<Token>>,
+}
+
+impl Chunk {
+    pub(crate) fn new(link: &Arc<Link>, address: Address, kind: ChunkKind) -> Arc<Self> {
+        Arc::new(Chunk { link: link.clone(), address, kind, known: Mutex::new(None) })
+    }
 }
 
 /// Which call the memory came from.
@@ -28,6 +41,7 @@ pub(crate) enum ChunkKind {
 impl Drop for Chunk {
     fn drop(&mut self) {
         let driver = &self.link.driver;
+        self.link.acquire(self.known.get_mut().as_ref());
         // SAFETY: the memory came from this driver by the call of its kind, the last block of it is gone, and blocks go
         // only when their uses have completed or their device's streams have drained.
         let freed = unsafe {
@@ -73,16 +87,24 @@ pub(crate) struct FreeBlock {
     pub(crate) address: Address,
     /// Bytes; the class's size.
     pub(crate) bytes: usize,
-    pub(crate) uses: Uses,
+    pub(crate) history: History,
 }
 
 impl FreeBlock {
     /// Lets go of the memory for good. What may still be in use (a stream that got stuck) is leaked rather than given
     /// back to the driver under a running copy.
     pub(crate) fn release(self) {
-        if !all_completed(&self.uses) {
+        let link = &self.chunk.link;
+        link.acquire(self.history.known());
+        if !all_completed(&self.history.uses) && !link.planted(Bug::ChunkReleasedEarly) {
             tracing::warn!(device = self.chunk.link.device, bytes = self.bytes, "memory still in use was leaked");
             std::mem::forget(self.chunk);
+        } else if let Some(token) = link.release() {
+            let mut known = self.chunk.known.lock();
+            match &mut *known {
+                Some(known) => Checker::join(known, &token),
+                None => *known = Some(token),
+            }
         }
     }
 }
@@ -115,7 +137,7 @@ impl Block {
             home: home.clone(),
             address: free.address,
             bytes: free.bytes,
-            hazards: Hazards::with(free.uses),
+            hazards: Hazards::with(free.history),
         })
     }
 
@@ -128,8 +150,14 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let Some(chunk) = self.chunk.take() {
-            let (address, bytes, uses) = (self.address, self.bytes, self.hazards.take());
-            self.home.inbox.push(FreeBlock { chunk, address, bytes, uses });
+            let (address, bytes, mut history) = (self.address, self.bytes, self.hazards.take());
+            if self.link.planted(Bug::UsesForgotten) {
+                history.uses.clear();
+            }
+            if let Some(checker) = self.link.checker() {
+                checker.freed(address);
+            }
+            self.home.inbox.push(FreeBlock { chunk, address, bytes, history });
             self.home.came_back.fetch_add(bytes as u64);
         }
     }

@@ -11,7 +11,7 @@
 
 use super::{
     block::{Block, Chunk, ChunkKind, FreeBlock, Home},
-    hazard::{Uses, all_completed, names_lost_peer, wait_all},
+    hazard::{History, all_completed, names_lost_peer, wait_all},
     link::Link,
 };
 use crate::{
@@ -78,6 +78,9 @@ impl Cache {
             None => self.grow(op, class).or_else(|_| self.squeeze(op, class))?,
         };
         let block = Block::new(block, &self.home);
+        if let Some(checker) = self.link.checker() {
+            checker.allocated(block.address, bytes, block.device(), self.kind != ChunkKind::Device);
+        }
         self.stats.allocations += 1;
         self.stats.peak = self.stats.peak.max(self.home.in_use());
         Ok(block)
@@ -108,9 +111,9 @@ impl Cache {
         for (_, blocks) in self.free.range_mut(class..=upto) {
             // The latest is warm, but one whose uses are over needs no wait at all.
             while !blocks.is_empty() {
-                let at = blocks.iter().rposition(|b| all_completed(&b.uses)).unwrap_or(blocks.len() - 1);
+                let at = blocks.iter().rposition(|b| all_completed(&b.history.uses)).unwrap_or(blocks.len() - 1);
                 let block = blocks.swap_remove(at);
-                if !names_lost_peer(&block.uses, own) {
+                if !names_lost_peer(&block.history.uses, own) {
                     return Some(block);
                 }
                 // A lost device may hold a block for ever; it must not fail every later use of it here.
@@ -137,18 +140,18 @@ impl Cache {
             FaultKind::OutOfMemory => self.out_of_memory(op, bytes),
             _ => self.link.error(op, fault),
         })?;
-        let chunk = Arc::new(Chunk { link: self.link.clone(), address, kind: self.kind });
+        let chunk = Chunk::new(&self.link, address, self.kind);
         self.chunks.retain(|(chunk, _)| chunk.strong_count() > 0);
         self.chunks.push((Arc::downgrade(&chunk), bytes));
         if class > SMALL {
-            return Ok(FreeBlock { chunk, address, bytes, uses: Uses::new() });
+            return Ok(FreeBlock { chunk, address, bytes, history: History::default() });
         }
         let list = self.free.entry(class).or_default();
         for i in (1..bytes / class).rev() {
             let address = address + (i * class) as u64;
-            list.push(FreeBlock { chunk: chunk.clone(), address, bytes: class, uses: Uses::new() });
+            list.push(FreeBlock { chunk: chunk.clone(), address, bytes: class, history: History::default() });
         }
-        Ok(FreeBlock { chunk, address, bytes: class, uses: Uses::new() })
+        Ok(FreeBlock { chunk, address, bytes: class, history: History::default() })
     }
 
     /// The driver has no more: search what came back meanwhile, then give back everything that is free, and try again.
@@ -165,7 +168,7 @@ impl Cache {
             for block in blocks {
                 let chunk = Arc::as_ptr(&block.chunk);
                 let whole = at_rest[&chunk] == Arc::strong_count(&block.chunk);
-                if whole && wait_all(&block.uses, op, self.deadline).is_ok() {
+                if whole && wait_all(&block.history.uses, op, self.deadline).is_ok() {
                     *at_rest.get_mut(&chunk).expect("counted above") -= 1;
                 } else {
                     // In use, or not over: it must not go to the driver. Keep it.

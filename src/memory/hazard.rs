@@ -7,7 +7,13 @@
 //! stream wait. Memory that is freed keeps its uses: reuse is one more conflicting use, so stream order across devices
 //! needs no further mechanism (cf. pytorch#196257).
 
-use crate::{error::Result, stream::StreamCore};
+use crate::{
+    driver::check::{Checker, Token},
+    error::Result,
+    memory::link::Link,
+    plant::Bug,
+    stream::StreamCore,
+};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -40,11 +46,19 @@ const OPEN: u64 = u64::MAX;
 
 /// The uses of one block.
 #[derive(Default)]
-pub(crate) struct Hazards(Mutex<Uses>);
+pub(crate) struct Hazards(Mutex<History>);
+
+/// What is known of a block's past.
+#[derive(Default)]
+pub(crate) struct History {
+    pub(crate) uses: Uses,
+    /// With a checker: what the threads knew that took uses off the list because they were over.
+    known: Option<Box<Token>>,
+}
 
 impl Hazards {
-    pub(crate) fn with(uses: Uses) -> Self {
-        Hazards(Mutex::new(uses))
+    pub(crate) fn with(history: History) -> Self {
+        Hazards(Mutex::new(history))
     }
 
     /// Makes `stream` wait, on the device, for every use that conflicts with touching `bytes`.
@@ -55,8 +69,10 @@ impl Hazards {
         bytes: &Range<usize>,
         access: Access,
     ) -> Result<()> {
-        for last in self.0.lock().iter() {
-            if last.conflicts(bytes, access) {
+        let history = self.0.lock();
+        stream.link.acquire(history.known.as_deref());
+        for last in history.uses.iter() {
+            if last.conflicts(bytes, access) && !stream.link.planted(Bug::OrderDropped) {
                 stream.wait_for(op, &last.stream, last.sequence)?;
             }
         }
@@ -65,7 +81,9 @@ impl Hazards {
 
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
-        let mut uses = self.0.lock();
+        let mut history = self.0.lock();
+        let History { uses, known } = &mut *history;
+        let mut over = false;
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
             // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
@@ -73,10 +91,15 @@ impl Hazards {
             let implied = covered
                 && old.sequence != OPEN
                 && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
-            !implied && !old.stream.has_completed(old.sequence)
+            let completed = !implied && old.stream.has_completed(old.sequence);
+            over |= completed;
+            !implied && !completed
         });
+        if over {
+            remember(known, stream.link.release());
+        }
         if uses.len() >= MERGE_ABOVE {
-            merge(&mut uses);
+            merge(uses);
         }
         uses.push(Use { stream: stream.clone(), sequence, bytes, access });
     }
@@ -85,44 +108,62 @@ impl Hazards {
     /// every conflicting use waits for all that the stream has by then.
     #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
-        self.0.lock().push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
+        self.0.lock().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
     }
 
     /// Ends one such use; what was submitted counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
-        let mut uses = self.0.lock();
+        let uses = &mut self.0.lock().uses;
         let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
         if let Some(at) = uses.iter().position(open) {
             uses.swap_remove(at);
         }
-        drop(uses);
         self.note(stream, sequence, bytes, access);
     }
 
     /// The calling host thread waits for every use that conflicts with a host access. Others are not kept from the block
     /// meanwhile.
-    pub(crate) fn wait_host(&self, op: &'static str, access: Access, limit: Duration) -> Result<()> {
-        let uses = self.0.lock();
-        let conflicting = uses.iter().filter(|last| last.conflicts(&(0..usize::MAX), access));
+    pub(crate) fn wait_host(&self, link: &Link, op: &'static str, access: Access, limit: Duration) -> Result<()> {
+        let history = self.0.lock();
+        link.acquire(history.known.as_deref());
+        let conflicting = history.uses.iter().filter(|last| last.conflicts(&(0..usize::MAX), access));
         let waits: SmallVec<[_; 4]> = conflicting.map(|last| (last.stream.clone(), last.sequence)).collect();
-        drop(uses);
+        drop(history);
         for (stream, sequence) in &waits {
             stream.wait_host(op, *sequence, limit)?;
         }
         if !waits.is_empty() {
-            self.0.lock().retain(|last| !last.stream.has_completed(last.sequence));
+            let mut history = self.0.lock();
+            history.uses.retain(|last| !last.stream.has_completed(last.sequence));
+            remember(&mut history.known, link.release());
         }
         Ok(())
     }
 
     /// Whether a host access would have to wait, as far as is known without asking the driver.
     pub(crate) fn in_flight(&self) -> bool {
-        self.0.lock().iter().any(|last| !last.stream.has_completed(last.sequence))
+        self.0.lock().uses.iter().any(|last| !last.stream.has_completed(last.sequence))
     }
 
-    pub(crate) fn take(&mut self) -> Uses {
+    pub(crate) fn take(&mut self) -> History {
         std::mem::take(self.0.get_mut())
+    }
+}
+
+impl History {
+    /// What the threads knew that took uses off the list.
+    pub(crate) fn known(&self) -> Option<&Token> {
+        self.known.as_deref()
+    }
+}
+
+/// With a checker: adds what the calling thread knows.
+fn remember(known: &mut Option<Box<Token>>, token: Option<Token>) {
+    let Some(token) = token else { return };
+    match known {
+        Some(known) => Checker::join(known, &token),
+        None => *known = Some(Box::new(token)),
     }
 }
 

@@ -1,11 +1,15 @@
 //! What any thread may need of a device: its identity, its driver, its spare events.
 
 use crate::{
-    driver::{DriverRef, DriverResult, Fault, FaultKind, RawEvent},
-    error::{Error, Result},
+    driver::{
+        DriverRef, DriverResult, Fault, FaultKind, RawEvent,
+        check::{Checker, Entered, Place, Report, Token},
+    },
+    error::{Error, Result, Site},
     sync::Flag,
 };
 use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// One device of one pool. Outlives the pool while buffers do.
 pub(crate) struct Link {
@@ -14,12 +18,17 @@ pub(crate) struct Link {
     /// Ordinal in the pool.
     pub(crate) device: usize,
     pub(crate) driver: DriverRef,
+    /// Who watches the pool's work, if anyone does.
+    checker: Option<Arc<Checker>>,
+    /// What a test wants this pool to do wrong.
+    #[cfg(test)]
+    plant: Option<crate::plant::Bug>,
     lost: Flag,
     events: Mutex<Vec<RawEvent>>,
     timing_events: Mutex<Vec<RawEvent>>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
-    cudarc: once_cell::sync::OnceCell<std::sync::Arc<cudarc::driver::CudaStream>>,
+    cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
 impl Link {
@@ -27,6 +36,9 @@ impl Link {
         Link {
             pool,
             device,
+            checker: driver.checker().cloned(),
+            #[cfg(test)]
+            plant: crate::plant::here(),
             driver,
             lost: Flag::new(),
             events: Mutex::default(),
@@ -59,6 +71,52 @@ impl Link {
         }
     }
 
+    pub(crate) fn checker(&self) -> Option<&Arc<Checker>> {
+        self.checker.as_ref()
+    }
+
+    /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
+    pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
+        self.checker.as_ref().map(|_| Place { op, site }.enter())
+    }
+
+    /// What the calling thread knows, for whoever is handed something by it.
+    pub(crate) fn release(&self) -> Option<Token> {
+        self.checker.as_ref().map(|checker| checker.release())
+    }
+
+    /// The calling thread has been handed something.
+    pub(crate) fn acquire(&self, token: Option<&Token>) {
+        if let (Some(checker), Some(token)) = (&self.checker, token) {
+            checker.acquire(token);
+        }
+    }
+
+    /// The host is about to touch page-locked or managed memory.
+    pub(crate) fn host_access(&self, op: &'static str, address: u64, bytes: usize, write: bool) -> Result<()> {
+        match &self.checker {
+            Some(checker) => checker.host_access(address, bytes, write).map_err(|report| self.misuse(op, report)),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn misuse(&self, op: &'static str, report: Arc<Report>) -> Error {
+        Error::Misuse { device: self.device, op, report }
+    }
+
+    /// Whether a test has planted this bug.
+    #[cfg(test)]
+    pub(crate) fn planted(&self, bug: crate::plant::Bug) -> bool {
+        self.plant == Some(bug)
+    }
+
+    /// Whether a test has planted this bug: outside of the crate's own tests, none is.
+    #[cfg(not(test))]
+    #[inline(always)]
+    pub(crate) fn planted(&self, _bug: crate::plant::Bug) -> bool {
+        false
+    }
+
     /// `result` with its fault turned into an error.
     pub(crate) fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error(op, fault))
@@ -67,8 +125,8 @@ impl Link {
     #[cfg(feature = "cuda")]
     pub(crate) fn cudarc_stream(
         &self,
-        make: impl FnOnce() -> std::sync::Arc<cudarc::driver::CudaStream>,
-    ) -> &std::sync::Arc<cudarc::driver::CudaStream> {
+        make: impl FnOnce() -> Arc<cudarc::driver::CudaStream>,
+    ) -> &Arc<cudarc::driver::CudaStream> {
         self.cudarc.get_or_init(make)
     }
 
@@ -85,6 +143,9 @@ impl Link {
 
     /// Gives an event back. Waits that captured it still hold.
     pub(crate) fn give_event(&self, event: RawEvent, timing: bool) {
+        if let Some(checker) = &self.checker {
+            checker.forget_event(self.device, event);
+        }
         self.spares(timing).lock().push(event);
     }
 

@@ -8,9 +8,9 @@ use super::{
     hazard::Access,
     link::Link,
 };
-use crate::error::Result;
+use crate::{error::Result, plant::Bug};
 use parking_lot::Mutex;
-use std::{fmt, marker::PhantomData, slice, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Duration};
 
 /// `len` elements of `T` in page-locked host memory. Copies to and from it do not wait, and run at the full speed of
 /// the bus.
@@ -54,8 +54,9 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) when such a copy does not complete within the pool's deadline, and the
     /// driver's errors.
+    #[track_caller]
     pub fn as_slice(&self) -> Result<&[T]> {
-        self.block.hazards.wait_host("PinnedBuffer::as_slice", Access::Read, self.deadline)?;
+        self.ready("PinnedBuffer::as_slice", Access::Read)?;
         // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes; no device writes them
         // any more, and none can start while `self` is borrowed, since such a copy needs `&mut self`.
         Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
@@ -65,10 +66,21 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
     ///
     /// # Errors
     /// As [`as_slice`](Self::as_slice).
+    #[track_caller]
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
-        self.block.hazards.wait_host("PinnedBuffer::as_mut_slice", Access::Write, self.deadline)?;
+        self.ready("PinnedBuffer::as_mut_slice", Access::Write)?;
         // SAFETY: as above, and no device reads them any more.
         Ok(unsafe { slice::from_raw_parts_mut(self.ptr(), self.len) })
+    }
+
+    #[track_caller]
+    fn ready(&self, op: &'static str, access: Access) -> Result<()> {
+        let link = &self.block.link;
+        let _here = link.enter(op, Location::caller());
+        if !link.planted(Bug::HostDoesNotWait) {
+            self.block.hazards.wait_host(link, op, access, self.deadline)?;
+        }
+        link.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
     /// Whether a host access might have to wait.
@@ -89,6 +101,7 @@ impl<T: DeviceCopy> fmt::Debug for PinnedBuffer<T> {
 
 /// The pool's page-locked memory. Cold: a lock around the same cache that devices have.
 pub(crate) struct PinnedPool {
+    link: Arc<Link>,
     cache: Mutex<Cache>,
     deadline: Duration,
 }
@@ -96,21 +109,24 @@ pub(crate) struct PinnedPool {
 impl PinnedPool {
     /// `link` is any device of the pool: pinned memory is portable.
     pub(crate) fn new(link: &Arc<Link>, deadline: Duration) -> Self {
-        PinnedPool { cache: Mutex::new(Cache::new(link, ChunkKind::Pinned, None, deadline)), deadline }
+        let cache = Mutex::new(Cache::new(link, ChunkKind::Pinned, None, deadline));
+        PinnedPool { link: link.clone(), cache, deadline }
     }
 
     /// A block that nobody uses any more.
     pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
         let block = self.cache.lock().allocate(op, bytes)?;
         // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
-        block.hazards.wait_host(op, Access::Write, self.deadline)?;
+        block.hazards.wait_host(&self.link, op, Access::Write, self.deadline)?;
         Ok(block)
     }
 
     /// A zeroed buffer.
+    #[track_caller]
     pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
+        let _here = self.link.enter(op, Location::caller());
         let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.deadline, of: PhantomData };
         // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());

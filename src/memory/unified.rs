@@ -4,7 +4,7 @@ use super::{
     DeviceCopy,
     block::{Block, Chunk, ChunkKind, FreeBlock, Home},
     fits_blocks,
-    hazard::{Access, Uses},
+    hazard::{Access, History},
     link::Link,
     view::DeviceViewMut,
 };
@@ -13,7 +13,7 @@ use crate::{
     parts::Parts,
     shard::Shard,
 };
-use std::{fmt, marker::PhantomData, slice, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Duration};
 
 /// `len` elements of `T` in managed memory: one address on the host and on every device.
 ///
@@ -49,8 +49,8 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
         }
         let ptr = link.check("unified", link.driver.managed_alloc(bytes))?;
-        let chunk = Arc::new(Chunk { link: link.clone(), address: ptr as u64, kind: ChunkKind::Managed });
-        let free = FreeBlock { address: chunk.address, chunk, bytes, uses: Uses::new() };
+        let chunk = Chunk::new(link, ptr as u64, ChunkKind::Managed);
+        let free = FreeBlock { address: chunk.address, chunk, bytes, history: History::default() };
         // A home of its own: managed memory is not pooled, so it goes back when the home does.
         Ok(UnifiedBuffer { block: Block::new(free, &Home::new()), len, deadline, of: PhantomData })
     }
@@ -69,8 +69,9 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// [`Error::Timeout`] and the driver's.
+    #[track_caller]
     pub fn as_slice(&self) -> Result<&[T]> {
-        self.block.hazards.wait_host("UnifiedBuffer::as_slice", Access::Read, self.deadline)?;
+        self.ready("UnifiedBuffer::as_slice", Access::Read)?;
         // SAFETY: `len` initialised Pod elements; no device writes them any more, and none can while `self` is borrowed.
         Ok(unsafe { slice::from_raw_parts(self.block.address as *const T, self.len) })
     }
@@ -79,10 +80,19 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// [`Error::Timeout`] and the driver's.
+    #[track_caller]
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
-        self.block.hazards.wait_host("UnifiedBuffer::as_mut_slice", Access::Write, self.deadline)?;
+        self.ready("UnifiedBuffer::as_mut_slice", Access::Write)?;
         // SAFETY: as above, and no device reads them any more.
         Ok(unsafe { slice::from_raw_parts_mut(self.block.address as *mut T, self.len) })
+    }
+
+    #[track_caller]
+    fn ready(&self, op: &'static str, access: Access) -> Result<()> {
+        let link = &self.block.link;
+        let _here = link.enter(op, Location::caller());
+        self.block.hazards.wait_host(link, op, access, self.deadline)?;
+        link.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
     /// Rows of `width` elements, to be split over the devices by [`GpuPool::run_with`](crate::GpuPool::run_with).

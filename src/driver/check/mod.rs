@@ -35,6 +35,7 @@ pub struct Token(());
 
 #[allow(unused_variables)]
 impl Checker {
+    pub(crate) fn join(token: &mut Token, other: &Token) {}
     pub(crate) fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {}
     pub(crate) fn freed(&self, address: Address) {}
     pub(crate) fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
@@ -50,9 +51,9 @@ impl Checker {
     ) -> Result<(), Arc<Report>> {
         Ok(())
     }
-    pub(crate) fn publish(&self, stream: RawStream) {}
-    pub(crate) fn observe(&self, stream: RawStream) {}
-    pub(crate) fn forget_event(&self, event: RawEvent) {}
+    pub(crate) fn publish(&self, device: usize, stream: RawStream) {}
+    pub(crate) fn observe(&self, device: usize, stream: RawStream) {}
+    pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {}
     /// What the calling host thread knows: for handing work to another thread by means the crate cannot see.
     pub fn release(&self) -> Token {
         Token(())
