@@ -45,3 +45,162 @@ pub(crate) fn plant<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
     PLANTED.set(None);
     built
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Bug, plant};
+    use crate::{
+        AsViewMut, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+        driver::check::{Kind, Report},
+    };
+    use std::sync::Arc;
+
+    type Program = fn(&GpuPool) -> Result<()>;
+
+    /// The program is silent in a pool that is right, and reported in one that has the bug.
+    #[track_caller]
+    fn found(bug: Bug, builder: fn() -> Builder, program: Program) -> Arc<Report> {
+        let right = builder().check(Check::Races).build().unwrap();
+        program(&right).unwrap();
+        right.close().unwrap();
+        let wrong = plant(bug, || builder().check(Check::Races).build().unwrap());
+        let error = program(&wrong).and_then(|()| wrong.close());
+        match error {
+            Err(Error::Misuse { report, .. }) => report,
+            other => panic!("{bug:?} was not reported: {other:?}"),
+        }
+    }
+
+    fn one() -> Builder {
+        GpuPool::builder().host(1)
+    }
+
+    fn three() -> Builder {
+        GpuPool::builder().host(3)
+    }
+
+    fn staged() -> Builder {
+        GpuPool::builder().host(2).without_peer_access()
+    }
+
+    fn two_streams(pool: &GpuPool) -> Result<()> {
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(1000)?;
+            let side = dev.stream()?;
+            dev.on(&side).scale(&mut x, 2.0)
+        })
+        .map(drop)
+    }
+
+    fn sums(pool: &GpuPool) -> Result<()> {
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(3000)?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)
+        })
+        .map(drop)
+    }
+
+    #[test]
+    fn a_dropped_wait_between_streams() {
+        let report = found(Bug::OrderDropped, one, two_streams);
+        assert_eq!((report.kind, report.bytes.clone()), (Kind::Race, 0..4000));
+        let before = report.before.as_ref().unwrap();
+        assert_eq!((before.op, report.now.op), ("zeros", "scale"));
+        assert!(before.site.unwrap().file().ends_with("plant.rs") && before.site != report.now.site, "{report}");
+    }
+
+    #[test]
+    fn a_completion_that_is_claimed_too_early() {
+        assert_eq!(found(Bug::CompletedTooEarly, one, two_streams).kind, Kind::Race);
+    }
+
+    #[test]
+    fn a_staging_piece_that_is_filled_too_early() {
+        let report = found(Bug::PieceFilledEarly, one, |pool| {
+            pool.run(|dev, _| dev.upload(&vec![1u8; 7 << 20]).map(drop)).map(drop)
+        });
+        assert_eq!((report.kind, report.now.op), (Kind::HostAccess, "upload"), "{report}");
+    }
+
+    #[test]
+    fn a_staging_piece_that_is_emptied_too_early() {
+        let report = found(Bug::PieceEmptiedEarly, one, |pool| {
+            pool.run(|dev, _| dev.download(&dev.zeros::<u8>(1000)?).map(drop)).map(drop)
+        });
+        assert_eq!((report.kind, report.now.op), (Kind::HostAccess, "download"), "{report}");
+    }
+
+    #[test]
+    fn a_staged_copy_with_one_event_instead_of_two() {
+        let report = found(Bug::OneStagingEvent, staged, |pool| {
+            pool.run(|dev, _| {
+                let x = Arc::new(dev.zeros::<u8>(4 << 20)?);
+                let all = dev.exchange(x)?;
+                all[1 - dev.rank()].copy_to(dev).map(drop)
+            })
+            .map(drop)
+        });
+        assert_eq!((report.kind, report.now.op), (Kind::Race, "copy_to"), "{report}");
+    }
+
+    #[test]
+    fn a_skipped_step_of_a_collective() {
+        let report = found(Bug::StepSkipped, three, sums);
+        assert_eq!((report.kind, report.now.op), (Kind::Race, "all_reduce"), "{report}");
+    }
+
+    #[test]
+    fn a_collective_that_starts_too_early() {
+        assert_eq!(found(Bug::StartSkipped, three, sums).kind, Kind::Race);
+    }
+
+    #[test]
+    fn a_freed_block_that_forgets_its_uses() {
+        let report = found(Bug::UsesForgotten, three, |pool| {
+            pool.run(|dev, _| {
+                let lent: Arc<DeviceBuffer<u8>> = Arc::new(dev.zeros(1 << 20)?);
+                let theirs = dev.exchange(lent.clone())?;
+                let copied = theirs[(dev.rank() + 1) % 3].copy_to(dev)?;
+                drop((lent, theirs));
+                dev.barrier()?;
+                let mut next = dev.zeros::<u8>(1 << 20)?;
+                dev.fill(&mut next.view_mut(), 1)?;
+                drop(copied);
+                Ok(())
+            })
+            .map(drop)
+        });
+        assert_eq!(report.kind, Kind::EarlyReuse, "{report}");
+    }
+
+    #[test]
+    fn a_host_that_does_not_wait() {
+        let report = found(Bug::HostDoesNotWait, one, |pool| {
+            let mut host = pool.pinned::<u32>(100)?;
+            let host = parking_lot::Mutex::new(&mut host);
+            pool.run(|dev: &Device, _| {
+                let host = &mut **host.lock();
+                dev.download_pinned(&dev.zeros::<u32>(100)?, host)?;
+                host.as_slice().map(drop)
+            })
+            .map(drop)
+        });
+        assert_eq!((report.kind, report.now.op), (Kind::HostAccess, "PinnedBuffer::as_slice"), "{report}");
+    }
+
+    /// Frees cannot return errors; `close` tells.
+    #[test]
+    fn a_chunk_that_goes_back_too_early() {
+        let limited = || one().memory_limit(8 << 20);
+        let report = found(Bug::ChunkReleasedEarly, limited, |pool| {
+            pool.run(|dev, _| {
+                drop(dev.zeros::<u8>(6 << 20)?);
+                // There is no room for both: the first goes back to the driver.
+                let _ = dev.zeros::<u8>(4 << 20);
+                Ok(())
+            })
+            .map(drop)
+        });
+        assert_eq!(report.kind, Kind::FreeInUse, "{report}");
+    }
+}
