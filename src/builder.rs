@@ -241,6 +241,10 @@ impl Builder {
         }
         if self.check.is_none() {
             self.check = variable("GPU_POOL_CHECK", "races or off", parse_check)?;
+            // The crate's own unit tests all test the checker, too.
+            if cfg!(test) && self.check.is_none() {
+                self.check = Some(Check::Races);
+            }
         }
         if self.machine.schedule == host::Schedule::Threaded {
             let seed = variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())?;

@@ -24,7 +24,7 @@ impl<T: gpu_pool::DeviceCopy> AsViewMut for TwoFaced<'_, T> {
 
 /// Forty neighbours in one slab; `write` gets one of them. How many words of the others are not zero afterwards?
 fn damage(write: impl Fn(&gpu_pool::Device, &mut DeviceBuffer<f32>) -> Result<()> + Sync) -> usize {
-    let pool = GpuPool::builder().host(1).build().unwrap();
+    let pool = GpuPool::builder().check(gpu_pool::Check::Races).host(1).build().unwrap();
     let damage = pool.run(|dev, _| {
         let mut small = (0..40).map(|_| dev.zeros::<f32>(64)).collect::<Result<Vec<_>>>()?;
         let mut short = small.remove(20);
@@ -80,7 +80,7 @@ fn comes_back<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
 }
 
 fn two() -> GpuPool {
-    GpuPool::builder().host(2).timeout(Duration::from_secs(2)).build().unwrap()
+    GpuPool::builder().check(gpu_pool::Check::Races).host(2).timeout(Duration::from_secs(2)).build().unwrap()
 }
 
 /// Converting the library's error runs the caller's code: on the caller's thread, not where peers wait for it.
@@ -126,7 +126,12 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
 #[test]
 fn a_scope_behind_a_stuck_one_times_out_while_other_devices_work() {
     let error = comes_back(|| {
-        let pool = GpuPool::builder().host(2).timeout(Duration::from_millis(600)).build().unwrap();
+        let pool = GpuPool::builder()
+            .check(gpu_pool::Check::Races)
+            .host(2)
+            .timeout(Duration::from_millis(600))
+            .build()
+            .unwrap();
         let (release, held) = mpsc::channel::<()>();
         let held = std::sync::Mutex::new(held);
         thread::scope(|s| {

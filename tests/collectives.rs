@@ -317,7 +317,7 @@ on_both! {
 #[test]
 fn sixteen_software_devices() {
     guarded(|| {
-        let pool = GpuPool::builder().host(16).build().unwrap();
+        let pool = support::builder().host(16).build().unwrap();
         check(&pool, &(0..16).collect::<Vec<_>>(), &lengths(16));
     });
 }

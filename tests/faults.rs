@@ -293,7 +293,7 @@ on_both! {
                     failure(pool.run_on(&[0], |_, _| Ok(()))),
                     failure(pool.run_mut(&mut vec![0u8; n], 1, |_, _, _| Ok(()))),
                     failure(pool.per_device(|_, _| Ok(()))),
-                    failure(GpuPool::builder().host(1).build()),
+                    failure(support::builder().host(1).build()),
                     failure(pool.survivors()),
                     failure(GpuPool::scope(|_, _| Ok(()))),
                 ];
@@ -570,14 +570,14 @@ kernel! {
 // ---- software GPUs only: faults that hardware does not have on demand ----------------------------------------------
 
 fn host(count: usize) -> GpuPool {
-    GpuPool::builder().host(count).module(&STRAY_MODULE).module(&support::MODULE).build().unwrap()
+    support::builder().host(count).module(&STRAY_MODULE).module(&support::MODULE).build().unwrap()
 }
 
 /// rules 2 and 8: a scope whose devices never become free is withdrawn, and says which were busy.
 #[test]
 fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
     guarded(|| {
-        let pool = GpuPool::builder().host(2).timeout(Duration::from_millis(200)).build().unwrap();
+        let pool = support::builder().host(2).timeout(Duration::from_millis(200)).build().unwrap();
         let (inside, withdrawn) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|s| {
             let blocker = s.spawn(|| {
@@ -613,7 +613,7 @@ fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
 fn a_software_gpu_runs_out_of_memory() {
     guarded(|| {
         const MIB: usize = 1 << 20;
-        let pool = GpuPool::builder().host(2).software_memory(32 * MIB as u64).build().unwrap();
+        let pool = support::builder().host(2).software_memory(32 * MIB as u64).build().unwrap();
         pool.run(|dev, _| {
             let first = dev.upload(&vec![dev.index() as u8; 12 * MIB])?;
             for _ in 0..3 {
@@ -642,7 +642,7 @@ fn a_software_gpu_runs_out_of_memory() {
 fn no_memory_for_scratch_fails_the_gang_not_the_pool() {
     guarded(|| {
         const MIB: usize = 1 << 20;
-        let pool = GpuPool::builder().host(2).software_memory(32 * MIB as u64).build().unwrap();
+        let pool = support::builder().host(2).software_memory(32 * MIB as u64).build().unwrap();
         let error = failure(pool.run(|dev, _| {
             let mut x = dev.zeros::<u8>(if dev.index() == 0 { 24 * MIB } else { 1 })?;
             let mut y = dev.zeros::<f32>(MIB)?;
@@ -662,7 +662,7 @@ fn no_memory_for_scratch_fails_the_gang_not_the_pool() {
 #[test]
 fn too_little_memory_for_a_pool_is_an_error_of_build() {
     guarded(|| {
-        let error = failure(GpuPool::builder().host(3).software_memory(1000).build());
+        let error = failure(support::builder().host(3).software_memory(1000).build());
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     });
 }
@@ -730,7 +730,7 @@ fn a_lost_device_is_named_and_the_others_keep_working() {
 #[test]
 fn devices_are_lost_until_none_is_left() {
     guarded(|| {
-        let mut pool = GpuPool::builder().host(3).module(&STRAY_MODULE).memory_limit(64 << 20).build().unwrap();
+        let mut pool = support::builder().host(3).module(&STRAY_MODULE).memory_limit(64 << 20).build().unwrap();
         for left in (0..3).rev() {
             let error = failure(pool.run(|dev, _| {
                 if dev.rank() == 0 {
@@ -766,7 +766,7 @@ fn devices_are_lost_until_none_is_left() {
 fn a_long_queue_of_healthy_kernels_is_not_a_timeout() {
     guarded(|| {
         let pool =
-            GpuPool::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(700)).build().unwrap();
+            support::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(700)).build().unwrap();
         let x = pool.run(|dev, _| {
             let mut x = dev.zeros::<u32>(1)?;
             for _ in 0..64 {
@@ -784,7 +784,7 @@ fn a_long_queue_of_healthy_kernels_is_not_a_timeout() {
 fn a_stream_that_takes_too_long_is_a_timeout_and_keeps_its_memory() {
     guarded(|| {
         let pool =
-            GpuPool::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(150)).build().unwrap();
+            support::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(150)).build().unwrap();
         let error = failure(pool.run(|dev, _| {
             let mut x = dev.zeros::<u32>(1 << 20)?;
             slow_add(dev, &mut x, 1, 900_000)?;

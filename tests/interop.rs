@@ -140,7 +140,7 @@ fn cuda_source_is_compiled() {
         println!("skipped: no CUDA device");
         return;
     }
-    let pool = GpuPool::builder().cuda().devices(&[0]).module(&SOURCE).build().unwrap();
+    let pool = support::builder().cuda().devices(&[0]).module(&SOURCE).build().unwrap();
     let out = pool.run(|dev, _| {
         let mut x = dev.upload(&[1.0f32, 2.0])?;
         // SAFETY: the kernel fits its signature and touches the first two elements.
@@ -148,6 +148,6 @@ fn cuda_source_is_compiled() {
         dev.download(&x)
     });
     assert_eq!(out.unwrap(), [[2.0, 4.0]]);
-    let error = GpuPool::builder().cuda().devices(&[0]).module(&BROKEN).build().unwrap_err();
+    let error = support::builder().cuda().devices(&[0]).module(&BROKEN).build().unwrap_err();
     assert!(error.to_string().contains("undeclared"), "{error}");
 }

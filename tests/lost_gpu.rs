@@ -30,8 +30,14 @@ fn child() {
     if env::var_os(CHILD).is_none() {
         return;
     }
-    let pool =
-        GpuPool::builder().cuda().devices(&[0, 1]).module(&MODULE).timeout(Duration::from_secs(20)).build().unwrap();
+    let pool = GpuPool::builder()
+        .check(gpu_pool::Check::Races)
+        .cuda()
+        .devices(&[0, 1])
+        .module(&MODULE)
+        .timeout(Duration::from_secs(20))
+        .build()
+        .unwrap();
     // The peer waits in a collective; it is told the cause.
     let peer = std::sync::Mutex::new(None);
     let failed = pool.run(|dev, _| {

@@ -277,7 +277,7 @@ fn the_process_wide_pool_needs_no_set_up() {
         })
         .unwrap();
         assert_eq!(sums, vec![vec![499_500.0]; GpuPool::global().unwrap().devices()]);
-        let error = failure(GpuPool::builder().host(1).build_global());
+        let error = failure(support::builder().host(1).build_global());
         assert!(matches!(error, Error::InvalidArgument { op: "build_global", .. }), "{error}");
         let failed: Result<Vec<()>, String> =
             GpuPool::try_scope::<_, (), Text>(|_, _| Err(Text("no".into()))).map_err(|t| t.0);
@@ -296,7 +296,7 @@ fn the_process_wide_pool_needs_no_set_up() {
 #[test]
 fn shards_are_balanced_and_empty_ones_still_run() {
     guarded(|| {
-        let pool = GpuPool::builder().host(4).build().unwrap();
+        let pool = support::builder().host(4).build().unwrap();
         for (len, expected) in [(9, [3, 2, 2, 2]), (4, [1; 4]), (3, [1, 1, 1, 0]), (1, [1, 0, 0, 0]), (0, [0; 4])] {
             let data = vec![1.0f32; len];
             // The collective only ends if those without rows take part.
@@ -315,7 +315,7 @@ fn shards_are_balanced_and_empty_ones_still_run() {
 #[test]
 fn weights_divide_the_rows() {
     guarded(|| {
-        let pool = GpuPool::builder().host(3).weights(&[5.0, 1.0, 2.0]).build().unwrap();
+        let pool = support::builder().host(3).weights(&[5.0, 1.0, 2.0]).build().unwrap();
         let ranges = pool.run(|_, shard| Ok(shard.range(81))).unwrap();
         assert_eq!(ranges, [0..51, 51..61, 61..81]);
         // A gang of some devices divides by their weights.
@@ -328,10 +328,10 @@ fn weights_divide_the_rows() {
         .unwrap();
         assert_eq!(out, [vec![0; 50], vec![1; 10], vec![2; 20]].concat());
         for bad in [&[1.0, 1.0][..], &[1.0, 0.0, 1.0], &[1.0, f64::NAN, 1.0], &[1.0, -1.0, 1.0]] {
-            let error = failure(GpuPool::builder().host(3).weights(bad).build());
+            let error = failure(support::builder().host(3).weights(bad).build());
             assert!(matches!(error, Error::InvalidArgument { op: "weights", .. }), "{error}");
         }
-        let measured = GpuPool::builder().host(2).weights_measured().build().unwrap();
+        let measured = support::builder().host(2).weights_measured().build().unwrap();
         let lens = measured.run(|_, shard| Ok(shard.range(1000).len())).unwrap();
         assert!(lens.iter().sum::<usize>() == 1000 && lens.iter().all(|&len| len > 0), "{lens:?}");
     });
@@ -341,7 +341,7 @@ fn weights_divide_the_rows() {
 fn any_number_of_software_devices() {
     guarded(|| {
         for n in [1, 2, 3, 5, 8, 16, 64] {
-            let pool = GpuPool::builder().host(n).build().unwrap();
+            let pool = support::builder().host(n).build().unwrap();
             assert_eq!(pool.devices(), n);
             let sums = pool
                 .run(|dev, shard| {
@@ -353,7 +353,7 @@ fn any_number_of_software_devices() {
             assert_eq!(sums, vec![vec![(n * (n - 1) / 2) as f32, n as f32, 2.0 * n as f32]; n]);
         }
         for n in [0, 65] {
-            let error = failure(GpuPool::builder().host(n).build());
+            let error = failure(support::builder().host(n).build());
             assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
         }
     });
@@ -362,14 +362,14 @@ fn any_number_of_software_devices() {
 #[test]
 fn devices_are_chosen_and_ordered_by_the_caller() {
     guarded(|| {
-        let pool = GpuPool::builder().host(4).devices(&[3, 1]).build().unwrap();
+        let pool = support::builder().host(4).devices(&[3, 1]).build().unwrap();
         let ordinals = pool.run(|dev, _| Ok((dev.index(), dev.info().ordinal))).unwrap();
         assert_eq!(ordinals, [(0, 3), (1, 1)]);
         for list in [&[][..], &[1, 1]] {
-            let error = failure(GpuPool::builder().host(4).devices(list).build());
+            let error = failure(support::builder().host(4).devices(list).build());
             assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
         }
-        let error = failure(GpuPool::builder().host(4).devices(&[0, 4]).build());
+        let error = failure(support::builder().host(4).devices(&[0, 4]).build());
         assert!(matches!(&error, Error::NoDevice { reason } if reason.contains('4')), "{error}");
     });
 }
@@ -378,8 +378,8 @@ fn devices_are_chosen_and_ordered_by_the_caller() {
 #[test]
 fn the_report_names_devices_and_routes() {
     guarded(|| {
-        let direct = GpuPool::builder().host(3).build().unwrap();
-        let staged = GpuPool::builder().host(3).without_peer_access().build().unwrap();
+        let direct = support::builder().host(3).build().unwrap();
+        let staged = support::builder().host(3).without_peer_access().build().unwrap();
         for from in 0..3 {
             for to in (0..3).filter(|&to| to != from) {
                 let (a, b) = (direct.report(), staged.report());
@@ -399,7 +399,7 @@ fn the_report_names_devices_and_routes() {
 #[test]
 fn a_shared_pool_outlives_its_maker() {
     guarded(|| {
-        let pool = Arc::new(GpuPool::builder().host(2).build().unwrap());
+        let pool = Arc::new(support::builder().host(2).build().unwrap());
         let users: Vec<_> = (0..4)
             .map(|_| {
                 let pool = pool.clone();

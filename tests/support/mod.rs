@@ -2,7 +2,7 @@
 //! guard against hangs.
 #![allow(dead_code)]
 
-use gpu_pool::{Builder, Error, GpuPool, Module, kernel};
+use gpu_pool::{Builder, Check, Error, GpuPool, Module, kernel};
 use std::{
     fmt::Debug,
     sync::{
@@ -26,7 +26,7 @@ pub struct Gpus {
 impl Gpus {
     /// A pool in the making, of the first `count` devices.
     pub fn builder(&self, count: usize) -> Builder {
-        let builder = GpuPool::builder().timeout(Duration::from_secs(60)).module(&MODULE);
+        let builder = builder().timeout(Duration::from_secs(60)).module(&MODULE);
         match self.cuda {
             true => builder.cuda().devices(&(0..count).collect::<Vec<_>>()),
             false => builder.host(count),
@@ -51,6 +51,13 @@ impl Gpus {
     pub fn is_cuda(&self) -> bool {
         self.cuda
     }
+}
+
+/// A pool in the making, with the checker on unless `GPU_POOL_CHECK` says otherwise: every test is one of the checker,
+/// too, which must not raise false alarms.
+pub fn builder() -> Builder {
+    let builder = GpuPool::builder();
+    if std::env::var_os("GPU_POOL_CHECK").is_some() { builder } else { builder.check(Check::Races) }
 }
 
 /// Runs a test on software GPUs.
