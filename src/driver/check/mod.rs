@@ -50,9 +50,9 @@ impl Checker {
     ) -> Result<(), Arc<Report>> {
         Ok(())
     }
-    pub(crate) fn publish(&self, stream: RawStream) {}
-    pub(crate) fn observe(&self, stream: RawStream) {}
-    pub(crate) fn forget_event(&self, event: RawEvent) {}
+    pub(crate) fn publish(&self, device: usize, stream: RawStream) {}
+    pub(crate) fn observe(&self, device: usize, stream: RawStream) {}
+    pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {}
     /// What the calling host thread knows: for handing work to another thread by means the crate cannot see.
     pub fn release(&self) -> Token {
         Token(())
