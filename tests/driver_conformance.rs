@@ -1,5 +1,6 @@
 //! One suite, two drivers: every case runs on software GPUs and, where there are any, on CUDA devices, and is written
-//! against `gpu_pool::driver::Driver` alone. Where both halves pass, a difference between a laptop and a GPU machine is
+//! against `gpu_pool::driver::Driver` alone. It runs once more on software GPUs with the checker around them, which must
+//! neither change anything nor find anything. Where both halves pass, a difference between a laptop and a GPU machine is
 //! a bug of the program under test, not of the software GPU.
 //!
 //! A case that guards against a known upstream problem cites it.
@@ -29,6 +30,12 @@ macro_rules! suite {
         mod host {
             use super::*;
             $($(#[test] fn $case() { $group::$case(&rig::Rig::host(3)) })+)+
+        }
+
+        /// On software GPUs, checked.
+        mod checked {
+            use super::*;
+            $($(#[test] fn $case() { $group::$case(&rig::Rig::checked(3)) })+)+
         }
 
         /// On CUDA devices.
@@ -64,6 +71,11 @@ mod blas {
     #[test]
     fn host_gemm_matches_the_naive_product() {
         kernels::gemm_matches_the_naive_product(&rig::Rig::host(1));
+    }
+
+    #[test]
+    fn checked_gemm_matches_the_naive_product() {
+        kernels::gemm_matches_the_naive_product(&rig::Rig::checked(1));
     }
 
     #[test]

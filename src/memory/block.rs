@@ -5,10 +5,7 @@ use super::{
     link::Link,
 };
 use crate::{
-    driver::{
-        Address,
-        check::{Checker, Token},
-    },
+    driver::{Address, check::Token},
     plant::Bug,
     sync::{Inbox, Sequence},
 };
@@ -102,7 +99,7 @@ impl FreeBlock {
         } else if let Some(token) = link.release() {
             let mut known = self.chunk.known.lock();
             match &mut *known {
-                Some(known) => Checker::join(known, &token),
+                Some(known) => known.join(&token),
                 None => *known = Some(token),
             }
         }

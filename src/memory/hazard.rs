@@ -7,13 +7,7 @@
 //! stream wait. Memory that is freed keeps its uses: reuse is one more conflicting use, so stream order across devices
 //! needs no further mechanism (cf. pytorch#196257).
 
-use crate::{
-    driver::check::{Checker, Token},
-    error::Result,
-    memory::link::Link,
-    plant::Bug,
-    stream::StreamCore,
-};
+use crate::{driver::check::Token, error::Result, memory::link::Link, plant::Bug, stream::StreamCore};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -162,7 +156,7 @@ impl History {
 fn remember(known: &mut Option<Box<Token>>, token: Option<Token>) {
     let Some(token) = token else { return };
     match known {
-        Some(known) => Checker::join(known, &token),
+        Some(known) => known.join(&token),
         None => *known = Some(Box::new(token)),
     }
 }

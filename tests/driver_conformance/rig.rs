@@ -2,7 +2,7 @@
 
 use gpu_pool::driver::{
     Address, DriverRef, HostArg, KernelArg, Launch, LaunchDims, ModuleImage, RawEvent, RawFunction, RawModule,
-    RawStream, ValueBytes,
+    RawStream, ValueBytes, check,
     host::{self, HostConfig},
 };
 use std::{
@@ -22,6 +22,12 @@ pub struct Rig {
 impl Rig {
     pub fn host(n: usize) -> Rig {
         Rig { devices: host::machine(&vec![HostConfig::default(); n]), cuda: false, _alone: None }
+    }
+
+    /// Software GPUs with the checker on: it must not find anything in what the suite does.
+    pub fn checked(n: usize) -> Rig {
+        let Rig { devices, cuda, _alone } = Rig::host(n);
+        Rig { devices: check::wrap(devices), cuda, _alone }
     }
 
     /// All CUDA devices, or `None` and a note. One case at a time: some hold a stream back with a host function while

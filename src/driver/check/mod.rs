@@ -1,14 +1,61 @@
 //! The checker: a driver around a driver that keeps account of who touched what, and which edges order it.
+//!
+//! # Contract
+//!
+//! [`wrap`] puts one [`Checker`] around the devices of a pool, software GPUs and CUDA devices alike. Every call goes through
+//! to the driver; one that is a mistake is refused instead, with a [`Report`] in its
+//! [`Fault`](super::Fault::report): nothing is submitted, and the account is as if it had not been made. What it finds
+//! is listed at [`Kind`].
+//!
+//! Two operations are ordered if they are on one stream; by an event, recorded after one and waited for before the
+//! other; by a flag that one's stream raises and the other's waits for
+//! ([`write_value`](super::Driver::write_value)); or by a host thread that has waited for one and submits the other. Each
+//! host thread knows only what it has waited for itself, or has been told ([`Checker::release`], [`Checker::acquire`]).
+//! A host function ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
+//!
+//! What it does not see:
+//!
+//! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
+//!   all threads together know when one of them learns that the wait is over; until then, conflicts that the flag might
+//!   order are not reported;
+//! * what a kernel does beyond its declared arguments, and which bytes of an argument it really touches: `&mut` counts as
+//!   a write of all of it;
+//! * edges that the host makes between its own threads, as above.
+//!
+//! # Mechanism
+//!
+//! Vector clocks (`clock`) for streams and host threads, and a map of who touched which bytes last (`shadow`). Everything
+//! happens when an operation is submitted, under one lock that is held while the call goes through (`judge`, `state`), so
+//! that two threads cannot slip by each other. Calls that wait, allocate or free are made without the lock.
+//!
 
+mod checked;
+mod clock;
+mod deferred;
+mod flags;
+mod heap;
+mod host;
+mod judge;
+mod note;
 mod place;
+mod ranges;
 mod report;
+mod shadow;
+mod state;
 
+pub use host::Token;
+pub use place::annotate;
 pub use report::{Allocation, Deed, Kind, Report};
 
 pub(crate) use place::{Entered, Place};
 
 use super::{Address, DriverRef, RawEvent, RawStream};
-use std::sync::Arc;
+use judge::Operand;
+use note::Call;
+use parking_lot::Mutex;
+use shadow::Manner;
+use state::State;
+use std::sync::{Arc, Weak};
 
 /// What a pool's checker looks for; see [`Builder::check`](crate::Builder::check).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,26 +68,64 @@ pub enum Check {
     Races,
 }
 
-/// Puts one checker around all of these devices.
+/// Puts one checker around all of these devices. Those that have one already stay as they are.
+///
+/// ```
+/// # use gpu_pool::driver::{check::{self, Kind}, host};
+/// let gpus = check::wrap(host::machine(&[Default::default()]));
+/// let gpu = &gpus[0];
+/// let (x, s, t) = (gpu.mem_alloc(64)?, gpu.stream_create(0)?, gpu.stream_create(0)?);
+/// // SAFETY: the memory is live until both streams are idle.
+/// let refused = unsafe {
+///     gpu.fill_u8(x, 1, 64, s)?;
+///     gpu.fill_u8(x, 2, 64, t).unwrap_err()
+/// };
+/// assert_eq!(refused.report.unwrap().kind, Kind::Race);
+/// # gpu.stream_wait_idle(s, std::time::Duration::MAX)?;
+/// # unsafe { gpu.mem_free(x)? };
+/// # Ok::<(), gpu_pool::driver::Fault>(())
+/// ```
 pub fn wrap(drivers: Vec<DriverRef>) -> Vec<DriverRef> {
-    drivers
+    let checker = Checker::new(drivers.len());
+    let wrap = |(index, inner): (usize, DriverRef)| match inner.checker() {
+        Some(_) => inner,
+        None => Arc::new(checked::Checked { inner, index, checker: checker.clone() }),
+    };
+    drivers.into_iter().enumerate().map(wrap).collect()
 }
 
 /// What the devices of one [`wrap`] have done.
-pub struct Checker(());
+pub struct Checker {
+    state: Mutex<State>,
+    me: Weak<Checker>,
+}
 
-/// What one host thread knows, on its way to another.
-#[derive(Clone, Default)]
-pub struct Token(());
-
-#[allow(unused_variables)]
 impl Checker {
-    pub(crate) fn join(token: &mut Token, other: &Token) {}
-    pub(crate) fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {}
-    pub(crate) fn freed(&self, address: Address) {}
-    pub(crate) fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
-        Ok(())
+    fn new(devices: usize) -> Arc<Self> {
+        let mut state = State::new(devices);
+        // The seat of threads that are ending.
+        state.host_enters();
+        Arc::new_cyclic(|me| Checker { state: Mutex::new(state), me: me.clone() })
     }
+
+    /// A pool hands out a block of memory that it has from the driver. Without `zeroed`, its bytes count as unwritten.
+    pub(crate) fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {
+        self.state.lock().heap.hand_out(address..address + bytes as u64, device, zeroed);
+    }
+
+    /// The block that starts here is at rest again.
+    pub(crate) fn freed(&self, address: Address) {
+        self.state.lock().heap.take_back(address);
+    }
+
+    /// The calling thread is about to touch page-locked or managed memory.
+    pub(crate) fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
+        let (mut state, by) = self.enter();
+        let manner = if write { Manner::WRITE } else { Manner::READ };
+        state.host_access(by, Operand { address, bytes, manner })
+    }
+
+    /// Somebody else submits an operation to a stream, by calls that do not come this way.
     pub(crate) fn lent(
         &self,
         device: usize,
@@ -49,15 +134,33 @@ impl Checker {
         bytes: usize,
         write: bool,
     ) -> Result<(), Arc<Report>> {
-        Ok(())
+        let (mut state, by) = self.enter();
+        let manner = if write { Manner::WRITE } else { Manner::READ };
+        let call = Call::new("foreign work", "by a foreign call");
+        state.lend(by, (device, stream.0), call, Operand { address, bytes, manner })
     }
-    pub(crate) fn publish(&self, device: usize, stream: RawStream) {}
-    pub(crate) fn observe(&self, device: usize, stream: RawStream) {}
-    pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {}
-    /// What the calling host thread knows: for handing work to another thread by means the crate cannot see.
-    pub fn release(&self) -> Token {
-        Token(())
+
+    /// The calling thread is about to tell others how far a stream is, as far as it knows.
+    pub(crate) fn publish(&self, device: usize, stream: RawStream) {
+        let (mut state, by) = self.enter();
+        let clock = state.host(by).clock.clone();
+        if let Some(stream) = state.streams.get_mut(&(device, stream.0)) {
+            stream.done.join(&clock);
+        }
     }
-    /// The calling host thread comes to know what another one has [released](Self::release).
-    pub fn acquire(&self, token: &Token) {}
+
+    /// The calling thread has read how far a stream is.
+    pub(crate) fn observe(&self, device: usize, stream: RawStream) {
+        let (mut state, by) = self.enter();
+        if let Some(done) = state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()) {
+            state.learn(by, &done);
+        }
+    }
+
+    /// A pool keeps an event for another use: until it is recorded again there is nothing to wait for.
+    pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {
+        if let Some(event) = self.state.lock().events.get_mut(&(device, event.0)) {
+            event.record = None;
+        }
+    }
 }

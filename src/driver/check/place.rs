@@ -1,7 +1,7 @@
 //! Where in the user's code the calling thread is.
 
 use crate::error::Site;
-use std::{cell::Cell, marker::PhantomData};
+use std::{cell::Cell, marker::PhantomData, panic::Location};
 
 /// An operation of the public face, and where it was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,4 +39,19 @@ impl Drop for Entered {
     fn drop(&mut self) {
         CURRENT.set(self.outer);
     }
+}
+
+/// What `f` asks of a driver is, for the checker's reports, operation `op` called here: for those who use drivers without
+/// a pool. Within an operation of the crate, or another `annotate`, it changes nothing.
+///
+/// ```
+/// # use gpu_pool::driver::{check, host};
+/// let gpus = check::wrap(host::machine(&[Default::default()]));
+/// let memory = check::annotate("weights", || gpus[0].mem_alloc(4096)).unwrap();
+/// # unsafe { gpus[0].mem_free(memory) }.unwrap();
+/// ```
+#[track_caller]
+pub fn annotate<R>(op: &'static str, f: impl FnOnce() -> R) -> R {
+    let _here = Place { op, site: Location::caller() }.enter();
+    f()
 }

@@ -1,0 +1,216 @@
+//! Vector clocks: what someone knows to be over before whatever he does next.
+//!
+//! There is one component per stream, counted up by its operations; a clock holds the components that it knows anything
+//! of, sorted. A host thread has a clock but no component: what it does is not done later.
+//!
+//! A clock may also be *pending*: its stream waits for a flag that nobody has been seen to raise yet. Whatever joins the
+//! clock joins the [`Mark`] with it, and comes to know what the raising of the flag brings, once that is submitted.
+
+use crate::driver::Address;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// A stream, in clocks. Never used again, not even by another checker of the process.
+pub(super) type Component = u64;
+
+/// What is known.
+#[derive(Clone, Default)]
+pub(super) struct Clock {
+    counts: SmallVec<[(Component, u64); 4]>,
+    marks: SmallVec<[Arc<Mark>; 1]>,
+}
+
+/// A wait for a flag that nobody was known to have raised when it was submitted.
+pub(super) struct Mark {
+    pub address: Address,
+    pub value: u64,
+    /// What the one knew who raised it. Only touched under the checker's lock.
+    raised: Mutex<Option<Clock>>,
+}
+
+impl Mark {
+    pub fn new(address: Address, value: u64) -> Arc<Mark> {
+        Arc::new(Mark { address, value, raised: Mutex::new(None) })
+    }
+
+    /// Whoever has the mark comes to know `by`. Of `by` the caller has removed this mark, so that there are no cycles.
+    pub fn raise(&self, by: Clock) {
+        *self.raised.lock() = Some(by);
+    }
+
+    /// Takes a raise back.
+    pub fn lower(&self) {
+        *self.raised.lock() = None;
+    }
+}
+
+impl Clock {
+    /// Whether operation `count` of a stream is known to be over.
+    pub fn covers(&self, component: Component, count: u64) -> bool {
+        let known = self.counts.binary_search_by_key(&component, |&(c, _)| c).map_or(0, |at| self.counts[at].1);
+        known >= count
+            || self.marks.iter().any(|m| m.raised.lock().as_ref().is_some_and(|by| by.covers(component, count)))
+    }
+
+    /// Whether it waits for a flag that has not been raised.
+    pub fn is_pending(&self) -> bool {
+        self.marks.iter().any(|mark| mark.raised.lock().as_ref().is_none_or(Clock::is_pending))
+    }
+
+    pub fn set(&mut self, component: Component, count: u64) {
+        match self.counts.binary_search_by_key(&component, |&(c, _)| c) {
+            Ok(at) => self.counts[at].1 = self.counts[at].1.max(count),
+            Err(at) => self.counts.insert(at, (component, count)),
+        }
+    }
+
+    /// Adds what `other` knows; whether that was anything new.
+    pub fn join(&mut self, other: &Clock) -> bool {
+        let mut news = self.join_counts(other);
+        for mark in &other.marks {
+            if !self.marks.iter().any(|m| Arc::ptr_eq(m, mark)) {
+                self.marks.push(mark.clone());
+                news = true;
+            }
+        }
+        news
+    }
+
+    fn join_counts(&mut self, other: &Clock) -> bool {
+        // Mostly the same components, so that both can be walked at once without a change of places.
+        let same = self.counts.len() == other.counts.len()
+            && self.counts.iter().zip(&other.counts).all(|(mine, theirs)| mine.0 == theirs.0);
+        let mut news = false;
+        if same {
+            for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+                news |= theirs.1 > mine.1;
+                mine.1 = mine.1.max(theirs.1);
+            }
+            return news;
+        }
+        let mut merged = SmallVec::with_capacity(self.counts.len() + other.counts.len());
+        let (mut mine, mut theirs) = (self.counts.iter().peekable(), other.counts.iter().peekable());
+        loop {
+            match (mine.peek(), theirs.peek()) {
+                (Some(&&(a, n)), Some(&&(b, m))) if a == b => {
+                    news |= m > n;
+                    merged.push((a, n.max(m)));
+                    mine.next();
+                    theirs.next();
+                }
+                (Some(&&(a, n)), Some(&&(b, _))) if a < b => {
+                    merged.push((a, n));
+                    mine.next();
+                }
+                (_, Some(&&theirs_next)) => {
+                    news = true;
+                    merged.push(theirs_next);
+                    theirs.next();
+                }
+                (Some(&&mine_next), None) => {
+                    merged.push(mine_next);
+                    mine.next();
+                }
+                (None, None) => break,
+            }
+        }
+        self.counts = merged;
+        news
+    }
+
+    /// Replaces marks whose flag has been raised by what that brought.
+    pub fn flatten(&mut self) {
+        while let Some(at) = self.marks.iter().position(|mark| mark.raised.lock().is_some()) {
+            let mark = self.marks.swap_remove(at);
+            let by = mark.raised.lock().clone();
+            if let Some(by) = by {
+                self.join(&by);
+            }
+        }
+    }
+
+    pub fn has_marks(&self) -> bool {
+        !self.marks.is_empty()
+    }
+
+    pub fn mark(&mut self, mark: Arc<Mark>) {
+        self.marks.push(mark);
+    }
+
+    /// The marks that are left after [`flatten`](Self::flatten).
+    pub fn marks(&self) -> &[Arc<Mark>] {
+        &self.marks
+    }
+
+    pub fn drop_marks(&mut self, which: &[Arc<Mark>]) {
+        self.marks.retain(|mark| !which.iter().any(|other| Arc::ptr_eq(mark, other)));
+    }
+
+    /// What both know for certain; and whatever either may yet come to know.
+    pub fn meet(&mut self, other: &Clock) {
+        self.counts.retain(|(component, count)| {
+            let theirs = other.counts.binary_search_by_key(component, |&(c, _)| c).map_or(0, |at| other.counts[at].1);
+            *count = theirs.min(*count);
+            *count > 0
+        });
+        for mark in &other.marks {
+            if !self.marks.iter().any(|m| Arc::ptr_eq(m, mark)) {
+                self.marks.push(mark.clone());
+            }
+        }
+    }
+
+    /// Forgets components of which nothing is left to know.
+    pub fn retain(&mut self, keep: impl Fn(Component) -> bool) {
+        self.counts.retain(|(component, _)| keep(*component));
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.counts.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(counts: &[(Component, u64)]) -> Clock {
+        Clock { counts: counts.into(), marks: SmallVec::new() }
+    }
+
+    #[test]
+    fn joins_and_meets_are_pointwise() {
+        for (a, b, join, meet, news) in [
+            (&[(1, 5), (3, 2)][..], &[(2, 7), (3, 4)][..], &[(1, 5), (2, 7), (3, 4)][..], &[(3, 2)][..], true),
+            (&[(1, 5), (3, 2)], &[(1, 4), (3, 2)], &[(1, 5), (3, 2)], &[(1, 4), (3, 2)], false),
+            (&[(1, 5), (3, 2)], &[(3, 2)], &[(1, 5), (3, 2)], &[(3, 2)], false),
+            (&[], &[(9, 1)], &[(9, 1)], &[], true),
+        ] {
+            let mut joined = clock(a);
+            assert_eq!(joined.join(&clock(b)), news);
+            assert_eq!(&joined.counts[..], join);
+            let mut met = clock(a);
+            met.meet(&clock(b));
+            assert_eq!(&met.counts[..], meet);
+        }
+        assert!(clock(&[(1, 5)]).covers(1, 5) && !clock(&[(1, 5)]).covers(1, 6) && !clock(&[(1, 5)]).covers(2, 1));
+    }
+
+    #[test]
+    fn a_raised_flag_reaches_whoever_has_joined_the_mark() {
+        let mark = Mark::new(0x100, 1);
+        let mut waiting = clock(&[(1, 1)]);
+        waiting.mark(mark.clone());
+        let mut heir = clock(&[]);
+        heir.join(&waiting);
+        assert!(heir.is_pending() && !heir.covers(7, 3));
+        mark.raise(clock(&[(7, 3)]));
+        assert!(!heir.is_pending() && heir.covers(7, 3) && !heir.covers(7, 4));
+        heir.flatten();
+        assert!(!heir.has_marks() && heir.covers(7, 3));
+        mark.lower();
+        assert!(waiting.is_pending() && !waiting.covers(7, 3));
+    }
+}

@@ -1,0 +1,165 @@
+//! Words in memory that streams raise and wait for.
+//!
+//! A wait may be over by any write that is seen to satisfy it, so its stream learns what all of those have in common. A
+//! write that the waiting stream knows to have been overwritten is none of them. If none is left, the one who raises the
+//! flag comes later, and the stream's clock is pending until then.
+
+use super::clock::{Clock, Component, Mark};
+use crate::driver::Address;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    sync::Arc,
+};
+
+/// Writes of one word that are kept. The oldest go first: at worst a wait for an old value learns a little too much.
+const KEPT: usize = 64;
+
+#[derive(Default)]
+struct Word {
+    writes: VecDeque<Write>,
+    waiting: Vec<Arc<Mark>>,
+}
+
+struct Write {
+    /// None for what was no flag write: it overwrites, and satisfies nobody.
+    value: Option<u64>,
+    component: Component,
+    count: u64,
+    /// What its stream knew, including the write itself.
+    clock: Clock,
+}
+
+/// All words that have been used as flags.
+#[derive(Default)]
+pub(super) struct Flags(BTreeMap<Address, Word>);
+
+/// The comparison of stream memory operations.
+fn satisfies(have: u64, want: u64) -> bool {
+    have.wrapping_sub(want).cast_signed() >= 0
+}
+
+impl Flags {
+    /// What a wait is sure to learn from the writes seen so far; `known` tells which operations are over before it.
+    pub fn acquire(&self, address: Address, value: u64, known: impl Fn(Component, u64) -> bool) -> Option<Clock> {
+        let writes = &self.0.get(&address)?.writes;
+        let past: Vec<&Write> = writes.iter().filter(|write| known(write.component, write.count)).collect();
+        let overwritten = |write: &Write| {
+            let by = |later: &&Write| {
+                (later.component, later.count) != (write.component, write.count)
+                    && later.clock.covers(write.component, write.count)
+            };
+            past.iter().any(by)
+        };
+        let mut candidates = writes
+            .iter()
+            .filter(|write| write.value.is_some_and(|have| satisfies(have, value)) && !overwritten(write))
+            .map(|write| &write.clock);
+        let mut common = candidates.next()?.clone();
+        candidates.for_each(|clock| common.meet(clock));
+        Some(common)
+    }
+
+    /// A stream waits for what nobody is known to have written.
+    pub fn wait(&mut self, mark: &Arc<Mark>) {
+        self.0.entry(mark.address).or_default().waiting.push(mark.clone());
+    }
+
+    /// The waits that a write would end.
+    pub fn ended_by(&self, address: Address, value: u64) -> Vec<Arc<Mark>> {
+        let waiting = self.0.get(&address).map_or(&[][..], |word| &word.waiting[..]);
+        waiting.iter().filter(|mark| satisfies(value, mark.value)).cloned().collect()
+    }
+
+    /// These waits are over.
+    pub fn end(&mut self, marks: &[Arc<Mark>]) {
+        for mark in marks {
+            if let Some(word) = self.0.get_mut(&mark.address) {
+                word.waiting.retain(|other| !Arc::ptr_eq(mark, other));
+            }
+        }
+    }
+
+    /// A flag is written by an operation that knows `clock`.
+    pub fn write(&mut self, address: Address, value: u64, component: Component, count: u64, clock: Clock) {
+        self.0.entry(address).or_default().push(Write { value: Some(value), component, count, clock });
+    }
+
+    /// Something else is written over flags.
+    pub fn overwrite(&mut self, range: &Range<Address>, component: Component, count: u64, clock: &Clock) {
+        for (_, word) in self.0.range_mut(range.start.saturating_sub(7)..range.end) {
+            word.push(Write { value: None, component, count, clock: clock.clone() });
+        }
+    }
+
+    /// The host writes over flags: what it knows to be over counts no more.
+    pub fn host_writes(&mut self, range: &Range<Address>, host: &Clock) {
+        for (_, word) in self.0.range_mut(range.start.saturating_sub(7)..range.end) {
+            word.writes.retain(|write| !host.covers(write.component, write.count));
+        }
+    }
+
+    /// The memory is another's now.
+    pub fn forget(&mut self, range: &Range<Address>) {
+        let words: Vec<Address> = self.0.range(range.clone()).map(|(address, _)| *address).collect();
+        words.iter().for_each(|address| drop(self.0.remove(address)));
+    }
+
+    /// Calls `each` with the writes that are kept.
+    pub fn each(&mut self, mut each: impl FnMut(Component, &mut Clock)) {
+        let writes = self.0.values_mut().flat_map(|word| &mut word.writes);
+        writes.for_each(|write| each(write.component, &mut write.clock));
+    }
+}
+
+impl Word {
+    fn push(&mut self, write: Write) {
+        if self.writes.len() == KEPT {
+            self.writes.pop_front();
+        }
+        self.writes.push_back(write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(counts: &[(Component, u64)]) -> Clock {
+        let mut clock = Clock::default();
+        counts.iter().for_each(|&(component, count)| clock.set(component, count));
+        clock
+    }
+
+    #[test]
+    fn a_wait_learns_what_all_who_may_end_it_knew() {
+        let mut flags = Flags::default();
+        flags.write(0, 5, 1, 1, clock(&[(1, 1), (9, 4)]));
+        flags.write(0, 6, 1, 2, clock(&[(1, 2), (9, 8)]));
+        let nothing = |_, _| false;
+        let first = flags.acquire(0, 5, nothing).unwrap();
+        assert!(first.covers(9, 4) && !first.covers(9, 5) && first.covers(1, 1) && !first.covers(1, 2));
+        assert!(flags.acquire(0, 6, nothing).unwrap().covers(9, 8));
+        assert!(flags.acquire(0, 7, nothing).is_none() && flags.acquire(8, 5, nothing).is_none());
+        // Who knows of the second write cannot be let go by the first.
+        assert!(flags.acquire(0, 5, |c, n| (c, n) == (1, 2)).unwrap().covers(9, 8));
+        // Cyclically, 5 is past the end of the range.
+        assert!(flags.acquire(0, u64::MAX, nothing).is_some());
+    }
+
+    #[test]
+    fn a_reset_flag_lets_nobody_go() {
+        let mut flags = Flags::default();
+        flags.write(0, 1, 1, 1, clock(&[(1, 1)]));
+        flags.overwrite(&(4..8), 1, 2, &clock(&[(1, 2)]));
+        assert!(flags.acquire(0, 1, |_, n| n <= 2).is_none());
+        flags.write(0, 1, 1, 3, clock(&[(1, 3)]));
+        assert!(flags.acquire(0, 1, |_, n| n <= 2).unwrap().covers(1, 3));
+        flags.host_writes(&(0..8), &clock(&[(1, 3)]));
+        assert!(flags.acquire(0, 1, |_, _| true).is_none());
+        for i in 0..1000 {
+            flags.write(0, i, 1, i, clock(&[(1, i)]));
+        }
+        assert_eq!(flags.0[&0].writes.len(), KEPT);
+    }
+}

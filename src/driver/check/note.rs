@@ -1,0 +1,76 @@
+//! What is kept of an operation for reports, and for judging it later.
+
+use super::{
+    clock::Clock,
+    heap::Owned,
+    place::Place,
+    report::{Allocation, Deed},
+    shadow::Access,
+};
+use crate::error::Site;
+
+/// A call of the driver: its name, and what it does in a word or two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Call {
+    pub name: &'static str,
+    pub what: &'static str,
+    pub kernel: Option<&'static str>,
+}
+
+impl Call {
+    pub const fn new(name: &'static str, what: &'static str) -> Self {
+        Call { name, what, kernel: None }
+    }
+
+    /// As the calling thread makes it now. The user knows his own operation better than the driver's call.
+    pub fn deed(self, place: Option<Place>, device: Option<usize>, stream: Option<usize>, write: bool) -> Deed {
+        let detail = match (self.kernel, place) {
+            (Some(kernel), _) => format!("`{kernel}`"),
+            (None, Some(place)) if place.op != self.name => self.what.to_owned(),
+            _ => String::new(),
+        };
+        let (op, site) = place.map_or((self.name, None), |place| (place.op, Some(place.site)));
+        Deed { op, detail, site, device, stream, write }
+    }
+}
+
+/// An operation that was submitted.
+#[derive(Default)]
+pub(super) struct Note {
+    pub call: Call,
+    pub place: Option<Place>,
+    pub device: usize,
+    pub stream: usize,
+    /// Its clock, if that was pending: what it waits for may be submitted after it.
+    pub pending: Option<Clock>,
+}
+
+impl Note {
+    pub fn deed(&self, write: bool) -> Deed {
+        self.call.deed(self.place, Some(self.device), Some(self.stream), write)
+    }
+
+    /// Whether it waits, in part, for a flag that nobody is known to raise.
+    pub fn is_pending(&self) -> bool {
+        self.pending.as_ref().is_some_and(Clock::is_pending)
+    }
+
+    /// Whether it comes after another access by way of a flag that was raised since.
+    pub fn follows(&self, other: &Access) -> bool {
+        self.pending.as_ref().is_some_and(|clock| clock.covers(other.component, other.count))
+    }
+}
+
+fn of(place: Place) -> (&'static str, Site) {
+    (place.op, place.site)
+}
+
+/// A buffer, for a report.
+pub(super) fn allocation(owned: &Owned) -> Allocation {
+    Allocation {
+        device: owned.device,
+        bytes: (owned.range.end - owned.range.start) as usize,
+        by: owned.by.map(of),
+        freed: owned.freed().map(|place| place.map(of)),
+    }
+}

@@ -1,0 +1,56 @@
+//! A set of bytes, as ranges.
+
+use crate::driver::Address;
+use std::{collections::BTreeMap, ops::Range};
+
+/// Ranges by their start; they neither overlap nor touch.
+#[derive(Clone, Default)]
+pub(super) struct Ranges(BTreeMap<Address, Address>);
+
+impl Ranges {
+    pub fn full(range: Range<Address>) -> Self {
+        Ranges(BTreeMap::from([(range.start, range.end)]))
+    }
+
+    pub fn add(&mut self, mut range: Range<Address>) {
+        while let Some((&start, &end)) = self.0.range(..=range.end).next_back()
+            && end >= range.start
+        {
+            if start <= range.start && end >= range.end {
+                return;
+            }
+            range = start.min(range.start)..end.max(range.end);
+            self.0.remove(&start);
+        }
+        self.0.insert(range.start, range.end);
+    }
+
+    /// The first part of `range` that is not in the set.
+    pub fn first_gap(&self, range: &Range<Address>) -> Option<Range<Address>> {
+        let before = self.0.range(..=range.start).next_back().map_or(0, |(_, &end)| end);
+        let start = range.start.max(before);
+        let end = self.0.range(start..range.end).next().map_or(range.end, |(&next, _)| next);
+        (start < end).then_some(start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_set_of_bytes(adds in prop::collection::vec((0_u64..64, 1_u64..20), 0..20), at in 0_u64..64, n in 1_u64..30) {
+            let (mut set, mut naive) = (Ranges::default(), vec![false; 128]);
+            for (start, n) in adds {
+                set.add(start..start + n);
+                naive[start as usize..(start + n) as usize].fill(true);
+            }
+            let start = (at..at + n).find(|&i| !naive[i as usize]);
+            let gap = start.map(|s| s..(s..at + n).find(|&i| naive[i as usize]).unwrap_or(at + n));
+            prop_assert_eq!(set.first_gap(&(at..at + n)), gap);
+            prop_assert!(set.0.iter().zip(set.0.iter().skip(1)).all(|((_, end), (start, _))| end < start));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Who touched which bytes last: a map from byte ranges of the whole address space to the accesses that still matter.
+//!
+//! Of each range the map keeps the accesses that a later one might conflict with: the last write and the reads since,
+//! and what synchronises through a flag. An access goes when a new one is ordered after it and conflicts with all that
+//! it conflicts with, for then whoever is ordered after the new one is ordered after both.
+
+use super::{clock::Component, heap::Owned, note::Note};
+use crate::driver::Address;
+use smallvec::SmallVec;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// One access of one operation.
+#[derive(Clone)]
+pub(super) struct Access {
+    pub component: Component,
+    pub count: u64,
+    pub manner: Manner,
+    pub note: Arc<Note>,
+    /// The buffer that it was meant for.
+    pub owner: Option<Arc<Owned>>,
+}
+
+/// How bytes are touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Manner {
+    pub write: bool,
+    /// As a flag, by a stream memory operation. Those do not race with each other.
+    pub flag: bool,
+}
+
+impl Manner {
+    pub const READ: Manner = Manner { write: false, flag: false };
+    pub const WRITE: Manner = Manner { write: true, flag: false };
+    pub const RAISE: Manner = Manner { write: true, flag: true };
+    pub const AWAIT: Manner = Manner { write: false, flag: true };
+
+    pub fn conflicts(self, other: Manner) -> bool {
+        (self.write || other.write) && !(self.flag && other.flag)
+    }
+
+    /// Whether it conflicts with everything that `other` conflicts with.
+    fn dominates(self, other: Manner) -> bool {
+        self == Manner::WRITE || self == other || other == Manner::AWAIT
+    }
+}
+
+impl Access {
+    /// Whether they are of one operation.
+    pub fn same(&self, other: &Access) -> bool {
+        (self.component, self.count) == (other.component, other.count)
+    }
+
+    fn equals(&self, other: &Access) -> bool {
+        let owners = match (&self.owner, &other.owner) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        self.same(other) && self.manner == other.manner && owners
+    }
+}
+
+/// What the map says of one range.
+pub(super) struct Segment {
+    end: Address,
+    accesses: SmallVec<[Access; 2]>,
+}
+
+impl Segment {
+    fn equals(&self, other: &Segment) -> bool {
+        self.accesses.len() == other.accesses.len()
+            && self.accesses.iter().zip(&other.accesses).all(|(a, b)| a.equals(b))
+    }
+}
+
+/// The map.
+#[derive(Default)]
+pub(super) struct Shadow {
+    segments: BTreeMap<Address, Segment>,
+}
+
+impl Shadow {
+    /// Calls `each` with the accesses of `range` that conflict with one in this manner, and where, in order of address.
+    pub fn conflicts(&self, range: &Range<Address>, manner: Manner, mut each: impl FnMut(&Access, Range<Address>)) {
+        for (start, segment) in self.overlapping(range) {
+            for access in segment.accesses.iter().filter(|access| access.manner.conflicts(manner)) {
+                each(access, start.max(range.start)..segment.end.min(range.end));
+            }
+        }
+    }
+
+    fn overlapping(&self, range: &Range<Address>) -> impl Iterator<Item = (Address, &Segment)> {
+        let before = self.segments.range(..range.start).next_back().filter(|(_, segment)| segment.end > range.start);
+        before.into_iter().chain(self.segments.range(range.start..range.end)).map(|(start, segment)| (*start, segment))
+    }
+
+    /// Enters an access; `ordered` tells which earlier ones are known to be over before it.
+    pub fn note(&mut self, range: &Range<Address>, new: &Access, ordered: impl Fn(&Access) -> bool) {
+        let update = |segment: &mut Segment| {
+            segment.accesses.retain(|old| !(new.manner.dominates(old.manner) && ordered(old)));
+            segment.accesses.push(new.clone());
+        };
+        if let Some(segment) = self.segments.get_mut(&range.start).filter(|segment| segment.end == range.end) {
+            return update(segment);
+        }
+        let fresh = |end| Segment { end, accesses: SmallVec::from_iter([new.clone()]) };
+        let mut at = range.start;
+        let mut result: Vec<(Address, Segment)> = Vec::new();
+        for (start, mut segment) in self.take(range) {
+            if at < start {
+                append(&mut result, at, fresh(start));
+            }
+            at = segment.end;
+            update(&mut segment);
+            append(&mut result, start, segment);
+        }
+        if at < range.end {
+            append(&mut result, at, fresh(range.end));
+        }
+        self.restore(result);
+    }
+
+    /// Takes a range out of the map.
+    pub fn take(&mut self, range: &Range<Address>) -> Vec<(Address, Segment)> {
+        self.split(range.start);
+        self.split(range.end);
+        let starts: SmallVec<[Address; 8]> =
+            self.segments.range(range.start..range.end).map(|(start, _)| *start).collect();
+        starts.iter().filter_map(|start| self.segments.remove_entry(start)).collect()
+    }
+
+    /// Puts back what [`take`](Self::take) took out, or something else for the same range.
+    pub fn restore(&mut self, segments: Vec<(Address, Segment)>) {
+        let edges = segments.first().map(|(start, _)| *start).zip(segments.last().map(|(_, segment)| segment.end));
+        self.segments.extend(segments);
+        if let Some((start, end)) = edges {
+            self.merge_at(start);
+            self.merge_at(end);
+        }
+    }
+
+    fn split(&mut self, at: Address) {
+        if let Some((_, segment)) = self.segments.range_mut(..at).next_back()
+            && segment.end > at
+        {
+            let (end, accesses) = (segment.end, segment.accesses.clone());
+            segment.end = at;
+            self.segments.insert(at, Segment { end, accesses });
+        }
+    }
+
+    /// Makes one of the segments before and after an address if they say the same.
+    fn merge_at(&mut self, at: Address) {
+        let Some(right) = self.segments.get(&at) else { return };
+        let Some((left, _)) =
+            self.segments.range(..at).next_back().filter(|(_, left)| left.end == at && left.equals(right))
+        else {
+            return;
+        };
+        let (left, end) = (*left, right.end);
+        self.segments.remove(&at);
+        if let Some(left) = self.segments.get_mut(&left) {
+            left.end = end;
+        }
+    }
+
+    /// Calls `each` with every access in the map.
+    pub fn each(&self, mut each: impl FnMut(&Access)) {
+        self.segments.values().flat_map(|segment| &segment.accesses).for_each(&mut each);
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.segments.len()
+    }
+}
+
+fn append(result: &mut Vec<(Address, Segment)>, start: Address, segment: Segment) {
+    match result.last_mut() {
+        Some((_, last)) if last.end == start && last.equals(&segment) => last.end = segment.end,
+        _ => result.push((start, segment)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(component: Component, count: u64, manner: Manner) -> Access {
+        Access { component, count, manner, note: Arc::new(Note::default()), owner: None }
+    }
+
+    #[test]
+    fn equal_neighbours_become_one() {
+        let mut shadow = Shadow::default();
+        let all = |_: &Access| true;
+        shadow.note(&(0..100), &access(1, 1, Manner::WRITE), all);
+        for i in 0..10 {
+            shadow.note(&(10 * i..10 * i + 5), &access(2, i + 1, Manner::READ), all);
+        }
+        assert_eq!(shadow.len(), 20);
+        shadow.note(&(5..95), &access(1, 2, Manner::WRITE), all);
+        assert_eq!(shadow.len(), 3);
+        shadow.note(&(0..100), &access(1, 3, Manner::WRITE), all);
+        shadow.note(&(100..200), &access(1, 3, Manner::WRITE), all);
+        assert_eq!(shadow.len(), 1);
+        let taken = shadow.take(&(50..60));
+        assert_eq!((taken.len(), shadow.len()), (1, 2));
+        shadow.restore(taken);
+        assert_eq!(shadow.len(), 1);
+    }
+
+    #[test]
+    fn flags_race_with_plain_accesses_only() {
+        for (a, b, conflict) in [
+            (Manner::RAISE, Manner::RAISE, false),
+            (Manner::RAISE, Manner::AWAIT, false),
+            (Manner::RAISE, Manner::READ, true),
+            (Manner::AWAIT, Manner::READ, false),
+            (Manner::AWAIT, Manner::WRITE, true),
+            (Manner::READ, Manner::READ, false),
+        ] {
+            assert_eq!((a.conflicts(b), b.conflicts(a)), (conflict, conflict), "{a:?} {b:?}");
+        }
+        let all = [Manner::READ, Manner::WRITE, Manner::RAISE, Manner::AWAIT];
+        for (a, b) in all.into_iter().flat_map(|a| all.map(|b| (a, b))) {
+            let implied = all.into_iter().all(|x| !b.conflicts(x) || a.conflicts(x));
+            assert_eq!(a.dominates(b), implied, "{a:?} {b:?}");
+        }
+    }
+}

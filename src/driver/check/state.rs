@@ -1,0 +1,273 @@
+//! The account: streams, events, host threads, memory.
+//!
+//! Everything happens at submission, and that suffices, since what an event wait refers to was recorded before it. The
+//! exception is a wait for a flag that is raised later: see [`Mark`](super::clock::Mark) and `deferred`.
+
+use super::{
+    clock::{Clock, Component, Mark},
+    deferred::Deferred,
+    flags::Flags,
+    heap::{Chunk, Heap, Source},
+    shadow::{Segment, Shadow},
+};
+use crate::{driver::Address, sync::unique_id};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::Arc,
+};
+
+/// A device's index and the driver's handle, which is unique on the device only.
+pub(super) type Key = (usize, u64);
+
+/// A host thread's seat in the account.
+pub(super) type HostId = usize;
+
+/// Streams that are gone before it is looked whether anyone still needs to know of them.
+const RETIRED: usize = 64;
+
+pub(super) struct Stream {
+    pub component: Component,
+    /// Operations submitted.
+    pub count: u64,
+    pub clock: Clock,
+    /// What is known to be over to whoever learns from the pool how far the stream is.
+    pub done: Clock,
+    /// The version of the host clock that was joined last: mostly the next one is the same.
+    heard: u64,
+    /// Its place among the streams of its device.
+    pub number: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Event {
+    /// What the stream knew at the latest record.
+    pub record: Option<Arc<Clock>>,
+    /// Changes with every record.
+    pub version: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Host {
+    pub clock: Clock,
+    /// Changes with the clock, and differs from all other hosts' versions.
+    pub version: u64,
+}
+
+/// What a free has taken out of the account.
+pub(super) struct Removed {
+    chunk: Option<Chunk>,
+    segments: Vec<(Address, Segment)>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub heap: Heap,
+    pub shadow: Shadow,
+    pub flags: Flags,
+    pub deferred: Vec<Deferred>,
+    pub streams: HashMap<Key, Stream>,
+    pub events: HashMap<Key, Event>,
+    hosts: Vec<Option<Host>>,
+    /// Streams created so far, by device.
+    created: Vec<usize>,
+    versions: u64,
+    retired: Vec<Component>,
+    retire_at: usize,
+}
+
+impl State {
+    pub fn new(devices: usize) -> Self {
+        State { created: vec![0; devices], retire_at: RETIRED, ..State::default() }
+    }
+
+    fn version(&mut self) -> u64 {
+        self.versions += 1;
+        self.versions
+    }
+
+    // ---- host threads -------------------------------------------------------------------------------------------------
+
+    /// A seat for a thread that knows nothing yet.
+    pub fn host_enters(&mut self) -> HostId {
+        let host = Host { version: self.version(), ..Host::default() };
+        let free = self.hosts.iter().position(Option::is_none);
+        let id = free.unwrap_or(self.hosts.len());
+        match free {
+            Some(id) => self.hosts[id] = Some(host),
+            None => self.hosts.push(Some(host)),
+        }
+        id
+    }
+
+    pub fn host_leaves(&mut self, id: HostId) {
+        self.hosts[id] = None;
+    }
+
+    pub fn host(&self, id: HostId) -> &Host {
+        self.hosts[id].as_ref().expect("a seat is left only by its thread")
+    }
+
+    /// Sets what a thread knows, and returns what it knew.
+    pub fn host_becomes(&mut self, id: HostId, clock: Clock) -> Clock {
+        let version = self.version();
+        let old = self.hosts[id].replace(Host { clock, version });
+        old.map_or_else(Clock::default, |host| host.clock)
+    }
+
+    /// A thread has seen that what `clock` knows is over. So are the waits for flags that it tells of, and those that
+    /// nobody is known to have ended were ended by the host, unseen: by a thread that knew what threads know now.
+    pub fn learn(&mut self, by: HostId, clock: &Clock) {
+        let mut clock = clock.clone();
+        clock.flatten();
+        while !clock.marks().is_empty() {
+            let marks: Vec<Arc<Mark>> = clock.marks().to_vec();
+            let mut all = Clock::default();
+            for host in self.hosts.iter().flatten() {
+                all.join(&host.clock);
+            }
+            marks.iter().for_each(|mark| mark.raise(all.clone()));
+            self.flags.end(&marks);
+            self.deferred.retain(Deferred::is_pending);
+            clock.flatten();
+        }
+        let version = self.version();
+        if let Some(host) = &mut self.hosts[by]
+            && host.clock.join(&clock)
+        {
+            host.version = version;
+        }
+    }
+
+    // ---- streams ------------------------------------------------------------------------------------------------------
+
+    pub fn stream_created(&mut self, key: Key) {
+        let number = self.created[key.0];
+        self.created[key.0] += 1;
+        let (component, clock) = (unique_id(), Clock::default());
+        self.streams.insert(key, Stream { component, count: 0, done: clock.clone(), clock, heard: 0, number });
+    }
+
+    pub fn stream_destroyed(&mut self, key: Key) {
+        if let Some(stream) = self.streams.remove(&key) {
+            self.retired.push(stream.component);
+            if self.retired.len() >= self.retire_at {
+                self.forget_retired();
+            }
+        }
+    }
+
+    /// Submissions come after what their thread knows.
+    pub fn hear(&mut self, key: Key, by: HostId) -> Option<&mut Stream> {
+        let host = self.hosts[by].as_ref()?;
+        let stream = self.streams.get_mut(&key)?;
+        if stream.clock.has_marks() {
+            stream.clock.flatten();
+        }
+        if stream.heard != host.version {
+            stream.heard = host.version;
+            stream.clock.join(&host.clock);
+        }
+        Some(stream)
+    }
+
+    /// Takes streams that are gone, and whose operations nobody can conflict with any more, out of all clocks.
+    fn forget_retired(&mut self) {
+        let mut needed = HashSet::new();
+        let mut need = |component| {
+            needed.insert(component);
+        };
+        self.shadow.each(|access| need(access.component));
+        self.deferred.iter().for_each(|deferred| deferred.each(|access| need(access.component)));
+        self.flags.each(|component, _| need(component));
+        let gone: HashSet<Component> = self.retired.iter().copied().filter(|c| !needed.contains(c)).collect();
+        self.retired.retain(|component| !gone.contains(component));
+        self.retire_at = 2 * self.retired.len() + RETIRED;
+        let keep = |component: Component| !gone.contains(&component);
+        self.flags.each(|_, clock| clock.retain(keep));
+        for stream in self.streams.values_mut() {
+            stream.clock.retain(keep);
+            stream.done.retain(keep);
+        }
+        self.hosts.iter_mut().flatten().for_each(|host| host.clock.retain(keep));
+        self.events.values_mut().filter_map(|e| e.record.as_mut()).for_each(|r| Arc::make_mut(r).retain(keep));
+    }
+
+    // ---- events -------------------------------------------------------------------------------------------------------
+
+    /// The key of an event that was named on `device`; events may be another device's.
+    pub fn event_key(&self, device: usize, raw: u64) -> Option<Key> {
+        let others = (0..self.created.len()).filter(|&other| other != device);
+        std::iter::once(device).chain(others).map(|device| (device, raw)).find(|key| self.events.contains_key(key))
+    }
+
+    pub fn recorded(&mut self, by: HostId, event: Key, stream: Key) {
+        let version = self.version();
+        let Some(stream) = self.hear(stream, by) else { return };
+        let record = Some(Arc::new(stream.clock.clone()));
+        self.events.insert(event, Event { record, version });
+    }
+
+    // ---- memory -------------------------------------------------------------------------------------------------------
+
+    /// Memory came from the driver.
+    pub fn mem_added(&mut self, range: Range<Address>, source: Source) {
+        self.shadow.take(&range);
+        self.flags.forget(&range);
+        self.heap.add(range, source);
+    }
+
+    /// Memory goes back to the driver; nothing that it was used for is in flight.
+    pub fn mem_removed(&mut self, range: &Range<Address>) -> Removed {
+        self.flags.forget(range);
+        Removed { chunk: self.heap.remove(range.start), segments: self.shadow.take(range) }
+    }
+
+    /// It did not go.
+    pub fn mem_restored(&mut self, removed: Removed) {
+        self.shadow.restore(removed.segments);
+        if let Some(chunk) = removed.chunk {
+            self.heap.restore(chunk);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that makes a stream for every task must not pay for all the streams that there ever were.
+    #[test]
+    fn streams_that_are_gone_are_forgotten() {
+        let mut state = State::new(1);
+        let host = state.host_enters();
+        state.stream_created((0, 0));
+        for raw in 1..2000 {
+            state.stream_created((0, raw));
+            let stream = state.hear((0, raw), host).unwrap();
+            stream.count += 1;
+            stream.clock.set(stream.component, stream.count);
+            let clock = stream.clock.clone();
+            state.learn(host, &clock);
+            state.recorded(host, (0, 0), (0, raw));
+            state.hear((0, 0), host);
+            state.stream_destroyed((0, raw));
+        }
+        assert!(state.host(host).clock.len() <= RETIRED && state.streams[&(0, 0)].clock.len() <= RETIRED);
+        assert!(state.events[&(0, 0)].record.as_ref().unwrap().len() <= RETIRED && state.retired.len() <= RETIRED);
+    }
+
+    #[test]
+    fn threads_come_and_go() {
+        let mut state = State::new(1);
+        let ids: Vec<_> = (0..3).map(|_| state.host_enters()).collect();
+        assert_eq!(ids, [0, 1, 2]);
+        let mut clock = Clock::default();
+        clock.set(7, 7);
+        state.learn(1, &clock);
+        assert!(state.host(1).clock.covers(7, 7) && !state.host(0).clock.covers(7, 7));
+        state.host_leaves(1);
+        assert_eq!(state.host_enters(), 1);
+        assert!(!state.host(1).clock.covers(7, 7), "the seat is another's now");
+    }
+}
