@@ -122,9 +122,9 @@ impl<'a> Lent<'a> {
     /// With a checker: an operation of the token's stream, made by others.
     fn account(&self) -> Result<()> {
         let (stream, link) = (&self.cuda.dev.stream, &self.cuda.dev.stream.link);
-        let Some(checker) = link.checker() else { return Ok(()) };
+        let Some(watch) = link.watch() else { return Ok(()) };
         let write = self.access == Access::Write;
-        let noted = checker.lent(link.device, stream.raw, self.address(), self.bytes.len(), write);
+        let noted = watch.checker.lent(watch.device, stream.raw, self.address(), self.bytes.len(), write);
         noted.map_err(|report| link.misuse("cuda", report))
     }
 }

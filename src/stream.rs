@@ -115,16 +115,16 @@ impl StreamCore {
         if self.completed.get() < sequence {
             return self.link.planted(Bug::CompletedTooEarly) && sequence <= self.submitted.get();
         }
-        if let Some(checker) = self.link.checker() {
-            checker.observe(self.link.device, self.raw);
+        if let Some(watch) = self.link.watch() {
+            watch.checker.observe(watch.device, self.raw);
         }
         true
     }
 
     /// The calling thread has learned that the first `sequence` operations are over.
     fn complete(&self, sequence: u64) {
-        if let Some(checker) = self.link.checker() {
-            checker.publish(self.link.device, self.raw);
+        if let Some(watch) = self.link.watch() {
+            watch.checker.publish(watch.device, self.raw);
         }
         self.completed.raise_to(sequence);
     }

@@ -50,8 +50,8 @@ pub trait Driver: Send + Sync + 'static {
     /// For downcasts to the implementation (interop).
     fn as_any(&self) -> &dyn Any;
 
-    /// Who keeps account of this device's work, if anyone does: see [`check::wrap`].
-    fn checker(&self) -> Option<&Arc<check::Checker>> {
+    /// Who keeps account of this device's work, if anyone does, and the device's number there: see [`check::wrap`].
+    fn checker(&self) -> Option<(&Arc<check::Checker>, usize)> {
         None
     }
 

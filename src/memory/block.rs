@@ -151,8 +151,8 @@ impl Drop for Block {
             if self.link.planted(Bug::UsesForgotten) {
                 history.uses.clear();
             }
-            if let Some(checker) = self.link.checker() {
-                checker.freed(address);
+            if let Some(watch) = self.link.watch() {
+                watch.checker.freed(address);
             }
             self.home.inbox.push(FreeBlock { chunk, address, bytes, history });
             self.home.came_back.fetch_add(bytes as u64);

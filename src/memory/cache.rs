@@ -79,8 +79,9 @@ impl Cache {
             None => self.grow(op, class).or_else(|_| self.squeeze(op, class))?,
         };
         let block = Block::new(block, &self.home);
-        if let Some(checker) = self.link.checker() {
-            checker.allocated(block.address, bytes, block.device(), self.kind != ChunkKind::Device);
+        if let Some(watch) = self.link.watch() {
+            let device = block.device().map(|_| watch.device);
+            watch.checker.allocated(block.address, bytes, device, self.kind != ChunkKind::Device);
         }
         self.stats.allocations += 1;
         self.stats.peak = self.stats.peak.max(self.home.in_use());

@@ -19,7 +19,7 @@ pub(crate) struct Link {
     pub(crate) device: usize,
     pub(crate) driver: DriverRef,
     /// Who watches the pool's work, if anyone does.
-    checker: Option<Arc<Checker>>,
+    watch: Option<Watch>,
     /// What a test wants this pool to do wrong.
     #[cfg(test)]
     plant: Option<crate::plant::Bug>,
@@ -31,12 +31,18 @@ pub(crate) struct Link {
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
+/// The pool's checker, and the device's number there (which is another one in a pool of survivors).
+pub(crate) struct Watch {
+    pub(crate) checker: Arc<Checker>,
+    pub(crate) device: usize,
+}
+
 impl Link {
     pub(crate) fn new(pool: u64, device: usize, driver: DriverRef) -> Self {
         Link {
             pool,
             device,
-            checker: driver.checker().cloned(),
+            watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
             #[cfg(test)]
             plant: crate::plant::here(),
             driver,
@@ -71,31 +77,31 @@ impl Link {
         }
     }
 
-    pub(crate) fn checker(&self) -> Option<&Arc<Checker>> {
-        self.checker.as_ref()
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        self.watch.as_ref()
     }
 
     /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
     pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
-        self.checker.as_ref().map(|_| Place { op, site }.enter())
+        self.watch.as_ref().map(|_| Place { op, site }.enter())
     }
 
     /// What the calling thread knows, for whoever is handed something by it.
     pub(crate) fn release(&self) -> Option<Token> {
-        self.checker.as_ref().map(|checker| checker.release())
+        self.watch.as_ref().map(|watch| watch.checker.release())
     }
 
     /// The calling thread has been handed something.
     pub(crate) fn acquire(&self, token: Option<&Token>) {
-        if let (Some(checker), Some(token)) = (&self.checker, token) {
-            checker.acquire(token);
+        if let (Some(watch), Some(token)) = (&self.watch, token) {
+            watch.checker.acquire(token);
         }
     }
 
     /// The host is about to touch page-locked or managed memory.
     pub(crate) fn host_access(&self, op: &'static str, address: u64, bytes: usize, write: bool) -> Result<()> {
-        match &self.checker {
-            Some(checker) => checker.host_access(address, bytes, write).map_err(|report| self.misuse(op, report)),
+        match &self.watch {
+            Some(watch) => watch.checker.host_access(address, bytes, write).map_err(|report| self.misuse(op, report)),
             None => Ok(()),
         }
     }
@@ -143,8 +149,8 @@ impl Link {
 
     /// Gives an event back. Waits that captured it still hold.
     pub(crate) fn give_event(&self, event: RawEvent, timing: bool) {
-        if let Some(checker) = &self.checker {
-            checker.forget_event(self.device, event);
+        if let Some(watch) = &self.watch {
+            watch.checker.forget_event(watch.device, event);
         }
         self.spares(timing).lock().push(event);
     }

@@ -82,8 +82,8 @@ impl Driver for Checked {
         self.inner.as_any()
     }
 
-    fn checker(&self) -> Option<&Arc<Checker>> {
-        Some(&self.checker)
+    fn checker(&self) -> Option<(&Arc<Checker>, usize)> {
+        Some((&self.checker, self.index))
     }
 
     fn bind(&self) -> DriverResult {
