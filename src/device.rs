@@ -177,6 +177,7 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn upload<T: DeviceCopy>(&self, src: &[T]) -> Result<DeviceBuffer<T>> {
+        let _here = self.worker.link.enter("upload", Location::caller());
         let mut buffer = self.allocate("upload", src.len())?;
         self.upload_into(src, &mut buffer)?;
         Ok(buffer)
@@ -203,6 +204,7 @@ impl Device {
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
+        let _here = self.worker.link.enter("download", Location::caller());
         let mut host = vec![bytemuck::Zeroable::zeroed(); src.view().len()];
         self.download_into(src, &mut host)?;
         Ok(host)
@@ -238,6 +240,7 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn upload_pinned<T: DeviceCopy>(&self, src: &PinnedBuffer<T>) -> Result<DeviceBuffer<T>> {
+        let _here = self.worker.link.enter("upload_pinned", Location::caller());
         let mut buffer = self.allocate("upload_pinned", src.len())?;
         self.upload_pinned_into(src, &mut buffer)?;
         Ok(buffer)

@@ -8,6 +8,7 @@ use crate::{
 };
 #[cfg(feature = "blas")]
 use crate::{driver::Gemm, memory::hazard::Access};
+use std::panic::Location;
 
 /// The launch of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
@@ -82,6 +83,7 @@ impl Device {
         V: AsViewMut + ?Sized,
         V::Elem: Float,
     {
+        let _here = self.worker.link.enter("scale", Location::caller());
         let x = x.view_mut();
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
@@ -99,6 +101,7 @@ impl Device {
         Y: AsViewMut<Elem = X::Elem> + ?Sized,
         X::Elem: Float,
     {
+        let _here = self.worker.link.enter("axpy", Location::caller());
         let (x, y) = (x.view(), y.view_mut());
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
@@ -117,6 +120,7 @@ impl Device {
         V: AsView + ?Sized,
         V::Elem: Float,
     {
+        let _here = self.worker.link.enter("sum", Location::caller());
         let x = x.view();
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
@@ -135,6 +139,7 @@ impl Device {
         Y: AsView<Elem = X::Elem> + ?Sized,
         X::Elem: Float,
     {
+        let _here = self.worker.link.enter("dot", Location::caller());
         let (x, y) = (x.view(), y.view());
         same_len("dot", x.len(), y.len())?;
         let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
@@ -162,6 +167,7 @@ impl Device {
         V: AsView + ?Sized,
         V::Elem: CastTo<B>,
     {
+        let _here = self.worker.link.enter("cast", Location::caller());
         let x: DeviceView<'_, V::Elem> = x.view();
         let n = x.len();
         let mut y = self.allocate("cast", n)?;

@@ -303,7 +303,8 @@ impl GpuPool {
     /// else. Dropping the pool does the same, but cannot say what went wrong.
     ///
     /// # Errors
-    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread died.
+    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread died,
+    /// [`Error::Misuse`] when the checker has refused to give memory back that is in use.
     pub fn close(self) -> Result<()> {
         if on_device_thread() {
             return Err(Error::NestedScope { op: "close" });
@@ -336,7 +337,8 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
         }
     }
     shared.stages.lock().clear();
-    ended
+    let refused = shared.links.iter().find_map(|link| Some(link.misuse("free", link.take_refused()?)));
+    refused.map_or(ended, Err)
 }
 
 impl Drop for GpuPool {

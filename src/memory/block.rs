@@ -50,6 +50,9 @@ impl Drop for Chunk {
         };
         if let Err(fault) = freed {
             tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
+            if let Some(report) = fault.report {
+                self.link.refuse(report);
+            }
         }
     }
 }

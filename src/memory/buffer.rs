@@ -6,7 +6,7 @@ use super::{
     view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
 };
 use crate::{device::Device, driver::Address, error::Result};
-use std::{fmt, marker::PhantomData, ops::RangeBounds, sync::Arc};
+use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, sync::Arc};
 
 /// `len` elements of `T` in the memory of one device.
 ///
@@ -105,6 +105,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// `OutOfMemory`, `WrongPool`, and the driver's.
     #[track_caller]
     pub fn copy_to(&self, dev: &Device) -> Result<DeviceBuffer<T>> {
+        let _here = dev.worker.link.enter("copy_to", Location::caller());
         let mut here = dev.allocate("copy_to", self.len)?;
         dev.copy(&self.peer(), &mut here)?;
         Ok(here)

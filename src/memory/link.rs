@@ -24,6 +24,8 @@ pub(crate) struct Link {
     #[cfg(test)]
     plant: Option<crate::plant::Bug>,
     lost: Flag,
+    /// A free that the checker has refused: frees cannot return it, so `close` does.
+    refused: Mutex<Option<Arc<Report>>>,
     events: Mutex<Vec<RawEvent>>,
     timing_events: Mutex<Vec<RawEvent>>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
@@ -47,6 +49,7 @@ impl Link {
             plant: crate::plant::here(),
             driver,
             lost: Flag::new(),
+            refused: Mutex::new(None),
             events: Mutex::default(),
             timing_events: Mutex::default(),
             #[cfg(feature = "cuda")]
@@ -108,6 +111,16 @@ impl Link {
 
     pub(crate) fn misuse(&self, op: &'static str, report: Arc<Report>) -> Error {
         Error::Misuse { device: self.device, op, report }
+    }
+
+    /// Keeps the report of a free that was refused.
+    pub(crate) fn refuse(&self, report: Arc<Report>) {
+        self.refused.lock().get_or_insert(report);
+    }
+
+    /// The first free that was refused since this was last asked.
+    pub(crate) fn take_refused(&self) -> Option<Arc<Report>> {
+        self.refused.lock().take()
     }
 
     /// Whether a test has planted this bug.
