@@ -29,8 +29,11 @@ impl Ranges {
     pub fn first_gap(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let before = self.0.range(..=range.start).next_back().map_or(0, |(_, &end)| end);
         let start = range.start.max(before);
+        if start >= range.end {
+            return None;
+        }
         let end = self.0.range(start..range.end).next().map_or(range.end, |(&next, _)| next);
-        (start < end).then_some(start..end)
+        Some(start..end)
     }
 }
 
