@@ -14,6 +14,8 @@ fn push(owner: &DriverRef, mine: &Mem, other: &DriverRef, theirs: &Mem) -> Drive
 pub fn rights_are_directed(rig: &Rig) {
     let Some((a, b)) = rig.peers() else { return };
     let (xa, xb) = (mem(a, 1024), mem(b, 1024));
+    write(&xa, &[0; 1024]);
+    write(&xb, &[0; 1024]);
     assert_eq!(push(a, &xa, b, &xb).unwrap_err().kind, FaultKind::PeerDenied);
     a.enable_peer(&**b).unwrap();
     push(a, &xa, b, &xb).unwrap();
@@ -51,6 +53,7 @@ pub fn a_kernel_writes_a_peers_memory(rig: &Rig) {
 pub fn a_wrong_owner_is_refused(rig: &Rig) {
     let [a, b, c, ..] = &rig.devices[..] else { return eprintln!("skipped: needs 3 CUDA devices") };
     let (xa, xb, s) = (mem(a, 64), mem(b, 64), stream(c));
+    write(&xb, &[0; 64]);
     // SAFETY: live memory; nothing is submitted.
     let refused = unsafe { c.copy_peer(xa.raw, &**a, xb.raw, &**b, 64, s.raw) }.unwrap_err();
     assert_eq!(refused.kind, FaultKind::InvalidArgument, "{refused}");

@@ -167,7 +167,7 @@ impl Driver for Checked {
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
         let (mut state, by) = self.checker.enter();
         let key = (self.index, stream.0);
-        let call = Call::new("stream_wait_event", "wait");
+        let call = Call::new("stream_wait_event", "");
         let record = state.awaited(key, event.0, call, Some(key)).map_err(refusal)?;
         self.inner.stream_wait_event(stream, event)?;
         if let (Some((_, record, _)), Some(stream)) = (record, state.hear(key, by)) {
@@ -210,7 +210,7 @@ impl Driver for Checked {
     }
 
     fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool> {
-        let call = Call::new("event_wait", "wait");
+        let call = Call::new("event_wait", "");
         let awaited = self.checker.state.lock().awaited((self.index, 0), event.0, call, None).map_err(refusal)?;
         let done = self.inner.event_wait(event, limit)?;
         let Some((key, record, version)) = awaited.filter(|_| done) else { return Ok(done) };

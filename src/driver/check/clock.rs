@@ -34,7 +34,8 @@ impl Mark {
         Arc::new(Mark { address, value, raised: Mutex::new(None) })
     }
 
-    /// Whoever has the mark comes to know `by`. Of `by` the caller has removed this mark, so that there are no cycles.
+    /// Whoever has the mark comes to know `by`. `by` is not itself behind the mark, so that there are
+    /// no cycles.
     pub fn raise(&self, by: Clock) {
         *self.raised.lock() = Some(by);
     }
@@ -141,10 +142,6 @@ impl Clock {
     /// The marks that are left after [`flatten`](Self::flatten).
     pub fn marks(&self) -> &[Arc<Mark>] {
         &self.marks
-    }
-
-    pub fn drop_marks(&mut self, which: &[Arc<Mark>]) {
-        self.marks.retain(|mark| !which.iter().any(|other| Arc::ptr_eq(mark, other)));
     }
 
     /// What both know for certain; and whatever either may yet come to know.

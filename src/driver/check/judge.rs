@@ -219,8 +219,9 @@ impl State {
         clock.flatten();
         clock.join(&self.host(by).clock);
         clock.set(component, count);
-        let marks = self.flags.ended_by(address, value);
-        clock.drop_marks(&marks);
+        let mut marks = self.flags.ended_by(address, value);
+        // What comes after a wait does not end it.
+        marks.retain(|mark| !clock.marks().iter().any(|own| Arc::ptr_eq(own, mark)));
         marks.iter().for_each(|mark| mark.raise(clock.clone()));
         let bad = if marks.is_empty() {
             None

@@ -36,8 +36,12 @@ mod flags;
 mod heap;
 mod host;
 mod judge;
+#[cfg(test)]
+mod model;
 mod note;
 mod place;
+#[cfg(test)]
+mod pool_tests;
 mod ranges;
 mod report;
 mod shadow;

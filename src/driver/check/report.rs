@@ -88,13 +88,19 @@ impl fmt::Display for Where<'_> {
 }
 
 /// The operation in a phrase: `launch (`saxpy`, writes)`.
-struct What<'a>(&'a Deed);
+struct What<'a>(&'a Deed, Kind);
 
 impl fmt::Display for What<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Deed { op, detail, write, .. } = self.0;
         let comma = if detail.is_empty() { "" } else { ", " };
-        write!(f, "{op} ({detail}{comma}{})", if *write { "writes" } else { "reads" })
+        let verb = match self.1 {
+            Kind::UnrecordedEvent => "waits",
+            Kind::FreeInUse if self.0.device.is_none() => "frees",
+            _ if *write => "writes",
+            _ => "reads",
+        };
+        write!(f, "{op} ({detail}{comma}{verb})")
     }
 }
 
@@ -147,8 +153,9 @@ impl fmt::Display for Report {
             }
         }
         let deeds = [("now:    ", Some(&self.now)), ("before: ", self.before.as_ref())];
-        let lines =
-            deeds.map(|(label, deed)| deed.map(|deed| (format!("{label}{} on {}", What(deed), Where(deed)), deed)));
+        let lines = deeds.map(|(label, deed)| {
+            deed.map(|deed| (format!("{label}{} on {}", What(deed, self.kind), Where(deed)), deed))
+        });
         let width = lines.iter().flatten().map(|(line, _)| line.len()).max().unwrap_or(0);
         for (line, deed) in lines.iter().flatten() {
             match deed.site {
@@ -220,7 +227,7 @@ mod tests {
         assert_eq!(
             report(Kind::FreeInUse, now, Some(before), Some(buffer)).to_string(),
             "memory freed while it is in use: bytes 0..4096 of a buffer of 4096 bytes on device 2\n  \
-               now:    mem_free (writes) on the host\n  \
+               now:    mem_free (frees) on the host\n  \
                before: fill_u8 (writes) on stream 0 of device 2\n  \
                buffer: allocated by a call of the driver\n  \
                missing: the calling thread never waited for `fill_u8` on stream 0 of device 2: wait for that stream, or for \
