@@ -27,12 +27,15 @@
 //!
 //! The latency holds neither engine nor port: in two streams the next copy's bytes follow at once; in one stream each
 //! operation starts when the one before has finished, so there the latency is paid every time. A kernel's *work* is the
-//! longest of its bytes over the memory's bandwidth, its operations over the arithmetic rate, and the bytes of each peer
-//! that it names over that link; all over the device's speed, except for the links. Kernels of one device run one after
-//! the other: side by side they would share the same bandwidth, and the last one would end at the same time.
+//! longer of its bytes over the memory's bandwidth and its operations over the arithmetic rate, divided by the device's
+//! speed. Kernels of one device run one after the other: side by side they would share the same bandwidth, and the last
+//! one would end at the same time.
 //!
-//! What the model leaves out: caches, clocks that change, copies that slow kernels down, and anything that depends on
-//! which blocks of a kernel run where.
+//! Each call also costs the host thread that makes it ([`HostCosts`]); an operation does not start before it has been
+//! submitted. What the threads compute themselves, and wait for one another without the driver, costs nothing.
+//!
+//! What the model leaves out: caches, clocks that change, copies that slow kernels down, launches too small to fill a
+//! device, and kernels that reach into a peer's memory (they cost as if it were their own).
 //!
 //! # Mechanism
 //!
@@ -186,9 +189,9 @@ impl Topology {
         &self.host
     }
 
-    /// What a kernel costs, by its name.
-    pub fn kernel(&self, name: &str) -> KernelCost {
-        self.kernels.get(name).copied().unwrap_or_default()
+    /// What kernels cost whose cost is not the default, by name.
+    pub fn kernels(&self) -> &BTreeMap<String, KernelCost> {
+        &self.kernels
     }
 
     /// The devices whose memory `device` may be given access to: those with a link there and back.

@@ -176,6 +176,8 @@ pub struct HostCosts {
     pub wait_us: f64,
     /// Making a stream write a word or wait for one.
     pub value_us: f64,
+    /// Asking whether an event or a stream is done.
+    pub query_us: f64,
     /// From the end of what a thread waits for to its going on.
     pub wake_us: f64,
     /// What a host function in a stream takes. (What it computes takes no virtual time.)
@@ -197,17 +199,19 @@ impl HostCosts {
         record_us: 0.0,
         wait_us: 0.0,
         value_us: 0.0,
+        query_us: 0.0,
         wake_us: 0.0,
         host_function_us: 0.0,
     };
 
     pub(super) fn validate(&self) -> Result<(), String> {
-        let HostCosts { launch_us, copy_us, record_us, wait_us, value_us, wake_us, host_function_us } = *self;
+        let HostCosts { launch_us, copy_us, record_us, wait_us, value_us, query_us, wake_us, host_function_us } = *self;
         time("launch_us", launch_us)?;
         time("copy_us", copy_us)?;
         time("record_us", record_us)?;
         time("wait_us", wait_us)?;
         time("value_us", value_us)?;
+        time("query_us", query_us)?;
         time("wake_us", wake_us)?;
         time("host_function_us", host_function_us)
     }

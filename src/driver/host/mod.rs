@@ -28,6 +28,7 @@
 //! place that chooses an order.
 
 mod access;
+mod clock;
 mod event;
 mod exec;
 mod fault;
