@@ -11,7 +11,7 @@
 //! | latency of a peer copy, up, down | 1.9, 2.6, 2.1 us | time of a 4 KB copy, back to back in one stream (`benches/results/4xH200`) |
 //! | host copies | 55 GB/s | measured, one direction alone |
 //! | their ports | 96 per device, 80 up and 180 down per host, 110 down per socket | fitted to the table of copies by 1 to 8 GPUs at once; off by 10 % at most |
-//! | `wait_us` | 2.8 us | **fitted** to one number: the copy-engine ring all-reduce of 256 MB on 8 devices, 1355 us |
+//! | `wait_us` | 2.6 us | **fitted** to one number: the copy-engine ring all-reduce of 256 MB on 8 devices, 1355 us |
 //! | calls of the host | see `host_costs` | measured with one thread and with eight; between them a straight line |
 //! | `launch_us`, `wake_us` | 2.3 us each | half each of what launch + synchronise takes beyond the launch |
 //! | products, operations | 48900 GFLOP/s | 50 products of 4000 x 4000 in 131 ms, measured |
@@ -57,7 +57,7 @@ fn h200(device: usize, host: usize, place: usize) -> DeviceModel {
         memory_gbps: 4800.0,
         gflops: 48_900.0,
         launch_us: 2.3,
-        wait_us: 2.8,
+        wait_us: 2.6,
         up: Path::new(2.6, 55.0).through(&pcie, 96.0).through(&memory, 80.0),
         down: Path::new(2.1, 55.0).through(&pcie, 96.0).through(&memory, 180.0).through(socket, 110.0),
         ..DeviceModel::default()
