@@ -33,6 +33,19 @@ mod models {
         });
     }
 
+    /// Who has been notified of what he waits for is not seen asleep any more.
+    #[test]
+    fn asleep_ends_with_the_notification() {
+        check(|| {
+            let state = Arc::new((AtomicUsize::new(0), EventCount::new()));
+            let waiting = waiter(&state, 1);
+            state.0.store(1, Relaxed);
+            state.1.notify();
+            assert_eq!(state.1.asleep(), None);
+            waiting.join().unwrap();
+        });
+    }
+
     /// One call wakes both; and a waiter that was woken for nothing sleeps again and is woken again.
     #[test]
     fn two_waiters_two_epochs() {

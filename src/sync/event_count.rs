@@ -30,6 +30,13 @@
 //! threads notifies N others. The word is [folly's `EventCount`](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h),
 //! the spirit rayon's [`sleep`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/sleep/README.md).
 //!
+//! # Who asks whether it sleeps
+//!
+//! A waiter that is about to block, having looked in vain after its announcement, notes the epoch in `looked`, and takes
+//! the note back when it goes on. [`EventCount::asleep`] compares the note with the word: as long as they agree nobody has
+//! notified since that look. With one waiter at a time that is exact; it is what a software GPU needs to know before it
+//! takes the next step of a program that must not depend on how fast threads are.
+//!
 //! # Before blocking
 //!
 //! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile, and where
@@ -67,6 +74,8 @@ const WAITERS: u64 = EPOCH - 1;
 #[repr(align(128))]
 pub struct EventCount {
     word: AtomicU64,
+    /// One more than the epoch in which the waiter has looked in vain and blocks; 0 when it does not.
+    looked: AtomicU64,
     /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep.
     lock: Mutex<()>,
     ended: Condvar,
@@ -85,7 +94,7 @@ impl EventCount {
     /// gpu_pool::sync::EventCount::new().notify(); // wakes nobody
     /// ```
     pub fn new() -> Self {
-        EventCount { word: AtomicU64::new(0), lock: Mutex::new(()), ended: Condvar::new() }
+        EventCount { word: AtomicU64::new(0), looked: AtomicU64::new(0), lock: Mutex::new(()), ended: Condvar::new() }
     }
 
     /// Lets everyone who waits look at his condition again. To be called after the condition was made true.
@@ -102,6 +111,19 @@ impl EventCount {
         if self.word.load(Relaxed) & WAITERS != 0 {
             self.end_epoch();
         }
+    }
+
+    /// Whether the waiter blocks, has found nothing since it announced itself, and has not been notified since: then a
+    /// number that is another one once it was notified. For an event count with one waiter at a time.
+    ///
+    /// ```
+    /// let event = gpu_pool::sync::EventCount::new();
+    /// assert_eq!(event.asleep(), None); // nobody waits
+    /// ```
+    pub fn asleep(&self) -> Option<u64> {
+        let word = self.word.load(Acquire);
+        let epoch = word / EPOCH;
+        (word & WAITERS != 0 && self.looked.load(Acquire) == epoch + 1).then_some(epoch)
     }
 
     /// Waits until `cond` yields something, at most `limit`. `None` when the time ran out; without a limit never.
@@ -152,7 +174,10 @@ impl EventCount {
             {
                 return Some(result); // `announced` takes itself back
             }
+            self.looked.store(announced.epoch + 1, Release);
             let timed_out = announced.sleep(deadline);
+            // Before the announcement is taken back, so that a later announcement in the same epoch comes after it.
+            self.looked.store(0, Relaxed);
             // A look of its own after the time ran out: the wake-up may have come too late to be seen as one.
             if let Some(result) = cond() {
                 return Some(result);
@@ -164,7 +189,8 @@ impl EventCount {
     }
 
     fn announce(&self) -> Announced<'_> {
-        let before = self.word.fetch_add(1, Relaxed);
+        // Release: who sees this announcement sees that the note of an earlier one has been taken back (`asleep`).
+        let before = self.word.fetch_add(1, Release);
         debug_assert!(before & WAITERS < WAITERS, "four billion waiters");
         Announced { event: self, epoch: before / EPOCH }
     }
@@ -285,6 +311,40 @@ mod tests {
             None
         );
         assert!(looks >= 1);
+    }
+
+    #[test]
+    fn who_sleeps_is_seen_to_until_he_is_notified() {
+        let (turn, event) = (AtomicUsize::new(0), EventCount::new());
+        assert_eq!(event.asleep(), None);
+        thread::scope(|s| {
+            s.spawn(|| {
+                for round in 1..=3 {
+                    event.wait_until(Some(LONG), || (turn.load(Acquire) == round).then_some(())).unwrap();
+                }
+            });
+            let mut epochs = Vec::new();
+            for round in 1..=3 {
+                epochs.push(loop {
+                    if let Some(epoch) = event.asleep() {
+                        break epoch;
+                    }
+                    thread::yield_now();
+                });
+                // A notification for nothing ends the epoch, too; it is asleep again only after another look.
+                event.notify();
+                epochs.push(loop {
+                    if let Some(epoch) = event.asleep() {
+                        break epoch;
+                    }
+                    thread::yield_now();
+                });
+                turn.store(round, Release);
+                event.notify();
+            }
+            assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
+        });
+        assert_eq!(event.asleep(), None);
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! completed. So a record that needs no time stamp costs the stream nothing, and a wait, which copies the record, is not
 //! touched by a later re-record or by the event's end.
 
-use super::slab::Key;
+use super::{clock::Time, slab::Key};
 use crate::driver::Fault;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A point in the order of a stream's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(super) struct Record {
     /// The device of the stream.
     pub device: usize,
     pub stream: Key,
+    /// The stream's place among those of its device.
+    pub number: usize,
     /// How many operations come before.
     pub seq: u64,
 }
@@ -24,13 +26,36 @@ pub(super) struct Event {
     /// The latest record.
     pub record: Option<Record>,
     /// When the latest record was reached, for timing events.
-    pub stamp: Option<Instant>,
+    pub stamp: Option<Stamp>,
+}
+
+/// A moment, in the machine's time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stamp {
+    Real(Instant),
+    Virtual(Time),
+}
+
+impl Stamp {
+    /// How much later than `start` it is; zero if it is earlier.
+    pub fn since(self, start: Stamp) -> Duration {
+        match (start, self) {
+            (Stamp::Real(start), Stamp::Real(end)) => end.saturating_duration_since(start),
+            (Stamp::Virtual(start), Stamp::Virtual(end)) => duration(end.saturating_sub(start)),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+/// Virtual time is counted in picoseconds.
+pub(super) fn duration(time: Time) -> Duration {
+    Duration::from_nanos(time / 1000)
 }
 
 /// How far a record's work is.
 pub(super) enum Progress {
     Pending,
     Done,
-    /// It never will be: its device was lost first.
+    /// It never will be: its device was lost first, or the stream's work had to be given up.
     Failed(Fault),
 }

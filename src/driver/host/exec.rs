@@ -2,12 +2,14 @@
 
 use super::{
     memory::Block,
-    op::{Engine, Work},
+    op::{Engine, Op, Work},
     slab::Key,
+    watch::{self, Launched, Watched},
 };
-use crate::driver::{HostArg, KernelArg};
+use crate::driver::{HostArg, KernelArg, check::Report};
 use std::{
     any::Any,
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     ptr::{self, NonNull},
     sync::Arc,
@@ -18,11 +20,44 @@ use std::{
 #[derive(Default)]
 pub(super) struct Job {
     pub stream: Key,
+    /// The stream's place among those of its device.
+    pub number: usize,
     pub device: usize,
     pub engine: Option<Engine>,
-    pub work: Option<Work>,
+    pub op: Option<Op>,
     pub spans: Vec<Span>,
     args: Vec<HostArg>,
+}
+
+/// How an operation ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done,
+    /// It is to be tried again; the job has it.
+    Again,
+}
+
+/// How an operation failed.
+pub(super) enum Died {
+    /// Its code panicked.
+    Panicked(String),
+    /// It did what it had declared not to do.
+    Misused(Box<Report>),
+}
+
+thread_local! {
+    /// Whether the kernel that this thread runs has asked to be called again.
+    static AGAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// To be called by the Rust twin of a kernel that has found that it cannot finish yet: this call of it was an attempt,
+/// and another will be made when some operation has finished, or after a moment (the host may have written a word, too).
+///
+/// So a kernel that spins on a GPU, on a word that another stream's kernel or copy writes, does not keep a worker: between
+/// attempts it holds no thread and no memory. What an attempt has written stays written, so a twin must be able to start over.
+/// Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
+pub fn again() {
+    AGAIN.set(true);
 }
 
 /// A translated operand.
@@ -42,22 +77,36 @@ impl Span {
 }
 
 impl Job {
-    /// Performs the work. A panic of a kernel or host function comes back as its description.
-    pub fn perform(&mut self) -> Result<(), String> {
-        match self.work.take() {
-            None => Ok(()),
-            Some(Work::HostFunction(f)) => caught(f, "a host function"),
-            Some(Work::Kernel { name, kernel, dims, args }) => {
+    /// Performs the work; in a dry machine only host functions. A panic of a kernel or host function comes back as its
+    /// description.
+    pub fn perform(&mut self, dry: bool, watch_reads: bool) -> Result<Ended, Died> {
+        let Some(Op { work, place, engine, submitted }) = self.op.take() else { return Ok(Ended::Done) };
+        match work {
+            Work::HostFunction(f) => caught(f, "a host function")?,
+            _ if dry => {}
+            Work::Kernel { name, kernel, dims, args } => {
                 self.translate(&args);
+                let watched = if watch_reads { Watched::new(&mut self.args) } else { Watched::default() };
+                AGAIN.set(false);
                 // SAFETY: `launch`'s caller promises that the arguments fit the kernel; each slice is live (the spans
-                // hold their blocks) and claimed in `access`, and those of one launch overlap only where all are read,
-                // which `Core::admit` has checked.
+                // hold their blocks) and claimed in `access`, or a copy of one that is, and those of one launch overlap only
+                // where all are read, which `Core::admit` has checked.
                 let done = caught(|| unsafe { kernel(dims, &self.args) }, name);
                 self.args.clear();
-                done
+                done?;
+                if let Some((argument, bytes)) = watched.harm() {
+                    let by = Launched { name, place, device: self.device, stream: self.number };
+                    return Err(Died::Misused(Box::new(watch::report(by, &args, argument, bytes))));
+                }
+                if AGAIN.take() {
+                    let work = Work::Kernel { name, kernel, dims, args };
+                    self.op = Some(Op { engine, work, place, submitted });
+                    return Ok(Ended::Again);
+                }
             }
-            Some(work) => caught(|| self.plain(&work), "an operation"),
+            work => caught(|| self.plain(&work), "an operation")?,
         }
+        Ok(Ended::Done)
     }
 
     /// A kernel's arguments as it runs.
@@ -101,8 +150,9 @@ impl Job {
     }
 }
 
-fn caught(f: impl FnOnce(), what: &str) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| format!("`{what}` panicked: {}", message(&*payload)))
+fn caught(f: impl FnOnce(), what: &str) -> Result<(), Died> {
+    let panicked = |payload: Box<dyn Any + Send>| format!("`{what}` panicked: {}", message(&*payload));
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Died::Panicked(panicked(payload)))
 }
 
 fn message(payload: &(dyn Any + Send)) -> String {
@@ -133,8 +183,12 @@ impl Flag {
         self.word().store(value, std::sync::atomic::Ordering::Release);
     }
 
+    pub fn load(&self) -> u64 {
+        self.word().load(std::sync::atomic::Ordering::Acquire)
+    }
+
     /// Whether the word has reached `value`, compared cyclically.
     pub fn reached(&self, value: u64) -> bool {
-        self.word().load(std::sync::atomic::Ordering::Acquire).wrapping_sub(value) as i64 >= 0
+        self.load().wrapping_sub(value) as i64 >= 0
     }
 }

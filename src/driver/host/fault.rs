@@ -1,6 +1,7 @@
 //! Faults with CUDA's codes and names.
 
-use crate::driver::{Fault, FaultKind};
+use crate::driver::{Fault, FaultKind, check::Report};
+use std::sync::Arc;
 
 fn fault(kind: FaultKind, code: i32, name: &str, detail: impl Into<String>) -> Fault {
     Fault { kind, code, name: name.into(), detail: detail.into(), report: None }
@@ -44,4 +45,14 @@ pub(super) fn illegal_address(detail: impl Into<String>) -> Fault {
 
 pub(super) fn launch_failed(detail: impl Into<String>) -> Fault {
     fault(FaultKind::DeviceLost, 719, "CUDA_ERROR_LAUNCH_FAILED", detail)
+}
+
+/// What the watched kernel did; see [`watch`](super::watch).
+pub(super) fn misuse(report: Report) -> Fault {
+    let detail = report.to_string();
+    Fault { report: Some(Arc::new(report)), ..fault(FaultKind::Misuse, 0, "GPU_POOL_MISUSE", detail) }
+}
+
+pub(super) fn deadlock(report: &str) -> Fault {
+    fault(FaultKind::Deadlock, 0, "GPU_POOL_DEADLOCK", report)
 }

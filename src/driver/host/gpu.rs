@@ -2,12 +2,13 @@
 
 use super::{
     HostConfig,
+    clock::HostCall,
     event::{Event, Progress, Record},
     fault,
     machine::{Owner, State},
     memory::{Block, Home, HostKind},
     op::{Engine, Op, Work},
-    stream::{State as StreamState, Stream},
+    stream::State as StreamState,
 };
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
@@ -15,7 +16,7 @@ use crate::driver::{
     Address, DeviceInfo, Driver, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawModule, RawStream,
 };
 use parking_lot::MutexGuard;
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, sync::Arc, thread, time::Duration};
 
 /// A software GPU; see the [module docs](super). Made by [`machine`](super::machine).
 pub struct HostGpu {
@@ -44,7 +45,7 @@ impl HostGpu {
         HostGpu { owner: owner.clone(), index, info }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.owner.machine().lock()
     }
 
@@ -61,7 +62,7 @@ impl HostGpu {
         let mut state = self.alive()?;
         state.core.stream(self.index, stream.0)?;
         state.core.admit(self.index, &work)?;
-        self.owner.push(&mut state, stream.0, Op { engine, work })
+        self.owner.push(&mut state, stream.0, Op::new(engine, work))
     }
 
     fn copy(&self, dst: Address, src: Address, bytes: usize, stream: RawStream, engine: Engine) -> DriverResult {
@@ -87,12 +88,44 @@ impl HostGpu {
     }
 
     /// Waits for a record. A lost device is reported only after the operations that still run have ended, or the limit.
-    fn wait(&self, record: Option<Record>, limit: Duration, mut state: MutexGuard<'_, State>) -> DriverResult<bool> {
+    fn wait(&self, record: Option<Record>, limit: Duration, state: &mut MutexGuard<'_, State>) -> DriverResult<bool> {
         if let Some(record) = record {
-            self.owner.machine().wait(&mut state, record.stream, record.seq, limit);
+            self.owner.machine().wait(state, record.stream, record.seq, limit);
         }
         state.core.check_alive(self.index)?;
-        record.map_or(Ok(true), |record| Self::progress(&state, record))
+        let done = record.map_or(Ok(true), |record| Self::progress(state, record))?;
+        if let Some(record) = record.filter(|_| done) {
+            let time = state.core.streams.get(record.stream).map_or(0, |stream| stream.finish(record.seq));
+            state.core.called(HostCall::Wake, time);
+        }
+        Ok(done)
+    }
+
+    /// Whether a record's work is complete; asking in vain lets a stepped machine go on by a step.
+    fn query(&self, record: Option<Record>, mut state: MutexGuard<'_, State>) -> DriverResult<bool> {
+        let done = record.map_or(Ok(true), |record| Self::progress(&state, record))?;
+        let me = thread::current().id();
+        let time = match record {
+            Some(record) if done => state.core.streams.get(record.stream).map_or(0, |s| s.finish(record.seq)),
+            _ => 0,
+        };
+        state.core.called(HostCall::Query, time);
+        if done {
+            state.attendance.acts(me)
+        } else {
+            state.attendance.polls(me)
+        }
+        Ok(done)
+    }
+
+    fn record_here(&self, state: &mut State, stream: RawStream) -> DriverResult<Record> {
+        let found = state.core.stream(self.index, stream.0)?;
+        Ok(Record { device: self.index, stream: stream.0, number: found.number, seq: found.submitted })
+    }
+
+    /// The machine, for the functions of this module.
+    pub(super) fn owner(&self) -> &Owner {
+        &self.owner
     }
 
     fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
@@ -167,7 +200,7 @@ impl Driver for HostGpu {
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
-        Ok(RawStream(self.alive()?.core.streams.insert(Stream::new(self.index, priority))))
+        Ok(RawStream(self.alive()?.core.add_stream(self.index, priority)))
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {
@@ -182,22 +215,30 @@ impl Driver for HostGpu {
 
     fn stream_query(&self, stream: RawStream) -> DriverResult<bool> {
         let mut state = self.alive()?;
-        let stream = state.core.stream(self.index, stream.0)?;
-        Ok(stream.completed == stream.submitted)
+        let record = self.record_here(&mut state, stream)?;
+        self.query(Some(record), state)
     }
 
     fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool> {
         let mut state = self.lock();
-        let seq = state.core.stream(self.index, stream.0)?.submitted;
-        self.wait(Some(Record { device: self.index, stream: stream.0, seq }), limit, state)
+        let record = self.record_here(&mut state, stream)?;
+        let done = self.wait(Some(record), limit, &mut state);
+        // Told now: what is submitted from here on has nothing to do with it.
+        if done.is_err()
+            && let Some(stream) = state.core.streams.get_mut(stream.0)
+        {
+            stream.harm = None;
+        }
+        done
     }
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
         let mut state = self.alive()?;
         state.core.stream(self.index, stream.0)?;
         match Self::record_of(&state, event)? {
-            Some(record) if matches!(state.core.progress(record), Progress::Pending) => {
-                self.owner.push(&mut state, stream.0, Op { engine: Engine::None, work: Work::WaitEvent(record) })
+            // One step at a time, what is pending depends on time, and what the stream does must not.
+            Some(record) if state.core.stepped || matches!(state.core.progress(record), Progress::Pending) => {
+                self.owner.push(&mut state, stream.0, Op::new(Engine::None, Work::WaitEvent(record)))
             }
             _ => Ok(()),
         }
@@ -217,29 +258,30 @@ impl Driver for HostGpu {
 
     fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult {
         let mut state = self.alive()?;
-        let mut seq = state.core.stream(self.index, stream.0)?.submitted;
+        let mut record = self.record_here(&mut state, stream)?;
         let found = state.core.events.get(event.0).filter(|event| event.device == self.index);
         if found.ok_or_else(|| fault::invalid_handle("event"))?.timing {
-            seq += 1;
-            let work = Work::Stamp { event: event.0, seq };
-            self.owner.push(&mut state, stream.0, Op { engine: Engine::None, work })?;
+            record.seq += 1;
+            let work = Work::Stamp { event: event.0, seq: record.seq };
+            self.owner.push(&mut state, stream.0, Op::new(Engine::None, work))?;
         }
         if let Some(event) = state.core.events.get_mut(event.0) {
-            event.record = Some(Record { device: self.index, stream: stream.0, seq });
+            event.record = Some(record);
             event.stamp = None;
         }
+        state.core.called(HostCall::Record, 0);
         Ok(())
     }
 
     fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
         let state = self.alive()?;
-        Self::record_of(&state, event)?.map_or(Ok(true), |record| Self::progress(&state, record))
+        self.query(Self::record_of(&state, event)?, state)
     }
 
     fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool> {
-        let state = self.lock();
+        let mut state = self.lock();
         let record = Self::record_of(&state, event)?;
-        self.wait(record, limit, state)
+        self.wait(record, limit, &mut state)
     }
 
     fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration> {
@@ -253,7 +295,7 @@ impl Driver for HostGpu {
                 _ => Err(fault::invalid_handle("timing event that was recorded")),
             }
         };
-        Ok(stamp(end)?.saturating_duration_since(stamp(start)?))
+        Ok(stamp(end)?.since(stamp(start)?))
     }
 
     unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult {

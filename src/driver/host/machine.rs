@@ -4,15 +4,20 @@
 //! to sleep costs more), and then sleeps. Whoever makes a stream ready wakes one worker unless one is looking already, and
 //! a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up to one per core
 //! (at least two), and one more for each host function under way, since those may block.
+//!
+//! Where operations run one at a time (`step`) there is one worker, in [`Machine::run_steps`].
 
 use super::{
-    HostConfig,
-    exec::Job,
+    HostConfig, MachineConfig,
+    attend::Attendance,
+    deadlock::Suspicion,
+    exec::{Ended, Job},
     fault,
     op::{Engine, Op},
     sched::{Core, Next, Start},
     slab::Key,
-    stream::{Waiter, Who},
+    step::Stepper,
+    stream::{State as StreamState, Waiter, Who},
 };
 use crate::driver::DriverResult;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -29,6 +34,10 @@ const BATCH: usize = 16;
 const LOOKS: usize = 32;
 /// How often the words that streams wait for are looked at: the host may write them without a call.
 const POLL: Duration = Duration::from_micros(250);
+/// How often a thread that waits looks for a deadlock,
+const SLICE: Duration = Duration::from_millis(10);
+/// and a worker looks whether a program has come to rest: threads go to sleep without telling it.
+const PAUSE: Duration = Duration::from_micros(50);
 /// How long the drop of the last handle waits for work that can still run.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -40,16 +49,24 @@ pub(super) struct Machine {
     ended: Condvar,
     /// Workers, not counting those for host functions.
     base_workers: usize,
+    /// Operations are not performed.
+    dry: bool,
+    /// Kernels are watched: see `watch`.
+    watch_reads: bool,
 }
 
 /// What the lock guards.
 pub(super) struct State {
     pub core: Core,
-    crew: Crew,
+    pub crew: Crew,
+    pub attendance: Attendance,
+    /// The order of steps, where operations run one at a time.
+    pub stepper: Option<Stepper>,
+    pub suspicion: Option<Suspicion>,
 }
 
 #[derive(Default)]
-struct Crew {
+pub(super) struct Crew {
     handles: Vec<JoinHandle<()>>,
     /// Workers that have not ended,
     alive: usize,
@@ -57,7 +74,9 @@ struct Crew {
     asleep: usize,
     /// looking for work,
     looking: usize,
-    /// and running a host function.
+    /// performing an operation,
+    pub performing: usize,
+    /// and among these running a host function.
     calling: usize,
     /// Whether one of those asleep looks at awaited words from time to time.
     polling: bool,
@@ -68,16 +87,25 @@ struct Crew {
 pub(super) struct Owner(Arc<Machine>);
 
 impl Owner {
-    pub fn new(configs: &[HostConfig]) -> Self {
+    pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> Self {
+        let state = State {
+            core: Core::new(configs, machine),
+            crew: Crew::default(),
+            attendance: Attendance::default(),
+            stepper: Stepper::new(&machine.schedule),
+            suspicion: None,
+        };
         Owner(Arc::new(Machine {
-            state: Mutex::new(State { core: Core::new(configs), crew: Crew::default() }),
+            state: Mutex::new(state),
             work: Condvar::new(),
             ended: Condvar::new(),
             base_workers: thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
+            dry: machine.dry,
+            watch_reads: machine.watch_reads,
         }))
     }
 
-    pub fn machine(&self) -> &Machine {
+    pub fn machine(&self) -> &Arc<Machine> {
         &self.0
     }
 
@@ -86,11 +114,16 @@ impl Owner {
     }
 
     /// Appends to a stream that exists, under the lock that `state` holds.
-    pub fn push(&self, state: &mut State, stream: Key, op: Op) -> DriverResult {
+    pub fn push(&self, state: &mut State, stream: Key, mut op: Op) -> DriverResult {
         if state.crew.alive == 0 {
             self.hire(state)?;
         }
+        state.attendance.acts(thread::current().id());
+        op.submitted = state.core.price(stream, &op.work);
         state.core.push(stream, op);
+        if state.core.stepped {
+            self.0.work.notify_one();
+        }
         if state.core.has_ready() {
             self.0.wake_worker(state);
         }
@@ -138,6 +171,10 @@ impl Machine {
         self.state.lock()
     }
 
+    pub fn is_dry(&self) -> bool {
+        self.dry
+    }
+
     pub fn workers(&self) -> usize {
         self.base_workers
     }
@@ -164,6 +201,9 @@ impl Machine {
     fn run(self: &Arc<Self>) {
         let mut job = Job::default();
         let mut state = self.state.lock();
+        if state.core.stepped {
+            self.run_steps(&mut state, &mut job);
+        }
         loop {
             if let Some(stream) = state.core.pick_next() {
                 self.advance(&mut state, stream, &mut job);
@@ -192,9 +232,8 @@ impl Machine {
             }
             let calls = usize::from(job.engine == Some(Engine::HostThread));
             state.crew.calling += calls;
-            let result = MutexGuard::unlocked(state, || job.perform());
+            let (next, _) = self.perform(state, job);
             state.crew.calling -= calls;
-            let next = state.core.finish(job, result);
             self.bury(state);
             match next {
                 Next::Continue => {}
@@ -203,6 +242,15 @@ impl Machine {
             }
         }
         state.core.requeue(stream);
+    }
+
+    /// Performs an operation that was started, without the lock, and finishes it. Whether it came to its end.
+    fn perform(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) -> (Next, bool) {
+        state.crew.performing += 1;
+        let result = MutexGuard::unlocked(state, || job.perform(self.dry, self.watch_reads));
+        state.crew.performing -= 1;
+        let again = matches!(result, Ok(Ended::Again));
+        (state.core.finish(job, result), !again)
     }
 
     /// Drops operations that will not run, without the lock.
@@ -230,7 +278,7 @@ impl Machine {
         if state.core.awaits_values() && !state.crew.polling {
             state.crew.polling = true;
             while self.work.wait_for(state, POLL).timed_out() {
-                state.core.check_values();
+                state.core.poll();
                 if state.core.has_ready() || !state.core.awaits_values() || state.crew.shutdown {
                     state.crew.asleep = state.crew.asleep.saturating_sub(1);
                     break;
@@ -242,35 +290,137 @@ impl Machine {
         }
     }
 
+    // ---- one operation at a time ------------------------------------------------------------------------------------
+
+    /// The loop of the one worker of a stepped machine.
+    fn run_steps(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
+        loop {
+            let candidates = state.core.candidates();
+            if candidates.is_empty() {
+                if state.crew.shutdown {
+                    return;
+                }
+                self.rest_between(state, job);
+            } else if self.may_step(state) {
+                let State { core, stepper, attendance, .. } = &mut **state;
+                let Some(stepper) = stepper else { return };
+                let key = stepper.choose(core, candidates);
+                attendance.stepped();
+                if !self.take(state, key, job)
+                    && let Some(stepper) = &mut state.stepper
+                {
+                    stepper.attempted();
+                }
+            }
+        }
+    }
+
+    /// Whether the next step may be taken; if not, some time has passed.
+    fn may_step(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        for look in 0..=LOOKS {
+            let State { core, crew, attendance, stepper, .. } = &mut **state;
+            let waited = stepper.as_mut().is_some_and(|stepper| stepper.has_waited(core.submissions));
+            if crew.shutdown || waited || attendance.is_quiet(core) {
+                return true;
+            }
+            if look < LOOKS {
+                MutexGuard::unlocked(state, thread::yield_now);
+            }
+        }
+        self.work.wait_for(state, PAUSE);
+        false
+    }
+
+    /// Nothing can run: sleeps until something is submitted; and if a stream waits for a word, or a kernel spins, has
+    /// another look from time to time, since the host may have written something.
+    fn rest_between(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
+        if !state.core.has_work() {
+            self.work.wait(state);
+            return;
+        }
+        if self.work.wait_for(state, POLL).timed_out() && state.core.candidates().is_empty() {
+            for key in state.core.spinners() {
+                // Attempts in vain leave no trace: how many there are depends on time.
+                let Some(step) = state.core.forced_step(key) else { continue };
+                if self.take(state, key, job)
+                    && let Some(stepper) = &mut state.stepper
+                {
+                    stepper.was_forced(key, step);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the head operation of a stream through; whether it came to its end.
+    fn take(&self, state: &mut MutexGuard<'_, State>, key: Key, job: &mut Job) -> bool {
+        state.core.set_state(key, StreamState::Active);
+        let ended = match state.core.start(key, job) {
+            Start::Done | Start::Left => true,
+            Start::Run => self.perform(state, job).1,
+        };
+        state.core.settle(key);
+        self.bury(state);
+        ended
+    }
+
     // ---- threads of the host ----------------------------------------------------------------------------------------
 
+    /// Looks for a deadlock, and lets go on whoever can when one was resolved.
+    pub fn find_deadlock(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        state.find_deadlock();
+        if state.core.has_ready() {
+            self.wake_worker(state);
+        }
+        self.work.notify_all();
+        self.bury(state);
+    }
+
     /// Waits until `stream` has completed `seq` operations, or is gone, or `limit` has passed.
-    pub fn wait(&self, state: &mut MutexGuard<'_, State>, stream: Key, seq: u64, limit: Duration) {
-        let done = |state: &State| state.core.streams.get(stream).is_none_or(|stream| stream.completed >= seq);
+    pub fn wait(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key, seq: u64, limit: Duration) {
+        let done = |state: &State| state.core.has_passed(stream, seq);
         let start = Instant::now();
-        for _ in 0..LOOKS {
+        // Where operations run one at a time they wait for this thread to block.
+        let looks = if state.core.stepped { 0 } else { LOOKS };
+        for _ in 0..looks {
             if done(state) || start.elapsed() >= limit {
                 return;
             }
             MutexGuard::unlocked(state, thread::yield_now);
         }
+        if done(state) {
+            return;
+        }
+        let me = thread::current().id();
+        if limit.is_zero() {
+            return state.attendance.polls(me);
+        }
         let deadline = start.checked_add(limit);
         let condvar = Arc::new(Condvar::new());
+        let number = state.attendance.enter(me, stream, seq);
+        if state.core.stepped {
+            self.work.notify_one();
+        }
         while !done(state) {
             if let Some(stream) = state.core.streams.get_mut(stream) {
                 stream.waiters.push(Waiter { seq, who: Who::Thread(condvar.clone()) });
             }
-            match deadline {
-                None => condvar.wait(state),
-                Some(deadline) if condvar.wait_until(state, deadline).timed_out() => {
-                    if let Some(stream) = state.core.streams.get_mut(stream) {
-                        let mine = |who: &Who| matches!(who, Who::Thread(other) if Arc::ptr_eq(other, &condvar));
-                        stream.waiters.retain(|waiter| !mine(&waiter.who));
-                    }
-                    return;
-                }
-                Some(_) => {}
+            let slice = Instant::now() + SLICE;
+            if !condvar.wait_until(state, deadline.map_or(slice, |deadline| deadline.min(slice))).timed_out() {
+                continue;
+            }
+            if let Some(stream) = state.core.streams.get_mut(stream) {
+                let mine = |who: &Who| matches!(who, Who::Thread(other) if Arc::ptr_eq(other, &condvar));
+                stream.waiters.retain(|waiter| !mine(&waiter.who));
+            }
+            if done(state) {
+                break;
+            }
+            self.find_deadlock(state);
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
             }
         }
+        state.attendance.leave(number);
     }
 }

@@ -5,7 +5,7 @@
 //! Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late as possible, and a
 //! gap follows each allocation, so that stale and overshooting addresses find nothing.
 
-use super::fault;
+use super::{clock::Side, fault};
 use crate::driver::{Address, DriverResult};
 use parking_lot::Mutex;
 use std::{
@@ -88,6 +88,8 @@ pub(super) struct Place<'a> {
 /// All memory of a machine.
 pub(super) struct Memory {
     first_window: u64,
+    /// Whether fresh memory is touched at all.
+    dry: bool,
     devices: Vec<Space>,
     host: BTreeMap<Address, (Arc<Block>, HostKind)>,
 }
@@ -119,11 +121,11 @@ fn windows(n: u64) -> u64 {
 }
 
 impl Memory {
-    pub fn new(capacities: impl ExactSizeIterator<Item = u64>) -> Self {
+    pub fn new(capacities: impl ExactSizeIterator<Item = u64>, dry: bool) -> Self {
         let first_window = windows(capacities.len() as u64);
         let devices =
             capacities.map(|capacity| Space { capacity, used: 0, cursor: 0, blocks: BTreeMap::new() }).collect();
-        Memory { first_window, devices, host: BTreeMap::new() }
+        Memory { first_window, dry, devices, host: BTreeMap::new() }
     }
 
     /// A number that no other machine has.
@@ -146,7 +148,7 @@ impl Memory {
             return Err(fault::out_of_memory(asked, free));
         }
         let block = Block::zeroed(bytes).ok_or_else(|| fault::out_of_memory(asked, free))?;
-        if cfg!(debug_assertions) {
+        if cfg!(debug_assertions) && !self.dry {
             block.poison();
         }
         let offset = space.find(window, asked).ok_or_else(|| fault::out_of_memory(asked, free))?;
@@ -204,6 +206,14 @@ impl Memory {
         Err(fault::invalid(format!("no live allocation covers {bytes} bytes at {address:#x}")))
     }
 
+    /// On whose side an address is; an unknown one counts as the host's.
+    pub fn side(&self, address: Address) -> Side {
+        match self.resolve(address, 0) {
+            Ok(Place { home: Home::Device(device), .. }) => Side::Device(device),
+            _ => Side::Host,
+        }
+    }
+
     /// Demands that a range is page-locked or managed, or empty.
     pub fn check_host(&self, address: Address, bytes: usize) -> DriverResult {
         match self.resolve(address, bytes) {
@@ -242,7 +252,7 @@ mod tests {
 
     #[test]
     fn addresses_are_reused_late_and_never_overlap() {
-        let mut memory = Memory::new([1 << 20].into_iter());
+        let mut memory = Memory::new([1 << 20].into_iter(), false);
         let a = memory.alloc(0, 1000).unwrap();
         memory.free(0, a).unwrap();
         let b = memory.alloc(0, 1000).unwrap();
@@ -259,7 +269,7 @@ mod tests {
 
     #[test]
     fn host_memory_is_aligned_zeroed_and_of_one_kind() {
-        let mut memory = Memory::new([].into_iter());
+        let mut memory = Memory::new([].into_iter(), false);
         let ptr = memory.host_insert(Block::zeroed(100).unwrap(), HostKind::Pinned);
         assert_eq!(ptr as usize % ALIGN, 0);
         // SAFETY: freshly allocated.

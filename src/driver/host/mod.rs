@@ -28,7 +28,9 @@
 //! place that chooses an order.
 
 mod access;
+mod attend;
 mod clock;
+mod deadlock;
 mod event;
 mod exec;
 mod fault;
@@ -41,12 +43,18 @@ mod op;
 mod peer;
 mod sched;
 mod slab;
+mod step;
 mod stream;
+mod trace;
 mod wait;
+mod watch;
 
-use super::DriverRef;
+use super::{Driver, DriverRef};
+pub use attend::{Attendee, attend};
+pub use exec::again;
 pub use gpu::HostGpu;
-use std::sync::Arc;
+use std::{sync::Arc, thread, time::Duration};
+pub use trace::{Step, Trace, What};
 
 /// What one software GPU of a [`machine`] is like.
 #[derive(Clone, Debug)]
@@ -95,8 +103,9 @@ pub struct MachineConfig {
 }
 
 /// [`machine`], with settings.
-pub fn machine_with(configs: &[HostConfig], _config: &MachineConfig) -> Vec<DriverRef> {
-    machine(configs)
+pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> Vec<DriverRef> {
+    let owner = Arc::new(machine::Owner::new(configs, config));
+    (0..configs.len()).map(|index| Arc::new(HostGpu::new(&owner, index, &configs[index])) as DriverRef).collect()
 }
 
 /// Software GPUs that share one machine: they may be each other's peers, use each other's events, and all see the
@@ -108,11 +117,44 @@ pub fn machine_with(configs: &[HostConfig], _config: &MachineConfig) -> Vec<Driv
 /// assert!(gpus[0].can_access_peer(&*gpus[1]).unwrap());
 /// ```
 pub fn machine(configs: &[HostConfig]) -> Vec<DriverRef> {
-    let owner = Arc::new(machine::Owner::new(configs));
-    (0..configs.len()).map(|index| Arc::new(HostGpu::new(&owner, index, &configs[index])) as DriverRef).collect()
+    machine_with(configs, &MachineConfig::default())
 }
 
-/// Shim until t3-step is merged.
-pub fn virtual_now(_driver: &dyn super::Driver) -> Option<std::time::Duration> {
-    None
+fn gpu(device: &dyn Driver) -> Option<&HostGpu> {
+    device.as_any().downcast_ref()
+}
+
+/// What the device's machine has done so far, where operations run one at a time; `None` for others.
+pub fn trace(device: &DriverRef) -> Option<Trace> {
+    gpu(&**device)?.lock().stepper.as_ref().map(|stepper| stepper.trace.clone())
+}
+
+/// Whether the device is a software GPU whose operations run one at a time.
+pub fn is_stepped(device: &dyn Driver) -> bool {
+    gpu(device).is_some_and(|gpu| gpu.lock().core.stepped)
+}
+
+/// Whether the device is a software GPU that only takes note of the time of its operations: [`MachineConfig::dry`].
+pub fn is_dry(device: &dyn Driver) -> bool {
+    gpu(device).is_some_and(|gpu| gpu.owner().machine().is_dry())
+}
+
+/// The calling thread's virtual time, where time is virtual: when its last call was over.
+pub fn virtual_now(device: &dyn Driver) -> Option<Duration> {
+    let state = gpu(device)?.lock();
+    state.core.clock.as_ref().map(|clock| event::duration(clock.now(thread::current().id())))
+}
+
+/// The virtual time at which the last of all operations so far ended, where time is virtual.
+pub fn virtual_end(device: &dyn Driver) -> Option<Duration> {
+    let state = gpu(device)?.lock();
+    state.core.clock.as_ref().map(|_| event::duration(state.core.latest))
+}
+
+/// Looks whether everyone waits for everyone; for a device thread that waits outside the driver, every few milliseconds.
+/// See [`FaultKind::Deadlock`](super::FaultKind::Deadlock).
+pub(crate) fn find_deadlock(device: &dyn Driver) {
+    if let Some(gpu) = gpu(device) {
+        gpu.owner().machine().find_deadlock(&mut gpu.lock());
+    }
 }

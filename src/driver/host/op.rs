@@ -1,13 +1,24 @@
 //! Operations: what a stream's queue holds.
 
-use super::{event::Record, slab::Key};
+use super::{clock::Time, event::Record, slab::Key};
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
-use crate::driver::{Address, HostKernel, KernelArg, LaunchDims};
+use crate::driver::{Address, HostKernel, KernelArg, LaunchDims, check::Place};
 
 pub(super) struct Op {
     pub engine: Engine,
     pub work: Work,
+    /// Where in the user's code it was submitted, for reports.
+    pub place: Option<Place>,
+    /// When it was submitted, in virtual time.
+    pub submitted: Time,
+}
+
+impl Op {
+    /// An operation that the calling thread submits.
+    pub fn new(engine: Engine, work: Work) -> Self {
+        Op { engine, work, place: Place::current(), submitted: 0 }
+    }
 }
 
 /// Which part of the device an operation occupies. Each but `Compute` and `None` takes one operation at a time.

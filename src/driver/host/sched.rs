@@ -5,10 +5,11 @@
 //! go on whoever waited for it. What lets streams go on, and how a device ends, is in `wait`.
 
 use super::{
-    HostConfig,
+    HostConfig, MachineConfig, Schedule,
     access::Active,
-    event::{Event, Progress},
-    exec::{Job, Span},
+    clock::{Time, VirtualClock},
+    event::{Event, Progress, Stamp},
+    exec::{Died, Ended, Job, Span},
     fault,
     memory::{Home, Memory},
     op::{Engine, Op, Operand, Work},
@@ -17,7 +18,11 @@ use super::{
     stream::{State, Stream},
 };
 use crate::driver::{Address, DriverResult, Fault};
-use std::{collections::VecDeque, mem, time::Instant};
+use std::{
+    collections::{HashMap, VecDeque},
+    mem,
+    time::Instant,
+};
 
 pub(super) struct Core {
     pub memory: Memory,
@@ -33,6 +38,22 @@ pub(super) struct Core {
     /// Streams that wait for a word in memory.
     pub values: Vec<Awaited>,
     pub active: Active,
+    /// Streams whose head is a kernel that is to be tried again.
+    pub spinning: Vec<Key>,
+    /// Operations run one at a time, and streams are never parked: see `step`.
+    pub stepped: bool,
+    /// Virtual time, where time is virtual;
+    pub clock: Option<VirtualClock>,
+    /// when the latest of all operations finishes,
+    pub latest: Time,
+    /// when the one that is taking its step does,
+    pub booked: Time,
+    /// and when words were written, by address.
+    pub words: HashMap<Address, Vec<(u64, Time)>>,
+    /// Operations ever submitted,
+    pub submissions: u64,
+    /// and completed.
+    pub completions: u64,
     /// Operations that will not run, to be dropped without the lock: they own their user's closures.
     pub graveyard: Vec<Op>,
 }
@@ -41,6 +62,8 @@ pub(super) struct Core {
 pub(super) struct Device {
     /// Why the device is lost.
     pub lost: Option<Fault>,
+    /// Streams ever created.
+    pub streams: usize,
     engines: [EngineState; Engine::EXCLUSIVE],
 }
 
@@ -79,8 +102,9 @@ pub(super) enum Next {
 }
 
 impl Core {
-    pub fn new(configs: &[HostConfig]) -> Self {
-        let memory = Memory::new(configs.iter().map(|config| config.memory));
+    pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> Self {
+        let memory = Memory::new(configs.iter().map(|config| config.memory), machine.dry);
+        let is_virtual = machine.schedule == Schedule::Virtual;
         let tag = memory.first_window();
         Core {
             memory,
@@ -93,6 +117,14 @@ impl Core {
             conflicted: Vec::new(),
             values: Vec::new(),
             active: Active::new(),
+            spinning: Vec::new(),
+            stepped: machine.schedule != Schedule::Threaded,
+            clock: is_virtual.then(|| VirtualClock::new(machine.topology.as_deref(), configs.len())),
+            latest: 0,
+            booked: 0,
+            words: HashMap::new(),
+            submissions: 0,
+            completions: 0,
             graveyard: Vec::new(),
         }
     }
@@ -150,12 +182,22 @@ impl Core {
     /// Appends an operation to a stream that exists.
     pub fn push(&mut self, key: Key, op: Op) {
         let stream = self.streams.get_mut(key).expect("the caller has looked it up under the same lock");
+        self.submissions += 1;
         stream.submitted += 1;
         stream.queue.push_back(op);
         if stream.state == State::Idle {
             stream.state = State::Ready;
-            self.ready.push_back(key);
+            if !self.stepped {
+                self.ready.push_back(key);
+            }
         }
+    }
+
+    /// A new stream.
+    pub fn add_stream(&mut self, device: usize, priority: i32) -> Key {
+        let number = self.devices[device].streams;
+        self.devices[device].streams += 1;
+        self.streams.insert(Stream::new(device, number, priority))
     }
 
     // ---- choice -----------------------------------------------------------------------------------------------------
@@ -207,7 +249,9 @@ impl Core {
                 if let Some(event) = self.events.get_mut(event)
                     && event.record.is_some_and(|record| (record.stream, record.seq) == (key, seq))
                 {
-                    event.stamp = Some(Instant::now());
+                    let time = self.booked;
+                    event.stamp =
+                        Some(self.clock.as_ref().map_or_else(|| Stamp::Real(Instant::now()), |_| Stamp::Virtual(time)));
                 }
             }
             Work::WaitValue { address, value } => match self.flag(address, false) {
@@ -242,7 +286,7 @@ impl Core {
     fn start_job(&mut self, key: Key, job: &mut Job) -> Start {
         let Some(stream) = self.streams.get_mut(key) else { return Start::Left };
         let Some(op) = stream.queue.front() else { return Start::Left };
-        let (device, engine) = (stream.device, op.engine);
+        let (device, number, engine) = (stream.device, stream.number, op.engine);
 
         let mut result = Ok(());
         job.spans.clear();
@@ -281,13 +325,13 @@ impl Core {
         for span in job.spans.iter().filter(|s| s.bytes > 0) {
             self.active.claim(key, span.ptr as usize, span.bytes, span.write);
         }
-        (job.stream, job.device, job.engine) = (key, device, Some(engine));
-        job.work = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front()).map(|op| op.work);
+        (job.stream, job.number, job.device, job.engine) = (key, number, device, Some(engine));
+        job.op = self.streams.get_mut(key).and_then(|stream| stream.queue.pop_front());
         Start::Run
     }
 
     /// Takes note that the job's operation has been performed, or what it died of.
-    pub fn finish(&mut self, job: &mut Job, result: Result<(), String>) -> Next {
+    pub fn finish(&mut self, job: &mut Job, result: Result<Ended, Died>) -> Next {
         let (key, device) = (job.stream, job.device);
         let mut next = Next::Continue;
         if !job.spans.is_empty() {
@@ -305,22 +349,47 @@ impl Core {
                 next = Next::Yield;
             }
         }
+        let lost = self.devices[device].lost.is_some();
         match result {
-            Err(what) => {
+            Err(Died::Panicked(what)) => {
                 self.fail(key, fault::launch_failed(what));
                 next = Next::Left;
             }
-            Ok(()) if self.devices[device].lost.is_some() => {
+            Ok(_) | Err(_) if lost => {
+                self.graveyard.extend(job.op.take());
                 self.set_state(key, State::Idle);
                 self.abandon(key);
                 next = Next::Left;
             }
-            Ok(()) => self.advance(key),
+            Ok(Ended::Again) => {
+                self.try_again(key, job.op.take());
+                next = Next::Left;
+            }
+            Err(Died::Misused(report)) => {
+                if let Some(stream) = self.streams.get_mut(key) {
+                    stream.hurt(stream.completed, fault::misuse(*report));
+                }
+                self.advance(key);
+            }
+            Ok(Ended::Done) => self.advance(key),
         }
         if !self.values.is_empty() && job.spans.iter().any(|span| span.write) {
             self.check_values();
         }
         job.spans.clear();
         next
+    }
+
+    /// Puts a kernel that has not finished back at the head of its stream.
+    fn try_again(&mut self, key: Key, op: Option<Op>) {
+        let completions = self.completions;
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.queue.extend(op);
+        stream.queue.rotate_right(1);
+        stream.tried = Some(completions);
+        if !self.stepped {
+            stream.state = State::Parked;
+            self.spinning.push(key);
+        }
     }
 }

@@ -21,9 +21,18 @@ impl Core {
             return Progress::Pending;
         }
         match (stream.failed_from, &self.devices[record.device].lost) {
-            (Some(good), Some(lost)) if record.seq > good => Progress::Failed(lost.clone()),
+            (Some(good), Some(lost)) if record.seq > good => return Progress::Failed(lost.clone()),
+            _ => {}
+        }
+        match &stream.harm {
+            Some(harm) if record.seq > harm.after => Progress::Failed(harm.fault.clone()),
             _ => Progress::Done,
         }
+    }
+
+    /// Whether the stream has completed `seq` operations, or is gone.
+    pub fn has_passed(&self, stream: Key, seq: u64) -> bool {
+        self.streams.get(stream).is_none_or(|stream| stream.completed >= seq)
     }
 
     pub fn set_state(&mut self, key: Key, state: State) {
@@ -58,7 +67,20 @@ impl Core {
     pub fn advance(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.completed += 1;
+            stream.tried = None;
+            if self.clock.is_some() {
+                stream.finishes.push(self.booked);
+            }
+            self.completions += 1;
             self.wake_waiters(key);
+            self.try_spinners();
+        }
+    }
+
+    /// Lets kernels that have not finished have another try.
+    pub fn try_spinners(&mut self) {
+        for key in mem::take(&mut self.spinning) {
+            self.unpark(key);
         }
     }
 
@@ -87,7 +109,13 @@ impl Core {
 
     /// Whether a stream waits for a word that the host might write, too, without telling anyone.
     pub fn awaits_values(&self) -> bool {
-        !self.values.is_empty()
+        !self.values.is_empty() || !self.spinning.is_empty()
+    }
+
+    /// Looks whether the host has written something that a stream waits for.
+    pub fn poll(&mut self) {
+        self.check_values();
+        self.try_spinners();
     }
 
     /// Lets streams go on whose word has reached its value.
@@ -147,11 +175,34 @@ impl Core {
         if stream.state == State::Active {
             return;
         }
-        stream.state = State::Idle;
-        stream.completed = stream.submitted;
         values.retain(|awaited| awaited.stream != key);
+        self.give_up(key);
+    }
+
+    /// Gives up what a parked stream was to do, for a reason that leaves the device alive.
+    pub fn forsake(&mut self, key: Key, reason: Fault) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.hurt(stream.completed, reason);
+        self.graveyard.extend(stream.queue.drain(..));
+        self.values.retain(|awaited| awaited.stream != key);
+        self.spinning.retain(|spinning| *spinning != key);
+        self.give_up(key);
+    }
+
+    /// A stream whose queue has been emptied counts as done.
+    fn give_up(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.state = State::Idle;
+        stream.tried = None;
+        let skipped = stream.submitted - stream.completed;
+        if self.clock.is_some() {
+            stream.finishes.resize(stream.submitted as usize, self.latest);
+        }
+        stream.completed = stream.submitted;
+        self.completions += skipped;
         let gone = stream.destroyed;
         self.wake_waiters(key);
+        self.try_spinners();
         if gone {
             self.streams.remove(key);
         }

@@ -1,0 +1,187 @@
+//! Deadlocks: everyone waits, and nothing is under way that could end a wait.
+//!
+//! Whoever has waited for a while looks ([`State::find_deadlock`]): no operation runs, no stream's head operation can
+//! run, every attendee is blocked, and no thread that waits here could return. A false report is worse than a late one, so
+//! nothing is said before the same has been seen again and again, unchanged, for [`CONFIRM`]; and where a stream
+//! waits for a word (or its kernel spins), which a thread of the application might write without a call, for [`WORDS`].
+//! What runs is never reported: a slow host function, kernel or closure is no deadlock, nor is a thread that blocks where
+//! the library cannot see it.
+//!
+//! The threads that wait in the driver are told first: the streams that they wait for, and those that these wait for, are
+//! given up (their operations never run) and carry the report as their fault until a wait for the whole stream has
+//! returned it. A thread of the application counts only if its one call has waited for [`WORDS`]. If no
+//! thread waits in the driver, the attendees that wait for each other are told.
+
+use super::{
+    attend::{Attendee, Wait},
+    event::Progress,
+    fault,
+    machine::State,
+    op::Work,
+    sched::Core,
+    slab::Key,
+};
+use crate::driver::check::Place;
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long nothing may move before a deadlock among device threads is reported.
+const CONFIRM: Duration = Duration::from_millis(30);
+/// The same where a word in memory is waited for.
+const WORDS: Duration = Duration::from_secs(1);
+/// The least time between two looks.
+const PACE: Duration = Duration::from_millis(4);
+/// So many looks in a row that find somebody not blocked end a suspicion. (A wait that looks at the clock from time to
+/// time is not blocked for a moment.)
+const MISSES: u32 = 3;
+
+/// What a first look has found.
+pub(super) struct Suspicion {
+    since: Instant,
+    looked: Instant,
+    misses: u32,
+    /// Operations submitted and completed, and the progress of attendees: all unchanged ever since.
+    seen: Vec<u64>,
+}
+
+impl State {
+    /// Looks for a deadlock, and resolves one that is certain: gives up streams, or tells attendees.
+    pub fn find_deadlock(&mut self) {
+        if self.suspicion.as_ref().is_some_and(|s| s.looked.elapsed() < PACE) {
+            return;
+        }
+        if self.crew.performing > 0 || !self.core.candidates().is_empty() {
+            self.suspicion = None;
+            return;
+        }
+        let attendees = self.attendance.attendees();
+        let seen: Vec<u64> = [self.core.submissions, self.core.completions]
+            .into_iter()
+            .chain(attendees.iter().map(|attendee| attendee.progress()))
+            .collect();
+        let blocked = self.attendance.all_blocked(&attendees) && !self.attendance.someone_returns(&self.core);
+        let now = Instant::now();
+        let suspicion = match &mut self.suspicion {
+            Some(suspicion) if suspicion.seen == seen => suspicion,
+            other => other.insert(Suspicion { since: now, looked: now, misses: 0, seen }),
+        };
+        suspicion.looked = now;
+        suspicion.misses = if blocked { 0 } else { suspicion.misses + 1 };
+        if suspicion.misses >= MISSES {
+            self.suspicion = None;
+            return;
+        }
+        let patience = if self.core.awaits_words() { WORDS } else { CONFIRM };
+        if blocked && now - suspicion.since >= patience && self.resolve(&attendees) {
+            self.suspicion = None;
+        }
+    }
+
+    /// Whether there was anybody to tell.
+    fn resolve(&mut self, attendees: &[Arc<dyn Attendee>]) -> bool {
+        let threads: Vec<_> = attendees.iter().filter_map(|attendee| attendee.thread()).collect();
+        let counts = |wait: &&Wait| threads.contains(&wait.thread) || wait.since.elapsed() >= WORDS;
+        let waits: Vec<&Wait> = self.attendance.waits.iter().filter(counts).collect();
+        let meeting: Vec<(&Arc<dyn Attendee>, String)> = attendees
+            .iter()
+            .filter(|attendee| self.attendance.waiting(attendee.thread()).is_none())
+            .filter_map(|attendee| attendee.waits_for().map(|what| (attendee, what)))
+            .collect();
+        if waits.is_empty() && meeting.is_empty() {
+            return false;
+        }
+        let mut stuck: Vec<Key> = waits.iter().map(|wait| wait.stream).collect();
+        self.core.close_over(&mut stuck);
+        let mut report = String::from("nothing runs, and everyone waits:");
+        for wait in &waits {
+            let _ = write!(report, "\n  a host thread waits for {}", self.core.name(wait.stream));
+            at(&mut report, wait.place);
+        }
+        for (_, what) in &meeting {
+            let _ = write!(report, "\n  {what}");
+        }
+        // Also streams that nobody waits for on the host: they may be why somebody was to come.
+        let mut all = stuck.clone();
+        all.extend(self.core.streams.keys().into_iter().filter(|key| !stuck.contains(key)));
+        for key in all {
+            self.core.describe(key, &mut report);
+        }
+        if waits.is_empty() {
+            for (attendee, _) in meeting {
+                attendee.deadlocked(&report);
+            }
+        } else {
+            let fault = fault::deadlock(&report);
+            for key in stuck {
+                self.core.forsake(key, fault.clone());
+            }
+        }
+        true
+    }
+}
+
+fn at(report: &mut String, place: Option<Place>) {
+    if let Some(place) = place {
+        let _ = write!(report, ", in {} at {}", place.op, place.site);
+    }
+}
+
+impl Core {
+    /// Whether a stream waits for something that a thread of the application might do without a call.
+    fn awaits_words(&self) -> bool {
+        let head = |key: &Key| self.streams.get(*key).and_then(|stream| stream.queue.front()).map(|op| &op.work);
+        self.streams.keys().iter().any(|key| matches!(head(key), Some(work) if !matches!(work, Work::WaitEvent(_))))
+    }
+
+    /// Adds the streams that these wait for.
+    fn close_over(&self, keys: &mut Vec<Key>) {
+        let mut i = 0;
+        while let Some(&key) = keys.get(i) {
+            let head = self.streams.get(key).and_then(|stream| stream.queue.front());
+            if let Some(Work::WaitEvent(record)) = head.map(|op| &op.work)
+                && !keys.contains(&record.stream)
+            {
+                keys.push(record.stream);
+            }
+            i += 1;
+        }
+        keys.sort_unstable();
+        keys.dedup();
+    }
+
+    /// A stream in words.
+    fn name(&self, key: Key) -> String {
+        self.streams.get(key).map_or("a stream that is gone".to_owned(), |stream| {
+            format!("stream {} of device {}", stream.number, stream.device)
+        })
+    }
+
+    /// Adds what a stream waits for, if it has anything to do.
+    fn describe(&self, key: Key, report: &mut String) {
+        let Some((stream, op)) = self.streams.get(key).and_then(|s| s.queue.front().map(|op| (s, op))) else { return };
+        let _ = write!(report, "\n  {} waits ", self.name(key));
+        let _ = match op.work {
+            Work::WaitEvent(record) if matches!(self.progress(record), Progress::Pending) => {
+                let done = self.streams.get(record.stream).map_or(record.seq, |awaited| awaited.completed);
+                let behind = self.name(record.stream);
+                write!(report, "for operation {} of {behind}, which has completed {done}", record.seq)
+            }
+            Work::WaitValue { address, value } => match self.flag(address, false) {
+                Ok(Some(flag)) => {
+                    write!(report, "until the word at {address:#x} is at least {value}; it is {}", flag.load())
+                }
+                _ => write!(report, "until the word at {address:#x} is at least {value}"),
+            },
+            Work::Kernel { name, .. } => write!(report, "for its kernel `{name}`, which spins and does not finish"),
+            _ => write!(report, "for its turn"),
+        };
+        at(report, op.place);
+        let after = stream.queue.len() - 1;
+        if after > 0 {
+            let _ = write!(report, " ({after} more behind it)");
+        }
+    }
+}

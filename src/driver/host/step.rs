@@ -1,0 +1,340 @@
+//! Steps: which stream goes on next when operations run one at a time.
+//!
+//! The *candidates* are the streams whose head operation can run now. They come by device, then in order of creation; but
+//! the stream of the last step comes first if it is one of them, so that choice 0 always means "no switch". The rule
+//! picks an index: drawn from a seed, read from a list, or that of the earliest start in virtual time. Who could go on is
+//! asked anew at each step; no stream is ever parked.
+
+use super::{
+    Schedule,
+    clock::{Cost, HostCall, Time},
+    event::Progress,
+    op::{Engine, Op, Work},
+    sched::Core,
+    slab::Key,
+    stream::{State, Stream},
+    trace::{Step, Trace, What},
+};
+use crate::driver::KernelArg;
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long ready work waits for a program that does not come to rest.
+const GRACE: Duration = Duration::from_millis(50);
+
+pub(super) struct Stepper {
+    rule: Rule,
+    last: Option<Key>,
+    pub trace: Trace,
+    taken: usize,
+    /// Since when nothing has been submitted while there was work that could not be stepped, and the count then.
+    restless: Option<(Instant, u64)>,
+}
+
+enum Rule {
+    Seeded(Draw),
+    Replay(Arc<[u32]>),
+    Virtual,
+}
+
+impl Stepper {
+    /// `None` for a schedule that is not stepped.
+    pub fn new(schedule: &Schedule) -> Option<Self> {
+        let rule = match schedule {
+            Schedule::Threaded => return None,
+            Schedule::Seeded(seed) => Rule::Seeded(Draw::new(*seed)),
+            Schedule::Replay(choices) => Rule::Replay(choices.clone()),
+            Schedule::Virtual => Rule::Virtual,
+        };
+        Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, restless: None })
+    }
+
+    /// Whether the program has kept ready work waiting for too long: a thread computes, or blocks where nobody can see.
+    pub fn has_waited(&mut self, submissions: u64) -> bool {
+        match self.restless {
+            Some((since, seen)) if seen == submissions => since.elapsed() >= GRACE,
+            _ => {
+                self.restless = Some((Instant::now(), submissions));
+                false
+            }
+        }
+    }
+
+    /// Picks one of the candidates, which are not empty and in order; its index in the numbering of choices.
+    fn pick(&mut self, core: &Core, candidates: &mut [Key]) -> usize {
+        if let Some(at) = candidates.iter().position(|key| Some(*key) == self.last) {
+            candidates[..=at].rotate_right(1);
+        }
+        match &mut self.rule {
+            Rule::Seeded(draw) => draw.below(candidates.len()),
+            Rule::Replay(choices) => choices.get(self.taken).map_or(0, |&choice| choice as usize % candidates.len()),
+            Rule::Virtual => {
+                let start = |key: &Key| {
+                    let stream = core.streams.get(*key).expect("candidates are streams");
+                    (core.start_time(stream), stream.device, stream.number)
+                };
+                (0..candidates.len()).min_by_key(|&i| start(&candidates[i])).expect("there are candidates")
+            }
+        }
+    }
+
+    /// Chooses the stream that takes the next step, and notes the choice.
+    pub fn choose(&mut self, core: &mut Core, mut candidates: Vec<Key>) -> Key {
+        let choice = self.pick(core, &mut candidates);
+        let key = candidates[choice];
+        let stream = core.streams.get(key).expect("candidates are streams");
+        let op = stream.queue.front().expect("candidates have an operation");
+        let (device, number, what) = (stream.device, stream.number, core.what(op));
+        let (choice, candidates) = (choice as u32, candidates.len() as u32);
+        let time = core.book(key);
+        self.trace.push(Step { device, stream: number, what, choice, candidates, time });
+        self.taken += 1;
+        self.last = Some(key);
+        key
+    }
+
+    /// A step has been taken that nobody could choose.
+    pub fn was_forced(&mut self, key: Key, step: Step) {
+        self.trace.push(step);
+        self.taken += 1;
+        self.last = Some(key);
+    }
+
+    /// The step just taken was an attempt of a kernel that has not finished.
+    pub fn attempted(&mut self) {
+        self.trace.attempted();
+    }
+}
+
+/// A small generator (splitmix64), with moods: for a while it mostly stays with a stream, then it switches wildly.
+struct Draw {
+    state: u64,
+    /// Of 64 draws, so many stay.
+    stays: u64,
+    /// Draws until the mood changes.
+    left: u64,
+}
+
+impl Draw {
+    fn new(seed: u64) -> Self {
+        Draw { state: seed, stays: 0, left: 0 }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        if self.left == 0 {
+            self.stays = [0, 0, 32, 56, 62][(self.next() % 5) as usize];
+            self.left = 4 + self.next() % 60;
+        }
+        self.left -= 1;
+        if self.next() % 64 < self.stays { 0 } else { (self.next() % n as u64) as usize }
+    }
+}
+
+impl Core {
+    /// The streams whose head operation can run now, by device and order of creation.
+    pub fn candidates(&self) -> Vec<Key> {
+        let mut found: Vec<(usize, usize, Key)> = Vec::new();
+        for key in self.streams.keys() {
+            let Some(stream) = self.streams.get(key) else { continue };
+            if stream.queue.front().is_some_and(|op| self.can_run(stream, op)) {
+                found.push((stream.device, stream.number, key));
+            }
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(.., key)| key).collect()
+    }
+
+    /// Streams whose head is a kernel that has not finished when it was tried.
+    pub fn spinners(&self) -> Vec<Key> {
+        let spins = |key: &Key| self.streams.get(*key).is_some_and(|s| s.tried.is_some() && !s.queue.is_empty());
+        self.streams.keys().into_iter().filter(spins).collect()
+    }
+
+    /// Whether any stream has something to do.
+    pub fn has_work(&self) -> bool {
+        self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(|s| !s.queue.is_empty()))
+    }
+
+    /// The step that the stream would take, booked, where there is no choice.
+    pub fn forced_step(&mut self, key: Key) -> Option<Step> {
+        let stream = self.streams.get(key)?;
+        let what = self.what(stream.queue.front()?);
+        let (device, stream) = (stream.device, stream.number);
+        let time = self.book(key);
+        Some(Step { device, stream, what, choice: 0, candidates: 1, time })
+    }
+
+    fn can_run(&self, stream: &Stream, op: &Op) -> bool {
+        match op.work {
+            Work::WaitEvent(record) => !matches!(self.progress(record), Progress::Pending),
+            // Memory that was freed: `start` will say so.
+            Work::WaitValue { address, value } => match self.flag(address, false) {
+                Ok(flag) => flag.is_some_and(|flag| flag.reached(value)),
+                Err(_) => true,
+            },
+            _ => stream.tried != Some(self.completions),
+        }
+    }
+
+    /// After a step: what the stream does next.
+    pub fn settle(&mut self, key: Key) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.state = if stream.queue.is_empty() { State::Idle } else { State::Ready };
+        if stream.state == State::Idle && stream.destroyed {
+            self.streams.remove(key);
+        }
+    }
+
+    /// For the trace: what an operation is.
+    pub fn what(&self, op: &Op) -> What {
+        match &op.work {
+            Work::Copy { bytes, .. } => match op.engine {
+                Engine::Up => What::CopyUp(*bytes),
+                Engine::Down => What::CopyDown(*bytes),
+                Engine::Peer => What::CopyPeer(*bytes),
+                _ => What::CopyWithin(*bytes),
+            },
+            Work::FillU8 { bytes, .. } => What::Fill(*bytes),
+            Work::FillU32 { count, .. } => What::Fill(4 * *count),
+            Work::Kernel { name, .. } => What::Kernel(name),
+            #[cfg(feature = "blas")]
+            Work::Gemm(_) => What::Gemm,
+            Work::HostFunction(_) => What::HostFunction,
+            Work::WaitEvent(record) => {
+                What::WaitEvent { device: record.device, stream: record.number, operations: record.seq }
+            }
+            Work::Stamp { .. } => What::Stamp,
+            Work::WriteValue { value, .. } => What::WriteValue(*value),
+            Work::WaitValue { value, .. } => What::WaitValue(*value),
+        }
+    }
+
+    // ---- virtual time -----------------------------------------------------------------------------------------------
+
+    /// What an operation costs.
+    pub fn cost(&self, work: &Work) -> Cost {
+        match work {
+            Work::Copy { dst, src, bytes } => {
+                let (from, to) = (self.memory.side(*src), self.memory.side(*dst));
+                Cost::Copy { from, to, bytes: *bytes }
+            }
+            Work::FillU8 { bytes, .. } => Cost::Fill { bytes: *bytes },
+            Work::FillU32 { count, .. } => Cost::Fill { bytes: 4 * *count },
+            Work::Kernel { name, dims, args, .. } => {
+                let all = |of: bool| {
+                    let bytes = |arg: &KernelArg| match *arg {
+                        KernelArg::Slice { bytes, write, .. } if write == of => bytes,
+                        _ => 0,
+                    };
+                    args.iter().map(bytes).sum()
+                };
+                Cost::Kernel { name, dims: *dims, read: all(false), written: all(true) }
+            }
+            #[cfg(feature = "blas")]
+            Work::Gemm(gemm) => Cost::Gemm { m: gemm.m, n: gemm.n, k: gemm.k },
+            Work::HostFunction(_) => Cost::HostFunction,
+            Work::WaitEvent(_) => Cost::WaitEvent,
+            Work::Stamp { .. } => Cost::Stamp,
+            Work::WriteValue { .. } => Cost::WriteValue,
+            Work::WaitValue { .. } => Cost::WaitValue,
+        }
+    }
+
+    /// Where time is virtual: the calling thread submits an operation to a stream; when it is there.
+    pub fn price(&mut self, stream: Key, work: &Work) -> Time {
+        if self.clock.is_none() {
+            return 0;
+        }
+        let cost = self.cost(work);
+        match (&mut self.clock, self.streams.get(stream)) {
+            (Some(clock), Some(stream)) => clock.submit(thread::current().id(), stream.device, &cost),
+            _ => 0,
+        }
+    }
+
+    /// The calling thread makes another call, and has learnt of what finished at `time`.
+    pub fn called(&mut self, call: HostCall, learnt: Time) {
+        if let Some(clock) = &mut self.clock {
+            let me = thread::current().id();
+            clock.raise(me, learnt);
+            clock.call(me, call);
+        }
+    }
+
+    /// When the head operation has all that comes before it.
+    fn ready_time(&self, stream: &Stream, op: &Op) -> Time {
+        let own = stream.finishes.last().copied().unwrap_or(0).max(op.submitted);
+        match op.work {
+            Work::WaitEvent(record) => own.max(self.streams.get(record.stream).map_or(0, |s| s.finish(record.seq))),
+            Work::WaitValue { address, value } => own.max(self.written(address, value)),
+            // It could not have finished before the last thing that let it.
+            Work::Kernel { .. } if stream.tried.is_some() => own.max(self.latest),
+            _ => own,
+        }
+    }
+
+    fn start_time(&self, stream: &Stream) -> Time {
+        let (Some(clock), Some(op)) = (&self.clock, stream.queue.front()) else { return 0 };
+        clock.start(stream.device, &self.cost(&op.work), self.ready_time(stream, op))
+    }
+
+    /// Books the head operation of a stream; when it starts and ends.
+    fn book(&mut self, key: Key) -> (Time, Time) {
+        let Some(stream) = self.streams.get(key) else { return (0, 0) };
+        let (device, Some(op)) = (stream.device, stream.queue.front()) else { return (0, 0) };
+        let (cost, ready) = (self.cost(&op.work), self.ready_time(stream, op));
+        let Some(clock) = &mut self.clock else { return (0, 0) };
+        let (start, finish) = clock.book(device, &cost, ready);
+        if let Work::WriteValue { address, value } = op.work {
+            self.note_written(address, value, finish);
+        }
+        self.latest = self.latest.max(finish);
+        self.booked = finish;
+        (start, finish)
+    }
+
+    fn note_written(&mut self, address: u64, value: u64, time: Time) {
+        let history = self.words.entry(address).or_default();
+        history.push((value, time));
+        if history.len() > 64 {
+            history.remove(0);
+        }
+    }
+
+    /// When a word came to be at least `value` by a stream's write; 0 if it was the host's.
+    fn written(&self, address: u64, value: u64) -> Time {
+        let Some(history) = self.words.get(&address) else { return 0 };
+        history.iter().find(|(v, _)| v.wrapping_sub(value) as i64 >= 0).map_or(0, |(_, time)| *time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_its_draws_and_both_moods() {
+        let draws = |seed| {
+            let mut draw = Draw::new(seed);
+            (0..4000).map(|_| draw.below(3)).collect::<Vec<_>>()
+        };
+        assert_eq!(draws(7), draws(7));
+        assert_ne!(draws(7), draws(8));
+        let all = draws(1);
+        let stretch = |wanted: bool| all.split(|&c| (c == 0) != wanted).map(<[usize]>::len).max().unwrap();
+        assert!(stretch(true) >= 20, "no long run of one stream");
+        assert!(stretch(false) >= 5, "no wild switching");
+        assert!((1..3).all(|c| all.contains(&c)));
+    }
+}

@@ -1,0 +1,155 @@
+//! What a machine that runs one operation at a time has done.
+
+use super::event::duration;
+use std::{fmt, sync::Arc};
+
+/// Steps that a trace holds; of a longer run it has the beginning.
+const MOST: usize = 1 << 20;
+
+/// What an operation was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum What {
+    /// A kernel ran to its end.
+    Kernel(&'static str),
+    /// A [resumable](super::again) kernel was tried and has not finished.
+    Attempt(&'static str),
+    /// A copy of so many bytes from host memory,
+    CopyUp(usize),
+    /// to host memory,
+    CopyDown(usize),
+    /// within a device,
+    CopyWithin(usize),
+    /// or between devices.
+    CopyPeer(usize),
+    /// A fill of so many bytes.
+    Fill(usize),
+    /// A matrix product.
+    Gemm,
+    /// A host function.
+    HostFunction,
+    /// The stream went on after a wait for an operation (by number, from 1) of a stream (by number) of a device.
+    WaitEvent {
+        /// The device
+        device: usize,
+        /// and its stream that was waited for.
+        stream: usize,
+        /// How many of its operations had to be complete.
+        operations: u64,
+    },
+    /// A timing event took the time.
+    Stamp,
+    /// A word was written.
+    WriteValue(u64),
+    /// The stream went on after a wait for a word.
+    WaitValue(u64),
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            What::Kernel(name) => write!(f, "kernel `{name}`"),
+            What::Attempt(name) => write!(f, "kernel `{name}`, not finished yet"),
+            What::CopyUp(bytes) => write!(f, "copy up, {bytes} bytes"),
+            What::CopyDown(bytes) => write!(f, "copy down, {bytes} bytes"),
+            What::CopyWithin(bytes) => write!(f, "copy within, {bytes} bytes"),
+            What::CopyPeer(bytes) => write!(f, "peer copy, {bytes} bytes"),
+            What::Fill(bytes) => write!(f, "fill, {bytes} bytes"),
+            What::Gemm => f.write_str("matrix product"),
+            What::HostFunction => f.write_str("host function"),
+            What::WaitEvent { device, stream, operations } => {
+                write!(f, "has waited for operation {operations} of stream {stream} of device {device}")
+            }
+            What::Stamp => f.write_str("time stamp"),
+            What::WriteValue(value) => write!(f, "writes the word {value}"),
+            What::WaitValue(value) => write!(f, "has waited for the word {value}"),
+        }
+    }
+}
+
+/// One step: which operation was chosen, and out of how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The device, by its ordinal in the machine.
+    pub device: usize,
+    /// The stream, by its place among the device's streams in order of creation.
+    pub stream: usize,
+    /// The operation.
+    pub what: What,
+    /// The index that was chosen; 0 is the stream of the step before, if it could go on.
+    pub choice: u32,
+    /// Streams that could go on.
+    pub candidates: u32,
+    /// Start and end in virtual time, in picoseconds; zeros where time is real.
+    pub time: (u64, u64),
+}
+
+impl Step {
+    fn is_of(&self, other: &Step) -> bool {
+        (self.device, self.stream) == (other.device, other.stream)
+    }
+}
+
+/// The steps of a machine in order, from [`trace`](super::trace). `Display` has a line for each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    steps: Vec<Step>,
+    left_out: usize,
+}
+
+impl Trace {
+    pub(super) fn push(&mut self, step: Step) {
+        if self.steps.len() < MOST { self.steps.push(step) } else { self.left_out += 1 }
+    }
+
+    /// The last step was an attempt of a kernel that has not finished.
+    pub(super) fn attempted(&mut self) {
+        if self.left_out == 0
+            && let Some(Step { what, .. }) = self.steps.last_mut()
+            && let What::Kernel(name) = *what
+        {
+            *what = What::Attempt(name);
+        }
+    }
+
+    /// The steps, the first million of them.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The choices, for [`Schedule::Replay`](super::Schedule::Replay).
+    pub fn choices(&self) -> Arc<[u32]> {
+        self.steps.iter().map(|step| step.choice).collect()
+    }
+
+    /// How often a stream went on although the one of the step before could have: the choices other than 0.
+    pub fn switches(&self) -> usize {
+        self.steps.iter().filter(|step| step.choice != 0).count()
+    }
+
+    /// Writes the steps of a range; `*` marks choices other than 0.
+    pub(crate) fn write(&self, range: std::ops::Range<usize>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.steps.iter().enumerate().take(range.end).skip(range.start) {
+            let Step { device, stream, what, choice, candidates, time } = step;
+            let mark = if *choice != 0 { '*' } else { ' ' };
+            let again = i > 0 && step.is_of(&self.steps[i - 1]);
+            let who = if again { " ".repeat(17) } else { format!("device {device} stream {stream}") };
+            write!(f, "{i:>6} {mark} {who:<17}  {what}")?;
+            if *candidates > 1 {
+                write!(f, "  [{choice} of {candidates}]")?;
+            }
+            if time.1 > 0 {
+                write!(f, "  {:?} .. {:?}", duration(time.0), duration(time.1))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(0..self.steps.len(), f)?;
+        if self.left_out > 0 { writeln!(f, "       and {} more", self.left_out) } else { Ok(()) }
+    }
+}
