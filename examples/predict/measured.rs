@@ -1,0 +1,19 @@
+//! What was measured on 8 x H200 (NVSwitch, driver 580, NVLink multicast off): f32 all-reduce in place, back-to-back
+//! calls, microseconds, the slowest rank.
+
+const MB: usize = 1 << 20;
+
+/// The copy-engine ring in two pieces: bytes and time. One number of the model is fitted to the first of them.
+pub const RING: [(usize, f64); 2] = [(256 * MB, 1355.0), (1024 * MB, 4947.0)];
+
+/// NCCL 2.28.9, the better of plain and symmetric windows.
+pub const NCCL: [(usize, f64); 3] = [(64 * MB, 364.0), (256 * MB, 1356.0), (1024 * MB, 5230.0)];
+
+/// The best of all prototypes: a write-only ring within one kernel, and at 1 GB the copy-engine ring. It is another
+/// algorithm, so it bounds nothing.
+pub const BEST: [(usize, f64); 3] = [(64 * MB, 335.0), (256 * MB, 1306.0), (1024 * MB, 4947.0)];
+
+/// What was measured for a size.
+pub fn of(table: &[(usize, f64)], bytes: usize) -> Option<f64> {
+    table.iter().find(|(size, _)| *size == bytes).map(|&(_, time)| time)
+}

@@ -1,0 +1,157 @@
+//! The predictions as a picture, SVG or PNG: time on the left, bus bandwidth on the right.
+
+use crate::{MB, Point, measured, report};
+use anyhow::{Result, anyhow, bail};
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::{FontStyle, register_font},
+};
+use std::{fs, path::Path};
+
+const SIZE: (u32, u32) = (1280, 620);
+const COLOURS: [RGBColor; 4] =
+    [RGBColor(23, 90, 164), RGBColor(20, 140, 110), RGBColor(208, 92, 20), RGBColor(136, 62, 150)];
+const INK: RGBColor = RGBColor(45, 52, 60);
+
+/// Comes along, so that the picture does not depend on the fonts of the machine (see `examples/data/README.md`).
+static FONT: &[u8] = include_bytes!("../data/DejaVuSans-ascii.ttf");
+
+/// Whether the name is one that can be drawn to, asked before the predictions and not after them.
+pub fn check(path: &Path) -> Result<()> {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("svg" | "png") => Ok(()),
+        _ => bail!("--plot {}: the name must end in .svg or .png", path.display()),
+    }
+}
+
+/// Draws a line for each machine, and what was measured.
+pub fn draw(path: &Path, curves: &[(String, Vec<Point>)], pieces: usize) -> Result<()> {
+    register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| anyhow!("the font is damaged"))?;
+    if path.extension().is_some_and(|e| e == "png") {
+        // For the sake of a plain message where the file cannot be written.
+        fs::File::create(path)?;
+        return picture(&BitMapBackend::new(path, SIZE).into_drawing_area(), curves, pieces);
+    }
+    let mut svg = String::new();
+    picture(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), curves, pieces)?;
+    fs::write(path, svg)?;
+    Ok(())
+}
+
+fn picture<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    curves: &[(String, Vec<Point>)],
+    pieces: usize,
+) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    area.fill(&WHITE)?;
+    let title = format!("All-reduce of f32 by a ring of copy engines, {pieces} pieces: predicted in virtual time");
+    let area = area.titled(&title, text(23))?;
+    let (left, right) = area.split_horizontally(SIZE.0 * 53 / 100);
+    // Both axes are logarithmic: what is drawn are logarithms to base 2, so that the marks fall on powers of two.
+    times(&left, curves)?;
+    bandwidths(&right, curves)?;
+    area.present()?;
+    Ok(())
+}
+
+fn times<B: DrawingBackend>(area: &DrawingArea<B, Shift>, curves: &[(String, Vec<Point>)]) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let milliseconds = |us: f64| (us / 1e3).log2();
+    let all = || curves.iter().flat_map(|(_, points)| points).map(|point| milliseconds(point.timing.call));
+    let known = || measured::RING.iter().chain(&measured::NCCL).map(|&(_, us)| milliseconds(us));
+    let (low, high) = all().chain(known()).fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
+    let mut chart = ChartBuilder::on(area)
+        .margin(14)
+        .x_label_area_size(50)
+        .y_label_area_size(78)
+        .build_cartesian_2d(sizes(curves), low.floor()..high.ceil())?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("size of the buffer on each device").y_desc("time of one all-reduce");
+    mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
+    mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
+    mesh.x_labels(5).x_label_formatter(&size_mark);
+    mesh.y_labels((high.ceil() - low.floor()) as usize + 1).y_label_formatter(&|y| time_mark(*y));
+    mesh.draw()?;
+    for ((name, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+        let line: Vec<_> = points.iter().map(|point| (size(point.bytes), milliseconds(point.timing.call))).collect();
+        let colour = *colour;
+        chart
+            .draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(3)))?
+            .label(format!("{name}: predicted"))
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
+        chart.draw_series(line.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
+    }
+    let at = |&(bytes, us): &(usize, f64)| (size(bytes), milliseconds(us));
+    chart
+        .draw_series(measured::RING.iter().map(|point| Circle::new(at(point), 8, INK.stroke_width(2))))?
+        .label("8 x H200: measured, this ring")
+        .legend(|(x, y)| Circle::new((x + 11, y), 7, INK.stroke_width(2)));
+    chart
+        .draw_series(measured::NCCL.iter().map(|point| Cross::new(at(point), 6, INK.stroke_width(2))))?
+        .label("8 x H200: measured, NCCL 2.28.9")
+        .legend(|(x, y)| Cross::new((x + 11, y), 6, INK.stroke_width(2)));
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .margin(12)
+        .label_font(text(14))
+        .background_style(WHITE.mix(0.9))
+        .border_style(INK.mix(0.25))
+        .draw()?;
+    Ok(())
+}
+
+fn bandwidths<B: DrawingBackend>(area: &DrawingArea<B, Shift>, curves: &[(String, Vec<Point>)]) -> Result<()>
+where
+    B::ErrorType: 'static,
+{
+    let mut chart = ChartBuilder::on(area)
+        .margin(14)
+        .x_label_area_size(50)
+        .y_label_area_size(64)
+        .build_cartesian_2d(sizes(curves), 0.0..450.0)?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("size of the buffer on each device").y_desc("bus bandwidth, GB/s");
+    mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
+    mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
+    mesh.x_labels(5).x_label_formatter(&size_mark).y_labels(10).y_label_formatter(&|y| format!("{y:.0}"));
+    mesh.draw()?;
+    for ((_, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+        let line: Vec<_> = points.iter().map(|point| (size(point.bytes), point.bus_bandwidth())).collect();
+        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(3)))?;
+        chart.draw_series(line.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
+    }
+    let at = |&(bytes, us): &(usize, f64)| (size(bytes), 1.75 * bytes as f64 / us / 1e3);
+    chart.draw_series(measured::RING.iter().map(|point| Circle::new(at(point), 8, INK.stroke_width(2))))?;
+    chart.draw_series(measured::NCCL.iter().map(|point| Cross::new(at(point), 6, INK.stroke_width(2))))?;
+    Ok(())
+}
+
+fn text(size: i32) -> TextStyle<'static> {
+    ("sans-serif", size).into_font().color(&INK)
+}
+
+fn size(bytes: usize) -> f64 {
+    (bytes as f64 / MB as f64).log2()
+}
+
+/// The axis of sizes, with a little room at both ends.
+fn sizes(curves: &[(String, Vec<Point>)]) -> std::ops::Range<f64> {
+    let all = || curves.iter().flat_map(|(_, points)| points).map(|point| size(point.bytes));
+    all().fold(f64::MAX, f64::min) - 0.15..all().fold(f64::MIN, f64::max) + 0.15
+}
+
+fn size_mark(log: &f64) -> String {
+    if (log - log.round()).abs() < 1e-6 { report::size(MB << log.round() as usize) } else { String::new() }
+}
+
+fn time_mark(log: f64) -> String {
+    let ms = log.exp2();
+    if ms < 1.0 { format!("{:.0} us", 1e3 * ms) } else { format!("{ms:.0} ms") }
+}

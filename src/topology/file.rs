@@ -1,0 +1,57 @@
+//! Machine files: TOML, one table for each part of the model.
+
+use super::Topology;
+use crate::error::{Error, Result};
+use std::{fs, path::Path};
+
+impl Topology {
+    /// Reads a machine from TOML. `examples/data/machines/` has some. Only with feature `topology-files`.
+    ///
+    /// ```
+    /// # use gpu_pool::Topology;
+    /// let machine: Topology = Topology::parse(r#"
+    ///     name = "two cards that share a slot"
+    ///     [[devices]]
+    ///     name = "left"
+    ///     up = { latency_us = 3, gbps = 12, uses = [{ port = "slot", gbps = 13 }] }
+    ///     [[devices]]
+    ///     name = "right"
+    ///     up = { latency_us = 3, gbps = 12, uses = [{ port = "slot", gbps = 13 }] }
+    /// "#)?;
+    /// assert_eq!(machine.len(), 2);
+    /// assert!(machine.peers(0).is_empty());
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] says at which line it is no such file, or what of the machine cannot be.
+    pub fn parse(text: &str) -> Result<Self> {
+        let machine: Topology = toml::from_str(text).map_err(|e| Error::invalid("topology", e))?;
+        machine.validate()?;
+        Ok(machine)
+    }
+
+    /// [`parse`](Self::parse)s a file. Only with feature `topology-files`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] also when the file cannot be read; it names the file.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let named = |e: &dyn std::fmt::Display| Error::invalid("topology", format_args!("{}: {e}", path.display()));
+        let text = fs::read_to_string(path).map_err(|e| named(&e))?;
+        Self::parse(&text).map_err(|e| match e {
+            Error::InvalidArgument { why, .. } => named(&why),
+            other => other,
+        })
+    }
+
+    /// The machine as TOML, which [`parse`](Self::parse) reads. Only with feature `topology-files`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what [`validate`](Self::validate) refuses, and numbers that TOML has no place for
+    /// (memory of more than `i64::MAX` bytes).
+    pub fn to_toml(&self) -> Result<String> {
+        self.validate()?;
+        toml::to_string(self).map_err(|e| Error::invalid("topology", e))
+    }
+}

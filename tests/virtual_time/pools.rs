@@ -1,0 +1,102 @@
+//! Whole pools in virtual time: which way is better on which machine, and shares that fit the devices.
+
+use gpu_pool::{Builder, GpuPool, ReduceOp, Topology};
+use std::time::Duration;
+
+fn dry(machine: &Topology) -> Builder {
+    GpuPool::builder().topology(machine.clone()).dry()
+}
+
+/// A copy of so many bytes between two devices, as the device that gives sees it.
+fn copy(builder: Builder, from: usize, to: usize, bytes: usize) -> Duration {
+    let pool = builder.build().unwrap();
+    let buffers = pool.run(|dev, _| dev.zeros::<u8>(bytes)).unwrap();
+    let target = std::sync::Mutex::new(buffers.into_iter().enumerate().collect::<Vec<_>>());
+    pool.run_on(&[from], |dev, _| {
+        let mut buffers = target.lock().unwrap();
+        let place = |buffers: &[(usize, _)], device| buffers.iter().position(|(i, _)| *i == device).unwrap();
+        let at = place(&buffers, from);
+        let (_, source) = buffers.swap_remove(at);
+        let at = place(&buffers, to);
+        let start = dev.record_timed()?;
+        dev.copy(&source, &mut buffers[at].1)?;
+        let end = dev.record_timed()?;
+        dev.synchronize()?;
+        end.elapsed_since(&start)
+    })
+    .unwrap()
+    .remove(0)
+}
+
+/// Peer copies over the root complex of a PCIe tree can be slower than staging (stas00/ml-engineering#1: 2.6 GB/s against
+/// 13 to 22); over NVLink they never are.
+#[test]
+fn the_better_way_depends_on_the_machine() {
+    let bytes = 64 << 20;
+    let direct = |machine: &Topology, to| copy(dry(machine), 0, to, bytes);
+    let staged = |machine: &Topology, to| copy(dry(machine).without_peer_access(), 0, to, bytes);
+
+    let switch = Topology::nvswitch(4);
+    assert!(5 * direct(&switch, 2) < staged(&switch, 2));
+
+    let tree = Topology::pcie_tree(1, 2, 2);
+    assert!(direct(&tree, 1) < staged(&tree, 1), "under one switch");
+    assert!(staged(&tree, 2) < direct(&tree, 2), "over the root complex");
+}
+
+#[test]
+fn devices_without_a_link_are_staged() {
+    let tree = Topology::pcie_tree(2, 1, 2);
+    let pool = dry(&tree).build().unwrap();
+    let report = pool.report().to_string();
+    pool.close().unwrap();
+    let bytes = 64 << 20;
+    assert_eq!(copy(dry(&tree), 0, 2, bytes), copy(dry(&tree).without_peer_access(), 0, 2, bytes), "{report}");
+    assert!(copy(dry(&tree), 0, 1, bytes) < copy(dry(&tree).without_peer_access(), 0, 1, bytes), "{report}");
+}
+
+#[test]
+fn a_pool_takes_the_same_time_twice() {
+    let machine = Topology::nvswitch(4);
+    let run = || {
+        let pool = dry(&machine).build().unwrap();
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(1 << 20)?;
+            let start = dev.record_timed()?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            end.elapsed_since(&start)
+        })
+        .unwrap()
+    };
+    let first = run();
+    assert!(first.iter().all(|time| *time > Duration::from_micros(10)), "{first:?}");
+    assert_eq!(run(), first);
+}
+
+/// Shares by speed let fast and slow devices end together; equal shares let the fast ones wait.
+#[test]
+fn weighted_shards_finish_together() {
+    let speeds = [1.0, 0.5, 2.0, 0.25];
+    let machine = Topology::nvswitch(4).with_devices(|i, device| device.speed = speeds[i]);
+    let times = |builder: Builder| -> Vec<f64> {
+        let pool = builder.build().unwrap();
+        pool.run(|dev, shard| {
+            let len = shard.range(15 << 20).len();
+            let (x, mut y) = (dev.zeros::<f32>(len)?, dev.zeros::<f32>(len)?);
+            let start = dev.record_timed()?;
+            dev.axpy(2.0, &x, &mut y)?;
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            Ok(1e6 * end.elapsed_since(&start)?.as_secs_f64())
+        })
+        .unwrap()
+    };
+    let spread =
+        |times: &[f64]| times.iter().copied().fold(0.0, f64::max) / times.iter().copied().fold(f64::INFINITY, f64::min);
+    let weighted = times(dry(&machine).weights(&speeds));
+    assert!(spread(&weighted) < 1.001, "{weighted:?}");
+    let even = times(dry(&machine));
+    assert!(spread(&even) > 4.0, "{even:?}");
+}
