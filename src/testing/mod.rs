@@ -2,4 +2,5 @@
 
 mod fault_plan;
 
-pub use fault_plan::FaultPlan;
+pub use fault_plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
+pub(crate) use fault_plan::{Release, Verdict};
