@@ -122,11 +122,11 @@ impl Stage {
             state.next ^= 1;
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;
-            self.up(|driver| driver.stream_wait_event(up.raw, state.empty[slot]))?;
+            up.wait_raw("staged copy", state.empty[slot], &self.destination)?;
             // SAFETY: the source is live and ordered before this stream; the buffer is empty once the event has passed.
             self.up(|driver| unsafe { driver.copy_to_host(buffer, src + at, len, up.raw) })?;
             self.up(|driver| driver.event_record(state.full[slot], up.raw))?;
-            self.down(|driver| driver.stream_wait_event(down.raw, state.full[slot]))?;
+            down.wait_raw("staged copy", state.full[slot], &self.source)?;
             // SAFETY: the buffer is full once the event has passed; the destination is live and ordered.
             self.down(|driver| unsafe { driver.copy_to_device(dst + at, buffer, len, down.raw) })?;
             self.down(|driver| driver.event_record(state.empty[slot], down.raw))?;
