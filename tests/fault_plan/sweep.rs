@@ -1,18 +1,23 @@
 //! Each fault at each call of one device's driver: the first, the second, and so on until a run gets by without.
 
 use super::{assert_works, collectives, is_typed, plan, ramp};
-use crate::support::{Gpus, bytes};
+use crate::{
+    on_both,
+    support::{Gpus, bytes},
+};
 use gpu_pool::{
     Device, DeviceBuffer, Error, GpuPool,
     testing::{FaultRule, Injected},
 };
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 const TRANSIENT: [Injected; 2] = [Injected::Error, Injected::OutOfMemory];
 const STICKY: [Injected; 2] = [Injected::LaunchFailed, Injected::DeviceLost];
 /// The device whose driver fails.
 const VICTIM: usize = 1;
+/// More than one piece of staging memory.
+static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| bytes((2 << 20) + 5, 77));
 /// More calls than any run here makes.
 const ENOUGH: u64 = 5000;
 
@@ -94,19 +99,17 @@ fn work_of_collectives(pool: &GpuPool) -> Result<(), Error> {
 /// Uploads and downloads, small, large and from page-locked memory; copies within, to and from the next device.
 fn work_of_copies(pool: &GpuPool) -> Result<(), Error> {
     let kept: Vec<Arc<DeviceBuffer<u8>>> =
-        pool.run(|dev, _| dev.upload(&bytes(70_000, dev.index() as u8)))?.into_iter().map(Arc::new).collect();
+        pool.run(|dev, _| dev.upload(&bytes(7_000, dev.index() as u8)))?.into_iter().map(Arc::new).collect();
     told(pool, |dev| {
         let next = (dev.index() + 1) % dev.count();
-        let own = bytes(70_000, dev.index() as u8);
+        let own = bytes(7_000, dev.index() as u8);
         assert_eq!(dev.download(&*kept[dev.index()])?, own);
         let theirs = kept[next].copy_to(dev)?;
-        assert_eq!(dev.download(&theirs)?, bytes(70_000, next as u8));
-        let mut within = dev.zeros::<u8>(70_000)?;
+        assert_eq!(dev.download(&theirs)?, bytes(7_000, next as u8));
+        let mut within = dev.zeros::<u8>(7_000)?;
         dev.copy(&*kept[dev.index()], &mut within)?;
         assert_eq!(dev.download(&within)?, own);
-        // More than one piece of staging memory.
-        let large = bytes(5 << 20, 77);
-        assert_eq!(dev.download(&dev.upload(&large)?)?, large);
+        assert!(dev.download(&dev.upload(&*LARGE)?)? == *LARGE);
         let mut pinned = dev.pinned::<f32>(1000)?;
         pinned.as_mut_slice()?.copy_from_slice(&ramp(dev.index(), 1000));
         let up = dev.upload_pinned(&pinned)?;
@@ -117,12 +120,12 @@ fn work_of_copies(pool: &GpuPool) -> Result<(), Error> {
     })?;
     // A copy that writes to the peer.
     let targets: Vec<_> =
-        pool.run(|dev, _| dev.zeros::<u8>(70_000))?.into_iter().map(|target| Mutex::new(Some(target))).collect();
+        pool.run(|dev, _| dev.zeros::<u8>(7_000))?.into_iter().map(|target| Mutex::new(Some(target))).collect();
     told(pool, |dev| {
         let next = (dev.index() + 1) % dev.count();
         let mut target = targets[next].lock().take().expect("each has one sender");
         dev.copy(&*kept[dev.index()], &mut target)?;
-        assert_eq!(dev.download(&target.copy_to(dev)?)?, bytes(70_000, dev.index() as u8));
+        assert_eq!(dev.download(&target.copy_to(dev)?)?, bytes(7_000, dev.index() as u8));
         Ok(())
     })
 }
@@ -147,7 +150,7 @@ on_both! {
     2: fn staged_collectives_with_a_call_that_fails(gpus) { sweep(gpus, true, &[Injected::Error], work_of_collectives) }
     2: fn state_with_a_call_that_fails(gpus) { sweep(gpus, false, &TRANSIENT, work_of_state) }
 
-    // pytorch#138506 (NCCL hangs when a rank dies), xmr-stak#2054 (one bad GPU takes the others with it).
+    // nccl#2353: a hang without a word; xmr-stak#2054: the bad GPU takes the others with it.
     2: fn collectives_with_a_device_that_is_lost(gpus) { sweep(gpus, false, &STICKY, work_of_collectives) }
     2: fn copies_with_a_device_that_is_lost(gpus) { sweep(gpus, false, &[Injected::DeviceLost], work_of_copies) }
     2: fn staged_copies_with_a_device_that_is_lost(gpus) { sweep(gpus, true, &[Injected::DeviceLost], work_of_copies) }
