@@ -341,7 +341,7 @@ impl Builder {
             turns,
             presence,
             door,
-            pinned: PinnedPool::new(&links[0], deadline),
+            pinned: PinnedPool::new(&links, deadline),
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
             memory_limit: self.memory_limit,

@@ -1,7 +1,7 @@
 //! Streams: queues of device work, numbered so that anyone can say what he waits for.
 
 use crate::{
-    driver::{RawEvent, RawStream, host},
+    driver::{Fault, FaultKind, RawEvent, RawStream, host},
     error::{Error, Result},
     memory::link::Link,
     plant::Bug,
@@ -146,11 +146,7 @@ impl StreamCore {
 
     /// All later work of this stream waits for an event that covers `other` up to `covered`.
     pub(crate) fn wait_event(&self, op: &'static str, event: RawEvent, other: &StreamCore, covered: u64) -> Result<()> {
-        if let Err(fault) = self.link.driver.stream_wait_event(self.raw, event) {
-            // The event of a lost device reports that device's loss, which must not be taken for this one's.
-            let own = other.link.device == self.link.device || self.link.driver.stream_query(self.raw).is_err();
-            return Err(if own { &self.link } else { &other.link }.error(op, fault));
-        }
+        self.wait_raw(op, event, &other.link)?;
         let mut known = self.known.lock();
         match known.iter_mut().find(|(id, _)| *id == other.id) {
             Some((_, upto)) => *upto = covered.max(*upto),
@@ -162,6 +158,18 @@ impl StreamCore {
             }
         }
         Ok(())
+    }
+
+    /// All later work of this stream waits for an event of `owner`. What fails is blamed on the device that failed.
+    pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &Link) -> Result<()> {
+        let Err(fault) = self.link.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
+        let is_loss = |fault: &Fault| fault.kind == FaultKind::DeviceLost;
+        // The event of a lost device reports that device's loss, which must not be taken for this one's. Any other fault is
+        // that of the driver which was asked.
+        let theirs = is_loss(&fault)
+            && owner.device != self.link.device
+            && !self.link.driver.stream_query(self.raw).is_err_and(|fault| is_loss(&fault));
+        Err(if theirs { owner } else { &self.link }.error(op, fault))
     }
 
     /// All later work of this stream waits, on the device, for operation `sequence` of `other`. Records the event only

@@ -342,7 +342,7 @@ fn a_wait_in_vain_tells_nothing() {
 #[test]
 fn threads_know_what_they_have_waited_for() {
     let gpu = &gpus(1)[0];
-    let checker = gpu.checker().unwrap();
+    let checker = gpu.checker().unwrap().0;
     for told in [false, true] {
         let (x, s, t) = (memory(gpu), stream(gpu), stream(gpu));
         fill(gpu, x, 1, s).unwrap();
@@ -369,7 +369,7 @@ fn threads_know_what_they_have_waited_for() {
 #[test]
 fn a_host_function_comes_after_what_is_before_it() {
     let gpu = &gpus(1)[0];
-    let checker = gpu.checker().unwrap().clone();
+    let checker = gpu.checker().unwrap().0.clone();
     let (x, s, t) = (memory(gpu), stream(gpu), stream(gpu));
     fill(gpu, x, 1, s).unwrap();
     let (tell, told) = mpsc::channel();
@@ -631,7 +631,7 @@ fn a_wrapped_driver_is_a_driver() {
     let again = check::wrap(once.clone());
     assert!(once.iter().zip(&again).all(|(a, b)| Arc::ptr_eq(a, b)));
     assert!(once.iter().all(|gpu| gpu.as_any().is::<host::HostGpu>()));
-    assert!(Arc::ptr_eq(once[0].checker().unwrap(), once[1].checker().unwrap()));
+    assert!(Arc::ptr_eq(once[0].checker().unwrap().0, once[1].checker().unwrap().0));
     assert!(host::machine(&[HostConfig::default()])[0].checker().is_none());
     let lost = once[0].stream_query(RawStream(77)).unwrap_err();
     assert_eq!((lost.kind, lost.report), (FaultKind::InvalidArgument, None));

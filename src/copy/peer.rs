@@ -18,7 +18,7 @@ use crate::{
     device::Device,
     driver::{Address, Driver, RawEvent},
     error::Result,
-    memory::{block::Block, link::Link},
+    memory::{block::Block, hazard::Access, link::Link},
     plant::Bug,
     runtime::worker::Shared,
     stream::StreamCore,
@@ -57,7 +57,7 @@ pub(crate) fn copy(
         let copied = unsafe { link.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
         return link.check("copy", copied);
     }
-    shared.stage(src_device, dst_device)?.copy(&dev.stream, dev.index() == src_device, dst, src, bytes)
+    shared.stage(src_device, dst_device)?.copy(shared, &dev.stream, dev.index() == src_device, dst, src, bytes)
 }
 
 /// The means of staged copies from one device to another, shared by whoever copies on that pair.
@@ -75,6 +75,8 @@ struct State {
     full: [RawEvent; 2],
     empty: [RawEvent; 2],
     next: usize,
+    /// A copy has failed half way: the events do not cover all uses of the buffers.
+    spoilt: bool,
 }
 
 impl Stage {
@@ -88,6 +90,7 @@ impl Stage {
             full: [event(&source)?, event(&source)?],
             empty: [event(&destination)?, event(&destination)?],
             next: 0,
+            spoilt: false,
         };
         // Both buffers are empty.
         for event in state.empty {
@@ -98,9 +101,21 @@ impl Stage {
     }
 
     /// Submits the copy. `current` is the caller's stream, on the source's device if `on_source`.
-    fn copy(&self, current: &Arc<StreamCore>, on_source: bool, dst: Address, src: Address, bytes: usize) -> Result<()> {
+    fn copy(
+        &self,
+        shared: &Shared,
+        current: &Arc<StreamCore>,
+        on_source: bool,
+        dst: Address,
+        src: Address,
+        bytes: usize,
+    ) -> Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
+        if state.spoilt {
+            state.buffers = [shared.pinned.block("staged copy", PIECE)?, shared.pinned.block("staged copy", PIECE)?];
+            state.spoilt = false;
+        }
         let (up, down) = if on_source {
             (current.clone(), state.destination.clone())
         } else {
@@ -111,7 +126,20 @@ impl Stage {
         let copied = self.pieces(state, (&up, &down), dst, src, bytes);
         // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
         let last = other.submit();
-        current.wait_for("staged copy", other, last).and(copied)
+        let joined = current.wait_for("staged copy", other, last);
+        if copied.is_err() || joined.is_err() {
+            state.spoilt = true;
+            for buffer in &state.buffers {
+                // As reads, since a write would stand for what was noted before it.
+                buffer.hazards.note(current, current.submit(), 0..PIECE, Access::Read);
+                buffer.hazards.note(other, last, 0..PIECE, Access::Read);
+            }
+        }
+        if joined.is_err() {
+            // The caller's operation ends before its part on the other stream does, so that must be over now.
+            other.wait_idle("staged copy", shared.deadline, |_| false)?;
+        }
+        copied.and(joined)
     }
 
     fn pieces(
@@ -129,12 +157,12 @@ impl Stage {
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;
             if !self.source.planted(Bug::OneStagingEvent) {
-                self.up(|driver| driver.stream_wait_event(up.raw, state.empty[slot]))?;
+                up.wait_raw("staged copy", state.empty[slot], &self.destination)?;
             }
             // SAFETY: the source is live and ordered before this stream; the buffer is empty once the event has passed.
             self.up(|driver| unsafe { driver.copy_to_host(buffer, src + at, len, up.raw) })?;
             self.up(|driver| driver.event_record(state.full[slot], up.raw))?;
-            self.down(|driver| driver.stream_wait_event(down.raw, state.full[slot]))?;
+            down.wait_raw("staged copy", state.full[slot], &self.source)?;
             // SAFETY: the buffer is full once the event has passed; the destination is live and ordered.
             self.down(|driver| unsafe { driver.copy_to_device(dst + at, buffer, len, down.raw) })?;
             self.down(|driver| driver.event_record(state.empty[slot], down.raw))?;

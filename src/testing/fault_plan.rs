@@ -1,5 +1,391 @@
 //! What is to go wrong, and when.
 
-/// A list of faults.
+mod ops;
+mod text;
+
+pub use ops::FaultOp;
+pub use text::BadFaultPlan;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+/// Entries that the log of a plan keeps: a slow link on a busy pair fires at every copy.
+const LOG: usize = 1 << 16;
+
+/// Faults to come: a list of rules (which device, which operation, when) and what they do. For
+/// [`Builder::faults`](crate::Builder::faults); works on software GPUs and on CUDA.
+///
+/// ```
+/// use gpu_pool::{Error, GpuPool, testing::{FaultOp, FaultPlan, FaultRule, Injected}};
+///
+/// let plan = FaultPlan::new().on(FaultRule::new(Injected::OutOfMemory).device(1).op(FaultOp::Alloc).from(3)).paused();
+/// let pool = GpuPool::builder().host(2).faults(plan.clone()).build()?;
+/// plan.resume();
+/// let failed = pool.run(|dev, _| (0..8).map(|_| dev.zeros::<u8>(4 << 20)).collect::<Result<Vec<_>, _>>());
+/// assert!(matches!(failed, Err(Error::OutOfMemory { device: 1, .. })));
+/// assert_eq!(plan.fired()[0].to_string(), "device 1, alloc 3: oom");
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// The same as text, for `GPU_POOL_FAULTS`; rules are parted by `;`, and [`Display`](fmt::Display) writes what
+/// [`FromStr`](std::str::FromStr) reads:
+///
+/// ```text
+/// seed=7; 1:alloc:3+:oom; *:launch:p0.01:error; 2:any:40:lost; 0>1:copy-peer:*:slow=1ms+10us/MB; 0>1:any:*:drop
+/// device[>peer] : operation : when : fault
+/// when          3 the third time, 3+ from the third time on, * every time, p0.01 one time in a hundred
+/// fault         oom, error, launch-failed, lost, slow=TIME, slow=TIME/MB, slow=TIME+TIME/MB, stuck, drop, corrupt
+/// ```
+///
+/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](crate::GpuPool::survivors) keep them,
+/// and the plan. Times are counted by rule and device. A clone shares counts and log with its original, until a rule is
+/// added to either. Which call is the third one is as certain as the order of calls: those of one device come from its
+/// own thread, but for staged copies, page-locked memory (of device 0) and drops on other threads, and waits poll.
 #[derive(Clone, Debug, Default)]
-pub struct FaultPlan {}
+pub struct FaultPlan {
+    seed: u64,
+    rules: Arc<Vec<FaultRule>>,
+    state: Arc<Mutex<State>>,
+}
+
+/// One line of a [`FaultPlan`]: any device, any operation, every time, unless it says more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use = "a rule does nothing before it is in a plan"]
+pub struct FaultRule {
+    device: Option<usize>,
+    peer: Option<usize>,
+    op: Option<FaultOp>,
+    when: When,
+    fault: Injected,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    Always,
+    Nth(u64),
+    From(u64),
+    Chance(f64),
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Injected {
+    /// The call fails with `CUDA_ERROR_OUT_OF_MEMORY`. It had no effect; the next one may succeed.
+    OutOfMemory,
+    /// The call fails with `CUDA_ERROR_UNKNOWN`, once, without effect.
+    Error,
+    /// The call and every later one of the device fail with `CUDA_ERROR_LAUNCH_FAILED`, as after a kernel that trapped.
+    LaunchFailed,
+    /// The call and every later one of the device fail with `CUDA_ERROR_DEVICE_UNAVAILABLE`: it has fallen off the bus.
+    DeviceLost,
+    /// Copies take longer: each by a time, and by a time per megabyte (2^20 bytes).
+    Slow {
+        /// Per copy.
+        per_copy: Duration,
+        /// Per megabyte.
+        per_megabyte: Duration,
+    },
+    /// The operation never completes, until [`FaultPlan::release`] or the end of the pool. Any operation that goes to a
+    /// stream.
+    Stuck,
+    /// Peer access reports success, and nothing arrives: copies do nothing; a kernel that names the peer's memory loads
+    /// junk, and its stores vanish.
+    Drop,
+    /// Peer access reports success, and some bytes arrive damaged: of copies, and of a peer's memory that a kernel loads or
+    /// stores.
+    Corrupt,
+}
+
+/// A fault that a plan has injected, from [`FaultPlan::fired`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fired {
+    /// The device whose driver was called.
+    pub device: usize,
+    /// What was called.
+    pub op: FaultOp,
+    /// Which of the calls that the rule counts on this device it was, from 1.
+    pub count: u64,
+    /// What was injected.
+    pub fault: Injected,
+}
+
+/// What a plan's clones share.
+#[derive(Default)]
+struct State {
+    paused: bool,
+    /// Calls that a rule has counted on a device.
+    counts: HashMap<(usize, usize), u64>,
+    fired: Vec<Fired>,
+    /// Whoever holds something back for the plan.
+    holding: Vec<Weak<dyn Release>>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("paused", &self.paused).field("fired", &self.fired).finish_non_exhaustive()
+    }
+}
+
+/// Something that a plan holds back.
+pub(crate) trait Release: Send + Sync {
+    /// Lets everything go on.
+    fn release(&self);
+}
+
+/// The faults that one call is to meet, each with the peer that its rule names.
+pub(crate) type Verdict = SmallVec<[(Injected, Option<usize>); 2]>;
+
+impl FaultPlan {
+    /// A plan without rules.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What draws of [`FaultRule::chance`] depend on, besides rule, device and count.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Adds a rule. Counts and log start anew, for this plan and its future clones.
+    #[must_use]
+    pub fn on(mut self, rule: FaultRule) -> Self {
+        Arc::make_mut(&mut self.rules).push(rule);
+        let paused = self.state.lock().paused;
+        self.state = Arc::new(Mutex::new(State { paused, ..State::default() }));
+        self
+    }
+
+    /// Does nothing before [`resume`](Self::resume): so that a pool can be built first.
+    #[must_use]
+    pub fn paused(self) -> Self {
+        self.pause();
+        self
+    }
+
+    /// Injects and counts nothing until [`resume`](Self::resume). A lost device stays lost.
+    pub fn pause(&self) {
+        self.state.lock().paused = true;
+    }
+
+    /// Starts, or starts again, with all counts at zero. The log stays.
+    pub fn resume(&self) {
+        let mut state = self.state.lock();
+        state.paused = false;
+        state.counts.clear();
+    }
+
+    /// What was injected so far, in order; the first 65536 of it.
+    pub fn fired(&self) -> Vec<Fired> {
+        self.state.lock().fired.clone()
+    }
+
+    /// Lets operations go on that are [stuck](Injected::Stuck) now.
+    pub fn release(&self) {
+        let holding: Vec<_> = self.state.lock().holding.iter().filter_map(Weak::upgrade).collect();
+        // Outside of the lock: it calls drivers.
+        holding.iter().for_each(|holder| holder.release());
+    }
+
+    /// `holder` is told of [`release`](Self::release).
+    pub(crate) fn holds(&self, holder: Weak<dyn Release>) {
+        let mut state = self.state.lock();
+        state.holding.retain(|other| other.strong_count() > 0);
+        state.holding.push(holder);
+    }
+
+    /// What `device`'s call is to meet. `peers`: the other devices that it involves.
+    pub(crate) fn decide(&self, device: usize, op: FaultOp, peers: &[usize]) -> Verdict {
+        let mut verdict = Verdict::new();
+        if self.rules.is_empty() {
+            return verdict;
+        }
+        let mut state = self.state.lock();
+        if state.paused {
+            return verdict;
+        }
+        for (index, rule) in self.rules.iter().enumerate() {
+            if !rule.concerns(device, op, peers) {
+                continue;
+            }
+            let count = state.counts.entry((index, device)).or_default();
+            *count += 1;
+            let count = *count;
+            let fires = match rule.when {
+                When::Always => true,
+                When::Nth(n) => count == n,
+                When::From(n) => count >= n,
+                When::Chance(p) => draw([self.seed, index as u64, device as u64, count]) < p,
+            };
+            if fires {
+                if state.fired.len() < LOG {
+                    state.fired.push(Fired { device, op, count, fault: rule.fault });
+                }
+                verdict.push((rule.fault, rule.peer));
+            }
+        }
+        verdict
+    }
+
+    /// A number for the `n`-th of whatever `what` stands for.
+    pub(crate) fn random(&self, what: u64, n: u64) -> u64 {
+        mix([self.seed, what, n].into_iter())
+    }
+}
+
+impl FaultRule {
+    /// This fault, on any device, at any operation that it fits, every time.
+    pub fn new(fault: Injected) -> Self {
+        FaultRule { device: None, peer: None, op: None, when: When::Always, fault }
+    }
+
+    /// Calls to this device only: it is the one that runs the operation. Of a pair, the one that reaches out.
+    pub fn device(mut self, device: usize) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// Calls that involve this other device's memory only: copies, kernels, and peer rights.
+    pub fn peer(mut self, peer: usize) -> Self {
+        self.peer = Some(peer);
+        self
+    }
+
+    /// This operation only.
+    pub fn op(mut self, op: FaultOp) -> Self {
+        self.op = Some(op);
+        self
+    }
+
+    /// Only the `n`-th time, from 1, on each device.
+    ///
+    /// # Panics
+    /// When `n` is 0.
+    #[track_caller]
+    pub fn nth(mut self, n: u64) -> Self {
+        assert!(n > 0, "times are counted from 1");
+        self.when = When::Nth(n);
+        self
+    }
+
+    /// From the `n`-th time on, from 1, on each device.
+    ///
+    /// # Panics
+    /// When `n` is 0.
+    #[track_caller]
+    pub fn from(mut self, n: u64) -> Self {
+        assert!(n > 0, "times are counted from 1");
+        self.when = When::From(n);
+        self
+    }
+
+    /// Each time with this probability.
+    ///
+    /// # Panics
+    /// When it is not within 0 to 1.
+    #[track_caller]
+    pub fn chance(mut self, probability: f64) -> Self {
+        assert!((0.0..=1.0).contains(&probability), "{probability} is not a probability");
+        self.when = When::Chance(probability);
+        self
+    }
+
+    fn concerns(&self, device: usize, op: FaultOp, peers: &[usize]) -> bool {
+        let fits = match self.fault {
+            Injected::OutOfMemory | Injected::Error | Injected::LaunchFailed | Injected::DeviceLost => true,
+            Injected::Slow { .. } => op.is_copy(),
+            Injected::Stuck => op.is_submitted(),
+            Injected::Drop | Injected::Corrupt => !peers.is_empty() && (op.is_peer_copy() || op == FaultOp::Launch),
+        };
+        fits && self.device.is_none_or(|d| d == device)
+            && self.peer.is_none_or(|peer| peers.contains(&peer))
+            && self.op.is_none_or(|own| own == op || (own == FaultOp::CopyPeer && op.is_peer_copy()))
+    }
+}
+
+impl Injected {
+    /// Whether it takes the device with it.
+    pub(crate) fn is_sticky(self) -> bool {
+        matches!(self, Injected::LaunchFailed | Injected::DeviceLost)
+    }
+}
+
+/// A number from 0 to 1 (exclusive) that depends on `of` alone: the same draw whatever other threads do.
+fn draw(of: [u64; 4]) -> f64 {
+    (mix(of.into_iter()) >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// SplitMix64's finaliser, over several words.
+fn mix(words: impl Iterator<Item = u64>) -> u64 {
+    words.fold(0, |hash, word| {
+        let mut z = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(rule: FaultRule, calls: u64) -> Vec<u64> {
+        let plan = FaultPlan::new().seed(5).on(rule);
+        (1..=calls).filter(|_| !plan.decide(0, FaultOp::Alloc, &[]).is_empty()).for_each(drop);
+        plan.fired().iter().map(|fired| fired.count).collect()
+    }
+
+    #[test]
+    fn when() {
+        let rule = FaultRule::new(Injected::OutOfMemory);
+        assert_eq!(times(rule, 3), [1, 2, 3]);
+        assert_eq!(times(rule.nth(2), 5), [2]);
+        assert_eq!(times(rule.from(4), 5), [4, 5]);
+        assert_eq!(times(rule.chance(0.0), 50), [0u64; 0]);
+        assert_eq!(times(rule.chance(1.0), 3), [1, 2, 3]);
+        let some = times(rule.chance(0.1), 10_000);
+        assert!((800..1200).contains(&some.len()), "{}", some.len());
+        assert_eq!(some, times(rule.chance(0.1), 10_000));
+    }
+
+    #[test]
+    fn counts_are_by_rule_and_device() {
+        let plan =
+            FaultPlan::new()
+                .on(FaultRule::new(Injected::Error).nth(2))
+                .on(FaultRule::new(Injected::OutOfMemory).device(1).op(FaultOp::Alloc).nth(1));
+        let met = |device, op| plan.decide(device, op, &[]).iter().map(|(fault, _)| *fault).collect::<Vec<_>>();
+        assert_eq!(met(0, FaultOp::Alloc), []);
+        assert_eq!(met(1, FaultOp::Launch), []);
+        assert_eq!(met(1, FaultOp::Alloc), [Injected::Error, Injected::OutOfMemory]);
+        assert_eq!(met(0, FaultOp::Record), [Injected::Error]);
+        assert_eq!(met(0, FaultOp::Record), []);
+        plan.pause();
+        assert_eq!(met(1, FaultOp::Alloc), []);
+        plan.resume();
+        assert_eq!(met(1, FaultOp::Alloc), [Injected::OutOfMemory]);
+        assert_eq!(plan.clone().fired().len(), 4);
+    }
+
+    #[test]
+    fn a_fault_meets_only_what_it_fits() {
+        let slow = FaultRule::new(Injected::Slow { per_copy: Duration::ZERO, per_megabyte: Duration::ZERO });
+        assert!(slow.concerns(0, FaultOp::CopyUp, &[]) && !slow.concerns(0, FaultOp::Launch, &[1]));
+        let stuck = FaultRule::new(Injected::Stuck);
+        assert!(stuck.concerns(0, FaultOp::Record, &[]) && !stuck.concerns(0, FaultOp::EventQuery, &[]));
+        let lie = FaultRule::new(Injected::Drop).device(0).peer(2);
+        assert!(lie.concerns(0, FaultOp::Launch, &[1, 2]) && lie.concerns(0, FaultOp::CopyFromPeer, &[2]));
+        assert!(!lie.concerns(0, FaultOp::Launch, &[1]) && !lie.concerns(2, FaultOp::CopyToPeer, &[0]));
+        assert!(lie.op(FaultOp::CopyPeer).concerns(0, FaultOp::CopyToPeer, &[2]));
+        assert!(!lie.op(FaultOp::CopyToPeer).concerns(0, FaultOp::CopyFromPeer, &[2]));
+    }
+}

@@ -9,7 +9,7 @@ use std::{sync::Arc, thread, time::Duration};
 
 fn gpu() -> (DriverRef, Arc<Checker>) {
     let gpu = wrap(host::machine(&[HostConfig::default()])).remove(0);
-    let checker = gpu.checker().unwrap().clone();
+    let checker = gpu.checker().unwrap().0.clone();
     (gpu, checker)
 }
 

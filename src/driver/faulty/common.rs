@@ -1,0 +1,97 @@
+//! What the devices of one [`wrap`](super::wrap) know of each other.
+
+use crate::{
+    driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent},
+    testing::Injected,
+};
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Weak},
+};
+
+pub(super) struct Common {
+    inner: Vec<Weak<dyn Driver>>,
+    uuids: Vec<[u8; 16]>,
+    lost: Mutex<Vec<Option<Fault>>>,
+    /// The device of each event.
+    events: Mutex<HashMap<RawEvent, usize>>,
+    /// Device memory by its first address: bytes and device.
+    memory: Mutex<BTreeMap<Address, (usize, usize)>>,
+}
+
+impl Common {
+    pub fn new(drivers: &[DriverRef]) -> Self {
+        Common {
+            inner: drivers.iter().map(Arc::downgrade).collect(),
+            uuids: drivers.iter().map(|driver| driver.info().uuid).collect(),
+            lost: Mutex::new(vec![None; drivers.len()]),
+            events: Mutex::default(),
+            memory: Mutex::default(),
+        }
+    }
+
+    /// A device, while it is there.
+    pub fn inner(&self, index: usize) -> Option<DriverRef> {
+        self.inner[index].upgrade()
+    }
+
+    /// Which of the devices this is, whatever is wrapped around it.
+    pub fn index(&self, driver: &dyn Driver) -> Option<usize> {
+        self.uuids.iter().position(|uuid| *uuid == driver.info().uuid)
+    }
+
+    /// The sticky fault of a device, if it has one.
+    pub fn alive(&self, index: usize) -> DriverResult {
+        self.lost.lock()[index].clone().map_or(Ok(()), Err)
+    }
+
+    /// A device is lost; the first reason stays.
+    pub fn lose(&self, index: usize, fault: Fault) {
+        self.lost.lock()[index].get_or_insert(fault);
+    }
+
+    pub fn event_created(&self, event: RawEvent, index: usize) {
+        self.events.lock().insert(event, index);
+    }
+
+    pub fn event_destroyed(&self, event: RawEvent) {
+        self.events.lock().remove(&event);
+    }
+
+    /// [`alive`](Self::alive) of the device whose event this is.
+    pub fn event_alive(&self, event: RawEvent) -> DriverResult {
+        let owner = self.events.lock().get(&event).copied();
+        owner.map_or(Ok(()), |owner| self.alive(owner))
+    }
+
+    pub fn allocated(&self, address: Address, bytes: usize, index: usize) {
+        self.memory.lock().insert(address, (bytes, index));
+    }
+
+    pub fn freed(&self, address: Address) {
+        self.memory.lock().remove(&address);
+    }
+
+    /// The device whose memory this is; none for memory of the host.
+    pub fn owner(&self, address: Address) -> Option<usize> {
+        let memory = self.memory.lock();
+        let (start, &(bytes, index)) = memory.range(..=address).next_back()?;
+        (address < start + bytes as u64).then_some(index)
+    }
+}
+
+/// How a device reports a fault that is injected.
+pub(super) fn fault(injected: Injected) -> Option<Fault> {
+    let (kind, code, name, detail) = match injected {
+        Injected::OutOfMemory => (FaultKind::OutOfMemory, 2, "CUDA_ERROR_OUT_OF_MEMORY", "injected by a fault plan"),
+        Injected::Error => (FaultKind::Other, 999, "CUDA_ERROR_UNKNOWN", "injected by a fault plan"),
+        Injected::LaunchFailed => (FaultKind::DeviceLost, 719, "CUDA_ERROR_LAUNCH_FAILED", "injected by a fault plan"),
+        Injected::DeviceLost => {
+            let detail = "the GPU has fallen off the bus, says a fault plan";
+            (FaultKind::DeviceLost, 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", detail)
+        }
+        Injected::Slow { .. } | Injected::Stuck | Injected::Drop | Injected::Corrupt => return None,
+    };
+    Some(Fault { kind, code, name: name.to_owned(), detail: detail.to_owned(), report: None })
+}

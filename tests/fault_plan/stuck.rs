@@ -1,0 +1,106 @@
+//! Streams that get stuck: a deadline, an error that names the device, and what becomes of the pool.
+
+use super::{assert_works, collectives, plan};
+use crate::{
+    on_both,
+    support::{Gpus, failure, slow_add},
+};
+use gpu_pool::{
+    Device, Error, GpuPool,
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+};
+use std::time::Duration;
+
+fn stuck(gpus: Gpus, count: usize, op: FaultOp) -> (FaultPlan, GpuPool) {
+    let plan = plan(FaultRule::new(Injected::Stuck).device(1).op(op).nth(1));
+    let pool = gpus.builder(count).timeout(Duration::from_millis(250)).faults(plan.clone()).build().unwrap();
+    plan.resume();
+    (plan, pool)
+}
+
+/// Something of each operation, on the current stream.
+fn work(dev: &Device) -> Result<(), Error> {
+    let mut x = dev.upload(&[dev.index() as u32; 100])?;
+    slow_add(dev, &mut x, 1, 1)?;
+    dev.fill(&mut x, 9)?;
+    let y = x.copy_to(dev)?;
+    dev.wait(&dev.record()?)?;
+    assert_eq!(dev.download(&y)?, [9; 100]);
+    Ok(())
+}
+
+on_both! {
+    // nccl#2353, jax#38503: a stream that is stuck hangs all of the job without a word.
+    2: fn a_stuck_stream_is_a_timeout_that_names_its_device(gpus) {
+        for op in [FaultOp::CopyUp, FaultOp::Launch, FaultOp::Fill, FaultOp::CopyWithin, FaultOp::Record, FaultOp::CopyDown] {
+            let (plan, pool) = stuck(gpus, 2, op);
+            let error = failure(pool.run(|dev, _| work(dev)));
+            assert!(matches!(&error, Error::Timeout { device: 1, op, .. } if !op.is_empty()), "{op:?}: {error}");
+            assert_eq!(plan.fired().iter().map(|fired| fired.op).collect::<Vec<_>>(), [op]);
+            // The others are well, and work on by themselves;
+            pool.run_on(&[0], |dev, _| work(dev)).unwrap();
+            assert_eq!(pool.report().lost, [false, false]);
+            // the stuck one stays stuck until it is let go,
+            let error = failure(pool.run(|dev, _| work(dev)));
+            assert!(matches!(&error, Error::Timeout { device: 1, .. }), "{op:?}: {error}");
+            plan.release();
+            // and then nothing was lost.
+            assert_works(&pool);
+            pool.run(|dev, _| work(dev)).unwrap();
+            pool.close().unwrap();
+        }
+    }
+
+    // The peers of a collective, whose streams wait for the stuck one, end with it.
+    2: fn a_collective_with_a_stuck_stream_ends(gpus) {
+        for op in [FaultOp::Record, FaultOp::Launch, FaultOp::CopyFromPeer, FaultOp::Wait] {
+            let (plan, pool) = stuck(gpus, gpus.up_to(3), op);
+            let done = pool.run(|dev, _| collectives(dev));
+            if plan.fired().is_empty() {
+                println!("{op:?} does not come");
+                done.unwrap();
+                continue;
+            }
+            let error = failure(done);
+            assert!(matches!(&error, Error::Timeout { .. }), "{op:?}: {error}");
+            plan.release();
+            assert_works(&pool);
+            pool.close().unwrap();
+        }
+    }
+
+    // A pool with a stuck stream can be closed, and dropped; and the next one works.
+    2: fn a_pool_with_a_stuck_stream_comes_to_its_end(gpus) {
+        for close in [true, false] {
+            let (_plan, pool) = stuck(gpus, 2, FaultOp::Launch);
+            let error = failure(pool.run(|dev, _| work(dev)));
+            assert!(matches!(&error, Error::Timeout { device: 1, .. }), "{error}");
+            if close {
+                pool.close().unwrap();
+            } else {
+                drop(pool);
+            }
+            if !gpus.is_cuda() {
+                assert_works(&gpus.pool(2));
+            }
+        }
+    }
+
+    // Whoever is lost while others wait for its stream does not keep them.
+    2: fn a_stuck_device_that_is_lost_then(gpus) {
+        let stuck = FaultRule::new(Injected::Stuck).device(1).op(FaultOp::Launch).nth(1);
+        let lost = FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::StreamWait).nth(1);
+        let plan = FaultPlan::new().on(stuck).on(lost).paused();
+        let pool = gpus.builder(2).timeout(Duration::from_millis(250)).faults(plan.clone()).build().unwrap();
+        plan.resume();
+        let error = failure(pool.run(|dev, _| {
+            work(dev)?;
+            dev.synchronize()
+        }));
+        assert!(matches!(&error, Error::Timeout { device: 1, .. } | Error::DeviceLost { device: 1, .. }), "{error}");
+        assert_works(&pool.survivors().unwrap());
+        pool.run_on(&[0], |dev, _| work(dev)).unwrap();
+        plan.release();
+        pool.close().unwrap();
+    }
+}
