@@ -38,6 +38,8 @@ mod host;
 mod judge;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod model_flags;
 mod note;
 mod place;
 #[cfg(test)]
