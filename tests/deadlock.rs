@@ -9,7 +9,7 @@ use gpu_pool::{
     Error, GpuPool, Kernel, LaunchDims, Module,
     driver::{
         DriverRef, FaultKind,
-        host::{self, HostConfig, MachineConfig, Schedule},
+        host::{self, Attendee, HostConfig, MachineConfig, Schedule},
     },
 };
 use std::{
@@ -18,7 +18,7 @@ use std::{
         atomic::{AtomicU64, Ordering::*},
     },
     task::Poll,
-    thread,
+    thread::{self, ThreadId},
     time::Duration,
 };
 use support::guarded;
@@ -189,6 +189,57 @@ fn slow_host_functions_and_late_writers_are_no_deadlock() {
         assert!(device.stream_wait_idle(stream, LONG).unwrap());
         writing.join().unwrap();
         assert_eq!(words.device.info().ordinal, 0);
+    }
+}
+
+/// A host thread that says of itself that it waits.
+struct Told {
+    blocked: Option<u64>,
+    report: Mutex<Option<String>>,
+}
+
+impl Attendee for Told {
+    fn thread(&self) -> Option<ThreadId> {
+        None
+    }
+    fn blocked(&self) -> Option<u64> {
+        self.blocked
+    }
+    fn is_running(&self) -> bool {
+        false
+    }
+    fn waits_for(&self) -> Option<String> {
+        Some("Godot".to_owned())
+    }
+    fn progress(&self) -> u64 {
+        0
+    }
+    fn deadlocked(&self, report: &str) {
+        *self.report.lock().unwrap() = Some(report.to_owned());
+    }
+}
+
+/// Nobody waits in the driver for longer than his limit; the attendees are told, but only if all of them are blocked.
+#[test]
+fn attendees_that_wait_for_each_other_are_told_once_all_are_blocked() {
+    for (second, told) in [(Some(0), true), (None, false)] {
+        let devices = machine(1, &Schedule::Threaded);
+        let (device, words) = (&devices[0], Words::new(&devices[0]));
+        let stream = device.stream_create(0).unwrap();
+        // SAFETY: the word lives as long as the machine.
+        unsafe { device.wait_value(words.at(0), 1, stream) }.unwrap();
+        let attendees = [Some(0), second].map(|blocked| Arc::new(Told { blocked, report: Mutex::default() }));
+        attendees.iter().for_each(|a| host::attend(&**device, &(a.clone() as Arc<dyn Attendee>)));
+        // Each wait ends by itself: the thread could do something, so nothing is taken from it.
+        for _ in 0..20 {
+            assert!(!device.stream_wait_idle(stream, Duration::from_millis(100)).unwrap());
+        }
+        for attendee in &attendees {
+            let report = attendee.report.lock().unwrap().clone();
+            assert_eq!(report.as_ref().is_some_and(|r| r.contains("Godot") && r.contains("until the word")), told);
+        }
+        words.store(0, 1);
+        assert!(device.stream_wait_idle(stream, LONG).unwrap());
     }
 }
 

@@ -202,7 +202,7 @@ fn assert_same(a: &Trace, b: &Trace, what: &str) {
 #[test]
 fn right_programs_are_right_in_every_order() {
     guarded(|| {
-        explore_small(12, |pool| pool_program(pool));
+        explore_small(12, pool_program);
         // Staged copies, too.
         let staged = Explorer::new().devices(3).seeds(4).configure(|b| b.module(&MODULE).without_peer_access());
         staged.run(pool_program).unwrap();
