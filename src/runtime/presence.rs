@@ -11,6 +11,8 @@ use crate::{
 };
 use parking_lot::Mutex;
 use std::{
+    fs,
+    path::{Path, PathBuf},
     sync::Arc,
     thread::{self, ThreadId},
 };
@@ -25,6 +27,8 @@ pub(crate) struct Presence {
 #[derive(Default)]
 struct State {
     thread: Option<ThreadId>,
+    /// Where Linux tells what the thread does.
+    stat: Option<PathBuf>,
     /// The thread has ended, or will never begin.
     over: bool,
     /// The thread waits for as long as this holds.
@@ -43,7 +47,11 @@ impl Presence {
 
     /// The calling thread is the one; until the guard goes.
     pub(crate) fn begin(self: &Arc<Self>) -> Present {
-        self.state.lock().thread = Some(thread::current().id());
+        let mut state = self.state.lock();
+        state.thread = Some(thread::current().id());
+        let task = fs::read_link("/proc/thread-self").ok();
+        state.stat = task.map(|task| Path::new("/proc").join(task).join("stat"));
+        drop(state);
         Present(self.clone())
     }
 
@@ -99,6 +107,14 @@ impl Attendee for Presence {
         (state.over || holds).then_some(u64::MAX).or_else(|| self.waker.asleep())
     }
 
+    fn is_running(&self) -> bool {
+        let Some(stat) = self.state.lock().stat.clone() else { return false };
+        // "tid (name) state ...", and the name may hold anything.
+        let text = fs::read_to_string(stat).unwrap_or_default();
+        let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        matches!(state, Some('R' | 'D'))
+    }
+
     fn waits_for(&self) -> Option<String> {
         self.state.lock().waits_for.clone()
     }
@@ -149,6 +165,10 @@ impl Attendee for Door {
     fn blocked(&self) -> Option<u64> {
         let entering = self.0.lock();
         (entering.now == 0).then_some(entering.ever)
+    }
+
+    fn is_running(&self) -> bool {
+        true
     }
 
     fn waits_for(&self) -> Option<String> {

@@ -22,8 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long ready work waits for a program that does not come to rest.
+/// How long ready work waits for a program that does not come to rest: one that blocks where nobody can see,
 const GRACE: Duration = Duration::from_millis(50);
+/// and one that computes, or that a loaded machine keeps from running.
+const WORK_GRACE: Duration = Duration::from_secs(1);
 
 pub(super) struct Stepper {
     rule: Rule,
@@ -52,10 +54,18 @@ impl Stepper {
         Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, restless: None })
     }
 
-    /// Whether the program has kept ready work waiting for too long: a thread computes, or blocks where nobody can see.
-    pub fn has_waited(&mut self, submissions: u64) -> bool {
+    /// The program has come to rest.
+    pub fn rests(&mut self) {
+        self.restless = None;
+    }
+
+    /// Whether the program has kept ready work waiting for too long. `works`: whether a thread of it is seen to run.
+    pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
         match self.restless {
-            Some((since, seen)) if seen == submissions => since.elapsed() >= GRACE,
+            Some((since, seen)) if seen == submissions => {
+                let waited = since.elapsed();
+                waited >= WORK_GRACE || waited >= GRACE && !works()
+            }
             _ => {
                 self.restless = Some((Instant::now(), submissions));
                 false
@@ -161,6 +171,12 @@ impl Core {
         self.streams.keys().into_iter().filter(spins).collect()
     }
 
+    /// Whether there is any candidate.
+    pub fn can_go_on(&self) -> bool {
+        let can = |stream: &Stream| stream.queue.front().is_some_and(|op| self.can_run(stream, op));
+        self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(can))
+    }
+
     /// Whether any stream has something to do.
     pub fn has_work(&self) -> bool {
         self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(|s| !s.queue.is_empty()))
@@ -185,6 +201,11 @@ impl Core {
             },
             _ => stream.tried != Some(self.completions),
         }
+    }
+
+    /// Whether the stream's kernel has been tried, and nothing has completed since.
+    pub fn is_tried(&self, key: Key) -> bool {
+        self.streams.get(key).is_some_and(|stream| stream.tried == Some(self.completions))
     }
 
     /// After a step: what the stream does next.
