@@ -11,7 +11,13 @@ use crate::{
     kernel::Module,
     memory::{link::Link, pinned::PinnedPool},
     pool::GpuPool,
-    runtime::{dispatch::Queue, panics, turn::Turns, worker},
+    runtime::{
+        dispatch::Queue,
+        panics,
+        presence::{Door, Presence},
+        turn::Turns,
+        worker,
+    },
     sync::{Gate, unique_id},
     testing::FaultPlan,
     topology::Topology,
@@ -315,11 +321,22 @@ impl Builder {
             drivers.into_iter().enumerate().map(|(i, driver)| Arc::new(Link::new(id, i, driver))).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
+        let turns: Vec<_> = links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect();
+        let presence =
+            queues.iter().zip(&turns).map(|(queue, turns)| Presence::new(queue.waker().clone(), turns.clone()));
+        let presence: Vec<_> = presence.collect();
+        let door = Arc::<Door>::default();
+        for (link, presence) in links.iter().zip(&presence) {
+            host::attend(&*link.driver, &(presence.clone() as Arc<dyn host::Attendee>));
+        }
+        host::attend(&*links[0].driver, &(door.clone() as Arc<dyn host::Attendee>));
         let shared = Arc::new(worker::Shared {
             pid: std::process::id(),
             wakers: queues.iter().map(|queue| queue.waker().clone()).collect(),
             queues,
-            turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
+            turns,
+            presence,
+            door,
             pinned: PinnedPool::new(&links[0], deadline),
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),

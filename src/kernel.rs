@@ -5,11 +5,11 @@
 
 use crate::{
     DeviceCopy,
-    driver::{HostArg, HostKernel, KernelArg, LaunchDims, ModuleImage, ValueBytes},
+    driver::{HostArg, HostKernel, KernelArg, LaunchDims, ModuleImage, ValueBytes, host::again},
     memory::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, PeerView, block::Block, hazard::Access},
 };
 use smallvec::SmallVec;
-use std::{marker::PhantomData, ops::Range, slice, sync::Arc};
+use std::{marker::PhantomData, ops::Range, slice, sync::Arc, task::Poll};
 
 /// Device code, loaded eagerly on every device when a pool is built with it
 /// ([`Builder::module`](crate::Builder::module)).
@@ -200,6 +200,12 @@ pub trait HostFn<S: Signature>: Copy + Send + Sync + 'static {
     unsafe fn call(self, dims: LaunchDims, args: &[HostArg]);
 }
 
+/// As [`HostFn`], for one attempt of a kernel that may have to wait: `Pending` asks for another.
+pub trait HostAttempt<S: Signature>: Copy + Send + Sync + 'static {
+    #[doc(hidden)]
+    unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> Poll<()>;
+}
+
 #[doc(hidden)]
 pub type PackedArgs = SmallVec<[Packed; 8]>;
 
@@ -222,6 +228,16 @@ macro_rules! tuples {
             Func: for<'a> Fn(LaunchDims, $($P::Host<'a>),+) + Copy + Send + Sync + 'static,
         {
             unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) {
+                // SAFETY: the caller passes the arguments that `Args` packed for this very signature.
+                self(dims, $(unsafe { $P::host(&args[$i]) }),+)
+            }
+        }
+
+        impl<Func, $($P: Param),+> HostAttempt<($($P,)+)> for Func
+        where
+            Func: for<'a> Fn(LaunchDims, $($P::Host<'a>),+) -> Poll<()> + Copy + Send + Sync + 'static,
+        {
+            unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> Poll<()> {
                 // SAFETY: the caller passes the arguments that `Args` packed for this very signature.
                 self(dims, $(unsafe { $P::host(&args[$i]) }),+)
             }
@@ -251,15 +267,36 @@ tuples! {
     (P0 A0 0, P1 A1 1, P2 A2 2, P3 A3 3, P4 A4 4, P5 A5 5, P6 A6 6, P7 A7 7, P8 A8 8, P9 A9 9, P10 A10 10, P11 A11 11)
 }
 
+/// A value of a type without bytes.
+///
+/// # Safety
+/// The type is inhabited: a value of it was given to whoever asks.
+unsafe fn conjure<H: Copy>() -> H {
+    const { assert!(size_of::<H>() == 0, "a host kernel captures nothing") };
+    #[allow(clippy::uninit_assumed_init)] // which cannot see that there are no bytes
+    // SAFETY: `H` has no bytes, is `Copy`, and inhabited.
+    unsafe {
+        std::mem::MaybeUninit::uninit().assume_init()
+    }
+}
+
 /// Makes a plain function pointer of a host function. `H` is zero-sized (a function item or a closure without captures),
 /// so a value of it can be had from nothing; that keeps `Kernel::new` usable in a `static`.
 unsafe fn trampoline<S: Signature, H: HostFn<S>>(dims: LaunchDims, args: &[HostArg]) {
-    const { assert!(size_of::<H>() == 0, "a host kernel captures nothing") };
-    #[allow(clippy::uninit_assumed_init)] // which cannot see that there are no bytes
-    // SAFETY: `H` has no bytes, is `Copy`, and a value of it was given to `Kernel::new`, so it is inhabited.
-    let host: H = unsafe { std::mem::MaybeUninit::uninit().assume_init() };
+    // SAFETY: a value was given to `Kernel::new`.
+    let host: H = unsafe { conjure() };
     // SAFETY: passed on from the caller.
     unsafe { host.call(dims, args) }
+}
+
+/// The same for [`HostAttempt`].
+unsafe fn attempt<S: Signature, H: HostAttempt<S>>(dims: LaunchDims, args: &[HostArg]) {
+    // SAFETY: a value was given to `Kernel::resumable`.
+    let host: H = unsafe { conjure() };
+    // SAFETY: passed on from the caller.
+    if unsafe { host.call(dims, args) }.is_pending() {
+        again();
+    }
 }
 
 /// A device function with its types, and a Rust function over the whole launch for software GPUs. Usually made by
@@ -276,6 +313,18 @@ impl<S: Signature> Kernel<S> {
     pub const fn new<H: HostFn<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(trampoline::<S, H>), signature: PhantomData }
+    }
+
+    /// As [`new`](Self::new), for a kernel that waits on the GPU for what others write: one call of the twin makes one
+    /// attempt and says whether the kernel has finished. Between attempts it holds no thread and no memory of the software GPU,
+    /// so what it waits for can happen; see [`host::again`](crate::driver::host::again).
+    ///
+    /// The word that it waits for is an argument like any other: the library orders this launch after earlier uses of that
+    /// buffer, and later ones after it. So it must be written past the library's back, as it is on a GPU:
+    /// [`Device::unordered`](crate::Device::unordered).
+    pub const fn resumable<H: HostAttempt<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
+        let _ = host;
+        Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }
     }
 
     /// Without a twin: on software GPUs a launch is [`Error::KernelNotFound`](crate::Error::KernelNotFound).

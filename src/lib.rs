@@ -39,7 +39,7 @@ pub use error::{Error, Result, Site};
 pub use event::Event;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};
-pub use kernel::{Arg, Args, HostFn, Kernel, Module, Param, Scalar, Signature};
+pub use kernel::{Arg, Args, HostAttempt, HostFn, Kernel, Module, Param, Scalar, Signature};
 #[cfg(feature = "blas")]
 pub use math::Matrix;
 pub use memory::{

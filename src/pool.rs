@@ -2,6 +2,7 @@
 
 use crate::{
     Builder, Device, DeviceCopy, Parts, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    driver::host::{self, Trace},
     error::{Error, Result},
     parts::rows_mut,
     runtime::{
@@ -265,6 +266,12 @@ impl GpuPool {
             lost: self.shared.links.iter().map(|link| link.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
         }
+    }
+
+    /// What the pool's software GPUs have done so far, where they run one operation at a time
+    /// ([`Schedule`](crate::driver::host::Schedule)); `None` otherwise.
+    pub fn trace(&self) -> Option<Trace> {
+        host::trace(&self.shared.links[0].driver)
     }
 
     /// A new pool of the devices that are not lost. Ordinals are given anew, in the old order; the old pool should be

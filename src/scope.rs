@@ -73,12 +73,14 @@ where
     };
     let body: &Body<'_, Rc<Worker>> = &body;
     let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
+    let door = shared.door.enter();
     ORDER.enter(&waiting.ticket(), &queues, |rank| {
         if rank == 0 {
             gang.enter();
         }
         shared.turns[all[rank]].issue()
     });
+    drop(door);
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
 
@@ -141,13 +143,17 @@ where
     };
     gang.leave(rank);
     if let Err(error) = worker.drain() {
-        // The work failed behind the closure's back; what it returned is worth nothing.
-        gang.stuck();
+        // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
+        // were found out after they had run, are over nevertheless.
+        if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
+            gang.stuck();
+        }
         gang.poison(device, error);
     }
     gang.drained();
     if gang.is_aborted() {
-        gang.recover();
+        let recovering = gang.clone();
+        worker.shared.presence[device].while_so(move || !recovering.is_recovered(), || gang.recover());
         board::forget(worker, gang.place());
         for block in worker.suspects.take() {
             if gang.is_stuck() {

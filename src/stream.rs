@@ -1,7 +1,7 @@
 //! Streams: queues of device work, numbered so that anyone can say what he waits for.
 
 use crate::{
-    driver::{RawEvent, RawStream},
+    driver::{RawEvent, RawStream, host},
     error::{Error, Result},
     memory::link::Link,
     sync::{Sequence, unique_id},
@@ -38,6 +38,9 @@ pub(crate) struct StreamCore {
     completed: Sequence,
     /// Events behind every [`MILESTONE`]th operation, with its number: they tell a long queue from a stuck one.
     milestones: Mutex<VecDeque<(RawEvent, u64)>>,
+    /// Not where operations run one at a time: milestones are looked at when time has passed, and what is done there must
+    /// not depend on time.
+    milestones_wanted: bool,
     /// For other streams (by id): up to which of their operations this stream already waits.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
@@ -52,6 +55,7 @@ impl StreamCore {
             submitted: Sequence::new(),
             completed: Sequence::new(),
             milestones: Mutex::default(),
+            milestones_wanted: !host::is_stepped(&*link.driver),
             known: Mutex::default(),
         }))
     }
@@ -59,7 +63,7 @@ impl StreamCore {
     /// Numbers an operation that was just submitted.
     pub(crate) fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
-        if sequence.is_multiple_of(MILESTONE) {
+        if sequence.is_multiple_of(MILESTONE) && self.milestones_wanted {
             self.set_milestone();
         }
         sequence

@@ -167,6 +167,11 @@ impl Gang {
         self.drained.wait(None);
     }
 
+    /// Whether every member has drained: [`recover`](Self::recover) would not wait.
+    pub fn is_recovered(&self) -> bool {
+        self.drained.is_set()
+    }
+
     /// A member that will never start has left, and has nothing to drain.
     pub fn withdraw(&self, rank: usize) {
         self.leave(rank);

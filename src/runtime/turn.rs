@@ -4,6 +4,7 @@
 //! a ticket lock per GPU, keyed by UUID, makes their gangs take turns in the order of dispatch. Within one pool the
 //! turn has always come when the device thread gets to the entry.
 
+use super::presence::Presence;
 use crate::sync::{EventCount, Sequence};
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
@@ -70,9 +71,19 @@ impl Turns {
     }
 
     /// Waits for a place. It ends: each place before this one belongs to a gang that is earlier in every queue.
-    pub(crate) fn wait(&self, turn: u64) -> Done<'_> {
-        self.changed.wait_until(None, || (self.served.get() + 1 == turn).then_some(()));
+    pub(crate) fn wait(self: &Arc<Self>, turn: u64, presence: &Presence) -> Done<'_> {
+        if !self.is_served(turn) {
+            let turns = self.clone();
+            presence.while_so(
+                move || !turns.is_served(turn),
+                || self.changed.wait_until(None, || self.is_served(turn).then_some(())).unwrap_or(()),
+            );
+        }
         Done(self)
+    }
+
+    fn is_served(&self, turn: u64) -> bool {
+        self.served.get() + 1 == turn
     }
 }
 

@@ -1,7 +1,9 @@
 //! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
 
+use super::gang::Gang;
 use crate::{
     device::Device,
+    driver::{check::Place, host},
     error::{Error, Result},
 };
 use std::time::{Duration, Instant};
@@ -27,9 +29,15 @@ pub(crate) fn for_peer<R>(
     let waker = gang.waker(dev.rank());
     let progress = || gang.members().iter().map(|&d| shared.turns[d].own_progress()).sum::<u64>();
     let (mut since, mut seen) = (Instant::now(), None);
+    let mut meeting = None;
     loop {
         if let Some(answer) = waker.wait_until(Some(TICK), &mut poll) {
             return answer;
+        }
+        let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));
+        host::find_deadlock(&*dev.worker.link.driver);
+        if let Some(who) = meeting.deadlock() {
+            return Err(fail(gang, dev.index(), Error::Deadlock { device: dev.index(), op, who }));
         }
         let now = Some(progress());
         if now != seen {
@@ -39,12 +47,25 @@ pub(crate) fn for_peer<R>(
         } else if since.elapsed() >= shared.deadline {
             let (device, waited) = (dev.index(), since.elapsed());
             let error = Error::Timeout { device, op, waited, missing: vec![gang.device(rank)] };
-            // Peers that wait for this member, or for the same one, end with the same cause.
-            gang.poison(device, error.clone());
-            return Err(gang.cause().map_or(error, |(by, cause)| match by == device {
-                true => cause,
-                false => Error::Aborted { by, cause: std::sync::Arc::new(cause) },
-            }));
+            return Err(fail(gang, device, error));
         }
     }
+}
+
+/// Fails the gang, so that peers that wait for this member, or for the same one, end with the same cause.
+fn fail(gang: &Gang, device: usize, error: Error) -> Error {
+    gang.poison(device, error.clone());
+    gang.cause().map_or(error, |(by, cause)| match by == device {
+        true => cause,
+        false => Error::Aborted { by, cause: std::sync::Arc::new(cause) },
+    })
+}
+
+/// The wait, for a report.
+fn describe(dev: &Device, op: &'static str, rank: usize) -> String {
+    let mut text = format!("device {} waits in {op} for device {}", dev.index(), dev.session.gang.device(rank));
+    if let Some(place) = Place::current() {
+        text += &format!(", in {} at {}", place.op, place.site);
+    }
+    text
 }

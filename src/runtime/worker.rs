@@ -3,6 +3,7 @@
 use super::{
     dispatch::{Entry, Queue},
     panics,
+    presence::{Door, Presence},
     turn::Turns,
 };
 use crate::{
@@ -45,6 +46,10 @@ pub(crate) struct Shared {
     /// count instead of touching each, which its thread is looking at.
     pub(crate) wakers: Arc<[crate::sync::shim::Arc<EventCount>]>,
     pub(crate) turns: Vec<Arc<Turns>>,
+    /// What each device thread is doing,
+    pub(crate) presence: Vec<Arc<Presence>>,
+    /// and whether a scope is on its way to them.
+    pub(crate) door: Arc<Door>,
     pub(crate) pinned: PinnedPool,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
@@ -199,7 +204,7 @@ impl Worker {
         loop {
             match queue.next(&mut taken) {
                 Entry::Gang { ticket, rank, turn } => {
-                    let turn = shared.turns[device].wait(turn);
+                    let turn = shared.turns[device].wait(turn, &shared.presence[device]);
                     // A user's own driver calls may have left another context current.
                     let _ = self.link.driver.bind();
                     ticket.run(&self, rank);
@@ -247,6 +252,7 @@ pub(crate) fn start(
         .spawn(move || {
             ON_DEVICE_THREAD.set(true);
             let _counted = InCrowd::enter();
+            let _present = shared.presence[device].begin();
             match Worker::new(&shared, device, endpoint) {
                 Ok(worker) => {
                     let _ = opened.send(Ok(()));

@@ -26,6 +26,9 @@ pub trait Attendee: Send + Sync {
     /// that is another one once it has gone on.
     fn blocked(&self) -> Option<u64>;
 
+    /// Whether it has a core or waits for one, as far as the operating system tells; `false` where that is not known.
+    fn is_running(&self) -> bool;
+
     /// For whom it waits outside the driver, if it has work; for reports of deadlocks.
     fn waits_for(&self) -> Option<String>;
 
@@ -119,6 +122,13 @@ impl Attendance {
         }
         let first = self.stamps(&attendees);
         first.is_some() && first == self.stamps(&attendees)
+    }
+
+    /// Whether an attendee that is not blocked is at work, rather than blocked where nobody can see.
+    pub fn someone_works(&mut self) -> bool {
+        let attendees = self.attendees();
+        let blocked = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).is_some() || a.blocked().is_some();
+        attendees.iter().any(|attendee| !blocked(attendee) && attendee.is_running())
     }
 
     /// Whether all of these are blocked, except that polls do not count.

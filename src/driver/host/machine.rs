@@ -319,8 +319,12 @@ impl Machine {
     fn may_step(&self, state: &mut MutexGuard<'_, State>) -> bool {
         for look in 0..=LOOKS {
             let State { core, crew, attendance, stepper, .. } = &mut **state;
-            let waited = stepper.as_mut().is_some_and(|stepper| stepper.has_waited(core.submissions));
-            if crew.shutdown || waited || attendance.is_quiet(core) {
+            let Some(stepper) = stepper else { return true };
+            if crew.shutdown || attendance.is_quiet(core) {
+                stepper.rests();
+                return true;
+            }
+            if stepper.has_waited(core.submissions, || attendance.someone_works()) {
                 return true;
             }
             if look < LOOKS {

@@ -22,8 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long ready work waits for a program that does not come to rest.
+/// How long ready work waits for a program that does not come to rest: one that blocks where nobody can see,
 const GRACE: Duration = Duration::from_millis(50);
+/// and one that computes, or that a loaded machine keeps from running.
+const WORK_GRACE: Duration = Duration::from_secs(1);
 
 pub(super) struct Stepper {
     rule: Rule,
@@ -52,10 +54,18 @@ impl Stepper {
         Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, restless: None })
     }
 
-    /// Whether the program has kept ready work waiting for too long: a thread computes, or blocks where nobody can see.
-    pub fn has_waited(&mut self, submissions: u64) -> bool {
+    /// The program has come to rest.
+    pub fn rests(&mut self) {
+        self.restless = None;
+    }
+
+    /// Whether the program has kept ready work waiting for too long. `works`: whether a thread of it is seen to run.
+    pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
         match self.restless {
-            Some((since, seen)) if seen == submissions => since.elapsed() >= GRACE,
+            Some((since, seen)) if seen == submissions => {
+                let waited = since.elapsed();
+                waited >= WORK_GRACE || waited >= GRACE && !works()
+            }
             _ => {
                 self.restless = Some((Instant::now(), submissions));
                 false

@@ -1,0 +1,387 @@
+//! Many interleavings of one program, and the simplest one on which it fails.
+//!
+//! Software GPUs take one operation at a time, in an order drawn from a seed
+//! ([`Schedule::Seeded`]). A program that is wrong in one interleaving of many fails for some seeds. The choices of such a
+//! run are then replayed with fewer and fewer of them different from "the stream of the step before goes on", as delta
+//! debugging does it (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), until none can be
+//! left out: mostly one or two switches remain, and they are the bug.
+
+use crate::{
+    Builder, Error, GpuPool, Result,
+    driver::{
+        check::Check,
+        host::{Schedule, Trace},
+    },
+};
+use std::{
+    env, fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Runs that shrinking may take,
+const RUNS: u32 = 200;
+/// and time.
+const TIME: Duration = Duration::from_secs(20);
+/// Steps that are shown around each switch.
+const AROUND: usize = 3;
+/// Switches that are shown with their surroundings.
+const SHOWN: usize = 12;
+
+/// Runs `f` on a pool of 4 software GPUs with the checker on, once for each of `seeds` seeds; the order in which their
+/// operations run is drawn from the seed.
+///
+/// ```
+/// use gpu_pool::{ReduceOp, testing::explore};
+///
+/// explore(3, |pool| {
+///     let sums = pool.run(|dev, _| {
+///         let mut x = dev.upload(&[dev.index() as f32])?;
+///         dev.all_reduce(&mut x, ReduceOp::Sum)?;
+///         dev.download(&x)
+///     })?;
+///     assert_eq!(sums, [[6.0], [6.0], [6.0], [6.0]]);
+///     Ok(())
+/// });
+/// ```
+///
+/// # Panics
+/// When `f` returns an error or panics for one of the seeds: with the seed, the error, and the shortest failing trace
+/// that was found. See [`Explorer`] for more choice.
+#[track_caller]
+pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
+    if let Err(failure) = Explorer::new().seeds(seeds).run(f) {
+        panic!("{failure}");
+    }
+}
+
+/// Settings of an exploration.
+///
+/// What is deterministic, and what is not, is in [`Schedule`]: the order of operations is a function of the seed, as long
+/// as what each device thread submits does not depend on time.
+#[derive(Clone, Debug)]
+#[must_use = "nothing runs before `run`"]
+pub struct Explorer {
+    devices: usize,
+    first: u64,
+    seeds: u64,
+    builder: Builder,
+    choices: Option<Arc<[u32]>>,
+    shrink: bool,
+}
+
+impl Default for Explorer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Explorer {
+    /// 4 devices, 100 seeds, the checker on.
+    pub fn new() -> Self {
+        let builder = GpuPool::builder().check(Check::Races);
+        Explorer { devices: 4, first: 0, seeds: 100, builder, choices: None, shrink: true }
+    }
+
+    /// How many software GPUs.
+    pub fn devices(mut self, devices: usize) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// How many seeds. `GPU_POOL_SEED` in the environment picks one instead.
+    pub fn seeds(mut self, seeds: u64) -> Self {
+        self.seeds = seeds;
+        self
+    }
+
+    /// The first seed (default 0).
+    pub fn first_seed(mut self, seed: u64) -> Self {
+        self.first = seed;
+        self
+    }
+
+    /// Other settings of the pools. Number of devices and schedule are the explorer's.
+    pub fn configure(mut self, with: impl FnOnce(Builder) -> Builder) -> Self {
+        self.builder = with(self.builder);
+        self
+    }
+
+    /// These choices instead of seeds, as [`Failure::choices`] has them.
+    pub fn replay(mut self, choices: impl Into<Arc<[u32]>>) -> Self {
+        self.choices = Some(choices.into());
+        self
+    }
+
+    /// A failure is reported as it was found.
+    pub fn without_shrinking(mut self) -> Self {
+        self.shrink = false;
+        self
+    }
+
+    /// Runs `f` for each seed, on a new pool each time.
+    ///
+    /// # Errors
+    /// The first [`Failure`], shrunk.
+    pub fn run(&self, f: impl Fn(&GpuPool) -> Result<()>) -> Result<Explored, Box<Failure>> {
+        let f = &f;
+        if let Some(choices) = &self.choices {
+            let run = self.once(Schedule::Replay(choices.clone()), f);
+            return self.judge(None, run, 1, f);
+        }
+        let seeds = match env::var("GPU_POOL_SEED").ok().and_then(|seed| seed.parse().ok()) {
+            Some(seed) => seed..=seed,
+            None if self.seeds == 0 => return Ok(Explored { runs: 0, steps: 0 }),
+            None => self.first..=self.first.saturating_add(self.seeds - 1),
+        };
+        let mut explored = Explored { runs: 0, steps: 0 };
+        for seed in seeds {
+            let run = self.once(Schedule::Seeded(seed), f);
+            explored.runs += 1;
+            explored.steps += self.judge(Some(seed), run, explored.runs, f)?.steps;
+        }
+        Ok(explored)
+    }
+
+    fn judge(
+        &self,
+        seed: Option<u64>,
+        run: Run,
+        runs: u64,
+        f: &dyn Fn(&GpuPool) -> Result<()>,
+    ) -> Result<Explored, Box<Failure>> {
+        let steps = run.trace.steps().len() as u64;
+        let Some(why) = run.failed else { return Ok(Explored { runs, steps }) };
+        let found = run.trace.switches();
+        let first = Failing { why, trace: run.trace };
+        let (failing, tries, replays) = match self.shrink {
+            true => Shrink::new(self, f).shrink(first),
+            false => (first, 0, true),
+        };
+        let Failing { why, trace } = failing;
+        Err(Box::new(Failure { seed, why, trace, found, tries, replays, devices: self.devices }))
+    }
+
+    /// One run on a pool of its own.
+    fn once(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
+        let pool = match self.builder.clone().host(self.devices).schedule(schedule).build() {
+            Ok(pool) => pool,
+            Err(error) => return Run { failed: Some(Why::Error(error)), trace: Trace::default() },
+        };
+        let failed = match catch_unwind(AssertUnwindSafe(|| f(&pool))) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(Why::Error(error)),
+            Err(payload) => {
+                let text = payload.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                Some(Why::Panic(text.unwrap_or_else(|| "a payload that is not text".to_owned())))
+            }
+        };
+        Run { failed, trace: pool.trace().unwrap_or_default() }
+    }
+}
+
+/// What came of a run.
+struct Run {
+    failed: Option<Why>,
+    trace: Trace,
+}
+
+/// A run that failed.
+struct Failing {
+    why: Why,
+    trace: Trace,
+}
+
+/// What an exploration that found nothing has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Explored {
+    /// Runs of the program.
+    pub runs: u64,
+    /// Operations that all runs took together.
+    pub steps: u64,
+}
+
+/// How a program failed.
+#[derive(Clone, Debug)]
+pub enum Why {
+    /// It returned this.
+    Error(Error),
+    /// It panicked, with this message.
+    Panic(String),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Error(error) => write!(f, "{error}"),
+            Why::Panic(message) => write!(f, "it panicked: {message}"),
+        }
+    }
+}
+
+/// A program's failure, and the simplest interleaving found on which it fails. `Display` tells all of it.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    seed: Option<u64>,
+    why: Why,
+    trace: Trace,
+    found: usize,
+    tries: u32,
+    replays: bool,
+    devices: usize,
+}
+
+impl Failure {
+    /// The seed for which it was found; `None` for a replay.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// How it failed in the run that is reported.
+    pub fn why(&self) -> &Why {
+        &self.why
+    }
+
+    /// The steps of that run.
+    pub fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// The choices of that run, for [`Explorer::replay`]; what is left out at the end is 0.
+    pub fn choices(&self) -> Arc<[u32]> {
+        trimmed(&self.trace.choices()).into()
+    }
+
+    /// Whether the failing run could be repeated from its choices. If not, the program depends on time, and the trace is that
+    /// of the run that failed.
+    pub fn replays(&self) -> bool {
+        self.replays
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seed {
+            Some(seed) => writeln!(f, "seed {seed}: {}", self.why)?,
+            None => writeln!(f, "replay: {}", self.why)?,
+        }
+        let (left, steps) = (self.trace.switches(), self.trace.steps().len());
+        if !self.replays {
+            writeln!(f, "Its choices, replayed, do not fail again: what the program submits depends on time.")?;
+        } else if self.tries > 0 {
+            let Failure { found, tries, .. } = self;
+            writeln!(
+                f,
+                "Of its {found} switches between streams {left} are left (after {tries} more runs of {steps} steps)."
+            )?;
+        }
+        if left == 0 {
+            writeln!(f, "It fails without any switch: each stream goes on as long as it can.")?;
+        } else {
+            writeln!(f, "The steps around the switches (*):")?;
+        }
+        let at = self.trace.steps().iter().enumerate().filter(|(_, step)| step.choice != 0).map(|(i, _)| i);
+        let mut written = 0;
+        for i in at.take(SHOWN) {
+            let range = i.saturating_sub(AROUND).max(written)..(i + AROUND + 1).max(written).min(steps);
+            if range.start > written {
+                writeln!(f, "     ...")?;
+            }
+            self.trace.write(range.clone(), f)?;
+            written = range.end;
+        }
+        if left > SHOWN {
+            writeln!(f, "     ... and {} more switches", left - SHOWN)?;
+        }
+        if let Some(seed) = self.seed {
+            writeln!(f, "Again: GPU_POOL_SEED={seed} cargo test ...")?;
+        }
+        let Failure { devices, .. } = self;
+        let choices = trimmed(&self.trace.choices()).to_vec();
+        if choices.len() <= 400 {
+            writeln!(f, "Exactly this run: Explorer::new().devices({devices}).replay({choices:?}.to_vec()).run(..)")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Without the zeros at the end.
+fn trimmed(choices: &[u32]) -> &[u32] {
+    let end = choices.iter().rposition(|&choice| choice != 0).map_or(0, |last| last + 1);
+    &choices[..end]
+}
+
+/// A search for a simpler list of choices that still fails.
+struct Shrink<'a> {
+    explorer: &'a Explorer,
+    f: &'a dyn Fn(&GpuPool) -> Result<()>,
+    tries: u32,
+    until: Instant,
+}
+
+impl<'a> Shrink<'a> {
+    fn new(explorer: &'a Explorer, f: &'a dyn Fn(&GpuPool) -> Result<()>) -> Self {
+        Shrink { explorer, f, tries: 0, until: Instant::now() + TIME }
+    }
+
+    /// One more run, if there may be one: what it came to, if it failed.
+    fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
+        if self.tries >= RUNS || Instant::now() >= self.until {
+            return None;
+        }
+        self.tries += 1;
+        let run = self.explorer.once(Schedule::Replay(choices.into()), self.f);
+        let trace = run.trace;
+        run.failed.map(|why| Failing { why, trace })
+    }
+
+    /// The simplest failing run found, the number of runs, and whether the first could be repeated at all.
+    fn shrink(mut self, first: Failing) -> (Failing, u32, bool) {
+        let choices = first.trace.choices();
+        let Some(mut best) = self.fails(&choices) else { return (first, self.tries, false) };
+        // Without any switch; then the shortest beginning that is needed, by halving.
+        if let Some(failing) = self.fails(&[]) {
+            return (failing, self.tries, true);
+        }
+        let (mut passes, mut fails) = (0, choices.len());
+        while fails - passes > 1 {
+            let middle = passes + (fails - passes) / 2;
+            match self.fails(&choices[..middle]) {
+                Some(failing) => (best, fails) = (failing, middle),
+                None => passes = middle,
+            }
+        }
+        self.minimise(choices[..fails].to_vec(), best)
+    }
+
+    /// Delta debugging over the choices that are not 0.
+    fn minimise(mut self, mut choices: Vec<u32>, mut best: Failing) -> (Failing, u32, bool) {
+        let mut parts = 2;
+        loop {
+            let switches: Vec<usize> = (0..choices.len()).filter(|&i| choices[i] != 0).collect();
+            let size = switches.len().div_ceil(parts).max(1);
+            let mut smaller = None;
+            for block in switches.chunks(size) {
+                let mut without = choices.clone();
+                block.iter().for_each(|&i| without[i] = 0);
+                if let Some(failing) = self.fails(&without) {
+                    smaller = Some((without, failing));
+                    break;
+                }
+            }
+            match smaller {
+                Some(found) => {
+                    (choices, best) = found;
+                    parts = parts.saturating_sub(1).max(2);
+                }
+                None if size == 1 => break,
+                None => parts = (parts * 2).min(switches.len()),
+            }
+        }
+        (best, self.tries, true)
+    }
+}
