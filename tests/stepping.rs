@@ -388,12 +388,12 @@ fn work_that_nobody_waits_for_is_done() {
     let (stream, done) = (devices[0].stream_create(0).unwrap(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..3 {
         let done = done.clone();
-        devices[0].launch_host(stream, Box::new(move || drop(done.fetch_add(1, Relaxed)))).unwrap();
+        devices[0].launch_host(stream, Box::new(move || _ = done.fetch_add(1, Relaxed))).unwrap();
     }
     support::until("three functions", || done.load(Relaxed) == 3).unwrap();
     // And what is left when the last handle goes.
     let last = done.clone();
-    devices[0].launch_host(stream, Box::new(move || drop(last.fetch_add(1, Relaxed)))).unwrap();
+    devices[0].launch_host(stream, Box::new(move || _ = last.fetch_add(1, Relaxed))).unwrap();
     drop(devices);
     assert_eq!(done.load(Relaxed), 4);
 }

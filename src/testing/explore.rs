@@ -4,7 +4,8 @@
 //! ([`Schedule::Seeded`]). A program that is wrong in one interleaving of many fails for some seeds. The choices of such a
 //! run are then replayed with fewer and fewer of them different from "the stream of the step before goes on", as delta
 //! debugging does it (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), until none can be
-//! left out: mostly one or two switches remain, and they are the bug.
+//! left out; and if several remain, single switches are tried, as most bugs need few (Musuvathi and Qadeer, "Iterative
+//! context bounding", 2007). Mostly one or two remain, and they are the bug.
 
 use crate::{
     Builder, Error, GpuPool, Result,
@@ -328,15 +329,19 @@ impl<'a> Shrink<'a> {
         Shrink { explorer, f, tries: 0, until: Instant::now() + TIME }
     }
 
-    /// One more run, if there may be one: what it came to, if it failed.
-    fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
+    /// One more run, if there may be one.
+    fn run(&mut self, choices: &[u32]) -> Option<Run> {
         if self.tries >= RUNS || Instant::now() >= self.until {
             return None;
         }
         self.tries += 1;
-        let run = self.explorer.once(Schedule::Replay(choices.into()), self.f);
-        let trace = run.trace;
-        run.failed.map(|why| Failing { why, trace })
+        Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
+    }
+
+    /// One more run, if it is made and fails.
+    fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
+        let Run { failed, trace } = self.run(choices)?;
+        failed.map(|why| Failing { why, trace })
     }
 
     /// The simplest failing run found, the number of runs, and whether the first could be repeated at all.
@@ -344,9 +349,11 @@ impl<'a> Shrink<'a> {
         let choices = first.trace.choices();
         let Some(mut best) = self.fails(&choices) else { return (first, self.tries, false) };
         // Without any switch; then the shortest beginning that is needed, by halving.
-        if let Some(failing) = self.fails(&[]) {
-            return (failing, self.tries, true);
-        }
+        let straight = match self.run(&[]) {
+            Some(Run { failed: Some(why), trace }) => return (Failing { why, trace }, self.tries, true),
+            Some(run) => run.trace,
+            None => return (best, self.tries, true),
+        };
         let (mut passes, mut fails) = (0, choices.len());
         while fails - passes > 1 {
             let middle = passes + (fails - passes) / 2;
@@ -355,11 +362,33 @@ impl<'a> Shrink<'a> {
                 None => passes = middle,
             }
         }
-        self.minimise(choices[..fails].to_vec(), best)
+        best = self.minimise(choices[..fails].to_vec(), best);
+        if best.trace.switches() > 1
+            && let Some(single) = self.single(&straight)
+        {
+            best = single;
+        }
+        (best, self.tries, true)
+    }
+
+    /// One switch in the run that has none and passes: what is left of a failing run by leaving out choices depends on
+    /// what each of them counted from, and need not be the simplest. From the end, where the failure is.
+    fn single(&mut self, straight: &Trace) -> Option<Failing> {
+        for (at, step) in straight.steps().iter().enumerate().rev() {
+            for choice in 1..step.candidates {
+                let mut choices = vec![0; at];
+                choices.push(choice);
+                let Run { failed, trace } = self.run(&choices)?;
+                if let Some(why) = failed {
+                    return Some(Failing { why, trace });
+                }
+            }
+        }
+        None
     }
 
     /// Delta debugging over the choices that are not 0.
-    fn minimise(mut self, mut choices: Vec<u32>, mut best: Failing) -> (Failing, u32, bool) {
+    fn minimise(&mut self, mut choices: Vec<u32>, mut best: Failing) -> Failing {
         let mut parts = 2;
         loop {
             let switches: Vec<usize> = (0..choices.len()).filter(|&i| choices[i] != 0).collect();
@@ -382,6 +411,6 @@ impl<'a> Shrink<'a> {
                 None => parts = (parts * 2).min(switches.len()),
             }
         }
-        (best, self.tries, true)
+        best
     }
 }

@@ -53,7 +53,11 @@ impl State {
         if self.suspicion.as_ref().is_some_and(|s| s.looked.elapsed() < PACE) {
             return;
         }
-        if self.crew.performing > 0 || !self.core.candidates().is_empty() {
+        if self.crew.retrying > 0 && self.crew.retrying == self.crew.performing {
+            // Neither progress nor rest: kernels that spin in vain are tried again now and then.
+            return;
+        }
+        if self.crew.performing > 0 || self.core.can_go_on() {
             self.suspicion = None;
             return;
         }

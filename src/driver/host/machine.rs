@@ -76,7 +76,9 @@ pub(super) struct Crew {
     looking: usize,
     /// performing an operation,
     pub performing: usize,
-    /// and among these running a host function.
+    /// among these trying a kernel again though nothing has completed since it was tried last,
+    pub retrying: usize,
+    /// and running a host function.
     calling: usize,
     /// Whether one of those asleep looks at awaited words from time to time.
     polling: bool,
@@ -246,9 +248,12 @@ impl Machine {
 
     /// Performs an operation that was started, without the lock, and finishes it. Whether it came to its end.
     fn perform(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) -> (Next, bool) {
+        let retries = usize::from(state.core.is_tried(job.stream));
         state.crew.performing += 1;
+        state.crew.retrying += retries;
         let result = MutexGuard::unlocked(state, || job.perform(self.dry, self.watch_reads));
         state.crew.performing -= 1;
+        state.crew.retrying -= retries;
         let again = matches!(result, Ok(Ended::Again));
         (state.core.finish(job, result), !again)
     }
@@ -295,13 +300,17 @@ impl Machine {
     /// The loop of the one worker of a stepped machine.
     fn run_steps(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
         loop {
-            let candidates = state.core.candidates();
-            if candidates.is_empty() {
+            if !state.core.can_go_on() {
                 if state.crew.shutdown {
                     return;
                 }
                 self.rest_between(state, job);
             } else if self.may_step(state) {
+                // Looked for only now: more may have come while the program was coming to rest.
+                let candidates = state.core.candidates();
+                if candidates.is_empty() {
+                    continue;
+                }
                 let State { core, stepper, attendance, .. } = &mut **state;
                 let Some(stepper) = stepper else { return };
                 let key = stepper.choose(core, candidates);
@@ -342,7 +351,7 @@ impl Machine {
             self.work.wait(state);
             return;
         }
-        if self.work.wait_for(state, POLL).timed_out() && state.core.candidates().is_empty() {
+        if self.work.wait_for(state, POLL).timed_out() && !state.core.can_go_on() {
             for key in state.core.spinners() {
                 // Attempts in vain leave no trace: how many there are depends on time.
                 let Some(step) = state.core.forced_step(key) else { continue };

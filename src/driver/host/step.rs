@@ -171,6 +171,12 @@ impl Core {
         self.streams.keys().into_iter().filter(spins).collect()
     }
 
+    /// Whether there is any candidate.
+    pub fn can_go_on(&self) -> bool {
+        let can = |stream: &Stream| stream.queue.front().is_some_and(|op| self.can_run(stream, op));
+        self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(can))
+    }
+
     /// Whether any stream has something to do.
     pub fn has_work(&self) -> bool {
         self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(|s| !s.queue.is_empty()))
@@ -195,6 +201,11 @@ impl Core {
             },
             _ => stream.tried != Some(self.completions),
         }
+    }
+
+    /// Whether the stream's kernel has been tried, and nothing has completed since.
+    pub fn is_tried(&self, key: Key) -> bool {
+        self.streams.get(key).is_some_and(|stream| stream.tried == Some(self.completions))
     }
 
     /// After a step: what the stream does next.
