@@ -215,6 +215,10 @@ impl Builder {
         if worker::on_device_thread() {
             return Err(Error::NestedScope { op: "build" });
         }
+        if let Some(topology) = &self.machine.topology {
+            topology.validate()?;
+            self.backend.get_or_insert(Backend::Host(topology.len()));
+        }
         self.read_environment()?;
         let drivers = match self.backend {
             Some(Backend::Host(count)) => self.software(count)?,
@@ -285,12 +289,20 @@ impl Builder {
             let why = format!("{count} software GPUs: there can be 1 to {MOST_SOFTWARE_GPUS}");
             return Err(Error::invalid("build", why));
         }
-        let mut config = host::HostConfig::default();
+        let mut configs = match &self.machine.topology {
+            Some(topology) if count > topology.len() => {
+                let why = format!("{count} software GPUs of a machine with {} devices", topology.len());
+                return Err(Error::invalid("build", why));
+            }
+            Some(topology) => topology.host_configs(),
+            None => vec![host::HostConfig::default(); count],
+        };
+        configs.truncate(count);
         if let Some(memory) = self.software_memory {
-            config.memory = memory;
+            configs.iter_mut().for_each(|config| config.memory = memory);
         }
         let machine = host::MachineConfig { watch_reads: self.check == Some(Check::Races), ..self.machine.clone() };
-        let all = host::machine_with(&vec![config; count], &machine);
+        let all = host::machine_with(&configs, &machine);
         Ok(self.ordinals(count, "software GPUs")?.into_iter().map(|i| all[i].clone()).collect())
     }
 

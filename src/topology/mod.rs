@@ -18,18 +18,20 @@
 //!
 //! # What things cost
 //!
-//! | operation | starts when there are free | holds them for | has finished after |
-//! |---|---|---|---|
-//! | copy | its copy engine, all ports of the path | bytes / bandwidth (the engine), bytes / use (a port) | latency + bytes / bandwidth |
-//! | kernel, fill, product | the device's compute engine | its work | launch latency + its work |
-//! | host function | the device's host thread | `host_function_us` | the same |
-//! | wait for an event | nothing | nothing | `wait_us`, once the event's work is done |
+//! | operation | waits for and occupies | takes |
+//! |---|---|---|
+//! | copy | its copy engine, until its bytes are through; ports | latency, and bytes / bandwidth or what its ports need, whichever is longer |
+//! | kernel, fill, product, copy within a device | the device's compute engine, for its work | launch latency and its work |
+//! | host function | the device's host thread | `host_function_us` |
+//! | wait for an event or a word | nothing | `wait_us`, once it is there |
 //!
-//! The latency holds neither engine nor port: in two streams the next copy's bytes follow at once; in one stream each
-//! operation starts when the one before has finished, so there the latency is paid every time. A kernel's *work* is the
-//! longer of its bytes over the memory's bandwidth and its operations over the arithmetic rate, divided by the device's
-//! speed. Kernels of one device run one after the other: side by side they would share the same bandwidth, and the last
-//! one would end at the same time.
+//! The latency occupies nothing: in two streams the next copy's bytes follow at once; in one stream each operation starts
+//! when the one before has finished, so there the latency is paid every time. A port takes the bytes that reach it one
+//! operation after the other: as long as there is room, copies go through it side by side; when there is too much, it is
+//! busy all the time, and the last one ends when it would if they shared it. A kernel's *work* is the longer of its bytes
+//! over the memory's bandwidth and its operations over the arithmetic rate, divided by the device's speed. Kernels of one
+//! device run one after the other: side by side they would share the same bandwidth, and the last one would end at the
+//! same time.
 //!
 //! Each call also costs the host thread that makes it ([`HostCosts`]); an operation does not start before it has been
 //! submitted. What the threads compute themselves, and wait for one another without the driver, costs nothing.

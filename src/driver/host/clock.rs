@@ -1,11 +1,14 @@
 //! The virtual clock: when an operation starts and ends on the machine that a [`Topology`] describes.
 //!
 //! It keeps the times of what operations share: engines, ports and the threads of the host. Times of streams are the
-//! scheduler's. An operation that is booked starts as soon as its stream, its submission, its engine and all its ports
-//! allow. It keeps the engine until its bytes are through. A port takes the bytes of one operation after the other, from
-//! when an operation has its engine: one that waits for another port does not keep this one idle, so the busiest port sets
-//! the pace. Booking is in the order in which the scheduler chooses, which is that of the starting times; an operation
-//! that turns up late (its thread was slow to submit it) queues behind those that were chosen already.
+//! scheduler's. An operation that is booked starts as soon as its stream, its submission and its engine allow, and keeps
+//! the engine until its bytes are through. That is when its own path and each port on it have had time for them; a port
+//! takes the bytes of all operations one after the other, in the order of booking. So what a port has room for goes through
+//! it side by side, and when there is too much, the port is busy all the time and the last operation ends when it would
+//! if they shared it.
+//!
+//! Booking is in the order in which the scheduler chooses, which is that of the starting times; an operation that turns up
+//! late (its thread was slow to submit it) comes after those that were chosen already.
 //!
 //! All arithmetic that decides is on integers, of picoseconds: at 400 GB/s a byte takes 2.5 of them, and 64 bits last
 //! for 213 days. Bandwidths are turned into integers once for each operation, by IEEE operations that round the same
@@ -124,22 +127,22 @@ impl Engine {
 /// What an operation needs.
 struct Demand {
     engine: Option<Engine>,
-    /// Before the work, without holding anything.
+    /// Beside the work, without holding anything.
     latency: Time,
-    /// How long the engine is held.
-    hold: Time,
-    /// How long each port is held.
+    /// From the start until the bytes are through or the kernel is done, if no port is busy.
+    work: Time,
+    /// What each port needs for the bytes.
     ports: SmallVec<[(usize, Time); 4]>,
 }
 
 impl Demand {
-    fn on(engine: Engine, latency: Time, hold: Time) -> Self {
-        Demand { engine: Some(engine), latency, hold, ports: SmallVec::new() }
+    fn on(engine: Engine, latency: Time, work: Time) -> Self {
+        Demand { engine: Some(engine), latency, work, ports: SmallVec::new() }
     }
 
     /// It takes time, and nothing else.
     fn free(latency: Time) -> Self {
-        Demand { engine: None, latency, hold: 0, ports: SmallVec::new() }
+        Demand { engine: None, latency, work: 0, ports: SmallVec::new() }
     }
 }
 
@@ -227,35 +230,30 @@ impl VirtualClock {
     /// When an operation of `device` would start if it were booked now. `ready` is the latest of its submission, the end
     /// of what comes before it in its stream, and the end of what it waits for.
     pub fn start(&self, device: usize, cost: &Cost, ready: Time) -> Time {
-        self.earliest(device, ready, &self.demand(device, cost))
+        self.with_engine(device, &self.demand(device, cost), ready)
     }
 
     /// Books engine and ports for an operation: when it starts, as [`start`](Self::start) said, and when it has finished.
     pub fn book(&mut self, device: usize, cost: &Cost, ready: Time) -> (Time, Time) {
         let demand = self.demand(device, cost);
-        let start = self.earliest(device, ready, &demand);
-        let asked = self.with_engine(device, ready, &demand);
-        for &(port, held) in &demand.ports {
+        let start = self.with_engine(device, &demand, ready);
+        let mut through = start + demand.work;
+        for &(port, time) in &demand.ports {
             let free = &mut self.ports[port];
-            *free = asked.max(*free) + held;
+            *free = start.max(*free) + time;
+            through = through.max(*free);
         }
         if let Some(engine) = demand.engine
             && let Some(free) = self.devices[device].engines[engine as usize].iter_mut().min()
         {
-            *free = start + demand.hold;
+            *free = through;
         }
-        (start, start + demand.latency + demand.hold)
+        (start, through + demand.latency)
     }
 
-    /// When the operation has its engine.
-    fn with_engine(&self, device: usize, ready: Time, demand: &Demand) -> Time {
+    fn with_engine(&self, device: usize, demand: &Demand, ready: Time) -> Time {
         let engine = demand.engine.and_then(|engine| self.devices[device].engines[engine as usize].iter().min());
         ready.max(engine.copied().unwrap_or(0))
-    }
-
-    fn earliest(&self, device: usize, ready: Time, demand: &Demand) -> Time {
-        let ports = demand.ports.iter().map(|&(port, _)| self.ports[port]).max();
-        self.with_engine(device, ready, demand).max(ports.unwrap_or(0))
     }
 
     fn demand(&self, device: usize, cost: &Cost) -> Demand {
@@ -297,7 +295,7 @@ impl VirtualClock {
         for &(port, gbps) in &way.uses {
             let time = transfer(bytes, gbps);
             match demand.ports.iter_mut().find(|(other, _)| *other == port) {
-                Some((_, held)) => *held += time,
+                Some((_, all)) => *all += time,
                 None => demand.ports.push((port, time)),
             }
         }
@@ -402,11 +400,30 @@ mod tests {
         let down = |from| Cost::Copy { from: Side::Device(from), to: Side::Host, bytes: 4000 };
         assert_eq!(clock.book(0, &up(0), 0), (0, 5 * US));
         // Another engine, but the same memory of the host.
-        assert_eq!(clock.book(0, &down(0), 0), (2 * US, 7 * US));
-        assert_eq!(clock.book(1, &up(1), 0), (4 * US, 9 * US));
-        // A port of its own, an engine of its own.
+        assert_eq!(clock.book(0, &down(0), 0), (0, 7 * US));
+        assert_eq!(clock.book(1, &up(1), 0), (0, 9 * US));
+        // The engine was held for that long.
+        assert_eq!(clock.start(1, &up(1), 0), 6 * US);
+        // Ports and engines of their own.
         assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 6 * US));
         assert_eq!(clock.book(1, &copy(1, 0, 1000), 0), (0, 6 * US));
+    }
+
+    /// The memory of the host takes two copies side by side, and more are too much for it.
+    #[test]
+    fn a_port_with_room_delays_nobody() {
+        let wide = machine().with_devices(|_, device| {
+            device.up.uses[0].gbps = 5.0;
+            device.down.uses[0].gbps = 5.0;
+        });
+        let mut clock = VirtualClock::new(Some(&wide), 2);
+        let up = |to| Cost::Copy { from: Side::Host, to: Side::Device(to), bytes: 10_000 };
+        let down = |from| Cost::Copy { from: Side::Device(from), to: Side::Host, bytes: 10_000 };
+        // 3 us + 10 000 bytes at 2 GB/s; the port needs 2 us for each of them.
+        assert_eq!(clock.book(0, &up(0), 0), (0, 8 * US));
+        assert_eq!(clock.book(0, &down(0), 0), (0, 8 * US));
+        assert_eq!(clock.book(1, &up(1), 0), (0, 9 * US));
+        assert_eq!(clock.book(1, &down(1), 0), (0, 11 * US));
     }
 
     #[test]
@@ -451,7 +468,7 @@ mod tests {
         let machine = machine().without_link(0, 1);
         let mut clock = VirtualClock::new(Some(&machine), 2);
         // 3 us down and 3 us up, at 2 GB/s; the host's memory takes the bytes twice.
-        assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 6 * US + US / 2));
+        assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 7 * US));
         assert_eq!(clock.start(0, &copy(0, 1, 1000), 0), US);
     }
 
@@ -500,7 +517,7 @@ mod tests {
             ] {
                 let off = modelled / measured - 1.0;
                 println!("{devices} {what}: {modelled:.1} modelled, {measured} measured, {:+.0} %", 100.0 * off);
-                assert!(off.abs() < 0.12, "{devices} devices {what}: {modelled:.1} GB/s, measured {measured}");
+                assert!(off.abs() < 0.1, "{devices} devices {what}: {modelled:.1} GB/s, measured {measured}");
             }
         }
     }
