@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "fault_plan/driver.rs"]
+mod driver;
 #[path = "fault_plan/kinds.rs"]
 mod kinds;
 #[path = "fault_plan/peers.rs"]

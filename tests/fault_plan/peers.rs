@@ -3,10 +3,7 @@
 //! Hardware does that: open-gpu-kernel-modules#1257, nccl-tests#117, FIDESlib#28.
 
 use super::{assert_works, collectives, plan};
-use crate::{
-    on_both,
-    support::bytes,
-};
+use crate::{on_both, support::bytes};
 use gpu_pool::{
     GpuPool, Route,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
