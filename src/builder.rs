@@ -320,7 +320,7 @@ impl Builder {
             wakers: queues.iter().map(|queue| queue.waker().clone()).collect(),
             queues,
             turns: links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect(),
-            pinned: PinnedPool::new(&links[0], deadline),
+            pinned: PinnedPool::new(&links, deadline),
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
             memory_limit: self.memory_limit,

@@ -89,22 +89,45 @@ impl<T: DeviceCopy> fmt::Debug for PinnedBuffer<T> {
 
 /// The pool's page-locked memory. Cold: a lock around the same cache that devices have.
 pub(crate) struct PinnedPool {
-    cache: Mutex<Cache>,
+    /// Pinned memory is portable, so any device will do: the first that is not lost.
+    links: Vec<Arc<Link>>,
+    /// The device that the cache's memory comes from, by its place in `links`.
+    cache: Mutex<(usize, Cache)>,
     deadline: Duration,
 }
 
 impl PinnedPool {
-    /// `link` is any device of the pool: pinned memory is portable.
-    pub(crate) fn new(link: &Arc<Link>, deadline: Duration) -> Self {
-        PinnedPool { cache: Mutex::new(Cache::new(link, ChunkKind::Pinned, None, deadline)), deadline }
+    pub(crate) fn new(links: &[Arc<Link>], deadline: Duration) -> Self {
+        let cache = Cache::new(&links[0], ChunkKind::Pinned, None, deadline);
+        PinnedPool { links: links.to_vec(), cache: Mutex::new((0, cache)), deadline }
     }
 
     /// A block that nobody uses any more.
     pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
-        let block = self.cache.lock().allocate(op, bytes)?;
+        let block = self.allocate(op, bytes)?;
         // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
         block.hazards.wait_host(op, Access::Write, self.deadline)?;
         Ok(block)
+    }
+
+    /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
+    fn allocate(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
+        let (of, cache) = &mut *self.cache.lock();
+        loop {
+            let allocated = if self.links[*of].is_lost() { None } else { Some(cache.allocate(op, bytes)) };
+            let next = match allocated {
+                Some(done) if !self.links[*of].is_lost() => return done,
+                _ => self.links.iter().position(|link| !link.is_lost()),
+            };
+            match next {
+                Some(next) => {
+                    *of = next;
+                    *cache = Cache::new(&self.links[next], ChunkKind::Pinned, None, self.deadline);
+                }
+                // All are lost; the driver says so.
+                None => return cache.allocate(op, bytes),
+            }
+        }
     }
 
     /// A zeroed buffer.
