@@ -20,9 +20,8 @@ struct Kept {
 type Try = fn(&Device, &Kept) -> Result<(), Error>;
 
 /// An operation of the driver, and what leads to it on device 1.
-const TRIES: [(FaultOp, Try); 16] = [
+const TRIES: [(FaultOp, Try); 15] = [
     (FaultOp::Alloc, |dev, _| dev.zeros::<u8>(30 << 20).map(drop)),
-    (FaultOp::HostAlloc, |dev, _| dev.pinned::<u8>(30 << 20).map(drop)),
     (FaultOp::StreamCreate, |dev, _| dev.stream().map(drop)),
     (FaultOp::EventCreate, |dev, _| (0..100).map(|_| dev.record()).collect::<Result<Vec<_>, _>>().map(drop)),
     (FaultOp::EventCreate, |dev, _| dev.record_timed().map(drop)),
@@ -96,6 +95,27 @@ on_both! {
                 pool.close().unwrap();
             }
         }
+    }
+
+    // Page-locked memory belongs to all devices, and comes from the first.
+    2: fn no_page_locked_memory(gpus) {
+        for fault in [Injected::OutOfMemory, Injected::Error] {
+            let plan = plan(FaultRule::new(fault).op(FaultOp::HostAlloc));
+            let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
+            plan.resume();
+            assert!(is_typed(&failure(pool.pinned::<u8>(30 << 20)), 0, fault));
+            let error = failure(pool.run_on(&[1], |dev, _| dev.upload(&[1u8]).map(drop)));
+            assert!(is_typed(&error, 0, fault), "{error}");
+            plan.pause();
+            assert_works(&pool);
+            assert_eq!(pool.pinned::<u8>(30 << 20).unwrap().len(), 30 << 20);
+        }
+        let plan = plan(FaultRule::new(Injected::DeviceLost).device(0).op(FaultOp::HostAlloc));
+        let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
+        plan.resume();
+        assert_eq!(pool.run_on(&[1], |dev, _| dev.download(&dev.upload(&[1u8])?)).unwrap(), [[1]]);
+        assert_eq!(pool.pinned::<u8>(30 << 20).unwrap().len(), 30 << 20);
+        assert_eq!(pool.report().lost, [true, false]);
     }
 
     // Memory that is not a device's.

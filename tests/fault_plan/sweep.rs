@@ -14,21 +14,19 @@ use std::sync::{Arc, LazyLock};
 
 const TRANSIENT: [Injected; 2] = [Injected::Error, Injected::OutOfMemory];
 const STICKY: [Injected; 2] = [Injected::LaunchFailed, Injected::DeviceLost];
-/// The device whose driver fails.
-const VICTIM: usize = 1;
 /// More than one piece of staging memory.
 static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| bytes((2 << 20) + 5, 77));
 /// More calls than any run here makes.
 const ENOUGH: u64 = 5000;
 
 /// `work` with the `n`-th call of the victim failing, for every `n`; with what was left of the pool afterwards.
-fn sweep(gpus: Gpus, staged: bool, faults: &[Injected], work: impl Fn(&GpuPool) -> Result<(), Error>) {
+fn sweep(gpus: Gpus, victim: usize, staged: bool, faults: &[Injected], work: impl Fn(&GpuPool) -> Result<(), Error>) {
     let count = gpus.up_to(3);
     for &fault in faults {
         let mut survived = 0;
         for n in 1.. {
             assert!(n < ENOUGH, "{fault} is injected over and over");
-            let plan = plan(FaultRule::new(fault).device(VICTIM).nth(n));
+            let plan = plan(FaultRule::new(fault).device(victim).nth(n));
             let builder = gpus.builder(count).faults(plan.clone());
             let pool = if staged { builder.without_peer_access() } else { builder }.build().unwrap();
             plan.resume();
@@ -37,7 +35,7 @@ fn sweep(gpus: Gpus, staged: bool, faults: &[Injected], work: impl Fn(&GpuPool) 
             let fired = plan.fired();
             match &done {
                 Ok(()) => survived += u64::from(!fired.is_empty()),
-                Err(error) => assert!(is_typed(error, VICTIM, fault), "{fired:?} became {error}"),
+                Err(error) => assert!(is_typed(error, victim, fault), "{fired:?} became {error}"),
             }
             if fired.is_empty() {
                 done.unwrap();
@@ -47,7 +45,7 @@ fn sweep(gpus: Gpus, staged: bool, faults: &[Injected], work: impl Fn(&GpuPool) 
             if TRANSIENT.contains(&fault) {
                 assert_works(&pool);
             } else {
-                assert_quarantined(&pool, count);
+                assert_quarantined(&pool, victim, count);
             }
             pool.close().unwrap();
         }
@@ -56,11 +54,11 @@ fn sweep(gpus: Gpus, staged: bool, faults: &[Injected], work: impl Fn(&GpuPool) 
 
 /// The victim is lost, for good, and the others work on: within the pool, and in one of their own.
 #[track_caller]
-fn assert_quarantined(pool: &GpuPool, count: usize) {
+fn assert_quarantined(pool: &GpuPool, victim: usize, count: usize) {
     let error = pool.run(|dev, _| collectives(dev)).unwrap_err();
-    assert!(matches!(error, Error::DeviceLost { device: VICTIM, .. }), "{error}");
-    assert_eq!(pool.report().lost, (0..count).map(|i| i == VICTIM).collect::<Vec<_>>());
-    let others: Vec<usize> = (0..count).filter(|&i| i != VICTIM).collect();
+    assert!(matches!(error, Error::DeviceLost { device, .. } if device == victim), "{error}");
+    assert_eq!(pool.report().lost, (0..count).map(|i| i == victim).collect::<Vec<_>>());
+    let others: Vec<usize> = (0..count).filter(|&i| i != victim).collect();
     pool.run_on(&others, |dev, _| collectives(dev)).unwrap();
     let rest = pool.survivors().unwrap();
     assert_eq!(rest.devices(), count - 1);
@@ -78,7 +76,7 @@ fn told(pool: &GpuPool, f: impl Fn(&Device) -> Result<(), Error> + Sync) -> Resu
             let fits = match error {
                 Error::Aborted { cause: own, .. } => own.to_string() == cause.to_string(),
                 // Several may meet the lost one by themselves, each in its own operation.
-                Error::DeviceLost { device: VICTIM, .. } => true,
+                Error::DeviceLost { .. } => true,
                 error => error.to_string() == cause.to_string(),
             };
             assert!(fits, "the scope ends with {cause}, but device {device} is told {error}");
@@ -144,23 +142,28 @@ fn work_of_state(pool: &GpuPool) -> Result<(), Error> {
 }
 
 on_both! {
-    2: fn collectives_with_a_call_that_fails(gpus) { sweep(gpus, false, &TRANSIENT, work_of_collectives) }
-    2: fn copies_with_a_call_that_fails(gpus) { sweep(gpus, false, &TRANSIENT, work_of_copies) }
-    2: fn staged_copies_with_a_call_that_fails(gpus) { sweep(gpus, true, &[Injected::Error], work_of_copies) }
-    2: fn staged_collectives_with_a_call_that_fails(gpus) { sweep(gpus, true, &[Injected::Error], work_of_collectives) }
-    2: fn state_with_a_call_that_fails(gpus) { sweep(gpus, false, &TRANSIENT, work_of_state) }
+    2: fn collectives_with_a_call_that_fails(gpus) { sweep(gpus, 1, false, &TRANSIENT, work_of_collectives) }
+    2: fn copies_with_a_call_that_fails(gpus) { sweep(gpus, 1, false, &TRANSIENT, work_of_copies) }
+    2: fn staged_copies_with_a_call_that_fails(gpus) { sweep(gpus, 1, true, &[Injected::Error], work_of_copies) }
+    2: fn staged_collectives_with_a_call_that_fails(gpus) { sweep(gpus, 1, true, &[Injected::Error], work_of_collectives) }
+    2: fn state_with_a_call_that_fails(gpus) { sweep(gpus, 1, false, &TRANSIENT, work_of_state) }
 
     // nccl#2353: a hang without a word; xmr-stak#2054: the bad GPU takes the others with it.
-    2: fn collectives_with_a_device_that_is_lost(gpus) { sweep(gpus, false, &STICKY, work_of_collectives) }
-    2: fn copies_with_a_device_that_is_lost(gpus) { sweep(gpus, false, &[Injected::DeviceLost], work_of_copies) }
-    2: fn staged_copies_with_a_device_that_is_lost(gpus) { sweep(gpus, true, &[Injected::DeviceLost], work_of_copies) }
-    2: fn state_with_a_device_that_is_lost(gpus) { sweep(gpus, false, &[Injected::DeviceLost], work_of_state) }
+    2: fn collectives_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, false, &STICKY, work_of_collectives) }
+    2: fn copies_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, false, &[Injected::DeviceLost], work_of_copies) }
+    2: fn staged_copies_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, true, &[Injected::DeviceLost], work_of_copies) }
+    // The pool's page-locked memory came from the first device.
+    2: fn copies_with_a_first_device_that_is_lost(gpus) { sweep(gpus, 0, false, &[Injected::DeviceLost], work_of_copies) }
+    2: fn staged_copies_with_a_first_device_that_is_lost(gpus) {
+        sweep(gpus, 0, true, &[Injected::DeviceLost], work_of_copies);
+    }
+    2: fn state_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, false, &[Injected::DeviceLost], work_of_state) }
 
     2: fn a_build_with_a_call_that_fails(gpus) {
         let count = gpus.up_to(3);
-        for fault in TRANSIENT.into_iter().chain(STICKY) {
+        for (fault, victim) in TRANSIENT.into_iter().chain(STICKY).flat_map(|fault| [(fault, 0), (fault, 1)]) {
             for n in 1..ENOUGH {
-                let plan = plan(FaultRule::new(fault).device(VICTIM).nth(n));
+                let plan = plan(FaultRule::new(fault).device(victim).nth(n));
                 plan.resume();
                 let built = gpus.builder(count).faults(plan.clone()).build();
                 plan.pause();
@@ -171,8 +174,8 @@ on_both! {
                         pool.close().unwrap();
                     }
                     // At the last call of all, nobody had to notice.
-                    Ok(pool) => assert_quarantined(&pool, count),
-                    Err(error) => assert!(is_typed(&error, VICTIM, fault), "{fired:?} became {error}"),
+                    Ok(pool) => assert_quarantined(&pool, victim, count),
+                    Err(error) => assert!(is_typed(&error, victim, fault), "{fired:?} became {error}"),
                 }
                 if fired.is_empty() {
                     println!("{fault}: {} calls", n - 1);
