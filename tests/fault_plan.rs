@@ -5,6 +5,8 @@ mod support;
 
 #[path = "fault_plan/driver.rs"]
 mod driver;
+#[path = "fault_plan/half_way.rs"]
+mod half_way;
 #[path = "fault_plan/kinds.rs"]
 mod kinds;
 #[path = "fault_plan/peers.rs"]

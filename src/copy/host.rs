@@ -27,7 +27,8 @@ struct Piece {
     block: Arc<Block>,
     /// Bytes packed so far.
     filled: usize,
-    /// Streams that were given packed bytes since the last event.
+    /// Streams that were given DMAs of this piece since the last event; noted before the DMA, so that none is forgotten
+    /// when the event fails.
     streams: SmallVec<[Arc<StreamCore>; 2]>,
     /// After these the piece is free.
     busy: SmallVec<[Event; 2]>,
@@ -130,8 +131,9 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
             let bytes = &src[start..part.end.min(start + PIECE)];
             let piece = lane.turn();
             piece.free(&wait)?;
+            piece.streams.push(stream.clone());
             send(piece, 0, stream, bytes, dst + start as u64)?;
-            piece.busy.push(Event::record(stream, "upload", false)?);
+            piece.seal()?;
         }
         Ok(())
     })
@@ -191,11 +193,12 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
             let piece = lane.turn();
             // Free already, except after a failed download.
             piece.free(&wait)?;
+            piece.streams.push(stream.clone());
             // SAFETY: `src` is live and ordered by the caller's `Op`; the piece is free, page-locked, large enough.
             let copied = unsafe { stream.link.driver.copy_to_host(piece.at(0), src + start as u64, bytes, stream.raw) };
             stream.link.check("download", copied)?;
             stream.submit();
-            piece.busy.push(Event::record(stream, "download", false)?);
+            piece.seal()?;
             let this = (lane.next, start, bytes);
             if let Some((index, start, bytes)) = arriving.replace(this) {
                 whole.empty(&mut lane.pieces[index], start, bytes, &wait)?;
