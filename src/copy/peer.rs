@@ -18,7 +18,7 @@ use crate::{
     device::Device,
     driver::{Address, Driver, RawEvent},
     error::Result,
-    memory::{block::Block, link::Link},
+    memory::{block::Block, hazard::Access, link::Link},
     runtime::worker::Shared,
     stream::StreamCore,
 };
@@ -56,7 +56,7 @@ pub(crate) fn copy(
         let copied = unsafe { link.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
         return link.check("copy", copied);
     }
-    shared.stage(src_device, dst_device)?.copy(&dev.stream, dev.index() == src_device, dst, src, bytes)
+    shared.stage(src_device, dst_device)?.copy(shared, &dev.stream, dev.index() == src_device, dst, src, bytes)
 }
 
 /// The means of staged copies from one device to another, shared by whoever copies on that pair.
@@ -74,6 +74,8 @@ struct State {
     full: [RawEvent; 2],
     empty: [RawEvent; 2],
     next: usize,
+    /// A copy has failed half way: the events do not cover all uses of the buffers.
+    spoilt: bool,
 }
 
 impl Stage {
@@ -87,14 +89,27 @@ impl Stage {
             full: [event(&source)?, event(&source)?],
             empty: [event(&destination)?, event(&destination)?],
             next: 0,
+            spoilt: false,
         };
         Ok(Stage { source, destination, state: Mutex::new(state) })
     }
 
     /// Submits the copy. `current` is the caller's stream, on the source's device if `on_source`.
-    fn copy(&self, current: &Arc<StreamCore>, on_source: bool, dst: Address, src: Address, bytes: usize) -> Result<()> {
+    fn copy(
+        &self,
+        shared: &Shared,
+        current: &Arc<StreamCore>,
+        on_source: bool,
+        dst: Address,
+        src: Address,
+        bytes: usize,
+    ) -> Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
+        if state.spoilt {
+            state.buffers = [shared.pinned.block("staged copy", PIECE)?, shared.pinned.block("staged copy", PIECE)?];
+            state.spoilt = false;
+        }
         let (up, down) = if on_source {
             (current.clone(), state.destination.clone())
         } else {
@@ -105,7 +120,20 @@ impl Stage {
         let copied = self.pieces(state, (&up, &down), dst, src, bytes);
         // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
         let last = other.submit();
-        current.wait_for("staged copy", other, last).and(copied)
+        let joined = current.wait_for("staged copy", other, last);
+        if copied.is_err() || joined.is_err() {
+            state.spoilt = true;
+            for buffer in &state.buffers {
+                // As reads, since a write would stand for what was noted before it.
+                buffer.hazards.note(current, current.submit(), 0..PIECE, Access::Read);
+                buffer.hazards.note(other, last, 0..PIECE, Access::Read);
+            }
+        }
+        if joined.is_err() {
+            // The caller's operation ends before its part on the other stream does, so that must be over now.
+            other.wait_idle("staged copy", shared.deadline, |_| false)?;
+        }
+        copied.and(joined)
     }
 
     fn pieces(
