@@ -56,6 +56,7 @@ pub enum Backend {
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
 /// | `GPU_POOL_CHECK` | `races` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
+/// | `GPU_POOL_FAULTS` | what is to go wrong and when: [`FaultPlan`], as text |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
@@ -259,6 +260,10 @@ impl Builder {
         if self.machine.schedule == host::Schedule::Threaded {
             let seed = variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())?;
             self.machine.schedule = seed.map_or(host::Schedule::Threaded, host::Schedule::Seeded);
+        }
+        if self.faults.is_none() {
+            let expected = "a plan of faults like `1:launch:3:launch-failed` (see `testing::FaultPlan`)";
+            self.faults = variable("GPU_POOL_FAULTS", expected, |text| text.parse().ok())?;
         }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;

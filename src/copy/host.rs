@@ -28,6 +28,9 @@ const PACK: usize = 256;
 /// From this many bytes on, several threads copy.
 const PARALLEL: usize = 8 << 20;
 
+/// How long the work of a lost device is waited for.
+const LOST: Duration = Duration::from_secs(1);
+
 /// A page-locked piece and the DMAs that may still use it.
 struct Piece {
     block: Arc<Block>,
@@ -78,7 +81,9 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let over = |event: &Event| event.is_complete().unwrap_or(true);
+        // The work of a lost device ends, too; a wait reports the loss only then.
+        let lost = |event: &Event| event.0.stream.link.driver.event_wait(event.0.raw, LOST).is_err();
+        let over = |event: &Event| event.is_complete().unwrap_or_else(|_| lost(event));
         if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
             // A stream got stuck with a DMA in this piece: the memory must never be given to anyone else.
             std::mem::forget(self.block.clone());

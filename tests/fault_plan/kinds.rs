@@ -7,7 +7,7 @@ use crate::{
 };
 use gpu_pool::{
     Device, DeviceBuffer, Error, ReduceOp,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+    testing::{FaultOp, FaultRule, Injected},
 };
 use parking_lot::Mutex;
 

@@ -29,8 +29,8 @@ fn assert_copies(pool: &GpuPool) {
                 *targets[peer][dev.index()].lock().unwrap() = Some(target);
             }
             dev.barrier()?;
-            for writer in 0..n {
-                let target = targets[dev.index()][writer].lock().unwrap().take().expect("it was given back");
+            for (writer, target) in targets[dev.index()].iter().enumerate() {
+                let target = target.lock().unwrap().take().expect("it was given back");
                 assert_eq!(dev.download(&target)?, own(writer), "{writer} to {}", dev.index());
             }
             Ok(())

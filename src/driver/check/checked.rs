@@ -73,6 +73,15 @@ impl Checked {
     }
 }
 
+/// Whether what was waited for has come to an end: also on a lost device, whose loss a wait reports only when what it
+/// was running has ended.
+fn is_over(waited: &DriverResult<bool>) -> bool {
+    match waited {
+        Ok(done) => *done,
+        Err(fault) => fault.kind == FaultKind::DeviceLost,
+    }
+}
+
 impl Driver for Checked {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
@@ -156,12 +165,12 @@ impl Driver for Checked {
     fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool> {
         // What others submit meanwhile is not waited for.
         let clock = self.checker.state.lock().streams.get(&(self.index, stream.0)).map(|stream| stream.clock.clone());
-        let idle = self.inner.stream_wait_idle(stream, limit)?;
-        if let Some(clock) = clock.filter(|_| idle) {
+        let idle = self.inner.stream_wait_idle(stream, limit);
+        if let Some(clock) = clock.filter(|_| is_over(&idle)) {
             let (mut state, by) = self.checker.enter();
             state.learn(by, &clock);
         }
-        Ok(idle)
+        idle
     }
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
@@ -212,8 +221,8 @@ impl Driver for Checked {
     fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::new("event_wait", "");
         let awaited = self.checker.state.lock().awaited((self.index, 0), event.0, call, None).map_err(refusal)?;
-        let done = self.inner.event_wait(event, limit)?;
-        let Some((key, record, version)) = awaited.filter(|_| done) else { return Ok(done) };
+        let done = self.inner.event_wait(event, limit);
+        let Some((key, record, version)) = awaited.filter(|_| is_over(&done)) else { return done };
         let (mut state, by) = self.checker.enter();
         if state.events.get(&key).is_none_or(|event| event.version == version) {
             state.learn(by, &record);
@@ -222,7 +231,7 @@ impl Driver for Checked {
             drop(state);
             self.event_query(event)?;
         }
-        Ok(done)
+        done
     }
 
     fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration> {
