@@ -155,6 +155,7 @@ impl Drop for Block {
                 history.uses.clear();
             }
             if let Some(watch) = self.link.watch() {
+                history.remember(&self.link);
                 watch.checker.freed(address);
             }
             self.home.inbox.push(FreeBlock { chunk, address, bytes, history });

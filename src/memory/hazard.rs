@@ -146,6 +146,11 @@ impl Hazards {
 }
 
 impl History {
+    /// With a checker: the calling thread lets go of the block and hands over what it knows.
+    pub(crate) fn remember(&mut self, link: &Link) {
+        remember(&mut self.known, link.release());
+    }
+
     /// What the threads knew that took uses off the list.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.known.as_deref()
