@@ -7,10 +7,13 @@ use std::{env, process::Command, time::Duration};
 /// Says in the subprocess what it is to do.
 const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
 
+const VARIABLES: [&str; 6] =
+    ["GPU_POOL_BACKEND", "GPU_POOL_DEVICES", "GPU_POOL_TIMEOUT", "GPU_POOL_CHECK", "GPU_POOL_SEED", "GPU_POOL_FAULTS"];
+
 /// What the pool of a process with these variables is like.
 fn with(task: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(env::current_exe().unwrap());
-    for name in ["GPU_POOL_BACKEND", "GPU_POOL_DEVICES", "GPU_POOL_TIMEOUT"] {
+    for name in VARIABLES {
         command.env_remove(name);
     }
     let output = command
@@ -54,7 +57,48 @@ fn child() {
         });
         return println!("CHILD {}", matches!(error, Err(Error::Timeout { waited, .. }) if waited.as_secs() < 10));
     }
+    if task == "race" {
+        let error = pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(100)?;
+            let side = dev.stream()?;
+            // SAFETY: what this promises is not so, which is what the checker is for.
+            let raw = unsafe { dev.unordered() };
+            raw.on(&side).scale(&mut x, 2.0)
+        });
+        return println!("CHILD {}", matches!(error, Err(Error::Misuse { .. })));
+    }
+    if task == "trace" {
+        return println!("CHILD {}", pool.trace().is_some());
+    }
+    if task == "upload" {
+        return println!(
+            "CHILD {}",
+            matches!(pool.run(|dev, _| dev.upload(&[1.0f32])), Err(Error::OutOfMemory { .. }))
+        );
+    }
     println!("CHILD {:?}", pool.run(|dev, _| Ok(dev.info().ordinal)).unwrap());
+}
+
+#[test]
+fn the_checker() {
+    let host = ("GPU_POOL_BACKEND", "host:1");
+    assert_eq!(with("race", &[host, ("GPU_POOL_CHECK", "races")]), "true");
+    assert_eq!(with("race", &[host, ("GPU_POOL_CHECK", "off")]), "false");
+    assert_eq!(with("race", &[host]), "false");
+}
+
+#[test]
+fn the_seed() {
+    let host = ("GPU_POOL_BACKEND", "host:2");
+    assert_eq!(with("trace", &[host, ("GPU_POOL_SEED", "7")]), "true");
+    assert_eq!(with("trace", &[host]), "false");
+}
+
+#[test]
+fn faults() {
+    let host = ("GPU_POOL_BACKEND", "host:1");
+    assert_eq!(with("upload", &[host, ("GPU_POOL_FAULTS", "0:host-alloc:1+:oom")]), "true");
+    assert_eq!(with("upload", &[host]), "false");
 }
 
 #[test]
@@ -95,6 +139,9 @@ fn values_that_are_not_understood_are_errors_that_name_the_variable() {
         ("GPU_POOL_TIMEOUT", "-3s"),
         ("GPU_POOL_TIMEOUT", "0"),
         ("GPU_POOL_TIMEOUT", "10 parsecs"),
+        ("GPU_POOL_CHECK", "yes"),
+        ("GPU_POOL_SEED", "-1"),
+        ("GPU_POOL_FAULTS", "everything"),
     ] {
         let backend = ("GPU_POOL_BACKEND", "host:2");
         let said =
