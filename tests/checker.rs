@@ -295,8 +295,8 @@ fn what_the_host_has_waited_for_is_over() {
             thread::yield_now();
         }
     };
-    let ways: [(&dyn Fn(&DriverRef, RawStream, RawEvent), bool); 4] =
-        [(&wait_stream, true), (&wait_event, false), (&ask_event, false), (&ask_stream, true)];
+    type Way = fn(&DriverRef, RawStream, RawEvent);
+    let ways: [(Way, bool); 4] = [(wait_stream, true), (wait_event, false), (ask_event, false), (ask_stream, true)];
     for (wait, all) in ways {
         let gpu = &gpus(1)[0];
         let (x, y, s, t, e) = (memory(gpu), memory(gpu), stream(gpu), stream(gpu), event(gpu));
@@ -445,6 +445,22 @@ fn memory_is_freed_while_it_is_in_use() {
         a.host_free(p as *mut u8).unwrap();
         a.managed_free(m).unwrap();
     }
+}
+
+/// What was submitted to a lost device can never be waited for; its memory goes back all the same.
+#[test]
+fn a_lost_devices_memory_is_freed() {
+    let gpu = &gpus(1)[0];
+    let (x, p, s) = (memory(gpu), pinned(gpu), stream(gpu));
+    fill(gpu, x, 1, s).unwrap();
+    down(gpu, p, x, s).unwrap();
+    gpu.launch_host(s, Box::new(|| panic!("a panic that loses the device"))).unwrap();
+    assert_eq!(gpu.stream_wait_idle(s, Duration::from_secs(30)).unwrap_err().kind, FaultKind::DeviceLost);
+    // SAFETY: nothing runs on the device any more.
+    let freed = unsafe { [gpu.mem_free(x), gpu.host_free(p as *mut u8)] };
+    assert_eq!(freed.map(|freed| freed.unwrap_err().kind), [FaultKind::DeviceLost; 2]);
+    // SAFETY: it is gone already.
+    caught(unsafe { gpu.mem_free(x) }, Kind::UseAfterFree);
 }
 
 #[test]

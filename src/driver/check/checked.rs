@@ -6,6 +6,7 @@ use super::{
     host::InStream,
     judge::{Operand, refusal},
     note::Call,
+    report::Kind,
     shadow::Manner,
 };
 #[cfg(feature = "blas")]
@@ -54,6 +55,11 @@ impl Checked {
         self.checker.state.lock().mem_added(range, source);
     }
 
+    /// Nothing runs on a lost device any more, and nothing can be waited for.
+    fn is_lost(&self) -> bool {
+        self.inner.bind().is_err_and(|fault| fault.kind == FaultKind::DeviceLost)
+    }
+
     /// Takes the memory out of the account first: whoever gets it next from the driver must not find it there.
     fn free(
         &self,
@@ -63,7 +69,10 @@ impl Checked {
         forward: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
         let (mut state, by) = self.checker.enter();
-        let removed = state.free(by, Call::new(call, ""), address, source).map_err(refusal)?;
+        let removed = match state.free(by, Call::new(call, ""), address, source) {
+            Err(report) if report.kind == Kind::FreeInUse && self.is_lost() => state.free_unasked(address, source),
+            judged => judged.map_err(refusal)?,
+        };
         drop(state);
         let freed = forward();
         if let Some(removed) = removed.filter(|_| !is_gone(&freed)) {

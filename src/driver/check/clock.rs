@@ -135,6 +135,11 @@ impl Clock {
         !self.marks.is_empty()
     }
 
+    /// Whether it waits for every flag that `other` waits for.
+    pub fn has_marks_of(&self, other: &Clock) -> bool {
+        other.marks.iter().all(|mark| self.marks.iter().any(|own| Arc::ptr_eq(own, mark)))
+    }
+
     pub fn mark(&mut self, mark: Arc<Mark>) {
         self.marks.push(mark);
     }
@@ -144,7 +149,7 @@ impl Clock {
         &self.marks
     }
 
-    /// What both know for certain; and whatever either may yet come to know.
+    /// What both know for certain; and whatever either may yet come to know: rather too much than too little.
     pub fn meet(&mut self, other: &Clock) {
         self.counts.retain(|(component, count)| {
             let theirs = other.counts.binary_search_by_key(component, |&(c, _)| c).map_or(0, |at| other.counts[at].1);

@@ -51,12 +51,19 @@ impl Flags {
             };
             past.iter().any(by)
         };
-        let mut candidates = writes
-            .iter()
-            .filter(|write| write.value.is_some_and(|have| satisfies(have, value)) && !overwritten(write))
-            .map(|write| &write.clock);
-        let mut common = candidates.next()?.clone();
-        candidates.for_each(|clock| common.meet(clock));
+        let ends = |write: &&Write| write.value.is_some_and(|have| satisfies(have, value)) && !overwritten(write);
+        let candidates: Vec<&Write> = writes.iter().filter(ends).collect();
+        // Who comes after another candidate knows all that one knew, too.
+        let first = |write: &&&Write| {
+            let after = |other: &&Write| {
+                (other.component, other.count) != (write.component, write.count)
+                    && write.clock.covers(other.component, other.count)
+            };
+            !candidates.iter().any(after)
+        };
+        let mut firsts = candidates.iter().filter(first);
+        let mut common = firsts.next()?.clock.clone();
+        firsts.for_each(|write| common.meet(&write.clock));
         Some(common)
     }
 

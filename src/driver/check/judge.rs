@@ -336,6 +336,12 @@ impl State {
         }
         Ok(Some(self.mem_removed(&range)))
     }
+
+    /// The same, whatever may be in flight.
+    pub fn free_unasked(&mut self, address: Address, source: Source) -> Option<Removed> {
+        let range = self.heap.chunk(address, source)?;
+        Some(self.mem_removed(&range))
+    }
 }
 
 /// Whether an operation of a stream, submitted by a thread, comes after another operation.

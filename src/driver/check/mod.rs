@@ -18,6 +18,7 @@
 //! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
 //!   all threads together know when one of them learns that the wait is over; until then, conflicts that the flag might
 //!   order are not reported;
+//! * what is left of work on a lost device: its memory may be freed;
 //! * what a kernel does beyond its declared arguments, and which bytes of an argument it really touches: `&mut` counts as
 //!   a write of all of it;
 //! * edges that the host makes between its own threads, as above.
@@ -26,8 +27,8 @@
 //!
 //! Vector clocks (`clock`) for streams and host threads, and a map of who touched which bytes last (`shadow`). Everything
 //! happens when an operation is submitted, under one lock that is held while the call goes through (`judge`, `state`), so
-//! that two threads cannot slip by each other. Calls that wait, allocate or free are made without the lock.
-//!
+//! that two threads cannot slip by each other. Calls that wait, allocate or free are made without the lock; one
+//! that submits and blocks, as CUDA's do when a stream's queue is full, holds up the submissions of all other threads.
 
 mod checked;
 mod clock;

@@ -190,7 +190,7 @@ fn run(steps: Vec<Step>) -> (usize, usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn the_account_agrees_with_a_search_of_the_graph(steps in prop::collection::vec(step(), 1..60)) {

@@ -2,7 +2,8 @@
 //!
 //! Of each range the map keeps the accesses that a later one might conflict with: the last write and the reads since,
 //! and what synchronises through a flag. An access goes when a new one is ordered after it and conflicts with all that
-//! it conflicts with, for then whoever is ordered after the new one is ordered after both.
+//! it conflicts with, for then whoever is ordered after the new one is ordered after both. A new one whose stream waits for a
+//! flag may come after what is submitted later, and replaces only what waits for the same flag.
 
 use super::{clock::Component, heap::Owned, note::Note};
 use crate::driver::Address;
@@ -48,6 +49,14 @@ impl Access {
     /// Whether they are of one operation.
     pub fn same(&self, other: &Access) -> bool {
         (self.component, self.count) == (other.component, other.count)
+    }
+
+    /// Whether `old`, which is over before, need not be kept. What a flag may yet put before the one must come before the
+    /// other as well.
+    fn replaces(&self, old: &Access) -> bool {
+        let waits = self.note.pending.as_ref();
+        self.manner.dominates(old.manner)
+            && waits.is_none_or(|new| old.note.pending.as_ref().is_some_and(|old| old.has_marks_of(new)))
     }
 
     fn equals(&self, other: &Access) -> bool {
@@ -97,7 +106,7 @@ impl Shadow {
     /// Enters an access; `ordered` tells which earlier ones are known to be over before it.
     pub fn note(&mut self, range: &Range<Address>, new: &Access, ordered: impl Fn(&Access) -> bool) {
         let update = |segment: &mut Segment| {
-            segment.accesses.retain(|old| !(new.manner.dominates(old.manner) && ordered(old)));
+            segment.accesses.retain(|old| !(new.replaces(old) && ordered(old)));
             segment.accesses.push(new.clone());
         };
         if let Some(segment) = self.segments.get_mut(&range.start).filter(|segment| segment.end == range.end) {
