@@ -5,7 +5,9 @@
 //! a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up to one per core
 //! (at least two), and one more for each host function under way, since those may block.
 //!
-//! Where operations run one at a time (`step`) there is one worker, in [`Machine::run_steps`].
+//! Where operations run one at a time (`step`) there is one worker, in `steps`.
+
+mod steps;
 
 use super::{
     HostConfig, MachineConfig,
@@ -293,88 +295,6 @@ impl Machine {
         } else {
             self.work.wait(state);
         }
-    }
-
-    // ---- one operation at a time ------------------------------------------------------------------------------------
-
-    /// The loop of the one worker of a stepped machine.
-    fn run_steps(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
-        loop {
-            if !state.core.can_go_on() {
-                if state.crew.shutdown {
-                    return;
-                }
-                self.rest_between(state, job);
-            } else if self.may_step(state) {
-                // Looked for only now: more may have come while the program was coming to rest.
-                let candidates = state.core.candidates();
-                if candidates.is_empty() {
-                    continue;
-                }
-                let State { core, stepper, attendance, .. } = &mut **state;
-                let Some(stepper) = stepper else { return };
-                let key = stepper.choose(core, candidates);
-                attendance.stepped();
-                if !self.take(state, key, job)
-                    && let Some(stepper) = &mut state.stepper
-                {
-                    stepper.attempted();
-                }
-            }
-        }
-    }
-
-    /// Whether the next step may be taken; if not, some time has passed.
-    fn may_step(&self, state: &mut MutexGuard<'_, State>) -> bool {
-        for look in 0..=LOOKS {
-            let State { core, crew, attendance, stepper, .. } = &mut **state;
-            let Some(stepper) = stepper else { return true };
-            if crew.shutdown || attendance.is_quiet(core) {
-                stepper.rests();
-                return true;
-            }
-            if stepper.has_waited(core.submissions, || attendance.someone_works()) {
-                return true;
-            }
-            if look < LOOKS {
-                MutexGuard::unlocked(state, thread::yield_now);
-            }
-        }
-        self.work.wait_for(state, PAUSE);
-        false
-    }
-
-    /// Nothing can run: sleeps until something is submitted; and if a stream waits for a word, or a kernel spins, has
-    /// another look from time to time, since the host may have written something.
-    fn rest_between(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
-        if !state.core.has_work() {
-            self.work.wait(state);
-            return;
-        }
-        if self.work.wait_for(state, POLL).timed_out() && !state.core.can_go_on() {
-            for key in state.core.spinners() {
-                // Attempts in vain leave no trace: how many there are depends on time.
-                let Some(step) = state.core.forced_step(key) else { continue };
-                if self.take(state, key, job)
-                    && let Some(stepper) = &mut state.stepper
-                {
-                    stepper.was_forced(key, step);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Takes the head operation of a stream through; whether it came to its end.
-    fn take(&self, state: &mut MutexGuard<'_, State>, key: Key, job: &mut Job) -> bool {
-        state.core.set_state(key, StreamState::Active);
-        let ended = match state.core.start(key, job) {
-            Start::Done | Start::Left => true,
-            Start::Run => self.perform(state, job).1,
-        };
-        state.core.settle(key);
-        self.bury(state);
-        ended
     }
 
     // ---- threads of the host ----------------------------------------------------------------------------------------

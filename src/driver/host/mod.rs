@@ -54,7 +54,7 @@ mod trace;
 mod wait;
 mod watch;
 
-use super::{Driver, DriverRef};
+use super::{Driver, DriverRef, RawStream};
 pub use attend::{Attendee, attend};
 pub use exec::again;
 pub use gpu::HostGpu;
@@ -171,6 +171,11 @@ pub fn virtual_now(device: &dyn Driver) -> Option<Duration> {
 pub fn virtual_end(device: &dyn Driver) -> Option<Duration> {
     let state = gpu(device)?.lock();
     state.core.clock.as_ref().map(|_| event::duration(state.core.latest))
+}
+
+/// How many operations of a software GPU's stream have completed.
+pub(crate) fn completed(device: &dyn Driver, stream: RawStream) -> u64 {
+    gpu(device).and_then(|gpu| gpu.lock().core.streams.get(stream.0).map(|stream| stream.completed)).unwrap_or(0)
 }
 
 /// Looks whether everyone waits for everyone; for a device thread that waits outside the driver, every few milliseconds.

@@ -1,0 +1,112 @@
+//! From the choices of a failing run to fewer of them that still fail.
+
+use super::{Explorer, Failing, Run};
+use crate::{
+    GpuPool, Result,
+    driver::host::{Schedule, Trace},
+};
+use std::time::{Duration, Instant};
+
+/// Runs that shrinking may take,
+const RUNS: u32 = 200;
+/// and time.
+const TIME: Duration = Duration::from_secs(20);
+
+/// A search for a simpler list of choices that still fails.
+pub(super) struct Shrink<'a> {
+    explorer: &'a Explorer,
+    f: &'a dyn Fn(&GpuPool) -> Result<()>,
+    tries: u32,
+    until: Instant,
+}
+
+impl<'a> Shrink<'a> {
+    pub(super) fn new(explorer: &'a Explorer, f: &'a dyn Fn(&GpuPool) -> Result<()>) -> Self {
+        Shrink { explorer, f, tries: 0, until: Instant::now() + TIME }
+    }
+
+    /// One more run, if there may be one.
+    fn run(&mut self, choices: &[u32]) -> Option<Run> {
+        if self.tries >= RUNS || Instant::now() >= self.until {
+            return None;
+        }
+        self.tries += 1;
+        Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
+    }
+
+    /// One more run, if it is made and fails.
+    fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
+        let Run { failed, trace } = self.run(choices)?;
+        failed.map(|why| Failing { why, trace })
+    }
+
+    /// The simplest failing run found, the number of runs, and whether the first could be repeated at all.
+    pub(super) fn shrink(mut self, first: Failing) -> (Failing, u32, bool) {
+        let choices = first.trace.choices();
+        let Some(mut best) = self.fails(&choices) else { return (first, self.tries, false) };
+        // Without any switch; then the shortest beginning that is needed, by halving.
+        let straight = match self.run(&[]) {
+            Some(Run { failed: Some(why), trace }) => return (Failing { why, trace }, self.tries, true),
+            Some(run) => run.trace,
+            None => return (best, self.tries, true),
+        };
+        let (mut passes, mut fails) = (0, choices.len());
+        while fails - passes > 1 {
+            let middle = passes + (fails - passes) / 2;
+            match self.fails(&choices[..middle]) {
+                Some(failing) => (best, fails) = (failing, middle),
+                None => passes = middle,
+            }
+        }
+        best = self.minimise(choices[..fails].to_vec(), best);
+        if best.trace.switches() > 1
+            && let Some(single) = self.single(&straight)
+        {
+            best = single;
+        }
+        (best, self.tries, true)
+    }
+
+    /// One switch in the run that has none and passes: what is left of a failing run by leaving out choices depends on
+    /// what each of them counted from, and need not be the simplest. From the end, where the failure is.
+    fn single(&mut self, straight: &Trace) -> Option<Failing> {
+        for (at, step) in straight.steps().iter().enumerate().rev() {
+            for choice in 1..step.candidates {
+                let mut choices = vec![0; at];
+                choices.push(choice);
+                let Run { failed, trace } = self.run(&choices)?;
+                if let Some(why) = failed {
+                    return Some(Failing { why, trace });
+                }
+            }
+        }
+        None
+    }
+
+    /// Delta debugging over the choices that are not 0.
+    fn minimise(&mut self, mut choices: Vec<u32>, mut best: Failing) -> Failing {
+        let mut parts = 2;
+        loop {
+            let switches: Vec<usize> = (0..choices.len()).filter(|&i| choices[i] != 0).collect();
+            let size = switches.len().div_ceil(parts).max(1);
+            let mut smaller = None;
+            for block in switches.chunks(size) {
+                let mut without = choices.clone();
+                block.iter().for_each(|&i| without[i] = 0);
+                if let Some(failing) = self.fails(&without) {
+                    smaller = Some((without, failing));
+                    break;
+                }
+            }
+            match smaller {
+                Some(found) => {
+                    (choices, best) = found;
+                    parts = parts.saturating_sub(1).max(2);
+                }
+                None if size == 1 => break,
+                None => parts = (parts * 2).min(switches.len()),
+            }
+        }
+        best
+    }
+}
