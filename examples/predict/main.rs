@@ -67,6 +67,10 @@ fn run(options: &Options) -> Result<()> {
     print!("{eight}");
     println!("\nThe copy-engine ring on it, in {} pieces, against what was measured:", options.pieces);
     println!("{}", report::against_measured(&curve(&eight, options.pieces)?));
+    println!(
+        "(Submitting was measured at {} us, with the waiting of the host threads for each other.)\n",
+        measured::SUBMIT
+    );
     println!("What that is made of: by how much less the ring would take if a thing cost nothing");
     println!("{}", report::contributions(&eight, |machine, bytes| predict(machine, bytes, options.pieces))?);
     println!("`Device::all_reduce` of this crate on it (its ring pulls, which copy engines do more slowly):");

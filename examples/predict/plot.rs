@@ -49,7 +49,7 @@ where
 {
     area.fill(&WHITE)?;
     let title = format!("All-reduce of f32 by a ring of copy engines, {pieces} pieces: predicted in virtual time");
-    let area = area.titled(&title, text(23))?;
+    let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
     let (left, right) = area.split_horizontally(SIZE.0 * 53 / 100);
     // Both axes are logarithmic: what is drawn are logarithms to base 2, so that the marks fall on powers of two.
     times(&left, curves)?;
@@ -144,7 +144,7 @@ fn size(bytes: usize) -> f64 {
 /// The axis of sizes, with a little room at both ends.
 fn sizes(curves: &[(String, Vec<Point>)]) -> std::ops::Range<f64> {
     let all = || curves.iter().flat_map(|(_, points)| points).map(|point| size(point.bytes));
-    all().fold(f64::MAX, f64::min) - 0.15..all().fold(f64::MIN, f64::max) + 0.15
+    all().fold(f64::MAX, f64::min) - 0.15..all().fold(f64::MIN, f64::max) + 0.25
 }
 
 fn size_mark(log: &f64) -> String {

@@ -162,7 +162,7 @@ impl Topology {
                 .through(format!("network into device {to}"), gbps);
             Link::new(from, to, path)
         };
-        let mut machine = Topology::new(format!("2 nodes of {per_node} x H200"));
+        let mut machine = Topology::new(format!("2 nodes of {per_node} x H200, {gbps} GB/s between"));
         machine.devices = (0..count).map(|device| h200(device, device / per_node, device % per_node)).collect();
         machine.links = pairs(count).map(link).collect();
         machine.host = host_costs(per_node);

@@ -182,7 +182,7 @@ impl VirtualClock {
 
     /// A thread submits an operation: its clock moves on by what the call costs. The result is when the operation is in
     /// its stream.
-    pub fn submit(&mut self, thread: ThreadId, _device: usize, cost: &Cost) -> Time {
+    pub fn submit(&mut self, thread: ThreadId, cost: &Cost) -> Time {
         let host = &self.host;
         self.spend(
             thread,
@@ -477,8 +477,8 @@ mod tests {
         let mut clock = VirtualClock::new(Some(&machine()), 2);
         let (me, other) = (std::thread::current().id(), std::thread::spawn(|| ()).thread().id());
         let fill = Cost::Fill { bytes: 10_000 };
-        assert_eq!(clock.submit(me, 0, &fill), 4 * US);
-        assert_eq!(clock.submit(me, 0, &fill), 8 * US);
+        assert_eq!(clock.submit(me, &fill), 4 * US);
+        assert_eq!(clock.submit(me, &fill), 8 * US);
         assert_eq!(clock.book(0, &fill, 8 * US), (8 * US, 11 * US));
         clock.raise(me, 11 * US);
         clock.call(me, HostCall::Wake);

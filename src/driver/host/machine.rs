@@ -123,7 +123,7 @@ impl Owner {
             self.hire(state)?;
         }
         state.attendance.acts(thread::current().id());
-        op.submitted = state.core.price(stream, &op.work);
+        op.submitted = state.core.price(&op.work);
         state.core.push(stream, op);
         if state.core.stepped {
             self.0.work.notify_one();

@@ -272,16 +272,13 @@ impl Core {
         }
     }
 
-    /// Where time is virtual: the calling thread submits an operation to a stream; when it is there.
-    pub fn price(&mut self, stream: Key, work: &Work) -> Time {
+    /// Where time is virtual: the calling thread submits an operation; when that is in its stream.
+    pub fn price(&mut self, work: &Work) -> Time {
         if self.clock.is_none() {
             return 0;
         }
         let cost = self.cost(work);
-        match (&mut self.clock, self.streams.get(stream)) {
-            (Some(clock), Some(stream)) => clock.submit(thread::current().id(), stream.device, &cost),
-            _ => 0,
-        }
+        self.clock.as_mut().map_or(0, |clock| clock.submit(thread::current().id(), &cost))
     }
 
     /// The calling thread makes another call, and has learnt of what finished at `time`.
