@@ -125,8 +125,13 @@ impl Checker {
         self.state.lock().heap.take_back(address);
     }
 
-    /// The calling thread is about to touch page-locked or managed memory.
-    pub(crate) fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
+    /// The calling thread is about to touch page-locked or managed memory. The crate's own buffers say so themselves; those
+    /// who use drivers without a pool do it here.
+    ///
+    /// # Errors
+    /// What is wrong with it: a device's operation on these bytes that the thread has not waited for
+    /// ([`Kind::HostAccess`]), memory that was freed.
+    pub fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
         let (mut state, by) = self.enter();
         let manner = if write { Manner::WRITE } else { Manner::READ };
         state.host_access(by, Operand { address, bytes, manner })

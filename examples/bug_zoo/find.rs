@@ -1,0 +1,129 @@
+//! Runs the programs, and says what was seen.
+
+use crate::zoo::{
+    exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen},
+    ground::Ground,
+};
+use gpu_pool::driver::check::Kind;
+
+/// Orders of operations in which a wrong program is run without the checker.
+pub const SEEDS: u64 = 32;
+
+/// What one run came to.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// In a few words, for tables.
+    pub how: String,
+    /// What was reported.
+    pub text: Option<String>,
+    pub as_expected: bool,
+}
+
+/// What was found of one exhibit on one kind of devices.
+pub struct Findings {
+    pub exhibit: &'static Exhibit,
+    /// The wrong program without and with the checker.
+    pub off: Finding,
+    pub on: Finding,
+    /// The mended one, with the checker.
+    pub right: Finding,
+    /// In how many of [`SEEDS`] orders the wrong program ends with wrong numbers and says nothing, on software GPUs;
+    /// `None` where it never ends in silence.
+    pub wrong_numbers: Option<u64>,
+}
+
+impl Findings {
+    pub fn of(exhibit: &'static Exhibit, cuda: bool) -> Findings {
+        let ground = |check| if cuda { Ground::cuda(check) } else { Ground::software(check) };
+        let right = match (exhibit.right.run)(&ground(true)) {
+            Ok(Seen::Right) => finding("silent", None, true),
+            Ok(Seen::Wrong) => finding("wrong numbers", None, false),
+            Err(trouble) => finding("fails", Some(trouble.to_string()), false),
+        };
+        let (off, on) = (wrong(exhibit, &ground(false)), wrong(exhibit, &ground(true)));
+        let wrong_numbers = if cuda { None } else { wrong_numbers(exhibit) };
+        Findings { exhibit, off, on, right, wrong_numbers }
+    }
+
+    pub fn as_expected(&self) -> bool {
+        self.off.as_expected && self.on.as_expected && self.right.as_expected
+    }
+}
+
+fn finding(how: impl Into<String>, text: Option<String>, as_expected: bool) -> Finding {
+    Finding { how: how.into(), text, as_expected }
+}
+
+/// The program with the mistake.
+fn wrong(exhibit: &Exhibit, ground: &Ground) -> Finding {
+    if let Caught::DoesNotCompile { code, .. } = exhibit.expected {
+        return finding(format!("does not compile ({code})"), None, true);
+    }
+    let Some(program) = &exhibit.wrong else { return finding("not run", None, true) };
+    let runs = match exhibit.cuda {
+        OnCuda::Runs | OnCuda::Unseen => true,
+        OnCuda::OnlyChecked => ground.check,
+        OnCuda::Never => false,
+    };
+    if ground.cuda && !runs {
+        return finding("not run", None, true);
+    }
+    judge(exhibit, ground, (program.run)(ground))
+}
+
+fn judge(exhibit: &Exhibit, ground: &Ground, outcome: Outcome) -> Finding {
+    let silent = match exhibit.expected {
+        Caught::Report(_) => !ground.check || (ground.cuda && exhibit.cuda == OnCuda::Unseen),
+        Caught::Healed => true,
+        Caught::Error(_) | Caught::Deadlock | Caught::DoesNotCompile { .. } => false,
+    };
+    match outcome {
+        Ok(_) if exhibit.expected == Caught::Healed => finding("silent; a pool goes round it", None, true),
+        Ok(_) => finding("silent", None, silent),
+        Err(trouble) => {
+            let caught = trouble.caught();
+            let how = match (caught, &trouble) {
+                (Some(caught), _) => words(caught).to_owned(),
+                // A software GPU is stricter than a real one: work that names freed memory is refused, or loses the device.
+                (None, _) => "driver error".to_owned(),
+            };
+            let by_the_driver = !ground.check && !ground.cuda && caught.is_none();
+            finding(how, Some(trouble.to_string()), caught == Some(exhibit.expected) || by_the_driver)
+        }
+    }
+}
+
+/// How it is caught, in a few words.
+pub fn words(caught: Caught) -> &'static str {
+    match caught {
+        Caught::Report(Kind::Race) => "report: race",
+        Caught::Report(Kind::UseAfterFree) => "report: use after free",
+        Caught::Report(Kind::FreeInUse) => "report: freed in use",
+        Caught::Report(Kind::EarlyReuse) => "report: early reuse",
+        Caught::Report(Kind::HostAccess) => "report: host access",
+        Caught::Report(Kind::UninitializedRead) => "report: unwritten bytes",
+        Caught::Report(Kind::UnrecordedEvent) => "report: unrecorded event",
+        Caught::Report(Kind::WrongDeclaration) => "report: wrong declaration",
+        Caught::Report(_) => "report",
+        Caught::Error(Refusal::WrongDevice) => "error: WrongDevice",
+        Caught::Error(Refusal::PeerDenied) => "error: PeerDenied",
+        Caught::Error(Refusal::Mismatch(_)) => "error: Mismatch",
+        Caught::Error(Refusal::NestedScope) => "error: NestedScope",
+        Caught::Deadlock => "deadlock report",
+        Caught::Healed => "the pool goes round it",
+        Caught::DoesNotCompile { .. } => "does not compile",
+    }
+}
+
+fn wrong_numbers(exhibit: &Exhibit) -> Option<u64> {
+    let program = exhibit.wrong.as_ref()?;
+    let mut wrong = 0;
+    for seed in 0..SEEDS {
+        match (program.run)(&Ground::seeded(false, seed)) {
+            Ok(Seen::Right) => {}
+            Ok(Seen::Wrong) => wrong += 1,
+            Err(_) => return None,
+        }
+    }
+    Some(wrong)
+}

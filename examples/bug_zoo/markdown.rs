@@ -1,0 +1,101 @@
+//! The page in `docs`, as the run made it.
+
+use crate::{
+    find::{Findings, SEEDS},
+    record,
+    tour::silence,
+    zoo::exhibit::{Caught, Program},
+};
+use anyhow::Result;
+use std::fmt::Write;
+
+pub fn page(all: &[Findings]) -> Result<String> {
+    let mut page = String::from(HEAD);
+    table(&mut page, all)?;
+    for found in all {
+        section(&mut page, found)?;
+    }
+    Ok(page)
+}
+
+const HEAD: &str = "\
+<!-- Made by `cargo run --example bug_zoo -- --markdown docs/bug_zoo.md`; do not edit. -->
+
+# The bug zoo
+
+Mistakes that programs for several GPUs are made of. Each comes from a public thread, runs on any computer (software GPUs), is
+caught, and has a mended twin that is silent. `cargo run --example bug_zoo` walks through them; `tests/bug_zoo.rs` holds each to
+its word. Where this crate's public face excludes a mistake, the wrong program is written against bare devices, which look like
+the CUDA driver API.
+
+";
+
+fn table(page: &mut String, all: &[Findings]) -> Result<()> {
+    let h200 = record::read(record::H200)?;
+    writeln!(page, "## What is caught, and where\n")?;
+    writeln!(
+        page,
+        "\"Wrong numbers\": how often the program ends in silence with wrong results on software GPUs without the"
+    )?;
+    writeln!(
+        page,
+        "checker, of {SEEDS} seeded orders of its operations. \"Not run\": without the checker it could kill the GPU's"
+    )?;
+    writeln!(page, "context, or hang for ever.\n")?;
+    write!(page, "| exhibit | software GPUs, checker off | wrong numbers | software GPUs, checker on |")?;
+    writeln!(page, "{}", if h200.is_some() { " 2 x H200, checker off | 2 x H200, checker on |" } else { "" })?;
+    writeln!(page, "|---|---|---|---|{}", if h200.is_some() { "---|---|" } else { "" })?;
+    for found in all {
+        let name = found.exhibit.name;
+        let numbers = found.wrong_numbers.map_or_else(|| "-".to_owned(), |n| format!("{n} of {SEEDS}"));
+        write!(page, "| [{name}](#{name}) | {} | {numbers} | {} |", found.off.how, found.on.how)?;
+        if let Some(rows) = &h200 {
+            write!(page, " {} | {} |", record::cell(rows, name, "off"), record::cell(rows, name, "on"))?;
+        }
+        writeln!(page)?;
+    }
+    let twins = all.iter().filter(|found| found.right.as_expected).count();
+    writeln!(page, "\n{twins} of {} mended twins are silent, with the checker on.", all.len())?;
+    Ok(())
+}
+
+fn section(page: &mut String, found: &Findings) -> Result<()> {
+    let exhibit = found.exhibit;
+    writeln!(page, "\n## {}\n\n### {}\n", exhibit.name, exhibit.title)?;
+    writeln!(page, "{}\n\nSeen in [{}]({}).\n", exhibit.mistake, exhibit.thread.label, exhibit.thread.url)?;
+    if let Some(wrong) = &exhibit.wrong {
+        source(page, wrong)?;
+    }
+    match exhibit.expected {
+        Caught::DoesNotCompile { file, code } => writeln!(page, "It does not compile: {code}, as in `{file}`.\n")?,
+        Caught::Healed => writeln!(page, "What happens: {}.\n", silence(found))?,
+        Caught::Error(_) | Caught::Deadlock => {
+            writeln!(page, "With the checker and without:\n")?;
+            text(page, found.on.text.as_deref().unwrap_or("nothing"))?;
+        }
+        Caught::Report(_) => {
+            match &found.off.text {
+                None => writeln!(page, "Without the checker: {}. With it:\n", silence(found))?,
+                Some(said) => {
+                    writeln!(page, "Without the checker, software GPUs report:\n")?;
+                    text(page, said)?;
+                    writeln!(page, "With it:\n")?;
+                }
+            }
+            text(page, found.on.text.as_deref().unwrap_or("nothing"))?;
+        }
+    }
+    writeln!(page, "Mended: {}\n", exhibit.mended)?;
+    source(page, &exhibit.right)
+}
+
+fn source(page: &mut String, program: &Program) -> Result<()> {
+    let (line, text) = program.text();
+    writeln!(page, "`{}:{line}`\n\n```rust\n{text}\n```\n", program.file)?;
+    Ok(())
+}
+
+fn text(page: &mut String, said: &str) -> Result<()> {
+    writeln!(page, "```text\n{said}\n```\n")?;
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! What is caught where.
+
+use crate::find::{Findings, SEEDS};
+use anyhow::Result;
+use comfy_table::{ContentArrangement, Table, presets};
+use std::io::Write;
+
+pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
+    let devices = if cuda { "CUDA" } else { "software GPUs" };
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(100);
+    let mut head =
+        vec!["exhibit".to_owned(), "checker off".to_owned(), "checker on".to_owned(), "mended twin".to_owned()];
+    if !cuda {
+        head.insert(2, format!("wrong numbers, of {SEEDS} orders"));
+    }
+    table.set_header(head);
+    for found in all {
+        let [off, on, right] = [&found.off, &found.on, &found.right]
+            .map(|f| if f.as_expected { f.how.clone() } else { format!("UNEXPECTED: {}", f.how) });
+        let mut row = vec![found.exhibit.name.to_owned(), off, on, right];
+        if !cuda {
+            row.insert(2, found.wrong_numbers.map_or_else(|| "-".to_owned(), |n| n.to_string()));
+        }
+        table.add_row(row);
+    }
+    writeln!(out, "On {devices}:\n{table}")?;
+    Ok(())
+}

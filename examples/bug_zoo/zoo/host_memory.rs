@@ -1,0 +1,182 @@
+//! Memory that the host and devices share.
+
+use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Seen, Thread};
+use super::ground::Ground;
+use crate::program;
+use gpu_pool::driver::check::Kind;
+
+const SOURCE: &str = include_str!("host_memory.rs");
+/// Numbers in a buffer.
+const N: usize = 1 << 14;
+
+pub const EXHIBITS: &[Exhibit] = &[
+    Exhibit {
+        name: "host-reads-too-early",
+        title: "The host reads before the copy has landed",
+        mistake: "A copy to page-locked memory returns at once. The host reads what is there: a mixture of before and after, \
+                  or all of it from before.",
+        thread: Thread {
+            label: "pytorch/pytorch#86264: `to(\"cpu\", non_blocking=True)` works weird",
+            url: "https://github.com/pytorch/pytorch/issues/86264",
+        },
+        wrong: Some(program!(host_reads_too_early_wrong)),
+        right: program!(host_reads_too_early_right),
+        mended: "`PinnedBuffer::as_slice` waits for the copies that write it; there is no other way to the numbers.",
+        expected: Caught::Report(Kind::HostAccess),
+        cuda: OnCuda::Runs,
+    },
+    Exhibit {
+        name: "host-writes-too-early",
+        title: "The host overwrites a batch that is being sent",
+        mistake: "The loader fills the page-locked buffer with the next batch while the copy of the last one reads it: the \
+                  device gets some rows of each.",
+        thread: Thread {
+            label: "pytorch/pytorch#127612: a tensor on the CPU is changed before it was sent",
+            url: "https://github.com/pytorch/pytorch/issues/127612",
+        },
+        wrong: Some(program!(host_writes_too_early_wrong)),
+        right: program!(host_writes_too_early_right),
+        mended: "`PinnedBuffer::as_mut_slice` waits for all copies, from it and to it.",
+        expected: Caught::Report(Kind::HostAccess),
+        cuda: OnCuda::Runs,
+    },
+    Exhibit {
+        name: "pinned-freed-in-flight",
+        title: "Page-locked memory is freed during the copy",
+        mistake: "A helper makes a page-locked buffer, starts the copy, and returns: the buffer goes back to its allocator \
+                  before the copy has read it.",
+        thread: Thread {
+            label: "pytorch/pytorch#130785: `.pin_memory().cuda(non_blocking=True)`, found 94 times in public code",
+            url: "https://github.com/pytorch/pytorch/issues/130785",
+        },
+        wrong: Some(program!(pinned_freed_in_flight_wrong)),
+        right: program!(pinned_freed_in_flight_right),
+        mended: "A `PinnedBuffer` may be dropped at once: its memory rests until the copy is over.",
+        expected: Caught::Report(Kind::FreeInUse),
+        cuda: OnCuda::OnlyChecked,
+    },
+    Exhibit {
+        name: "unified-on-two-devices",
+        title: "Two devices touch the same unified memory",
+        mistake: "Unified memory has one address on all devices, and each gets its slice. The slices overlap by a row: both \
+                  devices add to it at once.",
+        thread: Thread {
+            label: "JuliaGPU/CUDA.jl#2615: one array in unified memory, a slice for each of several GPUs",
+            url: "https://github.com/JuliaGPU/CUDA.jl/issues/2615",
+        },
+        wrong: Some(program!(unified_on_two_devices_wrong)),
+        right: program!(unified_on_two_devices_right),
+        mended: "`rows_mut` cuts the memory into parts that do not overlap, and each device gets one.",
+        expected: Caught::Report(Kind::Race),
+        cuda: OnCuda::Runs,
+    },
+    Exhibit {
+        name: "unified-looked-at",
+        title: "The host looks at unified memory while devices work",
+        mistake: "The host keeps a slice of unified memory over the launch of the kernels that write it.",
+        thread: Thread {
+            label: "vernamlab/cuFHE#2: the host touches managed memory while a kernel runs: CUDA_EXCEPTION_15",
+            url: "https://github.com/vernamlab/cuFHE/issues/2",
+        },
+        wrong: None,
+        right: program!(unified_looked_at_right),
+        mended: "The rows are borrowed by the devices while they work, and `as_slice` comes before or after.",
+        expected: Caught::DoesNotCompile {
+            file: "tests/compile_fail/unified_is_looked_at_while_its_rows_are_out.rs",
+            code: "E0502",
+        },
+        cuda: OnCuda::Runs,
+    },
+];
+
+fn host_reads_too_early_wrong(ground: &Ground) -> Outcome {
+    let [gpu] = ground.bare()?;
+    let (stream, x, host) = (gpu.stream()?, gpu.alloc(N)?, gpu.alloc_pinned(N)?);
+    gpu.fill(x, 1.0, stream)?;
+    gpu.copy_to_host(host, x, stream)?;
+    let seen = gpu.host_read(host)?;
+    Ok(Seen::all(&seen, 1.0))
+}
+
+fn host_reads_too_early_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(1)?;
+    let mut host = pool.pinned::<f32>(N)?;
+    pool.run_with(vec![&mut host], |dev, _, host| {
+        let mut x = dev.zeros::<f32>(N)?;
+        dev.fill(&mut x, 1.0)?;
+        dev.download_pinned(&x, host)
+    })?;
+    Ok(Seen::all(host.as_slice()?, 1.0))
+}
+
+fn host_writes_too_early_wrong(ground: &Ground) -> Outcome {
+    let [gpu] = ground.bare()?;
+    let (stream, x, batch) = (gpu.stream()?, gpu.alloc(N)?, gpu.alloc_pinned(N)?);
+    gpu.host_write(batch, 1.0)?;
+    gpu.copy_to_device(x, batch, stream)?;
+    gpu.host_write(batch, 2.0)?; // the next batch
+    Ok(Seen::all(&gpu.download(x, stream)?, 1.0))
+}
+
+fn host_writes_too_early_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(1)?;
+    let mut batch = pool.pinned::<f32>(N)?;
+    batch.as_mut_slice()?.fill(1.0);
+    let seen = pool.run_with(vec![&mut batch], |dev, _, batch| {
+        let x = dev.upload_pinned(batch)?;
+        batch.as_mut_slice()?.fill(2.0); // waits for the copy
+        dev.download(&x)
+    })?;
+    Ok(Seen::all(&seen.concat(), 1.0))
+}
+
+fn pinned_freed_in_flight_wrong(ground: &Ground) -> Outcome {
+    let [gpu] = ground.bare()?;
+    let (stream, x) = (gpu.stream()?, gpu.alloc(N)?);
+    let batch = gpu.alloc_pinned(N)?;
+    gpu.host_write(batch, 1.0)?;
+    gpu.copy_to_device(x, batch, stream)?;
+    gpu.free(batch)?; // as when a local goes out of scope
+    Ok(Seen::all(&gpu.download(x, stream)?, 1.0))
+}
+
+fn pinned_freed_in_flight_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(1)?;
+    let seen = pool.run(|dev, _| {
+        let mut batch = dev.pinned::<f32>(N)?;
+        batch.as_mut_slice()?.fill(1.0);
+        let x = dev.upload_pinned(&batch)?;
+        drop(batch);
+        dev.download(&x)
+    })?;
+    Ok(Seen::all(&seen.concat(), 1.0))
+}
+
+fn unified_on_two_devices_wrong(ground: &Ground) -> Outcome {
+    let [first, second] = ground.bare()?;
+    let (s, t) = (first.stream()?, second.stream()?);
+    let table = first.alloc_managed(2 * N)?;
+    let (ones, also_ones) = (first.alloc(N + 16)?, second.alloc(N)?);
+    first.fill(ones, 1.0, s)?;
+    second.fill(also_ones, 1.0, t)?;
+    first.axpy(1.0, ones, table.part(0..N + 16), s)?; // a row too many
+    second.axpy(1.0, also_ones, table.part(N..2 * N), t)?;
+    first.sync(s)?;
+    second.sync(t)?;
+    Ok(Seen::all(&first.host_read(table)?, 1.0))
+}
+
+fn unified_on_two_devices_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(2)?;
+    let mut table = pool.unified::<f32>(2 * N)?;
+    pool.run_with(table.rows_mut(16), |dev, _, mut rows| dev.fill(&mut rows, 1.0))?;
+    Ok(Seen::all(table.as_slice()?, 1.0))
+}
+
+fn unified_looked_at_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(2)?;
+    let mut table = pool.unified::<f32>(2 * N)?;
+    let before = table.as_slice()?.to_vec();
+    pool.run_with(table.rows_mut(16), |dev, _, mut rows| dev.fill(&mut rows, 1.0))?;
+    Ok(Seen::when(Seen::all(&before, 0.0) == Seen::Right && Seen::all(table.as_slice()?, 1.0) == Seen::Right))
+}

@@ -1,0 +1,110 @@
+//! Programs in which everyone waits for everyone.
+
+use super::bare::{Gpu, Mem, Stream};
+use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen, Thread, Trouble};
+use super::ground::Ground;
+use crate::program;
+use gpu_pool::{ReduceOp, driver::DriverResult};
+
+const SOURCE: &str = include_str!("waits.rs");
+/// Numbers in a buffer.
+const N: usize = 1 << 12;
+
+pub const EXHIBITS: &[Exhibit] = &[
+    Exhibit {
+        name: "crossing",
+        title: "Two models, two threads, the same two devices",
+        mistake: "Each model's collective spins on a device until the other device has come to it. Two threads launch theirs \
+                  on the two devices in opposite order, and each device spins for what the other has queued behind.",
+        thread: Thread {
+            label: "pytorch/pytorch#8388: two `DataParallel`s at once lock up all GPUs",
+            url: "https://github.com/pytorch/pytorch/issues/8388",
+        },
+        wrong: Some(program!(crossing_wrong)),
+        right: program!(crossing_right),
+        mended: "Scopes that share devices reach them in one order, whatever threads and pools they come from.",
+        expected: Caught::Deadlock,
+        cuda: OnCuda::Never,
+    },
+    Exhibit {
+        name: "nested-scope",
+        title: "A scope within a scope",
+        mistake: "A helper that uses all devices is called from code that runs on a device: the device's thread would wait for \
+                  work that only it can do.",
+        thread: Thread {
+            label: "rayon-rs/rayon#446: nested `install` calls deadlock",
+            url: "https://github.com/rayon-rs/rayon/issues/446",
+        },
+        wrong: Some(program!(nested_scope_wrong)),
+        right: program!(nested_scope_right),
+        mended: "The helper takes the device token and a collective instead of a pool.",
+        expected: Caught::Error(Refusal::NestedScope),
+        cuda: OnCuda::Runs,
+    },
+];
+
+/// A device's part of a collective: says that it is there, and spins until the other is.
+#[track_caller]
+fn meet(gpu: &Gpu, stream: Stream, mine: Mem, theirs: Mem) -> DriverResult {
+    gpu.raise(mine, 1, stream)?;
+    gpu.spin(theirs, 1, stream)
+}
+
+fn crossing_wrong(ground: &Ground) -> Outcome {
+    let [a, b] = ground.bare()?;
+    a.enable_peer(&b)?;
+    b.enable_peer(&a)?;
+    let (s, t) = (a.stream()?, b.stream()?);
+    let red = [a.alloc(2)?, b.alloc(2)?]; // a flag on each device, for the first model
+    let blue = [a.alloc(2)?, b.alloc(2)?]; // and for the second
+    for (gpu, stream, flags) in [(&a, s, [red[0], blue[0]]), (&b, t, [red[1], blue[1]])] {
+        flags.iter().try_for_each(|&flag| gpu.fill(flag, 0.0, stream))?;
+        gpu.sync(stream)?;
+    }
+    meet(&a, s, red[0], red[1])?; // one thread is first on device 0,
+    meet(&b, t, blue[1], blue[0])?; // the other on device 1
+    meet(&a, s, blue[0], blue[1])?;
+    meet(&b, t, red[1], red[0])?;
+    a.sync(s)?;
+    b.sync(t)?;
+    Ok(Seen::Right)
+}
+
+fn crossing_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(2)?;
+    let step = |devices: [usize; 2]| {
+        pool.run_on(&devices, |dev, _| {
+            let mut x = dev.upload(&[1.0f32; N])?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.download(&x)
+        })
+    };
+    let (red, blue) = std::thread::scope(|threads| {
+        let (red, blue) = (threads.spawn(|| step([0, 1])), threads.spawn(|| step([1, 0])));
+        (red.join(), blue.join())
+    });
+    let all = [red, blue].map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    for seen in all {
+        if Seen::all(&seen.map_err(Trouble::from)?.concat(), 2.0) == Seen::Wrong {
+            return Ok(Seen::Wrong);
+        }
+    }
+    Ok(Seen::Right)
+}
+
+fn nested_scope_wrong(ground: &Ground) -> Outcome {
+    let pool = ground.pool(2)?;
+    let sum_of_all = |x: f32| pool.run(|dev, _| dev.download(&dev.upload(&[x])?)).map(|parts| parts.concat());
+    let sums = pool.run(|_, shard| sum_of_all(shard.index() as f32))?;
+    Ok(Seen::all(&sums.concat(), 1.0))
+}
+
+fn nested_scope_right(ground: &Ground) -> Outcome {
+    let pool = ground.pool(2)?;
+    let sums = pool.run(|dev, shard| {
+        let mut x = dev.upload(&[shard.index() as f32])?;
+        dev.all_reduce(&mut x, ReduceOp::Sum)?;
+        dev.download(&x)
+    })?;
+    Ok(Seen::all(&sums.concat(), 1.0))
+}
