@@ -1,4 +1,4 @@
-//! Testing multi-GPU code without a GPU.
+#![doc = include_str!("../../docs/testing.md")]
 
 mod explore;
 mod fault_plan;
