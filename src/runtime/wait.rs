@@ -35,8 +35,12 @@ pub(crate) fn for_peer<R>(
             return answer;
         }
         let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));
-        host::find_deadlock(&*dev.worker.link.driver);
-        if let Some(who) = meeting.deadlock() {
+        let found = meeting.deadlock(|| host::find_deadlock(&*dev.worker.link.driver));
+        if let Some(who) = found {
+            // What came since the last look is an answer all the same.
+            if let Some(answer) = poll() {
+                return answer;
+            }
             return Err(fail(gang, dev.index(), Error::Deadlock { device: dev.index(), op, who }));
         }
         let now = Some(progress());

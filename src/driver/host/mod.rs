@@ -1,4 +1,4 @@
-//! Software GPUs: a [`Driver`](super::Driver) for machines without a CUDA device.
+//! Software GPUs: a [`Driver`] for machines without a CUDA device.
 //!
 //! # Contract
 //!
