@@ -3,7 +3,8 @@
 
 const MB: usize = 1 << 20;
 
-/// The copy-engine ring in two pieces: bytes and time. One number of the model is fitted to the first of them.
+/// The copy-engine ring in two pieces: bytes and time. One number of the model is fitted to the first of them, in
+/// sight of the second.
 pub const RING: [(usize, f64); 2] = [(256 * MB, 1355.0), (1024 * MB, 4947.0)];
 
 /// What of its time the host threads spent in submitting, which includes their waiting for one another.

@@ -66,17 +66,19 @@ where
     let all = || curves.iter().flat_map(|(_, points)| points).map(|point| milliseconds(point.timing.call));
     let known = || measured::RING.iter().chain(&measured::NCCL).map(|&(_, us)| milliseconds(us));
     let (low, high) = all().chain(known()).fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
+    // A mark's room above them all, for the legend.
+    let (low, high) = (low.floor(), high.ceil() + 1.0);
     let mut chart = ChartBuilder::on(area)
         .margin(14)
         .x_label_area_size(50)
         .y_label_area_size(78)
-        .build_cartesian_2d(sizes(curves), low.floor()..high.ceil())?;
+        .build_cartesian_2d(sizes(curves), low..high)?;
     let mut mesh = chart.configure_mesh();
     mesh.x_desc("size of the buffer on each device").y_desc("time of one all-reduce");
     mesh.label_style(text(15)).axis_desc_style(text(16)).axis_style(INK.mix(0.6));
     mesh.bold_line_style(INK.mix(0.12)).light_line_style(TRANSPARENT);
     mesh.x_labels(5).x_label_formatter(&size_mark);
-    mesh.y_labels((high.ceil() - low.floor()) as usize + 1).y_label_formatter(&|y| time_mark(*y));
+    mesh.y_labels((high - low) as usize + 1).y_label_formatter(&|y| time_mark(*y));
     mesh.draw()?;
     for ((name, points), colour) in curves.iter().zip(COLOURS.iter().cycle()) {
         let line: Vec<_> = points.iter().map(|point| (size(point.bytes), milliseconds(point.timing.call))).collect();
