@@ -34,15 +34,17 @@ const CONFIRM: Duration = Duration::from_millis(30);
 const WORDS: Duration = Duration::from_secs(1);
 /// The least time between two looks.
 const PACE: Duration = Duration::from_millis(4);
-/// So many looks in a row that find somebody not blocked end a suspicion. (A wait that looks at the clock from time to
-/// time is not blocked for a moment.)
-const MISSES: u32 = 3;
+/// The longest time between two looks that find everybody blocked. (A wait that looks at the clock from time to time is not
+/// blocked for a moment, and on a loaded machine the moment is long. Nobody can have got anything done in between:
+/// that would show in what was submitted, completed or begun.)
+const GAP: Duration = Duration::from_millis(200);
 
 /// What a first look has found.
 pub(super) struct Suspicion {
     since: Instant,
     looked: Instant,
-    misses: u32,
+    /// When everybody was last found blocked.
+    blocked: Instant,
     /// Operations submitted and completed, and the progress of attendees: all unchanged ever since.
     seen: Vec<u64>,
 }
@@ -68,19 +70,19 @@ impl State {
             .collect();
         let blocked = self.attendance.all_blocked(&attendees) && !self.attendance.someone_returns(&self.core);
         let now = Instant::now();
-        let suspicion = match &mut self.suspicion {
-            Some(suspicion) if suspicion.seen == seen => suspicion,
-            other => other.insert(Suspicion { since: now, looked: now, misses: 0, seen }),
-        };
-        suspicion.looked = now;
-        suspicion.misses = if blocked { 0 } else { suspicion.misses + 1 };
-        if suspicion.misses >= MISSES {
-            self.suspicion = None;
-            return;
-        }
-        let patience = if self.core.awaits_words() { WORDS } else { CONFIRM };
-        if blocked && now - suspicion.since >= patience && self.resolve(&attendees) {
-            self.suspicion = None;
+        match &mut self.suspicion {
+            Some(suspicion) if suspicion.seen == seen && now - suspicion.blocked <= GAP => {
+                suspicion.looked = now;
+                if !blocked {
+                    return;
+                }
+                suspicion.blocked = now;
+                let patience = if self.core.awaits_words() { WORDS } else { CONFIRM };
+                if now - suspicion.since >= patience && self.resolve(&attendees) {
+                    self.suspicion = None;
+                }
+            }
+            other => *other = blocked.then_some(Suspicion { since: now, looked: now, blocked: now, seen }),
         }
     }
 
