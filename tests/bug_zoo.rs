@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, path::Path};
 use support::guarded;
 use zoo::{
     exhibit::{Caught, Exhibit, OnCuda, Outcome, Program, Seen, Trouble},
-    ground::Ground,
+    ground::{Ground, cuda_devices},
 };
 
 /// Orders of operations that each program is run in.
@@ -43,9 +43,7 @@ fn leads_to_the_program(exhibit: &'static Exhibit, trouble: &Trouble) {
     let (Some(report), Some(wrong)) = (trouble.report(), &exhibit.wrong) else { return };
     let (first, text) = wrong.text();
     let lines = first..first + text.lines().count();
-    let within = |site: gpu_pool::Site| {
-        site.file() == wrong.file && (lines.contains(&(site.line() as usize)) || exhibit.name == "crossing")
-    };
+    let within = |site: gpu_pool::Site| site.file() == wrong.file && lines.contains(&(site.line() as usize));
     let deeds = std::iter::once(&report.now).chain(&report.before);
     for deed in deeds {
         let site = deed.site.unwrap_or_else(|| panic!("{}: `{}` has no place: {report}", exhibit.name, deed.op));
@@ -110,6 +108,7 @@ fn without_the_checker_races_are_silent() {
 fn on_two_cuda_devices() {
     support::on_cuda(2, |_| {
         let ground = Ground::cuda(true);
+        assert!(cuda_devices() >= 2);
         for exhibit in zoo::all() {
             match exhibit.cuda {
                 OnCuda::Runs | OnCuda::OnlyChecked => drop(trouble(exhibit, &ground)),
@@ -131,7 +130,8 @@ fn exhibits_are_complete() {
     let names: BTreeSet<_> = all.iter().map(|e| e.name).collect();
     assert_eq!(names.len(), all.len(), "a name occurs twice");
     for exhibit in all {
-        let Exhibit { name, thread, wrong, right, .. } = exhibit;
+        let Exhibit { name, title, mistake, mended, thread, wrong, right, .. } = exhibit;
+        assert!(!title.is_empty() && [mistake, mended].iter().all(|text| text.ends_with(['.', ')'])), "{name}");
         assert!(thread.url.starts_with("https://"), "{name}: {}", thread.url);
         let number = thread.url.rsplit('/').next().unwrap();
         assert!(thread.label.contains(&format!("#{number}:")), "{name}: label and address of the thread differ");
@@ -139,6 +139,9 @@ fn exhibits_are_complete() {
         for program in wrong.iter().chain([right]) {
             let (line, text) = program.text();
             assert!(line > 1 && text.starts_with("fn ") && text.ends_with('}'), "{name}: {text}");
+            assert!(program.items().all(|item| item.ends_with('}')), "{name}");
+            let widest = program.items().chain([text]).flat_map(str::lines).map(|line| line.chars().count()).max();
+            assert!(widest <= Some(95), "{name}: `{}` does not fit in a terminal", program.name);
         }
         match exhibit.expected {
             Caught::DoesNotCompile { file, code } => {

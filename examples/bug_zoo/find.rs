@@ -34,12 +34,17 @@ pub struct Findings {
 
 impl Findings {
     pub fn of(exhibit: &'static Exhibit, cuda: bool) -> Findings {
-        let ground = |check| if cuda { Ground::cuda(check) } else { Ground::software(check) };
-        let right = match (exhibit.right.run)(&ground(true)) {
+        // A fixed order of operations, so that what is said is the same each time; the tests run others.
+        let ground = |check| if cuda { Ground::cuda(check) } else { Ground::seeded(check, 0) };
+        let twin = |ground: Ground| match (exhibit.right.run)(&ground) {
             Ok(Seen::Right) => finding("silent", None, true),
             Ok(Seen::Wrong) => finding("wrong numbers", None, false),
             Err(trouble) => finding("fails", Some(trouble.to_string()), false),
         };
+        let mut right = twin(ground(true));
+        if right.as_expected && !cuda {
+            right = twin(Ground::software(true));
+        }
         let (off, on) = (wrong(exhibit, &ground(false)), wrong(exhibit, &ground(true)));
         let wrong_numbers = if cuda { None } else { wrong_numbers(exhibit) };
         Findings { exhibit, off, on, right, wrong_numbers }
@@ -88,9 +93,27 @@ fn judge(exhibit: &Exhibit, ground: &Ground, outcome: Outcome) -> Finding {
                 (None, _) => "driver error".to_owned(),
             };
             let by_the_driver = !ground.check && !ground.cuda && caught.is_none();
-            finding(how, Some(trouble.to_string()), caught == Some(exhibit.expected) || by_the_driver)
+            finding(
+                how,
+                Some(without_addresses(&trouble.to_string())),
+                caught == Some(exhibit.expected) || by_the_driver,
+            )
         }
     }
+}
+
+/// Addresses differ from run to run, and tell a reader nothing.
+fn without_addresses(text: &str) -> String {
+    let mut parts = text.split("0x");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let digits = part.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(part.len());
+        let (address, rest) = part.split_at(digits);
+        let is_long = address.len() > 8;
+        shown += if is_long { "(an address)" } else { "0x" };
+        shown += if is_long { rest } else { part };
+    }
+    shown
 }
 
 /// How it is caught, in a few words.

@@ -3,7 +3,7 @@
 use crate::{
     find::{Findings, SEEDS},
     record,
-    tour::silence,
+    tour::{compile_fail, silence},
     zoo::exhibit::{Caught, Program},
 };
 use anyhow::Result;
@@ -67,7 +67,9 @@ fn section(page: &mut String, found: &Findings) -> Result<()> {
         source(page, wrong)?;
     }
     match exhibit.expected {
-        Caught::DoesNotCompile { file, code } => writeln!(page, "It does not compile: {code}, as in `{file}`.\n")?,
+        Caught::DoesNotCompile { file, code } => {
+            writeln!(page, "`{file}`\n\n```rust\n{}```\n\nIt does not compile: {code}.\n", compile_fail(file)?)?;
+        }
         Caught::Healed => writeln!(page, "What happens: {}.\n", silence(found))?,
         Caught::Error(_) | Caught::Deadlock => {
             writeln!(page, "With the checker and without:\n")?;
@@ -91,7 +93,9 @@ fn section(page: &mut String, found: &Findings) -> Result<()> {
 
 fn source(page: &mut String, program: &Program) -> Result<()> {
     let (line, text) = program.text();
-    writeln!(page, "`{}:{line}`\n\n```rust\n{text}\n```\n", program.file)?;
+    writeln!(page, "`{}:{line}`\n\n```rust", program.file)?;
+    program.items().try_for_each(|item| writeln!(page, "{item}\n"))?;
+    writeln!(page, "{text}\n```\n")?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::find::{Findings, SEEDS};
 use anyhow::Result;
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use std::io::Write;
 
 pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
@@ -26,6 +26,10 @@ pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
             row.insert(2, found.wrong_numbers.map_or_else(|| "-".to_owned(), |n| n.to_string()));
         }
         table.add_row(row);
+    }
+    // Names are for the command line: whole.
+    if let Some(names) = table.column_mut(0) {
+        names.set_constraint(ColumnConstraint::ContentWidth);
     }
     writeln!(out, "On {devices}:\n{table}")?;
     Ok(())

@@ -5,7 +5,7 @@ use crate::{
     find::{Findings, SEEDS},
     zoo::exhibit::{Caught, Exhibit, Program},
 };
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::io::Write;
 
 /// Columns.
@@ -17,9 +17,9 @@ pub fn before(out: &mut impl Write, exhibit: &Exhibit, place: usize, of: usize) 
     writeln!(out, "{}", bold(&format!("{place}/{of}  {}", exhibit.title)))?;
     let name = format!("({})", exhibit.name);
     writeln!(out, "      {name}\n")?;
-    paragraph(out, "  ", exhibit.mistake)?;
+    paragraph(out, "  ", exhibit.mistake, 0)?;
     writeln!(out)?;
-    paragraph(out, "  seen in ", exhibit.thread.label)?;
+    paragraph(out, "  seen in ", exhibit.thread.label, 0)?;
     writeln!(out, "          {}\n", exhibit.thread.url)?;
     if let Some(wrong) = &exhibit.wrong {
         source(out, "wrong", wrong)?;
@@ -33,7 +33,9 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
     let exhibit = found.exhibit;
     match exhibit.expected {
         Caught::DoesNotCompile { file, code } => {
-            writeln!(out, "  {} it does not compile: {code}, as in {file}", bold("wrong:"))?;
+            writeln!(out, "  {} {file}", bold("wrong:"))?;
+            compile_fail(file)?.lines().try_for_each(|line| writeln!(out, "  │ {line}"))?;
+            writeln!(out, "\n  {} it does not compile: {code}", bold("what happens:"))?;
         }
         Caught::Error(_) | Caught::Deadlock => {
             writeln!(out, "  {}", bold("what happens, with the checker and without:"))?;
@@ -56,7 +58,7 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
         }
     }
     writeln!(out)?;
-    paragraph(out, "  mended: ", exhibit.mended)?;
+    paragraph(out, "  mended: ", exhibit.mended, 0)?;
     source(out, "right", &exhibit.right)?;
     match found.right.as_expected {
         true => writeln!(out, "  Its numbers are right, and the checker is silent.\n")?,
@@ -68,15 +70,25 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
 /// What a program does that nobody stops.
 pub fn silence(found: &Findings) -> String {
     match found.wrong_numbers {
-        Some(0) => format!("silent, and right by luck in each of {SEEDS} orders of its operations"),
+        Some(0) => format!("silent, and its own numbers are right in each of {SEEDS} orders of its operations"),
         Some(wrong) => format!("silent, with wrong numbers in {wrong} of {SEEDS} orders of its operations"),
         None => "silent".to_owned(),
     }
 }
 
+/// A program that the compiler refuses.
+pub fn compile_fail(file: &str) -> Result<String> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+}
+
 fn source(out: &mut impl Write, what: &str, program: &Program) -> Result<()> {
     let (line, text) = program.text();
     writeln!(out, "  {} {}:{line}", bold(&format!("{what}:")), program.file)?;
+    for item in program.items() {
+        item.lines().try_for_each(|line| writeln!(out, "  │ {line}"))?;
+        writeln!(out, "  │")?;
+    }
     text.lines().try_for_each(|line| writeln!(out, "  │ {line}"))?;
     writeln!(out)?;
     Ok(())
@@ -85,25 +97,28 @@ fn source(out: &mut impl Write, what: &str, program: &Program) -> Result<()> {
 fn report(out: &mut impl Write, text: &str) -> Result<()> {
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
-        paragraph(out, &format!("    {}", " ".repeat(indent)), line.trim_start())?;
+        // Where is not parted from what.
+        let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+        let text = words.join(" ").replace(" at ", " at\u{a0}");
+        paragraph(out, &format!("    {}", " ".repeat(indent)), &text, 4)?;
     }
     Ok(())
 }
 
-/// Words in lines of [`WIDTH`]; `head` begins the first, the others are indented as far.
-fn paragraph(out: &mut impl Write, head: &str, text: &str) -> Result<()> {
-    let indent = " ".repeat(head.chars().count());
+/// Words in lines of [`WIDTH`]; `head` begins the first, the others are indented as far, and by `more`.
+fn paragraph(out: &mut impl Write, head: &str, text: &str, more: usize) -> Result<()> {
+    let indent = " ".repeat(head.chars().count() + more);
     let mut line = head.to_owned();
     for word in text.split(' ') {
         let full = line.chars().count() + 1 + word.chars().count() > WIDTH;
-        if full && line.trim().chars().count() > 0 && line.len() > indent.len() {
-            writeln!(out, "{}", line.trim_end())?;
-            line = format!("{indent}  ");
-        } else if line.len() > head.len() {
+        if full && line != indent && line != head {
+            writeln!(out, "{}", line.trim_end().replace('\u{a0}', " "))?;
+            line = indent.clone();
+        } else if line.len() > head.len() && line != indent {
             line.push(' ');
         }
         line.push_str(word);
     }
-    writeln!(out, "{}", line.trim_end())?;
+    writeln!(out, "{}", line.trim_end().replace('\u{a0}', " "))?;
     Ok(())
 }

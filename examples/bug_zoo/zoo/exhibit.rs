@@ -44,23 +44,38 @@ pub struct Program {
     pub name: &'static str,
     pub file: &'static str,
     pub source: &'static str,
+    /// How the items begin that it needs and a reader must see.
+    pub needs: &'static [&'static str],
 }
 
-/// A function of this file as a [`Program`]. The file has its text in `SOURCE`.
+/// A function of this file as a [`Program`], with the items that it needs. The file has its text in `SOURCE`.
 #[macro_export]
 macro_rules! program {
-    ($name:ident) => {
-        $crate::zoo::exhibit::Program { run: $name, name: stringify!($name), file: file!(), source: SOURCE }
+    ($name:ident $(, $needs:literal)*) => {
+        $crate::zoo::exhibit::Program {
+            run: $name,
+            name: stringify!($name),
+            file: file!(),
+            source: SOURCE,
+            needs: &[$($needs),*],
+        }
     };
 }
 
 impl Program {
     /// The function's text, and the line where it begins.
     pub fn text(&self) -> (usize, &'static str) {
-        let head = format!("fn {}(", self.name);
-        let start = self.source.match_indices(&head).map(|(at, _)| at).find(|&at| {
-            self.source[..at].ends_with('\n') // and not a call, or a comment
-        });
+        self.item(&format!("fn {}(", self.name))
+    }
+
+    /// The items that it needs.
+    pub fn items(&self) -> impl Iterator<Item = &'static str> {
+        self.needs.iter().map(|head| self.item(head).1)
+    }
+
+    fn item(&self, head: &str) -> (usize, &'static str) {
+        // At the start of a line, so that it is neither a call nor a comment.
+        let start = self.source.match_indices(head).map(|(at, _)| at).find(|&at| self.source[..at].ends_with('\n'));
         let start = start.unwrap_or_else(|| panic!("{}: no `{head}`", self.file));
         let end = self.source[start..].find("\n}\n").unwrap_or_else(|| panic!("{}: `{head}` has no end", self.file));
         (self.source[..start].lines().count() + 1, &self.source[start..start + end + 2])

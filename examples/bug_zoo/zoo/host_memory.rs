@@ -43,8 +43,8 @@ pub const EXHIBITS: &[Exhibit] = &[
     Exhibit {
         name: "pinned-freed-in-flight",
         title: "Page-locked memory is freed during the copy",
-        mistake: "A helper makes a page-locked buffer, starts the copy, and returns: the buffer goes back to its allocator \
-                  before the copy has read it.",
+        mistake: "A helper makes a page-locked buffer, starts the copy, and returns: the buffer goes back to its allocator, \
+                  and the next one gets its address, before the copy has read it.",
         thread: Thread {
             label: "pytorch/pytorch#130785: `.pin_memory().cuda(non_blocking=True)`, found 94 times in public code",
             url: "https://github.com/pytorch/pytorch/issues/130785",
@@ -58,15 +58,16 @@ pub const EXHIBITS: &[Exhibit] = &[
     Exhibit {
         name: "unified-on-two-devices",
         title: "Two devices touch the same unified memory",
-        mistake: "Unified memory has one address on all devices, and each gets its slice. The slices overlap by a row: both \
-                  devices add to it at once.",
+        mistake: "Unified memory has one address on all devices, and each works on its slice. The second device also reads the \
+                  last row of the first one's, which is being written.",
         thread: Thread {
             label: "JuliaGPU/CUDA.jl#2615: one array in unified memory, a slice for each of several GPUs",
             url: "https://github.com/JuliaGPU/CUDA.jl/issues/2615",
         },
         wrong: Some(program!(unified_on_two_devices_wrong)),
         right: program!(unified_on_two_devices_right),
-        mended: "`rows_mut` cuts the memory into parts that do not overlap, and each device gets one.",
+        mended: "`rows_mut` cuts the memory into parts that do not overlap; what a neighbour needs of a part is handed over \
+                 between two scopes.",
         expected: Caught::Report(Kind::Race),
         cuda: OnCuda::Runs,
     },
@@ -156,27 +157,33 @@ fn unified_on_two_devices_wrong(ground: &Ground) -> Outcome {
     let [first, second] = ground.bare()?;
     let (s, t) = (first.stream()?, second.stream()?);
     let table = first.alloc_managed(2 * N)?;
-    let (ones, also_ones) = (first.alloc(N + 16)?, second.alloc(N)?);
-    first.fill(ones, 1.0, s)?;
-    second.fill(also_ones, 1.0, t)?;
-    first.axpy(1.0, ones, table.part(0..N + 16), s)?; // a row too many
-    second.axpy(1.0, also_ones, table.part(N..2 * N), t)?;
+    first.fill(table.part(0..N), 1.0, s)?;
+    let (halo, row) = (table.part(N - 16..N), table.part(N..N + 16));
+    second.axpy(1.0, halo, row, t)?;
     first.sync(s)?;
     second.sync(t)?;
-    Ok(Seen::all(&first.host_read(table)?, 1.0))
+    Ok(Seen::all(&first.host_read(row)?, 1.0))
 }
 
 fn unified_on_two_devices_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
     let mut table = pool.unified::<f32>(2 * N)?;
-    pool.run_with(table.rows_mut(16), |dev, _, mut rows| dev.fill(&mut rows, 1.0))?;
-    Ok(Seen::all(table.as_slice()?, 1.0))
+    pool.run_with(table.rows_mut(16), |dev, shard, mut rows| match shard.index() {
+        0 => dev.fill(&mut rows, 1.0),
+        _ => Ok(()),
+    })?;
+    let halo = table.as_slice()?[N - 16..N].to_vec();
+    pool.run_with(table.rows_mut(16), |dev, shard, rows| match shard.index() {
+        0 => Ok(()),
+        _ => dev.axpy(1.0, &dev.upload(&halo)?, &mut rows.split_at_mut(16).0),
+    })?;
+    Ok(Seen::all(&table.as_slice()?[N..N + 16], 1.0))
 }
 
 fn unified_looked_at_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
     let mut table = pool.unified::<f32>(2 * N)?;
-    let before = table.as_slice()?.to_vec();
-    pool.run_with(table.rows_mut(16), |dev, _, mut rows| dev.fill(&mut rows, 1.0))?;
-    Ok(Seen::when(Seen::all(&before, 0.0) == Seen::Right && Seen::all(table.as_slice()?, 1.0) == Seen::Right))
+    let before = table.as_slice()?[0];
+    pool.run_with(table.rows_mut(16), |dev, _, mut rows| dev.fill(&mut rows, before + 1.0))?;
+    Ok(Seen::all(table.as_slice()?, 1.0))
 }

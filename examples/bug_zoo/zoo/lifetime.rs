@@ -22,7 +22,7 @@ pub const EXHIBITS: &[Exhibit] = &[
                     concurrency\" (the manual, until this was merged)",
             url: "https://github.com/JuliaGPU/CUDA.jl/pull/253",
         },
-        wrong: Some(program!(shared_pool_wrong)),
+        wrong: Some(program!(shared_pool_wrong, "struct SharedPool", "impl SharedPool")),
         right: program!(shared_pool_right),
         mended: "Each device has a pool of its own, and a block goes back to the one that it came from.",
         expected: Caught::Report(Kind::Race),
@@ -37,7 +37,7 @@ pub const EXHIBITS: &[Exhibit] = &[
             label: "meta-pytorch/torchrec#4231: NaNs from a missing `record_stream` for a copy on a side stream",
             url: "https://github.com/meta-pytorch/torchrec/pull/4231",
         },
-        wrong: Some(program!(missing_record_stream_wrong)),
+        wrong: Some(program!(missing_record_stream_wrong, "struct SharedPool", "impl SharedPool")),
         right: program!(missing_record_stream_right),
         mended: "A block of a pool remembers its last uses on all streams, and its next owner waits for them.",
         expected: Caught::Report(Kind::Race),
@@ -67,7 +67,7 @@ pub const EXHIBITS: &[Exhibit] = &[
             label: "beehive-lab/TornadoVM#1006: replays of a graph against addresses from before",
             url: "https://github.com/beehive-lab/TornadoVM/issues/1006",
         },
-        wrong: Some(program!(replay_after_free_wrong)),
+        wrong: Some(program!(replay_after_free_wrong, "struct Graph", "impl Graph")),
         right: program!(replay_after_free_right),
         mended: "The graph owns what it names, and gives it back when it is dropped.",
         expected: Caught::Report(Kind::UseAfterFree),
@@ -117,27 +117,26 @@ fn shared_pool_wrong(ground: &Ground) -> Outcome {
     first.fill(x, 1.0, s)?;
     pool.put(x);
 
-    let (y, ones) = (pool.get(&second)?, second.alloc(N)?); // y is x
-    second.fill(ones, 1.0, t)?;
-    second.axpy(0.0, ones, y, t)?;
-    second.axpy(1.0, ones, y, t)?;
-    Ok(Seen::when(x.address != y.address)) // its memory is another device's
+    let y = pool.get(&second)?; // the same block
+    second.fill(y, 2.0, t)?;
+    first.sync(s)?;
+    second.sync(t)?;
+    Ok(Seen::all(&second.download(y, t)?, 2.0))
 }
 
 fn shared_pool_right(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
-    let apart = pool.run(|dev, _| {
+    let seen = pool.run(|dev, _| {
         let mut x = dev.zeros::<f32>(N)?;
         dev.fill(&mut x, 1.0)?;
-        let was = x.address();
-        drop(x);
+        drop(x); // under way, still
         dev.barrier()?;
         let mut y = dev.zeros::<f32>(N)?;
         dev.fill(&mut y, 2.0)?;
-        let blocks = dev.exchange((was, y.address()))?;
-        Ok(blocks.iter().enumerate().all(|(i, (_, y))| blocks.iter().skip(i + 1).all(|(x, _)| x != y)))
+        dev.barrier()?;
+        dev.download(&y)
     })?;
-    Ok(Seen::when(apart.into_iter().all(|apart| apart)))
+    Ok(Seen::all(&seen.concat(), 2.0))
 }
 
 fn missing_record_stream_wrong(ground: &Ground) -> Outcome {
@@ -192,7 +191,7 @@ fn free_while_peer_reads_right(ground: &Ground) -> Outcome {
         let mut all = dev.exchange(Arc::new(x))?;
         let theirs = all.swap_remove((dev.rank() + 1) % all.len());
         let y = theirs.copy_to(dev)?;
-        drop((theirs, all)); // one of the two devices drops the last handle, with the copy under way
+        drop((theirs, all)); // the last handle goes with a copy under way
         dev.download(&y)
     })?;
     Ok(Seen::all(&seen.concat(), 1.0))
@@ -256,7 +255,8 @@ fn uninitialised_wrong(ground: &Ground) -> Outcome {
     gpu.fill(output.part(0..rows[0]), 1.0, stream)?;
     gpu.fill(output.part(N..N + rows[1]), 1.0, stream)?;
     let seen = gpu.download(output, stream)?;
-    Ok(Seen::when(seen[..N].iter().all(|&x| x == 1.0) && seen[N..].iter().all(|&x| x == 0.0)))
+    let (first, second) = seen.split_at(N);
+    Ok(Seen::when(first == [1.0; N] && second == [0.0; N]))
 }
 
 fn uninitialised_right(ground: &Ground) -> Outcome {
@@ -266,5 +266,6 @@ fn uninitialised_right(ground: &Ground) -> Outcome {
         dev.fill(&mut output.slice_mut(0..N), 1.0)?;
         dev.download(&output)
     })?;
-    Ok(Seen::when(seen[0][..N].iter().all(|&x| x == 1.0) && seen[0][N..].iter().all(|&x| x == 0.0)))
+    let (first, second) = seen[0].split_at(N);
+    Ok(Seen::when(first == [1.0; N] && second == [0.0; N]))
 }

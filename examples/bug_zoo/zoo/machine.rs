@@ -54,7 +54,7 @@ pub const EXHIBITS: &[Exhibit] = &[
             label: "NVIDIA/open-gpu-kernel-modules#1257: silent corruption in copies between two RTX 6000 Ada",
             url: "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1257",
         },
-        wrong: Some(program!(lying_peer_wrong)),
+        wrong: Some(program!(lying_peer_wrong, "fn lie(")),
         right: program!(lying_peer_right),
         mended: "A pool believes a pair only after a probe of both directions, else it goes through the host, and its report \
                  says so.",

@@ -1,7 +1,7 @@
 //! Programs in which everyone waits for everyone.
 
 use super::bare::{Gpu, Mem, Stream};
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen, Thread, Trouble};
+use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen, Thread};
 use super::ground::Ground;
 use crate::program;
 use gpu_pool::{ReduceOp, driver::DriverResult};
@@ -20,7 +20,7 @@ pub const EXHIBITS: &[Exhibit] = &[
             label: "pytorch/pytorch#8388: two `DataParallel`s at once lock up all GPUs",
             url: "https://github.com/pytorch/pytorch/issues/8388",
         },
-        wrong: Some(program!(crossing_wrong)),
+        wrong: Some(program!(crossing_wrong, "fn meet(")),
         right: program!(crossing_right),
         mended: "Scopes that share devices reach them in one order, whatever threads and pools they come from.",
         expected: Caught::Deadlock,
@@ -57,10 +57,14 @@ fn crossing_wrong(ground: &Ground) -> Outcome {
     let (s, t) = (a.stream()?, b.stream()?);
     let red = [a.alloc(2)?, b.alloc(2)?]; // a flag on each device, for the first model
     let blue = [a.alloc(2)?, b.alloc(2)?]; // and for the second
-    for (gpu, stream, flags) in [(&a, s, [red[0], blue[0]]), (&b, t, [red[1], blue[1]])] {
-        flags.iter().try_for_each(|&flag| gpu.fill(flag, 0.0, stream))?;
-        gpu.sync(stream)?;
+    for flag in [red[0], blue[0]] {
+        a.fill(flag, 0.0, s)?;
     }
+    for flag in [red[1], blue[1]] {
+        b.fill(flag, 0.0, t)?;
+    }
+    a.sync(s)?;
+    b.sync(t)?;
     meet(&a, s, red[0], red[1])?; // one thread is first on device 0,
     meet(&b, t, blue[1], blue[0])?; // the other on device 1
     meet(&a, s, blue[0], blue[1])?;
@@ -79,23 +83,18 @@ fn crossing_right(ground: &Ground) -> Outcome {
             dev.download(&x)
         })
     };
-    let (red, blue) = std::thread::scope(|threads| {
-        let (red, blue) = (threads.spawn(|| step([0, 1])), threads.spawn(|| step([1, 0])));
-        (red.join(), blue.join())
+    let both = std::thread::scope(|threads| {
+        let crossing = [[0, 1], [1, 0]].map(|devices| threads.spawn(move || step(devices)));
+        crossing.map(|thread| thread.join().expect("scopes do not panic"))
     });
-    let all = [red, blue].map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-    for seen in all {
-        if Seen::all(&seen.map_err(Trouble::from)?.concat(), 2.0) == Seen::Wrong {
-            return Ok(Seen::Wrong);
-        }
-    }
-    Ok(Seen::Right)
+    let [red, blue] = both;
+    Ok(Seen::all(&[red?, blue?].concat().concat(), 2.0))
 }
 
 fn nested_scope_wrong(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;
-    let sum_of_all = |x: f32| pool.run(|dev, _| dev.download(&dev.upload(&[x])?)).map(|parts| parts.concat());
-    let sums = pool.run(|_, shard| sum_of_all(shard.index() as f32))?;
+    let helper = |x: f32| pool.run(|dev, _| dev.download(&dev.upload(&[x])?));
+    let sums = pool.run(|_, shard| Ok(helper(shard.index() as f32)?.concat()))?;
     Ok(Seen::all(&sums.concat(), 1.0))
 }
 
