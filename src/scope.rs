@@ -3,8 +3,8 @@
 use crate::{
     Device, Shard,
     collective::board,
-    driver::check::Token,
     error::{Error, Result},
+    memory::link::Handover,
     runtime::{
         dispatch::{Order, Queue},
         gang::Gang,
@@ -68,17 +68,20 @@ where
     let gang = Arc::new(Gang::new(all.clone(), wakers));
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
-    // With a checker: what threads know goes with the closure and comes back with its outcome.
+    // What threads know goes with the closure and comes back with its outcome.
     let link = &shared.links[0];
-    let known = link.release();
-    let learned: Vec<Mutex<Option<Token>>> = all.iter().map(|_| Mutex::new(None)).collect();
+    let begun = link.hand_over();
+    let ended: Vec<Mutex<Handover>> = match link.hands_over() {
+        true => all.iter().map(|_| Mutex::default()).collect(),
+        false => Vec::new(),
+    };
 
     let body = |worker: &Rc<Worker>, rank: usize| {
-        worker.link.acquire(known.as_ref());
+        worker.link.take_over(&begun);
         let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
         *outcomes[rank].lock() = Some(outcome);
-        if let Some(token) = worker.link.release() {
-            *learned[rank].lock() = Some(token);
+        if let Some(ended) = ended.get(rank) {
+            *ended.lock() = worker.link.hand_over();
         }
     };
     let body: &Body<'_, Rc<Worker>> = &body;
@@ -93,8 +96,8 @@ where
     drop(door);
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
-    for token in learned {
-        link.acquire(token.into_inner().as_ref());
+    for from in ended {
+        link.take_over(&from.into_inner());
     }
 
     let mut results = Vec::with_capacity(all.len());

@@ -149,6 +149,8 @@ impl StreamCore {
             self.link.give_event(event, timing);
             return Err(self.link.error(op, fault));
         }
+        // A time stamp is work of its own: who waits for the stream waits for it, too.
+        let covered = if timing { self.submit() } else { covered };
         Ok((event, covered))
     }
 

@@ -36,6 +36,25 @@ on_both! {
         .unwrap();
     }
 
+    /// The second `synchronize` once returned at once: the stamp was no operation that it knew of.
+    1: fn a_time_stamp_behind_a_synchronised_stream_is_waited_for(gpus) {
+        let pool = gpus.pool(1);
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1)?;
+            for _ in 0..50 {
+                let start = dev.record_timed()?;
+                slow_add(dev, &mut x, 1, 0)?;
+                dev.synchronize()?;
+                let end = dev.record_timed()?;
+                dev.synchronize()?;
+                assert!(end.is_complete()?);
+                end.elapsed_since(&start)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+
     2: fn devices_wait_for_each_others_events(gpus) {
         let n = gpus.up_to(4);
         let pool = gpus.pool(n);

@@ -12,9 +12,9 @@
 use super::{DType, ReduceOp};
 use crate::{
     Device, Event,
-    driver::{Address, check::Token},
+    driver::Address,
     error::{Error, Result, Site},
-    memory::block::Block,
+    memory::{block::Block, link::Handover},
     plant::Bug,
     runtime::{panics, wait, worker::Worker},
     sync::ring::{self, Consumer, Producer},
@@ -92,8 +92,7 @@ pub(crate) enum Payload {
 struct Message {
     gang: u64,
     body: Body,
-    /// With a checker: what the sender knew.
-    known: Option<Token>,
+    from: Handover,
 }
 
 enum Body {
@@ -240,7 +239,7 @@ impl Device {
 
     fn send(&self, call: &Call, rank: usize, body: Body) -> Result<()> {
         let gang = &self.session.gang;
-        let mut message = Some(Message { gang: gang.place(), body, known: self.worker.link.release() });
+        let mut message = Some(Message { gang: gang.place(), body, from: self.worker.link.hand_over() });
         let to = gang.device(rank);
         wait::for_peer(self, call.op, rank, || {
             let mut endpoint = self.worker.endpoint.borrow_mut();
@@ -273,7 +272,7 @@ impl Device {
         })?;
         // The sender may wait for a free slot.
         gang.waker(rank).notify();
-        self.worker.link.acquire(message.known.as_ref());
+        self.worker.link.take_over(&message.from);
         Ok(message.body)
     }
 

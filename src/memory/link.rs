@@ -4,12 +4,13 @@ use crate::{
     driver::{
         DriverRef, DriverResult, Fault, FaultKind, RawEvent,
         check::{Checker, Entered, Place, Report, Token},
+        host,
     },
     error::{Error, Result, Site},
     sync::Flag,
 };
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 /// One device of one pool. Outlives the pool while buffers do.
 pub(crate) struct Link {
@@ -20,6 +21,7 @@ pub(crate) struct Link {
     pub(crate) driver: DriverRef,
     /// Who watches the pool's work, if anyone does.
     watch: Option<Watch>,
+    in_virtual_time: bool,
     /// What a test wants this pool to do wrong.
     #[cfg(test)]
     plant: Option<crate::plant::Bug>,
@@ -31,6 +33,13 @@ pub(crate) struct Link {
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
+}
+
+/// What goes with something that one host thread hands to another: what it knows, for a checker, and its virtual time.
+#[derive(Default)]
+pub(crate) struct Handover {
+    known: Option<Token>,
+    time: Option<Duration>,
 }
 
 /// The pool's checker, and the device's number there (which is another one in a pool of survivors).
@@ -45,6 +54,7 @@ impl Link {
             pool,
             device,
             watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
+            in_virtual_time: host::virtual_now(&*driver).is_some(),
             #[cfg(test)]
             plant: crate::plant::here(),
             driver,
@@ -98,6 +108,25 @@ impl Link {
     pub(crate) fn acquire(&self, token: Option<&Token>) {
         if let (Some(watch), Some(token)) = (&self.watch, token) {
             watch.checker.acquire(token);
+        }
+    }
+
+    /// Whether there is anything to hand over.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.watch.is_some() || self.in_virtual_time
+    }
+
+    /// The calling thread hands something to another one.
+    pub(crate) fn hand_over(&self) -> Handover {
+        let time = if self.in_virtual_time { host::virtual_now(&*self.driver) } else { None };
+        Handover { known: self.release(), time }
+    }
+
+    /// The calling thread has been handed something.
+    pub(crate) fn take_over(&self, from: &Handover) {
+        self.acquire(from.known.as_ref());
+        if let Some(time) = from.time {
+            host::virtual_raise(&*self.driver, time);
         }
     }
 

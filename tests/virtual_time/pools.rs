@@ -78,6 +78,26 @@ fn a_pool_has_the_devices_of_its_topology() {
     assert!(refused(dry(&Topology::new("nothing"))), "a machine that cannot be");
 }
 
+/// A thread that has waited for a peer is as late as the peer was.
+#[test]
+fn time_goes_with_what_threads_tell_each_other() {
+    let pool = dry(&Topology::nvswitch(2)).build().unwrap();
+    let times = pool.run(|dev, _| {
+        let mut x = dev.zeros::<u8>(256 << 20)?;
+        let start = dev.record_timed()?;
+        if dev.rank() == 0 {
+            (0..10).try_for_each(|_| dev.fill(&mut x, 1))?;
+            dev.synchronize()?;
+        }
+        dev.barrier()?;
+        let end = dev.record_timed()?;
+        dev.synchronize()?;
+        end.elapsed_since(&start)
+    });
+    let times = times.unwrap();
+    assert!(times[1] >= times[0] / 2 && times[0] > std::time::Duration::from_micros(300), "{times:?}");
+}
+
 #[test]
 fn a_pool_takes_the_same_time_twice() {
     let machine = Topology::nvswitch(4);

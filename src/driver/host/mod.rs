@@ -167,6 +167,15 @@ pub fn virtual_now(device: &dyn Driver) -> Option<Duration> {
     state.core.clock.as_ref().map(|clock| event::duration(clock.now(thread::current().id())))
 }
 
+/// The calling thread's virtual time is at least this: it was handed something by a thread whose time it was.
+pub(crate) fn virtual_raise(device: &dyn Driver, time: Duration) {
+    if let Some(gpu) = gpu(device)
+        && let Some(clock) = gpu.lock().core.clock.as_mut()
+    {
+        clock.raise(thread::current().id(), (time.as_nanos() as u64).saturating_mul(1000));
+    }
+}
+
 /// The virtual time at which the last of all operations so far ended, where time is virtual.
 pub fn virtual_end(device: &dyn Driver) -> Option<Duration> {
     let state = gpu(device)?.lock();
