@@ -32,10 +32,10 @@
 //!
 //! # Who asks whether it sleeps
 //!
-//! A waiter that is about to block, having looked in vain after its announcement, notes the epoch in `looked`, and takes
-//! the note back when it goes on. [`EventCount::asleep`] compares the note with the word: as long as they agree nobody has
-//! notified since that look. With one waiter at a time that is exact; it is what a software GPU needs to know before it
-//! takes the next step of a program that must not depend on how fast threads are.
+//! A waiter that is about to block, having looked in vain after its announcement, notes the epoch under the mutex, and takes
+//! the note back when it goes on. [`EventCount::asleep`] compares the note with the word, under the mutex too: as long as they
+//! agree nobody has ended the epoch since that look. With one waiter at a time that is exact; it is what a software GPU needs
+//! to know before it takes the next step of a program that must not depend on how fast threads are.
 //!
 //! # Before blocking
 //!
@@ -74,10 +74,9 @@ const WAITERS: u64 = EPOCH - 1;
 #[repr(align(128))]
 pub struct EventCount {
     word: AtomicU64,
-    /// One more than the epoch in which the waiter has looked in vain and blocks; 0 when it does not.
-    looked: AtomicU64,
-    /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep.
-    lock: Mutex<()>,
+    /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep. Holds one more than
+    /// the epoch in which the waiter has looked in vain and blocks; 0 when it does not.
+    lock: Mutex<u64>,
     ended: Condvar,
 }
 
@@ -94,7 +93,7 @@ impl EventCount {
     /// gpu_pool::sync::EventCount::new().notify(); // wakes nobody
     /// ```
     pub fn new() -> Self {
-        EventCount { word: AtomicU64::new(0), looked: AtomicU64::new(0), lock: Mutex::new(()), ended: Condvar::new() }
+        EventCount { word: AtomicU64::new(0), lock: Mutex::new(0), ended: Condvar::new() }
     }
 
     /// Lets everyone who waits look at his condition again. To be called after the condition was made true.
@@ -121,9 +120,9 @@ impl EventCount {
     /// assert_eq!(event.asleep(), None); // nobody waits
     /// ```
     pub fn asleep(&self) -> Option<u64> {
-        let word = self.word.load(Acquire);
-        let epoch = word / EPOCH;
-        (word & WAITERS != 0 && self.looked.load(Acquire) == epoch + 1).then_some(epoch)
+        let looked = self.lock.lock();
+        let epoch = self.word.load(Relaxed) / EPOCH;
+        (*looked == epoch + 1).then_some(epoch)
     }
 
     /// Waits until `cond` yields something, at most `limit`. `None` when the time ran out; without a limit never.
@@ -174,10 +173,7 @@ impl EventCount {
             {
                 return Some(result); // `announced` takes itself back
             }
-            self.looked.store(announced.epoch + 1, Release);
             let timed_out = announced.sleep(deadline);
-            // Before the announcement is taken back, so that a later announcement in the same epoch comes after it.
-            self.looked.store(0, Relaxed);
             // A look of its own after the time ran out: the wake-up may have come too late to be seen as one.
             if let Some(result) = cond() {
                 return Some(result);
@@ -189,8 +185,7 @@ impl EventCount {
     }
 
     fn announce(&self) -> Announced<'_> {
-        // Release: who sees this announcement sees that the note of an earlier one has been taken back (`asleep`).
-        let before = self.word.fetch_add(1, Release);
+        let before = self.word.fetch_add(1, Relaxed);
         debug_assert!(before & WAITERS < WAITERS, "four billion waiters");
         Announced { event: self, epoch: before / EPOCH }
     }
@@ -223,20 +218,21 @@ impl Announced<'_> {
     /// Blocks until the epoch ends. Whether the time ran out first.
     fn sleep(&self, deadline: Option<Instant>) -> bool {
         let event = self.event;
-        let mut guard = event.lock.lock();
+        let mut looked = event.lock.lock();
+        *looked = self.epoch + 1;
+        let mut timed_out = false;
         // In the epoch that the announcement is counted in, and only in it, a notifier is bound to end it.
-        while event.word.load(Relaxed) / EPOCH == self.epoch {
+        while !timed_out && event.word.load(Relaxed) / EPOCH == self.epoch {
             match deadline {
-                None => event.ended.wait(&mut guard),
+                None => event.ended.wait(&mut looked),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() || event.ended.wait_for(&mut guard, left) && Instant::now() >= deadline {
-                        return true;
-                    }
+                    timed_out = left.is_zero() || event.ended.wait_for(&mut looked, left) && Instant::now() >= deadline;
                 }
             }
         }
-        false
+        *looked = 0;
+        timed_out
     }
 }
 
