@@ -142,7 +142,8 @@ fn shared_pool_right(ground: &Ground) -> Outcome {
 fn missing_record_stream_wrong(ground: &Ground) -> Outcome {
     let [gpu] = ground.bare()?;
     let (compute, stash) = (gpu.stream()?, gpu.stream()?);
-    let (mut cache, computed, host) = (SharedPool::default(), gpu.event()?, gpu.alloc_pinned(N)?);
+    let (mut cache, computed) = (SharedPool::default(), gpu.event()?);
+    let host = gpu.alloc_pinned(N)?;
     let x = cache.get(&gpu)?;
     gpu.fill(x, 1.0, compute)?;
     gpu.record(computed, compute)?;
