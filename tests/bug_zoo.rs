@@ -12,6 +12,8 @@ use zoo::{
     ground::{Ground, cuda_devices},
 };
 
+/// What the example has written.
+const PAGE: &str = "docs/bug_zoo.md";
 /// Orders of operations that each program is run in.
 const SEEDS: u64 = 3;
 
@@ -105,10 +107,12 @@ fn without_the_checker_races_are_silent() {
 }
 
 #[test]
-fn on_two_cuda_devices() {
+fn mistakes_are_caught_on_two_cuda_devices() {
     support::on_cuda(2, |_| {
         let ground = Ground::cuda(true);
         assert!(cuda_devices() >= 2);
+        // As long as somebody has the contexts, they need not be made anew for each program.
+        let _kept = ground.bare::<2>().unwrap();
         for exhibit in zoo::all() {
             match exhibit.cuda {
                 OnCuda::Runs | OnCuda::OnlyChecked => drop(trouble(exhibit, &ground)),
@@ -118,13 +122,22 @@ fn on_two_cuda_devices() {
                 }
                 OnCuda::Never => {}
             }
-            silent(exhibit, &ground);
         }
     });
 }
 
 #[test]
+fn mended_twins_are_silent_on_two_cuda_devices() {
+    support::on_cuda(2, |_| {
+        let ground = Ground::cuda(true);
+        let _kept = ground.bare::<2>().unwrap();
+        zoo::all().into_iter().for_each(|exhibit| silent(exhibit, &ground));
+    });
+}
+
+#[test]
 fn exhibits_are_complete() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE)).unwrap();
     let all = zoo::all();
     assert!(all.len() >= 15, "{}", all.len());
     let names: BTreeSet<_> = all.iter().map(|e| e.name).collect();
@@ -136,8 +149,12 @@ fn exhibits_are_complete() {
         let number = thread.url.rsplit('/').next().unwrap();
         assert!(thread.label.contains(&format!("#{number}:")), "{name}: label and address of the thread differ");
         assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
+        assert!(page.contains(&format!("\n## {name}\n")) && page.contains(thread.url), "{name} is not in {PAGE}");
         for program in wrong.iter().chain([right]) {
             let (line, text) = program.text();
+            let file = program.file.trim_start_matches("tests/../");
+            let shown = page.contains(&format!("`{file}:{line}`\n")) && page.contains(text);
+            assert!(shown, "`{}` has changed: run `cargo run --example bug_zoo -- --markdown {PAGE}`", program.name);
             assert!(line > 1 && text.starts_with("fn ") && text.ends_with('}'), "{name}: {text}");
             assert!(program.items().all(|item| item.ends_with('}')), "{name}");
             let widest = program.items().chain([text]).flat_map(str::lines).map(|line| line.chars().count()).max();

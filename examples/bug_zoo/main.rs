@@ -28,7 +28,10 @@ use std::{
     path::PathBuf,
     process::ExitCode,
 };
-use zoo::{exhibit::Exhibit, ground::cuda_devices};
+use zoo::{
+    exhibit::Exhibit,
+    ground::{Ground, cuda_devices},
+};
 
 /// Walks through the mistakes that programs for several GPUs are made of.
 #[derive(Debug, Parser)]
@@ -79,6 +82,8 @@ fn run(options: &Options) -> Result<()> {
     }
     let cuda = options.backend == Kind::Cuda;
     ensure!(!cuda || cuda_devices() >= 2, "--backend cuda: needs two CUDA devices, there are {}", cuda_devices());
+    // As long as somebody has the contexts, they need not be made anew for each program.
+    let _kept = if cuda { Ground::cuda(false).bare::<2>().ok() } else { None };
     let tour = !options.table && options.markdown.is_none() && options.json.is_none();
     let mut all = Vec::new();
     for (place, exhibit) in exhibits.iter().copied().enumerate() {

@@ -61,7 +61,7 @@ pub const EXHIBITS: &[Exhibit] = &[
         mistake: "Unified memory has one address on all devices, and each works on its slice. The second device also reads the \
                   last row of the first one's, which is being written.",
         thread: Thread {
-            label: "JuliaGPU/CUDA.jl#2615: one array in unified memory, a slice for each of several GPUs",
+            label: "JuliaGPU/CUDA.jl#2615: one array in unified memory for several GPUs (there, the slices are apart)",
             url: "https://github.com/JuliaGPU/CUDA.jl/issues/2615",
         },
         wrong: Some(program!(unified_on_two_devices_wrong)),

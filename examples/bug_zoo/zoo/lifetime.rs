@@ -18,8 +18,8 @@ pub const EXHIBITS: &[Exhibit] = &[
         mistake: "A free list that does not know devices hands device 1 a block of device 0's memory, which device 0's \
                   stream is still writing. Nothing fails: the block is valid everywhere.",
         thread: Thread {
-            label: "JuliaGPU/CUDA.jl#253: the pool \"is not device-aware yet, effectively breaking multi-gpu-single-process \
-                    concurrency\" (the manual, until this was merged)",
+            label: "JuliaGPU/CUDA.jl#253: \"Make the memory allocator context-aware\"; until then the manual said \
+                    \"effectively breaking multi-gpu-single-process concurrency\"",
             url: "https://github.com/JuliaGPU/CUDA.jl/pull/253",
         },
         wrong: Some(program!(shared_pool_wrong, "struct SharedPool", "impl SharedPool")),
@@ -142,7 +142,8 @@ fn shared_pool_right(ground: &Ground) -> Outcome {
 fn missing_record_stream_wrong(ground: &Ground) -> Outcome {
     let [gpu] = ground.bare()?;
     let (compute, stash) = (gpu.stream()?, gpu.stream()?);
-    let (mut cache, computed, host) = (SharedPool::default(), gpu.event()?, gpu.alloc_pinned(N)?);
+    let (mut cache, computed) = (SharedPool::default(), gpu.event()?);
+    let host = gpu.alloc_pinned(N)?;
     let x = cache.get(&gpu)?;
     gpu.fill(x, 1.0, compute)?;
     gpu.record(computed, compute)?;

@@ -33,11 +33,11 @@ pub const EXHIBITS: &[Exhibit] = &[
     Exhibit {
         name: "no-peer-rights",
         title: "A peer copy without the right to it",
-        mistake: "Peer access is directed, and nobody asked for it. Frameworks that switch it on and off again meet this when \
-                  the order of layers changes.",
+        mistake: "Peer access is directed, and off until somebody asks for it: for each pair of devices, and with some \
+                  allocators for each allocation. Who forgets gets an error at best, and a hang at worst.",
         thread: Thread {
-            label: "ggml-org/llama.cpp#10152: \"peer access has not been enabled\"",
-            url: "https://github.com/ggml-org/llama.cpp/issues/10152",
+            label: "openxla/xla#40852: mapped memory without access for the peers: a hang of 56 minutes on 8 x B200",
+            url: "https://github.com/openxla/xla/pull/40852",
         },
         wrong: Some(program!(no_peer_rights_wrong)),
         right: program!(no_peer_rights_right),
@@ -67,7 +67,7 @@ pub const EXHIBITS: &[Exhibit] = &[
         mistake: "`y` is declared as an input, and the kernel adds to it. Whoever orders work by declarations, lets others read \
                   `y` at the same time.",
         thread: Thread {
-            label: "cupy/cupy#1554: kernels that change their `in_params`",
+            label: "cupy/cupy#1554: kernels that change their `in_params` should not compile",
             url: "https://github.com/cupy/cupy/pull/1554",
         },
         wrong: Some(program!(wrong_declaration_wrong)),
@@ -162,7 +162,9 @@ fn lying_peer_right(ground: &Ground) -> Outcome {
         let all = dev.exchange(Arc::new(dev.upload(&[1.0f32; N])?))?;
         dev.download(&all[(dev.rank() + 1) % all.len()].copy_to(dev)?)
     })?;
-    let found = pool.report().peer(1, 0).route != Route::Direct;
+    let report = pool.report();
+    let pair = report.peer(1, 0);
+    let found = pair.claimed && !pair.verified && pair.route == Route::Staged;
     Ok(Seen::when(found && Seen::all(&seen.concat(), 1.0) == Seen::Right))
 }
 

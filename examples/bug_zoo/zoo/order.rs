@@ -32,7 +32,7 @@ pub const EXHIBITS: &[Exhibit] = &[
         mistake: "The producer waits for nobody before it makes the next batch, while the consumer's copy still reads the \
                   last one. The copy was ordered after the producer, but not the producer after the copy.",
         thread: Thread {
-            label: "torch/cutorch#192: peer copies on streams of one's own are ordered with one of the two devices",
+            label: "torch/cutorch#192: off the default stream, nothing orders a peer copy with both devices but events",
             url: "https://github.com/torch/cutorch/pull/192",
         },
         wrong: Some(program!(write_after_read_wrong)),
