@@ -1,7 +1,7 @@
 //! What was found on other machines, kept in a file.
 
 use crate::find::Findings;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use gpu_pool::GpuPool;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -26,7 +26,7 @@ pub fn write(all: &[Findings], cuda: bool) -> Result<String> {
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
 
-/// The rows of a file, if it is there.
+/// The rows of a file with results of H200s, if it is there.
 pub fn read(path: impl AsRef<Path>) -> Result<Option<Map<String, Value>>> {
     let path = path.as_ref();
     if !path.exists() {
@@ -34,6 +34,8 @@ pub fn read(path: impl AsRef<Path>) -> Result<Option<Map<String, Value>>> {
     }
     let shown = || path.display().to_string();
     let all: Value = serde_json::from_str(&std::fs::read_to_string(path).with_context(shown)?).with_context(shown)?;
+    let h200 = all["backend"] == "cuda" && all["device"].as_str().is_some_and(|name| name.contains("H200"));
+    ensure!(h200, "{}: these are results of {}, not of H200s", path.display(), all["device"]);
     all["exhibits"].as_object().cloned().with_context(|| format!("{}: no `exhibits`", path.display())).map(Some)
 }
 
