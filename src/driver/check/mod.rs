@@ -138,6 +138,7 @@ impl Checker {
     }
 
     /// Somebody else submits an operation to a stream, by calls that do not come this way.
+    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn lent(
         &self,
         device: usize,

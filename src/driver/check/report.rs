@@ -149,6 +149,7 @@ impl fmt::Display for Report {
                         None => f.write_str("in host memory that devices see")?,
                     }
                 }
+                None if self.kind == Kind::WrongDeclaration => write!(f, ": bytes {start}..{end} of it")?,
                 None => write!(f, ": {} bytes at {start:#x}", end - start)?,
             }
         }
