@@ -108,11 +108,13 @@ impl Hazards {
     /// Ends one such use; what was submitted counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
-        let uses = &mut self.0.lock().uses;
+        let mut history = self.0.lock();
+        let uses = &mut history.uses;
         let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
         if let Some(at) = uses.iter().position(open) {
             uses.swap_remove(at);
         }
+        drop(history);
         self.note(stream, sequence, bytes, access);
     }
 
@@ -203,4 +205,26 @@ pub(crate) fn all_completed(uses: &Uses) -> bool {
 /// The calling host thread waits for all of them.
 pub(crate) fn wait_all(uses: &Uses, op: &'static str, limit: Duration) -> Result<()> {
     uses.iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::GpuPool;
+
+    /// A use by others ends, and only then counts as one of the stream's operations.
+    #[test]
+    fn what_is_lent_comes_back() {
+        let pool = GpuPool::builder().host(1).build().unwrap();
+        pool.run(|dev, _| {
+            let hazards = Hazards::default();
+            hazards.open(&dev.stream, 0..8, Access::Write);
+            assert!(hazards.in_flight());
+            hazards.close(&dev.stream, dev.stream.submit(), 0..8, Access::Write);
+            dev.synchronize()?;
+            assert!(!hazards.in_flight());
+            Ok(())
+        })
+        .unwrap();
+    }
 }
