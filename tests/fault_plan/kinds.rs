@@ -24,7 +24,7 @@ const TRIES: [(FaultOp, Try); 15] = [
     (FaultOp::Alloc, |dev, _| dev.zeros::<u8>(30 << 20).map(drop)),
     (FaultOp::StreamCreate, |dev, _| dev.stream().map(drop)),
     (FaultOp::EventCreate, |dev, _| (0..100).map(|_| dev.record()).collect::<Result<Vec<_>, _>>().map(drop)),
-    (FaultOp::EventCreate, |dev, _| dev.record_timed().map(drop)),
+    (FaultOp::EventCreate, |dev, _| (0..100).map(|_| dev.record_timed()).collect::<Result<Vec<_>, _>>().map(drop)),
     (FaultOp::Record, |dev, _| dev.record().map(drop)),
     (FaultOp::Wait, |dev, _| dev.wait(&dev.record()?)),
     (FaultOp::EventWait, |dev, kept| dev.download(&kept.own[1]).map(drop)),
