@@ -1,5 +1,7 @@
 //! How a pool comes to be: which devices, which settings, and the probe of what connects them.
 
+mod environment;
+
 use crate::{
     collective::board::Endpoint,
     driver::{
@@ -24,7 +26,6 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use std::{
-    env,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -243,34 +244,6 @@ impl Builder {
         self.with_drivers(drivers)
     }
 
-    fn read_environment(&mut self) -> Result<()> {
-        if self.backend.is_none() {
-            self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parse_backend)?;
-        }
-        if self.devices.is_none() {
-            self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
-        }
-        if self.check.is_none() {
-            self.check = variable("GPU_POOL_CHECK", "races or off", parse_check)?;
-            // The crate's own unit tests all test the checker, too.
-            if cfg!(test) && self.check.is_none() {
-                self.check = Some(Check::Races);
-            }
-        }
-        if self.machine.schedule == host::Schedule::Threaded {
-            let seed = variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())?;
-            self.machine.schedule = seed.map_or(host::Schedule::Threaded, host::Schedule::Seeded);
-        }
-        if self.faults.is_none() {
-            let expected = "a plan of faults like `1:launch:3:launch-failed` (see `testing::FaultPlan`)";
-            self.faults = variable("GPU_POOL_FAULTS", expected, |text| text.parse().ok())?;
-        }
-        if self.timeout.is_none() {
-            self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
-        }
-        Ok(())
-    }
-
     /// The ordinals to open of `count` that are there.
     fn ordinals(&self, count: usize, what: &str) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
@@ -415,69 +388,9 @@ fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
     }
 }
 
-/// An environment variable, parsed; one that does not parse is an error, not a default.
-fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Some(value) = env::var_os(name) else { return Ok(None) };
-    let text = value.to_string_lossy();
-    let text = text.trim();
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let misunderstood = || Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"));
-    parse(text).map(Some).ok_or_else(misunderstood)
-}
-
-fn parse_backend(text: &str) -> Option<Backend> {
-    match text.split_once(':') {
-        None if text == "cuda" => Some(Backend::Cuda),
-        None if text == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
-        Some(("host", count)) => count.parse().ok().map(Backend::Host),
-        _ => None,
-    }
-}
-
-fn parse_check(text: &str) -> Option<Check> {
-    match text {
-        "races" => Some(Check::Races),
-        "off" => Some(Check::Off),
-        _ => None,
-    }
-}
-
-fn parse_devices(text: &str) -> Option<Vec<usize>> {
-    text.split(',').map(|part| part.trim().parse().ok()).collect()
-}
-
-fn parse_duration(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let value: f64 = digits.parse().ok()?;
-    let unit = match &text[digits.len()..] {
-        "ms" => 1e-3,
-        "s" | "" => 1.0,
-        "m" => 60.0,
-        _ => return None,
-    };
-    (value > 0.0).then(|| Duration::try_from_secs_f64(value * unit).ok()).flatten()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn environment_values() {
-        assert_eq!(parse_backend("host:8"), Some(Backend::Host(8)));
-        assert_eq!(parse_backend("cuda"), Some(Backend::Cuda));
-        assert_eq!(parse_backend("host:x"), None);
-        assert_eq!(parse_backend("gpu"), None);
-        assert_eq!(parse_devices("0, 2,1"), Some(vec![0, 2, 1]));
-        assert_eq!(parse_devices("0,,1"), None);
-        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
-        assert_eq!(parse_duration("2m"), Some(Duration::from_secs(120)));
-        assert_eq!(parse_duration("-1s"), None);
-        assert_eq!(parse_duration("1e300s"), None);
-        assert_eq!(parse_duration("soon"), None);
-    }
 
     #[test]
     fn weights_must_be_positive() {
