@@ -71,14 +71,15 @@ where
     // With a checker: what threads know goes with the closure and comes back with its outcome.
     let link = &shared.links[0];
     let known = link.release();
-    let learned: Vec<Mutex<Option<Token>>> = all.iter().map(|_| Mutex::new(None)).collect();
+    let learned: Vec<Mutex<Option<Box<Token>>>> =
+        known.iter().flat_map(|_| &all[..]).map(|_| Mutex::new(None)).collect();
 
     let body = |worker: &Rc<Worker>, rank: usize| {
-        worker.link.acquire(known.as_ref());
+        worker.link.acquire(known.as_deref());
         let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
         *outcomes[rank].lock() = Some(outcome);
-        if let Some(token) = worker.link.release() {
-            *learned[rank].lock() = Some(token);
+        if let Some(place) = learned.get(rank) {
+            *place.lock() = worker.link.release();
         }
     };
     let body: &Body<'_, Rc<Worker>> = &body;
@@ -94,7 +95,7 @@ where
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
     for token in learned {
-        link.acquire(token.into_inner().as_ref());
+        link.acquire(token.into_inner().as_deref());
     }
 
     let mut results = Vec::with_capacity(all.len());

@@ -93,7 +93,7 @@ struct Message {
     gang: u64,
     body: Body,
     /// With a checker: what the sender knew.
-    known: Option<Token>,
+    known: Option<Box<Token>>,
 }
 
 enum Body {
@@ -273,7 +273,7 @@ impl Device {
         })?;
         // The sender may wait for a free slot.
         gang.waker(rank).notify();
-        self.worker.link.acquire(message.known.as_ref());
+        self.worker.link.acquire(message.known.as_deref());
         Ok(message.body)
     }
 

@@ -18,7 +18,7 @@ pub(crate) struct Chunk {
     pub(crate) address: Address,
     pub(crate) kind: ChunkKind,
     /// With a checker: what the threads knew that let go of its blocks.
-    known: Mutex<Option<Token>>,
+    known: Mutex<Option<Box<Token>>>,
 }
 
 impl Chunk {
@@ -38,7 +38,7 @@ pub(crate) enum ChunkKind {
 impl Drop for Chunk {
     fn drop(&mut self) {
         let driver = &self.link.driver;
-        self.link.acquire(self.known.get_mut().as_ref());
+        self.link.acquire(self.known.get_mut().as_deref());
         // SAFETY: the memory came from this driver by the call of its kind, the last block of it is gone, and blocks go
         // only when their uses have completed or their device's streams have drained.
         let freed = unsafe {
