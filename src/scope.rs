@@ -74,9 +74,11 @@ where
     let learned: Vec<Mutex<Option<Box<Token>>>> =
         known.iter().flat_map(|_| &all[..]).map(|_| Mutex::new(None)).collect();
 
+    let drained = Mutex::new(None);
+
     let body = |worker: &Rc<Worker>, rank: usize| {
         worker.link.acquire(known.as_deref());
-        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
+        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause, &drained);
         *outcomes[rank].lock() = Some(outcome);
         if let Some(place) = learned.get(rank) {
             *place.lock() = worker.link.release();
@@ -135,6 +137,7 @@ fn member<F, R, E>(
     f: &F,
     shard: Shard,
     cause: &impl Fn(&E) -> Error,
+    known: &Mutex<Option<Box<Token>>>,
 ) -> Outcome<R, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E>,
@@ -164,10 +167,15 @@ where
         }
         gang.poison(device, error);
     }
+    if let Some(token) = worker.link.release() {
+        Token::add(&mut known.lock(), Some(token));
+    }
     gang.drained();
     if gang.is_aborted() {
         let recovering = gang.clone();
         worker.shared.presence[device].while_so(move || !recovering.is_recovered(), || gang.recover());
+        // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
+        worker.link.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
         for block in worker.suspects.take() {
             if gang.is_stuck() {

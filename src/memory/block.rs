@@ -99,12 +99,8 @@ impl FreeBlock {
         if !all_completed(&self.history.uses) && !link.planted(Bug::ChunkReleasedEarly) {
             tracing::warn!(device = self.chunk.link.device, bytes = self.bytes, "memory still in use was leaked");
             std::mem::forget(self.chunk);
-        } else if let Some(token) = link.release() {
-            let mut known = self.chunk.known.lock();
-            match &mut *known {
-                Some(known) => known.join(&token),
-                None => *known = Some(token),
-            }
+        } else {
+            Token::add(&mut self.chunk.known.lock(), link.release());
         }
     }
 }

@@ -86,7 +86,7 @@ impl Hazards {
                 && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
             let completed = !implied && old.stream.is_over(old.sequence);
             if completed {
-                remember(known, old.stream.known_over());
+                Token::add(known, old.stream.known_over());
             }
             !implied && !completed
         });
@@ -128,7 +128,7 @@ impl Hazards {
         if !waits.is_empty() {
             let mut history = self.0.lock();
             history.uses.retain(|last| !last.stream.has_completed(last.sequence));
-            remember(&mut history.known, link.release());
+            Token::add(&mut history.known, link.release());
         }
         Ok(())
     }
@@ -146,21 +146,12 @@ impl Hazards {
 impl History {
     /// With a checker: the calling thread lets go of the block and hands over what it knows.
     pub(crate) fn remember(&mut self, link: &Link) {
-        remember(&mut self.known, link.release());
+        Token::add(&mut self.known, link.release());
     }
 
     /// What the threads knew that took uses off the list.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.known.as_deref()
-    }
-}
-
-/// With a checker: adds what somebody knows.
-fn remember(known: &mut Option<Box<Token>>, token: Option<Box<Token>>) {
-    match (known, token) {
-        (Some(known), Some(token)) => known.join(&token),
-        (known, Some(token)) => *known = Some(token),
-        (_, None) => {}
     }
 }
 

@@ -21,6 +21,15 @@ impl Token {
     pub fn join(&mut self, other: &Token) {
         self.0.join(&other.0);
     }
+
+    /// The same where there may be no checker, and then are no tokens.
+    pub(crate) fn add(to: &mut Option<Box<Token>>, other: Option<Box<Token>>) {
+        match (to, other) {
+            (Some(known), Some(other)) => known.join(&other),
+            (known, Some(other)) => *known = Some(other),
+            (_, None) => {}
+        }
+    }
 }
 
 /// A thread's place in the account of one checker; given up when the thread ends.
