@@ -3,6 +3,7 @@
 use crate::{
     Device, Shard,
     collective::board,
+    driver::check::Token,
     error::{Error, Result},
     memory::link::Handover,
     runtime::{
@@ -71,14 +72,13 @@ where
     // What threads know goes with the closure and comes back with its outcome.
     let link = &shared.links[0];
     let begun = link.hand_over();
-    let ended: Vec<Mutex<Handover>> = match link.hands_over() {
-        true => all.iter().map(|_| Mutex::default()).collect(),
-        false => Vec::new(),
-    };
+    let ended: Vec<Mutex<Option<Box<Handover>>>> =
+        begun.iter().flat_map(|_| &all[..]).map(|_| Mutex::new(None)).collect();
+    let drained = Mutex::new(None);
 
     let body = |worker: &Rc<Worker>, rank: usize| {
-        worker.link.take_over(&begun);
-        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause);
+        worker.link.take_over(begun.as_deref());
+        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause, &drained);
         *outcomes[rank].lock() = Some(outcome);
         if let Some(ended) = ended.get(rank) {
             *ended.lock() = worker.link.hand_over();
@@ -97,7 +97,7 @@ where
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
     for from in ended {
-        link.take_over(&from.into_inner());
+        link.take_over(from.into_inner().as_deref());
     }
 
     let mut results = Vec::with_capacity(all.len());
@@ -137,6 +137,7 @@ fn member<F, R, E>(
     f: &F,
     shard: Shard,
     cause: &impl Fn(&E) -> Error,
+    known: &Mutex<Option<Box<Token>>>,
 ) -> Outcome<R, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E>,
@@ -166,10 +167,15 @@ where
         }
         gang.poison(device, error);
     }
+    if let Some(token) = worker.link.release() {
+        Token::add(&mut known.lock(), Some(token));
+    }
     gang.drained();
     if gang.is_aborted() {
         let recovering = gang.clone();
         worker.shared.presence[device].while_so(move || !recovering.is_recovered(), || gang.recover());
+        // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
+        worker.link.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
         for block in worker.suspects.take() {
             if gang.is_stuck() {

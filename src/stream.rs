@@ -1,7 +1,7 @@
 //! Streams: queues of device work, numbered so that anyone can say what he waits for.
 
 use crate::{
-    driver::{Fault, FaultKind, RawEvent, RawStream, host},
+    driver::{Fault, FaultKind, RawEvent, RawStream, check::Token, host},
     error::{Error, Result},
     memory::link::Link,
     plant::Bug,
@@ -122,15 +122,26 @@ impl StreamCore {
         self.submitted.get()
     }
 
-    /// Whether operation `sequence` is known to have completed, without asking the driver.
+    /// Whether operation `sequence` is known to have completed, without asking the driver. The calling thread may rely on
+    /// it.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
-        if self.completed.get() < sequence {
-            return self.link.planted(Bug::CompletedTooEarly) && sequence <= self.submitted.get();
-        }
-        if let Some(watch) = self.link.watch() {
+        let over = self.is_over(sequence);
+        if let Some(watch) = self.link.watch().filter(|_| over) {
             watch.checker.observe(watch.device, self.raw);
         }
-        true
+        over
+    }
+
+    /// The same for tidying up: a checker takes it that the calling thread has learned nothing. Who relies on it later has
+    /// [`known_over`](Self::known_over) handed to him.
+    pub(crate) fn is_over(&self, sequence: u64) -> bool {
+        self.completed.get() >= sequence
+            || self.link.planted(Bug::CompletedTooEarly) && sequence <= self.submitted.get()
+    }
+
+    /// With a checker: what is known to whoever has seen that operations of this stream [are over](Self::is_over).
+    pub(crate) fn known_over(&self) -> Option<Box<Token>> {
+        self.link.watch().map(|watch| Box::new(watch.checker.observed(watch.device, self.raw)))
     }
 
     /// The calling thread has learned that the first `sequence` operations are over.

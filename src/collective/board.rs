@@ -92,7 +92,7 @@ pub(crate) enum Payload {
 struct Message {
     gang: u64,
     body: Body,
-    from: Handover,
+    from: Option<Box<Handover>>,
 }
 
 enum Body {
@@ -272,7 +272,7 @@ impl Device {
         })?;
         // The sender may wait for a free slot.
         gang.waker(rank).notify();
-        self.worker.link.take_over(&message.from);
+        self.worker.link.take_over(message.from.as_deref());
         Ok(message.body)
     }
 

@@ -282,7 +282,7 @@ where
             .iter_mut()
             .zip(&parts[1..])
             .map(|(lane, part)| {
-                let (f, known) = (&f, known.as_ref());
+                let (f, known) = (&f, known.as_deref());
                 scope.spawn(move |_| {
                     link.acquire(known);
                     let _here = place.map(Place::enter);
@@ -295,7 +295,7 @@ where
         let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.join()).collect();
         theirs.into_iter().fold(mine, |all, one| {
             let (one, known) = one.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            link.acquire(known.as_ref());
+            link.acquire(known.as_deref());
             all.and(one)
         })
     })

@@ -18,7 +18,7 @@ pub(crate) struct Chunk {
     pub(crate) address: Address,
     pub(crate) kind: ChunkKind,
     /// With a checker: what the threads knew that let go of its blocks.
-    known: Mutex<Option<Token>>,
+    known: Mutex<Option<Box<Token>>>,
 }
 
 impl Chunk {
@@ -38,7 +38,7 @@ pub(crate) enum ChunkKind {
 impl Drop for Chunk {
     fn drop(&mut self) {
         let driver = &self.link.driver;
-        self.link.acquire(self.known.get_mut().as_ref());
+        self.link.acquire(self.known.get_mut().as_deref());
         // SAFETY: the memory came from this driver by the call of its kind, the last block of it is gone, and blocks go
         // only when their uses have completed or their device's streams have drained.
         let freed = unsafe {
@@ -99,12 +99,8 @@ impl FreeBlock {
         if !all_completed(&self.history.uses) && !link.planted(Bug::ChunkReleasedEarly) {
             tracing::warn!(device = self.chunk.link.device, bytes = self.bytes, "memory still in use was leaked");
             std::mem::forget(self.chunk);
-        } else if let Some(token) = link.release() {
-            let mut known = self.chunk.known.lock();
-            match &mut *known {
-                Some(known) => known.join(&token),
-                None => *known = Some(token),
-            }
+        } else {
+            Token::add(&mut self.chunk.known.lock(), link.release());
         }
     }
 }

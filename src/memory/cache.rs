@@ -172,6 +172,8 @@ impl Cache {
                 let whole = at_rest[&chunk] == Arc::strong_count(&block.chunk);
                 let early = self.link.planted(Bug::ChunkReleasedEarly);
                 if whole && (early || wait_all(&block.history.uses, op, self.deadline).is_ok()) {
+                    // What others have waited for is not among the uses any more.
+                    self.link.acquire(block.history.known());
                     *at_rest.get_mut(&chunk).expect("counted above") -= 1;
                 } else {
                     // In use, or not over: it must not go to the driver. Keep it.

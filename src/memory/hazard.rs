@@ -46,7 +46,7 @@ pub(crate) struct Hazards(Mutex<History>);
 #[derive(Default)]
 pub(crate) struct History {
     pub(crate) uses: Uses,
-    /// With a checker: what the threads knew that took uses off the list because they were over.
+    /// With a checker: what is known of uses that were taken off the list because they were over.
     known: Option<Box<Token>>,
 }
 
@@ -77,7 +77,6 @@ impl Hazards {
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
         let History { uses, known } = &mut *history;
-        let mut over = false;
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
             // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
@@ -85,13 +84,12 @@ impl Hazards {
             let implied = covered
                 && old.sequence != OPEN
                 && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
-            let completed = !implied && old.stream.has_completed(old.sequence);
-            over |= completed;
+            let completed = !implied && old.stream.is_over(old.sequence);
+            if completed {
+                Token::add(known, old.stream.known_over());
+            }
             !implied && !completed
         });
-        if over {
-            remember(known, stream.link.release());
-        }
         if uses.len() >= MERGE_ABOVE {
             merge(uses);
         }
@@ -132,7 +130,7 @@ impl Hazards {
         if !waits.is_empty() {
             let mut history = self.0.lock();
             history.uses.retain(|last| !last.stream.has_completed(last.sequence));
-            remember(&mut history.known, link.release());
+            Token::add(&mut history.known, link.release());
         }
         Ok(())
     }
@@ -150,21 +148,12 @@ impl Hazards {
 impl History {
     /// With a checker: the calling thread lets go of the block and hands over what it knows.
     pub(crate) fn remember(&mut self, link: &Link) {
-        remember(&mut self.known, link.release());
+        Token::add(&mut self.known, link.release());
     }
 
     /// What the threads knew that took uses off the list.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.known.as_deref()
-    }
-}
-
-/// With a checker: adds what the calling thread knows.
-fn remember(known: &mut Option<Box<Token>>, token: Option<Token>) {
-    let Some(token) = token else { return };
-    match known {
-        Some(known) => known.join(&token),
-        None => *known = Some(Box::new(token)),
     }
 }
 

@@ -342,7 +342,7 @@ impl Driver for Checked {
         drop(state);
         let checker = Arc::downgrade(&self.checker);
         let f = move || {
-            let _known = clock.zip(checker.upgrade()).map(|(clock, checker)| InStream::enter(checker, &clock));
+            let _known = clock.map(|clock| InStream::enter(checker, clock));
             f();
         };
         self.inner.launch_host(stream, Box::new(f))

@@ -6,19 +6,29 @@ use super::{
     state::{HostId, State},
 };
 use parking_lot::MutexGuard;
-use std::{
-    cell::RefCell,
-    sync::{Arc, Weak},
-};
+use std::{cell::RefCell, sync::Weak};
 
 /// What one host thread knows, on its way to another.
 #[derive(Clone, Default)]
 pub struct Token(Clock);
 
 impl Token {
+    pub(super) fn new(clock: Clock) -> Self {
+        Token(clock)
+    }
+
     /// Adds what another thread knows.
     pub fn join(&mut self, other: &Token) {
         self.0.join(&other.0);
+    }
+
+    /// The same where there may be no checker, and then are no tokens.
+    pub(crate) fn add(to: &mut Option<Box<Token>>, other: Option<Box<Token>>) {
+        match (to, other) {
+            (Some(known), Some(other)) => known.join(&other),
+            (known, Some(other)) => *known = Some(other),
+            (_, None) => {}
+        }
     }
 }
 
@@ -63,6 +73,7 @@ impl Checker {
                 id
             }
         };
+        state.tell(id, self);
         (state, id)
     }
 
@@ -79,25 +90,57 @@ impl Checker {
     }
 }
 
+/// A host function that a thread is running.
+struct Within {
+    checker: Weak<Checker>,
+    /// What is known before it, until the thread has been told.
+    before: Option<Clock>,
+    /// What the thread knew when it was told.
+    outside: Option<Clock>,
+}
+
+thread_local! {
+    static WITHIN: RefCell<Vec<Within>> = const { RefCell::new(Vec::new()) };
+}
+
 /// While it lives, its thread knows what a stream knew: for functions that run in stream order.
+///
+/// The thread is told when it first asks for its seat. A function that never does must not need the lock of the account:
+/// whoever has that may be waiting for room in a stream's queue, which there is when the function has run.
 pub(super) struct InStream {
-    checker: Arc<Checker>,
-    outside: Clock,
+    checker: Weak<Checker>,
 }
 
 impl InStream {
-    pub fn enter(checker: Arc<Checker>, clock: &Clock) -> Self {
-        let (mut state, id) = checker.enter();
-        let outside = state.host(id).clock.clone();
-        state.learn(id, clock);
-        drop(state);
-        InStream { checker, outside }
+    pub fn enter(checker: Weak<Checker>, clock: Clock) -> Self {
+        let within = Within { checker: checker.clone(), before: Some(clock), outside: None };
+        WITHIN.with_borrow_mut(|all| all.push(within));
+        InStream { checker }
     }
 }
 
 impl Drop for InStream {
     fn drop(&mut self) {
-        let (mut state, id) = self.checker.enter();
-        state.host_becomes(id, std::mem::take(&mut self.outside));
+        let within = WITHIN.with_borrow_mut(Vec::pop);
+        if let (Some(outside), Some(checker)) = (within.and_then(|within| within.outside), self.checker.upgrade()) {
+            let (mut state, id) = checker.enter();
+            state.host_becomes(id, outside);
+        }
+    }
+}
+
+impl State {
+    /// Tells a thread what it knows as the runner of host functions.
+    fn tell(&mut self, id: HostId, checker: &Checker) {
+        let told = WITHIN.try_with(|all| {
+            for within in all.borrow_mut().iter_mut().filter(|within| std::ptr::eq(within.checker.as_ptr(), checker)) {
+                if let Some(before) = within.before.take() {
+                    within.outside = Some(self.host(id).clock.clone());
+                    self.learn(id, &before);
+                }
+            }
+        });
+        // A thread that is ending runs no host function.
+        let _ = told;
     }
 }

@@ -171,6 +171,12 @@ impl Checker {
         }
     }
 
+    /// What the calling thread would know if it read how far a stream is.
+    pub(crate) fn observed(&self, device: usize, stream: RawStream) -> Token {
+        let state = self.state.lock();
+        Token::new(state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()).unwrap_or_default())
+    }
+
     /// A pool keeps an event for another use: until it is recorded again there is nothing to wait for.
     pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {
         if let Some(event) = self.state.lock().events.get_mut(&(device, event.0)) {

@@ -5,7 +5,11 @@ use crate::driver::{
     DriverRef, RawStream,
     host::{self, HostConfig},
 };
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 fn gpu() -> (DriverRef, Arc<Checker>) {
     let gpu = wrap(host::machine(&[HostConfig::default()])).remove(0);
@@ -179,4 +183,21 @@ fn a_free_that_the_driver_refuses_changes_nothing() {
     checker.host_access(p as u64, 64, false).unwrap();
     // SAFETY: allocated above, out of use.
     unsafe { gpu.host_free(p) }.unwrap();
+}
+
+/// On CUDA a submission may wait for room in a stream's queue, and so for the host functions in it, with the account locked.
+#[test]
+fn a_host_function_does_not_need_the_account() {
+    let (gpu, checker) = gpu();
+    let s = gpu.stream_create(0).unwrap();
+    let (go, gate) = mpsc::channel::<()>();
+    let (ran, runs) = mpsc::channel();
+    gpu.launch_host(s, Box::new(move || gate.recv().unwrap())).unwrap();
+    gpu.launch_host(s, Box::new(move || ran.send(()).unwrap())).unwrap();
+    let account = checker.state.lock();
+    go.send(()).unwrap();
+    let result = runs.recv_timeout(Duration::from_secs(10));
+    drop(account);
+    wait(&gpu, s);
+    result.expect("the host functions have waited for the lock");
 }
