@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the packed benches on a GPU machine, where there is no Rust toolchain:
 #
-#   . .gpu/env.sh; benches/run-gpu.sh [bench...]      default: scope copy launch build data_parallel ring
+#   . .gpu/env.sh; benches/run-gpu.sh [bench...]      default: scope copy launch check predict build data_parallel ring
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;
@@ -11,7 +11,7 @@ set -uo pipefail
 : "${OUT:=benches/results}"
 mkdir -p "$OUT"
 benches=("$@")
-[ ${#benches[@]} -gt 0 ] || benches=(scope copy launch build data_parallel ring)
+[ ${#benches[@]} -gt 0 ] || benches=(scope copy launch check predict build data_parallel ring)
 
 if [ -z "${GPU_POOL_MACHINE:-}" ]; then
   GPU_POOL_MACHINE=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null |

@@ -37,6 +37,9 @@ struct Options {
     /// Draws the predictions to FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Only this many H200s on one switch
+    #[arg(long, value_name = "N")]
+    devices: Option<usize>,
     /// A machine of your own, in TOML; examples/data/machines has some
     #[cfg(feature = "topology-files")]
     #[arg(long, value_name = "FILE")]
@@ -56,6 +59,10 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     ensure!(options.pieces > 0, "--pieces 0: a chunk has at least one piece");
     options.plot.as_deref().map(plot::check).transpose()?;
+    if let Some(devices) = options.devices {
+        ensure!((2..=64).contains(&devices), "--devices {devices}: 2 to 64");
+        return own(&Topology::nvswitch(devices), options.pieces);
+    }
     #[cfg(feature = "topology-files")]
     if let Some(path) = &options.machine {
         return own(&Topology::from_file(path)?, options.pieces);
@@ -127,7 +134,6 @@ fn predict(machine: &Topology, bytes: usize, pieces: usize) -> Result<Timing> {
 }
 
 /// A machine of the user's: the ring if its neighbours are peers, and the crate's own all-reduce.
-#[cfg(feature = "topology-files")]
 fn own(machine: &Topology, pieces: usize) -> Result<()> {
     print!("{machine}");
     let linked = (0..machine.len()).all(|d| machine.peers(d).contains(&((d + 1) % machine.len())));

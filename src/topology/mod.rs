@@ -39,6 +39,12 @@
 //! What the model leaves out: caches, clocks that change, copies that slow kernels down, launches too small to fill a
 //! device, and kernels that reach into a peer's memory (they cost as if it were their own).
 //!
+//! # A prediction
+//!
+//! The ring all-reduce by copy engines, and what was measured of it (`cargo run --release --example predict`):
+//!
+#![doc = include_str!("../../docs/predicted_all_reduce.svg")]
+//!
 //! # Mechanism
 //!
 //! [`Topology`] is plain data, made by a preset (`presets`), by hand, or read from a file (feature `topology-files`); the

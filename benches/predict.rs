@@ -1,0 +1,51 @@
+//! What virtual time says of `Device::all_reduce`, against what it takes on the GPUs that are there. Microseconds per call,
+//! the slowest device's.
+//!
+//! * `all_reduce/<bytes>/<devices>`: f32, sum, in place, back to back. The peer is the prediction of
+//!   `Topology::nvswitch(devices)`; a ratio of 1 means that it was right, above 1 that it was too slow.
+
+mod support;
+
+use gpu_pool::{Builder, GpuPool, ReduceOp, Result, Topology};
+use support::{Bench, MICROSECONDS, Side, gpus};
+
+const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];
+
+/// Microseconds of one call, of some, on the slowest device.
+fn time(builder: Builder, megabytes: usize) -> Result<f64> {
+    let pool = builder.build()?;
+    let rounds = 4;
+    let times = pool.run(|dev, _| {
+        let mut x = dev.zeros::<f32>(megabytes << 18)?;
+        dev.all_reduce(&mut x, ReduceOp::Sum)?;
+        dev.synchronize()?;
+        dev.barrier()?;
+        let start = dev.record_timed()?;
+        for _ in 0..rounds {
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+        }
+        let end = dev.record_timed()?;
+        dev.synchronize()?;
+        end.elapsed_since(&start)
+    })?;
+    Ok(times.into_iter().max().expect("a device").as_secs_f64() * 1e6 / f64::from(rounds))
+}
+
+fn main() {
+    let mut bench = Bench::new("predict");
+    let devices = gpus::count().min(8);
+    if devices < 2 {
+        return println!("skipped: needs 2 CUDA devices");
+    }
+    bench.set_turns(1, 7);
+    let ordinals: Vec<usize> = (0..devices).collect();
+    for megabytes in SIZES {
+        let real = || GpuPool::builder().cuda().devices(&ordinals);
+        let dry = || GpuPool::builder().topology(Topology::nvswitch(devices)).dry();
+        let predicted = time(dry(), megabytes).expect("a dry run");
+        let ours = Side::new("measured", || time(real(), megabytes).expect("every call succeeds"));
+        let peer = Side::new("predicted", move || predicted);
+        bench.compare(&format!("all_reduce/{megabytes}MB/{devices}"), MICROSECONDS, ours, vec![peer]);
+    }
+    bench.finish();
+}
