@@ -169,6 +169,7 @@ impl State {
     }
 
     /// A stream that others have made.
+    #[cfg(any(feature = "cuda", test))]
     fn meet_stream(&mut self, key: Key) {
         if !self.streams.contains_key(&key) {
             self.stream_created(key);
@@ -195,6 +196,7 @@ impl State {
     }
 
     /// The same for an operation that somebody else submits.
+    #[cfg(any(feature = "cuda", test))]
     pub fn lend(&mut self, by: HostId, key: Key, call: Call, operand: Operand) -> Judged {
         self.meet_stream(key);
         let plan = self.judge(by, key, call, &[operand])?;

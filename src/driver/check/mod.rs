@@ -58,7 +58,6 @@ pub(crate) use place::{Entered, Place};
 
 use super::{Address, DriverRef, RawEvent, RawStream};
 use judge::Operand;
-use note::Call;
 use parking_lot::Mutex;
 use shadow::Manner;
 use state::State;
@@ -138,6 +137,7 @@ impl Checker {
     }
 
     /// Somebody else submits an operation to a stream, by calls that do not come this way.
+    #[cfg(any(feature = "cuda", test))]
     pub(crate) fn lent(
         &self,
         device: usize,
@@ -148,7 +148,7 @@ impl Checker {
     ) -> Result<(), Arc<Report>> {
         let (mut state, by) = self.enter();
         let manner = if write { Manner::WRITE } else { Manner::READ };
-        let call = Call::new("foreign work", "by a foreign call");
+        let call = note::Call::new("foreign work", "by a foreign call");
         state.lend(by, (device, stream.0), call, Operand { address, bytes, manner })
     }
 
