@@ -150,7 +150,7 @@ impl Checker {
     ) -> Result<(), Arc<Report>> {
         let (mut state, by) = self.enter();
         let manner = if write { Manner::WRITE } else { Manner::READ };
-        let call = Call::new("foreign work", "by a foreign call");
+        let call = note::Call::new("foreign work", "by a foreign call");
         state.lend(by, (device, stream.0), call, Operand { address, bytes, manner })
     }
 
