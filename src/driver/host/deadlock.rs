@@ -70,6 +70,8 @@ impl State {
         let now = Instant::now();
         let suspicion = match &mut self.suspicion {
             Some(suspicion) if suspicion.seen == seen => suspicion,
+            // It begins with a look that has found everyone blocked.
+            other if !blocked => return *other = None,
             other => other.insert(Suspicion { since: now, looked: now, misses: 0, seen }),
         };
         suspicion.looked = now;
