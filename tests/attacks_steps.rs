@@ -125,3 +125,26 @@ fn a_dry_pool_needs_a_topology() {
     let error = GpuPool::builder().host(2).check(Check::Off).dry().build().map(drop).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
 }
+
+/// Sizes that this computer could not hold: the kernel refuses to promise an allocation beyond its memory, and that was
+/// passed on as a device that is full.
+#[test]
+fn dry_buffers_may_be_larger_than_this_computer() {
+    guarded(|| {
+        let machine = Topology::nvswitch(2).with_devices(|_, device| device.memory = 3 << 40);
+        let pool = GpuPool::builder().topology(machine).dry().build().unwrap();
+        let time = || {
+            let times = pool.run(|dev, _| {
+                let mut x = dev.zeros::<f32>(1 << 39)?; // 2 TiB
+                let start = dev.record_timed()?;
+                dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                let end = dev.record_timed()?;
+                dev.synchronize()?;
+                assert!(dev.zeros::<f32>(1 << 39).is_err(), "there is no room for two");
+                end.elapsed_since(&start)
+            });
+            times.unwrap()
+        };
+        assert!(time()[0] > Duration::from_secs(1));
+    });
+}
