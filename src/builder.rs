@@ -2,6 +2,8 @@
 
 mod environment;
 
+pub(crate) use environment::seed;
+
 use crate::{
     collective::board::Endpoint,
     driver::{
@@ -34,6 +36,9 @@ use std::{
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
 /// A wait in which nothing of the gang advances for this long has failed.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
+/// Up to so many software GPUs whose operations run one at a time, the means of all staged copies are made when the pool is
+/// built: made when first needed, the numbers of their streams would depend on which device thread came first.
+const STAGED_AT_BUILD: usize = 16;
 /// Software GPUs of one pool.
 const MOST_SOFTWARE_GPUS: usize = 64;
 
@@ -182,7 +187,8 @@ impl Builder {
     }
 
     /// With a [`topology`](Self::topology): operations only take their time; nothing is computed, and memory is not
-    /// touched. For sizes that this computer could not hold.
+    /// touched. For sizes that this computer could not hold. What is downloaded is zeros, or what was there; without a
+    /// topology the pool is not built.
     pub fn dry(mut self) -> Self {
         self.machine.dry = true;
         self
@@ -220,6 +226,9 @@ impl Builder {
         if let Some(topology) = &self.machine.topology {
             topology.validate()?;
             self.backend.get_or_insert(Backend::Host(topology.len()));
+        }
+        if self.machine.dry && self.machine.topology.is_none() {
+            return Err(Error::invalid("build", "a dry pool without a topology would neither compute nor tell times"));
         }
         self.read_environment()?;
         let drivers = match self.backend {
@@ -301,6 +310,11 @@ impl Builder {
         cuda_devices().map(|_| Vec::new())
     }
 
+    /// The faults to come.
+    pub(crate) fn fault_plan(&self) -> Option<&FaultPlan> {
+        self.faults.as_ref()
+    }
+
     /// A pool of these very devices.
     pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
@@ -337,7 +351,7 @@ impl Builder {
             memory_limit: self.memory_limit,
             deadline,
             staged: self.staged,
-            copy_threads: (cores / count / 2).clamp(1, 4),
+            copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
             gate: Gate::new(),
             peers: OnceCell::new(),
             stages: Default::default(),
@@ -355,6 +369,12 @@ impl Builder {
         openings.iter().collect::<Result<Vec<()>>>()?;
         let peers = crate::probe::peers(&pool, self.staged)?;
         shared.peers.set(peers).map_err(|_| Error::Closed)?;
+        if host::is_stepped(&*shared.links[0].driver) && count <= STAGED_AT_BUILD {
+            let pairs = (0..count * count).map(|pair| (pair / count, pair % count));
+            pairs
+                .filter(|&(from, to)| !shared.is_direct(from, to))
+                .try_for_each(|(from, to)| shared.stage(from, to).map(drop))?;
+        }
         if !matches!(self.weights, Weights::Measured) {
             return Ok(pool);
         }
@@ -378,6 +398,12 @@ fn cuda_devices() -> Result<usize> {
     Err(Error::NoDevice { reason: "this build of gpu-pool has no CUDA (feature `cuda` is off)".to_owned() })
 }
 
+/// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how many
+/// cores there are.
+fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
+    if stepped { 1 } else { (cores / devices / 2).clamp(1, 4) }
+}
+
 fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
     if weights.len() != devices {
         return Err(Error::invalid("weights", format_args!("{} weights for {devices} devices", weights.len())));
@@ -391,6 +417,12 @@ fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_do_not_depend_on_the_number_of_cores() {
+        assert_eq!([1, 2, 16, 64].map(|cores| copy_threads(cores, 2, true)), [1; 4]);
+        assert_eq!([1, 2, 16, 64].map(|cores| copy_threads(cores, 2, false)), [1, 1, 4, 4]);
+    }
 
     #[test]
     fn weights_must_be_positive() {

@@ -211,9 +211,6 @@ impl Attendee for Told {
     fn waits_for(&self) -> Option<String> {
         Some("Godot".to_owned())
     }
-    fn is_looking(&self) -> bool {
-        false
-    }
     fn progress(&self) -> u64 {
         0
     }

@@ -1,7 +1,7 @@
 //! The environment's settings. Each test runs this binary again with the variables set, so that tests do not race for
 //! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
 
-use gpu_pool::{Error, GpuPool};
+use gpu_pool::{Error, GpuPool, testing::Explorer};
 use std::{env, process::Command, time::Duration};
 
 /// Says in the subprocess what it is to do.
@@ -31,6 +31,13 @@ fn with(task: &str, variables: &[(&str, &str)]) -> String {
 #[test]
 fn child() {
     let Ok(task) = env::var(CHILD) else { return };
+    if task == "explore" {
+        let explored = Explorer::new().devices(1).seeds(2).run(|pool| pool.run(|_, _| Ok(())).map(drop));
+        return println!(
+            "CHILD {}",
+            explored.map_or_else(|failure| failure.to_string(), |e| format!("{} runs", e.runs))
+        );
+    }
     let builder = match task.as_str() {
         "explicit" => GpuPool::builder().host(2).devices(&[1]).timeout(Duration::from_secs(9)),
         _ => GpuPool::builder(),
@@ -92,6 +99,10 @@ fn the_seed() {
     let host = ("GPU_POOL_BACKEND", "host:2");
     assert_eq!(with("trace", &[host, ("GPU_POOL_SEED", "7")]), "true");
     assert_eq!(with("trace", &[host]), "false");
+    assert_eq!(with("explore", &[("GPU_POOL_SEED", "7")]), "1 runs");
+    assert_eq!(with("explore", &[]), "2 runs");
+    let refused = with("explore", &[("GPU_POOL_SEED", "0x7")]);
+    assert!(refused.contains("GPU_POOL_SEED") && refused.contains("0x7"), "{refused}");
 }
 
 #[test]

@@ -24,8 +24,7 @@ impl Builder {
             }
         }
         if self.machine.schedule == Schedule::Threaded {
-            let seed = variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())?;
-            self.machine.schedule = seed.map_or(Schedule::Threaded, Schedule::Seeded);
+            self.machine.schedule = seed()?.map_or(Schedule::Threaded, Schedule::Seeded);
         }
         if self.faults.is_none() {
             let expected = "a plan of faults like `1:launch:3:launch-failed` (see `testing::FaultPlan`)";
@@ -36,6 +35,11 @@ impl Builder {
         }
         Ok(())
     }
+}
+
+/// The seed in the environment.
+pub(crate) fn seed() -> Result<Option<u64>> {
+    variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
 }
 
 /// An environment variable, parsed; one that does not parse is an error, not a default.

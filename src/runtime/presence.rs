@@ -35,8 +35,6 @@ struct State {
     holds: Option<Box<dyn Fn() -> bool + Send>>,
     /// For whom the thread waits, once it has waited for a while.
     waits_for: Option<String>,
-    /// The thread asks whether that wait will end.
-    looking: bool,
     /// The report that such a wait will never end.
     deadlock: Option<String>,
 }
@@ -86,13 +84,9 @@ impl Drop for Present {
 pub(crate) struct Meeting<'a>(&'a Presence);
 
 impl Meeting<'_> {
-    /// Has `look` look for a deadlock; the report, if this wait has been found to have no end.
-    pub(crate) fn deadlock(&self, look: impl FnOnce()) -> Option<String> {
-        self.0.state.lock().looking = true;
-        look();
-        let mut state = self.0.state.lock();
-        state.looking = false;
-        state.deadlock.take()
+    /// The report, if this wait has been found to have no end.
+    pub(crate) fn deadlock(&self) -> Option<String> {
+        self.0.state.lock().deadlock.take()
     }
 }
 
@@ -123,10 +117,6 @@ impl Attendee for Presence {
 
     fn waits_for(&self) -> Option<String> {
         self.state.lock().waits_for.clone()
-    }
-
-    fn is_looking(&self) -> bool {
-        self.state.lock().looking
     }
 
     fn progress(&self) -> u64 {
@@ -183,10 +173,6 @@ impl Attendee for Door {
 
     fn waits_for(&self) -> Option<String> {
         None
-    }
-
-    fn is_looking(&self) -> bool {
-        false
     }
 
     fn progress(&self) -> u64 {

@@ -35,12 +35,12 @@ pub(crate) fn for_peer<R>(
             return answer;
         }
         let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));
-        let found = meeting.deadlock(|| host::find_deadlock(&*dev.worker.link.driver));
-        if let Some(who) = found {
-            // What came since the last look is an answer all the same.
-            if let Some(answer) = poll() {
-                return answer;
-            }
+        // Whoever looks counts as asleep, or threads that look at the same pace would never find each other so; but only
+        // as long as nobody has sent it anything: then it has something to do, and peers may be waiting for that.
+        if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*dev.worker.link.driver)) {
+            return answer;
+        }
+        if let Some(who) = meeting.deadlock() {
             return Err(fail(gang, dev.index(), Error::Deadlock { device: dev.index(), op, who }));
         }
         let now = Some(progress());

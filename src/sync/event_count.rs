@@ -55,6 +55,8 @@ use std::time::{Duration, Instant};
 
 const EPOCH: u64 = 1 << 32;
 const WAITERS: u64 = EPOCH - 1;
+/// After a yield that took this long others want the core, and who yields again pays a slice of theirs each time.
+const CROWDED: Duration = Duration::from_micros(500);
 
 /// `src/sync/README.md` has the protocol.
 ///
@@ -152,12 +154,16 @@ impl EventCount {
             }
         }
         for _ in 0..yield_rounds() {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let start = Instant::now();
+            if deadline.is_some_and(|deadline| start >= deadline) {
                 return None;
             }
             thread::yield_now();
             if let Some(result) = cond() {
                 return Some(result);
+            }
+            if start.elapsed() > CROWDED {
+                break;
             }
         }
         self.block_until(deadline, cond)
@@ -184,6 +190,32 @@ impl EventCount {
         }
     }
 
+    /// Runs `f` as if it were a sleep: [`asleep`](Self::asleep) holds meanwhile, and ends with a notification. Not if `cond`
+    /// yields something before; else what it yields after.
+    ///
+    /// ```
+    /// let event = gpu_pool::sync::EventCount::new();
+    /// let looked = event.while_asleep(|| None::<u8>, || {
+    ///     assert!(event.asleep().is_some());
+    ///     event.notify();
+    ///     assert!(event.asleep().is_none());
+    /// });
+    /// assert_eq!(looked, None);
+    /// ```
+    pub fn while_asleep<R>(&self, mut cond: impl FnMut() -> Option<R>, f: impl FnOnce()) -> Option<R> {
+        let announced = self.announce();
+        fence_at("event.wait.fence", SeqCst);
+        if let Some(result) = cond() {
+            return Some(result);
+        }
+        *self.lock.lock() = announced.epoch + 1;
+        // Taken back also when `f` panics.
+        let noted = Noted(self);
+        f();
+        drop((noted, announced));
+        cond()
+    }
+
     fn announce(&self) -> Announced<'_> {
         let before = self.word.fetch_add(1, Relaxed);
         debug_assert!(before & WAITERS < WAITERS, "four billion waiters");
@@ -205,6 +237,15 @@ impl EventCount {
                 self.ended.notify_all();
             }
         }
+    }
+}
+
+/// A note under the mutex. Dropping it takes it back.
+struct Noted<'a>(&'a EventCount);
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        *self.0.lock.lock() = 0;
     }
 }
 
@@ -245,134 +286,5 @@ impl Drop for Announced<'_> {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use std::{
-        panic::{AssertUnwindSafe, catch_unwind},
-        sync::atomic::{AtomicBool, AtomicUsize},
-        thread,
-    };
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    #[test]
-    fn ping_pong_loses_no_wake_up() {
-        let (turn, event) = (AtomicUsize::new(0), EventCount::new());
-        let play = |me: usize| {
-            for round in 0..5000 {
-                let mine = round * 2 + me;
-                assert!(event.wait_until(Some(LONG), || (turn.load(Acquire) == mine).then_some(())).is_some());
-                if round % 64 == 0 {
-                    thread::sleep(Duration::from_micros(200)); // long enough for the peer to block
-                }
-                turn.store(mine + 1, Release);
-                event.notify();
-            }
-        };
-        thread::scope(|s| {
-            s.spawn(|| play(1));
-            play(0);
-        });
-    }
-
-    #[test]
-    fn one_notify_wakes_all_waiters() {
-        for _ in 0..50 {
-            let (go, event) = (AtomicBool::new(false), EventCount::new());
-            thread::scope(|s| {
-                for _ in 0..4 {
-                    s.spawn(|| assert!(event.wait_until(Some(LONG), || go.load(Acquire).then_some(())).is_some()));
-                }
-                thread::sleep(Duration::from_millis(1));
-                go.store(true, Release);
-                event.notify();
-            });
-            assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "nobody is left on the count");
-        }
-    }
-
-    #[test]
-    fn a_limit_ends_the_wait_and_takes_the_announcement_back() {
-        let event = EventCount::new();
-        let start = Instant::now();
-        assert_eq!(event.wait_until(Some(Duration::from_millis(20)), || None::<()>), None);
-        assert!(start.elapsed() >= Duration::from_millis(20));
-        assert_eq!(event.word.load(Relaxed) & WAITERS, 0);
-        let mut looks = 0;
-        assert_eq!(
-            event.wait_until(Some(Duration::ZERO), || {
-                looks += 1;
-                None::<()>
-            }),
-            None
-        );
-        assert!(looks >= 1);
-    }
-
-    #[test]
-    fn who_sleeps_is_seen_to_until_he_is_notified() {
-        let (turn, event) = (AtomicUsize::new(0), EventCount::new());
-        assert_eq!(event.asleep(), None);
-        thread::scope(|s| {
-            s.spawn(|| {
-                for round in 1..=3 {
-                    event.wait_until(Some(LONG), || (turn.load(Acquire) == round).then_some(())).unwrap();
-                }
-            });
-            let mut epochs = Vec::new();
-            for round in 1..=3 {
-                epochs.push(loop {
-                    if let Some(epoch) = event.asleep() {
-                        break epoch;
-                    }
-                    thread::yield_now();
-                });
-                // A notification for nothing ends the epoch, too; it is asleep again only after another look.
-                event.notify();
-                epochs.push(loop {
-                    if let Some(epoch) = event.asleep() {
-                        break epoch;
-                    }
-                    thread::yield_now();
-                });
-                turn.store(round, Release);
-                event.notify();
-            }
-            assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
-        });
-        assert_eq!(event.asleep(), None);
-    }
-
-    #[test]
-    fn an_endless_limit_is_no_limit() {
-        let (go, event) = (AtomicBool::new(false), EventCount::new());
-        thread::scope(|s| {
-            s.spawn(|| event.wait_until(Some(Duration::MAX), || go.load(Acquire).then_some(())).unwrap());
-            thread::sleep(Duration::from_millis(5));
-            go.store(true, Release);
-            event.notify();
-        });
-    }
-
-    #[test]
-    fn a_condition_may_notify_and_may_panic() {
-        let event = EventCount::new();
-        let mut looks = 0;
-        let result = event.wait_until(None, || {
-            event.notify();
-            looks += 1;
-            (looks == 100).then_some(looks)
-        });
-        assert_eq!(result, Some(100));
-        let mut looks = 0;
-        let panicking = || {
-            event.wait_until(None, || {
-                looks += 1;
-                assert!(looks < 40, "enough");
-                None::<()>
-            })
-        };
-        assert!(catch_unwind(AssertUnwindSafe(panicking)).is_err());
-        assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "the announcement was taken back");
-    }
-}
+#[path = "event_count_tests.rs"]
+mod tests;

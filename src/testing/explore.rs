@@ -18,7 +18,7 @@ use crate::{
 };
 use shrink::Shrink;
 use std::{
-    env, fmt,
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
@@ -101,7 +101,8 @@ impl Explorer {
         self
     }
 
-    /// Other settings of the pools. Number of devices and schedule are the explorer's.
+    /// Other settings of the pools. Number of devices and schedule are the explorer's. A plan of faults starts over with
+    /// each run.
     pub fn configure(mut self, with: impl FnOnce(Builder) -> Builder) -> Self {
         self.builder = with(self.builder);
         self
@@ -129,10 +130,14 @@ impl Explorer {
             let run = self.once(Schedule::Replay(choices.clone()), f);
             return self.judge(None, run, 1, f);
         }
-        let seeds = match env::var("GPU_POOL_SEED").ok().and_then(|seed| seed.parse().ok()) {
-            Some(seed) => seed..=seed,
-            None if self.seeds == 0 => return Ok(Explored { runs: 0, steps: 0 }),
-            None => self.first..=self.first.saturating_add(self.seeds - 1),
+        let seeds = match crate::builder::seed() {
+            Err(error) => {
+                let run = Run { failed: Some(Why::Error(error)), trace: Trace::default() };
+                return self.clone().without_shrinking().judge(None, run, 0, f);
+            }
+            Ok(Some(seed)) => seed..=seed,
+            Ok(None) if self.seeds == 0 => return Ok(Explored { runs: 0, steps: 0 }),
+            Ok(None) => self.first..=self.first.saturating_add(self.seeds - 1),
         };
         let mut explored = Explored { runs: 0, steps: 0 };
         for seed in seeds {
@@ -164,6 +169,18 @@ impl Explorer {
 
     /// One run on a pool of its own.
     fn once(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
+        // A plan of faults is the same for each run: it counts from zero, and is paused if it was.
+        let plan = self.builder.fault_plan().map(|plan| (plan, plan.start_over()));
+        let run = self.on_a_pool(schedule, f);
+        match plan {
+            Some((plan, true)) => plan.pause(),
+            Some((plan, false)) => plan.resume(),
+            None => {}
+        }
+        run
+    }
+
+    fn on_a_pool(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         let pool = match self.builder.clone().host(self.devices).schedule(schedule).build() {
             Ok(pool) => pool,
             Err(error) => return Run { failed: Some(Why::Error(error)), trace: Trace::default() },
@@ -275,6 +292,9 @@ impl fmt::Display for Failure {
                 f,
                 "Of its {found} switches between streams {left} are left (after {tries} more runs of {steps} steps)."
             )?;
+        }
+        if steps == 0 {
+            return writeln!(f, "It had taken no step.");
         }
         if left == 0 {
             writeln!(f, "It fails without any switch: each stream goes on as long as it can.")?;

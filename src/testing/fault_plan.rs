@@ -85,7 +85,8 @@ pub enum Injected {
     LaunchFailed,
     /// The call and every later one of the device fail with `CUDA_ERROR_DEVICE_UNAVAILABLE`: it has fallen off the bus.
     DeviceLost,
-    /// Copies take longer: each by a time, and by a time per megabyte (2^20 bytes).
+    /// Copies take longer: each by a time, and by a time per megabyte (2^20 bytes). That is real time, also where time is
+    /// virtual.
     Slow {
         /// Per copy.
         per_copy: Duration,
@@ -93,7 +94,8 @@ pub enum Injected {
         per_megabyte: Duration,
     },
     /// The operation never completes, until [`FaultPlan::release`] or the end of the pool. Any operation that goes to a
-    /// stream.
+    /// stream. On software GPUs, who waits for it when nothing else goes on gets [`Error::Deadlock`](crate::Error::Deadlock)
+    /// after a second.
     Stuck,
     /// Peer access reports success, and nothing arrives: copies do nothing; a kernel that names the peer's memory loads
     /// junk, and its stores vanish.
@@ -182,6 +184,13 @@ impl FaultPlan {
         let mut state = self.state.lock();
         state.paused = false;
         state.counts.clear();
+    }
+
+    /// All counts are at zero again, for another run of the same program; whether it is paused.
+    pub(crate) fn start_over(&self) -> bool {
+        let mut state = self.state.lock();
+        state.counts.clear();
+        state.paused
     }
 
     /// What was injected so far, in order; the first 65536 of it.

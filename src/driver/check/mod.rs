@@ -58,8 +58,6 @@ pub(crate) use place::{Entered, Place};
 
 use super::{Address, DriverRef, RawEvent, RawStream};
 use judge::Operand;
-#[cfg(any(feature = "cuda", test))]
-use note::Call;
 use parking_lot::Mutex;
 use shadow::Manner;
 use state::State;

@@ -32,10 +32,6 @@ pub trait Attendee: Send + Sync {
     /// For whom it waits outside the driver, if it has work; for reports of deadlocks.
     fn waits_for(&self) -> Option<String>;
 
-    /// Whether it is looking for a deadlock just now: it waits as [`waits_for`](Self::waits_for) says, has found nothing, and
-    /// will wait on. (Threads that look at the same pace would otherwise never find each other blocked.)
-    fn is_looking(&self) -> bool;
-
     /// Grows whenever the thread begins something new.
     fn progress(&self) -> u64;
 
@@ -135,12 +131,9 @@ impl Attendance {
         attendees.iter().any(|attendee| !blocked(attendee) && attendee.is_running())
     }
 
-    /// Whether all of these are blocked, for a deadlock: polls do not count, and who looks for one does.
+    /// Whether all of these are blocked, for a deadlock: polls do not count.
     pub fn all_blocked(&self, attendees: &[Arc<dyn Attendee>]) -> bool {
-        let stamp = |a: &Arc<dyn Attendee>| {
-            let waits = self.waiting(a.thread()).or_else(|| a.blocked());
-            waits.or_else(|| a.is_looking().then_some(u64::MAX))
-        };
+        let stamp = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).or_else(|| a.blocked());
         let look = || attendees.iter().map(stamp).collect::<Option<Vec<u64>>>();
         let first = look();
         first.is_some() && first == look()

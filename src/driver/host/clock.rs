@@ -101,6 +101,13 @@ struct Device {
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
 }
 
+/// A clock before a booking.
+pub(super) struct Unbooked {
+    device: usize,
+    engines: [SmallVec<[Time; 2]>; Engine::COUNT],
+    latest: Time,
+}
+
 /// A path, with its ports by number.
 #[derive(Clone)]
 struct Way {
@@ -249,6 +256,17 @@ impl VirtualClock {
             *free = through;
         }
         (start, through + demand.latency)
+    }
+
+    /// What booking a kernel on `device` changes: its engines; and a time to keep with it.
+    pub fn unbooked(&self, device: usize, latest: Time) -> Unbooked {
+        Unbooked { device, engines: self.devices[device].engines.clone(), latest }
+    }
+
+    /// As if it had not been booked; the time that was kept.
+    pub fn restore(&mut self, before: Unbooked) -> Time {
+        self.devices[before.device].engines = before.engines;
+        before.latest
     }
 
     fn with_engine(&self, device: usize, demand: &Demand, ready: Time) -> Time {

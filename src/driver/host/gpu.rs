@@ -69,6 +69,17 @@ impl HostGpu {
         self.submit(stream, engine, Work::Copy { dst, src, bytes })
     }
 
+    /// Words that streams wait for are there, also in a dry machine.
+    fn check_word(&self, address: Address) -> DriverResult {
+        check_aligned(address, 8)?;
+        match self.alive()?.core.memory.resolve(address, 8) {
+            Ok(place) if !place.block.is_real() => Err(fault::invalid(format!(
+                "the word at {address:#x} is in memory that this dry machine has no room for"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     fn peer(&self, peer: &dyn Driver) -> Option<usize> {
         let peer = peer.as_any().downcast_ref::<HostGpu>()?;
         peer.owner.is(&self.owner).then_some(peer.index)
@@ -414,12 +425,12 @@ impl Driver for HostGpu {
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
-        check_aligned(address, 8)?;
+        self.check_word(address)?;
         self.submit(stream, Engine::None, Work::WriteValue { address, value })
     }
 
     unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
-        check_aligned(address, 8)?;
+        self.check_word(address)?;
         self.submit(stream, Engine::None, Work::WaitValue { address, value })
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     collections::BTreeMap,
-    ptr::NonNull,
+    ptr::{self, NonNull},
     sync::Arc,
 };
 
@@ -27,7 +27,8 @@ const POISON_LIMIT: usize = 1 << 20;
 
 /// Backing memory of one allocation; it lives until its table entry and the last running operation on it are gone.
 pub(super) struct Block {
-    raw: NonNull<u8>,
+    /// `None` if there is no memory behind it: see [`Block::nothing`].
+    raw: Option<NonNull<u8>>,
     layout: Layout,
     first: NonNull<u8>,
     bytes: usize,
@@ -48,7 +49,19 @@ impl Block {
         let pad = raw.as_ptr().align_offset(ALIGN);
         // SAFETY: `pad < ALIGN`, and the allocation is `ALIGN` larger than asked for.
         let first = unsafe { raw.add(pad) };
-        Some(Arc::new(Block { raw, layout, first, bytes }))
+        Some(Arc::new(Block { raw: Some(raw), layout, first, bytes }))
+    }
+
+    /// Addresses without memory, for a dry machine's sizes that this computer refuses to promise. They are nobody else's:
+    /// they are those of the device's window.
+    fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
+        let first = NonNull::new(ptr::without_provenance_mut(address as usize))?;
+        Some(Arc::new(Block { raw: None, layout: Layout::new::<()>(), first, bytes }))
+    }
+
+    /// Whether there are bytes behind its addresses.
+    pub fn is_real(&self) -> bool {
+        self.raw.is_some()
     }
 
     /// The byte at `offset`.
@@ -65,8 +78,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: it came from `alloc_zeroed` with this layout.
-        unsafe { dealloc(self.raw.as_ptr(), self.layout) }
+        if let Some(raw) = self.raw {
+            // SAFETY: it came from `alloc_zeroed` with this layout.
+            unsafe { dealloc(raw.as_ptr(), self.layout) }
+        }
     }
 }
 
@@ -147,11 +162,13 @@ impl Memory {
         if asked > free {
             return Err(fault::out_of_memory(asked, free));
         }
-        let block = Block::zeroed(bytes).ok_or_else(|| fault::out_of_memory(asked, free))?;
+        let none = || fault::out_of_memory(asked, free);
+        let offset = space.find(window, asked).ok_or_else(none)?;
+        let nothing = || if self.dry { Block::nothing(window + offset, bytes) } else { None };
+        let block = Block::zeroed(bytes).or_else(nothing).ok_or_else(none)?;
         if cfg!(debug_assertions) && !self.dry {
             block.poison();
         }
-        let offset = space.find(window, asked).ok_or_else(|| fault::out_of_memory(asked, free))?;
         space.cursor = offset + footprint(asked);
         space.used += asked;
         space.blocks.insert(window + offset, block);

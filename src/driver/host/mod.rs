@@ -46,6 +46,7 @@ mod machine;
 mod memory;
 mod op;
 mod peer;
+mod restless;
 mod sched;
 mod slab;
 mod step;
@@ -94,7 +95,11 @@ impl Default for HostConfig {
 ///   blocked. The program stays live: after 50 ms (a second, if Linux says that the thread is running) steps are taken anyway, which
 ///   then are not a function of the seed;
 /// * which of several threads of the application starts its scope first, and words that the host writes without a call;
-/// * machines without a pool, used by several threads: steps are taken while any thread waits in the driver.
+/// * machines without a pool, used by several threads: steps are taken while any thread waits in the driver;
+/// * scopes that fail: how far the other members get before they hear of it;
+/// * pools of more than 16 devices whose copies are staged: which pair of devices comes first to make its streams.
+///
+/// A host function that waits for one of another stream waits in vain, since that one cannot run beside it.
 ///
 /// [`Event::is_complete`]: crate::Event::is_complete
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

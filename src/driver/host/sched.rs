@@ -7,7 +7,7 @@
 use super::{
     HostConfig, MachineConfig, Schedule,
     access::Active,
-    clock::{Time, VirtualClock},
+    clock::{Time, Unbooked, VirtualClock},
     event::{Event, Progress, Stamp},
     exec::{Died, Ended, Job, Span},
     fault,
@@ -48,6 +48,8 @@ pub(super) struct Core {
     pub latest: Time,
     /// when the one that is taking its step does,
     pub booked: Time,
+    /// what booking that one has changed, if it may turn out to be an attempt,
+    pub unbooked: Option<Unbooked>,
     /// and when words were written, by address.
     pub words: HashMap<Address, Vec<(u64, Time)>>,
     /// Operations ever submitted,
@@ -122,6 +124,7 @@ impl Core {
             clock: is_virtual.then(|| VirtualClock::new(machine.topology.as_deref(), configs.len())),
             latest: 0,
             booked: 0,
+            unbooked: None,
             words: HashMap::new(),
             submissions: 0,
             completions: 0,

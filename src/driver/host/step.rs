@@ -10,30 +10,21 @@ use super::{
     clock::{Cost, HostCall, Time},
     event::Progress,
     op::{Engine, Op, Work},
+    restless::Restless,
     sched::Core,
     slab::Key,
     stream::{State, Stream},
     trace::{Step, Trace, What},
 };
 use crate::driver::KernelArg;
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
-
-/// How long ready work waits for a program that does not come to rest: one that blocks where nobody can see,
-const GRACE: Duration = Duration::from_millis(50);
-/// and one that computes, or that a loaded machine keeps from running.
-const WORK_GRACE: Duration = Duration::from_secs(1);
+use std::{sync::Arc, thread, time::Instant};
 
 pub(super) struct Stepper {
     rule: Rule,
     last: Option<Key>,
     pub trace: Trace,
     taken: usize,
-    /// Since when nothing has been submitted while there was work that could not be stepped, and the count then.
-    restless: Option<(Instant, u64)>,
+    restless: Option<Restless>,
 }
 
 enum Rule {
@@ -61,13 +52,10 @@ impl Stepper {
 
     /// Whether the program has kept ready work waiting for too long. `works`: whether a thread of it is seen to run.
     pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
-        match self.restless {
-            Some((since, seen)) if seen == submissions => {
-                let waited = since.elapsed();
-                waited >= WORK_GRACE || waited >= GRACE && !works()
-            }
-            _ => {
-                self.restless = Some((Instant::now(), submissions));
+        match &mut self.restless {
+            Some(restless) if restless.submissions == submissions => restless.is_over(Instant::now(), works),
+            other => {
+                *other = Some(Restless::new(Instant::now(), submissions));
                 false
             }
         }
@@ -312,14 +300,26 @@ impl Core {
         let Some(stream) = self.streams.get(key) else { return (0, 0) };
         let (device, Some(op)) = (stream.device, stream.queue.front()) else { return (0, 0) };
         let (cost, ready) = (self.cost(&op.work), self.ready_time(stream, op));
+        let latest = self.latest;
+        let may_spin = matches!(op.work, Work::Kernel { .. });
+        let written = if let Work::WriteValue { address, value } = op.work { Some((address, value)) } else { None };
         let Some(clock) = &mut self.clock else { return (0, 0) };
+        self.unbooked = may_spin.then(|| clock.unbooked(device, latest));
         let (start, finish) = clock.book(device, &cost, ready);
-        if let Work::WriteValue { address, value } = op.work {
+        if let Some((address, value)) = written {
             self.note_written(address, value, finish);
         }
         self.latest = self.latest.max(finish);
         self.booked = finish;
         (start, finish)
+    }
+
+    /// The kernel that was booked has not finished: it was an attempt, which takes no time. (How many there are may
+    /// depend on that of the host.)
+    pub fn unbook(&mut self) {
+        if let (Some(clock), Some(before)) = (&mut self.clock, self.unbooked.take()) {
+            self.latest = clock.restore(before);
+        }
     }
 
     fn note_written(&mut self, address: u64, value: u64, time: Time) {

@@ -140,6 +140,11 @@ impl Core {
     pub fn flag(&self, address: Address, write: bool) -> DriverResult<Option<Flag>> {
         let place = self.memory.resolve(address, 8);
         let place = place.map_err(|e| fault::illegal_address(format!("a flag's memory was freed: {}", e.detail)))?;
+        if !place.block.is_real() {
+            return Err(fault::illegal_address(format!(
+                "{address:#x} is in memory that this dry machine has no room for"
+            )));
+        }
         let ptr = place.block.at(place.offset);
         if self.active.conflicts(ptr as usize, 8, write) {
             return Ok(None);

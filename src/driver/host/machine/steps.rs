@@ -3,7 +3,7 @@
 use super::{LOOKS, Machine, PAUSE, POLL, Start, State, StreamState};
 use crate::driver::host::{exec::Job, slab::Key};
 use parking_lot::MutexGuard;
-use std::thread;
+use std::{thread, time::Instant};
 
 impl Machine {
     /// The loop of the one worker of a stepped machine.
@@ -46,7 +46,12 @@ impl Machine {
                 return true;
             }
             if look < LOOKS {
+                let start = Instant::now();
                 MutexGuard::unlocked(state, thread::yield_now);
+                if start.elapsed() > PAUSE {
+                    // Others want the core; who sleeps for a moment gets it back sooner than who yields.
+                    break;
+                }
             }
         }
         self.work.wait_for(state, PAUSE);
@@ -81,6 +86,9 @@ impl Machine {
             Start::Done | Start::Left => true,
             Start::Run => self.perform(state, job).1,
         };
+        if !ended {
+            state.core.unbook();
+        }
         state.core.settle(key);
         self.bury(state);
         ended

@@ -1,0 +1,62 @@
+//! Programs that do not come to rest: how long a step waits for them.
+
+use std::time::{Duration, Instant};
+
+/// How long ready work waits for a program that does not come to rest: one that blocks where nobody can see,
+const GRACE: Duration = Duration::from_millis(50);
+/// (looked at so often),
+const PACE: Duration = Duration::from_millis(2);
+/// and one that computes, or that a loaded machine keeps from running.
+const WORK_GRACE: Duration = Duration::from_secs(1);
+
+/// There is work that could be stepped, but the program does not come to rest.
+pub(super) struct Restless {
+    since: Instant,
+    /// The count, which has not changed since.
+    pub submissions: u64,
+    looked: Instant,
+    /// Since when no look has found a thread of it at work. One look is not enough: a thread that wants the machine's lock
+    /// in order to submit something is found asleep by whoever looks, since he has the lock.
+    still: Option<Instant>,
+}
+
+impl Restless {
+    pub fn new(now: Instant, submissions: u64) -> Self {
+        Restless { since: now, submissions, looked: now, still: None }
+    }
+
+    /// Whether its time is over.
+    pub fn is_over(&mut self, now: Instant, works: impl FnOnce() -> bool) -> bool {
+        let is_still = |still: Option<Instant>| still.is_some_and(|still| now - still >= GRACE);
+        if now - self.since >= WORK_GRACE {
+            return true;
+        }
+        if now - self.looked >= PACE || is_still(self.still) {
+            self.looked = now;
+            self.still = if works() { None } else { self.still.or(Some(now)) };
+        }
+        is_still(self.still)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time is an argument, so that a loaded machine does not matter.
+    #[test]
+    fn a_program_is_blocked_only_if_look_after_look_says_so() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut restless = Restless::new(start, 7);
+        // Once every 20 ms it is seen at work.
+        for ms in 1..900 {
+            assert!(!restless.is_over(at(ms), || ms % 20 == 0), "{ms}");
+        }
+        assert!(restless.is_over(at(1000), || true), "it computes for too long");
+        let mut restless = Restless::new(start, 7);
+        let over = (1..).find(|&ms| restless.is_over(at(ms), || false));
+        assert!((50..=60).contains(&over.unwrap()), "{over:?}");
+        assert!(!restless.is_over(at(70), || true), "it has come back to work");
+    }
+}

@@ -1,0 +1,151 @@
+//! Tests of [`EventCount`].
+
+use super::*;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, AtomicUsize},
+    thread,
+};
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn ping_pong_loses_no_wake_up() {
+    let (turn, event) = (AtomicUsize::new(0), EventCount::new());
+    let play = |me: usize| {
+        for round in 0..5000 {
+            let mine = round * 2 + me;
+            assert!(event.wait_until(Some(LONG), || (turn.load(Acquire) == mine).then_some(())).is_some());
+            if round % 64 == 0 {
+                thread::sleep(Duration::from_micros(200)); // long enough for the peer to block
+            }
+            turn.store(mine + 1, Release);
+            event.notify();
+        }
+    };
+    thread::scope(|s| {
+        s.spawn(|| play(1));
+        play(0);
+    });
+}
+
+#[test]
+fn one_notify_wakes_all_waiters() {
+    for _ in 0..50 {
+        let (go, event) = (AtomicBool::new(false), EventCount::new());
+        thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| assert!(event.wait_until(Some(LONG), || go.load(Acquire).then_some(())).is_some()));
+            }
+            thread::sleep(Duration::from_millis(1));
+            go.store(true, Release);
+            event.notify();
+        });
+        assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "nobody is left on the count");
+    }
+}
+
+#[test]
+fn a_limit_ends_the_wait_and_takes_the_announcement_back() {
+    let event = EventCount::new();
+    let start = Instant::now();
+    assert_eq!(event.wait_until(Some(Duration::from_millis(20)), || None::<()>), None);
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    assert_eq!(event.word.load(Relaxed) & WAITERS, 0);
+    let mut looks = 0;
+    assert_eq!(
+        event.wait_until(Some(Duration::ZERO), || {
+            looks += 1;
+            None::<()>
+        }),
+        None
+    );
+    assert!(looks >= 1);
+}
+
+#[test]
+fn who_sleeps_is_seen_to_until_he_is_notified() {
+    let (turn, event) = (AtomicUsize::new(0), EventCount::new());
+    assert_eq!(event.asleep(), None);
+    thread::scope(|s| {
+        s.spawn(|| {
+            for round in 1..=3 {
+                event.wait_until(Some(LONG), || (turn.load(Acquire) == round).then_some(())).unwrap();
+            }
+        });
+        let mut epochs = Vec::new();
+        for round in 1..=3 {
+            epochs.push(loop {
+                if let Some(epoch) = event.asleep() {
+                    break epoch;
+                }
+                thread::yield_now();
+            });
+            // A notification for nothing ends the epoch, too; it is asleep again only after another look.
+            event.notify();
+            epochs.push(loop {
+                if let Some(epoch) = event.asleep() {
+                    break epoch;
+                }
+                thread::yield_now();
+            });
+            turn.store(round, Release);
+            event.notify();
+        }
+        assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
+    });
+    assert_eq!(event.asleep(), None);
+}
+
+#[test]
+fn an_endless_limit_is_no_limit() {
+    let (go, event) = (AtomicBool::new(false), EventCount::new());
+    thread::scope(|s| {
+        s.spawn(|| event.wait_until(Some(Duration::MAX), || go.load(Acquire).then_some(())).unwrap());
+        thread::sleep(Duration::from_millis(5));
+        go.store(true, Release);
+        event.notify();
+    });
+}
+
+#[test]
+fn a_condition_may_notify_and_may_panic() {
+    let event = EventCount::new();
+    let mut looks = 0;
+    let result = event.wait_until(None, || {
+        event.notify();
+        looks += 1;
+        (looks == 100).then_some(looks)
+    });
+    assert_eq!(result, Some(100));
+    let mut looks = 0;
+    let panicking = || {
+        event.wait_until(None, || {
+            looks += 1;
+            assert!(looks < 40, "enough");
+            None::<()>
+        })
+    };
+    assert!(catch_unwind(AssertUnwindSafe(panicking)).is_err());
+    assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "the announcement was taken back");
+}
+
+/// A thread that looks around instead of sleeping counts as asleep, but not once it was sent something: with a note "I am
+/// looking" that nobody took back, peers of a thread that had just got its answer were told of a deadlock.
+#[test]
+fn who_looks_around_is_asleep_until_notified() {
+    let event = EventCount::new();
+    let there = AtomicBool::new(false);
+    let cond = || there.load(Relaxed).then_some(());
+    let found = event.while_asleep(cond, || {
+        let asleep = event.asleep();
+        assert!(asleep.is_some() && asleep == event.asleep());
+        there.store(true, Relaxed);
+        event.notify();
+        assert_eq!(event.asleep(), None);
+    });
+    assert_eq!((found, event.asleep()), (Some(()), None));
+    assert_eq!(event.while_asleep(cond, || panic!("there was no need")), Some(()));
+    assert_eq!(event.while_asleep(|| None::<()>, || {}), None);
+    assert_eq!(event.asleep(), None);
+}
