@@ -230,6 +230,9 @@ impl Builder {
         if self.machine.dry && self.machine.topology.is_none() {
             return Err(Error::invalid("build", "a dry pool without a topology would neither compute nor tell times"));
         }
+        if self.machine.topology.is_some() && self.backend == Some(Backend::Cuda) {
+            return Err(Error::invalid("build", "a topology is for software GPUs; these are CUDA devices"));
+        }
         self.read_environment()?;
         let drivers = match self.backend {
             Some(Backend::Host(count)) => self.software(count)?,

@@ -2,6 +2,7 @@
 
 use crate::{
     Builder, Device, DeviceCopy, Parts, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
+    driver::check,
     driver::host::{self, Trace},
     error::{Error, Result},
     parts::rows_mut,
@@ -288,7 +289,11 @@ impl GpuPool {
     /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
     pub fn survivors(&self) -> Result<GpuPool> {
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.links[i].is_lost()).collect();
-        let drivers: Vec<_> = alive.iter().map(|&i| self.shared.links[i].driver.clone()).collect();
+        let mut drivers: Vec<_> = alive.iter().map(|&i| self.shared.links[i].driver.clone()).collect();
+        if drivers.iter().any(|driver| driver.unwatched().is_some()) {
+            // A checker of its own, whose reports have the new pool's ordinals.
+            drivers = check::wrap(drivers.iter().map(|d| d.unwatched().unwrap_or_else(|| d.clone())).collect());
+        }
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
         }

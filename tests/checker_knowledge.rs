@@ -172,3 +172,28 @@ fn a_use_that_happened_to_be_over_is_still_a_race() {
     }
     pool.close().unwrap();
 }
+
+/// Reports speak of the ordinals of the pool that was asked, also where it is what another one has left.
+#[test]
+fn survivors_are_reported_under_their_own_numbers() {
+    let plan: FaultPlan = "0:launch:1:lost".parse().unwrap();
+    let plan = plan.paused();
+    let pool = GpuPool::builder().host(2).check(Check::Races).faults(plan.clone()).build().unwrap();
+    plan.resume();
+    pool.run(|dev, _| dev.scale(&mut dev.zeros::<f32>(1)?, 1.0)).unwrap_err();
+    let rest = pool.survivors().unwrap();
+    let race = rest.run(|dev, _| {
+        let mut x = dev.zeros::<f32>(100)?;
+        let side = dev.stream()?;
+        // SAFETY: what this promises is not so, which is what is tested.
+        let raw = unsafe { dev.unordered() };
+        raw.on(&side).scale(&mut x, 2.0)
+    });
+    let Err(Error::Misuse { device: 0, report, .. }) = race else { panic!("{race:?}") };
+    let before = report.before.as_ref().unwrap();
+    assert_eq!(
+        (before.device, before.stream, report.now.device, report.now.stream),
+        (Some(0), Some(0), Some(0), Some(1))
+    );
+    rest.close().unwrap();
+}

@@ -55,6 +55,12 @@ pub trait Driver: Send + Sync + 'static {
         None
     }
 
+    /// The device itself, where this is only the checker's view of it.
+    #[doc(hidden)]
+    fn unwatched(&self) -> Option<DriverRef> {
+        None
+    }
+
     /// Makes the device's context current on the calling thread, for the user's own driver calls.
     fn bind(&self) -> DriverResult;
 

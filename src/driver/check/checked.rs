@@ -100,6 +100,10 @@ impl Driver for Checked {
         self.inner.as_any()
     }
 
+    fn unwatched(&self) -> Option<DriverRef> {
+        Some(self.inner.clone())
+    }
+
     fn checker(&self) -> Option<(&Arc<Checker>, usize)> {
         Some((&self.checker, self.index))
     }
