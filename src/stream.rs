@@ -1,5 +1,7 @@
 //! Streams: queues of device work, numbered so that anyone can say what he waits for.
 
+mod marks;
+
 use crate::{
     driver::{Fault, FaultKind, RawEvent, RawStream, check::Token, host},
     error::{Error, Result},
@@ -7,6 +9,7 @@ use crate::{
     plant::Bug,
     sync::{Sequence, unique_id},
 };
+use marks::Marks;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
@@ -39,9 +42,8 @@ pub(crate) struct StreamCore {
     completed: Sequence,
     /// Events behind every [`MILESTONE`]th operation, with its number: they tell a long queue from a stuck one.
     milestones: Mutex<VecDeque<(RawEvent, u64)>>,
-    /// Not where operations run one at a time: milestones are looked at when time has passed, and what is done there must
-    /// not depend on time.
-    milestones_wanted: bool,
+    /// Instead of milestones, where operations run one at a time.
+    marks: Marks,
     /// There: how many operations had completed when `has_advanced` was last asked.
     seen: Sequence,
     /// For other streams (by id): up to which of their operations this stream already waits.
@@ -59,7 +61,7 @@ impl StreamCore {
             completed: Sequence::new(),
             milestones: Mutex::default(),
             seen: Sequence::new(),
-            milestones_wanted: !host::is_stepped(&*link.driver),
+            marks: Marks::default(),
             known: Mutex::default(),
         }))
     }
@@ -67,7 +69,9 @@ impl StreamCore {
     /// Numbers an operation that was just submitted.
     pub(crate) fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
-        if sequence.is_multiple_of(MILESTONE) && self.milestones_wanted {
+        if self.link.stepped {
+            self.marks.set(self, sequence);
+        } else if sequence.is_multiple_of(MILESTONE) {
             self.set_milestone();
         }
         sequence
@@ -95,7 +99,7 @@ impl StreamCore {
 
     /// Whether operations have completed since this was last asked, as far as milestones tell.
     pub(crate) fn has_advanced(&self) -> bool {
-        if !self.milestones_wanted {
+        if self.link.stepped {
             let (before, now) = (self.seen.get(), host::completed(&*self.link.driver, self.raw));
             self.seen.raise_to(now);
             return now > before;
@@ -200,7 +204,15 @@ impl StreamCore {
     /// refers to work submitted before it, so the waits have no cycle; and kernels that spin for peers are launched only
     /// after all of the gang have met.
     pub(crate) fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
-        if self.id == other.id || other.has_completed(sequence) || self.knows(other, sequence) {
+        if self.id == other.id || self.knows(other, sequence) {
+            return Ok(());
+        }
+        // In steps it is waited for also if it is over: whether it is depends on time.
+        if other.link.stepped {
+            if self.wait_for_mark(op, other, sequence)? {
+                return Ok(());
+            }
+        } else if other.has_completed(sequence) {
             return Ok(());
         }
         let (event, covered) = other.record(op, false)?;
@@ -253,9 +265,14 @@ impl StreamCore {
         if self.has_completed(sequence) {
             return Ok(());
         }
+        let passed = |event| self.link.check(op, self.link.driver.event_wait(event, TICK));
+        if let Some((covered, mark)) = self.marks.find(sequence) {
+            self.wait_while_advancing(op, limit, || passed(mark.event), |_| false)?;
+            self.complete(covered);
+            return Ok(());
+        }
         let (event, covered) = self.record(op, false)?;
-        let passed = || self.link.check(op, self.link.driver.event_wait(event, TICK));
-        let waited = self.wait_while_advancing(op, limit, passed, |_| false);
+        let waited = self.wait_while_advancing(op, limit, || passed(event), |_| false);
         self.link.give_event(event, false);
         waited?;
         self.complete(covered);

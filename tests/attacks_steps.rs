@@ -8,7 +8,10 @@ use gpu_pool::{
     testing::{Explorer, FaultPlan},
 };
 use std::{
-    sync::atomic::{AtomicBool, Ordering::*},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::*},
+    },
     task::Poll,
     thread,
     time::Duration,
@@ -147,4 +150,49 @@ fn dry_buffers_may_be_larger_than_this_computer() {
         };
         assert!(time()[0] > Duration::from_secs(1));
     });
+}
+
+/// Who used a neighbour's buffer waited for as much as the neighbour happened to have submitted by then.
+#[test]
+fn what_is_waited_for_on_a_neighbours_stream_does_not_depend_on_time() {
+    let program = |pool: &GpuPool| {
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(1000)?;
+            dev.fill(&mut x, 1.0)?;
+            let all = dev.exchange(Arc::new(x))?;
+            let mut copy = all[(dev.rank() + 1) % dev.count()].copy_to(dev)?;
+            let mut more = dev.zeros::<f32>(1000)?;
+            for _ in 0..5 {
+                dev.scale(&mut more, 2.0)?;
+            }
+            dev.axpy(1.0, &more, &mut copy)?;
+            dev.download(&copy)
+        })
+        .unwrap();
+    };
+    for seed in [1, 17] {
+        let trace = || {
+            let pool = GpuPool::builder().host(3).schedule(Schedule::Seeded(seed)).build().unwrap();
+            program(&pool);
+            pool.trace().unwrap().to_string()
+        };
+        let first = trace();
+        (0..20).for_each(|_| assert_eq!(trace(), first));
+    }
+    let times = || {
+        let pool = GpuPool::builder().topology(Topology::nvswitch(2)).build().unwrap();
+        let times = pool.run(|dev, _| {
+            let x = dev.zeros::<f32>(1000)?;
+            let start = dev.record_timed()?;
+            let all = dev.exchange(Arc::new(x))?;
+            let copy = all[1 - dev.rank()].copy_to(dev)?;
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            drop(copy);
+            end.elapsed_since(&start)
+        });
+        times.unwrap()
+    };
+    let first = times();
+    (0..30).for_each(|_| assert_eq!(times(), first));
 }

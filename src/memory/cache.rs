@@ -113,7 +113,9 @@ impl Cache {
         for (_, blocks) in self.free.range_mut(class..=upto) {
             // The latest is warm, but one whose uses are over needs no wait at all.
             while !blocks.is_empty() {
-                let at = blocks.iter().rposition(|b| all_completed(&b.history.uses)).unwrap_or(blocks.len() - 1);
+                // In steps it must not depend on what happens to be over.
+                let over = |b: &FreeBlock| !self.link.stepped && all_completed(&b.history.uses);
+                let at = blocks.iter().rposition(over).unwrap_or(blocks.len() - 1);
                 let block = blocks.swap_remove(at);
                 if !names_lost_peer(&block.history.uses, own) {
                     return Some(block);

@@ -84,7 +84,8 @@ impl Hazards {
             let implied = covered
                 && old.sequence != OPEN
                 && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
-            let completed = !implied && old.stream.is_over(old.sequence);
+            // In steps nothing may depend on what happens to be over.
+            let completed = !implied && !old.stream.link.stepped && old.stream.is_over(old.sequence);
             if completed {
                 Token::add(known, old.stream.known_over());
             }
@@ -129,7 +130,12 @@ impl Hazards {
         }
         if !waits.is_empty() {
             let mut history = self.0.lock();
-            history.uses.retain(|last| !last.stream.has_completed(last.sequence));
+            history.uses.retain(|last| match last.stream.link.stepped {
+                true => {
+                    !waits.iter().any(|(stream, sequence)| stream.id == last.stream.id && last.sequence <= *sequence)
+                }
+                false => !last.stream.has_completed(last.sequence),
+            });
             Token::add(&mut history.known, link.release());
         }
         Ok(())

@@ -22,6 +22,8 @@ pub(crate) struct Link {
     /// Who watches the pool's work, if anyone does.
     watch: Option<Watch>,
     in_virtual_time: bool,
+    /// Whether operations run one at a time, in an order that must not depend on time.
+    pub(crate) stepped: bool,
     /// What a test wants this pool to do wrong.
     #[cfg(test)]
     plant: Option<crate::plant::Bug>,
@@ -55,6 +57,7 @@ impl Link {
             device,
             watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
             in_virtual_time: host::virtual_now(&*driver).is_some(),
+            stepped: host::is_stepped(&*driver),
             #[cfg(test)]
             plant: crate::plant::here(),
             driver,

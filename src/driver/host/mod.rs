@@ -172,6 +172,18 @@ pub fn virtual_now(device: &dyn Driver) -> Option<Duration> {
     state.core.clock.as_ref().map(|clock| event::duration(clock.now(thread::current().id())))
 }
 
+thread_local! {
+    static UNCHARGED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Calls of the calling thread within `f` that submit no operation take no virtual time.
+pub(crate) fn uncharged<R>(f: impl FnOnce() -> R) -> R {
+    let before = UNCHARGED.replace(true);
+    let result = f();
+    UNCHARGED.set(before);
+    result
+}
+
 /// The calling thread's virtual time is at least this: it was handed something by a thread whose time it was.
 pub(crate) fn virtual_raise(device: &dyn Driver, time: Duration) {
     if let Some(gpu) = gpu(device)
