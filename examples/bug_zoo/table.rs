@@ -13,7 +13,7 @@ pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
         .remove_style(TableComponent::HorizontalLines)
         .remove_style(TableComponent::MiddleIntersections)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(100);
+        .set_width(crate::width());
     let mut head =
         vec!["exhibit".to_owned(), "checker off".to_owned(), "checker on".to_owned(), "mended twin".to_owned()];
     if !cuda {

@@ -3,17 +3,15 @@
 use crate::{
     bold,
     find::{Findings, SEEDS},
+    width,
     zoo::exhibit::{Caught, Exhibit, Program},
 };
 use anyhow::{Context, Result};
 use std::io::Write;
 
-/// Columns.
-const WIDTH: usize = 100;
-
 /// What can be said before anything has run.
 pub fn before(out: &mut impl Write, exhibit: &Exhibit, place: usize, of: usize) -> Result<()> {
-    writeln!(out, "{}", "─".repeat(WIDTH))?;
+    writeln!(out, "{}", "─".repeat(width().into()))?;
     writeln!(out, "{}", bold(&format!("{place}/{of}  {}", exhibit.title)))?;
     let name = format!("({})", exhibit.name);
     writeln!(out, "      {name}\n")?;
@@ -105,12 +103,13 @@ fn report(out: &mut impl Write, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Words in lines of [`WIDTH`]; `head` begins the first, the others are indented as far, and by `more`.
+/// Words in lines of [`width`]; `head` begins the first, the others are indented as far, and by `more`.
 fn paragraph(out: &mut impl Write, head: &str, text: &str, more: usize) -> Result<()> {
     let indent = " ".repeat(head.chars().count() + more);
     let mut line = head.to_owned();
+    let width = usize::from(width());
     for word in text.split(' ') {
-        let full = line.chars().count() + 1 + word.chars().count() > WIDTH;
+        let full = line.chars().count() + 1 + word.chars().count() > width;
         if full && line != indent && line != head {
             writeln!(out, "{}", line.trim_end().replace('\u{a0}', " "))?;
             line = indent.clone();
