@@ -1,6 +1,9 @@
 //! What is caught where.
 
-use crate::find::{Findings, SEEDS};
+use crate::{
+    find::{Findings, SEEDS},
+    tour::paragraph,
+};
 use anyhow::Result;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, TableComponent, presets};
 use std::io::Write;
@@ -35,7 +38,8 @@ pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
     }
     writeln!(out, "On {devices}:\n{table}")?;
     if !cuda {
-        writeln!(out, "wrong of {SEEDS}: orders of its operations in which it ends in silence, with wrong numbers")?;
+        let head = format!("wrong of {SEEDS}: ");
+        paragraph(out, &head, "orders of its operations in which it ends in silence, with wrong numbers", 0)?;
     }
     Ok(())
 }
