@@ -2,7 +2,11 @@
 //! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
 
 use gpu_pool::{Error, GpuPool, testing::Explorer};
-use std::{env, process::Command, time::Duration};
+use std::{
+    env,
+    process::{Command, Output},
+    time::Duration,
+};
 
 /// Says in the subprocess what it is to do.
 const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
@@ -12,19 +16,23 @@ const VARIABLES: [&str; 6] =
 
 /// What the pool of a process with these variables is like.
 fn with(task: &str, variables: &[(&str, &str)]) -> String {
+    let output = process(task, variables);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said = text.lines().find_map(|line| line.split_once("CHILD ")).map(|(_, said)| said.to_owned());
+    said.unwrap_or_else(|| panic!("{output:?}"))
+}
+
+fn process(task: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env::current_exe().unwrap());
     for name in VARIABLES {
         command.env_remove(name);
     }
-    let output = command
+    command
         .args(["child", "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, task)
         .envs(variables.iter().copied())
         .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let said = text.lines().find_map(|line| line.split_once("CHILD ")).map(|(_, said)| said.to_owned());
-    said.unwrap_or_else(|| panic!("{output:?}"))
+        .unwrap()
 }
 
 /// The subprocess.
@@ -37,6 +45,10 @@ fn child() {
             "CHILD {}",
             explored.map_or_else(|failure| failure.to_string(), |e| format!("{} runs", e.runs))
         );
+    }
+    if task == "panics" {
+        explore_panics();
+        return println!("CHILD done");
     }
     let builder = match task.as_str() {
         "explicit" => GpuPool::builder().host(2).devices(&[1]).timeout(Duration::from_secs(9)),
@@ -176,4 +188,52 @@ fn the_deadline() {
 fn what_the_program_says_comes_first() {
     let all = [("GPU_POOL_BACKEND", "nonsense"), ("GPU_POOL_DEVICES", "nonsense"), ("GPU_POOL_TIMEOUT", "nonsense")];
     assert_eq!(with("explicit", &all), "[1]");
+}
+
+/// Fails on the calling thread, and on a device thread.
+fn explore_panics() {
+    let explorer = Explorer::new().devices(2).seeds(1);
+    let failure = explorer.run(|pool| {
+        pool.run(|dev, _| dev.zeros::<u32>(4).map(drop))?;
+        panic!("the caller panics")
+    });
+    let text = failure.unwrap_err().to_string();
+    assert!(text.contains("switches between streams none is needed (after 2 more runs"), "{text}");
+    assert!(text.contains("Exactly this run: Explorer::new().devices(2).replay([]).run(f)"), "{text}");
+    let on_a_device = |pool: &GpuPool| {
+        pool.run(|dev, _| {
+            assert!(dev.rank() == 0, "a device panics");
+            Ok(())
+        })
+        .map(drop)
+    };
+    let text = explorer.configure(|b| b.without_peer_access()).run(on_a_device).unwrap_err().to_string();
+    assert!(text.contains("a device panics"), "{text}");
+    // What was hushed is heard again, on a new pool's threads, too.
+    let pool = GpuPool::builder().host(2).build().unwrap();
+    assert!(pool.run(|_, _| -> gpu_pool::Result<()> { panic!("a device panics later") }).is_err());
+    assert!(std::panic::catch_unwind(|| panic!("the caller panics later")).is_err());
+    let configured = Explorer::new().devices(1).seeds(1).configure(|b| b.without_peer_access());
+    let failure = configured.run(|pool| {
+        pool.run(|dev, _| dev.zeros::<u32>(4).map(drop))?;
+        Err(Error::custom("no"))
+    });
+    let text = failure.unwrap_err().to_string();
+    assert!(text.contains("Explorer::new().devices(1).configure(/* as before */).replay([]).run(f)"), "{text}");
+    assert!(Explorer::new().devices(1).replay([]).run(|_| Ok(())).is_ok());
+}
+
+#[test]
+fn shrinking_prints_no_panic_again() {
+    let output = process("panics", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("CHILD done"), "{output:?}");
+    let times = |text: &str| said.lines().filter(|line| line.trim_end() == text).count();
+    assert_eq!((times("the caller panics"), times("a device panics")), (1, 1), "{said}");
+    assert_eq!((times("the caller panics later"), times("a device panics later")), (1, 2), "{said}");
+}
+
+#[test]
+fn an_exploration_has_the_devices_that_the_program_says() {
+    assert_eq!(with("explore", &[("GPU_POOL_DEVICES", "3")]), "2 runs");
 }

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use find::Findings;
 use std::{
-    io::{IsTerminal, Write, stdout},
+    io::{self, IsTerminal, Write, stdout},
     path::PathBuf,
     process::ExitCode,
 };
@@ -66,6 +66,8 @@ enum Kind {
 fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough: `| head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // Nothing can be done about a stderr that is gone, too.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
@@ -122,6 +124,18 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Exhibit>> {
         all.iter().copied().find(|e| e.name == *name).with_context(|| format!("no exhibit `{name}`; see --list"))
     };
     only.iter().map(find).collect()
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let is_one = |io: &io::Error| io.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_one))
+}
+
+/// Columns: what the terminal has, and no more than can be read well.
+fn width() -> u16 {
+    const MOST: u16 = 100;
+    // The table knows it where stdout is a terminal. One that says 0 columns does not know.
+    comfy_table::Table::new().width().filter(|&width| width > 0).map_or(MOST, |width| width.clamp(40, MOST))
 }
 
 /// Bold, where somebody looks.

@@ -1,6 +1,9 @@
 //! What is caught where.
 
-use crate::find::{Findings, SEEDS};
+use crate::{
+    find::{Findings, SEEDS},
+    tour::paragraph,
+};
 use anyhow::Result;
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, TableComponent, presets};
 use std::io::Write;
@@ -13,7 +16,7 @@ pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
         .remove_style(TableComponent::HorizontalLines)
         .remove_style(TableComponent::MiddleIntersections)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(100);
+        .set_width(crate::width());
     let mut head =
         vec!["exhibit".to_owned(), "checker off".to_owned(), "checker on".to_owned(), "mended twin".to_owned()];
     if !cuda {
@@ -35,7 +38,8 @@ pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
     }
     writeln!(out, "On {devices}:\n{table}")?;
     if !cuda {
-        writeln!(out, "wrong of {SEEDS}: orders of its operations in which it ends in silence, with wrong numbers")?;
+        let head = format!("wrong of {SEEDS}: ");
+        paragraph(out, &head, "orders of its operations in which it ends in silence, with wrong numbers", 0)?;
     }
     Ok(())
 }

@@ -3,17 +3,15 @@
 use crate::{
     bold,
     find::{Findings, SEEDS},
+    width,
     zoo::exhibit::{Caught, Exhibit, Program},
 };
 use anyhow::{Context, Result};
 use std::io::Write;
 
-/// Columns.
-const WIDTH: usize = 100;
-
 /// What can be said before anything has run.
 pub fn before(out: &mut impl Write, exhibit: &Exhibit, place: usize, of: usize) -> Result<()> {
-    writeln!(out, "{}", "─".repeat(WIDTH))?;
+    writeln!(out, "{}", "─".repeat(width().into()))?;
     writeln!(out, "{}", bold(&format!("{place}/{of}  {}", exhibit.title)))?;
     let name = format!("({})", exhibit.name);
     writeln!(out, "      {name}\n")?;
@@ -41,7 +39,7 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
             writeln!(out, "  {}", bold("what happens, with the checker and without:"))?;
             report(out, found.on.text.as_deref().unwrap_or("nothing"))?;
         }
-        Caught::Healed => writeln!(out, "  {} {}", bold("what happens:"), silence(found))?,
+        Caught::Healed => labelled(out, "what happens:", &silence(found))?,
         Caught::Report(_) => {
             match (&found.off.text, found.off.how.as_str()) {
                 (Some(text), _) => {
@@ -51,7 +49,7 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
                 (None, "not run") => {
                     writeln!(out, "  {} not run: it could kill the GPU's context", bold("without the checker:"))?
                 }
-                (None, _) => writeln!(out, "  {} {}", bold("without the checker:"), silence(found))?,
+                (None, _) => labelled(out, "without the checker:", &silence(found))?,
             }
             writeln!(out, "  {}", bold("with the checker:"))?;
             report(out, found.on.text.as_deref().unwrap_or("nothing"))?;
@@ -105,12 +103,22 @@ fn report(out: &mut impl Write, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Words in lines of [`WIDTH`]; `head` begins the first, the others are indented as far, and by `more`.
-fn paragraph(out: &mut impl Write, head: &str, text: &str, more: usize) -> Result<()> {
+/// A paragraph after a bold label.
+fn labelled(out: &mut impl Write, label: &str, text: &str) -> Result<()> {
+    let mut plain = Vec::new();
+    paragraph(&mut plain, &format!("  {label} "), text, 0)?;
+    // Only now: what makes it bold takes no columns.
+    out.write_all(String::from_utf8(plain)?.replacen(label, &bold(label), 1).as_bytes())?;
+    Ok(())
+}
+
+/// Words in lines of [`width`]; `head` begins the first, the others are indented as far, and by `more`.
+pub fn paragraph(out: &mut impl Write, head: &str, text: &str, more: usize) -> Result<()> {
     let indent = " ".repeat(head.chars().count() + more);
     let mut line = head.to_owned();
+    let width = usize::from(width());
     for word in text.split(' ') {
-        let full = line.chars().count() + 1 + word.chars().count() > WIDTH;
+        let full = line.chars().count() + 1 + word.chars().count() > width;
         if full && line != indent && line != head {
             writeln!(out, "{}", line.trim_end().replace('\u{a0}', " "))?;
             line = indent.clone();

@@ -1,18 +1,50 @@
 //! Where a device closure panicked.
 //!
 //! `catch_unwind` yields the payload but not the place, and a panic without its place is a complaint of its own
-//! (pytorch#18055). A hook that runs before the user's hook notes the place in a thread-local; it changes nothing else.
+//! (pytorch#18055). A hook that runs before the user's hook notes the place in a thread-local. It changes nothing else,
+//! unless the thread [asked for silence](hush): then the user's hook is not called.
 
 use crate::error::Error;
 use once_cell::sync::OnceCell;
 use std::{
     any::Any,
-    cell::RefCell,
+    cell::{Cell, RefCell},
+    marker::PhantomData,
     panic::{self, AssertUnwindSafe, catch_unwind},
 };
 
 thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+    static HUSHED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Those of other
+/// threads do, so that tests beside this one are not touched.
+pub(crate) struct Hushed {
+    before: bool,
+    // It belongs to the thread that made it.
+    _thread: PhantomData<*const ()>,
+}
+
+/// Silences this thread's panics: for runs that are expected to fail again as they have before.
+pub(crate) fn hush() -> Hushed {
+    inherit(true)
+}
+
+/// Whether this thread's panics are silent. A thread that is started on behalf of this one [inherits](inherit) it.
+pub(crate) fn is_hushed() -> bool {
+    HUSHED.try_with(Cell::get).unwrap_or(false)
+}
+
+/// As silent as the thread that started this one.
+pub(crate) fn inherit(hushed: bool) -> Hushed {
+    Hushed { before: HUSHED.replace(hushed), _thread: PhantomData }
+}
+
+impl Drop for Hushed {
+    fn drop(&mut self) {
+        let _ = HUSHED.try_with(|hushed| hushed.set(self.before));
+    }
 }
 
 /// Adds the hook, once per process.
@@ -28,7 +60,9 @@ pub(crate) fn note_places() {
                     }
                 });
             }
-            before(info);
+            if !is_hushed() {
+                before(info);
+            }
         }));
     });
 }

@@ -247,9 +247,11 @@ pub(crate) fn start(
     opened: std::sync::mpsc::Sender<Result<()>>,
 ) -> Result<thread::JoinHandle<()>> {
     let shared = shared.clone();
+    let hushed = panics::is_hushed();
     thread::Builder::new()
         .name(format!("gpu-pool:{device}"))
         .spawn(move || {
+            let _hushed = panics::inherit(hushed);
             ON_DEVICE_THREAD.set(true);
             let _counted = InCrowd::enter();
             let _present = shared.presence[device].begin();

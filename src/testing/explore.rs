@@ -59,6 +59,12 @@ pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
 ///
 /// What is deterministic, and what is not, is in [`Schedule`]: the order of operations is a function of the seed, as long
 /// as what each device thread submits does not depend on time.
+///
+/// The environment does not change backend, number of devices and checker: `GPU_POOL_BACKEND`, `GPU_POOL_DEVICES` and
+/// `GPU_POOL_CHECK=off` have no effect here.
+///
+/// The run that fails prints its panic as always. Those that make it simpler do not: panics of the calling thread and of
+/// the pool's threads are silent meanwhile (not those of threads that the program starts itself).
 #[derive(Clone, Debug)]
 #[must_use = "nothing runs before `run`"]
 pub struct Explorer {
@@ -66,6 +72,7 @@ pub struct Explorer {
     first: u64,
     seeds: u64,
     builder: Builder,
+    is_configured: bool,
     choices: Option<Arc<[u32]>>,
     shrink: bool,
 }
@@ -80,7 +87,7 @@ impl Explorer {
     /// 4 devices, 100 seeds, the checker on.
     pub fn new() -> Self {
         let builder = GpuPool::builder().check(Check::Races);
-        Explorer { devices: 4, first: 0, seeds: 100, builder, choices: None, shrink: true }
+        Explorer { devices: 4, first: 0, seeds: 100, builder, is_configured: false, choices: None, shrink: true }
     }
 
     /// How many software GPUs.
@@ -101,10 +108,11 @@ impl Explorer {
         self
     }
 
-    /// Other settings of the pools. Number of devices and schedule are the explorer's. A plan of faults starts over with
-    /// each run.
+    /// Other settings of the pools. Number of devices and schedule are the explorer's. A topology is refused: its times would
+    /// decide what runs when, and here the schedule does. A plan of faults starts over with each run.
     pub fn configure(mut self, with: impl FnOnce(Builder) -> Builder) -> Self {
         self.builder = with(self.builder);
+        self.is_configured = true;
         self
     }
 
@@ -164,7 +172,8 @@ impl Explorer {
             false => (first, 0, true),
         };
         let Failing { why, trace } = failing;
-        Err(Box::new(Failure { seed, why, trace, found, tries, replays, devices: self.devices }))
+        let Explorer { devices, is_configured, .. } = *self;
+        Err(Box::new(Failure { seed, why, trace, found, tries, replays, devices, is_configured }))
     }
 
     /// One run on a pool of its own.
@@ -181,7 +190,10 @@ impl Explorer {
     }
 
     fn on_a_pool(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
-        let pool = match self.builder.clone().host(self.devices).schedule(schedule).build() {
+        // All of them by name, or `GPU_POOL_DEVICES` would choose. Too many are the builder's to refuse, not to list.
+        let ordinals: Vec<usize> = (0..self.devices).take(1 << 12).collect();
+        let builder = self.builder.clone().host(self.devices).devices(&ordinals);
+        let pool = match builder.schedule(schedule).build() {
             Ok(pool) => pool,
             Err(error) => return Run { failed: Some(Why::Error(error)), trace: Trace::default() },
         };
@@ -247,6 +259,7 @@ pub struct Failure {
     tries: u32,
     replays: bool,
     devices: usize,
+    is_configured: bool,
 }
 
 impl Failure {
@@ -270,8 +283,8 @@ impl Failure {
         trimmed(&self.trace.choices()).into()
     }
 
-    /// Whether the failing run could be repeated from its choices. If not, the program depends on time, and the trace is that
-    /// of the run that failed.
+    /// Whether the failing run could be repeated from its choices. If not, what was submitted differed from run to run, and
+    /// the trace is that of the run that failed.
     pub fn replays(&self) -> bool {
         self.replays
     }
@@ -285,13 +298,15 @@ impl fmt::Display for Failure {
         }
         let (left, steps) = (self.trace.switches(), self.trace.steps().len());
         if !self.replays {
-            writeln!(f, "Its choices, replayed, do not fail again: what the program submits depends on time.")?;
-        } else if self.tries > 0 {
+            writeln!(f, "Its choices, replayed, do not fail again: what was submitted differed from run to run.")?;
+        } else if self.tries > 0 && self.found > 0 {
             let Failure { found, tries, .. } = self;
-            writeln!(
-                f,
-                "Of its {found} switches between streams {left} are left (after {tries} more runs of {steps} steps)."
-            )?;
+            let left = match left {
+                0 => "none is needed".to_owned(),
+                1 => "1 is left".to_owned(),
+                _ => format!("{left} are left"),
+            };
+            writeln!(f, "Of its {found} switches between streams {left} (after {tries} more runs of {steps} steps).")?;
         }
         if steps == 0 {
             return writeln!(f, "It had taken no step.");
@@ -320,7 +335,8 @@ impl fmt::Display for Failure {
         let Failure { devices, .. } = self;
         let choices = trimmed(&self.trace.choices()).to_vec();
         if choices.len() <= 400 {
-            writeln!(f, "Exactly this run: Explorer::new().devices({devices}).replay({choices:?}.to_vec()).run(..)")?;
+            let configure = if self.is_configured { ".configure(/* as before */)" } else { "" };
+            writeln!(f, "Exactly this run: Explorer::new().devices({devices}){configure}.replay({choices:?}).run(f)")?;
         }
         Ok(())
     }

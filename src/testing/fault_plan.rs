@@ -34,7 +34,7 @@ const LOG: usize = 1 << 16;
 /// ```
 ///
 /// The same as text, for `GPU_POOL_FAULTS`; rules are parted by `;`, and [`Display`](fmt::Display) writes what
-/// [`FromStr`](std::str::FromStr) reads:
+/// [`FromStr`](std::str::FromStr) reads (which refuses a rule whose operation can never meet its fault, like a slow launch):
 ///
 /// ```text
 /// seed=7; 1:alloc:3+:oom; *:launch:p0.01:error; 2:any:40:lost; 0>1:copy-peer:*:slow=1ms+10us/MB; 0>1:any:*:drop
@@ -309,19 +309,26 @@ impl FaultRule {
     }
 
     fn concerns(&self, device: usize, op: FaultOp, peers: &[usize]) -> bool {
-        let fits = match self.fault {
-            Injected::OutOfMemory | Injected::Error | Injected::LaunchFailed | Injected::DeviceLost => true,
-            Injected::Slow { .. } => op.is_copy(),
-            Injected::Stuck => op.is_submitted(),
-            Injected::Drop | Injected::Corrupt => !peers.is_empty() && (op.is_peer_copy() || op == FaultOp::Launch),
-        };
-        fits && self.device.is_none_or(|d| d == device)
+        let lies = matches!(self.fault, Injected::Drop | Injected::Corrupt);
+        self.fault.fits(op)
+            && (!lies || !peers.is_empty())
+            && self.device.is_none_or(|d| d == device)
             && self.peer.is_none_or(|peer| peers.contains(&peer))
             && self.op.is_none_or(|own| own == op || (own == FaultOp::CopyPeer && op.is_peer_copy()))
     }
 }
 
 impl Injected {
+    /// Whether the operation can meet it.
+    fn fits(self, op: FaultOp) -> bool {
+        match self {
+            Injected::OutOfMemory | Injected::Error | Injected::LaunchFailed | Injected::DeviceLost => true,
+            Injected::Slow { .. } => op.is_copy(),
+            Injected::Stuck => op.is_submitted(),
+            Injected::Drop | Injected::Corrupt => op.is_peer_copy() || op == FaultOp::Launch,
+        }
+    }
+
     /// Whether it takes the device with it.
     pub(crate) fn is_sticky(self) -> bool {
         matches!(self, Injected::LaunchFailed | Injected::DeviceLost)

@@ -73,7 +73,7 @@ fn conflict(kind: Kind, now: Deed, owner: Option<&Arc<Owned>>, before: &Access, 
 
 /// `now` reads what nobody has written.
 pub(super) fn unwritten(now: Deed, owner: Option<&Arc<Owned>>, gap: &Range<Address>) -> Arc<Report> {
-    let missing = format!("nothing was submitted before the {} that writes these bytes", now.op);
+    let missing = format!("nothing that writes these bytes was submitted before the {}", now.op);
     report(Kind::UninitializedRead, now, None, owner, gap, missing)
 }
 

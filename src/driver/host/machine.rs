@@ -21,7 +21,7 @@ use super::{
     step::Stepper,
     stream::{State as StreamState, Waiter, Who},
 };
-use crate::driver::DriverResult;
+use crate::{driver::DriverResult, runtime::panics};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     mem,
@@ -163,8 +163,12 @@ impl Drop for Owner {
 
 fn hire(machine: &Arc<Machine>, crew: &mut Crew) -> std::io::Result<()> {
     let name = format!("gpu-pool:host:{}", crew.alive);
-    let worker = machine.clone();
-    let handle = thread::Builder::new().name(name).spawn(move || worker.run())?;
+    let (worker, hushed) = (machine.clone(), panics::is_hushed());
+    let run = move || {
+        let _hushed = panics::inherit(hushed);
+        worker.run();
+    };
+    let handle = thread::Builder::new().name(name).spawn(run)?;
     crew.handles.push(handle);
     crew.alive += 1;
     Ok(())

@@ -4,6 +4,7 @@ use super::{Explorer, Failing, Run};
 use crate::{
     GpuPool, Result,
     driver::host::{Schedule, Trace},
+    runtime::panics,
 };
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ impl<'a> Shrink<'a> {
             return None;
         }
         self.tries += 1;
+        // The failing run has printed its panic; the same again, up to 200 times, would bury it.
+        let _hushed = panics::hush();
         Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
     }
 

@@ -8,19 +8,31 @@ use std::{fmt, str::FromStr, time::Duration};
 #[error("`{part}` is no part of a fault plan: {why}")]
 pub struct BadFaultPlan {
     part: String,
-    why: &'static str,
+    why: String,
 }
 
 const RULE: &str = "expected device[>peer]:operation:when:fault, like 1:alloc:3:oom";
 const DEVICE: &str = "expected a device's ordinal, or *";
-const OPERATION: &str = "expected any, or an operation's name like alloc, launch, copy-peer or record";
 const WHEN: &str = "expected 3 (the third time), 3+ (from then on), * (always) or p0.01 (a probability)";
-const FAULT: &str = "expected oom, error, launch-failed, lost, stuck, drop, corrupt or slow=1ms+10us/MB";
 const TIME: &str = "expected a time like 500ns, 10us, 3ms or 2s";
 const SEED: &str = "expected seed=7";
 
-fn bad(part: &str, why: &'static str) -> BadFaultPlan {
-    BadFaultPlan { part: part.to_owned(), why }
+fn bad(part: &str, why: impl Into<String>) -> BadFaultPlan {
+    BadFaultPlan { part: part.to_owned(), why: why.into() }
+}
+
+fn bad_operation(part: &str) -> BadFaultPlan {
+    bad(part, format!("expected an operation: any, {}", names(|_| true)))
+}
+
+fn bad_fault(part: &str) -> BadFaultPlan {
+    let plain: Vec<&str> = PLAIN.iter().map(|(_, name)| *name).collect();
+    bad(part, format!("expected a fault: {}, slow=1ms+10us/MB", plain.join(", ")))
+}
+
+/// The operations of which this is true.
+fn names(of: impl Fn(FaultOp) -> bool) -> String {
+    FaultOp::ALL.iter().filter(|op| of(**op)).map(|op| op.name()).collect::<Vec<_>>().join(", ")
 }
 
 impl FromStr for FaultPlan {
@@ -59,9 +71,17 @@ impl FromStr for FaultRule {
         };
         let op = match op {
             "any" | "*" => None,
-            name => Some(FaultOp::ALL.iter().copied().find(|op| op.name() == name).ok_or_else(|| bad(op, OPERATION))?),
+            name => Some(FaultOp::ALL.iter().copied().find(|op| op.name() == name).ok_or_else(|| bad_operation(op))?),
         };
-        Ok(FaultRule { device: ordinal(device)?, peer: ordinal(peer)?, op, when: when.parse()?, fault: fault.parse()? })
+        let (device, peer, when, injected) =
+            (ordinal(device)?, ordinal(peer)?, when.parse()?, fault.parse::<Injected>()?);
+        if let Some(op) = op
+            && !injected.fits(op)
+        {
+            let (op, those) = (op.name(), names(|op| injected.fits(op)));
+            return Err(bad(text, format!("{op} never meets {fault}, only these do: {those}")));
+        }
+        Ok(FaultRule { device, peer, op, when, fault: injected })
     }
 }
 
@@ -118,7 +138,7 @@ impl FromStr for Injected {
             }
             return Ok(Injected::Slow { per_copy, per_megabyte });
         }
-        PLAIN.iter().find(|(_, name)| *name == text).map(|(fault, _)| *fault).ok_or_else(|| bad(text, FAULT))
+        PLAIN.iter().find(|(_, name)| *name == text).map(|(fault, _)| *fault).ok_or_else(|| bad_fault(text))
     }
 }
 
@@ -199,12 +219,30 @@ mod tests {
             ("1:alloc:3:ooms", "ooms"),
             ("1:copy-up:*:slow=3", "3"),
             ("1:copy-up:*:slow=20000000000s", "20000000000s"),
+            ("1:launch:*:slow=3ms", "1:launch:*:slow=3ms"),
+            ("0>1:alloc:*:drop", "0>1:alloc:*:drop"),
+            ("0>1:copy-up:*:corrupt", "0>1:copy-up:*:corrupt"),
+            ("0:event-query:*:stuck", "0:event-query:*:stuck"),
             ("seed=x", "seed=x"),
             ("1:alloc:3:oom, 2:alloc:3:oom", "1:alloc:3:oom, 2:alloc:3:oom"),
         ] {
             let error = text.parse::<FaultPlan>().unwrap_err();
             assert!(error.to_string().starts_with(&format!("`{part}` is no part")), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_there_is_instead() {
+        let said = |text: &str| text.parse::<FaultPlan>().unwrap_err().to_string();
+        let faults = "oom, error, launch-failed, lost, stuck, drop, corrupt, slow=1ms+10us/MB";
+        assert_eq!(said("1:alloc:3:ooms"), format!("`ooms` is no part of a fault plan: expected a fault: {faults}"));
+        let unknown = said("1:alloca:3:oom");
+        assert!(FaultOp::ALL.iter().all(|op| unknown.contains(op.name())), "{unknown}");
+        assert_eq!(
+            said("0>1:fill:*:drop"),
+            "`0>1:fill:*:drop` is no part of a fault plan: fill never meets drop, only these do: copy-peer, copy-to-peer, \
+             copy-from-peer, launch"
+        );
     }
 
     fn rule() -> impl Strategy<Value = FaultRule> {
@@ -224,7 +262,7 @@ mod tests {
         (device(), device(), op, when, fault).prop_map(|(device, peer, op, when, fault)| FaultRule {
             device,
             peer,
-            op,
+            op: op.filter(|&op| fault.fits(op)),
             when,
             fault,
         })
