@@ -62,7 +62,7 @@ pub enum Backend {
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
 /// | `GPU_POOL_CHECK` | `races` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
-/// | `GPU_POOL_FAULTS` | what is to go wrong and when: [`FaultPlan`], as text |
+/// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
@@ -87,6 +87,8 @@ pub struct Builder {
     check: Option<Check>,
     machine: host::MachineConfig,
     faults: Option<FaultPlan>,
+    /// The plan begins when the pool is built.
+    faults_wait: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -230,6 +232,12 @@ impl Builder {
         if self.machine.dry && self.machine.topology.is_none() {
             return Err(Error::invalid("build", "a dry pool without a topology would neither compute nor tell times"));
         }
+        if self.machine.topology.is_some() && self.machine.schedule != host::Schedule::Virtual {
+            return Err(Error::invalid(
+                "build",
+                "a topology gives virtual times, which the schedule that was set has none of",
+            ));
+        }
         if self.machine.topology.is_some() && self.backend == Some(Backend::Cuda) {
             return Err(Error::invalid("build", "a topology is for software GPUs; these are CUDA devices"));
         }
@@ -253,7 +261,12 @@ impl Builder {
             Some(Check::Races) => check::wrap(drivers),
             Some(Check::Off) | None => drivers,
         };
-        self.with_drivers(drivers)
+        let begins = self.faults.clone().filter(|_| self.faults_wait);
+        let pool = self.with_drivers(drivers)?;
+        if let Some(plan) = begins {
+            plan.resume();
+        }
+        Ok(pool)
     }
 
     /// The ordinals to open of `count` that are there.

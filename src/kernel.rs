@@ -322,6 +322,9 @@ impl<S: Signature> Kernel<S> {
     /// The word that it waits for is an argument like any other: the library orders this launch after earlier uses of that
     /// buffer, and later ones after it. So it must be written past the library's back, as it is on a GPU:
     /// [`Device::unordered`](crate::Device::unordered).
+    ///
+    /// A [checker](crate::Builder::check) cannot tell such a word from other memory: to it, the spinning and the writing are
+    /// a race. Programs with spinning kernels run with [`Check::Off`](crate::Check::Off).
     pub const fn resumable<H: HostAttempt<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }

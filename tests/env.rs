@@ -86,6 +86,13 @@ fn child() {
         });
         return println!("CHILD {}", matches!(error, Err(Error::Misuse { .. })));
     }
+    if task == "lost" {
+        let error = pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(100)?;
+            (0..4).try_for_each(|_| dev.scale(&mut x, 2.0))
+        });
+        return println!("CHILD {}", matches!(error, Err(Error::DeviceLost { device: 1, .. })));
+    }
     if task == "trace" {
         return println!("CHILD {}", pool.trace().is_some());
     }
@@ -122,6 +129,9 @@ fn faults() {
     let host = ("GPU_POOL_BACKEND", "host:1");
     assert_eq!(with("upload", &[host, ("GPU_POOL_FAULTS", "0:host-alloc:1+:oom")]), "true");
     assert_eq!(with("upload", &[host]), "false");
+    // The README's: launches are counted from when the pool is built, whose probe launches, too.
+    let pair = ("GPU_POOL_BACKEND", "host:2");
+    assert_eq!(with("lost", &[pair, ("GPU_POOL_FAULTS", "1:launch:3:lost")]), "true");
 }
 
 #[test]

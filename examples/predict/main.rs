@@ -80,7 +80,7 @@ fn run(options: &Options) -> Result<()> {
     );
     println!("What that is made of: by how much less the ring would take if a thing cost nothing");
     println!("{}", report::contributions(&eight, |machine, bytes| predict(machine, bytes, options.pieces))?);
-    println!("`Device::all_reduce` of this crate on it (its ring pulls, which copy engines do more slowly):");
+    println!("`Device::all_reduce` of this crate on it (its ring pulls, in one piece):");
     println!("{}", report::of_the_pool(&eight, &SIZES)?);
 
     let machines = [eight, Topology::nvswitch(16), Topology::nvswitch(64), Topology::two_nodes(8, 50.0, 10.0)];

@@ -4,6 +4,7 @@ use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS};
 use crate::{
     driver::{check::Check, host::Schedule},
     error::{Error, Result},
+    testing::FaultPlan,
 };
 use std::{env, time::Duration};
 
@@ -26,9 +27,14 @@ impl Builder {
         if self.machine.schedule == Schedule::Threaded {
             self.machine.schedule = seed()?.map_or(Schedule::Threaded, Schedule::Seeded);
         }
-        if self.faults.is_none() {
-            let expected = "a plan of faults like `1:launch:3:launch-failed` (see `testing::FaultPlan`)";
-            self.faults = variable("GPU_POOL_FAULTS", expected, |text| text.parse().ok())?;
+        if self.faults.is_none()
+            && let Some(text) = text("GPU_POOL_FAULTS")
+        {
+            let misunderstood =
+                |why| Error::invalid("GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
+            // Faults are for the program, not for the pool's own probe: `build` lets go of it at its end.
+            self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
+            self.faults_wait = true;
         }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
@@ -42,16 +48,19 @@ pub(crate) fn seed() -> Result<Option<u64>> {
     variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
 }
 
-/// An environment variable, parsed; one that does not parse is an error, not a default.
-fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    let Some(value) = env::var_os(name) else { return Ok(None) };
+/// An environment variable; an empty one is none.
+fn text(name: &str) -> Option<String> {
+    let value = env::var_os(name)?;
     let text = value.to_string_lossy();
     let text = text.trim();
-    if text.is_empty() {
-        return Ok(None);
-    }
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// An environment variable, parsed; one that does not parse is an error, not a default.
+fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+    let Some(text) = text(name) else { return Ok(None) };
     let misunderstood = || Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"));
-    parse(text).map(Some).ok_or_else(misunderstood)
+    parse(&text).map(Some).ok_or_else(misunderstood)
 }
 
 fn parse_backend(text: &str) -> Option<Backend> {

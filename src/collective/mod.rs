@@ -13,6 +13,7 @@ use crate::{
     memory::{AsViewMut, DeviceCopy},
 };
 use board::{Call, Payload};
+use std::panic::Location;
 
 /// How elements of different devices are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +139,7 @@ impl Device {
     /// `Mismatch`, `Timeout`, `Aborted`.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
+        let _here = self.worker.link.enter("barrier", Location::caller());
         let call = Call::new("barrier", None, 0, None);
         self.meet(call, |_| Payload::Nothing).map(drop)
     }
@@ -157,6 +159,7 @@ impl Device {
     /// `Mismatch`, also for values of different types; `Timeout`, `Aborted`.
     #[track_caller]
     pub fn exchange<T: Clone + Send + Sync + 'static>(&self, value: T) -> Result<Vec<T>> {
+        let _here = self.worker.link.enter("exchange", Location::caller());
         let call = Call::new("exchange", None, size_of::<T>(), None).of_type::<T>();
         let mine = std::sync::Arc::new(value);
         let theirs = self.meet(call, |_| Payload::Value(mine.clone()))?;

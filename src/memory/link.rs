@@ -22,6 +22,8 @@ pub(crate) struct Link {
     /// Who watches the pool's work, if anyone does.
     watch: Option<Watch>,
     in_virtual_time: bool,
+    /// Whether anybody writes reports: a checker, or software GPUs of a deadlock.
+    reports: bool,
     /// Whether operations run one at a time, in an order that must not depend on time.
     pub(crate) stepped: bool,
     /// What a test wants this pool to do wrong.
@@ -56,6 +58,7 @@ impl Link {
             pool,
             device,
             watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
+            reports: driver.checker().is_some() || driver.as_any().is::<host::HostGpu>(),
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
             #[cfg(test)]
@@ -99,7 +102,7 @@ impl Link {
 
     /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
     pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
-        self.watch.as_ref().map(|_| Place { op, site }.enter())
+        self.reports.then(|| Place { op, site }.enter())
     }
 
     /// What the calling thread knows, for whoever is handed something by it. In a box: mostly there is no checker.

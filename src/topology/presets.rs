@@ -7,7 +7,7 @@
 //! | number | value | source |
 //! |---|---|---|
 //! | link, one copy engine pushing | 392.5 GB/s | the middle of 390-395, measured; the ports take no more, an assumption |
-//! | link, pulling | 240 GB/s | the best of 55-240 measured for pulls by all devices at once |
+//! | link, pulling | 375 GB/s | **fitted** to `Device::all_reduce` of 1 GB on 2 and 4 H200s (`benches/results`, `predict`): a ring, so each device pulls from one other. In patterns that are no permutation 55-240 were measured |
 //! | latency of a peer copy, up, down | 1.9, 2.6, 2.1 us | time of a 4 KB copy, back to back in one stream (`benches/results/4xH200`) |
 //! | host copies | 55 GB/s | measured, one direction alone |
 //! | their ports | 96 per device, 80 up and 180 down per host, 110 down per socket | fitted to the table of copies by 1 to 8 GPUs at once; off by 10 % at most |
@@ -17,8 +17,9 @@
 //! | products, operations | 48900 GFLOP/s | 50 products of 4000 x 4000 in 131 ms, measured |
 //! | memory | 141 GB, 4800 GB/s | the data sheet |
 //!
-//! What the fit is worth: it was made in sight of both measured sizes of that ring, 256 MB and 1 GB, which agree about it;
-//! nothing else was there to test it with. Submitting the ring takes 273 us in this model and took 400 (with the threads'
+//! What the fit of `wait_us` is worth: it was made in sight of both measured sizes of that ring on 8 devices, 256 MB and 1 GB.
+//! It was tested later, on 4 H200s, with the predictions written down before: 321, 578, 1091, 2117 and 4169 us for 64 MB to
+//! 1 GB, against 328, 583, 1099, 2124 and 4173 measured (`tests/virtual_time/all_reduce.rs`). Submitting the ring takes 273 us in this model and took 400 (with the threads'
 //! waiting for one another): predictions that are bound by the host, such as 64 devices below 256 MB, are too low rather
 //! than too high.
 //!
@@ -74,7 +75,7 @@ fn nvlink(from: usize, to: usize) -> Link {
     let path = Path::new(1.9, gbps)
         .through(format!("NVLink out of device {from}"), gbps)
         .through(format!("NVLink into device {to}"), gbps);
-    Link { pull_gbps: Some(240.0), ..Link::new(from, to, path) }
+    Link { pull_gbps: Some(375.0), ..Link::new(from, to, path) }
 }
 
 /// All ordered pairs of different devices.
@@ -148,7 +149,7 @@ impl Topology {
     }
 
     /// Two hosts of `per_node` H200 GPUs on NVSwitch. Between them each device has a network adapter of its own, which
-    /// carries `gbps` each way after `latency_us`; copies over it are direct, as if one program could ask for them.
+    /// carries `gbps` (1e9 bytes per second) each way after `latency_us`; copies over it are direct, as if one program could ask for them.
     ///
     /// ```
     /// # use gpu_pool::Topology;

@@ -57,6 +57,19 @@ fn the_measured_times_are_predicted() {
     }
 }
 
+/// The one test of the model with numbers that it was not made from: the same program (`prototypes/copy_engine_ring.cu`, two
+/// pieces) on 4 H200s of another day. The predictions were made before it was run.
+#[test]
+fn four_devices_are_predicted_that_the_model_was_not_made_from() {
+    let machine = Topology::nvswitch(4);
+    for (bytes, measured) in [(64, 328.2), (128, 582.5), (256, 1099.3), (512, 2123.5), (1024, 4172.9)] {
+        let predicted = predict(&machine, bytes * MB, 2).call;
+        let off = predicted / measured - 1.0;
+        println!("{bytes} MB: {predicted:.1} us predicted, {measured} measured, {:+.2} %", 100.0 * off);
+        assert!(off.abs() < 0.03, "{bytes} MB: {predicted} us predicted, {measured} measured");
+    }
+}
+
 /// A lower bound that holds whatever the latencies: every device sends 2 (n - 1) / n of the buffer over one link.
 #[test]
 fn no_prediction_beats_the_links() {

@@ -66,7 +66,7 @@ fn a_machine_is_shown_in_a_few_lines() {
     let expected = "8 x H200 on NVSwitch
   devices 0-6: modelled H200, 141 GB at 4800 GB/s, 48900 GFLOP/s; from the host 55 GB/s after 2.6 us, to it 55 GB/s after 2.1 us
   device 7: modelled H200, 141 GB at 4800 GB/s, 48900 GFLOP/s, speed 0.5; from the host 55 GB/s after 2.6 us, to it 55 GB/s after 2.1 us
-  56 links: 392.5 GB/s after 1.9 us, 240 GB/s when pulled
+  56 links: 392.5 GB/s after 1.9 us, 375 GB/s when pulled
   port `NVLink into device 0` and 7 like it are shared, each by 7 paths
   port `NVLink out of device 0` and 7 like it are shared, each by 7 paths
   port `PCIe of device 0` and 7 like it are shared, each by 2 paths

@@ -19,6 +19,10 @@
 //!   all threads together know when one of them learns that the wait is over; until then, conflicts that the flag might
 //!   order are not reported;
 //! * what is left of work on a lost device: its memory may be freed;
+//! * which word a spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for: that it reads what another
+//!   operation writes is a race to the checker, so such programs run without it;
+//! * an access by the host and then one by a device that another thread submits, if nothing orders the two threads: Rust's
+//!   borrows do where the memory is the library's;
 //! * what a kernel does beyond its declared arguments, and which bytes of an argument it really touches: `&mut` counts as
 //!   a write of all of it;
 //! * edges that the host makes between its own threads, as above.
