@@ -122,7 +122,8 @@ fn a_condition_may_notify_and_may_panic() {
     let panicking = || {
         event.wait_until(None, || {
             looks += 1;
-            assert!(looks < 40, "enough");
+            // Few: on a crowded machine a waiter does not look often before it blocks, and nobody would wake this one.
+            assert!(looks < 2, "enough");
             None::<()>
         })
     };
