@@ -130,7 +130,7 @@ fn what_cudarc_made_may_outlive_the_pool() {
 #[cfg(feature = "nvrtc")]
 #[test]
 fn cuda_source_is_compiled() {
-    use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
+    use gpu_pool::{LaunchDims, Module, kernel};
     static SOURCE: Module = Module::cuda(
         "extern \"C\" __global__ void twice(float* x, unsigned n) { unsigned i = threadIdx.x; if (i < n) x[i] *= 2; }",
     );
