@@ -3,8 +3,8 @@
 //!
 //! Each side is a process of its own with the same pool, which waits for a line on its standard input and answers with
 //! its time; the sides take turns. `GPU_POOL_BEFORE` names the executable of this bench built before the checker (commit
-//! d7439dc with this file, without the line marked below, added; in a target folder of its own, since the executables have the
-//! same name); without it there is no such side.
+//! d7439dc with this file, less the line marked below, and this `benches/support`; in a target folder of its own, since the
+//! executables have the same name); without it there is no such side.
 //!
 //! * `<gpu or software>/<what>/<devices>`, where `what` is `launch` (`fill_u32` of 8 elements), `copy_4K` (from
 //!   page-locked memory), `record_wait` (an event of one stream, waited for by another), `allocate_free` (4 KB),
@@ -12,17 +12,14 @@
 
 mod support;
 
-use std::{
-    cell::RefCell,
-    env,
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::Barrier,
-    time::Instant,
-};
+use std::{cell::RefCell, env, process::Command, sync::Barrier, time::Instant};
 
 use gpu_pool::{Builder, Device, DeviceBuffer, GpuPool, PerDevice, PinnedBuffer, ReduceOp, Result, Stream};
-use support::{Bench, MICROSECONDS, Side, gpus};
+use support::{
+    Bench, MICROSECONDS, Side,
+    child::{Process, serve},
+    gpus,
+};
 
 const ELEMENTS: usize = 8;
 const COPIED: usize = 1024;
@@ -127,39 +124,17 @@ impl Subject {
 }
 
 /// A process with a pool.
-struct Process {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+fn start(program: &str, software: bool, devices: usize, checked: bool) -> Process {
+    let kind = if software { "software" } else { "gpu" };
+    let mut command = Command::new(program);
+    command.args(["--child", kind]).args([devices.to_string(), checked.to_string()]);
+    Process::start(&mut command)
 }
 
-impl Process {
-    fn start(program: &str, software: bool, devices: usize, checked: bool) -> Self {
-        let mut child = Command::new(program)
-            .args(["--child", if software { "software" } else { "gpu" }])
-            .args([devices.to_string(), checked.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program runs");
-        let orders = child.stdin.take().expect("piped");
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
-        Process { child, orders, answers }
-    }
-
-    fn time(&mut self, what: &str, rounds: usize) -> f64 {
-        writeln!(self.orders, "{what} {rounds}").expect("the child lives");
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the child answers");
-        line.trim().parse().expect("a number of microseconds; a child's panic is printed above")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn time_process(process: &RefCell<Process>, what: &str, rounds: usize) -> f64 {
+    let mut process = process.borrow_mut();
+    process.order(what, rounds);
+    process.answer()
 }
 
 fn child(arguments: &[String]) {
@@ -168,11 +143,7 @@ fn child(arguments: &[String]) {
     let pool = pool(kind == "software", devices, checked == "true");
     let states = pool.per_device(|dev, _| State::new(dev)).expect("streams and little memory");
     let subject = Subject { pool, states };
-    for line in std::io::stdin().lines() {
-        let line = line.expect("the parent lives");
-        let (what, rounds) = line.split_once(' ').expect("`what rounds`");
-        println!("{}", subject.time(what, rounds.parse().expect("a number")));
-    }
+    serve(|what, rounds| subject.time(what, rounds));
 }
 
 fn main() {
@@ -190,16 +161,16 @@ fn main() {
     let this = this.to_str().expect("a readable path");
     let before = env::var("GPU_POOL_BEFORE").ok();
     for (kind, software, devices) in kinds {
-        let start = |program: &str, checked| RefCell::new(Process::start(program, software, devices, checked));
+        let start = |program: &str, checked| RefCell::new(start(program, software, devices, checked));
         let (off, on) = (start(this, false), start(this, true));
         let before = before.as_ref().map(|program| start(program, false));
         for what in WHAT {
             let rounds = rounds(&bench, what);
-            let mut peers = vec![Side::new("checker on", || on.borrow_mut().time(what, rounds))];
+            let mut peers = vec![Side::new("checker on", || time_process(&on, what, rounds))];
             if let Some(before) = &before {
-                peers.push(Side::new("before the checker", || before.borrow_mut().time(what, rounds)));
+                peers.push(Side::new("before the checker", || time_process(before, what, rounds)));
             }
-            let ours = Side::new("checker off", || off.borrow_mut().time(what, rounds));
+            let ours = Side::new("checker off", || time_process(&off, what, rounds));
             bench.compare(&format!("{kind}/{what}/{devices}"), MICROSECONDS, ours, peers);
         }
     }

@@ -19,8 +19,7 @@ mod support;
 use std::{
     cell::RefCell,
     env,
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::Command,
     ptr,
     sync::Barrier,
     time::{Duration, Instant},
@@ -32,7 +31,11 @@ use gpu_pool::{
     driver::{self, DriverRef, KernelArg, Launch, ModuleImage, RawFunction, RawStream, ValueBytes},
     kernel,
 };
-use support::{Bench, MICROSECONDS, Side, gpus};
+use support::{
+    Bench, MICROSECONDS, Side,
+    child::{Process, serve},
+    gpus,
+};
 
 const PTX: &str = include_str!("../kernels/ptx/elementwise.ptx");
 const CUBINS: &[(u32, &[u8])] = &[
@@ -195,44 +198,11 @@ impl Threads {
 }
 
 /// This program again, with one device.
-struct Process {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(software: bool, device: usize) -> Self {
-        let backend = if software { "host:8" } else { "cuda" };
-        let mut child = Command::new(env::current_exe().expect("this program has a path"))
-            .arg("--child")
-            .env("GPU_POOL_BACKEND", backend)
-            .env("GPU_POOL_DEVICES", device.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this program runs");
-        let orders = child.stdin.take().expect("piped");
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
-        Process { child, orders, answers }
-    }
-
-    fn order(&mut self, what: &str, rounds: usize) {
-        writeln!(self.orders, "{what} {rounds}").expect("the child lives");
-    }
-
-    fn answer(&mut self) -> f64 {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the child answers");
-        line.trim().parse().expect("a number of microseconds; a child's panic is printed above")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(software: bool, device: usize) -> Process {
+    let backend = if software { "host:8" } else { "cuda" };
+    let mut command = Command::new(env::current_exe().expect("this program has a path"));
+    command.arg("--child").env("GPU_POOL_BACKEND", backend).env("GPU_POOL_DEVICES", device.to_string());
+    Process::start(&mut command)
 }
 
 /// The processes' side of a turn: the slowest of the first `devices`.
@@ -243,11 +213,7 @@ fn time_processes(all: &mut [Process], what: &str, rounds: usize) -> f64 {
 
 fn child() {
     let threads = Threads::new(GpuPool::builder().module(&MODULE).build().expect("the device can be opened"));
-    for line in std::io::stdin().lines() {
-        let line = line.expect("the parent lives");
-        let (what, rounds) = line.split_once(' ').expect("`what rounds`");
-        println!("{}", threads.time(1, what, rounds.parse().expect("a number")));
-    }
+    serve(|what, rounds| threads.time(1, what, rounds));
 }
 
 fn main() {
@@ -260,7 +226,7 @@ fn main() {
     let case = if software { "software" } else { "gpu" };
     let most = if software { 2 } else { hardware.min(8) };
     // The children open their devices while this process does.
-    let processes: RefCell<Vec<Process>> = RefCell::new((0..most).map(|i| Process::start(software, i)).collect());
+    let processes: RefCell<Vec<Process>> = RefCell::new((0..most).map(|i| start(software, i)).collect());
     let builder = GpuPool::builder().module(&MODULE);
     let builder = match software {
         true => builder.host(most),

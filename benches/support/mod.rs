@@ -13,6 +13,7 @@
 // Each bench compiles this file for itself and uses a part of it.
 #![allow(dead_code)]
 
+pub mod child;
 pub mod gpus;
 
 use std::{fs::OpenOptions, io::Write, path::PathBuf};

@@ -1,0 +1,51 @@
+//! A side of a comparison that is a process of its own: it waits for a line `what rounds` and answers with microseconds.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+/// A child that takes orders.
+pub struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts it.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program runs");
+        let orders = child.stdin.take().expect("piped");
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        Process { child, orders, answers }
+    }
+
+    /// Lets it begin; [`answer`](Self::answer) waits for its time.
+    pub fn order(&mut self, what: &str, rounds: usize) {
+        writeln!(self.orders, "{what} {rounds}").expect("the child lives");
+    }
+
+    /// Microseconds per round.
+    pub fn answer(&mut self) -> f64 {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("the child answers");
+        line.trim().parse().expect("a number of microseconds; a child's panic is printed above")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The child's side: answers orders until there are no more.
+pub fn serve(mut time: impl FnMut(&str, usize) -> f64) {
+    for line in std::io::stdin().lines() {
+        let line = line.expect("the parent lives");
+        let (what, rounds) = line.split_once(' ').expect("`what rounds`");
+        println!("{}", time(what, rounds.parse().expect("a number")));
+    }
+}
