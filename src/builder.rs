@@ -1,6 +1,7 @@
 //! How a pool comes to be: which devices, which settings, and the probe of what connects them.
 
 mod environment;
+mod memory;
 
 pub(crate) use environment::seed;
 
@@ -13,7 +14,7 @@ use crate::{
     },
     error::{Error, Result},
     kernel::Module,
-    memory::{link::Link, pinned::PinnedPool},
+    memory::{cache::Settings, link::Link, pinned::PinnedPool},
     pool::GpuPool,
     runtime::{
         dispatch::Queue,
@@ -80,7 +81,7 @@ pub struct Builder {
     devices: Option<Vec<usize>>,
     weights: Weights,
     modules: Vec<&'static Module>,
-    memory_limit: Option<u64>,
+    memory: Settings,
     software_memory: Option<u64>,
     timeout: Option<Duration>,
     staged: bool,
@@ -137,13 +138,6 @@ impl Builder {
     /// Device code to load on every device when the pool is built. The crate's own kernels are always loaded.
     pub fn module(mut self, module: &'static Module) -> Self {
         self.modules.push(module);
-        self
-    }
-
-    /// The most that the pool may take from each device, in bytes. It takes memory in pieces of 2 MiB or more, one at
-    /// least for each size class that is used.
-    pub fn memory_limit(mut self, bytes: u64) -> Self {
-        self.memory_limit = Some(bytes);
         self
     }
 
@@ -341,8 +335,9 @@ impl Builder {
         panics::note_places();
         let deadline = self.timeout.unwrap_or(DEFAULT_DEADLINE);
         let id = unique_id();
-        let links: Vec<_> =
-            drivers.into_iter().enumerate().map(|(i, driver)| Arc::new(Link::new(id, i, driver))).collect();
+        let memory = Settings { deadline, devices: count, ..self.memory.clone() };
+        let link = |(i, driver)| Arc::new(Link::new(id, i, driver, memory.records()));
+        let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
         let turns: Vec<_> = links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect();
@@ -361,10 +356,10 @@ impl Builder {
             turns,
             presence,
             door,
-            pinned: PinnedPool::new(&links, deadline),
+            pinned: PinnedPool::new(&links, &memory)?,
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
-            memory_limit: self.memory_limit,
+            memory,
             deadline,
             staged: self.staged,
             copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),

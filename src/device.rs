@@ -7,7 +7,9 @@ use crate::{
     error::{Error, Result},
     kernel::{Args, Kernel, Signature},
     memory::{
-        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, PinnedBuffer, cache::MemoryStats, hazard::Access,
+        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
+        cache::{self, Request},
+        hazard::Access,
     },
     runtime::{gang::Gang, worker::Worker},
     stream::StreamCore,
@@ -117,9 +119,28 @@ impl Device {
         self.worker.link.driver.info()
     }
 
-    /// What the device's memory pool holds and has done.
+    /// What the device's memory pool holds and has done. Takes in what other threads have freed first.
     pub fn stats(&self) -> MemoryStats {
-        self.worker.cache.borrow().stats()
+        self.worker.cache.borrow_mut().stats()
+    }
+
+    /// Gives memory that is free back to the driver, in whole mappings (2 MiB or more each); how many bytes. What streams may
+    /// still use stays with the pool: after [`synchronize`](Self::synchronize) that is less. Allocating again then costs
+    /// driver calls, so this is for phases whose memory others need; `torch.cuda.empty_cache` is the like of it.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn trim(&self) -> Result<u64> {
+        self.check()?;
+        let _here = self.worker.link.enter("trim", Location::caller());
+        self.worker.cache.borrow_mut().trim("trim")
+    }
+
+    /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program where
+    /// the pool [records](crate::Builder::record_memory).
+    pub fn memory_snapshot(&self) -> MemorySnapshot {
+        self.worker.cache.borrow_mut().snapshot()
     }
 
     /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations.
@@ -151,10 +172,18 @@ impl Device {
     /// process's own earlier buffers, or of nobody).
     #[track_caller]
     pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
-        let _here = self.worker.link.enter(op, Location::caller());
         const { crate::memory::fits_blocks::<T>() };
-        let bytes = len.saturating_mul(size_of::<T>());
-        Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(op, bytes)?, len))
+        self.allocate_aligned(op, len, align_of::<T>())
+    }
+
+    #[track_caller]
+    fn allocate_aligned<T: DeviceCopy>(&self, op: &'static str, len: usize, align: usize) -> Result<DeviceBuffer<T>> {
+        // After an abort nothing is handed out: what is freed then may still be written to.
+        self.check()?;
+        let _here = self.worker.link.enter(op, Location::caller());
+        let request =
+            Request { op, bytes: len.saturating_mul(size_of::<T>()), align, stream: Some(&self.stream) };
+        Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(&request)?, len))
     }
 
     /// A buffer whose contents are unspecified until they are written.
@@ -166,8 +195,24 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::Aborted`].
     #[track_caller]
     pub unsafe fn uninit<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        self.check()?;
         self.allocate("uninit", len)
+    }
+
+    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned to 256
+    /// bytes anyway.
+    ///
+    /// # Safety
+    /// As [`uninit`](Self::uninit).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other alignments; else as [`uninit`](Self::uninit).
+    #[track_caller]
+    pub unsafe fn uninit_aligned<T: DeviceCopy>(&self, len: usize, align: usize) -> Result<DeviceBuffer<T>> {
+        if !align.is_power_of_two() || align > cache::MOST_ALIGN {
+            let most = cache::MOST_ALIGN;
+            return Err(Error::invalid("uninit_aligned", format_args!("{align} is not a power of two up to {most}")));
+        }
+        self.allocate_aligned("uninit_aligned", len, align)
     }
 
     /// A copy of host data. When the call returns, `src` has been read: it was copied into page-locked staging memory,

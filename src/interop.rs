@@ -10,7 +10,7 @@ use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
     driver::cuda::CudaGpu,
     error::{Error, Result},
-    memory::{block::Block, hazard::Access},
+    memory::{block::BlockRef, hazard::Access},
 };
 use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
@@ -103,7 +103,7 @@ impl<'a> Cuda<'a> {
 /// Memory lent to cudarc until this is dropped, when the use is noted.
 struct Lent<'a> {
     cuda: &'a Cuda<'a>,
-    block: &'a Arc<Block>,
+    block: &'a BlockRef,
     bytes: Range<usize>,
     len: usize,
     access: Access,

@@ -6,7 +6,7 @@
 use crate::{
     DeviceCopy,
     driver::{HostArg, HostKernel, KernelArg, LaunchDims, ModuleImage, ValueBytes, host::again},
-    memory::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, PeerView, block::Block, hazard::Access},
+    memory::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, PeerView, block::BlockRef, hazard::Access},
 };
 use smallvec::SmallVec;
 use std::{marker::PhantomData, ops::Range, slice, sync::Arc, task::Poll};
@@ -117,7 +117,7 @@ pub struct Packed {
 /// The memory that an argument names.
 #[doc(hidden)]
 pub struct Touch {
-    pub(crate) block: Arc<Block>,
+    pub(crate) block: BlockRef,
     pub(crate) bytes: Range<usize>,
     pub(crate) access: Access,
     /// Named through `peer()`, so it may be on another device.

@@ -5,7 +5,7 @@ use crate::{
     driver::{Driver, DriverResult, RawStream, check::Entered},
     error::{Error, Result, Site},
     kernel::Touch,
-    memory::{AsView, AsViewMut, DeviceView, block::Block, hazard::Access},
+    memory::{AsView, AsViewMut, DeviceView, block::BlockRef, hazard::Access},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location, sync::Arc};
@@ -28,7 +28,7 @@ pub(crate) struct Op<'d> {
 }
 
 /// Memory, the bytes of it, and how.
-type Touched = (Arc<Block>, Range<usize>, Access);
+type Touched = (BlockRef, Range<usize>, Access);
 
 impl Device {
     /// Begins an operation.
@@ -45,7 +45,7 @@ impl Op<'_> {
     /// Announces an access. `foreign`: the memory may be another device's of the same pool.
     pub(crate) fn touch(
         &mut self,
-        block: &Arc<Block>,
+        block: &BlockRef,
         bytes: Range<usize>,
         access: Access,
         foreign: bool,

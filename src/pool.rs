@@ -298,9 +298,7 @@ impl GpuPool {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
         }
         let mut builder = Builder::default().timeout(self.shared.deadline);
-        if let Some(bytes) = self.shared.memory_limit {
-            builder = builder.memory_limit(bytes);
-        }
+        builder = builder.memory(self.shared.memory.clone());
         if self.shared.staged {
             builder = builder.without_peer_access();
         }

@@ -5,7 +5,7 @@ use crate::{
     collective::board,
     driver::check::Token,
     error::{Error, Result},
-    memory::link::Handover,
+    memory::{block::InGang, link::Handover},
     runtime::{
         dispatch::{Order, Queue},
         gang::Gang,
@@ -146,6 +146,7 @@ where
     worker.progress();
     // A gang that failed for one of its members only has not been cleared away.
     board::forget(worker, gang.place() - 1);
+    let in_gang = InGang::enter(gang.word());
     let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
     let outcome = match returned {
         Ok(Ok(result)) => Outcome::Done(result),
@@ -182,7 +183,9 @@ where
                 std::mem::forget(block);
             }
         }
+        in_gang.unpark(gang.is_stuck());
     }
+    worker.cache.borrow().show();
     outcome
 }
 

@@ -204,7 +204,7 @@ impl StreamCore {
     /// refers to work submitted before it, so the waits have no cycle; and kernels that spin for peers are launched only
     /// after all of the gang have met.
     pub(crate) fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
-        if self.id == other.id || self.knows(other, sequence) {
+        if self.comes_after(other, sequence) {
             return Ok(());
         }
         // In steps it is waited for also if it is over: whether it is depends on time.
@@ -220,6 +220,11 @@ impl StreamCore {
         // A wait captures the record, so the event may be recorded anew at once.
         other.link.give_event(event, false);
         waited
+    }
+
+    /// Whether all later work of this stream comes after operation `sequence` of `other` without a further wait.
+    pub(crate) fn comes_after(&self, other: &StreamCore, sequence: u64) -> bool {
+        self.id == other.id || self.knows(other, sequence)
     }
 
     fn knows(&self, other: &StreamCore, sequence: u64) -> bool {

@@ -14,7 +14,7 @@ use crate::{
     Device, Event,
     driver::Address,
     error::{Error, Result, Site},
-    memory::{block::Block, link::Handover},
+    memory::{block::BlockRef, link::Handover},
     plant::Bug,
     runtime::{panics, wait, worker::Worker},
     sync::ring::{self, Consumer, Producer},
@@ -80,7 +80,7 @@ pub(crate) enum Payload {
     Nothing,
     /// A buffer that the peer reads, from when `ready` has passed.
     Buffer {
-        block: Arc<Block>,
+        block: BlockRef,
         address: Address,
         ready: Event,
     },

@@ -11,7 +11,7 @@ use crate::{
     device::Device,
     driver::{Address, check::Place},
     error::Result,
-    memory::{block::Block, link::Link},
+    memory::{block::BlockRef, link::Link},
     plant::Bug,
     runtime::worker::Worker,
     stream::StreamCore,
@@ -33,7 +33,7 @@ const LOST: Duration = Duration::from_secs(1);
 
 /// A page-locked piece and the DMAs that may still use it.
 struct Piece {
-    block: Arc<Block>,
+    block: BlockRef,
     /// Bytes packed so far.
     filled: usize,
     /// Streams that were given DMAs of this piece since the last event; noted before the DMA, so that none is forgotten

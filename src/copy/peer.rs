@@ -18,7 +18,7 @@ use crate::{
     device::Device,
     driver::{Address, Driver, RawEvent},
     error::Result,
-    memory::{block::Block, hazard::Access, link::Link},
+    memory::{block::BlockRef, hazard::Access, link::Link},
     plant::Bug,
     runtime::worker::Shared,
     stream::StreamCore,
@@ -70,7 +70,7 @@ pub(crate) struct Stage {
 struct State {
     source: Arc<StreamCore>,
     destination: Arc<StreamCore>,
-    buffers: [Arc<Block>; 2],
+    buffers: [BlockRef; 2],
     /// Recorded on the source's side when a buffer is full, and on the destination's when it is empty again.
     full: [RawEvent; 2],
     empty: [RawEvent; 2],

@@ -1,31 +1,28 @@
 //! A piece of memory with its hazards. It goes home when its last handle is dropped, on whatever thread.
+//!
+//! The header of a block is made once and used again and again: at rest it is a `Box<Block>` in its owner's lists, in use a
+//! counted [`BlockRef`]. So to hand out a block is to pop a pointer and to set a count to one, without an allocation on the
+//! host; and to free it from another thread is to push the header itself into its owner's [`Returns`].
 
 use super::{
-    hazard::{Hazards, History, all_completed},
+    backing::Region,
+    cache::Cache,
+    hazard::{Hazards, History},
+    heap::Piece,
     link::Link,
 };
 use crate::{
-    driver::{Address, check::Token},
+    driver::Address,
     plant::Bug,
-    sync::{Inbox, Sequence},
+    sync::{CommitWord, Linked, Mirror, RefCount, Returns, returns},
 };
-use parking_lot::Mutex;
-use std::sync::Arc;
-
-/// Memory from the driver, given back when its last block is gone.
-pub(crate) struct Chunk {
-    pub(crate) link: Arc<Link>,
-    pub(crate) address: Address,
-    pub(crate) kind: ChunkKind,
-    /// With a checker: what the threads knew that let go of its blocks.
-    known: Mutex<Option<Box<Token>>>,
-}
-
-impl Chunk {
-    pub(crate) fn new(link: &Arc<Link>, address: Address, kind: ChunkKind) -> Arc<Self> {
-        Arc::new(Chunk { link: link.clone(), address, kind, known: Mutex::new(None) })
-    }
-}
+use std::{
+    cell::{Cell, RefCell},
+    marker::PhantomData,
+    ops::Deref,
+    ptr::{self, NonNull},
+    sync::Arc,
+};
 
 /// Which call the memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,105 +32,67 @@ pub(crate) enum ChunkKind {
     Managed,
 }
 
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        let driver = &self.link.driver;
-        self.link.acquire(self.known.get_mut().as_deref());
-        // SAFETY: the memory came from this driver by the call of its kind, the last block of it is gone, and blocks go
-        // only when their uses have completed or their device's streams have drained.
-        let freed = unsafe {
-            match self.kind {
-                ChunkKind::Device => driver.mem_free(self.address),
-                ChunkKind::Pinned => driver.host_free(self.address as *mut u8),
-                ChunkKind::Managed => driver.managed_free(self.address as *mut u8),
-            }
-        };
-        if let Err(fault) = freed {
-            tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
-            if let Some(report) = fault.report {
-                self.link.refuse(report);
-            }
-        }
-    }
-}
-
-/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped. On cache lines of its own: its
-/// thread writes to it at every allocation, and so may another device's to what lies beside it.
-#[repr(align(128))]
-pub(crate) struct Home {
-    /// Freed by any thread, taken by the owner.
-    pub(crate) inbox: Inbox<FreeBlock>,
-    /// Blocks handed out and blocks that came back, in bytes of their class.
-    pub(crate) handed_out: Sequence,
-    pub(crate) came_back: Sequence,
-}
-
-impl Home {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Home { inbox: Inbox::new(), handed_out: Sequence::new(), came_back: Sequence::new() })
-    }
-
-    /// Bytes in live blocks.
-    pub(crate) fn in_use(&self) -> u64 {
-        // Read in this order, so that a free between the two reads cannot make the difference negative.
-        let back = self.came_back.get();
-        self.handed_out.get().saturating_sub(back)
-    }
-}
-
-/// A block at rest.
-pub(crate) struct FreeBlock {
-    pub(crate) chunk: Arc<Chunk>,
-    pub(crate) address: Address,
-    /// Bytes; the class's size.
-    pub(crate) bytes: usize,
-    pub(crate) history: History,
-}
-
-impl FreeBlock {
-    /// Lets go of the memory for good. What may still be in use (a stream that got stuck) is leaked rather than given
-    /// back to the driver under a running copy.
-    pub(crate) fn release(self) {
-        let link = &self.chunk.link;
-        link.acquire(self.history.known());
-        if !all_completed(&self.history.uses) && !link.planted(Bug::ChunkReleasedEarly) {
-            tracing::warn!(device = self.chunk.link.device, bytes = self.bytes, "memory still in use was leaked");
-            std::mem::forget(self.chunk);
-        } else {
-            Token::add(&mut self.chunk.known.lock(), link.release());
-        }
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        self.inbox.take().for_each(FreeBlock::release);
-    }
-}
-
-/// A block in use.
+/// A block, in use or at rest.
 pub(crate) struct Block {
-    chunk: Option<Arc<Chunk>>,
+    refs: RefCount,
+    back: returns::Link<Block>,
     pub(crate) link: Arc<Link>,
-    home: Arc<Home>,
     pub(crate) kind: ChunkKind,
     pub(crate) address: Address,
-    bytes: usize,
+    /// All of it, which may be more than was asked for.
+    pub(super) bytes: usize,
+    /// What was asked for.
+    pub(super) requested: usize,
     pub(crate) hazards: Hazards,
+    /// Where it lies in the owner's books.
+    pub(super) place: Place,
+    /// None for memory that is not pooled.
+    home: Option<Arc<Home>>,
+    /// Keeps the memory mapped, also when the pool is gone.
+    pub(super) region: Arc<Region>,
+}
+
+/// Where a block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// In the slab of this number.
+    Slab(u32),
+    /// A piece of the heap by itself.
+    Piece(Piece),
+    /// All of its region.
+    Region,
+}
+
+// SAFETY: `back` returns the one field of that type, which only `Returns` touches.
+unsafe impl Linked for Block {
+    fn link(&self) -> &returns::Link<Self> {
+        &self.back
+    }
 }
 
 impl Block {
-    /// Wakes a free block up. Its old uses stay: the first new use waits for them.
-    pub(crate) fn new(free: FreeBlock, home: &Arc<Home>) -> Arc<Self> {
-        home.handed_out.fetch_add(free.bytes as u64);
-        Arc::new(Block {
-            link: free.chunk.link.clone(),
-            kind: free.chunk.kind,
-            chunk: Some(free.chunk),
-            home: home.clone(),
-            address: free.address,
-            bytes: free.bytes,
-            hazards: Hazards::with(free.history),
+    /// A header at rest.
+    pub(super) fn at_rest(
+        link: &Arc<Link>,
+        kind: ChunkKind,
+        home: Option<&Arc<Home>>,
+        region: &Arc<Region>,
+        place: Place,
+        (address, bytes): (Address, usize),
+        history: History,
+    ) -> Box<Self> {
+        Box::new(Block {
+            refs: RefCount::new(),
+            back: Default::default(),
+            link: link.clone(),
+            kind,
+            address,
+            bytes,
+            requested: 0,
+            hazards: Hazards::with(history),
+            place,
+            home: home.cloned(),
+            region: region.clone(),
         })
     }
 
@@ -141,21 +100,198 @@ impl Block {
     pub(crate) fn device(&self) -> Option<usize> {
         (self.kind == ChunkKind::Device).then_some(self.link.device)
     }
+
+    /// Lets go of it for good: its owner is gone, or it has none.
+    pub(super) fn release(mut self: Box<Self>) {
+        let history = self.hazards.take();
+        self.region.let_go(&history, self.bytes);
+    }
 }
 
-impl Drop for Block {
+/// A counted handle of a block in use.
+pub(crate) struct BlockRef(NonNull<Block>);
+
+// SAFETY: a handle gives shared access to the block, whose shared parts are `Sync` (checked below), and the last one gives
+// it away, which needs `Send`.
+unsafe impl Send for BlockRef {}
+// SAFETY: as above.
+unsafe impl Sync for BlockRef {}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Link>();
+    shared::<Hazards>();
+    shared::<Region>();
+    shared::<Home>();
+};
+
+impl BlockRef {
+    /// Wakes a block up. Its old uses stay: the first new use waits for them.
+    pub(super) fn wake(mut block: Box<Block>) -> Self {
+        block.refs.reset();
+        BlockRef(NonNull::from(Box::leak(block)))
+    }
+}
+
+impl Deref for BlockRef {
+    type Target = Block;
+
+    #[inline]
+    fn deref(&self) -> &Block {
+        // SAFETY: the block is leaked as long as there are handles.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for BlockRef {
+    #[inline]
+    fn clone(&self) -> Self {
+        self.refs.acquire();
+        BlockRef(self.0)
+    }
+}
+
+impl Drop for BlockRef {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(chunk) = self.chunk.take() {
-            let (address, bytes, mut history) = (self.address, self.bytes, self.hazards.take());
-            if self.link.planted(Bug::UsesForgotten) {
-                history.uses.clear();
-            }
-            if let Some(watch) = self.link.watch() {
-                history.remember(&self.link);
-                watch.checker.freed(address);
-            }
-            self.home.inbox.push(FreeBlock { chunk, address, bytes, history });
-            self.home.came_back.fetch_add(bytes as u64);
+        if self.refs.release() {
+            // SAFETY: this was the last handle, so the block is this thread's alone; it was a box before it was woken.
+            go_home(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
+    }
+}
+
+/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped.
+pub(crate) struct Home {
+    pool: u64,
+    /// The device whose thread owns the blocks. None: whoever holds the owner's lock.
+    device: Option<usize>,
+    /// Freed by other threads than the owner.
+    pub(super) returns: Returns<Block>,
+    /// The owner's counters, for everyone.
+    pub(super) mirror: Mirror<{ super::stats::MIRRORED }>,
+}
+
+impl Home {
+    pub(super) fn new(link: &Link, owned: bool, devices: usize) -> Arc<Self> {
+        Arc::new(Home {
+            pool: link.pool,
+            device: owned.then_some(link.device),
+            returns: Returns::new(1 + devices),
+            mirror: Mirror::default(),
+        })
+    }
+}
+
+/// The device thread that this is, for frees.
+#[derive(Clone, Copy)]
+struct Here {
+    pool: u64,
+    device: usize,
+    cache: *const RefCell<Cache>,
+    /// Of the gang whose scope is running, if one is.
+    gang: *const CommitWord,
+}
+
+thread_local! {
+    static HERE: Cell<Option<Here>> = const { Cell::new(None) };
+    /// What a member of a failed gang has freed.
+    static PARKED: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Until it is dropped, blocks of this cache that are freed on this thread go straight into its lists, and blocks of other
+/// devices of the pool into this thread's lanes.
+pub(crate) struct AtHome(());
+
+impl AtHome {
+    /// # Safety
+    /// `cache` stays where it is until the guard is dropped.
+    pub(crate) unsafe fn enter(link: &Link, cache: *const RefCell<Cache>) -> Self {
+        HERE.set(Some(Here { pool: link.pool, device: link.device, cache, gang: ptr::null() }));
+        AtHome(())
+    }
+
+    /// Whether blocks of `link`'s device belong to this thread.
+    pub(crate) fn of(link: &Link) -> bool {
+        HERE.try_with(Cell::get).ok().flatten().is_some_and(|here| here.pool == link.pool && here.device == link.device)
+    }
+}
+
+impl Drop for AtHome {
+    fn drop(&mut self) {
+        HERE.set(None);
+    }
+}
+
+/// While it lives, this device thread is a member of a gang: what it frees after the gang has failed is kept until
+/// [`unpark`](Self::unpark). A peer's operation that failed half way may still write to memory without the memory's
+/// knowing, so nothing that is freed may be handed out again before all members have drained.
+pub(crate) struct InGang<'g>(PhantomData<&'g CommitWord>);
+
+impl<'g> InGang<'g> {
+    pub(crate) fn enter(word: &'g CommitWord) -> Self {
+        HERE.set(HERE.get().map(|here| Here { gang: word, ..here }));
+        InGang(PhantomData)
+    }
+
+    /// All members have drained: frees what was kept. With `forget`, streams got stuck and may use it for ever: it is never
+    /// used again.
+    pub(crate) fn unpark(self, forget: bool) {
+        drop(self);
+        for block in PARKED.take() {
+            if forget {
+                tracing::warn!(device = block.link.device, bytes = block.bytes, "memory of a stuck gang was leaked");
+                std::mem::forget(block);
+            } else {
+                deliver(block);
+            }
+        }
+    }
+}
+
+impl Drop for InGang<'_> {
+    fn drop(&mut self) {
+        HERE.set(HERE.get().map(|here| Here { gang: ptr::null(), ..here }));
+    }
+}
+
+/// The last handle is gone.
+#[inline]
+fn go_home(mut block: Box<Block>) {
+    if block.link.planted(Bug::UsesForgotten) {
+        block.hazards.take();
+    }
+    if let Some(watch) = block.link.watch() {
+        block.hazards.remember(&block.link);
+        watch.checker.freed(block.address);
+    }
+    deliver(block);
+}
+
+fn deliver(block: Box<Block>) {
+    let Some(home) = &block.home else { return block.release() };
+    let here = HERE.try_with(Cell::get).ok().flatten();
+    let mut lane = 0;
+    if let Some(here) = here {
+        // SAFETY: `InGang` keeps the pointer only while it borrows the word.
+        if unsafe { here.gang.as_ref() }.is_some_and(CommitWord::is_aborted) {
+            return PARKED.with_borrow_mut(|parked| parked.push(block));
+        }
+        if here.pool == home.pool {
+            lane = 1 + here.device;
+            if home.device == Some(here.device) {
+                // SAFETY: `AtHome` keeps the pointer only while the cache is there, and this is its thread.
+                let cache = unsafe { &*here.cache };
+                // If the owner is in its books already (a user's callback has dropped something), it goes the long way.
+                if let Ok(mut cache) = cache.try_borrow_mut() {
+                    return cache.put(block);
+                }
+            }
+        }
+    }
+    // The block may be gone, with its share of the home, as soon as it has been pushed.
+    let home = home.clone();
+    if let Err(block) = home.returns.push(lane, block) {
+        block.release();
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     DeviceCopy,
-    block::Block,
+    block::BlockRef,
     view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
 };
 use crate::{device::Device, driver::Address, error::Result};
@@ -27,13 +27,13 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, sync::Arc
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 pub struct DeviceBuffer<T: DeviceCopy> {
-    pub(crate) block: Arc<Block>,
+    pub(crate) block: BlockRef,
     pub(crate) len: usize,
     pub(crate) of: PhantomData<T>,
 }
 
 impl<T: DeviceCopy> DeviceBuffer<T> {
-    pub(crate) fn new(block: Arc<Block>, len: usize) -> Self {
+    pub(crate) fn new(block: BlockRef, len: usize) -> Self {
         DeviceBuffer { block, len, of: PhantomData }
     }
 

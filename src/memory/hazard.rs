@@ -7,7 +7,8 @@
 //! stream wait. Memory that is freed keeps its uses: reuse is one more conflicting use, so stream order across devices
 //! needs no further mechanism (cf. pytorch#196257).
 
-use crate::{driver::check::Token, error::Result, memory::link::Link, plant::Bug, stream::StreamCore};
+use super::{heap::Payload, link::Link};
+use crate::{driver::check::Token, error::Result, plant::Bug, stream::StreamCore};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
@@ -146,63 +147,69 @@ impl Hazards {
         self.0.lock().uses.iter().any(|last| !last.stream.has_completed(last.sequence))
     }
 
+    /// What is known, to whoever has the block for himself.
+    pub(crate) fn history(&mut self) -> &mut History {
+        self.0.get_mut()
+    }
+
     pub(crate) fn take(&mut self) -> History {
         std::mem::take(self.0.get_mut())
     }
+
+    /// With a checker: the calling thread lets go of the block and hands over what it knows.
+    pub(crate) fn remember(&mut self, link: &Link) {
+        Token::add(&mut self.history().known, link.release());
+    }
+}
+
+/// Whose uses a block at rest carries; blocks of one kind lie together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tenants {
+    /// None that may be in flight.
+    Nobody,
+    /// One stream, by its id: to that one the block is as good as new.
+    Stream(u64),
+    /// Several.
+    Many,
 }
 
 impl History {
-    /// With a checker: the calling thread lets go of the block and hands over what it knows.
-    pub(crate) fn remember(&mut self, link: &Link) {
-        Token::add(&mut self.known, link.release());
-    }
-
     /// What the threads knew that took uses off the list.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.known.as_deref()
     }
-}
 
-impl Use {
-    fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {
-        (self.access == Access::Write || access == Access::Write)
-            && self.bytes.start < bytes.end
-            && bytes.start < self.bytes.end
-    }
-}
-
-/// One use per stream and kind, covering the hull and the latest of what it replaces: more waiting, never less.
-fn merge(uses: &mut Uses) {
-    let mut merged = Uses::new();
-    for old in uses.drain(..) {
-        let same = |new: &&mut Use| new.stream.id == old.stream.id && new.access == old.access && new.sequence != OPEN;
-        match merged.iter_mut().find(same).filter(|_| old.sequence != OPEN) {
-            Some(new) => {
-                new.sequence = new.sequence.max(old.sequence);
-                new.bytes = new.bytes.start.min(old.bytes.start)..new.bytes.end.max(old.bytes.end);
+    /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
+    pub(crate) fn settle(&mut self) -> Tenants {
+        let History { uses, known } = self;
+        if uses.is_empty() {
+            return Tenants::Nobody;
+        }
+        uses.retain(|last| {
+            let over = !last.stream.link.stepped && last.stream.is_over(last.sequence);
+            if over {
+                Token::add(known, last.stream.known_over());
             }
-            None => merged.push(old),
+            !over
+        });
+        match uses.split_first() {
+            None => Tenants::Nobody,
+            Some((first, others)) if others.iter().all(|other| other.stream.id == first.stream.id) => {
+                Tenants::Stream(first.stream.id)
+            }
+            Some(_) => Tenants::Many,
         }
     }
-    *uses = merged;
-}
 
-/// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
-pub(crate) fn names_lost_peer(uses: &Uses, own: usize) -> bool {
-    uses.iter().any(|last| last.stream.link.device != own && last.stream.link.is_lost())
-}
+    /// Whether `stream` can use the memory without waiting for anyone.
+    pub(crate) fn is_free_for(&self, stream: Option<&StreamCore>) -> bool {
+        self.uses.iter().all(|last| {
+            stream.is_some_and(|stream| stream.comes_after(&last.stream, last.sequence))
+                || !last.stream.link.stepped && last.stream.is_over(last.sequence)
+        })
+    }
 
-/// Whether all of these uses are known to have completed.
-pub(crate) fn all_completed(uses: &Uses) -> bool {
-    uses.iter().all(|last| last.stream.has_completed(last.sequence))
-}
-
-/// The calling host thread waits for all of them.
-pub(crate) fn wait_all(uses: &Uses, op: &'static str, limit: Duration) -> Result<()> {
-    uses.iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
-}
-
-#[cfg(all(test, feature = "cuda"))]
+    #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
     use crate::GpuPool;

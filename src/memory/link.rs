@@ -22,7 +22,7 @@ pub(crate) struct Link {
     /// Who watches the pool's work, if anyone does.
     watch: Option<Watch>,
     in_virtual_time: bool,
-    /// Whether anybody writes reports: a checker, or software GPUs of a deadlock.
+    /// Whether anybody writes reports: a checker, the memory pool, or software GPUs of a deadlock.
     reports: bool,
     /// Whether operations run one at a time, in an order that must not depend on time.
     pub(crate) stepped: bool,
@@ -53,12 +53,12 @@ pub(crate) struct Watch {
 }
 
 impl Link {
-    pub(crate) fn new(pool: u64, device: usize, driver: DriverRef) -> Self {
+    pub(crate) fn new(pool: u64, device: usize, driver: DriverRef, records: bool) -> Self {
         Link {
             pool,
             device,
             watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
-            reports: driver.checker().is_some() || driver.as_any().is::<host::HostGpu>(),
+            reports: records || driver.checker().is_some() || driver.as_any().is::<host::HostGpu>(),
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
             #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::{
     DeviceCopy,
     block::{Block, ChunkKind},
-    cache::Cache,
+    cache::{Cache, Request, Settings},
     fits_blocks,
     hazard::Access,
     link::Link,
@@ -32,7 +32,7 @@ use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Dur
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 pub struct PinnedBuffer<T: DeviceCopy> {
-    pub(crate) block: Arc<Block>,
+    pub(crate) block: BlockRef,
     len: usize,
     deadline: Duration,
     of: PhantomData<T>,
@@ -105,28 +105,30 @@ pub(crate) struct PinnedPool {
     links: Vec<Arc<Link>>,
     /// The device that the cache's memory comes from, by its place in `links`.
     cache: Mutex<(usize, Cache)>,
-    deadline: Duration,
+    settings: Settings,
 }
 
 impl PinnedPool {
-    pub(crate) fn new(links: &[Arc<Link>], deadline: Duration) -> Self {
-        let cache = Cache::new(&links[0], ChunkKind::Pinned, None, deadline);
-        PinnedPool { links: links.to_vec(), cache: Mutex::new((0, cache)), deadline }
+    pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
+        let settings = Settings { limit: None, ..settings.clone() };
+        let cache = Cache::new(&links[0], ChunkKind::Pinned, false, &settings)?;
+        Ok(PinnedPool { links: links.to_vec(), cache: Mutex::new((0, cache)), settings })
     }
 
     /// A block that nobody uses any more.
-    pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
+    pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<BlockRef> {
         let block = self.allocate(op, bytes)?;
         // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
-        block.hazards.wait_host(&block.link, op, Access::Write, self.deadline)?;
+        block.hazards.wait_host(&block.link, op, Access::Write, self.settings.deadline)?;
         Ok(block)
     }
 
     /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
-    fn allocate(&self, op: &'static str, bytes: usize) -> Result<Arc<Block>> {
+    fn allocate(&self, op: &'static str, bytes: usize) -> Result<BlockRef> {
         let (of, cache) = &mut *self.cache.lock();
+        let request = Request { op, bytes, align: 1, stream: None };
         loop {
-            let allocated = if self.links[*of].is_lost() { None } else { Some(cache.allocate(op, bytes)) };
+            let allocated = if self.links[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
             let next = match allocated {
                 Some(done) if !self.links[*of].is_lost() => return done,
                 _ => self.links.iter().position(|link| !link.is_lost()),
@@ -134,10 +136,10 @@ impl PinnedPool {
             match next {
                 Some(next) => {
                     *of = next;
-                    *cache = Cache::new(&self.links[next], ChunkKind::Pinned, None, self.deadline);
+                    *cache = Cache::new(&self.links[next], ChunkKind::Pinned, false, &self.settings)?;
                 }
                 // All are lost; the driver says so.
-                None => return cache.allocate(op, bytes),
+                None => return cache.allocate(&request),
             }
         }
     }
@@ -148,7 +150,7 @@ impl PinnedPool {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = self.links[0].enter(op, Location::caller());
-        let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.deadline, of: PhantomData };
+        let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.settings.deadline, of: PhantomData };
         // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());
         Ok(buffer)

@@ -2,7 +2,8 @@
 
 use super::{
     DeviceCopy,
-    block::{Block, Chunk, ChunkKind, FreeBlock, Home},
+    backing::Region,
+    block::{Block, BlockRef, ChunkKind, Place},
     fits_blocks,
     hazard::{Access, History},
     link::Link,
@@ -35,7 +36,7 @@ use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Dur
 /// The `for (gpu, dev) in devices() ... synchronize()` of the sources' unified-memory example is what `run_with` does,
 /// with the synchronisation built in.
 pub struct UnifiedBuffer<T: DeviceCopy> {
-    block: Arc<Block>,
+    block: BlockRef,
     len: usize,
     deadline: Duration,
     of: PhantomData<T>,
@@ -49,10 +50,11 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
         }
         let ptr = link.check("unified", link.driver.managed_alloc(bytes))?;
-        let chunk = Chunk::new(link, ptr as u64, ChunkKind::Managed);
-        let free = FreeBlock { address: chunk.address, chunk, bytes, history: History::default() };
-        // A home of its own: managed memory is not pooled, so it goes back when the home does.
-        Ok(UnifiedBuffer { block: Block::new(free, &Home::new()), len, deadline, of: PhantomData })
+        let region = Region::managed(link, ptr as u64, bytes);
+        // Managed memory is not pooled: it has no home, and goes back with its last handle.
+        let at = (ptr as u64, bytes);
+        let block = Block::at_rest(link, ChunkKind::Managed, None, &region, Place::Region, at, History::default());
+        Ok(UnifiedBuffer { block: BlockRef::wake(block), len, deadline, of: PhantomData })
     }
 
     /// Number of elements.

@@ -1,6 +1,6 @@
 //! Borrowed parts of buffers, and the traits by which operations take them.
 
-use super::{DeviceCopy, block::Block};
+use super::{DeviceCopy, block::BlockRef};
 use crate::driver::Address;
 use std::{
     marker::PhantomData,
@@ -10,7 +10,7 @@ use std::{
 
 /// A shared part of a buffer.
 pub struct DeviceView<'a, T: DeviceCopy> {
-    pub(crate) block: &'a Arc<Block>,
+    pub(crate) block: &'a BlockRef,
     /// Of the first element; kept here so that cudarc can borrow it as a kernel argument.
     pub(crate) address: Address,
     pub(crate) len: usize,
@@ -19,7 +19,7 @@ pub struct DeviceView<'a, T: DeviceCopy> {
 
 /// An exclusive part of a buffer.
 pub struct DeviceViewMut<'a, T: DeviceCopy> {
-    pub(crate) block: &'a Arc<Block>,
+    pub(crate) block: &'a BlockRef,
     pub(crate) address: Address,
     pub(crate) len: usize,
     pub(crate) of: PhantomData<&'a mut T>,

@@ -101,6 +101,11 @@ impl Gang {
         self.word.is_aborted()
     }
 
+    /// What [`is_aborted`](Self::is_aborted) looks at, for those who know nothing of gangs.
+    pub(crate) fn word(&self) -> &CommitWord {
+        &self.word
+    }
+
     /// `Err(Aborted { by, cause })` when the gang has failed.
     pub fn check(&self) -> Result<()> {
         if !self.word.is_aborted() {

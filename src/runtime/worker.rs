@@ -18,7 +18,7 @@ use crate::{
     kernel::Module,
     memory::{
         block::{Block, ChunkKind},
-        cache::Cache,
+        cache::{Cache, Settings},
         link::Link,
         pinned::PinnedPool,
     },
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     pub(crate) pinned: PinnedPool,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
-    pub(crate) memory_limit: Option<u64>,
+    pub(crate) memory: Settings,
     pub(crate) deadline: Duration,
     /// Peer access was switched off.
     pub(crate) staged: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Worker {
     modules: RefCell<HashMap<*const Module, RawModule>>,
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
-    pub(crate) suspects: RefCell<Vec<Arc<Block>>>,
+    pub(crate) suspects: RefCell<Vec<BlockRef>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
 }
@@ -124,7 +124,7 @@ impl Worker {
         let worker = Worker {
             main: StreamCore::new(&link, "build")?,
             streams: RefCell::default(),
-            cache: RefCell::new(Cache::new(&link, ChunkKind::Device, shared.memory_limit, shared.deadline)),
+            cache: RefCell::new(Cache::new(&link, ChunkKind::Device, true, &shared.memory)?),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
             modules: RefCell::default(),
@@ -134,6 +134,9 @@ impl Worker {
             shared: shared.clone(),
             link,
         };
+        if let Some(bytes) = shared.memory.reserve {
+            worker.cache.borrow_mut().reserve("build", bytes)?;
+        }
         for module in &shared.modules {
             let loaded = worker.link.check("load module", worker.link.driver.module_load(&module.image))?;
             worker.modules.borrow_mut().insert(*module, loaded);
@@ -259,7 +262,10 @@ pub(crate) fn start(
                 Ok(worker) => {
                     let _ = opened.send(Ok(()));
                     drop(opened);
-                    Rc::new(worker).work();
+                    let worker = Rc::new(worker);
+                    // SAFETY: the worker is in an `Rc` that outlives the guard, which is dropped first.
+                    let _at_home = unsafe { AtHome::enter(&worker.link, &worker.cache) };
+                    worker.clone().work();
                 }
                 Err(error) => drop(opened.send(Err(error))),
             }

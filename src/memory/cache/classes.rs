@@ -1,0 +1,68 @@
+//! Size classes of small blocks.
+//!
+//! Steps of 256 bytes up to 2 KiB, then eight steps per doubling up to 128 KiB: 56 classes, which waste at most an eighth
+//! (jemalloc's table, as RMM's arena has it).
+
+/// The largest small block, in bytes.
+pub(super) const SMALL: usize = 128 << 10;
+/// The unit of sizes, and what every block is aligned to.
+pub(super) const ALIGN: usize = 256;
+/// How many classes there are.
+pub(super) const CLASSES: usize = 8 + 6 * 8;
+
+const LINEAR: usize = 2 << 10;
+
+/// The class of a request of at most [`SMALL`] bytes.
+#[inline]
+pub(super) fn class(bytes: usize) -> usize {
+    debug_assert!(bytes <= SMALL);
+    if bytes <= LINEAR {
+        return bytes.saturating_sub(1) / ALIGN;
+    }
+    // 2^k < bytes <= 2^(k+1), k >= 11: eight steps of 2^k / 8 each.
+    let k = (bytes - 1).ilog2();
+    let step = ((bytes - 1) >> (k - 3)) - 8;
+    8 + (k as usize - 11) * 8 + step
+}
+
+/// The bytes of a block of this class.
+pub(super) fn bytes(class: usize) -> usize {
+    debug_assert!(class < CLASSES);
+    if class < 8 {
+        return (class + 1) * ALIGN;
+    }
+    let (k, step) = (11 + (class - 8) / 8, (class - 8) % 8);
+    (step + 9) << (k - 3)
+}
+
+/// The bytes of a slab of this class: at least 16 blocks, and not more of the device's memory than its use is worth.
+pub(super) fn slab_bytes(class: usize) -> usize {
+    (bytes(class) * 32).next_power_of_two().clamp(64 << 10, 2 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_holds_its_requests_and_wastes_little() {
+        assert_eq!((class(0), class(1), class(256), class(257)), (0, 0, 0, 1));
+        assert_eq!((class(SMALL), bytes(CLASSES - 1)), (CLASSES - 1, SMALL));
+        let mut last = 0;
+        for request in 1..=SMALL {
+            let class = class(request);
+            assert!(class == last || class == last + 1, "{request}");
+            let bytes = bytes(class);
+            assert!(bytes >= request && bytes.is_multiple_of(ALIGN), "{request} in {bytes}");
+            assert!(bytes <= request + ALIGN || bytes <= request + request / 8 + 1, "{request} in {bytes}");
+            last = class;
+        }
+    }
+
+    #[test]
+    fn a_slab_holds_enough_blocks() {
+        for class in 0..CLASSES {
+            assert!(slab_bytes(class) / bytes(class) >= 16, "{class}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Out of memory: what is tried, in which order, before a request fails.
+//!
+//! Each rung is followed by a new search: a block that has come back meanwhile is not overlooked (pytorch#189504 raised an
+//! error although a fitting block had just been returned). A request that fails leaves everything as it was, apart from
+//! memory that has moved to where it is of more use.
+//!
+//! "Ask the peers to hand over what they have freed" is no rung: what they free is visible to the owner at once
+//! ([`Returns`](crate::sync::Returns)), so a peer that is parked, or stuck in a user's closure, holds nothing back.
+
+use super::{Cache, Request};
+use crate::{
+    driver::{Address, FaultKind},
+    error::{Error, Result},
+    memory::{
+        OutOfMemoryReport,
+        backing::Mapping,
+        block::{Block, ChunkKind},
+        hazard::History,
+        heap::Heap,
+    },
+    plant::Bug,
+};
+use std::{ops::Range, sync::Arc};
+
+/// How often a callback may ask for another attempt.
+const ATTEMPTS: usize = 16;
+/// The least that is taken from the driver at once, and the most that is taken beyond what is asked for.
+const LEAST_UNIT: u64 = 2 << 20;
+const MOST_UNIT: u64 = 64 << 20;
+
+/// What is tried, and what it is called in reports.
+const RUNGS: [(&str, Rung); 6] = [
+    ("took what other threads had freed", |cache, _, _| Ok(drop(cache.collect()))),
+    ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
+    ("asked the driver for more", Cache::grow),
+    ("moved free memory together", Cache::gather),
+    ("waited for work on freed memory", |cache, request, _| cache.wait(request)),
+    ("gave free memory back and asked again", Cache::exchange),
+];
+
+type Rung = fn(&mut Cache, &Request<'_>, usize) -> Result<()>;
+
+impl Cache {
+    /// Looks for memory until every rung has been tried; `need` bytes in one piece would do.
+    #[cold]
+    pub(super) fn climb<T>(
+        &mut self,
+        request: &Request<'_>,
+        need: usize,
+        mut search: impl FnMut(&mut Cache) -> Option<T>,
+    ) -> Result<T> {
+        self.stats.ladder += 1;
+        for _ in 0..ATTEMPTS {
+            let mut tried = Vec::with_capacity(RUNGS.len());
+            if self.can_be_had(need) {
+                for (name, rung) in RUNGS {
+                    tried.push(name);
+                    match rung(self, request, need) {
+                        Err(error) if !matches!(error, Error::OutOfMemory { .. } | Error::Timeout { .. }) => {
+                            return Err(error);
+                        }
+                        _ => {}
+                    }
+                    if let Some(found) = search(self) {
+                        return Ok(found);
+                    }
+                }
+            }
+            let report = self.out_of_memory_report(request, tried);
+            let again = match &self.settings.on_out_of_memory {
+                Some(callback) => callback.clone().0(&report),
+                None => false,
+            };
+            if !again {
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.out_of_memory(request.bytes, crate::driver::check::Place::current());
+                }
+                return Err(report.into_error());
+            }
+        }
+        Err(self.out_of_memory_report(request, vec!["the callback asked for more attempts than it gets"]).into_error())
+    }
+}
+
+/// The rungs.
+impl Cache {
+    /// Whether so much can be had at all, however empty the device.
+    fn can_be_had(&self, need: usize) -> bool {
+        let most = match self.kind {
+            ChunkKind::Device => self.limit.unwrap_or(u64::MAX).min(self.link.driver.info().total_memory),
+            ChunkKind::Pinned | ChunkKind::Managed => isize::MAX as u64 / 2,
+        };
+        need as u64 <= most
+    }
+
+    /// Slabs that are wholly free become free pieces of the heap.
+    pub(super) fn dissolve(&mut self) {
+        for (slab, past) in self.small.dissolve() {
+            self.heap.free(slab.piece, past);
+        }
+    }
+
+    fn grow(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+        // Room to align in, where the driver's own alignment does not do.
+        let room = if request.align > Heap::<History>::GRAIN { request.align } else { 0 };
+        let need = (need + room).next_multiple_of(Heap::<History>::GRAIN) as u64;
+        let unit = (self.backing.reserved() / 16).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
+        match self.map(request.op, need, unit) {
+            Err(Error::OutOfMemory { .. }) if unit > LEAST_UNIT => self.map(request.op, need, LEAST_UNIT),
+            done => done,
+        }
+    }
+
+    /// Takes memory from the driver, so that `need` bytes lie together.
+    pub(super) fn map(&mut self, op: &'static str, need: u64, unit: u64) -> Result<()> {
+        let budget = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        let heap = &self.heap;
+        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        let mapped = self.backing.grow(need, unit, budget, &free);
+        let mapped = self.link.check(op, mapped)?;
+        self.add(mapped);
+        Ok(())
+    }
+
+    fn add(&mut self, mapped: impl IntoIterator<Item = Mapping>) {
+        for Mapping { region, home, address, bytes } in mapped {
+            self.regions.entry(region).or_insert(home);
+            self.heap.insert(region, address, bytes);
+            if let Some(ledger) = &mut self.ledger {
+                ledger.mapped(address, bytes);
+            }
+        }
+        self.stats.peak_reserved = self.stats.peak_reserved.max(self.backing.reserved());
+    }
+
+    /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
+    fn gather(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+        let need = need.next_multiple_of(Heap::<History>::GRAIN) as u64;
+        if !self.backing.can_move() || self.heap.free_bytes() < need {
+            return Ok(());
+        }
+        // The smallest ranges are worth least where they are.
+        let mut ranges: Vec<(u32, Range<Address>)> =
+            self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect();
+        ranges.sort_by_key(|(_, range)| range.end - range.start);
+        let mut units: Vec<(u32, Range<Address>)> = Vec::new();
+        let mut have = 0;
+        for (region, range) in ranges {
+            let heap = &self.heap;
+            let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+            if have >= self.backing.missing(need, &free) {
+                break;
+            }
+            for unit in self.backing.units_in(region, range) {
+                if self.take_out(request.op, region, &unit, true)? {
+                    have += unit.end - unit.start;
+                    units.push((region, unit));
+                }
+            }
+        }
+        let heap = &self.heap;
+        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        // SAFETY: the units were taken out of the heap, where they were free, and their uses are over.
+        let moved = unsafe { self.backing.move_units(&units, need, &free) };
+        let still = match &moved {
+            // Units that were not needed stay where they are.
+            Ok((_, left)) => left.clone(),
+            Err(_) => units,
+        };
+        for (region, unit) in still {
+            self.heap.insert(region, unit.start, unit.end - unit.start);
+        }
+        let (mapped, _) = self.link.check(request.op, moved)?;
+        self.add(mapped);
+        Ok(())
+    }
+
+    /// Takes a free unit out of the heap once its uses are over; whether it did. What may still be in use stays.
+    fn take_out(&mut self, op: &'static str, region: u32, unit: &Range<Address>, wait: bool) -> Result<bool> {
+        let bytes = unit.end - unit.start;
+        let mut past = self.heap.remove(region, unit.start, bytes);
+        let early = self.link.planted(Bug::ChunkReleasedEarly);
+        let over = early
+            || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
+        if over {
+            self.link.acquire(past.known());
+        } else {
+            self.heap.insert_used(region, unit.start, bytes, std::mem::take(&mut past));
+        }
+        Ok(over)
+    }
+
+    fn wait(&mut self, request: &Request<'_>) -> Result<()> {
+        let limit = self.settings.deadline;
+        let own = self.link.device;
+        let heap = self.heap.free_payloads_mut();
+        let small = self.small.at_rest().map(|block| block.hazards.history());
+        for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
+            past.wait_all(request.op, limit)?;
+            past.settle();
+        }
+        self.collect();
+        Ok(())
+    }
+
+    fn exchange(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+        self.give_back(request.op, true)?;
+        self.grow(request, need)
+    }
+
+    /// Gives what is free back to the driver, in whole units; how many bytes. What is not over is waited for, or stays.
+    fn give_back(&mut self, op: &'static str, wait: bool) -> Result<u64> {
+        let ranges: Vec<(u32, Range<Address>)> =
+            self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect();
+        let mut given = 0;
+        for (region, range) in ranges {
+            for unit in self.backing.units_in(region, range) {
+                if !self.take_out(op, region, &unit, wait)? {
+                    continue;
+                }
+                let bytes = unit.end - unit.start;
+                // SAFETY: the unit was free, and its uses are over, on every device.
+                if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
+                    tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
+                    self.heap.insert(region, unit.start, bytes);
+                    if let Some(report) = fault.report {
+                        self.link.refuse(report);
+                    }
+                    continue;
+                }
+                given += bytes;
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.unmapped(unit.start, bytes);
+                }
+            }
+        }
+        self.regions.retain(|_, region| !region.is_empty());
+        Ok(given)
+    }
+
+    /// Gives all that is free, and over, back to the driver; how many bytes. Does not wait.
+    pub(crate) fn trim(&mut self, op: &'static str) -> Result<u64> {
+        self.collect();
+        self.dissolve();
+        self.give_back(op, false)
+    }
+}
+
+impl Drop for Cache {
+    /// Gives everything back but what holds live blocks: that goes when they go.
+    fn drop(&mut self) {
+        let home = self.home.clone();
+        for block in home.returns.close() {
+            self.put(block);
+        }
+        self.dissolve();
+        if let Err(error) = self.give_back("close", false) {
+            tracing::warn!(device = self.link.device, %error, "memory could not be given back");
+        }
+        for free in self.heap.free_ranges() {
+            self.regions[&free.region].let_go(free.payload, free.bytes as usize);
+        }
+        self.small.take().for_each(Block::release);
+    }
+}

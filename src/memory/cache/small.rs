@@ -1,0 +1,216 @@
+//! Small blocks: slabs, and lists of what is at rest by class and by who used it last.
+//!
+//! Per class and stream the block freed last is handed out first: it is warm, and its stream needs no wait. Who takes from
+//! another stream's list takes what was freed first, since that is the likeliest to be over (DALI's `async_pool`).
+
+use super::{
+    super::{
+        block::{Block, Place},
+        hazard::{History, Tenants},
+        heap::{Payload, Piece},
+    },
+    classes::{self, CLASSES},
+};
+use crate::{driver::Address, memory::backing::Region, stream::StreamCore};
+use smallvec::SmallVec;
+use std::{collections::VecDeque, sync::Arc};
+
+/// A piece of the heap that is cut into blocks of one class.
+pub(super) struct Slab {
+    pub piece: Piece,
+    pub region: Arc<Region>,
+    pub address: Address,
+    pub bytes: usize,
+    class: usize,
+    /// Blocks that exist; the others are cut when they are needed.
+    cut: usize,
+    /// Blocks in use.
+    live: usize,
+    /// Uses, by earlier tenants, of what is not cut yet.
+    rest: History,
+}
+
+/// At rest, freed last at the back.
+struct List {
+    tenants: Tenants,
+    blocks: VecDeque<Box<Block>>,
+}
+
+#[derive(Default)]
+struct Class {
+    lists: SmallVec<[List; 3]>,
+    /// The slab that blocks are cut from.
+    current: Option<u32>,
+}
+
+/// All small blocks of one cache.
+pub(super) struct Small {
+    classes: Box<[Class]>,
+    slabs: Vec<Option<Slab>>,
+    vacant: Vec<u32>,
+    /// Slabs without a block in use.
+    empty: usize,
+}
+
+impl Small {
+    pub fn new() -> Self {
+        let classes = (0..CLASSES).map(|_| Class::default()).collect();
+        Small { classes, slabs: Vec::new(), vacant: Vec::new(), empty: 0 }
+    }
+
+    /// A block that this stream used last.
+    #[inline]
+    pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
+        let own = stream.map_or(Tenants::Nobody, Tenants::Stream);
+        let lists = &mut self.classes[class].lists;
+        let at = lists.iter().position(|list| list.tenants == own)?;
+        lists[at].blocks.pop_back().inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+    }
+
+    /// A block that `stream` need not wait for; it may be another's.
+    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
+        let mut found = None;
+        for list in &mut self.classes[class].lists {
+            let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
+            if list.tenants == Tenants::Nobody || list.blocks.front_mut().is_some_and(is_free) {
+                found = list.blocks.pop_front();
+            }
+            if found.is_some() {
+                break;
+            }
+        }
+        found.inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+    }
+
+    /// Any block that does not need a lost peer: the stream will wait for its last users.
+    pub fn steal(&mut self, class: usize, own: usize) -> Option<Box<Block>> {
+        for list in &mut self.classes[class].lists {
+            let usable = |block: &mut Box<Block>| !block.hazards.history().names_lost_peer(own);
+            if let Some(at) = list.blocks.iter_mut().position(usable) {
+                let block = list.blocks.remove(at).expect("just found");
+                Self::wake(&mut self.slabs, &mut self.empty, &block);
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    /// Cuts a block from the class's slab, if there is room: where it lies, and what is known of its past.
+    pub fn cut(&mut self, class: usize) -> Option<(u32, Address, &Arc<Region>, History)> {
+        let index = self.classes[class].current?;
+        let slab = self.slabs[index as usize].as_mut().expect("the current slab exists");
+        let bytes = classes::bytes(class);
+        if (slab.cut + 1) * bytes > slab.bytes {
+            self.classes[class].current = None;
+            return None;
+        }
+        let later = slab.rest.split_off(bytes);
+        let history = std::mem::replace(&mut slab.rest, later);
+        let address = slab.address + (slab.cut * bytes) as u64;
+        slab.cut += 1;
+        self.empty -= usize::from(slab.live == 0);
+        slab.live += 1;
+        Some((index, address, &slab.region, history))
+    }
+
+    /// A slab for a class, to be cut from now on.
+    pub fn add(&mut self, class: usize, piece: Piece, region: Arc<Region>, at: (Address, usize), rest: History) {
+        let slab = Slab { piece, region, address: at.0, bytes: at.1, class, cut: 0, live: 0, rest };
+        let index = match self.vacant.pop() {
+            Some(index) => index,
+            None => {
+                self.slabs.push(None);
+                u32::try_from(self.slabs.len() - 1).expect("fewer than 2^32 slabs")
+            }
+        };
+        self.slabs[index as usize] = Some(slab);
+        self.empty += 1;
+        self.classes[class].current = Some(index);
+    }
+
+    /// A block comes to rest.
+    #[inline]
+    pub fn put(&mut self, slab: u32, mut block: Box<Block>) {
+        let tenants = block.hazards.history().settle();
+        let slab = self.slabs[slab as usize].as_mut().expect("its blocks keep a slab");
+        slab.live -= 1;
+        self.empty += usize::from(slab.live == 0);
+        let lists = &mut self.classes[slab.class].lists;
+        match lists.iter_mut().find(|list| list.tenants == tenants) {
+            Some(list) => list.blocks.push_back(block),
+            None => {
+                // Lists of streams that are gone.
+                lists.retain(|list| !list.blocks.is_empty());
+                lists.push(List { tenants, blocks: VecDeque::from([block]) });
+            }
+        }
+    }
+
+    #[inline]
+    fn wake(slabs: &mut [Option<Slab>], empty: &mut usize, block: &Block) {
+        let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
+        let slab = slabs[index as usize].as_mut().expect("its blocks keep a slab");
+        *empty -= usize::from(slab.live == 0);
+        slab.live += 1;
+    }
+
+    /// Takes out the slabs that have no block in use, each with all that is known of its past.
+    pub fn dissolve(&mut self) -> Vec<(Slab, History)> {
+        if self.empty == 0 {
+            return Vec::new();
+        }
+        let mut gone: Vec<Option<(Slab, History)>> = Vec::with_capacity(self.slabs.len());
+        for (index, entry) in self.slabs.iter_mut().enumerate() {
+            let slab = entry.take_if(|slab| slab.live == 0);
+            gone.push(slab.map(|mut slab| {
+                let class = &mut self.classes[slab.class];
+                class.current.take_if(|current| *current as usize == index);
+                self.vacant.push(index as u32);
+                let (rest, mut past) = (std::mem::take(&mut slab.rest), History::default());
+                past.join(slab.cut * classes::bytes(slab.class), rest);
+                (slab, past)
+            }));
+        }
+        for class in &mut self.classes {
+            for list in &mut class.lists {
+                list.blocks.retain_mut(|block| {
+                    let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
+                    let Some((slab, past)) = &mut gone[index as usize] else { return true };
+                    past.join((block.address - slab.address) as usize, block.hazards.take());
+                    false
+                });
+            }
+        }
+        self.empty = 0;
+        gone.into_iter().flatten().collect()
+    }
+
+    /// Everything that is at rest, to be changed by the owner.
+    pub fn at_rest(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
+        self.classes.iter_mut().flat_map(|class| class.lists.iter_mut().flat_map(|list| list.blocks.iter_mut()))
+    }
+
+    /// Everything that is at rest, for good.
+    pub fn take(&mut self) -> impl Iterator<Item = Box<Block>> {
+        let classes = std::mem::take(&mut self.classes).into_vec();
+        classes.into_iter().flat_map(|class| class.lists).flat_map(|list| list.blocks)
+    }
+
+    /// Slabs that exist.
+    pub fn slabs(&self) -> impl Iterator<Item = &Slab> {
+        self.slabs.iter().flatten()
+    }
+}
+
+impl Slab {
+    /// `(bytes of a block, blocks that fit, blocks in use)`.
+    pub fn fill(&self) -> (usize, usize, usize) {
+        let bytes = classes::bytes(self.class);
+        (bytes, self.bytes / bytes, self.live)
+    }
+
+    /// What is not cut yet, from this byte on.
+    pub fn uncut(&self) -> usize {
+        self.cut * classes::bytes(self.class)
+    }
+}

@@ -1,0 +1,158 @@
+//! What people see of the books.
+
+use super::{Cache, Request};
+use crate::{
+    driver::check::Place as Called,
+    error::Error,
+    memory::{
+        MemorySnapshot, MemoryStats, OutOfMemoryReport,
+        hazard::History,
+        insight::{
+            leak::Leak,
+            out_of_memory::PendingOnStream,
+            site::CallSite,
+            snapshot::{BlockInfo, BlockState, ChunkInfo},
+        },
+    },
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Holders that a report names.
+const HOLDERS: usize = 10;
+
+impl Cache {
+    /// Takes in what others have freed, and counts.
+    pub(crate) fn stats(&mut self) -> MemoryStats {
+        self.collect();
+        let mut pending = 0;
+        for block in self.small.at_rest() {
+            pending += if block.hazards.history().is_over() { 0 } else { block.bytes as u64 };
+        }
+        for free in self.heap.free_ranges() {
+            pending += if free.payload.is_over() { 0 } else { free.bytes };
+        }
+        MemoryStats { pending, ..self.counters() }
+    }
+
+    fn counters(&self) -> MemoryStats {
+        MemoryStats {
+            reserved: self.backing.reserved(),
+            slabs: self.small.slabs().count() as u64,
+            driver_calls: self.backing.driver_calls(),
+            ..self.stats
+        }
+    }
+
+    /// Shows the counters to other threads; they see them as of the last time.
+    pub(crate) fn show(&self) {
+        self.home.mirror.write(self.counters().to_words());
+    }
+
+    /// All chunks and blocks, and the past as far as it was recorded.
+    pub(crate) fn snapshot(&mut self) -> MemorySnapshot {
+        let stats = self.stats();
+        let mut chunks: Vec<ChunkInfo> = self.backing.units().map(|(address, bytes)| ChunkInfo::new(address, bytes)).collect();
+        chunks.sort_by_key(|chunk| chunk.address);
+        let mut blocks = BTreeMap::new();
+        // First the pieces; slabs are replaced by what lies in them.
+        let (free, pieces) = (self.heap.free_ranges(), self.heap.walk());
+        for piece in pieces.iter().filter(|span| span.piece.is_some()) {
+            blocks.insert(piece.address, BlockInfo::new(piece.address, piece.bytes, BlockState::Live));
+        }
+        for range in free {
+            blocks.insert(range.address, at_rest(range.address, range.bytes, range.payload));
+        }
+        for slab in self.small.slabs() {
+            blocks.remove(&slab.address);
+            let (bytes, _, _) = slab.fill();
+            for at in (0..slab.uncut()).step_by(bytes) {
+                let address = slab.address + at as u64;
+                let live = BlockInfo::new(address, bytes as u64, BlockState::Live);
+                blocks.insert(address, live.in_class(bytes as u64));
+            }
+            if slab.uncut() < slab.bytes {
+                let address = slab.address + slab.uncut() as u64;
+                let rest = BlockInfo::new(address, (slab.bytes - slab.uncut()) as u64, BlockState::Free);
+                blocks.insert(address, rest.in_class(bytes as u64));
+            }
+        }
+        for block in self.small.at_rest() {
+            let bytes = block.bytes as u64;
+            blocks.insert(block.address, at_rest(block.address, bytes, block.hazards.history()).in_class(bytes));
+        }
+        let mut snapshot = MemorySnapshot::new(self.link.device, stats, chunks, blocks.into_values().collect());
+        if let Some(ledger) = &self.ledger {
+            ledger.complete(&mut snapshot);
+        }
+        snapshot
+    }
+
+    /// Why a request is refused.
+    pub(super) fn out_of_memory_report(&mut self, request: &Request<'_>, rungs: Vec<&'static str>) -> OutOfMemoryReport {
+        let mut pending = BTreeMap::new();
+        let mut free_in_pool = 0;
+        let mut count = |past: &History, bytes: u64| {
+            free_in_pool += bytes;
+            for stream in past.streams_in_flight() {
+                *pending.entry((stream.link.device, stream.id)).or_insert(0) += bytes;
+            }
+        };
+        for block in self.small.at_rest() {
+            let bytes = block.bytes as u64;
+            count(block.hazards.history(), bytes);
+        }
+        self.heap.free_ranges().for_each(|free| count(free.payload, free.bytes));
+        let (driver_free, driver_total) = self.link.driver.memory_info().unwrap_or((0, 0));
+        let mut holders = self.ledger.as_ref().map_or_else(Vec::new, |ledger| ledger.holders());
+        holders.truncate(HOLDERS);
+        let mut report = OutOfMemoryReport::default();
+        report.device = self.link.device;
+        report.op = request.op;
+        report.site = Called::current().map(CallSite::from);
+        report.requested = request.bytes as u64;
+        report.limit = self.limit;
+        report.in_use = self.stats.in_use;
+        report.reserved = self.backing.reserved();
+        report.free_in_pool = free_in_pool;
+        report.largest_free = self.heap.largest_free();
+        report.pending =
+            pending.into_iter().map(|((device, stream), bytes)| PendingOnStream { device, stream, bytes }).collect();
+        (report.driver_free, report.driver_total) = (driver_free, driver_total);
+        report.recorded = self.ledger.is_some();
+        report.holders = holders;
+        report.rungs = rungs;
+        report
+    }
+
+    /// Who holds what is live.
+    pub(crate) fn leaks(&mut self) -> Vec<Leak> {
+        self.collect();
+        match &self.ledger {
+            Some(ledger) => ledger.leaks(),
+            None => Vec::new(),
+        }
+    }
+}
+
+impl OutOfMemoryReport {
+    pub(super) fn into_error(self) -> Error {
+        let (free, capacity) = match self.limit {
+            Some(limit) => (limit.saturating_sub(self.reserved), limit),
+            None => (self.driver_free, self.driver_total),
+        };
+        Error::OutOfMemory {
+            device: self.device,
+            op: self.op,
+            requested: self.requested,
+            in_use: self.in_use,
+            free,
+            capacity,
+            report: Arc::new(self),
+        }
+    }
+}
+
+fn at_rest(address: u64, bytes: u64, past: &History) -> BlockInfo {
+    let state = if past.is_over() { BlockState::Free } else { BlockState::Pending };
+    BlockInfo::new(address, bytes, state)
+}
