@@ -11,6 +11,8 @@ pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod hazard;
+#[allow(dead_code)] // Until the pool stands on it.
+pub(crate) mod heap;
 pub(crate) mod link;
 pub(crate) mod pinned;
 pub(crate) mod unified;

@@ -1,0 +1,73 @@
+//! Free ranges by size: 32 lists to each power of two, and two levels of bits that say which of them hold any (TLSF).
+//!
+//! Up to 64 grains each size has a list of its own; above, the ranges of one list differ by less than 1 in 32.
+
+use super::nodes::NONE;
+
+const STEPS: usize = 32;
+const ROWS: usize = 28;
+pub(super) const LISTS: usize = ROWS * STEPS;
+
+/// The list that a range of `grains` is in.
+pub(super) fn floor(grains: u32) -> usize {
+    match grains.checked_ilog2() {
+        Some(log @ 5..) => ((log as usize - 4) << 5) | ((grains >> (log - 5)) as usize & 31),
+        _ => grains as usize,
+    }
+}
+
+/// The first list all of whose ranges have at least `grains`; [`LISTS`] if there is none.
+pub(super) fn ceil(grains: u64) -> usize {
+    let step = grains.checked_ilog2().map_or(0, |log| (1 << log.saturating_sub(5)) - 1);
+    u32::try_from(grains + step).map_or(LISTS, floor)
+}
+
+pub(super) struct Bins {
+    /// The rows that have a list that is not empty.
+    rows: u32,
+    /// The lists of each row that are not empty.
+    lists: [u32; ROWS],
+    heads: Box<[u32; LISTS]>,
+}
+
+impl Bins {
+    pub(super) fn new() -> Self {
+        Bins { rows: 0, lists: [0; ROWS], heads: Box::new([NONE; LISTS]) }
+    }
+
+    pub(super) fn head(&self, list: usize) -> u32 {
+        self.heads[list]
+    }
+
+    pub(super) fn set_head(&mut self, list: usize, id: u32) {
+        self.heads[list] = id;
+        let (row, bit) = (list / STEPS, 1 << (list % STEPS));
+        if id == NONE {
+            self.lists[row] &= !bit;
+            if self.lists[row] == 0 {
+                self.rows &= !(1 << row);
+            }
+        } else {
+            self.lists[row] |= bit;
+            self.rows |= 1 << row;
+        }
+    }
+
+    /// The first list from `list` on that is not empty.
+    pub(super) fn next(&self, list: usize) -> Option<usize> {
+        let row = list / STEPS;
+        let here = self.lists.get(row)? & (!0 << (list % STEPS));
+        if here != 0 {
+            return Some(row * STEPS + here.trailing_zeros() as usize);
+        }
+        let rows = self.rows & (!0 << (row + 1));
+        let row = (rows != 0).then(|| rows.trailing_zeros() as usize)?;
+        Some(row * STEPS + self.lists[row].trailing_zeros() as usize)
+    }
+
+    /// The last list that is not empty.
+    pub(super) fn last(&self) -> Option<usize> {
+        let row = self.rows.checked_ilog2()? as usize;
+        Some(row * STEPS + self.lists[row].ilog2() as usize)
+    }
+}

@@ -1,0 +1,136 @@
+//! The table of nodes: pieces, free ranges and the edges of mapped memory, each with its neighbours' numbers.
+
+use std::ops::{Index, IndexMut};
+
+pub(super) const GRAIN: u64 = 4096;
+
+/// No node.
+pub(super) const NONE: u32 = u32::MAX;
+/// In `list_before`: a live piece.
+const LIVE: u32 = u32::MAX - 1;
+/// In `list_before`: an edge of mapped memory. It has no bytes and is never free, so joining stops there with no
+/// question asked: every piece and every free range has two neighbours.
+const EDGE: u32 = u32::MAX - 2;
+/// In `list_before`: not in use. `after` is the next spare one.
+const SPARE: u32 = u32::MAX - 3;
+
+/// Two to a cache line, and never across two.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+pub(super) struct Node {
+    pub address: u64,
+    /// 16 TiB at most.
+    pub grains: u32,
+    pub region: u32,
+    /// The neighbours by address.
+    pub before: u32,
+    pub after: u32,
+    /// Of a free range: its neighbours in its list. Otherwise `list_before` says what the node is.
+    pub list_before: u32,
+    pub list_after: u32,
+}
+
+const _: () = assert!(size_of::<Node>() == 32);
+
+impl Node {
+    pub(super) fn is_free(&self) -> bool {
+        self.list_before == NONE || self.list_before < SPARE
+    }
+
+    pub(super) fn is_edge(&self) -> bool {
+        self.list_before == EDGE
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.list_before == LIVE
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.grains) * GRAIN
+    }
+}
+
+pub(super) fn some(id: u32) -> Option<u32> {
+    (id != NONE).then_some(id)
+}
+
+/// The nodes by number. Numbers are used again, the latest first, as that one is still in the cache.
+#[derive(Default)]
+pub(super) struct Nodes {
+    table: Vec<Node>,
+    /// The first spare node, plus one: 0 for none.
+    spare: u32,
+    /// How often each number has been a live piece.
+    #[cfg(debug_assertions)]
+    generations: Vec<u32>,
+}
+
+impl Nodes {
+    /// A live node; its neighbours are the caller's business.
+    pub(super) fn live(&mut self, region: u32, address: u64, grains: u32) -> u32 {
+        self.add(Node { address, grains, region, before: NONE, after: NONE, list_before: LIVE, list_after: NONE })
+    }
+
+    /// An edge of mapped memory.
+    pub(super) fn edge(&mut self, region: u32, address: u64) -> u32 {
+        self.add(Node { address, grains: 0, region, before: NONE, after: NONE, list_before: EDGE, list_after: NONE })
+    }
+
+    fn add(&mut self, node: Node) -> u32 {
+        if let Some(id) = self.spare.checked_sub(1) {
+            self.spare = self.table[id as usize].after;
+            self.table[id as usize] = node;
+            return id;
+        }
+        assert!(self.table.len() < SPARE as usize, "a heap has at most 2^32 pieces");
+        self.table.push(node);
+        #[cfg(debug_assertions)]
+        self.generations.push(0);
+        self.table.len() as u32 - 1
+    }
+
+    pub(super) fn release(&mut self, id: u32) {
+        let node = &mut self.table[id as usize];
+        node.list_before = SPARE;
+        node.after = self.spare;
+        self.spare = id + 1;
+    }
+
+    /// A free range becomes a live piece.
+    pub(super) fn hand_out(&mut self, id: u32) {
+        self.table[id as usize].list_before = LIVE;
+    }
+
+    /// Makes two nodes neighbours.
+    pub(super) fn connect(&mut self, before: u32, after: u32) {
+        self.table[before as usize].after = after;
+        self.table[after as usize].before = before;
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Node> {
+        self.table.iter()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    #[cfg(debug_assertions)]
+    pub(super) fn generation(&mut self, id: u32) -> &mut u32 {
+        &mut self.generations[id as usize]
+    }
+}
+
+impl Index<u32> for Nodes {
+    type Output = Node;
+
+    fn index(&self, id: u32) -> &Node {
+        &self.table[id as usize]
+    }
+}
+
+impl IndexMut<u32> for Nodes {
+    fn index_mut(&mut self, id: u32) -> &mut Node {
+        &mut self.table[id as usize]
+    }
+}

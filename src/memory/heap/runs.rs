@@ -1,0 +1,146 @@
+//! Mapped memory, which comes and goes: rare, so it may use a map and walk.
+//!
+//! A *run* is mapped memory of one region without a gap. Its two edges are nodes that never change while it lives, so
+//! allocating and freeing at its ends need not know of it.
+
+use super::{Heap, Node, Payload, nodes::GRAIN};
+
+/// What lies between two edges.
+pub(super) struct Run {
+    first: u32,
+    last: u32,
+}
+
+impl<P: Payload> Heap<P> {
+    /// Memory that has just been mapped: it is free from now on, and one with free neighbours of its region.
+    pub(crate) fn insert(&mut self, region: u32, address: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let end = address + bytes;
+        assert!(address.is_multiple_of(GRAIN) && bytes.is_multiple_of(GRAIN), "mapped memory comes in whole grains");
+        let left = self.run_before(region, end).map(|run| (run.first, run.last, self.nodes[run.last].address));
+        assert!(left.is_none_or(|(.., last)| last <= address), "memory is mapped once");
+        let grains = u32::try_from(bytes / GRAIN).expect("at most 16 TiB are mapped at a time");
+        let id = self.live(region, address, grains);
+        // What is joined with the left run keeps its first edge, and what is joined with the right one its last.
+        let first = match left {
+            Some((first, last, at)) if at == address => {
+                self.nodes.connect(self.nodes[last].before, id);
+                self.nodes.release(last);
+                first
+            }
+            _ => {
+                let edge = self.edge(region, address);
+                self.nodes.connect(edge, id);
+                edge
+            }
+        };
+        let last = match self.runs.remove(&(region, end)) {
+            Some(right) => {
+                self.nodes.connect(id, self.nodes[right.first].after);
+                self.nodes.release(right.first);
+                right.last
+            }
+            None => {
+                let edge = self.edge(region, end);
+                self.nodes.connect(id, edge);
+                edge
+            }
+        };
+        let start = self.nodes[first].address;
+        let whole = self.nodes[last].address - start;
+        assert!(whole / GRAIN <= u32::MAX.into(), "at most 16 TiB are mapped side by side");
+        self.runs.insert((region, start), Run { first, last });
+        self.free_grains += u64::from(grains);
+        self.settle(id, P::default());
+    }
+
+    /// Takes `bytes` at `address`, which must be wholly free, out of the heap: they will be unmapped. Returns what was
+    /// known of them; what is left and right of them stays. Walks through the pieces of the run.
+    pub(crate) fn remove(&mut self, region: u32, address: u64, bytes: u64) -> P {
+        let end = address + bytes;
+        assert!(bytes > 0 && address.is_multiple_of(GRAIN) && bytes.is_multiple_of(GRAIN), "whole grains are unmapped");
+        let found = self.run_before(region, end).and_then(|run| {
+            let holds = |node: &Node| node.is_free() && node.address <= address && end <= node.address + node.bytes();
+            self.nodes_of(run).find(|(_, node)| holds(node)).map(|(id, node)| (run.first, run.last, id, *node))
+        });
+        let (first, last, id, range) = found.expect("what is taken out of the heap is free");
+
+        let mut payload = self.payloads[id as usize].split_off((address - range.address) as usize);
+        let later = payload.split_off(bytes as usize);
+        let front = ((address - range.address) / GRAIN) as u32;
+        let rest = range.grains - front - (bytes / GRAIN) as u32;
+
+        // Left of the hole: the run's first edge .. what is before the range, its front .. a new edge.
+        let tail = if front > 0 {
+            self.resize(id, front);
+            id
+        } else {
+            self.unlist(id);
+            self.payloads[id as usize] = P::default();
+            self.nodes.release(id);
+            range.before
+        };
+        self.runs.remove(&(region, self.nodes[first].address));
+        if tail == first {
+            self.nodes.release(first);
+        } else {
+            let edge = self.edge(region, address);
+            self.nodes.connect(tail, edge);
+            self.runs.insert((region, self.nodes[first].address), Run { first, last: edge });
+        }
+        // Right of it: a new edge .. the range's rest, what is after it .. the run's last edge.
+        if rest == 0 && range.after == last {
+            self.nodes.release(last);
+        } else {
+            let edge = self.edge(region, end);
+            if rest > 0 {
+                let id = self.live(region, end, rest);
+                self.payloads[id as usize] = later;
+                self.nodes.connect(edge, id);
+                self.nodes.connect(id, range.after);
+                self.list_up(id);
+            } else {
+                self.nodes.connect(edge, range.after);
+            }
+            self.runs.insert((region, end), Run { first: edge, last });
+        }
+        self.free_grains -= bytes / GRAIN;
+        payload
+    }
+
+    /// Free bytes that end at `address`, if that is where mapped memory of the region ends: 0 anywhere else, as nothing
+    /// can be mapped there.
+    pub(crate) fn free_before(&self, region: u32, address: u64) -> u64 {
+        let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);
+        run.map_or(0, |run| self.free_at(self.nodes[run.last].before))
+    }
+
+    /// Free bytes that begin at `address`, if that is where mapped memory of the region begins.
+    pub(crate) fn free_after(&self, region: u32, address: u64) -> u64 {
+        self.runs.get(&(region, address)).map_or(0, |run| self.free_at(self.nodes[run.first].after))
+    }
+
+    /// The pieces and free ranges of a run, by address.
+    pub(super) fn nodes_of(&self, run: &Run) -> impl Iterator<Item = (u32, &Node)> {
+        let after = |id: u32| Some(self.nodes[id].after).filter(|id| !self.nodes[*id].is_edge());
+        std::iter::successors(after(run.first), move |id| after(*id)).map(|id| (id, &self.nodes[id]))
+    }
+
+    fn free_at(&self, id: u32) -> u64 {
+        let node = &self.nodes[id];
+        if node.is_free() { node.bytes() } else { 0 }
+    }
+
+    /// The last run of the region that begins before `address`.
+    fn run_before(&self, region: u32, address: u64) -> Option<&Run> {
+        self.runs.range((region, 0)..(region, address)).next_back().map(|(_, run)| run)
+    }
+
+    fn edge(&mut self, region: u32, address: u64) -> u32 {
+        let id = self.nodes.edge(region, address);
+        self.payloads.resize_with(self.nodes.len(), P::default);
+        id
+    }
+}
