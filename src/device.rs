@@ -181,8 +181,7 @@ impl Device {
         // After an abort nothing is handed out: what is freed then may still be written to.
         self.check()?;
         let _here = self.worker.link.enter(op, Location::caller());
-        let request =
-            Request { op, bytes: len.saturating_mul(size_of::<T>()), align, stream: Some(&self.stream) };
+        let request = Request { op, bytes: len.saturating_mul(size_of::<T>()), align, stream: Some(&self.stream) };
         Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(&request)?, len))
     }
 

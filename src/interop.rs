@@ -189,14 +189,14 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 /// For a bare buffer there is no token that says on which stream the caller is. So the host waits for the buffer's last
 /// uses when it is lent, and cudarc waits for `stream` when it is given back: always right, and slow. `Cuda::read` and
 /// `Cuda::write` order on the device instead.
-fn lend_bare<'s>(block: &Block, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+fn lend_bare<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     let limit = Duration::from_secs(600);
     block.hazards.wait_host(&block.link, "cudarc", access, limit).expect("the buffer's last uses failed");
     SyncOnDrop::Sync(Some(stream))
 }
 
 /// cudarc's handle of the device's stream; cudarc asks for it without a way to fail.
-fn home(block: &Block) -> &Arc<CudaStream> {
+fn home(block: &BlockRef) -> &Arc<CudaStream> {
     block.link.cudarc_stream(|| {
         let gpu = block.link.driver.as_any().downcast_ref::<CudaGpu>();
         let gpu = gpu.expect("a buffer of a software GPU was given to cudarc");

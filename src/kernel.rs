@@ -9,7 +9,7 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, PeerView, block::BlockRef, hazard::Access},
 };
 use smallvec::SmallVec;
-use std::{marker::PhantomData, ops::Range, slice, sync::Arc, task::Poll};
+use std::{marker::PhantomData, ops::Range, slice, task::Poll};
 
 /// Device code, loaded eagerly on every device when a pool is built with it
 /// ([`Builder::module`](crate::Builder::module)).

@@ -8,7 +8,7 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceView, block::BlockRef, hazard::Access},
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location, sync::Arc};
+use std::{ops::Range, panic::Location};
 
 /// An operation being prepared. Every access of device memory by the library goes through one:
 ///
@@ -43,13 +43,7 @@ impl Device {
 
 impl Op<'_> {
     /// Announces an access. `foreign`: the memory may be another device's of the same pool.
-    pub(crate) fn touch(
-        &mut self,
-        block: &BlockRef,
-        bytes: Range<usize>,
-        access: Access,
-        foreign: bool,
-    ) -> Result<()> {
+    pub(crate) fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
         if block.link.pool != dev.worker.link.pool {
             return Err(Error::WrongPool { op, device: dev.index(), site });

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     driver::Address,
     plant::Bug,
-    sync::{CommitWord, Linked, Mirror, RefCount, Returns, returns},
+    sync::{CommitWord, Link as Node, Linked, Mirror, RefCount, Returns},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -35,7 +35,7 @@ pub(crate) enum ChunkKind {
 /// A block, in use or at rest.
 pub(crate) struct Block {
     refs: RefCount,
-    back: returns::Link<Block>,
+    back: Node<Block>,
     pub(crate) link: Arc<Link>,
     pub(crate) kind: ChunkKind,
     pub(crate) address: Address,
@@ -65,7 +65,7 @@ pub(super) enum Place {
 
 // SAFETY: `back` returns the one field of that type, which only `Returns` touches.
 unsafe impl Linked for Block {
-    fn link(&self) -> &returns::Link<Self> {
+    fn link(&self) -> &Node<Self> {
         &self.back
     }
 }

@@ -6,7 +6,7 @@ use super::{
     view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
 };
 use crate::{device::Device, driver::Address, error::Result};
-use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, sync::Arc};
+use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location};
 
 /// `len` elements of `T` in the memory of one device.
 ///

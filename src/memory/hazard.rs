@@ -209,7 +209,92 @@ impl History {
         })
     }
 
-    #[cfg(all(test, feature = "cuda"))]
+    /// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
+    pub(crate) fn names_lost_peer(&self, own: usize) -> bool {
+        self.uses.iter().any(|last| last.stream.link.device != own && last.stream.link.is_lost())
+    }
+
+    /// Whether all uses are known to have completed; the calling thread may rely on it.
+    pub(crate) fn all_completed(&self) -> bool {
+        self.uses.iter().all(|last| last.stream.has_completed(last.sequence))
+    }
+
+    /// The calling host thread waits for all of them.
+    pub(crate) fn wait_all(&self, op: &'static str, limit: Duration) -> Result<()> {
+        self.uses.iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
+    }
+
+    /// Whether all uses are over, for reports: a checker takes it that the calling thread has learned nothing.
+    pub(crate) fn is_over(&self) -> bool {
+        self.in_flight().next().is_none()
+    }
+
+    /// The streams that may still use it, for reports.
+    pub(crate) fn streams_in_flight(&self) -> impl Iterator<Item = &Arc<StreamCore>> {
+        self.in_flight().map(|last| &last.stream)
+    }
+
+    fn in_flight(&self) -> impl Iterator<Item = &Use> {
+        self.uses.iter().filter(|last| !last.stream.is_over(last.sequence))
+    }
+}
+
+/// Free memory carries its uses, each with its bytes, so that it can be cut and joined whoever has used it: the next
+/// owner waits for just those uses that overlap what it was given.
+impl Payload for History {
+    fn split_off(&mut self, at: usize) -> Self {
+        let mut later = History { uses: Uses::new(), known: self.known.clone() };
+        if self.uses.is_empty() {
+            return later;
+        }
+        self.uses.retain(|last| {
+            if last.bytes.end > at {
+                let bytes = last.bytes.start.saturating_sub(at)..last.bytes.end - at;
+                later.uses.push(Use { stream: last.stream.clone(), bytes, ..*last });
+            }
+            last.bytes.end = last.bytes.end.min(at);
+            last.bytes.start < last.bytes.end
+        });
+        later
+    }
+
+    fn join(&mut self, at: usize, later: Self) {
+        Token::add(&mut self.known, later.known);
+        for mut last in later.uses {
+            last.bytes = last.bytes.start + at..last.bytes.end + at;
+            self.uses.push(last);
+        }
+        if self.uses.len() > MERGE_ABOVE {
+            merge(&mut self.uses);
+        }
+    }
+}
+
+impl Use {
+    fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {
+        (self.access == Access::Write || access == Access::Write)
+            && self.bytes.start < bytes.end
+            && bytes.start < self.bytes.end
+    }
+}
+
+/// One use per stream and kind, covering the hull and the latest of what it replaces: more waiting, never less.
+fn merge(uses: &mut Uses) {
+    let mut merged = Uses::new();
+    for old in uses.drain(..) {
+        let same = |new: &&mut Use| new.stream.id == old.stream.id && new.access == old.access && new.sequence != OPEN;
+        match merged.iter_mut().find(same).filter(|_| old.sequence != OPEN) {
+            Some(new) => {
+                new.sequence = new.sequence.max(old.sequence);
+                new.bytes = new.bytes.start.min(old.bytes.start)..new.bytes.end.max(old.bytes.end);
+            }
+            None => merged.push(old),
+        }
+    }
+    *uses = merged;
+}
+
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
     use crate::GpuPool;

@@ -7,7 +7,8 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
-    sync::Flag,
+    memory::OutOfMemoryReport,
+    sync::{Flag, Spares},
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -32,8 +33,8 @@ pub(crate) struct Link {
     lost: Flag,
     /// A free that the checker has refused: frees cannot return it, so `close` does.
     refused: Mutex<Option<Arc<Report>>>,
-    events: Mutex<Vec<RawEvent>>,
-    timing_events: Mutex<Vec<RawEvent>>,
+    events: Spares<RawEvent>,
+    timing_events: Spares<RawEvent>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
@@ -66,8 +67,8 @@ impl Link {
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),
-            events: Mutex::default(),
-            timing_events: Mutex::default(),
+            events: Spares::new(),
+            timing_events: Spares::new(),
             #[cfg(feature = "cuda")]
             cudarc: Default::default(),
         }
@@ -85,7 +86,9 @@ impl Link {
             }
             FaultKind::OutOfMemory => {
                 let (free, capacity) = self.driver.memory_info().unwrap_or((0, 0));
-                Error::OutOfMemory { device, op, requested: 0, in_use: 0, free, capacity }
+                let known =
+                    OutOfMemoryReport { device, op, driver_free: free, driver_total: capacity, ..Default::default() };
+                Error::OutOfMemory { device, op, requested: 0, in_use: 0, free, capacity, report: Arc::new(known) }
             }
             FaultKind::Misuse if report.is_some() => Error::Misuse { device, op, report: report.expect("just seen") },
             FaultKind::Deadlock => Error::Deadlock { device, op, who: detail },
@@ -190,26 +193,25 @@ impl Link {
 
     /// A spare event, or a new one.
     pub(crate) fn take_event(&self, timing: bool) -> DriverResult<RawEvent> {
-        let spare = self.spares(timing).lock().pop();
-        spare.map_or_else(|| self.driver.event_create(timing), Ok)
+        self.spares(timing).take().map_or_else(|| self.driver.event_create(timing), Ok)
     }
 
-    /// Gives an event back. Waits that captured it still hold.
+    /// Gives an event back, after every wait on it was enqueued: see `sync::spares`. Those waits still hold.
     pub(crate) fn give_event(&self, event: RawEvent, timing: bool) {
         if let Some(watch) = &self.watch {
             watch.checker.forget_event(watch.device, event);
         }
-        self.spares(timing).lock().push(event);
+        self.spares(timing).give(event);
     }
 
-    fn spares(&self, timing: bool) -> &Mutex<Vec<RawEvent>> {
+    fn spares(&self, timing: bool) -> &Spares<RawEvent> {
         if timing { &self.timing_events } else { &self.events }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        for event in self.events.get_mut().drain(..).chain(self.timing_events.get_mut().drain(..)) {
+        while let Some(event) = self.events.take().or_else(|| self.timing_events.take()) {
             // SAFETY: spare events belong to this device and nobody else has them.
             let _ = unsafe { self.driver.event_destroy(event) };
         }

@@ -7,19 +7,31 @@
 //!   steady state.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
+pub(crate) mod backing;
 pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod hazard;
 #[allow(dead_code)] // Until the pool stands on it.
 pub(crate) mod heap;
+pub(crate) mod insight;
 pub(crate) mod link;
 pub(crate) mod pinned;
+pub(crate) mod stats;
 pub(crate) mod unified;
 pub(crate) mod view;
 
+pub use backing::BackingChoice;
 pub use buffer::DeviceBuffer;
+pub use insight::{
+    classes::{ClassStats, MemoryClasses},
+    leak::{Leak, LeakReport},
+    out_of_memory::{OutOfMemoryReport, PendingOnStream},
+    site::{CallSite, Holder},
+    snapshot::{BlockInfo, BlockState, ChunkInfo, EventKind, MemoryEvent, MemorySnapshot},
+};
 pub use pinned::PinnedBuffer;
+pub use stats::MemoryStats;
 pub use unified::{UnifiedBuffer, UnifiedRows};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
 

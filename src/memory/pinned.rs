@@ -2,7 +2,7 @@
 
 use super::{
     DeviceCopy,
-    block::{Block, ChunkKind},
+    block::{BlockRef, ChunkKind},
     cache::{Cache, Request, Settings},
     fits_blocks,
     hazard::Access,
@@ -150,7 +150,8 @@ impl PinnedPool {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = self.links[0].enter(op, Location::caller());
-        let mut buffer = PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.settings.deadline, of: PhantomData };
+        let mut buffer =
+            PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.settings.deadline, of: PhantomData };
         // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());
         Ok(buffer)

@@ -5,7 +5,6 @@ use crate::driver::Address;
 use std::{
     marker::PhantomData,
     ops::{Bound, Range, RangeBounds},
-    sync::Arc,
 };
 
 /// A shared part of a buffer.

@@ -17,7 +17,7 @@ use crate::{
     error::{Error, Result},
     kernel::Module,
     memory::{
-        block::{Block, ChunkKind},
+        block::{AtHome, BlockRef, ChunkKind},
         cache::{Cache, Settings},
         link::Link,
         pinned::PinnedPool,

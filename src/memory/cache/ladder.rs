@@ -9,10 +9,9 @@
 
 use super::{Cache, Request};
 use crate::{
-    driver::{Address, FaultKind},
+    driver::Address,
     error::{Error, Result},
     memory::{
-        OutOfMemoryReport,
         backing::Mapping,
         block::{Block, ChunkKind},
         hazard::History,
@@ -20,7 +19,7 @@ use crate::{
     },
     plant::Bug,
 };
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 /// How often a callback may ask for another attempt.
 const ATTEMPTS: usize = 16;
@@ -180,8 +179,7 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let mut past = self.heap.remove(region, unit.start, bytes);
         let early = self.link.planted(Bug::ChunkReleasedEarly);
-        let over = early
-            || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
+        let over = early || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
         if over {
             self.link.acquire(past.known());
         } else {

@@ -31,12 +31,7 @@ use super::{
     link::Link,
     stats::MemoryStats,
 };
-use crate::{
-    driver::check,
-    error::{Error, Result},
-    memory::OutOfMemoryReport,
-    stream::StreamCore,
-};
+use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
 use classes::{ALIGN, SMALL};
 use small::Small;
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
@@ -297,9 +292,8 @@ impl Cache {
         }
         let taken = match taken {
             Some(taken) => taken,
-            None => self.climb(request, bytes, |cache| {
-                cache.heap.allocate(bytes, align, |past| !past.names_lost_peer(own))
-            })?,
+            None => self
+                .climb(request, bytes, |cache| cache.heap.allocate(bytes, align, |past| !past.names_lost_peer(own)))?,
         };
         Ok(self.header(taken))
     }

@@ -51,36 +51,42 @@ impl Cache {
     /// All chunks and blocks, and the past as far as it was recorded.
     pub(crate) fn snapshot(&mut self) -> MemorySnapshot {
         let stats = self.stats();
-        let mut chunks: Vec<ChunkInfo> = self.backing.units().map(|(address, bytes)| ChunkInfo::new(address, bytes)).collect();
+        let mut chunks: Vec<ChunkInfo> =
+            self.backing.units().into_iter().map(|(address, bytes)| ChunkInfo { address, bytes }).collect();
         chunks.sort_by_key(|chunk| chunk.address);
         let mut blocks = BTreeMap::new();
         // First the pieces; slabs are replaced by what lies in them.
         let (free, pieces) = (self.heap.free_ranges(), self.heap.walk());
         for piece in pieces.iter().filter(|span| span.piece.is_some()) {
-            blocks.insert(piece.address, BlockInfo::new(piece.address, piece.bytes, BlockState::Live));
+            blocks.insert(piece.address, info(piece.address, piece.bytes, BlockState::Live, None));
         }
         for range in free {
-            blocks.insert(range.address, at_rest(range.address, range.bytes, range.payload));
+            blocks.insert(range.address, info(range.address, range.bytes, state(range.payload), None));
         }
         for slab in self.small.slabs() {
             blocks.remove(&slab.address);
             let (bytes, _, _) = slab.fill();
             for at in (0..slab.uncut()).step_by(bytes) {
                 let address = slab.address + at as u64;
-                let live = BlockInfo::new(address, bytes as u64, BlockState::Live);
-                blocks.insert(address, live.in_class(bytes as u64));
+                blocks.insert(address, info(address, bytes as u64, BlockState::Live, Some(bytes as u64)));
             }
             if slab.uncut() < slab.bytes {
                 let address = slab.address + slab.uncut() as u64;
-                let rest = BlockInfo::new(address, (slab.bytes - slab.uncut()) as u64, BlockState::Free);
-                blocks.insert(address, rest.in_class(bytes as u64));
+                let rest = (slab.bytes - slab.uncut()) as u64;
+                blocks.insert(address, info(address, rest, BlockState::Free, Some(bytes as u64)));
             }
         }
         for block in self.small.at_rest() {
             let bytes = block.bytes as u64;
-            blocks.insert(block.address, at_rest(block.address, bytes, block.hazards.history()).in_class(bytes));
+            blocks.insert(block.address, info(block.address, bytes, state(block.hazards.history()), Some(bytes)));
         }
-        let mut snapshot = MemorySnapshot::new(self.link.device, stats, chunks, blocks.into_values().collect());
+        let mut snapshot = MemorySnapshot {
+            device: self.link.device,
+            stats,
+            chunks,
+            blocks: blocks.into_values().collect(),
+            ..Default::default()
+        };
         if let Some(ledger) = &self.ledger {
             ledger.complete(&mut snapshot);
         }
@@ -88,7 +94,11 @@ impl Cache {
     }
 
     /// Why a request is refused.
-    pub(super) fn out_of_memory_report(&mut self, request: &Request<'_>, rungs: Vec<&'static str>) -> OutOfMemoryReport {
+    pub(super) fn out_of_memory_report(
+        &mut self,
+        request: &Request<'_>,
+        rungs: Vec<&'static str>,
+    ) -> OutOfMemoryReport {
         let mut pending = BTreeMap::new();
         let mut free_in_pool = 0;
         let mut count = |past: &History, bytes: u64| {
@@ -152,7 +162,10 @@ impl OutOfMemoryReport {
     }
 }
 
-fn at_rest(address: u64, bytes: u64, past: &History) -> BlockInfo {
-    let state = if past.is_over() { BlockState::Free } else { BlockState::Pending };
-    BlockInfo::new(address, bytes, state)
+fn state(past: &History) -> BlockState {
+    if past.is_over() { BlockState::Free } else { BlockState::Pending }
+}
+
+fn info(address: u64, bytes: u64, state: BlockState, class: Option<u64>) -> BlockInfo {
+    BlockInfo { address, bytes, state, class, ..Default::default() }
 }

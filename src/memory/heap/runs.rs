@@ -14,6 +14,11 @@ pub(super) struct Run {
 impl<P: Payload> Heap<P> {
     /// Memory that has just been mapped: it is free from now on, and one with free neighbours of its region.
     pub(crate) fn insert(&mut self, region: u32, address: u64, bytes: u64) {
+        self.insert_used(region, address, bytes, P::default());
+    }
+
+    /// The same of memory that something is known of.
+    pub(crate) fn insert_used(&mut self, region: u32, address: u64, bytes: u64, payload: P) {
         if bytes == 0 {
             return;
         }
@@ -53,7 +58,7 @@ impl<P: Payload> Heap<P> {
         assert!(whole / GRAIN <= u32::MAX.into(), "at most 16 TiB are mapped side by side");
         self.runs.insert((region, start), Run { first, last });
         self.free_grains += u64::from(grains);
-        self.settle(id, P::default());
+        self.settle(id, payload);
     }
 
     /// Takes `bytes` at `address`, which must be wholly free, out of the heap: they will be unmapped. Returns what was
