@@ -7,7 +7,7 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
-    sync::Flag,
+    sync::{Flag, Spares},
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -32,8 +32,8 @@ pub(crate) struct Link {
     lost: Flag,
     /// A free that the checker has refused: frees cannot return it, so `close` does.
     refused: Mutex<Option<Arc<Report>>>,
-    events: Mutex<Vec<RawEvent>>,
-    timing_events: Mutex<Vec<RawEvent>>,
+    events: Spares<RawEvent>,
+    timing_events: Spares<RawEvent>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
@@ -66,8 +66,8 @@ impl Link {
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),
-            events: Mutex::default(),
-            timing_events: Mutex::default(),
+            events: Spares::new(),
+            timing_events: Spares::new(),
             #[cfg(feature = "cuda")]
             cudarc: Default::default(),
         }
@@ -190,26 +190,25 @@ impl Link {
 
     /// A spare event, or a new one.
     pub(crate) fn take_event(&self, timing: bool) -> DriverResult<RawEvent> {
-        let spare = self.spares(timing).lock().pop();
-        spare.map_or_else(|| self.driver.event_create(timing), Ok)
+        self.spares(timing).take().map_or_else(|| self.driver.event_create(timing), Ok)
     }
 
-    /// Gives an event back. Waits that captured it still hold.
+    /// Gives an event back, after every wait on it was enqueued: see `sync::spares`. Those waits still hold.
     pub(crate) fn give_event(&self, event: RawEvent, timing: bool) {
         if let Some(watch) = &self.watch {
             watch.checker.forget_event(watch.device, event);
         }
-        self.spares(timing).lock().push(event);
+        self.spares(timing).give(event);
     }
 
-    fn spares(&self, timing: bool) -> &Mutex<Vec<RawEvent>> {
+    fn spares(&self, timing: bool) -> &Spares<RawEvent> {
         if timing { &self.timing_events } else { &self.events }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        for event in self.events.get_mut().drain(..).chain(self.timing_events.get_mut().drain(..)) {
+        while let Some(event) = self.events.take().or_else(|| self.timing_events.take()) {
             // SAFETY: spare events belong to this device and nobody else has them.
             let _ = unsafe { self.driver.event_destroy(event) };
         }

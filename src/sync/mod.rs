@@ -4,6 +4,11 @@
 //! |---|---|---|
 //! | [`ring`] | descriptors from one thread to its neighbour | nobody |
 //! | [`Inbox`] | jobs and frees from anyone to a device thread | nobody |
+//! | [`Returns`] | boxes that come home from any thread, by lanes, without allocating | nobody |
+//! | [`RefCount`] | who was the last to hold a piece of memory | nobody |
+//! | [`Mirror`] | one thread's counters, seen by others all at once | the reader |
+//! | [`Spares`] | recycled events | who finds the lock held |
+//! | [`load_word`], [`store_word`] | words that devices write too | nobody |
 //! | [`EventCount`] | sleeping until a condition holds | the condition's reader |
 //! | [`CountLatch`] | "all members are done", in the caller's frame | the caller |
 //! | [`Rendezvous`] | N parties meeting again and again, or aborting | all parties |
@@ -25,20 +30,32 @@ mod full;
 mod gate;
 mod inbox;
 mod latch;
+mod linked;
+mod mirror;
+mod refs;
 mod rendezvous;
+mod returns;
 pub mod ring;
 mod sequence;
 #[doc(hidden)]
 pub mod shim;
 #[doc(hidden)]
 pub mod site;
+mod spares;
 mod turnstile;
+mod word;
 
 pub use commit::CommitWord;
 pub use event_count::EventCount;
 pub use gate::{Gate, Pass};
 pub use inbox::{Drain, Inbox};
 pub use latch::CountLatch;
+pub use linked::{Link, Linked, Taken};
+pub use mirror::Mirror;
+pub use refs::RefCount;
 pub use rendezvous::{Broken, Rendezvous};
+pub use returns::Returns;
 pub use sequence::{Flag, Sequence, unique_id};
+pub use spares::Spares;
 pub use turnstile::Turnstile;
+pub use word::{load_word, store_word};

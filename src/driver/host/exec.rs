@@ -6,7 +6,10 @@ use super::{
     slab::Key,
     watch::{self, Launched, Watched},
 };
-use crate::driver::{HostArg, KernelArg, check::Report};
+use crate::{
+    driver::{HostArg, KernelArg, check::Report},
+    sync::{load_word, store_word},
+};
 use std::{
     any::Any,
     cell::Cell,
@@ -160,10 +163,8 @@ fn message(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("(no message)").to_owned()
 }
 
-/// An 8-byte word that streams and the host use as a flag.
-///
-/// The crate keeps its atomics in `sync`, where they are model-checked; these stand for the stream memory operations of
-/// the hardware, on words that belong to the driver's user.
+/// An 8-byte word that streams and the host use as a flag. Its accesses stand for the stream memory operations of the
+/// hardware, on words that belong to the driver's user.
 pub(super) struct Flag(NonNull<u64>);
 
 impl Flag {
@@ -173,18 +174,14 @@ impl Flag {
         Flag(NonNull::new(ptr.cast()).expect("resolved pointers are not null"))
     }
 
-    #[allow(clippy::disallowed_types)]
-    fn word(&self) -> &std::sync::atomic::AtomicU64 {
-        // SAFETY: the promise of `new`.
-        unsafe { std::sync::atomic::AtomicU64::from_ptr(self.0.as_ptr()) }
-    }
-
     pub fn store(&self, value: u64) {
-        self.word().store(value, std::sync::atomic::Ordering::Release);
+        // SAFETY: the promise of `new`.
+        unsafe { store_word(self.0.as_ptr(), value) }
     }
 
     pub fn load(&self) -> u64 {
-        self.word().load(std::sync::atomic::Ordering::Acquire)
+        // SAFETY: the promise of `new`.
+        unsafe { load_word(self.0.as_ptr()) }
     }
 
     /// Whether the word has reached `value`, compared cyclically.

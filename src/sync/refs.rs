@@ -1,0 +1,174 @@
+//! How many handles share a piece of memory, counted inside it.
+//!
+//! An `Arc` would put the count beside a value that it then drops; here the last handle sends the value home (see
+//! [`Returns`](super::Returns)), to be used again with the same count. There are no weak references, and that is what makes
+//! the fast path right: who holds a handle and reads a count of one is alone, and nobody can become the second, since a
+//! handle is only ever made from another. So a buffer that was never shared costs a load and a store when it is dropped, and
+//! no locked instruction. (`Arc::drop` cannot do that: a `Weak` may come back to life between the load and the store.
+//! [folly's `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp) does.)
+
+use super::{
+    shim::atomic::{AtomicU32, Ordering::*},
+    site::{fence_at, flag, ord},
+};
+
+/// Handles beyond this number are a leak in a loop: the process is stopped before the count can come round to zero, as by
+/// `Arc`. The distance to the true limit is for the threads that are past the addition, but not yet at the check.
+const MOST: u32 = u32::MAX / 2;
+
+/// Counts handles. `src/sync/README.md` has the protocol.
+///
+/// ```
+/// use gpu_pool::sync::RefCount;
+/// let refs = RefCount::new(); // one handle
+/// refs.acquire(); // two
+/// assert!(!refs.release());
+/// assert!(refs.release()); // that was the last
+/// ```
+#[derive(Debug)]
+pub struct RefCount(AtomicU32);
+
+impl Default for RefCount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RefCount {
+    /// Counts one handle.
+    ///
+    /// ```
+    /// assert!(gpu_pool::sync::RefCount::new().release());
+    /// ```
+    pub fn new() -> Self {
+        RefCount(AtomicU32::new(1))
+    }
+
+    /// Counts one more. Only who holds a handle may call it, on its behalf. Stops the process at 2^31 handles.
+    ///
+    /// ```
+    /// let refs = gpu_pool::sync::RefCount::new();
+    /// refs.acquire();
+    /// assert!(!refs.release());
+    /// ```
+    #[inline]
+    pub fn acquire(&self) {
+        // Relaxed: the new handle comes from an old one, and travels to other threads by something that orders more.
+        let before = self.0.fetch_add(1, Relaxed);
+        debug_assert_ne!(before, 0, "a handle was made from none");
+        if before > MOST {
+            std::process::abort();
+        }
+    }
+
+    /// Counts one less; true for exactly one call, the last. It sees everything that was done through the other handles.
+    ///
+    /// ```
+    /// let refs = gpu_pool::sync::RefCount::new();
+    /// refs.acquire();
+    /// let last = std::thread::scope(|s| {
+    ///     let other = s.spawn(|| refs.release());
+    ///     (refs.release(), other.join().unwrap())
+    /// });
+    /// assert!(last.0 != last.1);
+    /// ```
+    #[inline]
+    pub fn release(&self) -> bool {
+        // Alone: the others have gone, which the load acquires, and no handle is left that another could be made from.
+        if self.0.load(ord("refs.release.alone", Acquire)) == 1 {
+            self.0.store(0, Relaxed);
+            return true;
+        }
+        self.release_shared()
+    }
+
+    fn release_shared(&self) -> bool {
+        if flag("refs.release.load_then_store") {
+            let before = self.0.load(ord("refs.release.alone", Acquire));
+            self.0.store(before - 1, ord("refs.release", Release));
+            return before == 1;
+        }
+        let before = self.0.fetch_sub(1, ord("refs.release", Release));
+        debug_assert_ne!(before, 0, "released more often than acquired");
+        if before == 1 {
+            fence_at("refs.release.fence", Acquire);
+        }
+        before == 1
+    }
+
+    /// Counts one handle again, for a value that came home and goes out anew.
+    ///
+    /// ```
+    /// let mut refs = gpu_pool::sync::RefCount::new();
+    /// assert!(refs.release());
+    /// refs.reset();
+    /// assert!(refs.release());
+    /// ```
+    #[inline]
+    pub fn reset(&mut self) {
+        *self = Self::new();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::{
+        process::Command,
+        sync::atomic::{AtomicUsize, Ordering},
+        thread,
+    };
+
+    #[test]
+    fn one_of_many_is_the_last_and_sees_all() {
+        for _ in 0..2000 {
+            let (refs, last) = (RefCount::new(), AtomicUsize::new(0));
+            let marks = [const { AtomicUsize::new(0) }; 3];
+            refs.acquire();
+            refs.acquire();
+            thread::scope(|s| {
+                for mark in &marks {
+                    let (refs, last, marks) = (&refs, &last, &marks);
+                    s.spawn(move || {
+                        refs.acquire();
+                        assert!(!refs.release());
+                        mark.store(1, Ordering::Relaxed);
+                        if refs.release() {
+                            assert!(marks.iter().all(|mark| mark.load(Ordering::Relaxed) == 1));
+                            last.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+            });
+            assert_eq!(last.into_inner(), 1);
+        }
+    }
+
+    #[test]
+    fn a_count_that_was_reset_counts_again() {
+        let mut refs = RefCount::new();
+        for _ in 0..3 {
+            refs.acquire();
+            assert!(!refs.release());
+            assert!(refs.release());
+            refs.reset();
+        }
+    }
+
+    /// Leaked handles must not bring the count round to zero while one is alive.
+    #[test]
+    #[cfg(not(miri))]
+    fn too_many_handles_stop_the_process() {
+        const CHILD: &str = "GPU_POOL_TEST_TOO_MANY_HANDLES";
+        if std::env::var_os(CHILD).is_some() {
+            RefCount(AtomicU32::new(MOST + 1)).acquire();
+            return;
+        }
+        let this = std::env::current_exe().unwrap();
+        let name = "sync::refs::tests::too_many_handles_stop_the_process";
+        let child = Command::new(this).args([name, "--exact"]).env(CHILD, "1").output().unwrap();
+        assert!(!child.status.success());
+        assert!(String::from_utf8_lossy(&child.stdout).contains("running 1 test"), "the test was renamed");
+        assert!(child.status.code().is_none_or(|code| code != 101), "stopped, and not by a panic");
+    }
+}
