@@ -201,4 +201,108 @@ pub const TEETH: &[Tooth] = &[
         model: "the_first_failure_wins_and_nobody_waits_for_ever",
         mutants: &[("commit.ignores_abort", Assertion), ("event.notify.fence", Deadlock)],
     },
+    Tooth {
+        file: "memory_returns",
+        model: "two_senders_share_a_lane",
+        mutants: &[("returns.push", Race), ("returns.take", Race), ("returns.push.load_then_store", Assertion)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "two_senders_have_lanes",
+        mutants: &[("returns.push", Race), ("returns.take", Race), ("returns.take.first_lane_only", Assertion)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "what_was_done_before_is_seen",
+        mutants: &[("returns.push", Race), ("returns.take", Race)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "a_box_goes_round_under_a_push",
+        mutants: &[("returns.push", Race), ("returns.take", Race), ("returns.push.load_then_store", Assertion)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "a_chain_comes_whole",
+        mutants: &[
+            ("returns.push", Race),
+            ("returns.push_chain.one_by_one", Assertion),
+            ("returns.push.load_then_store", Assertion),
+        ],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "a_push_against_the_close",
+        mutants: &[
+            ("returns.close=acquire", Race),
+            ("returns.close=release", Race),
+            ("returns.push.closed", Race),
+            ("returns.close.load_then_store", Assertion),
+        ],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "a_chain_against_the_close",
+        mutants: &[("returns.push_chain.one_by_one", Assertion), ("returns.close.load_then_store", Assertion)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "a_take_against_the_close",
+        mutants: &[("returns.take.reopens", Assertion)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "what_a_parked_peer_has_freed_is_there",
+        mutants: &[("model.returns.batches_at_the_sender", Assertion), ("flag.raise", Assertion)],
+    },
+    Tooth {
+        file: "memory_returns",
+        model: "an_owner_that_waits_for_a_free_wakes_up",
+        mutants: &[
+            ("model.returns.batches_at_the_sender", Deadlock),
+            ("returns.take.first_lane_only", Deadlock),
+            ("event.notify.fence", Deadlock),
+            ("event.wait.fence", Deadlock),
+        ],
+    },
+    Tooth {
+        file: "memory_handles",
+        model: "one_of_two_is_the_last",
+        mutants: &[
+            ("refs.release", Race),
+            ("refs.release.alone", Race),
+            ("refs.release.fence", Race),
+            ("refs.release.load_then_store", Assertion),
+        ],
+    },
+    Tooth {
+        file: "memory_handles",
+        model: "a_new_handle_against_a_drop",
+        mutants: &[("refs.release.load_then_store", Assertion)],
+    },
+    Tooth {
+        file: "memory_handles",
+        model: "an_event_is_recorded_anew_only_after_the_wait",
+        mutants: &[("model.spares.gives_before_the_wait", Race)],
+    },
+    Tooth {
+        file: "memory_handles",
+        model: "the_mirror_shows_whole_writes",
+        mutants: &[
+            ("mirror.write.fence", Assertion),
+            ("mirror.write.store", Assertion),
+            ("mirror.read.load", Assertion),
+            ("mirror.read.fence", Assertion),
+        ],
+    },
+    Tooth {
+        file: "memory_handles",
+        model: "the_region_is_released_once_at_the_end",
+        mutants: &[
+            ("refs.release", Race),
+            ("refs.release.alone", Race),
+            ("refs.release.fence", Race),
+            ("returns.close.load_then_store", Assertion),
+        ],
+    },
 ];

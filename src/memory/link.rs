@@ -7,7 +7,6 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
-    memory::OutOfMemoryReport,
     sync::{Flag, Spares},
 };
 use parking_lot::Mutex;
