@@ -9,6 +9,7 @@ const ROWS: usize = 28;
 pub(super) const LISTS: usize = ROWS * STEPS;
 
 /// The list that a range of `grains` is in.
+#[inline]
 pub(super) fn floor(grains: u32) -> usize {
     match grains.checked_ilog2() {
         Some(log @ 5..) => ((log as usize - 4) << 5) | ((grains >> (log - 5)) as usize & 31),
@@ -17,6 +18,7 @@ pub(super) fn floor(grains: u32) -> usize {
 }
 
 /// The first list all of whose ranges have at least `grains`; [`LISTS`] if there is none.
+#[inline]
 pub(super) fn ceil(grains: u64) -> usize {
     let step = grains.checked_ilog2().map_or(0, |log| (1 << log.saturating_sub(5)) - 1);
     u32::try_from(grains + step).map_or(LISTS, floor)
@@ -39,21 +41,32 @@ impl Bins {
         self.heads[list]
     }
 
-    pub(super) fn set_head(&mut self, list: usize, id: u32) {
-        self.heads[list] = id;
-        let (row, bit) = (list / STEPS, 1 << (list % STEPS));
-        if id == NONE {
-            self.lists[row] &= !bit;
-            if self.lists[row] == 0 {
-                self.rows &= !(1 << row);
+    /// Makes `id` the head of a list, and returns the one that was.
+    #[inline]
+    pub(super) fn push(&mut self, list: usize, id: u32) -> u32 {
+        let head = std::mem::replace(&mut self.heads[list], id);
+        if head == NONE {
+            self.lists[list / STEPS] |= 1 << (list % STEPS);
+            self.rows |= 1 << (list / STEPS);
+        }
+        head
+    }
+
+    /// The head of a list has gone; `next` was the one after it.
+    #[inline]
+    pub(super) fn set_head(&mut self, list: usize, next: u32) {
+        self.heads[list] = next;
+        if next == NONE {
+            let row = &mut self.lists[list / STEPS];
+            *row &= !(1 << (list % STEPS));
+            if *row == 0 {
+                self.rows &= !(1 << (list / STEPS));
             }
-        } else {
-            self.lists[row] |= bit;
-            self.rows |= 1 << row;
         }
     }
 
     /// The first list from `list` on that is not empty.
+    #[inline]
     pub(super) fn next(&self, list: usize) -> Option<usize> {
         let row = list / STEPS;
         let here = self.lists.get(row)? & (!0 << (list % STEPS));

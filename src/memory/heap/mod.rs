@@ -13,7 +13,7 @@
 //!   and joined with it, so a piece that is handed out brings exactly what concerns its own bytes.
 //! * **Choice**: the lists of [`bins`] hold ranges whose sizes differ by 3 % at most (TLSF: Masmano et al., "TLSF: a new
 //!   dynamic memory allocator for real-time systems", 2004). The first list that can hold a request is found by two
-//!   bitmaps, and the best of its first few ranges is taken ([`place`]). Pieces lie at the low end of their range, so that
+//!   bitmaps ([`place`]). Pieces lie at the low end of their range, so that
 //!   high memory becomes free and can be given back.
 //!
 //! The heap makes no driver call, has no `unsafe` and knows nothing of devices.

@@ -111,10 +111,6 @@ impl Nodes {
         self.table.iter()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.table.len()
-    }
-
     #[cfg(debug_assertions)]
     pub(super) fn generation(&mut self, id: u32) -> &mut u32 {
         &mut self.generations[id as usize]

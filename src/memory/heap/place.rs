@@ -4,7 +4,8 @@ use super::{Heap, Payload, Piece, Taken, bins, nodes, nodes::NONE};
 
 /// Ranges that a search looks at, over all lists. Refused ones count, so that a search stays bounded.
 const LOOKS: usize = 16;
-/// Ranges that it looks at in one list before it takes the best that it has seen.
+/// Ranges that it looks at in one list. The first that fits is taken: they differ by 3 %, and taking the best of several
+/// was measured to make no difference (random allocations of 1 MiB to 4 GiB, reserved memory the same within 1 %).
 const FEW: usize = 4;
 
 impl<P: Payload> Heap<P> {
@@ -34,39 +35,32 @@ impl<P: Payload> Heap<P> {
         self.settle(id, payload);
     }
 
+    #[inline]
     fn search(&self, grains: u32, align: u64, mut accept: impl FnMut(&P) -> bool) -> Option<u32> {
         // From the list `sure` on every range is long enough wherever it begins. In those before it half of the looks
         // may be spent, so that there are some left for a list that cannot disappoint.
         let sure = bins::ceil(u64::from(grains) + (align / nodes::GRAIN).saturating_sub(1));
         let mut looks = LOOKS;
-        let mut next = self.bins.next(bins::floor(grains));
-        while let Some(list) = next {
+        let mut list = self.bins.next(bins::floor(grains))?;
+        loop {
             let keep = if list < sure { LOOKS / 2 } else { 0 };
-            let mut best: Option<(u32, u32)> = None;
-            for id in self.list(list).take(FEW.min(looks - keep)) {
-                looks -= 1;
+            let mut few = FEW.min(looks - keep);
+            let mut id = self.bins.head(list);
+            while few > 0 && id != NONE {
                 let node = &self.nodes[id];
-                let better = best.is_none_or(|(size, _)| node.grains < size);
-                if better
-                    && u64::from(grains) + gap(node.address, align) <= node.grains.into()
-                    && accept(&self.payloads[id as usize])
-                {
-                    best = Some((node.grains, id));
-                    if node.grains == grains {
-                        break;
-                    }
+                let fits = u64::from(grains) + gap(node.address, align) <= u64::from(node.grains);
+                if fits && accept(&self.payloads[id as usize]) {
+                    return Some(id);
                 }
+                id = node.list_after;
+                few -= 1;
+                looks -= 1;
             }
-            if let Some((_, id)) = best {
-                return Some(id);
+            if looks == 0 {
+                return None;
             }
-            next = match looks - keep {
-                0 if keep == 0 => None,
-                0 => self.bins.next(sure),
-                _ => self.bins.next(list + 1),
-            };
+            list = self.bins.next(if looks == keep { sure } else { list + 1 })?;
         }
-        None
     }
 
     /// Cuts a piece out of a free range that is long enough.
@@ -162,46 +156,68 @@ impl<P: Payload> Heap<P> {
     /// A node for a live piece, with a place for its payload.
     pub(super) fn live(&mut self, region: u32, address: u64, grains: u32) -> u32 {
         let id = self.nodes.live(region, address, grains);
-        self.payloads.resize_with(self.nodes.len(), P::default);
+        self.make_room(id);
         id
     }
 
-    /// A free range gets another size, and moves to another list if it must.
-    pub(super) fn resize(&mut self, id: u32, grains: u32) {
-        if bins::floor(self.nodes[id].grains) == bins::floor(grains) {
-            self.nodes[id].grains = grains;
-        } else {
-            self.unlist(id);
-            self.nodes[id].grains = grains;
-            self.list_up(id);
+    /// Every node has a payload.
+    pub(super) fn make_room(&mut self, id: u32) {
+        if id as usize == self.payloads.len() {
+            self.payloads.push(P::default());
         }
     }
 
+    /// A free range gets another size, and moves to another list if it must.
+    #[inline]
+    pub(super) fn resize(&mut self, id: u32, grains: u32) {
+        let (old, new) = (bins::floor(self.nodes[id].grains), bins::floor(grains));
+        if old != new {
+            self.leave(id, old);
+        }
+        self.nodes[id].grains = grains;
+        if old != new {
+            self.enter(id, new);
+        }
+    }
+
+    /// Puts a free range into its list.
     pub(super) fn list_up(&mut self, id: u32) {
-        let list = bins::floor(self.nodes[id].grains);
-        let head = self.bins.head(list);
-        self.nodes[id].list_before = NONE;
-        self.nodes[id].list_after = head;
+        self.enter(id, bins::floor(self.nodes[id].grains));
+    }
+
+    /// Takes a range out of its list.
+    pub(super) fn unlist(&mut self, id: u32) {
+        self.leave(id, bins::floor(self.nodes[id].grains));
+    }
+
+    #[inline]
+    fn enter(&mut self, id: u32, list: usize) {
+        let head = self.bins.push(list, id);
+        let node = &mut self.nodes[id];
+        node.list_before = NONE;
+        node.list_after = head;
         if head != NONE {
             self.nodes[head].list_before = id;
         }
-        self.bins.set_head(list, id);
     }
 
-    pub(super) fn unlist(&mut self, id: u32) {
-        let node = self.nodes[id];
-        if node.list_after != NONE {
-            self.nodes[node.list_after].list_before = node.list_before;
+    #[inline]
+    fn leave(&mut self, id: u32, list: usize) {
+        let node = &self.nodes[id];
+        let (before, after) = (node.list_before, node.list_after);
+        if after != NONE {
+            self.nodes[after].list_before = before;
         }
-        if node.list_before == NONE {
-            self.bins.set_head(bins::floor(node.grains), node.list_after);
+        if before == NONE {
+            self.bins.set_head(list, after);
         } else {
-            self.nodes[node.list_before].list_after = node.list_after;
+            self.nodes[before].list_after = after;
         }
     }
 }
 
 /// Grains from `address` to the next multiple of `align`.
+#[inline]
 fn gap(address: u64, align: u64) -> u64 {
     (address.wrapping_neg() & (align - 1)) / nodes::GRAIN
 }

@@ -145,7 +145,7 @@ impl<P: Payload> Heap<P> {
 
     fn edge(&mut self, region: u32, address: u64) -> u32 {
         let id = self.nodes.edge(region, address);
-        self.payloads.resize_with(self.nodes.len(), P::default);
+        self.make_room(id);
         id
     }
 }
