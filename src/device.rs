@@ -6,9 +6,7 @@ use crate::{
     driver::DeviceInfo,
     error::{Error, Result},
     kernel::{Args, Kernel, Signature},
-    memory::{
-        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, PinnedBuffer, cache::MemoryStats, hazard::Access,
-    },
+    memory::{AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemoryStats, PinnedBuffer, hazard::Access},
     runtime::{gang::Gang, worker::Worker},
     stream::StreamCore,
 };

@@ -3,6 +3,7 @@
 //! Every variant that concerns a device names it (its ordinal in the pool) and the operation. `Error` is `Clone`, so
 //! that every member of a poisoned gang can hold the one cause; the place in the user's code is kept where it helps.
 
+use crate::memory::{OutOfMemoryReport, insight::out_of_memory::Indented};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
 /// `Result` with this crate's [`Error`] unless another is named.
@@ -23,7 +24,8 @@ pub enum Error {
     },
     /// The device's memory, or the limit set for it, is used up. Nothing was lost; a smaller request may succeed.
     #[error(
-        "device {device} is out of memory in {op}: {requested} bytes requested, {in_use} in use, {free} free of {capacity}"
+        "device {device} is out of memory in {op}: {requested} bytes requested, {in_use} in use, {free} free of {capacity}{}",
+        Indented(.report)
     )]
     OutOfMemory {
         /// Ordinal in the pool.
@@ -38,6 +40,8 @@ pub enum Error {
         free: u64,
         /// Bytes of the device, or of the limit.
         capacity: u64,
+        /// Who holds the memory, what was tried, and what may help.
+        report: Arc<OutOfMemoryReport>,
     },
     /// A buffer of one device was given to another device's operation. Copies, and kernels through
     /// [`peer()`](crate::DeviceBuffer::peer), are all that cross devices.

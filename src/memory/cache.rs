@@ -10,9 +10,11 @@
 //! then [`Error::OutOfMemory`], with nothing lost.
 
 use super::{
+    OutOfMemoryReport,
     block::{Block, Chunk, ChunkKind, FreeBlock, Home},
     hazard::{History, all_completed, names_lost_peer, wait_all},
     link::Link,
+    stats::MemoryStats,
 };
 use crate::{
     driver::FaultKind,
@@ -28,22 +30,6 @@ use std::{
 const SLAB: usize = 2 << 20;
 const SMALL: usize = 1 << 20;
 const ALIGN: usize = 256;
-
-/// What a device's memory pool has done and holds, from [`Device::stats`](crate::Device::stats).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryStats {
-    /// Bytes in live buffers, rounded up to their classes.
-    pub in_use: u64,
-    /// The most that `in_use` has been.
-    pub peak: u64,
-    /// Bytes taken from the driver.
-    pub reserved: u64,
-    /// Allocations served.
-    pub allocations: u64,
-    /// Driver calls made for them. It stands still in the steady state.
-    pub driver_calls: u64,
-}
 
 /// The free blocks of one kind of memory, in the hands of their owner.
 pub(crate) struct Cache {
@@ -192,19 +178,28 @@ impl Cache {
     }
 
     fn out_of_memory(&self, op: &'static str, requested: usize) -> Error {
-        let (free, capacity) = match (self.limit, self.link.driver.memory_info()) {
-            (Some(limit), _) => (limit.saturating_sub(self.reserved()), limit),
-            (None, Ok(info)) => info,
-            (None, Err(_)) => (0, 0),
+        let (driver_free, driver_total) = self.link.driver.memory_info().unwrap_or((0, 0));
+        let (device, requested, limit) = (self.link.device, requested as u64, self.limit);
+        let (in_use, reserved) = (self.home.in_use(), self.reserved());
+        let (free, capacity) = match limit {
+            Some(limit) => (limit.saturating_sub(reserved), limit),
+            None => (driver_free, driver_total),
         };
-        Error::OutOfMemory {
-            device: self.link.device,
+        let lists = || self.free.values().flatten().map(|block| block.bytes as u64);
+        let report = Arc::new(OutOfMemoryReport {
+            device,
             op,
-            requested: requested as u64,
-            in_use: self.home.in_use(),
-            free,
-            capacity,
-        }
+            requested,
+            limit,
+            in_use,
+            reserved,
+            free_in_pool: lists().sum(),
+            largest_free: lists().max().unwrap_or(0),
+            driver_free,
+            driver_total,
+            ..Default::default()
+        });
+        Error::OutOfMemory { device, op, requested, in_use, free, capacity, report }
     }
 }
 

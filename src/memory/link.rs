@@ -7,6 +7,7 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
+    memory::OutOfMemoryReport,
     sync::Flag,
 };
 use parking_lot::Mutex;
@@ -85,7 +86,9 @@ impl Link {
             }
             FaultKind::OutOfMemory => {
                 let (free, capacity) = self.driver.memory_info().unwrap_or((0, 0));
-                Error::OutOfMemory { device, op, requested: 0, in_use: 0, free, capacity }
+                let known =
+                    OutOfMemoryReport { device, op, driver_free: free, driver_total: capacity, ..Default::default() };
+                Error::OutOfMemory { device, op, requested: 0, in_use: 0, free, capacity, report: Arc::new(known) }
             }
             FaultKind::Misuse if report.is_some() => Error::Misuse { device, op, report: report.expect("just seen") },
             FaultKind::Deadlock => Error::Deadlock { device, op, who: detail },

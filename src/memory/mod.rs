@@ -5,19 +5,30 @@
 //! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
 //! * [`cache`]: the owner's lists of free blocks. The first pool: size classes, no lock and no driver call in the
 //!   steady state.
+//! * [`insight`], [`stats`]: what people see of it.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
 pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod hazard;
+pub(crate) mod insight;
 pub(crate) mod link;
 pub(crate) mod pinned;
+pub(crate) mod stats;
 pub(crate) mod unified;
 pub(crate) mod view;
 
 pub use buffer::DeviceBuffer;
+pub use insight::{
+    classes::{ClassStats, MemoryClasses},
+    leak::{Leak, LeakReport},
+    out_of_memory::{OutOfMemoryReport, PendingOnStream},
+    site::{CallSite, Holder},
+    snapshot::{BlockInfo, BlockState, ChunkInfo, EventKind, MemoryEvent, MemorySnapshot},
+};
 pub use pinned::PinnedBuffer;
+pub use stats::MemoryStats;
 pub use unified::{UnifiedBuffer, UnifiedRows};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
 

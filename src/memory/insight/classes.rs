@@ -1,0 +1,73 @@
+//! Small blocks by their size.
+
+use super::{
+    snapshot::{BlockInfo, BlockState},
+    units::Bytes,
+};
+use std::{collections::BTreeMap, fmt};
+
+/// How many blocks there are of each size class, from [`MemorySnapshot::classes`](crate::MemorySnapshot::classes). Its
+/// `Display` is a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryClasses {
+    /// By size. Large blocks, which have no class, are not among them.
+    pub classes: Vec<ClassStats>,
+}
+
+/// The blocks of one size class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClassStats {
+    /// Bytes of one block.
+    pub bytes: u64,
+    /// Blocks in use.
+    pub live: usize,
+    /// Blocks that anybody may have at once.
+    pub free: usize,
+    /// Freed blocks that queued work still uses.
+    pub pending: usize,
+}
+
+impl MemoryClasses {
+    pub(crate) fn of(blocks: &[BlockInfo]) -> Self {
+        let mut classes = BTreeMap::<u64, ClassStats>::new();
+        for block in blocks {
+            let Some(bytes) = block.class else { continue };
+            let class = classes.entry(bytes).or_insert(ClassStats { bytes, ..ClassStats::default() });
+            match block.state {
+                BlockState::Live => class.live += 1,
+                BlockState::Free => class.free += 1,
+                BlockState::Pending => class.pending += 1,
+            }
+        }
+        MemoryClasses { classes: classes.into_values().collect() }
+    }
+}
+
+impl fmt::Display for MemoryClasses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "     block     live     free  pending")?;
+        for ClassStats { bytes, live, free, pending } in &self.classes {
+            write!(f, "\n{:>10} {live:>8} {free:>8} {pending:>8}", Bytes(*bytes))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn are_counted_by_state() {
+        let block = |class, state| BlockInfo { class, state, ..BlockInfo::default() };
+        let (live, free, pending) = (BlockState::Live, BlockState::Free, BlockState::Pending);
+        let blocks = [(Some(4096), live), (Some(256), free), (Some(256), live), (Some(256), pending), (None, live)];
+        let classes = MemoryClasses::of(&blocks.map(|(class, state)| block(class, state)));
+        let expected = "     block     live     free  pending
+     256 B        1        1        1
+   4.0 KiB        1        0        0";
+        assert_eq!(classes.to_string(), expected);
+    }
+}

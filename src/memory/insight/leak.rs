@@ -1,0 +1,81 @@
+//! What is still live when a pool closes.
+
+use super::{
+    HOW_TO_RECORD,
+    site::{CallSite, Name},
+    units::{Bytes, count},
+};
+use std::fmt;
+
+/// Live buffers of one call site on one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leak {
+    /// The device's ordinal in the pool.
+    pub device: usize,
+    /// Who asked for them; none without recording, or for what is older than it.
+    pub site: Option<CallSite>,
+    /// How many.
+    pub blocks: usize,
+    /// Their bytes, rounded up to their classes.
+    pub bytes: u64,
+}
+
+/// Buffers that are still live, by device and call site, from [`GpuPool::leaks`](crate::GpuPool::leaks). A buffer may
+/// outlive its pool, so this is a list of suspects. Its `Display` is meant for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeakReport {
+    /// By device, the most bytes first.
+    pub leaks: Vec<Leak>,
+}
+
+impl LeakReport {
+    /// Whether nothing is live.
+    pub fn is_empty(&self) -> bool {
+        self.leaks.is_empty()
+    }
+
+    /// Bytes on all devices.
+    pub fn bytes(&self) -> u64 {
+        self.leaks.iter().map(|leak| leak.bytes).sum()
+    }
+}
+
+impl fmt::Display for LeakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("no buffer is live");
+        }
+        let blocks = self.leaks.iter().map(|leak| leak.blocks).sum();
+        write!(f, "{} in {} still live", Bytes(self.bytes()), count(blocks, "buffer"))?;
+        for Leak { device, site, blocks, bytes } in &self.leaks {
+            let (bytes, blocks) = (Bytes(*bytes), count(*blocks, "buffer"));
+            write!(f, "\n  device {device}: {bytes:>10} in {blocks:<12} {}", Name(site.as_ref()))?;
+        }
+        if self.leaks.iter().all(|leak| leak.site.is_none()) {
+            write!(f, "\n  call sites are recorded with {HOW_TO_RECORD}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::site::site, *};
+
+    #[test]
+    fn in_words() {
+        let leak = |device, site, blocks, bytes| Leak { device, site, blocks, bytes };
+        let leaks = vec![leak(0, Some(site("upload", 12)), 3, 24 << 20), leak(1, Some(site("zeros", 7)), 1, 512)];
+        let expected = "\
+24.0 MiB in 4 buffers still live
+  device 0:   24.0 MiB in 3 buffers    upload at src/train.rs:12:9
+  device 1:      512 B in 1 buffer     zeros at src/train.rs:7:9";
+        assert_eq!(LeakReport { leaks }.to_string(), expected);
+
+        let unknown = LeakReport { leaks: vec![leak(0, None, 1, 256)] }.to_string();
+        assert!(unknown.contains("call site not recorded") && unknown.contains(HOW_TO_RECORD), "{unknown}");
+        assert_eq!(LeakReport::default().to_string(), "no buffer is live");
+    }
+}

@@ -1,0 +1,169 @@
+//! What the owner of a pool writes down while recording is on.
+//!
+//! Live blocks are kept exactly, however many; what happened is kept in a ring, so that a long run costs a bounded
+//! amount of memory and one knows the recent past, which is what one asks for after running out of memory (as PyTorch's
+//! `_record_memory_history(max_entries)` does).
+
+use super::{
+    leak::Leak,
+    site::{CallSite, Holder, holders},
+    snapshot::{BlockState, EventKind, MemoryEvent, MemorySnapshot},
+};
+use crate::driver::{Address, check::Place};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Instant,
+};
+
+/// How many events are kept unless another number is asked for. An event is 80 bytes.
+pub(crate) const EVENTS: usize = 65_536;
+
+/// The records of one device's pool, in the hands of its owner.
+pub(crate) struct Ledger {
+    device: usize,
+    began: Instant,
+    live: HashMap<Address, Live>,
+    live_bytes: u64,
+    events: VecDeque<Event>,
+    capacity: usize,
+    dropped: u64,
+}
+
+/// A block in use.
+#[derive(Clone, Copy)]
+struct Live {
+    bytes: u64,
+    requested: u64,
+    stream: u64,
+    place: Option<Place>,
+    since: u64,
+}
+
+struct Event {
+    micros: u64,
+    kind: EventKind,
+    address: Address,
+    bytes: u64,
+    requested: u64,
+    stream: u64,
+    place: Option<Place>,
+}
+
+impl Ledger {
+    /// For a pool that is being built now, with room for the latest `capacity` events.
+    pub(crate) fn new(device: usize, capacity: usize) -> Self {
+        Ledger {
+            device,
+            began: Instant::now(),
+            live: HashMap::new(),
+            live_bytes: 0,
+            events: VecDeque::new(),
+            capacity,
+            dropped: 0,
+        }
+    }
+
+    /// A block of `bytes` was handed out for `requested`.
+    pub(crate) fn allocated(&mut self, at: Address, requested: usize, bytes: usize, stream: u64, place: Option<Place>) {
+        let (bytes, requested, since) = (bytes as u64, requested as u64, self.micros());
+        let before = self.live.insert(at, Live { bytes, requested, stream, place, since });
+        self.live_bytes = self.live_bytes - before.map_or(0, |b| b.bytes) + bytes;
+        self.note(Event { micros: since, kind: EventKind::Allocated, address: at, bytes, requested, stream, place });
+    }
+
+    /// The owner has seen that the block at `at` was freed: by itself, or (`remote`) by another thread some time ago.
+    /// Blocks from before recording began are nobody's business.
+    pub(crate) fn freed(&mut self, at: Address, remote: bool) {
+        let Some(Live { bytes, requested, stream, place, .. }) = self.live.remove(&at) else { return };
+        self.live_bytes -= bytes;
+        let kind = if remote { EventKind::FreedRemotely } else { EventKind::Freed };
+        let micros = self.micros();
+        self.note(Event { micros, kind, address: at, bytes, requested, stream, place });
+    }
+
+    /// The driver gave memory.
+    pub(crate) fn mapped(&mut self, at: Address, bytes: u64) {
+        self.note_chunk(EventKind::Mapped, at, bytes);
+    }
+
+    /// The driver got memory back.
+    pub(crate) fn unmapped(&mut self, at: Address, bytes: u64) {
+        self.note_chunk(EventKind::Unmapped, at, bytes);
+    }
+
+    /// Somebody asked the pool to shrink, and it gave back this much in all (each piece is noted as unmapped, too).
+    pub(crate) fn trimmed(&mut self, bytes: u64) {
+        self.note_chunk(EventKind::Trimmed, 0, bytes);
+    }
+
+    /// A request was refused.
+    pub(crate) fn out_of_memory(&mut self, requested: usize, place: Option<Place>) {
+        let (micros, requested) = (self.micros(), requested as u64);
+        let kind = EventKind::OutOfMemory;
+        self.note(Event { micros, kind, address: 0, bytes: requested, requested, stream: 0, place });
+    }
+
+    /// Bytes in live blocks that were recorded.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Who holds the recorded live blocks, the most bytes first.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        holders(self.live.values().map(|live| (live.place.map(CallSite::from), live.bytes)))
+    }
+
+    /// The same, as what a closing pool complains of.
+    pub(crate) fn leaks(&self) -> Vec<Leak> {
+        let Self { device, .. } = *self;
+        let leak = |Holder { site, blocks, bytes }| Leak { device, site, blocks, bytes };
+        self.holders().into_iter().map(leak).collect()
+    }
+
+    /// Microseconds since the pool was built.
+    pub(crate) fn micros(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
+    /// Adds what was recorded to what the pool knows of the present: who asked for each live block, the past, the time.
+    pub(crate) fn complete(&self, snapshot: &mut MemorySnapshot) {
+        snapshot.taken_at = self.micros();
+        snapshot.recorded = true;
+        snapshot.dropped_events = self.dropped;
+        snapshot.events = self.events.iter().map(Event::show).collect();
+        for block in snapshot.blocks.iter_mut().filter(|block| block.state == BlockState::Live) {
+            if let Some(live) = self.live.get(&block.address) {
+                block.requested = live.requested;
+                block.stream = Some(live.stream);
+                block.site = live.place.map(CallSite::from);
+                block.since = Some(live.since);
+            }
+        }
+    }
+
+    fn note_chunk(&mut self, kind: EventKind, address: Address, bytes: u64) {
+        let micros = self.micros();
+        self.note(Event { micros, kind, address, bytes, requested: 0, stream: 0, place: None });
+    }
+
+    fn note(&mut self, event: Event) {
+        if self.events.len() >= self.capacity {
+            self.dropped += 1;
+            if self.events.pop_front().is_none() {
+                return;
+            }
+        }
+        self.events.push_back(event);
+    }
+}
+
+impl Event {
+    fn show(&self) -> MemoryEvent {
+        let Event { micros, kind, address, bytes, requested, stream, place } = *self;
+        MemoryEvent { micros, kind, address, bytes, requested, stream, site: place.map(CallSite::from) }
+    }
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -1,0 +1,65 @@
+//! Numbers as people read them.
+
+use std::fmt;
+
+/// Bytes in binary units: `512 B`, `1.5 KiB`, `24.0 MiB`, `1.25 GiB`.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        let mut units = [("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2), ("PiB", 2), ("EiB", 2)].into_iter().peekable();
+        let mut value = self.0 as f64 / 1024.0;
+        // 1023.96 KiB would be printed as 1024.0 KiB: that is 1.0 MiB.
+        while value >= 1023.95 && units.len() > 1 {
+            value /= 1024.0;
+            units.next();
+        }
+        let (unit, digits) = *units.peek().expect("the last is never taken");
+        f.pad(&format!("{value:.digits$} {unit}"))
+    }
+}
+
+/// Microseconds as a time: `850 us`, `12.34 ms`, `3.200 s`.
+#[derive(Clone, Copy)]
+pub(crate) struct Micros(pub(crate) u64);
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&match self.0 {
+            us @ 0..1000 => format!("{us} us"),
+            us @ 1000..1_000_000 => format!("{:.2} ms", us as f64 / 1e3),
+            us => format!("{:.3} s", us as f64 / 1e6),
+        })
+    }
+}
+
+/// `1 block`, `2 blocks`.
+pub(crate) fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes() {
+        let shown = |bytes: u64| Bytes(bytes).to_string();
+        assert_eq!(["0 B", "1023 B"], [shown(0), shown(1023)]);
+        assert_eq!(["1.0 KiB", "1.5 KiB"], [shown(1024), shown(1536)]);
+        assert_eq!(["1.0 MiB", "24.0 MiB", "1023.0 MiB"], [shown((1 << 20) - 1), shown(24 << 20), shown(1023 << 20)]);
+        assert_eq!(["1.25 GiB", "16.00 EiB"], [shown(5 << 28), shown(u64::MAX)]);
+        assert_eq!(format!("[{:>9}]", Bytes(24 << 20)), "[ 24.0 MiB]");
+    }
+
+    #[test]
+    fn times() {
+        let shown = |us: u64| Micros(us).to_string();
+        assert_eq!(["0 us", "999 us", "1.00 ms"], [shown(0), shown(999), shown(1000)]);
+        assert_eq!(["12.34 ms", "3.200 s"], [shown(12_340), shown(3_200_000)]);
+    }
+}

@@ -1,0 +1,90 @@
+//! The pool's counters.
+
+use super::insight::units::Bytes;
+use std::fmt;
+
+/// What a device's memory pool has done and holds, from [`Device::stats`](crate::Device::stats). Its `Display` is meant
+/// for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// Bytes in live buffers, rounded up to their classes.
+    pub in_use: u64,
+    /// The most that `in_use` has been.
+    pub peak: u64,
+    /// Bytes that live buffers asked for; what is missing to `in_use` is lost to rounding.
+    pub requested: u64,
+    /// Bytes taken from the driver.
+    pub reserved: u64,
+    /// The most that `reserved` has been.
+    pub peak_reserved: u64,
+    /// Bytes that were freed while work that uses them was still queued: no other stream gets them without a wait.
+    pub pending: u64,
+    /// Allocations served.
+    pub allocations: u64,
+    /// Buffers that were dropped on another thread than the device's own.
+    pub remote_frees: u64,
+    /// Allocations that got memory last used on another stream.
+    pub steals: u64,
+    /// Waits that had to be put into a stream for that. The other steals found the memory at rest, or ordered already.
+    pub waits: u64,
+    /// Allocations for which the pool's own lists were not enough: something had to be merged, mapped, flushed or waited
+    /// for. It stands still in the steady state.
+    pub ladder: u64,
+    /// Chunks that are cut into blocks of one size.
+    pub slabs: u64,
+    /// Driver calls made for allocations. It stands still in the steady state.
+    pub driver_calls: u64,
+}
+
+impl fmt::Display for MemoryStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allocations, remote_frees, steals, waits, ladder, slabs, driver_calls, .. } = self;
+        writeln!(
+            f,
+            "in use       {:>10}, asked for {}, at most {}",
+            Bytes(self.in_use),
+            Bytes(self.requested),
+            Bytes(self.peak)
+        )?;
+        let at_most = Bytes(self.peak_reserved);
+        writeln!(f, "reserved     {:>10}, at most {at_most}; slabs: {slabs}", Bytes(self.reserved))?;
+        writeln!(f, "pending      {:>10} freed, but still used by queued work", Bytes(self.pending))?;
+        writeln!(f, "allocations  {allocations:>10}, beyond the own lists: {ladder}; driver calls: {driver_calls}")?;
+        writeln!(f, "other stream {steals:>10} allocations, with a wait: {waits}")?;
+        write!(f, "other thread {remote_frees:>10} frees")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_words() {
+        let stats = MemoryStats {
+            in_use: 3 << 20,
+            peak: 5 << 30,
+            requested: 2_900_000,
+            reserved: 64 << 20,
+            peak_reserved: 6 << 30,
+            pending: 512,
+            allocations: 1_000_000,
+            remote_frees: 7,
+            steals: 12,
+            waits: 2,
+            ladder: 9,
+            slabs: 4,
+            driver_calls: 11,
+        };
+        let expected = "\
+in use          3.0 MiB, asked for 2.8 MiB, at most 5.00 GiB
+reserved       64.0 MiB, at most 6.00 GiB; slabs: 4
+pending           512 B freed, but still used by queued work
+allocations     1000000, beyond the own lists: 9; driver calls: 11
+other stream         12 allocations, with a wait: 2
+other thread          7 frees";
+        assert_eq!(stats.to_string(), expected);
+    }
+}
