@@ -618,7 +618,7 @@ fn a_software_gpu_runs_out_of_memory() {
             let first = dev.upload(&vec![dev.index() as u8; 12 * MIB])?;
             for _ in 0..3 {
                 match failure(dev.upload(&vec![0u8; 24 * MIB])) {
-                    Error::OutOfMemory { device, op: "upload", requested, in_use, free, capacity } => {
+                    Error::OutOfMemory { device, op: "upload", requested, in_use, free, capacity, .. } => {
                         assert_eq!((device, capacity), (dev.index(), 32 * MIB as u64));
                         assert!(requested >= 24 * MIB as u64 && in_use >= 12 * MIB as u64 && free < 24 * MIB as u64);
                     }

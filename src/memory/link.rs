@@ -7,7 +7,8 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
-    sync::{Flag, Spares},
+    memory::OutOfMemoryReport,
+    sync::Flag,
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};

@@ -5,6 +5,7 @@
 //! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
 //! * [`cache`]: the owner's lists of free blocks. The first pool: size classes, no lock and no driver call in the
 //!   steady state.
+//! * [`insight`], [`stats`]: what people see of it.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
 pub(crate) mod backing;
@@ -12,8 +13,6 @@ pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod hazard;
-#[allow(dead_code)] // Until the pool stands on it.
-pub(crate) mod heap;
 pub(crate) mod insight;
 pub(crate) mod link;
 pub(crate) mod pinned;

@@ -89,7 +89,7 @@ impl Layout {
         let bottom = first.at(from);
         let top = last.at(to);
         (from < to && from >= first.from && to <= last.until && top > bottom)
-            .then_some((self.height - top, top - bottom))
+            .then_some(((self.height - top).max(0.0), top - bottom))
     }
 }
 

@@ -50,7 +50,7 @@ fn write(out: &mut String, devices: &[MemorySnapshot]) -> fmt::Result {
         }
         about(out, snapshot)?;
         tiles(out, &snapshot.stats)?;
-        let (picture, left_out) = picture::draw(snapshot, &history);
+        let (picture, left_out) = picture::draw(snapshot, &history, index);
         writeln!(out, "<figure>\n{picture}")?;
         if left_out > 0 {
             writeln!(out, "<figcaption>The {left_out} smallest rectangles are not drawn.</figcaption>")?;
@@ -192,6 +192,9 @@ mod tests {
     }
 
     proptest! {
+        // Each case is a whole page.
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
         #[test]
         fn any_snapshot_makes_a_page(snapshots in prop::collection::vec(snapshots::any_snapshot(), 0..3)) {
             assert_well_formed(&page(&snapshots));

@@ -36,8 +36,8 @@ struct Plot {
     height: f64,
 }
 
-/// A picture within a page, and how many blocks it leaves out because they would be the smallest.
-pub(crate) fn draw(snapshot: &MemorySnapshot, history: &History) -> (String, usize) {
+/// A picture within a page, the `index`th there, and how many blocks it leaves out because they would be the smallest.
+pub(crate) fn draw(snapshot: &MemorySnapshot, history: &History, index: usize) -> (String, usize) {
     let mut out = String::new();
     let label = format!("Memory of device {} over time", snapshot.device);
     write(
@@ -50,7 +50,7 @@ pub(crate) fn draw(snapshot: &MemorySnapshot, history: &History) -> (String, usi
             times(snapshot, history)
         ),
     );
-    let left_out = content(&mut out, snapshot, history);
+    let left_out = content(&mut out, snapshot, history, index);
     out.push_str("</svg>\n");
     (out, left_out)
 }
@@ -65,7 +65,7 @@ pub(crate) fn standalone(snapshot: &MemorySnapshot) -> String {
          height=\"{height}\">\n<style>\n{STYLE}</style>\n",
         SIZE.0, SIZE.0
     );
-    content(&mut out, snapshot, &history);
+    content(&mut out, snapshot, &history, 0);
     for (i, row) in rows.iter().enumerate() {
         let y = SIZE.1 + 20.0 * i as f64;
         let (colour, peak, x) = (colour(i, row), Bytes(row.peak), LEFT + 18.0);
@@ -88,9 +88,9 @@ pub(crate) fn colour(index: usize, row: &Row) -> String {
     if row.site.is_none() { "cn".to_owned() } else { format!("c{}", index.min(COLOURS)) }
 }
 
-fn content(out: &mut String, snapshot: &MemorySnapshot, history: &History) -> usize {
-    // Names are of the document, and a page may hold a picture of each device.
-    let hatch = format!("hatch-{}", snapshot.device);
+fn content(out: &mut String, snapshot: &MemorySnapshot, history: &History, index: usize) -> usize {
+    // Such names are of the whole document, and a page may hold several pictures.
+    let hatch = format!("hatch-{index}");
     write(
         out,
         format_args!(
