@@ -7,6 +7,7 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
+    stream::word::Words,
     sync::Flag,
 };
 use parking_lot::Mutex;
@@ -33,6 +34,8 @@ pub(crate) struct Link {
     /// A free that the checker has refused: frees cannot return it, so `close` does.
     refused: Mutex<Option<Arc<Report>>>,
     events: Mutex<Vec<RawEvent>>,
+    /// Where its streams tell how far they are.
+    pub(crate) words: Words,
     timing_events: Mutex<Vec<RawEvent>>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
@@ -67,6 +70,7 @@ impl Link {
             lost: Flag::new(),
             refused: Mutex::new(None),
             events: Mutex::default(),
+            words: Words::default(),
             timing_events: Mutex::default(),
             #[cfg(feature = "cuda")]
             cudarc: Default::default(),
@@ -213,6 +217,7 @@ impl Drop for Link {
             // SAFETY: spare events belong to this device and nobody else has them.
             let _ = unsafe { self.driver.event_destroy(event) };
         }
+        std::mem::take(&mut self.words).end(self);
     }
 }
 

@@ -33,6 +33,7 @@ pub mod shim;
 #[doc(hidden)]
 pub mod site;
 mod turnstile;
+mod word;
 
 pub use commit::CommitWord;
 pub use event_count::EventCount;
@@ -42,3 +43,4 @@ pub use latch::CountLatch;
 pub use rendezvous::{Broken, Rendezvous};
 pub use sequence::{Flag, Sequence, unique_id};
 pub use turnstile::Turnstile;
+pub use word::{load_word, store_word};
