@@ -1,29 +1,27 @@
 //! Streams: queues of device work, numbered so that anyone can say what he waits for.
 
 mod marks;
+mod milestone;
+pub(crate) mod word;
 
 use crate::{
-    driver::{Fault, FaultKind, RawEvent, RawStream, check::Token, host},
+    driver::{Fault, FaultKind, RawEvent, RawStream, check::Token},
     error::{Error, Result},
     memory::link::Link,
     plant::Bug,
     sync::{Sequence, unique_id},
 };
 use marks::Marks;
+use milestone::Milestones;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
-    collections::VecDeque,
     marker::PhantomData,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-/// Operations between two milestones.
-const MILESTONE: u64 = 16;
-/// Milestones kept; of more, every second one goes.
-const MILESTONES: usize = 32;
 /// How often a waiting host thread looks for milestones, and whether it should stop.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -40,11 +38,13 @@ pub(crate) struct StreamCore {
     pub(crate) id: u64,
     submitted: Sequence,
     completed: Sequence,
-    /// Events behind every [`MILESTONE`]th operation, with its number: they tell a long queue from a stuck one.
-    milestones: Mutex<VecDeque<(RawEvent, u64)>>,
+    /// As far as waits of the host have come, which also tell what has gone wrong.
+    waited: Sequence,
+    /// Behind every so many operations: they tell how far the stream is without a call, and a long queue from a stuck one.
+    milestones: Milestones,
     /// Instead of milestones, where operations run one at a time.
     marks: Marks,
-    /// There: how many operations had completed when `has_advanced` was last asked.
+    /// How many operations had completed when `has_advanced` was last asked.
     seen: Sequence,
     /// For other streams (by id): up to which of their operations this stream already waits.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
@@ -59,7 +59,8 @@ impl StreamCore {
             id: unique_id(),
             submitted: Sequence::new(),
             completed: Sequence::new(),
-            milestones: Mutex::default(),
+            waited: Sequence::new(),
+            milestones: Milestones::new(link),
             seen: Sequence::new(),
             marks: Marks::default(),
             known: Mutex::default(),
@@ -71,54 +72,10 @@ impl StreamCore {
         let sequence = self.submitted.fetch_advance();
         if self.link.stepped {
             self.marks.set(self, sequence);
-        } else if sequence.is_multiple_of(MILESTONE) {
+        } else if milestone::is_due(sequence) {
             self.set_milestone();
         }
         sequence
-    }
-
-    /// Best effort: without a milestone only the deadline is less patient.
-    fn set_milestone(&self) {
-        let Ok((event, covered)) = self.record("milestone", false) else { return };
-        let mut milestones = self.milestones.lock();
-        if milestones.len() >= MILESTONES {
-            self.pass(&mut milestones);
-        }
-        if milestones.len() >= MILESTONES {
-            let mut keep = false;
-            milestones.retain(|&(event, _)| {
-                keep = !keep;
-                if !keep {
-                    self.link.give_event(event, false);
-                }
-                keep
-            });
-        }
-        milestones.push_back((event, covered));
-    }
-
-    /// Whether operations have completed since this was last asked, as far as milestones tell.
-    pub(crate) fn has_advanced(&self) -> bool {
-        if self.link.stepped {
-            let (before, now) = (self.seen.get(), host::completed(&*self.link.driver, self.raw));
-            self.seen.raise_to(now);
-            return now > before;
-        }
-        self.pass(&mut self.milestones.lock())
-    }
-
-    /// Takes out the milestones that the stream has passed; whether there were any.
-    fn pass(&self, milestones: &mut VecDeque<(RawEvent, u64)>) -> bool {
-        let before = milestones.len();
-        while let Some(&(event, covered)) = milestones.front() {
-            if !matches!(self.link.driver.event_query(event), Ok(true)) {
-                break;
-            }
-            self.complete(covered);
-            self.link.give_event(event, false);
-            milestones.pop_front();
-        }
-        milestones.len() < before
     }
 
     /// Operations submitted so far.
@@ -126,7 +83,7 @@ impl StreamCore {
         self.submitted.get()
     }
 
-    /// Whether operation `sequence` is known to have completed, without asking the driver. The calling thread may rely on
+    /// Whether operation `sequence` is known to have completed, without a call of the driver. The calling thread may rely on
     /// it.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
         let over = self.is_over(sequence);
@@ -140,6 +97,7 @@ impl StreamCore {
     /// [`known_over`](Self::known_over) handed to him.
     pub(crate) fn is_over(&self, sequence: u64) -> bool {
         self.completed.get() >= sequence
+            || self.look(sequence)
             || self.link.planted(Bug::CompletedTooEarly) && sequence <= self.submitted.get()
     }
 
@@ -148,12 +106,18 @@ impl StreamCore {
         self.link.watch().map(|watch| Box::new(watch.checker.observed(watch.device, self.raw)))
     }
 
-    /// The calling thread has learned that the first `sequence` operations are over.
+    /// The calling thread has learned, from the driver, that the first `sequence` operations are over.
     fn complete(&self, sequence: u64) {
         if let Some(watch) = self.link.watch() {
             watch.checker.publish(watch.device, self.raw);
         }
         self.completed.raise_to(sequence);
+    }
+
+    /// The same after a wait.
+    fn complete_waited(&self, sequence: u64) {
+        self.complete(sequence);
+        self.waited.raise_to(sequence);
     }
 
     /// Records a fresh event; returns it with the number of operations that it covers.
@@ -235,12 +199,13 @@ impl StreamCore {
     /// `stop` says so. `stop` is asked every few milliseconds and told whether the stream has got on.
     pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn(bool) -> bool) -> Result<()> {
         let covered = self.submitted.get();
-        if self.has_completed(covered) {
+        // Not because a word says so: what has gone wrong is told by the driver.
+        if self.waited.get() >= covered && self.has_completed(covered) {
             return Ok(());
         }
         let idle = || self.link.check(op, self.link.driver.stream_wait_idle(self.raw, TICK));
         self.wait_while_advancing(op, limit, idle, stop)?;
-        self.complete(covered);
+        self.complete_waited(covered);
         Ok(())
     }
 
@@ -273,23 +238,21 @@ impl StreamCore {
         let passed = |event| self.link.check(op, self.link.driver.event_wait(event, TICK));
         if let Some((covered, mark)) = self.marks.find(sequence) {
             self.wait_while_advancing(op, limit, || passed(mark.event), |_| false)?;
-            self.complete(covered);
+            self.complete_waited(covered);
             return Ok(());
         }
         let (event, covered) = self.record(op, false)?;
         let waited = self.wait_while_advancing(op, limit, || passed(event), |_| false);
         self.link.give_event(event, false);
         waited?;
-        self.complete(covered);
+        self.complete_waited(covered);
         Ok(())
     }
 }
 
 impl Drop for StreamCore {
     fn drop(&mut self) {
-        for (event, _) in self.milestones.get_mut().drain(..) {
-            self.link.give_event(event, false);
-        }
+        self.milestones.end(&self.link);
         // SAFETY: the last reference is going, so nobody submits to the stream any more.
         let _ = unsafe { self.link.driver.stream_destroy(self.raw) };
     }

@@ -61,7 +61,7 @@ suite! {
         a_wrong_owner_is_refused;
     kernels: launch_with_slices_and_values launches_follow_their_stream garbage_modules_harm_nothing
         missing_functions_are_reported;
-    values: a_value_orders_two_streams values_compare_cyclically the_host_writes_a_value a_value_orders_two_devices;
+    values: a_value_orders_two_streams values_compare_cyclically the_host_writes_a_value a_value_orders_two_devices the_host_looks_at_a_value;
 }
 
 #[cfg(feature = "blas")]

@@ -238,6 +238,16 @@ pub trait Driver: Send + Sync + 'static {
     /// # Safety
     /// As [`write_value`](Self::write_value).
     unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
+
+    /// The host looks at an 8-byte word of page-locked memory: a load with acquire, no call of the driver. Who sees a value
+    /// that [`write_value`](Self::write_value) wrote may rely on what its stream did before; a checker takes it for an edge.
+    ///
+    /// # Safety
+    /// `address` is an 8-byte aligned word of live memory of [`host_alloc`](Self::host_alloc).
+    unsafe fn poll_value(&self, address: Address) -> u64 {
+        // SAFETY: the caller's promise; devices write such words atomically, and so does the host.
+        unsafe { crate::sync::load_word(std::ptr::with_exposed_provenance(address as usize)) }
+    }
 }
 
 /// A shared handle to a device's driver.

@@ -7,7 +7,7 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
-    memory::OutOfMemoryReport,
+    stream::word::Words,
     sync::Flag,
 };
 use parking_lot::Mutex;
@@ -33,8 +33,10 @@ pub(crate) struct Link {
     lost: Flag,
     /// A free that the checker has refused: frees cannot return it, so `close` does.
     refused: Mutex<Option<Arc<Report>>>,
-    events: Spares<RawEvent>,
-    timing_events: Spares<RawEvent>,
+    events: Mutex<Vec<RawEvent>>,
+    /// Where its streams tell how far they are.
+    pub(crate) words: Words,
+    timing_events: Mutex<Vec<RawEvent>>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
@@ -67,8 +69,9 @@ impl Link {
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),
-            events: Spares::new(),
-            timing_events: Spares::new(),
+            events: Mutex::default(),
+            words: Words::default(),
+            timing_events: Mutex::default(),
             #[cfg(feature = "cuda")]
             cudarc: Default::default(),
         }
@@ -215,6 +218,7 @@ impl Drop for Link {
             // SAFETY: spare events belong to this device and nobody else has them.
             let _ = unsafe { self.driver.event_destroy(event) };
         }
+        std::mem::take(&mut self.words).end(self);
     }
 }
 

@@ -94,3 +94,27 @@ pub fn a_value_orders_two_devices(rig: &Rig) {
     }
     sa.wait();
 }
+
+/// What the host sees in a word is over, without a call.
+pub fn the_host_looks_at_a_value(rig: &Rig) {
+    let device = rig.one();
+    if !able(device) {
+        return;
+    }
+    let (s, x, to, flag) = (stream(device), mem(device, 4096), pinned(device, 4096), pinned(device, 8));
+    // SAFETY: an aligned word of live page-locked memory.
+    let look = || unsafe { device.poll_value(flag.raw as u64) };
+    for round in 1..20 {
+        let gate = s.gate();
+        s.fill(&x, round as u32);
+        s.down(&to, &x);
+        write_value(&s, flag.raw as u64, round);
+        assert_eq!(look(), round - 1);
+        gate.open();
+        while look() < round {
+            thread::yield_now();
+        }
+        assert_eq!(to.words(), [round as u32; 1024]);
+    }
+    s.wait();
+}

@@ -378,4 +378,14 @@ impl Driver for Checked {
         let forward = || unsafe { self.inner.wait_value(address, value, stream) };
         state.wait_flag(by, (self.index, stream.0), call, (address, value), forward)
     }
+
+    unsafe fn poll_value(&self, address: Address) -> u64 {
+        let (mut state, by) = self.checker.enter();
+        // SAFETY: the caller's promise. Under the lock, so that whoever wrote the value is in the account.
+        let value = unsafe { self.inner.poll_value(address) };
+        if let Some(clock) = state.flags.seen(address, value) {
+            state.learn(by, &clock);
+        }
+        value
+    }
 }

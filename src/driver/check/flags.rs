@@ -12,12 +12,15 @@ use std::{
     sync::Arc,
 };
 
-/// Writes of one word that are kept. The oldest go first: at worst a wait for an old value learns a little too much.
+/// Writes of one word that are kept. The oldest go first: at worst a wait for an old value learns a little too much. Of a
+/// word that the host looks at all are kept that it has not got past: it may rely on exactly what it has seen.
 const KEPT: usize = 64;
 
 #[derive(Default)]
 struct Word {
     writes: VecDeque<Write>,
+    /// Whether the host looks at it.
+    polled: bool,
     waiting: Vec<Arc<Mark>>,
 }
 
@@ -65,6 +68,20 @@ impl Flags {
         let mut common = firsts.next()?.clock.clone();
         firsts.for_each(|write| common.meet(&write.clock));
         Some(common)
+    }
+
+    /// What a host thread learns that has read `value`: what the last write knew that this value tells of.
+    pub fn seen(&mut self, address: Address, value: u64) -> Option<Clock> {
+        let word = self.0.get_mut(&address)?;
+        let told = |write: &Write| write.value.is_some_and(|have| satisfies(value, have));
+        let at = word.writes.iter().rposition(told);
+        if let Some(at) = at {
+            word.writes.drain(..at);
+        }
+        // That one is not kept any more, if the word was never looked at.
+        let forgotten = at.is_none() && !word.polled && word.writes.len() == KEPT;
+        word.polled = true;
+        word.writes.front().filter(|_| at.is_some() || forgotten).map(|write| write.clock.clone())
     }
 
     /// A stream waits for what nobody is known to have written.
@@ -121,7 +138,7 @@ impl Flags {
 
 impl Word {
     fn push(&mut self, write: Write) {
-        if self.writes.len() == KEPT {
+        if self.writes.len() >= KEPT && !self.polled {
             self.writes.pop_front();
         }
         self.writes.push_back(write);
@@ -168,5 +185,26 @@ mod tests {
             flags.write(0, i, 1, i, clock(&[(1, i)]));
         }
         assert_eq!(flags.0[&0].writes.len(), KEPT);
+    }
+
+    #[test]
+    fn who_reads_a_value_learns_what_its_write_knew_and_no_more() {
+        let mut flags = Flags::default();
+        assert!(flags.seen(0, 0).is_none());
+        for i in 1..=3 {
+            flags.write(0, 16 * i, 1, i, clock(&[(1, i)]));
+        }
+        assert!(flags.seen(0, 0).is_none(), "none of them has been seen");
+        let second = flags.seen(0, 32).unwrap();
+        assert!(second.covers(1, 2) && !second.covers(1, 3));
+        // From now on nothing is lost before it has been seen, however much there is.
+        for i in 4..=1000 {
+            flags.write(0, 16 * i, 1, i, clock(&[(1, i)]));
+        }
+        for i in [3, 500, 1000] {
+            let seen = flags.seen(0, 16 * i).unwrap();
+            assert!(seen.covers(1, i) && !seen.covers(1, i + 1));
+        }
+        assert_eq!(flags.0[&0].writes.len(), 1);
     }
 }

@@ -165,6 +165,25 @@ impl Checker {
         }
     }
 
+    /// The calling thread reads from a stream's own word how far it is, for others to [`observe`](Self::observe). The thread
+    /// itself learns nothing: it may have been tidying up only, and what it happens to see depends on time.
+    pub(crate) fn publish_word(
+        &self,
+        device: usize,
+        stream: RawStream,
+        address: Address,
+        read: impl FnOnce() -> u64,
+    ) -> u64 {
+        let mut state = self.state.lock();
+        let State { flags, streams, .. } = &mut *state;
+        // Under the lock, so that whoever wrote the value is in the account.
+        let value = read();
+        if let (Some(clock), Some(stream)) = (flags.seen(address, value), streams.get_mut(&(device, stream.0))) {
+            stream.done.join(&clock);
+        }
+        value
+    }
+
     /// The calling thread has read how far a stream is.
     pub(crate) fn observe(&self, device: usize, stream: RawStream) {
         let (mut state, by) = self.enter();

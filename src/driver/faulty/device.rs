@@ -367,4 +367,9 @@ impl Driver for Faulty {
         // SAFETY: the caller's promise is the same.
         unsafe { self.inner.wait_value(address, value, stream) }
     }
+
+    unsafe fn poll_value(&self, address: Address) -> u64 {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.inner.poll_value(address) }
+    }
 }

@@ -31,6 +31,10 @@ pub(super) fn not_found(detail: impl Into<String>) -> Fault {
     fault(FaultKind::NotFound, 500, "CUDA_ERROR_NOT_FOUND", detail)
 }
 
+pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
+    fault(FaultKind::Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED", detail)
+}
+
 pub(super) fn not_ready(detail: impl Into<String>) -> Fault {
     fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", detail)
 }

@@ -39,7 +39,7 @@ impl HostGpu {
             compute_capability: (0, 0),
             pci_bus_id: String::new(),
             multiprocessors: machine.workers() as u32,
-            stream_values: true,
+            stream_values: config.stream_values,
             concurrent_managed: true,
         };
         HostGpu { owner: owner.clone(), index, info }
@@ -71,6 +71,9 @@ impl HostGpu {
 
     /// Words that streams wait for are there, also in a dry machine.
     fn check_word(&self, address: Address) -> DriverResult {
+        if !self.info.stream_values {
+            return Err(fault::unsupported("this software GPU was made without stream memory operations"));
+        }
         check_aligned(address, 8)?;
         match self.alive()?.core.memory.resolve(address, 8) {
             Ok(place) if !place.block.is_real() => Err(fault::invalid(format!(

@@ -71,12 +71,15 @@ pub struct HostConfig {
     pub peers: Option<Vec<usize>>,
     /// The device's name; `None` means `software GPU`.
     pub name: Option<String>,
+    /// Whether it has stream memory operations
+    /// ([`write_value`](super::Driver::write_value), [`wait_value`](super::Driver::wait_value)); some GPUs have not.
+    pub stream_values: bool,
 }
 
 impl Default for HostConfig {
-    /// 4 GiB of memory, access to all peers.
+    /// 4 GiB of memory, access to all peers, stream memory operations.
     fn default() -> Self {
-        HostConfig { memory: 4 << 30, peers: None, name: None }
+        HostConfig { memory: 4 << 30, peers: None, name: None, stream_values: true }
     }
 }
 

@@ -1,0 +1,105 @@
+//! Words in page-locked memory that streams write themselves, to tell how far they are.
+//!
+//! The stream writes a sequence number into its word with a stream memory operation, behind the work that the number covers.
+//! To learn how far the stream is then takes a load of the host instead of a `cudaEventQuery`, which was measured at a
+//! microsecond ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)). XLA frees memory by such a timeline
+//! on ROCm ([xla#40236](https://github.com/openxla/xla/pull/40236)).
+//!
+//! A word outlives its stream, and its value only grows: the next owner counts from the last value that the one before has
+//! submitted, and gets the word when that has arrived. So nobody can take an old number for a new one.
+
+use crate::{driver::Address, memory::link::Link};
+use parking_lot::Mutex;
+
+/// Bytes between two words: a cache line each, since different streams write them and different threads read them.
+const STRIDE: usize = 64;
+/// Words of a device; streams beyond these have events.
+const WORDS: usize = 64;
+
+/// A stream's own word.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word {
+    pub(super) address: Address,
+    /// The value that stands for no operation at all.
+    base: u64,
+}
+
+impl Word {
+    /// What to write behind operation `sequence`.
+    pub(super) fn value(self, sequence: u64) -> u64 {
+        self.base.wrapping_add(sequence)
+    }
+
+    /// How many operations a value tells of.
+    pub(super) fn sequence(self, value: u64) -> u64 {
+        let past = value.wrapping_sub(self.base);
+        // The last write of the owner before may not be seen yet: then it is less than none.
+        if past.cast_signed() < 0 { 0 } else { past }
+    }
+}
+
+/// The words of one device, in one page. Made with the device's first stream.
+#[derive(Default)]
+pub(crate) struct Words(Mutex<Option<Page>>);
+
+struct Page {
+    address: Address,
+    /// Words that were ever handed out.
+    used: usize,
+    /// Words that came back, by what their last owner has written.
+    spare: Vec<Word>,
+}
+
+impl Words {
+    /// A word for a new stream. Best effort: none where the device cannot write it or there is no memory.
+    pub(super) fn take(&self, link: &Link) -> Option<Word> {
+        if !link.driver.info().stream_values {
+            return None;
+        }
+        let mut page = self.0.lock();
+        if page.is_none() {
+            let memory = link.driver.host_alloc(STRIDE * WORDS).ok()?;
+            *page = Some(Page { address: memory.expose_provenance() as Address, used: 0, spare: Vec::new() });
+        }
+        let page = page.as_mut()?;
+        if let Some(at) = page.spare.iter().position(|word| word.is_at_rest(link)) {
+            return Some(page.spare.swap_remove(at));
+        }
+        if page.used == WORDS {
+            return None;
+        }
+        page.used += 1;
+        Some(Word { address: page.address + (STRIDE * (page.used - 1)) as u64, base: 0 })
+    }
+
+    /// The stream is gone; it has submitted writes up to the one behind operation `published`.
+    pub(super) fn give(&self, word: Word, published: u64) {
+        if let Some(page) = self.0.lock().as_mut() {
+            page.spare.push(Word { base: word.value(published), ..word });
+        }
+    }
+
+    /// Gives the page back, for the end of `link`: all streams are gone. If one of them has not got to its last write (its
+    /// device may be lost), the page is leaked rather than freed under a write.
+    pub(crate) fn end(&mut self, link: &Link) {
+        let Some(page) = self.0.get_mut().take() else { return };
+        let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(link));
+        if !at_rest {
+            tracing::debug!(device = link.device, "a page of completion words was leaked");
+            return;
+        }
+        let memory = std::ptr::with_exposed_provenance_mut(page.address as usize);
+        // SAFETY: from `host_alloc` of this device; the last write of each word that was used has arrived.
+        if let Err(fault) = unsafe { link.driver.host_free(memory) } {
+            tracing::debug!(device = link.device, %fault, "a page of completion words could not be given back");
+        }
+    }
+}
+
+impl Word {
+    /// Whether the last write of the owner before has arrived. A checker's edge, so that the next owner comes after it.
+    fn is_at_rest(self, link: &Link) -> bool {
+        // SAFETY: an aligned word of a page that lives as long as the link.
+        unsafe { link.driver.poll_value(self.address) == self.base }
+    }
+}
