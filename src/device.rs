@@ -6,7 +6,11 @@ use crate::{
     driver::DeviceInfo,
     error::{Error, Result},
     kernel::{Args, Kernel, Signature},
-    memory::{AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemoryStats, PinnedBuffer, hazard::Access},
+    memory::{
+        AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
+        cache::{self, Request},
+        hazard::Access,
+    },
     runtime::{gang::Gang, worker::Worker},
     stream::StreamCore,
 };

@@ -44,9 +44,10 @@ pub use kernel::{Arg, Args, HostAttempt, HostFn, Kernel, Module, Param, Scalar, 
 #[cfg(feature = "blas")]
 pub use math::Matrix;
 pub use memory::{
-    AsView, AsViewMut, BlockInfo, BlockState, CallSite, ChunkInfo, ClassStats, CopySource, DeviceBuffer, DeviceCopy,
-    DeviceView, DeviceViewMut, EventKind, Holder, Leak, LeakReport, MemoryClasses, MemoryEvent, MemorySnapshot,
-    MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer, UnifiedRows,
+    AsView, AsViewMut, BackingChoice, BlockInfo, BlockState, CallSite, ChunkInfo, ClassStats, CopySource, DeviceBuffer,
+    DeviceCopy, DeviceView, DeviceViewMut, EventKind, Holder, Leak, LeakReport, MemoryClasses, MemoryEvent,
+    MemorySnapshot, MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer,
+    UnifiedRows,
 };
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};

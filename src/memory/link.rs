@@ -7,8 +7,9 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
+    memory::OutOfMemoryReport,
     stream::word::Words,
-    sync::Flag,
+    sync::{Flag, Spares},
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -33,10 +34,10 @@ pub(crate) struct Link {
     lost: Flag,
     /// A free that the checker has refused: frees cannot return it, so `close` does.
     refused: Mutex<Option<Arc<Report>>>,
-    events: Mutex<Vec<RawEvent>>,
+    events: Spares<RawEvent>,
     /// Where its streams tell how far they are.
     pub(crate) words: Words,
-    timing_events: Mutex<Vec<RawEvent>>,
+    timing_events: Spares<RawEvent>,
     /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
@@ -69,9 +70,9 @@ impl Link {
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),
-            events: Mutex::default(),
+            events: Spares::new(),
             words: Words::default(),
-            timing_events: Mutex::default(),
+            timing_events: Spares::new(),
             #[cfg(feature = "cuda")]
             cudarc: Default::default(),
         }

@@ -13,6 +13,7 @@ pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod hazard;
+pub(crate) mod heap;
 pub(crate) mod insight;
 pub(crate) mod link;
 pub(crate) mod pinned;

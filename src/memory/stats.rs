@@ -38,6 +38,78 @@ pub struct MemoryStats {
     pub driver_calls: u64,
 }
 
+/// Words of [`MemoryStats::to_words`].
+pub(super) const MIRRORED: usize = 13;
+
+/// For [`Mirror`](crate::sync::Mirror).
+impl MemoryStats {
+    pub(super) fn to_words(self) -> [u64; MIRRORED] {
+        let MemoryStats {
+            in_use,
+            peak,
+            requested,
+            reserved,
+            peak_reserved,
+            pending,
+            allocations,
+            remote_frees,
+            steals,
+            waits,
+            ladder,
+            slabs,
+            driver_calls,
+        } = self;
+        [
+            in_use,
+            peak,
+            requested,
+            reserved,
+            peak_reserved,
+            pending,
+            allocations,
+            remote_frees,
+            steals,
+            waits,
+            ladder,
+            slabs,
+            driver_calls,
+        ]
+    }
+
+    pub(super) fn from_words(words: [u64; MIRRORED]) -> Self {
+        let [
+            in_use,
+            peak,
+            requested,
+            reserved,
+            peak_reserved,
+            pending,
+            allocations,
+            remote_frees,
+            steals,
+            waits,
+            ladder,
+            slabs,
+            driver_calls,
+        ] = words;
+        MemoryStats {
+            in_use,
+            peak,
+            requested,
+            reserved,
+            peak_reserved,
+            pending,
+            allocations,
+            remote_frees,
+            steals,
+            waits,
+            ladder,
+            slabs,
+            driver_calls,
+        }
+    }
+}
+
 impl fmt::Display for MemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { allocations, remote_frees, steals, waits, ladder, slabs, driver_calls, .. } = self;
