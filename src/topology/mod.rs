@@ -216,6 +216,7 @@ impl Topology {
             memory: device.memory,
             peers: Some((0..self.len()).filter(|&to| both(i, to)).collect()),
             name: Some(device.name.clone()),
+            ..HostConfig::default()
         };
         self.devices.iter().enumerate().map(config).collect()
     }

@@ -27,6 +27,10 @@ pub(super) fn peer_unsupported(detail: impl Into<String>) -> Fault {
     fault(FaultKind::PeerDenied, 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", detail)
 }
 
+pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
+    fault(FaultKind::Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED", detail)
+}
+
 pub(super) fn not_found(detail: impl Into<String>) -> Fault {
     fault(FaultKind::NotFound, 500, "CUDA_ERROR_NOT_FOUND", detail)
 }

@@ -45,6 +45,7 @@ mod gpu;
 mod machine;
 mod memory;
 mod op;
+mod pages;
 mod peer;
 mod restless;
 mod sched;
@@ -54,6 +55,7 @@ mod stream;
 mod trace;
 mod wait;
 mod watch;
+mod window;
 
 use super::{Driver, DriverRef, RawStream};
 pub use attend::{Attendee, attend};
@@ -71,12 +73,14 @@ pub struct HostConfig {
     pub peers: Option<Vec<usize>>,
     /// The device's name; `None` means `software GPU`.
     pub name: Option<String>,
+    /// Whether it has virtual memory management ([`Driver::vm_granularity`]), as far as the operating system lets it.
+    pub virtual_memory: bool,
 }
 
 impl Default for HostConfig {
-    /// 4 GiB of memory, access to all peers.
+    /// 4 GiB of memory, access to all peers, virtual memory.
     fn default() -> Self {
-        HostConfig { memory: 4 << 30, peers: None, name: None }
+        HostConfig { memory: 4 << 30, peers: None, name: None, virtual_memory: true }
     }
 }
 
