@@ -11,6 +11,8 @@ mod copies;
 mod events;
 #[path = "driver_conformance/kernels.rs"]
 mod kernels;
+#[path = "driver_conformance/mapped.rs"]
+mod mapped;
 #[path = "driver_conformance/memory.rs"]
 mod memory;
 #[path = "driver_conformance/peers.rs"]
@@ -57,6 +59,9 @@ suite! {
     copies: odd_sizes_and_offsets empty_copies_do_nothing copies_within fills peer_copies host_memory_is_portable;
     memory: addresses_are_aligned_and_distinct memory_info_moves running_out_of_memory_harms_nothing
         empty_allocations_are_refused host_memory_starts_zeroed managed_memory_is_seen_by_all;
+    mapped: mappings_come_and_go data_survives_a_neighbours_end operands_span_mappings mapping_runs_out_of_memory
+        peers_reach_what_is_mapped_before_and_after mappings_copy_to_mappings a_mapping_moves
+        a_mapping_that_moves_keeps_its_peers wrong_places_are_refused devices_map_at_once;
     peers: rights_are_directed rights_are_idempotent_and_revocable a_kernel_writes_a_peers_memory
         a_wrong_owner_is_refused;
     kernels: launch_with_slices_and_values launches_follow_their_stream garbage_modules_harm_nothing

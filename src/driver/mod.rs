@@ -69,7 +69,8 @@ pub trait Driver: Send + Sync + 'static {
 
     // ---- memory -------------------------------------------------------------------------------------------------
 
-    /// Device memory, 256-byte aligned, contents undefined. `bytes > 0`. May block; may synchronise the device.
+    /// Device memory, contents undefined; 256-byte aligned, and to 4 KiB from 64 KiB on. `bytes > 0`. May block; may
+    /// synchronise the device.
     fn mem_alloc(&self, bytes: usize) -> DriverResult<Address>;
 
     /// Gives memory of [`mem_alloc`](Self::mem_alloc) back. May synchronise the device.
@@ -78,7 +79,7 @@ pub trait Driver: Send + Sync + 'static {
     /// `address` came from `mem_alloc` of this device, is freed once, and no operation in flight names it.
     unsafe fn mem_free(&self, address: Address) -> DriverResult;
 
-    /// Page-locked host memory that every device can copy from and to (portable), zeroed. `bytes > 0`.
+    /// Page-locked host memory that every device can copy from and to (portable), zeroed, aligned to 4 KiB. `bytes > 0`.
     fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
 
     /// Gives memory of [`host_alloc`](Self::host_alloc) back.
@@ -95,6 +96,43 @@ pub trait Driver: Send + Sync + 'static {
     /// # Safety
     /// As [`host_free`](Self::host_free).
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult;
+
+    // ---- virtual memory -------------------------------------------------------------------------------------------
+
+    /// Bytes that mappings are multiples of. None where the device has no virtual memory management: the other calls of
+    /// this group are `Unsupported` there.
+    fn vm_granularity(&self) -> Option<usize>;
+
+    /// A window of addresses with nothing behind them, aligned to at least 2 MiB. `bytes` is a multiple of the granularity.
+    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address>;
+
+    /// Gives a window back, whole. `InvalidArgument` while anything is mapped in it.
+    ///
+    /// # Safety
+    /// The window came from [`vm_reserve`](Self::vm_reserve) of this device, and nobody uses its addresses again.
+    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult;
+
+    /// Puts fresh memory of this device, contents undefined, behind addresses of a window: both a multiple of the
+    /// granularity, and nothing mapped there. What is mapped behaves in every call as memory of
+    /// [`mem_alloc`](Self::mem_alloc), also for peers, and operands may span mappings that lie side by side. May block.
+    ///
+    /// # Safety
+    /// No operation in flight names these addresses.
+    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult;
+
+    /// Takes a mapping out of its window, whole: exactly what one [`vm_map`](Self::vm_map) or [`vm_move`](Self::vm_move)
+    /// put there. Its memory goes back. Waits for nothing. Also done, before the loss is reported, when the device is lost.
+    ///
+    /// # Safety
+    /// No operation in flight, of any device, names these addresses.
+    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult;
+
+    /// Moves a whole mapping to another place of a window of this device: the same memory, so that nobody else can get it
+    /// meanwhile. Contents are undefined afterwards. The places do not overlap.
+    ///
+    /// # Safety
+    /// As [`vm_unmap`](Self::vm_unmap) for `from`, and as [`vm_map`](Self::vm_map) for `to`.
+    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult;
 
     // ---- streams and events -------------------------------------------------------------------------------------
 
@@ -190,7 +228,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Whether the hardware can give this device access to `peer`'s memory. Directed; believed only after a probe.
     fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool>;
 
-    /// Gives this device access to `peer`'s memory, present and future. Idempotent. `PeerDenied` where it cannot be.
+    /// Gives this device access to `peer`'s memory, present and future, allocated and mapped. Idempotent. `PeerDenied` where it cannot be.
     fn enable_peer(&self, peer: &dyn Driver) -> DriverResult;
 
     /// Takes the right back. Idempotent.

@@ -98,10 +98,11 @@ pub enum Injected {
     /// after a second.
     Stuck,
     /// Peer access reports success, and nothing arrives: copies do nothing; a kernel that names the peer's memory loads
-    /// junk, and its stores vanish.
+    /// junk, and its stores vanish. At [`FaultOp::VmMap`]: copies between device memories to and from what is mapped do nothing,
+    /// whatever the devices (as with NVIDIA's bug 6098762, CUDA.jl#3112).
     Drop,
     /// Peer access reports success, and some bytes arrive damaged: of copies, and of a peer's memory that a kernel loads or
-    /// stores.
+    /// stores; at [`FaultOp::VmMap`], of copies to and from what is mapped.
     Corrupt,
 }
 
@@ -310,8 +311,10 @@ impl FaultRule {
 
     fn concerns(&self, device: usize, op: FaultOp, peers: &[usize]) -> bool {
         let lies = matches!(self.fault, Injected::Drop | Injected::Corrupt);
+        // Memory that lies is asked for by name: what is said of peers does not mean it.
+        let of_mappings = op == FaultOp::VmMap && self.op == Some(op);
         self.fault.fits(op)
-            && (!lies || !peers.is_empty())
+            && (!lies || !peers.is_empty() || of_mappings)
             && self.device.is_none_or(|d| d == device)
             && self.peer.is_none_or(|peer| peers.contains(&peer))
             && self.op.is_none_or(|own| own == op || (own == FaultOp::CopyPeer && op.is_peer_copy()))
@@ -325,7 +328,7 @@ impl Injected {
             Injected::OutOfMemory | Injected::Error | Injected::LaunchFailed | Injected::DeviceLost => true,
             Injected::Slow { .. } => op.is_copy(),
             Injected::Stuck => op.is_submitted(),
-            Injected::Drop | Injected::Corrupt => op.is_peer_copy() || op == FaultOp::Launch,
+            Injected::Drop | Injected::Corrupt => op.is_peer_copy() || matches!(op, FaultOp::Launch | FaultOp::VmMap),
         }
     }
 

@@ -154,6 +154,87 @@ fn memory_freed_under_queued_work_loses_the_device() {
 }
 
 #[test]
+fn memory_unmapped_under_queued_work_loses_the_device() {
+    let rig = Rig::host(1);
+    let device = rig.one();
+    let Some(unit) = device.vm_granularity() else { return };
+    let (s, at) = (stream(device), device.vm_reserve(2 * unit as u64).unwrap());
+    // SAFETY: it is the caller's bug that is tested; the software GPU reports it.
+    unsafe {
+        device.vm_map(at, unit).unwrap();
+        device.vm_map(at + unit as u64, unit).unwrap();
+        assert_eq!(device.fill_u8(at, 1, 2 * unit + 1, s.raw).unwrap_err().kind, FaultKind::InvalidArgument);
+        let gate = s.gate();
+        device.fill_u8(at, 1, 2 * unit, s.raw).unwrap();
+        device.vm_unmap(at + unit as u64, unit).unwrap();
+        gate.open();
+        let lost = device.stream_wait_idle(s.raw, LIMIT).unwrap_err();
+        assert_eq!((lost.kind, lost.code), (FaultKind::DeviceLost, 700), "{lost}");
+        // What is given back on a lost device is given back; nothing else works.
+        assert_eq!(device.vm_unmap(at, unit).unwrap_err().kind, FaultKind::DeviceLost);
+        assert_eq!(device.vm_release(at, 2 * unit as u64).unwrap_err().kind, FaultKind::DeviceLost);
+        assert_eq!(device.vm_map(at, unit).unwrap_err().kind, FaultKind::DeviceLost);
+    }
+    std::mem::forget(s);
+}
+
+/// A mapping that goes while a kernel writes to it is a wrong program, and no crash: the kernel ends first.
+#[test]
+fn memory_unmapped_under_a_running_kernel_is_kept() {
+    static STAGE: AtomicUsize = AtomicUsize::new(0);
+    /// # Safety
+    /// One slice.
+    unsafe fn slow(_: LaunchDims, args: &[HostArg]) {
+        let [HostArg::Slice { ptr, bytes, .. }] = args else { panic!("wrong arguments") };
+        STAGE.store(1, Ordering::SeqCst);
+        while STAGE.load(Ordering::SeqCst) < 2 {
+            thread::yield_now();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { ptr.write_bytes(7, *bytes) };
+    }
+    let rig = Rig::host(1);
+    let device = rig.one();
+    let Some(unit) = device.vm_granularity() else { return };
+    let (s, t, at) = (stream(device), stream(device), device.vm_reserve(unit as u64).unwrap());
+    // SAFETY: it is the caller's bug that is tested.
+    unsafe {
+        device.vm_map(at, unit).unwrap();
+        launch(&s, Some(slow), &[slice(at, unit, true)]).unwrap();
+        while STAGE.load(Ordering::SeqCst) < 1 {
+            thread::yield_now();
+        }
+        device.vm_unmap(at, unit).unwrap();
+        device.vm_map(at, unit).unwrap();
+        // The new one's operation waits for it, since it is the same place.
+        device.fill_u8(at, 1, unit, t.raw).unwrap();
+        STAGE.store(2, Ordering::SeqCst);
+        s.wait();
+        t.wait();
+        device.vm_unmap(at, unit).unwrap();
+        device.vm_release(at, unit as u64).unwrap();
+    }
+}
+
+/// The fallback is tested by force.
+#[test]
+fn virtual_memory_can_be_lacking() {
+    let device = host::machine(&[HostConfig { virtual_memory: false, ..HostConfig::default() }]).remove(0);
+    assert_eq!(device.vm_granularity(), None);
+    // SAFETY: none of these does anything.
+    let faults = unsafe {
+        [
+            device.vm_reserve(2 << 20).map(drop),
+            device.vm_release(2 << 20, 2 << 20),
+            device.vm_map(2 << 20, 2 << 20),
+            device.vm_unmap(2 << 20, 2 << 20),
+            device.vm_move(2 << 20, 4 << 20, 2 << 20),
+        ]
+    };
+    assert!(faults.into_iter().all(|fault| fault.unwrap_err().kind == FaultKind::Unsupported));
+}
+
+#[test]
 fn launches_without_right_or_twin_are_refused() {
     let rig = Rig::host(2);
     let (a, b) = rig.two().unwrap();

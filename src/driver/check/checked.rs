@@ -149,6 +149,40 @@ impl Driver for Checked {
         self.free("managed_free", ptr as Address, Source::Managed, || unsafe { self.inner.managed_free(ptr) })
     }
 
+    fn vm_granularity(&self) -> Option<usize> {
+        self.inner.vm_granularity()
+    }
+
+    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        self.inner.vm_reserve(bytes)
+    }
+
+    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.vm_release(address, bytes) }
+    }
+
+    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.vm_map(address, bytes)? };
+        self.added(address, bytes, Source::Mapped(self.index));
+        Ok(())
+    }
+
+    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
+        let source = Source::Mapped(self.index);
+        // SAFETY: the caller's promise.
+        self.free("vm_unmap", address, source, || unsafe { self.inner.vm_unmap(address, bytes) })
+    }
+
+    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
+        let source = Source::Mapped(self.index);
+        // SAFETY: the caller's promise.
+        self.free("vm_move", from, source, || unsafe { self.inner.vm_move(from, to, bytes) })?;
+        self.added(to, bytes, source);
+        Ok(())
+    }
+
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
         let stream = self.inner.stream_create(priority)?;
         self.checker.state.lock().stream_created((self.index, stream.0));

@@ -1,7 +1,8 @@
 //! Live memory: chunks from the driver, the blocks that a pool has cut from them, and which bytes have been written.
 //!
-//! A chunk without blocks is one buffer by itself. Once a block was handed out of a chunk, the blocks are the buffers,
-//! and what lies in none of them is nobody's.
+//! A chunk (an allocation, or a mapping) without blocks is one buffer by itself. Once a block was handed out of a chunk, the
+//! blocks are the buffers, and what lies in none of them is nobody's. A block may lie in several chunks side by side, and
+//! mappings without blocks are one buffer with those beside them.
 
 use super::{place::Place, ranges::Ranges};
 use crate::driver::Address;
@@ -45,6 +46,7 @@ impl Owned {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Device(usize),
+    Mapped(usize),
     Pinned,
     Managed,
 }
@@ -65,7 +67,20 @@ impl Buffer {
 pub(super) struct Chunk {
     source: Option<Source>,
     whole: Buffer,
-    blocks: Option<BTreeMap<Address, Buffer>>,
+    /// Whether blocks were handed out of it.
+    cut: bool,
+    /// The blocks that lie in it alone; only while it is out of the account, else they are in [`Heap::blocks`].
+    inside: Vec<Buffer>,
+}
+
+impl Chunk {
+    fn new(source: Option<Source>, whole: Buffer) -> Self {
+        Chunk { source, whole, cut: false, inside: Vec::new() }
+    }
+
+    fn range(&self) -> &Range<Address> {
+        &self.whole.owned.range
+    }
 }
 
 /// What is at a range of addresses.
@@ -84,6 +99,8 @@ pub(super) enum Found {
 #[derive(Default)]
 pub(super) struct Heap {
     chunks: BTreeMap<Address, Chunk>,
+    /// By first address; those in use do not overlap, and neither do those at rest.
+    blocks: BTreeMap<Address, Buffer>,
     freed: BTreeMap<Address, Arc<Owned>>,
     order: VecDeque<Address>,
 }
@@ -95,87 +112,122 @@ fn holding<T>(map: &BTreeMap<Address, T>, at: Address, end: impl Fn(&T) -> Addre
 impl Heap {
     /// Memory came from the driver.
     pub fn add(&mut self, range: Range<Address>, source: Source) {
-        let device = if let Source::Device(device) = source { Some(device) } else { None };
+        let device = match source {
+            Source::Device(device) | Source::Mapped(device) => Some(device),
+            Source::Pinned | Source::Managed => None,
+        };
+        // What is left of blocks that lay in what was here before, and beyond it.
+        self.forget_blocks(&range);
         let whole = Buffer::new(Owned::new(range.clone(), device), device.is_none());
-        self.chunks.insert(range.start, Chunk { source: Some(source), whole, blocks: None });
+        self.chunks.insert(range.start, Chunk::new(Some(source), whole));
     }
 
     /// A block was handed out. Blocks at rest that overlap it are forgotten.
     pub fn hand_out(&mut self, range: Range<Address>, device: Option<usize>, zeroed: bool) {
         let owned = Owned::new(range.clone(), device);
-        let known = holding(&self.chunks, range.start, |chunk| chunk.whole.owned.range.end);
-        let start = known.map_or(range.start, |chunk| chunk.whole.owned.range.start);
-        let chunk = self.chunks.entry(start).or_insert_with(|| Chunk {
-            source: None,
-            whole: Buffer::new(owned.clone(), zeroed),
-            blocks: None,
+        self.forget_blocks(&range);
+        let first = self.chunk_at(range.start).map(|chunk| chunk.range().start);
+        let first = first.unwrap_or_else(|| {
+            // Memory that the checker has not seen come.
+            let next = self.chunks.range(range.start..range.end).next().map_or(range.end, |(start, _)| *start);
+            let whole = Buffer::new(Owned::new(range.start..next, device), zeroed);
+            self.chunks.insert(range.start, Chunk::new(None, whole));
+            range.start
         });
-        let blocks = chunk.blocks.get_or_insert_default();
-        while let Some((&start, last)) = blocks.range(..range.end).next_back()
+        self.chunks.range_mut(first..range.end).for_each(|(_, chunk)| chunk.cut = true);
+        self.blocks.insert(range.start, Buffer::new(owned, zeroed));
+    }
+
+    /// Forgets the blocks that overlap a range.
+    fn forget_blocks(&mut self, range: &Range<Address>) {
+        while let Some((&start, last)) = self.blocks.range(..range.end).next_back()
             && last.owned.range.end > range.start
         {
-            blocks.remove(&start);
+            self.blocks.remove(&start);
         }
-        blocks.insert(range.start, Buffer::new(owned, zeroed));
     }
 
     /// A block came back.
     pub fn take_back(&mut self, address: Address) {
-        let chunk = self.chunks.range(..=address).next_back().map(|(_, chunk)| chunk);
-        let block = chunk.and_then(|chunk| chunk.blocks.as_ref()?.get(&address));
-        if let Some(block) = block {
+        if let Some(block) = self.blocks.get(&address) {
             block.owned.end();
         }
     }
 
+    fn chunk_at(&self, address: Address) -> Option<&Chunk> {
+        holding(&self.chunks, address, |chunk| chunk.range().end)
+    }
+
     /// Who holds a range.
     pub fn find(&self, range: &Range<Address>) -> Found {
-        let Some(chunk) = holding(&self.chunks, range.start, |chunk| chunk.whole.owned.range.end) else {
+        let Some(chunk) = self.chunk_at(range.start) else {
             let near = self.freed.range(..=range.start).rev().take(NEAREST).map(|(_, owned)| owned);
             let mut near = near.filter(|owned| owned.range.end > range.start);
             return near.next().map_or(Found::Unknown, |owned| Found::Freed(owned.clone()));
         };
-        let buffer = match &chunk.blocks {
-            None => Some(&chunk.whole),
-            Some(blocks) => holding(blocks, range.start, |block| block.owned.range.end),
-        };
-        match buffer.map(|buffer| &buffer.owned) {
+        match self.buffer(chunk, range.start).map(|buffer| &buffer.owned) {
             None => Found::Stray(chunk.whole.owned.clone()),
             Some(owned) if owned.freed().is_some() => Found::Freed(owned.clone()),
-            Some(owned) if owned.range.end < range.end => Found::Stray(owned.clone()),
+            Some(owned) if owned.range.end < range.end && !self.is_mapped(range) => Found::Stray(owned.clone()),
             Some(owned) => Found::Live(owned.clone()),
         }
     }
 
-    fn buffer_mut(&mut self, at: Address) -> Option<&mut Buffer> {
-        let (_, chunk) = self.chunks.range_mut(..=at).next_back()?;
-        match &mut chunk.blocks {
-            None => Some(&mut chunk.whole),
-            Some(blocks) => blocks.range_mut(..=at).next_back().map(|(_, block)| block),
+    /// Whether mappings without blocks hold all of a range.
+    fn is_mapped(&self, range: &Range<Address>) -> bool {
+        let mut at = range.start;
+        while at < range.end {
+            match self.chunk_at(at) {
+                Some(chunk) if !chunk.cut && matches!(chunk.source, Some(Source::Mapped(_))) => at = chunk.range().end,
+                _ => return false,
+            }
         }
+        true
+    }
+
+    /// The buffer that an address of a chunk lies in.
+    fn buffer<'a>(&'a self, chunk: &'a Chunk, at: Address) -> Option<&'a Buffer> {
+        if !chunk.cut {
+            return Some(&chunk.whole);
+        }
+        holding(&self.blocks, at, |block| block.owned.range.end)
     }
 
     /// Bytes of a live buffer are written.
     pub fn write(&mut self, range: Range<Address>) {
-        if let Some(buffer) = self.buffer_mut(range.start).filter(|buffer| buffer.owned.range.end >= range.end) {
+        let chunk = self.chunks.range_mut(..=range.start).next_back().map(|(_, chunk)| chunk);
+        let buffer = match chunk {
+            Some(chunk) if !chunk.cut => Some(&mut chunk.whole),
+            Some(_) => self.blocks.range_mut(..=range.start).next_back().map(|(_, block)| block),
+            None => None,
+        };
+        let Some(buffer) = buffer else { return };
+        let end = buffer.owned.range.end;
+        if end >= range.end {
             buffer.written.add(range);
+        } else if self.is_mapped(&range) {
+            self.write(range.start..end);
+            self.write(end..range.end);
         }
     }
 
     /// The first bytes of a range of a live buffer that nobody has written.
     pub fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
-        let (_, chunk) = self.chunks.range(..=range.start).next_back()?;
-        let buffer = match &chunk.blocks {
-            None => &chunk.whole,
-            Some(blocks) => blocks.range(..=range.start).next_back()?.1,
-        };
-        if buffer.owned.range.end < range.end { None } else { buffer.written.first_gap(range) }
+        let buffer = self.buffer(self.chunk_at(range.start)?, range.start)?;
+        let end = buffer.owned.range.end;
+        if end >= range.end {
+            buffer.written.first_gap(range)
+        } else if self.is_mapped(range) {
+            self.unwritten(&(range.start..end)).or_else(|| self.unwritten(&(end..range.end)))
+        } else {
+            None
+        }
     }
 
     /// The chunk that starts here, if it came from this call.
     pub fn chunk(&self, address: Address, source: Source) -> Option<Range<Address>> {
         let chunk = self.chunks.get(&address).filter(|chunk| chunk.source == Some(source))?;
-        Some(chunk.whole.owned.range.clone())
+        Some(chunk.range().clone())
     }
 
     /// The chunk that starts here, as a buffer.
@@ -185,27 +237,36 @@ impl Heap {
 
     /// The buffer freed last that started here, if there is nothing live.
     pub fn freed_before(&self, address: Address) -> Option<Arc<Owned>> {
-        if holding(&self.chunks, address, |chunk| chunk.whole.owned.range.end).is_some() {
+        if self.chunk_at(address).is_some() {
             return None;
         }
         self.freed.get(&address).cloned()
     }
 
-    /// Forgets a chunk that goes back to the driver, and remembers that it was there.
+    /// Forgets a chunk that goes back to the driver, and remembers that it was there. A block that lies in other chunks, too,
+    /// stays what it is there.
     pub fn remove(&mut self, address: Address) -> Option<Chunk> {
-        let chunk = self.chunks.remove(&address)?;
+        let mut chunk = self.chunks.remove(&address)?;
+        let range = chunk.range().clone();
         chunk.whole.owned.end();
         self.remember(chunk.whole.owned.clone());
-        for block in chunk.blocks.iter().flat_map(BTreeMap::values) {
-            self.remember(block.owned.clone());
+        let before = self.blocks.range(..range.start).next_back();
+        let overlapping = before.into_iter().chain(self.blocks.range(range.clone()));
+        let overlapping = overlapping.filter(|(_, block)| chunk.cut && block.owned.range.end > range.start);
+        for owned in overlapping.map(|(_, block)| block.owned.clone()).collect::<Vec<_>>() {
+            if owned.range.start >= range.start && owned.range.end <= range.end {
+                chunk.inside.extend(self.blocks.remove(&owned.range.start));
+            }
+            self.remember(owned);
         }
         Some(chunk)
     }
 
     /// Takes a [`remove`](Self::remove) back.
-    pub fn restore(&mut self, chunk: Chunk) {
+    pub fn restore(&mut self, mut chunk: Chunk) {
         *chunk.whole.owned.freed.lock() = None;
-        self.chunks.insert(chunk.whole.owned.range.start, chunk);
+        self.blocks.extend(chunk.inside.drain(..).map(|block| (block.owned.range.start, block)));
+        self.chunks.insert(chunk.range().start, chunk);
     }
 
     fn remember(&mut self, owned: Arc<Owned>) {
@@ -251,6 +312,87 @@ mod tests {
         heap.restore(chunk);
         assert!(matches!(heap.find(&(1000..1200)), Found::Live(_)) && heap.freed_before(1000).is_none());
         assert!(matches!(heap.find(&(5..6)), Found::Unknown));
+    }
+
+    fn kind(found: Found) -> &'static str {
+        match found {
+            Found::Live(_) => "live",
+            Found::Freed(_) => "freed",
+            Found::Stray(_) => "stray",
+            Found::Unknown => "unknown",
+        }
+    }
+
+    #[test]
+    fn a_block_may_lie_in_chunks_side_by_side() {
+        let mut heap = Heap::default();
+        for start in [0, 100, 200, 400] {
+            heap.add(start..start + 100, Source::Mapped(0));
+        }
+        let at = |heap: &Heap, range| kind(heap.find(&range));
+        assert_eq!([at(&heap, 50..150), at(&heap, 0..300), at(&heap, 250..401)], ["live", "live", "stray"]);
+        heap.write(50..150);
+        assert_eq!(heap.unwritten(&(60..290)), Some(150..200));
+        assert_eq!(heap.unwritten(&(60..140)), None);
+        heap.hand_out(50..250, Some(0), false);
+        assert_eq!(
+            [at(&heap, 50..250), at(&heap, 120..201), at(&heap, 50..251), at(&heap, 0..1)],
+            ["live", "live", "stray", "stray"]
+        );
+        assert_eq!(at(&heap, 400..500), "live", "a chunk by itself");
+        heap.write(60..240);
+        assert_eq!((heap.unwritten(&(60..240)), heap.unwritten(&(90..250))), (None, Some(240..250)));
+        heap.hand_out(250..300, Some(0), true);
+        heap.take_back(50);
+        assert_eq!(
+            [at(&heap, 60..70), at(&heap, 150..160), at(&heap, 210..220), at(&heap, 250..300)],
+            ["freed", "freed", "freed", "live"]
+        );
+        // Handed out anew in parts: only what overlaps is forgotten.
+        heap.hand_out(0..50, Some(0), true);
+        assert_eq!(at(&heap, 60..70), "freed");
+        heap.hand_out(90..110, Some(0), true);
+        assert_eq!(
+            [at(&heap, 90..110), at(&heap, 60..70), at(&heap, 0..50), at(&heap, 250..300)],
+            ["live", "stray", "live", "live"]
+        );
+    }
+
+    #[test]
+    fn a_chunk_goes_from_under_a_block_at_rest() {
+        let mut heap = Heap::default();
+        for start in [0, 100, 200] {
+            heap.add(start..start + 100, Source::Mapped(0));
+        }
+        let at = |heap: &Heap, range| kind(heap.find(&range));
+        heap.hand_out(50..250, Some(0), true);
+        heap.hand_out(250..300, Some(0), true);
+        heap.take_back(50);
+        let gone = heap.remove(100).unwrap();
+        assert_eq!([at(&heap, 60..70), at(&heap, 110..120), at(&heap, 210..220)], ["freed"; 3]);
+        assert_eq!(at(&heap, 250..300), "live", "a neighbour's end harms nothing");
+        heap.restore(gone);
+        assert_eq!([at(&heap, 60..70), at(&heap, 110..120), at(&heap, 210..220)], ["freed"; 3]);
+        heap.remove(100).unwrap();
+        heap.add(100..200, Source::Mapped(0));
+        assert_eq!([at(&heap, 100..200), at(&heap, 250..300)], ["live"; 2]);
+        assert_eq!([at(&heap, 60..70), at(&heap, 210..220)], ["stray"; 2], "nobody's, as far as is still known");
+        heap.hand_out(100..200, Some(0), true);
+        let gone = heap.remove(100).unwrap();
+        assert_eq!(at(&heap, 100..200), "freed");
+        heap.restore(gone);
+        assert_eq!(at(&heap, 100..200), "live");
+    }
+
+    #[test]
+    fn unseen_memory_may_end_in_a_chunk() {
+        let mut heap = Heap::default();
+        heap.add(100..200, Source::Pinned);
+        heap.hand_out(50..150, None, true);
+        assert_eq!(kind(heap.find(&(50..150))), "live");
+        assert_eq!(kind(heap.find(&(150..160))), "stray");
+        heap.take_back(50);
+        assert_eq!((kind(heap.find(&(99..101))), heap.chunk(50, Source::Pinned)), ("freed", None));
     }
 
     #[test]

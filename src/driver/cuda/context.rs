@@ -15,6 +15,7 @@ use super::{
     interop::Interop,
     library::{self, Optional},
     peer,
+    vmm::{self, Virtual},
 };
 use crate::{
     driver::{DeviceInfo, DriverResult, Fault, FaultKind},
@@ -41,6 +42,8 @@ pub struct CudaGpu {
     pub(super) optional: &'static Optional,
     /// CUDA's numerically greatest and least priority: the last and the first to run.
     pub(super) priorities: (c_int, c_int),
+    /// What virtual memory there is, if any.
+    pub(super) virtual_memory: Mutex<Option<Virtual>>,
     /// The fault that lost the device; every later call reports it.
     lost: OnceCell<Fault>,
     /// Devices whose memory this one may touch, by this object's doing.
@@ -74,6 +77,7 @@ impl CudaGpu {
             context: Context(context),
             optional,
             priorities: (0, 0),
+            virtual_memory: Mutex::new(optional.virtual_memory.then(|| vmm::probe(device)).flatten()),
             lost: OnceCell::new(),
             peers: Mutex::new(HashSet::new()),
             big_shared: Mutex::new(HashMap::new()),
@@ -103,7 +107,7 @@ impl CudaGpu {
         if now == self.context.0 { Ok(()) } else { self.set_current() }
     }
 
-    fn set_current(&self) -> DriverResult {
+    pub(super) fn set_current(&self) -> DriverResult {
         // SAFETY: the context is retained as long as `self` lives.
         self.check(unsafe { sys::cuCtxSetCurrent(self.context.0) })
     }

@@ -31,6 +31,18 @@ const REQUIRED: &[&str] = &[
     "cuLaunchKernel", "cuLaunchHostFunc",
 ];
 
+/// What virtual memory needs (10.2, but not on every platform).
+const VIRTUAL: &[&str] = &[
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemGetAllocationGranularity",
+];
+
 /// What cudarc offers only when it loads the library at run time. When some crate of the build has it linked instead
 /// (candle does), these take its place: a glob import in an inner scope shadows the names of the outer one, so that
 /// [`present`], [`symbol`] and [`is_linked`] compile either way.
@@ -135,6 +147,8 @@ pub(super) struct Optional {
     pub wait_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
     /// `cuEventElapsedTime`: in every driver, but not in cudarc's bindings for CUDA 13.
     pub elapsed: Option<unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> i32>,
+    /// Whether all calls of virtual memory are there. They are made through cudarc.
+    pub virtual_memory: bool,
 }
 
 impl Optional {
@@ -149,6 +163,7 @@ impl Optional {
                 write_value: symbol("cuStreamWriteValue64_v2"),
                 wait_value: symbol("cuStreamWaitValue64_v2"),
                 elapsed: symbol("cuEventElapsedTime"),
+                virtual_memory: missing(VIRTUAL).is_none(),
             }
         }
     }

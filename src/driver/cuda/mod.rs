@@ -7,7 +7,7 @@
 //! The oldest driver is 535 (CUDA 12.2). What came later is looked for by name, and done without where it is missing.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and holds what every call checks, `fault`
-//! knows the codes; `memory`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch` and `gemm` are the calls, as
+//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch` and `gemm` are the calls, as
 //! inherent methods to which the one `impl Driver` below delegates; `interop` is cudarc's view of it all.
 
 mod context;
@@ -24,6 +24,7 @@ mod module;
 mod nvrtc;
 mod peer;
 mod stream;
+mod vmm;
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -91,6 +92,25 @@ impl Driver for CudaGpu {
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
         // SAFETY: the caller's promise is the same.
         unsafe { self.managed_free(ptr) }
+    }
+
+    fn vm_granularity(&self) -> Option<usize> { self.vm_granularity() }
+    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> { self.vm_reserve(bytes) }
+    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.vm_release(address, bytes) }
+    }
+    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.vm_map(address, bytes) }
+    }
+    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.vm_unmap(address, bytes) }
+    }
+    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.vm_move(from, to, bytes) }
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> { self.stream_create(priority) }

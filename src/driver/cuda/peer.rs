@@ -1,6 +1,6 @@
 //! Rights to another device's memory. CUDA keeps one right per ordered pair of contexts in the process; several
 //! [`CudaGpu`] objects of one device share it here, so that the last one to leave takes it back, and only if it was
-//! this module that asked for it.
+//! this module that asked for it. Mapped memory (`vmm`) has rights of its own, which follow.
 
 use std::{collections::HashMap, ptr};
 
@@ -12,6 +12,7 @@ use super::{
     CudaGpu,
     context::Context,
     fault::{self, PEER_ALREADY_ENABLED, SUCCESS},
+    vmm,
 };
 use crate::driver::{Driver, DriverResult};
 
@@ -76,6 +77,16 @@ impl CudaGpu {
                     return self.check_code(code, || format!("GPU {} to GPU {}", key.0, key.1));
                 }
             };
+            // With `RIGHTS` locked: whoever finds the right there finds it whole.
+            if let Err(code) = vmm::space(peer.device).lock().admit(self.device) {
+                if ours {
+                    // SAFETY: our context is current, the peer's is retained.
+                    let _ = unsafe { sys::cuCtxDisablePeerAccess(context) };
+                }
+                // SAFETY: balances the retain above.
+                let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(peer.device) };
+                return self.check_code(code, || format!("GPU {} to what GPU {} has mapped", key.0, key.1));
+            }
             rights.insert(key, Right { holders: 1, ours, peer: Context(context) });
         }
         mine.insert(peer.device);
@@ -100,6 +111,7 @@ impl CudaGpu {
         }
         let (ours, context) = (right.ours, right.peer.0);
         rights.remove(&key);
+        let expelled = vmm::space(peer).lock().expel(self.device);
         let result = if ours && current {
             // SAFETY: our context is current, the peer's is retained; a right that is gone is an error and no harm.
             fault::code(unsafe { sys::cuCtxDisablePeerAccess(context) })
@@ -109,7 +121,8 @@ impl CudaGpu {
         // SAFETY: balances the retain in `enable_peer`.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(peer) };
         // 705: another library took it back first.
-        if result == 705 { Ok(()) } else { self.check_code(result, String::new) }
+        let result = if matches!(result, SUCCESS | 705) { expelled } else { result };
+        self.check_code(result, String::new)
     }
 }
 

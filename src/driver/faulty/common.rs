@@ -16,8 +16,17 @@ pub(super) struct Common {
     lost: Mutex<Vec<Option<Fault>>>,
     /// The device of each event.
     events: Mutex<HashMap<RawEvent, usize>>,
-    /// Device memory by its first address: bytes and device.
-    memory: Mutex<BTreeMap<Address, (usize, usize)>>,
+    /// Device memory by its first address.
+    memory: Mutex<BTreeMap<Address, Owned>>,
+}
+
+/// An allocation or mapping.
+#[derive(Clone, Copy)]
+pub(super) struct Owned {
+    pub bytes: usize,
+    pub device: usize,
+    /// How copies to and from it go wrong in silence.
+    pub lie: Option<Injected>,
 }
 
 impl Common {
@@ -65,19 +74,28 @@ impl Common {
         owner.map_or(Ok(()), |owner| self.alive(owner))
     }
 
-    pub fn allocated(&self, address: Address, bytes: usize, index: usize) {
-        self.memory.lock().insert(address, (bytes, index));
+    pub fn allocated(&self, address: Address, owned: Owned) {
+        self.memory.lock().insert(address, owned);
     }
 
-    pub fn freed(&self, address: Address) {
-        self.memory.lock().remove(&address);
+    pub fn freed(&self, address: Address) -> Option<Owned> {
+        self.memory.lock().remove(&address)
     }
 
     /// The device whose memory this is; none for memory of the host.
     pub fn owner(&self, address: Address) -> Option<usize> {
+        self.memory(address).map(|owned| owned.device)
+    }
+
+    /// What is wrong with copies that begin at these addresses, if anything.
+    pub fn lie(&self, dst: Address, src: Address) -> Option<Injected> {
+        [dst, src].into_iter().find_map(|at| self.memory(at)?.lie)
+    }
+
+    fn memory(&self, address: Address) -> Option<Owned> {
         let memory = self.memory.lock();
-        let (start, &(bytes, index)) = memory.range(..=address).next_back()?;
-        (address < start + bytes as u64).then_some(index)
+        let (start, owned) = memory.range(..=address).next_back()?;
+        (address < start + owned.bytes as u64).then_some(*owned)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The decorator: each call is judged, then made.
 
 use super::{
-    common::{Common, fault},
+    common::{Common, Owned, fault},
     lie::{self, Liar},
     stuck::Stuck,
 };
@@ -154,7 +154,7 @@ impl Driver for Faulty {
     fn mem_alloc(&self, bytes: usize) -> DriverResult<Address> {
         self.begin(FaultOp::Alloc, &[])?;
         let address = self.inner.mem_alloc(bytes)?;
-        self.common.allocated(address, bytes, self.index);
+        self.common.allocated(address, Owned { bytes, device: self.index, lie: None });
         Ok(address)
     }
 
@@ -185,6 +185,47 @@ impl Driver for Faulty {
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
         // SAFETY: the caller's promise is the same.
         self.give_back(FaultOp::ManagedFree, || unsafe { self.inner.managed_free(ptr) })
+    }
+
+    fn vm_granularity(&self) -> Option<usize> {
+        self.inner.vm_granularity()
+    }
+
+    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        self.begin(FaultOp::VmReserve, &[])?;
+        self.inner.vm_reserve(bytes)
+    }
+
+    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        self.give_back(FaultOp::VmRelease, || unsafe { self.inner.vm_release(address, bytes) })
+    }
+
+    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        let verdict = self.begin(FaultOp::VmMap, &[])?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.inner.vm_map(address, bytes)? };
+        self.common.allocated(address, Owned { bytes, device: self.index, lie: lie::of_mapping(&verdict) });
+        Ok(())
+    }
+
+    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
+        self.give_back(FaultOp::VmUnmap, || {
+            // As for `mem_free`.
+            self.common.freed(address);
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.inner.vm_unmap(address, bytes) }
+        })
+    }
+
+    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
+        self.begin(FaultOp::VmMove, &[])?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.inner.vm_move(from, to, bytes)? };
+        if let Some(known) = self.common.freed(from) {
+            self.common.allocated(to, known);
+        }
+        Ok(())
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
@@ -263,8 +304,15 @@ impl Driver for Faulty {
 
     unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
         self.submit(FaultOp::CopyWithin, &[], bytes, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.copy_within(dst, src, bytes, stream) }
+        let lie = self.common.lie(dst, src);
+        let delivered = if lie == Some(Injected::Drop) { 0 } else { bytes };
+        // SAFETY: the caller's promise is the same, for these bytes or none.
+        unsafe { self.inner.copy_within(dst, src, delivered, stream)? };
+        match lie {
+            // SAFETY: what the caller's copy writes.
+            Some(Injected::Corrupt) => unsafe { self.liar.damage(dst, bytes, stream) },
+            _ => Ok(()),
+        }
     }
 
     unsafe fn copy_peer(
@@ -279,7 +327,7 @@ impl Driver for Faulty {
         let (to, from) = (self.common.index(dst_device), self.common.index(src_device));
         let (op, peer) = if to == Some(self.index) { (FaultOp::CopyFromPeer, from) } else { (FaultOp::CopyToPeer, to) };
         let verdict = self.submit(op, peer.as_slice(), bytes, stream)?;
-        let lie = peer.and_then(|peer| lie::about(&verdict, peer));
+        let lie = peer.and_then(|peer| lie::about(&verdict, peer)).or_else(|| self.common.lie(dst, src));
         // A lie is not less strict than the truth: without the right to the peer's memory the call still fails.
         let delivered = if lie == Some(Injected::Drop) { 0 } else { bytes };
         // SAFETY: the caller's promise is the same, for these bytes or none.

@@ -24,6 +24,11 @@ pub(super) fn about(verdict: &Verdict, peer: usize) -> Option<Injected> {
     lies.find(|lie| *lie == Injected::Drop).or(first)
 }
 
+/// The kind of lie that a verdict holds for a mapping that is made.
+pub(super) fn of_mapping(verdict: &Verdict) -> Option<Injected> {
+    verdict.iter().map(|(fault, _)| *fault).find(|fault| matches!(fault, Injected::Drop | Injected::Corrupt))
+}
+
 /// The means of one device.
 pub(super) struct Liar {
     inner: DriverRef,

@@ -8,6 +8,8 @@ use super::{
     machine::{Owner, State},
     memory::{Block, Home, HostKind},
     op::{Engine, Op, Work},
+    pages,
+    sched::Core,
     stream::State as StreamState,
 };
 #[cfg(feature = "blas")]
@@ -23,6 +25,7 @@ pub struct HostGpu {
     owner: Arc<Owner>,
     index: usize,
     info: DeviceInfo,
+    virtual_memory: bool,
 }
 
 impl HostGpu {
@@ -42,7 +45,7 @@ impl HostGpu {
             stream_values: config.stream_values,
             concurrent_managed: true,
         };
-        HostGpu { owner: owner.clone(), index, info }
+        HostGpu { owner: owner.clone(), index, info, virtual_memory: config.virtual_memory && pages::SUPPORTED }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -80,6 +83,14 @@ impl HostGpu {
                 "the word at {address:#x} is in memory that this dry machine has no room for"
             ))),
             _ => Ok(()),
+        }
+    }
+
+    fn check_virtual(&self) -> DriverResult {
+        if self.virtual_memory {
+            Ok(())
+        } else {
+            Err(fault::unsupported("this device has no virtual memory management"))
         }
     }
 
@@ -211,6 +222,44 @@ impl Driver for HostGpu {
 
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
         self.free_host(ptr, HostKind::Managed)
+    }
+
+    fn vm_granularity(&self) -> Option<usize> {
+        self.virtual_memory.then_some(pages::GRANULARITY)
+    }
+
+    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        self.check_virtual()?;
+        self.alive()?.core.memory.reserve(self.index, bytes)
+    }
+
+    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
+        self.check_virtual()?;
+        let mut state = self.lock();
+        let released = state.core.memory.release(self.index, address, bytes);
+        state.core.check_alive(self.index).and(released)
+    }
+
+    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        self.check_virtual()?;
+        self.alive()?.core.memory.map(self.index, address, bytes)
+    }
+
+    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
+        self.check_virtual()?;
+        let mut state = self.lock();
+        let Core { memory, active, .. } = &mut state.core;
+        let busy = |ptr: *mut u8| active.conflicts(ptr as usize, bytes, true);
+        let unmapped = memory.unmap(self.index, address, bytes, busy);
+        state.core.check_alive(self.index).and(unmapped)
+    }
+
+    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
+        self.check_virtual()?;
+        let mut state = self.alive()?;
+        let Core { memory, active, .. } = &mut state.core;
+        let busy = |ptr: *mut u8| active.conflicts(ptr as usize, bytes, true);
+        memory.remap(self.index, [from, to], bytes, busy)
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {

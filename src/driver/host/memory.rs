@@ -1,12 +1,13 @@
 //! Memory: one window of addresses per device, and the host memory that all devices see.
 //!
-//! A device address means nothing to the host. It lies in the device's window, 4 TiB wide and never used by another
-//! device of the process, far outside what the operating system hands out, and is translated when an operation runs.
+//! A device address means nothing to the host. It lies in the device's window, 8 TiB wide and never used by another
+//! device of the process, far outside what the operating system hands out, and is translated when an operation runs. The upper
+//! half is for addresses that are reserved first and mapped later (`window`).
 //! Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late as possible, and a
 //! gap follows each allocation, so that stale and overshooting addresses find nothing.
 
-use super::{clock::Side, fault};
-use crate::driver::{Address, DriverResult};
+use super::{clock::Side, fault, pages::Pages, window::Windows};
+use crate::driver::{Address, DriverResult, Fault};
 use parking_lot::Mutex;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -15,10 +16,12 @@ use std::{
     sync::Arc,
 };
 
-const ALIGN: usize = 256;
+/// As the CUDA driver's allocations of some size and page-locked memory are.
+const ALIGN: usize = 4096;
 const BASE: u64 = 1 << 62;
-const WINDOW_BITS: u32 = 42;
-const WINDOW: u64 = 1 << WINDOW_BITS;
+const WINDOW_BITS: u32 = 43;
+/// The half of a window that allocations lie in.
+const WINDOW: u64 = 1 << (WINDOW_BITS - 1);
 
 /// Fresh device memory is filled with this byte in debug builds, for its first [`POISON_LIMIT`] bytes (the rest stays
 /// untouched, so that a large chunk is not committed), lest a program relies on zeroes that a GPU does not give.
@@ -27,11 +30,18 @@ const POISON_LIMIT: usize = 1 << 20;
 
 /// Backing memory of one allocation; it lives until its table entry and the last running operation on it are gone.
 pub(super) struct Block {
-    /// `None` if there is no memory behind it: see [`Block::nothing`].
-    raw: Option<NonNull<u8>>,
-    layout: Layout,
+    raw: Raw,
     first: NonNull<u8>,
     bytes: usize,
+}
+
+/// What a block has to give back.
+enum Raw {
+    Allocated(NonNull<u8>, Layout),
+    /// Of a window: memory is behind the parts of it that are mapped.
+    Reserved(Pages),
+    /// There is no memory behind it: see [`Block::nothing`].
+    Nothing,
 }
 
 // SAFETY: a block is plain memory; accesses to its bytes are ordered by `access` among operations, and by the driver's
@@ -49,19 +59,36 @@ impl Block {
         let pad = raw.as_ptr().align_offset(ALIGN);
         // SAFETY: `pad < ALIGN`, and the allocation is `ALIGN` larger than asked for.
         let first = unsafe { raw.add(pad) };
-        Some(Arc::new(Block { raw: Some(raw), layout, first, bytes }))
+        Some(Arc::new(Block { raw: Raw::Allocated(raw, layout), first, bytes }))
     }
 
     /// Addresses without memory, for a dry machine's sizes that this computer refuses to promise. They are nobody else's:
     /// they are those of the device's window.
-    fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
+    pub fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
         let first = NonNull::new(ptr::without_provenance_mut(address as usize))?;
-        Some(Arc::new(Block { raw: None, layout: Layout::new::<()>(), first, bytes }))
+        Some(Arc::new(Block { raw: Raw::Nothing, first, bytes }))
+    }
+
+    /// A window, with nothing behind it so far.
+    pub fn reserved(pages: Pages, bytes: usize) -> Arc<Block> {
+        Arc::new(Block { first: pages.first(), raw: Raw::Reserved(pages), bytes })
+    }
+
+    /// Puts memory behind a part of a window; whether there was any.
+    pub fn commit(&self, offset: usize, bytes: usize) -> bool {
+        if let Raw::Reserved(pages) = &self.raw { pages.commit(offset, bytes) } else { true }
+    }
+
+    /// Takes it away. Nobody uses it.
+    pub fn decommit(&self, offset: usize, bytes: usize) {
+        if let Raw::Reserved(pages) = &self.raw {
+            pages.decommit(offset, bytes);
+        }
     }
 
     /// Whether there are bytes behind its addresses.
     pub fn is_real(&self) -> bool {
-        self.raw.is_some()
+        !matches!(self.raw, Raw::Nothing)
     }
 
     /// The byte at `offset`.
@@ -70,17 +97,18 @@ impl Block {
         self.first.as_ptr().wrapping_add(offset)
     }
 
-    fn poison(&self) {
-        // SAFETY: the block is not shared yet, and that many bytes long.
-        unsafe { self.first.as_ptr().write_bytes(POISON, self.bytes.min(POISON_LIMIT)) }
+    /// Marks fresh memory as nobody's.
+    fn poison(&self, offset: usize, bytes: usize) {
+        // SAFETY: there is memory there, and no operation names it yet.
+        unsafe { self.at(offset).write_bytes(POISON, bytes.min(POISON_LIMIT)) }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Some(raw) = self.raw {
+        if let Raw::Allocated(raw, layout) = self.raw {
             // SAFETY: it came from `alloc_zeroed` with this layout.
-            unsafe { dealloc(raw.as_ptr(), self.layout) }
+            unsafe { dealloc(raw.as_ptr(), layout) }
         }
     }
 }
@@ -123,6 +151,7 @@ struct Space {
     cursor: u64,
     /// By address.
     blocks: BTreeMap<Address, Arc<Block>>,
+    windows: Windows,
 }
 
 /// Takes `n` windows that no device of this process has ever had, and returns the first one's number.
@@ -135,11 +164,20 @@ fn windows(n: u64) -> u64 {
     first
 }
 
+/// The first address of a window.
+fn window_of(number: u64) -> Address {
+    BASE + (number << WINDOW_BITS)
+}
+
 impl Memory {
     pub fn new(capacities: impl ExactSizeIterator<Item = u64>, dry: bool) -> Self {
         let first_window = windows(capacities.len() as u64);
-        let devices =
-            capacities.map(|capacity| Space { capacity, used: 0, cursor: 0, blocks: BTreeMap::new() }).collect();
+        let space = |(device, capacity)| {
+            let upper = window_of(first_window + device as u64) + WINDOW;
+            let windows = Windows::new(upper..upper + WINDOW);
+            Space { capacity, used: 0, cursor: 0, blocks: BTreeMap::new(), windows }
+        };
+        let devices = capacities.enumerate().map(space).collect();
         Memory { first_window, dry, devices, host: BTreeMap::new() }
     }
 
@@ -156,7 +194,7 @@ impl Memory {
 
     /// Enters an allocation; the poison says that the memory is nobody's yet.
     pub fn alloc(&mut self, device: usize, bytes: usize) -> DriverResult<Address> {
-        let window = BASE + (self.first_window + device as u64) * WINDOW;
+        let window = window_of(self.first_window + device as u64);
         let space = &mut self.devices[device];
         let (asked, free) = (bytes as u64, space.capacity - space.used);
         if asked > free {
@@ -167,7 +205,7 @@ impl Memory {
         let nothing = || if self.dry { Block::nothing(window + offset, bytes) } else { None };
         let block = Block::zeroed(bytes).or_else(nothing).ok_or_else(none)?;
         if cfg!(debug_assertions) && !self.dry {
-            block.poison();
+            block.poison(0, bytes);
         }
         space.cursor = offset + footprint(asked);
         space.used += asked;
@@ -183,6 +221,65 @@ impl Memory {
         })?;
         space.used -= block.bytes as u64;
         Ok(())
+    }
+
+    /// Reserves addresses.
+    pub fn reserve(&mut self, device: usize, bytes: u64) -> DriverResult<Address> {
+        self.devices[device].windows.reserve(bytes, self.dry)
+    }
+
+    /// Gives reserved addresses back.
+    pub fn release(&mut self, device: usize, address: Address, bytes: u64) -> DriverResult {
+        self.devices[device].windows.release(address, bytes)
+    }
+
+    /// Puts fresh memory behind reserved addresses.
+    pub fn map(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult {
+        let space = &mut self.devices[device];
+        space.windows.check_free(address, bytes)?;
+        let (asked, free) = (bytes as u64, space.capacity - space.used);
+        if asked > free {
+            return Err(fault::out_of_memory(asked, free));
+        }
+        let (block, offset) = space.windows.map(address, bytes)?;
+        if cfg!(debug_assertions) && !self.dry {
+            block.poison(offset, bytes);
+        }
+        space.used += asked;
+        Ok(())
+    }
+
+    /// Takes what one call has mapped away. `busy`: whether a running operation uses it, which keeps it.
+    pub fn unmap(
+        &mut self,
+        device: usize,
+        address: Address,
+        bytes: usize,
+        busy: impl FnOnce(*mut u8) -> bool,
+    ) -> DriverResult {
+        let space = &mut self.devices[device];
+        space.windows.unmap(address, bytes, busy)?;
+        space.used -= bytes as u64;
+        Ok(())
+    }
+
+    /// Takes a mapping away and makes another one of its size. Nobody is to rely on the contents, so they do not come along.
+    pub fn remap(
+        &mut self,
+        device: usize,
+        [from, to]: [Address; 2],
+        bytes: usize,
+        busy: impl FnOnce(*mut u8) -> bool,
+    ) -> DriverResult {
+        let windows = &mut self.devices[device].windows;
+        if !windows.is_mapping(from, bytes) {
+            return Err(fault::invalid(format!("{bytes} bytes at {from:#x} are not what was mapped there")));
+        }
+        let (block, offset) = windows.map(to, bytes)?;
+        if cfg!(debug_assertions) && !self.dry {
+            block.poison(offset, bytes);
+        }
+        windows.unmap(from, bytes, busy)
     }
 
     /// Registers host memory and returns its address.
@@ -202,7 +299,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Translates a range, which must lie inside one live allocation.
+    /// Translates a range, which must lie inside one live allocation, or inside mappings side by side.
     pub fn resolve(&self, address: Address, bytes: usize) -> DriverResult<Place<'_>> {
         let found = if address < BASE {
             self.host.range(..=address).next_back().map(|(start, (block, _))| (Home::Host, start, block))
@@ -212,6 +309,13 @@ impl Memory {
             let Some(space) = self.devices.get(device) else {
                 return Err(fault::peer_not_enabled(format!("{address:#x} is no address of this machine")));
             };
+            if space.windows.are_at(address) {
+                let found = space.windows.resolve(address, bytes);
+                let home = Home::Device(device);
+                return found
+                    .map(|(block, offset)| Place { home, block, offset })
+                    .ok_or_else(|| missing(address, bytes));
+            }
             space.blocks.range(..=address).next_back().map(|(start, block)| (Home::Device(device), start, block))
         };
         if let Some((home, start, block)) = found {
@@ -220,7 +324,7 @@ impl Memory {
                 return Ok(Place { home, block, offset });
             }
         }
-        Err(fault::invalid(format!("no live allocation covers {bytes} bytes at {address:#x}")))
+        Err(missing(address, bytes))
     }
 
     /// On whose side an address is; an unknown one counts as the host's.
@@ -239,6 +343,10 @@ impl Memory {
             _ => Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not page-locked host memory"))),
         }
     }
+}
+
+fn missing(address: Address, bytes: usize) -> Fault {
+    fault::invalid(format!("no live allocation covers {bytes} bytes at {address:#x}"))
 }
 
 /// Addresses that an allocation takes: whole units of `ALIGN`, and one more as a gap.

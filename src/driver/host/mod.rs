@@ -45,6 +45,7 @@ mod gpu;
 mod machine;
 mod memory;
 mod op;
+mod pages;
 mod peer;
 mod restless;
 mod sched;
@@ -54,6 +55,7 @@ mod stream;
 mod trace;
 mod wait;
 mod watch;
+mod window;
 
 use super::{Driver, DriverRef, RawStream};
 pub use attend::{Attendee, attend};
@@ -74,12 +76,14 @@ pub struct HostConfig {
     /// Whether it has stream memory operations
     /// ([`write_value`](super::Driver::write_value), [`wait_value`](super::Driver::wait_value)); some GPUs have not.
     pub stream_values: bool,
+    /// Whether it has virtual memory management ([`Driver::vm_granularity`]), as far as the operating system lets it.
+    pub virtual_memory: bool,
 }
 
 impl Default for HostConfig {
-    /// 4 GiB of memory, access to all peers, stream memory operations.
+    /// 4 GiB of memory, access to all peers, stream memory operations, virtual memory.
     fn default() -> Self {
-        HostConfig { memory: 4 << 30, peers: None, name: None, stream_values: true }
+        HostConfig { memory: 4 << 30, peers: None, name: None, stream_values: true, virtual_memory: true }
     }
 }
 

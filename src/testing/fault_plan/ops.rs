@@ -38,6 +38,16 @@ ops! {
     ManagedAlloc "managed-alloc",
     /// Managed memory is freed.
     ManagedFree "managed-free",
+    /// A window of addresses is reserved.
+    VmReserve "vm-reserve",
+    /// A window of addresses is given back. It is, also when the call reports a fault.
+    VmRelease "vm-release",
+    /// Memory is mapped into a window.
+    VmMap "vm-map",
+    /// Memory is taken out of a window. It is, also when the call reports a fault.
+    VmUnmap "vm-unmap",
+    /// Memory is moved to another place of a window.
+    VmMove "vm-move",
     /// A stream is made.
     StreamCreate "stream-create",
     /// A stream is destroyed.

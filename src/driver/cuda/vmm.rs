@@ -1,0 +1,415 @@
+//! Virtual memory: windows of addresses, and physical memory behind parts of them.
+//!
+//! What is mapped is accounted for here, by device and for the whole process: the driver gives rights to a mapping and not, as
+//! for `cuMemAlloc`, to a context's memory as a whole (`cuCtxEnablePeerAccess` does not reach it, as PyTorch notes beside its
+//! expandable segments; xla#40852 hung for 56 minutes for want of one). So a right that a peer gets later has to find the
+//! mappings that are there, and a mapping that comes later the peers.
+//!
+//! The structs are those of `cuda.h`, since cudarc's differ from version to version of CUDA (13.2 has a union in
+//! `CUmemLocation`); the layout has not changed since 10.2.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ffi::{c_int, c_void},
+    ptr,
+    sync::Arc,
+};
+
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute, CUmemGenericAllocationHandle as Handle};
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+
+use super::{CudaGpu, fault};
+use crate::driver::{Address, DriverResult, FaultKind};
+
+/// Windows begin at a multiple of this.
+const ALIGN: usize = 2 << 20;
+
+/// `CUmemLocation`: a device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    win32: *mut c_void,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+const _: () = assert!(size_of::<Location>() == size_of::<sys::CUmemLocation>());
+const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
+const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemAllocationProp>());
+
+const ON_DEVICE: c_int = 1;
+const PINNED: c_int = 1;
+const POSIX_FD: c_int = 1;
+const NO_ACCESS: c_int = 0;
+const READ_WRITE: c_int = 3;
+
+/// What a device's virtual memory is like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Virtual {
+    pub granularity: usize,
+    wishes: Wishes,
+}
+
+/// What physical memory is to be good for beside kernels and copies. Wishes that the driver does not grant are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wishes {
+    /// For other processes, and for NCCL's registration.
+    exportable: bool,
+    /// For network cards (xla#41652).
+    rdma: bool,
+}
+
+impl Wishes {
+    fn properties(self, device: CUdevice) -> Properties {
+        Properties {
+            kind: PINNED,
+            handle_types: if self.exportable { POSIX_FD } else { 0 },
+            location: Location { kind: ON_DEVICE, id: device },
+            win32: ptr::null_mut(),
+            compression: 0,
+            rdma: u8::from(self.rdma),
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+
+    /// The next smaller set of wishes.
+    fn fewer(self) -> Option<Wishes> {
+        match self {
+            Wishes { rdma: true, .. } => Some(Wishes { rdma: false, ..self }),
+            Wishes { exportable: true, .. } => Some(Wishes { exportable: false, ..self }),
+            _ => None,
+        }
+    }
+}
+
+/// What is reserved and mapped on one device, by whatever object.
+#[derive(Default)]
+pub(super) struct Space {
+    /// Bytes by first address.
+    windows: BTreeMap<Address, u64>,
+    mappings: BTreeMap<Address, Mapping>,
+    /// The other devices that may touch it.
+    readers: BTreeSet<CUdevice>,
+}
+
+#[derive(Clone, Copy)]
+struct Mapping {
+    bytes: usize,
+    /// The physical memory. It is kept, since a mapping that moves needs it.
+    handle: Handle,
+}
+
+/// The account of a device.
+pub(super) fn space(device: CUdevice) -> Arc<Mutex<Space>> {
+    static SPACES: Lazy<Mutex<HashMap<CUdevice, Arc<Mutex<Space>>>>> = Lazy::new(Mutex::default);
+    SPACES.lock().entry(device).or_default().clone()
+}
+
+/// Asks what a device can do; `None` if it has no virtual memory management.
+pub(super) fn probe(device: CUdevice) -> Option<Virtual> {
+    let has = |what: Attribute| {
+        let mut value = 0;
+        // SAFETY: a device of this driver; the pointer is to a live integer.
+        let asked = unsafe { sys::cuDeviceGetAttribute(&mut value, what, device) };
+        fault::code(asked) == fault::SUCCESS && value != 0
+    };
+    if !has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED) {
+        return None;
+    }
+    let wishes = Wishes {
+        exportable: has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+        rdma: has(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+    };
+    std::iter::successors(Some(wishes), |wishes| wishes.fewer()).find_map(|wishes| {
+        let (mut granularity, properties) = (0, wishes.properties(device));
+        let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: the pointers are to a live integer and to a struct of the layout that the driver reads.
+        let asked =
+            unsafe { sys::cuMemGetAllocationGranularity(&mut granularity, (&raw const properties).cast(), minimum) };
+        let known = fault::code(asked) == fault::SUCCESS && granularity.is_power_of_two();
+        known.then_some(Virtual { granularity, wishes })
+    })
+}
+
+impl CudaGpu {
+    fn virtual_memory(&self) -> DriverResult<Virtual> {
+        self.virtual_memory.lock().ok_or_else(|| fault::unsupported("no virtual memory management on this device"))
+    }
+
+    pub(super) fn vm_granularity(&self) -> Option<usize> {
+        self.virtual_memory.lock().map(|v| v.granularity)
+    }
+
+    fn check_multiple(&self, address: Address, bytes: u64) -> DriverResult {
+        let granularity = self.virtual_memory()?.granularity as u64;
+        if bytes > 0 && bytes.is_multiple_of(granularity) && address.is_multiple_of(granularity) {
+            return Ok(());
+        }
+        Err(fault::invalid(format!("{bytes} bytes at {address:#x}: not multiples of the granularity, {granularity}")))
+    }
+
+    pub(super) fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        self.check_multiple(0, bytes)?;
+        self.enter()?;
+        let length = usize::try_from(bytes).map_err(|_| fault::invalid("a window larger than all addresses"))?;
+        let mut address = 0;
+        // SAFETY: the pointer is to a live integer; no address is wished for.
+        self.check(unsafe { sys::cuMemAddressReserve(&mut address, length, ALIGN, 0, 0) })?;
+        space(self.device).lock().windows.insert(address, bytes);
+        Ok(address)
+    }
+
+    /// # Safety
+    /// See [`Driver::vm_release`](crate::driver::Driver::vm_release).
+    pub(super) unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
+        self.virtual_memory()?;
+        let (alive, space) = (self.enter_anyhow(), space(self.device));
+        let mut space = space.lock();
+        if space.windows.get(&address) != Some(&bytes) {
+            return alive.and_then(|()| Err(fault::invalid("no such window was reserved")));
+        }
+        if space.mappings.range(address..address + bytes).next().is_some() {
+            return alive.and_then(|()| Err(fault::invalid("something is mapped in the window")));
+        }
+        // SAFETY: a window that was reserved with this size, and has nothing mapped in it.
+        let freed = self.check(unsafe { sys::cuMemAddressFree(address, bytes as usize) });
+        if freed.is_ok() {
+            space.windows.remove(&address);
+        }
+        alive.and(freed)
+    }
+
+    /// # Safety
+    /// See [`Driver::vm_map`](crate::driver::Driver::vm_map).
+    pub(super) unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        self.check_multiple(address, bytes as u64)?;
+        self.enter()?;
+        let space = space(self.device);
+        let mut space = space.lock();
+        space.check_place(address, bytes)?;
+        let handle = self.create(bytes)?;
+        // SAFETY: a place in a window, with nothing mapped there.
+        if let Err(fault) = unsafe { self.attach(&space, address, bytes, handle) } {
+            // SAFETY: mapped nowhere.
+            let _ = unsafe { sys::cuMemRelease(handle) };
+            return Err(fault);
+        }
+        space.mappings.insert(address, Mapping { bytes, handle });
+        Ok(())
+    }
+
+    /// Physical memory.
+    fn create(&self, bytes: usize) -> DriverResult<Handle> {
+        loop {
+            let Virtual { wishes, granularity } = self.virtual_memory()?;
+            let (mut handle, properties) = (0, wishes.properties(self.device));
+            // SAFETY: the pointers are to a live integer and to a struct of the layout that the driver reads.
+            let created = unsafe { sys::cuMemCreate(&mut handle, bytes, (&raw const properties).cast(), 0) };
+            let fault = match self.check(created) {
+                Ok(()) => return Ok(handle),
+                Err(fault) => fault,
+            };
+            // Where attributes promise more than there is (containers, MIG, WSL): less, from now on.
+            let hopeless = matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::DeviceLost);
+            match wishes.fewer().filter(|_| !hopeless) {
+                Some(wishes) => *self.virtual_memory.lock() = Some(Virtual { granularity, wishes }),
+                None => return Err(fault),
+            }
+        }
+    }
+
+    /// Maps physical memory, for this device and all that may touch its memory. A failure leaves nothing behind.
+    ///
+    /// # Safety
+    /// The place is in a window, and nothing is mapped there.
+    unsafe fn attach(&self, space: &Space, address: Address, bytes: usize, handle: Handle) -> DriverResult {
+        // SAFETY: the caller's promise; a handle of this size, from its beginning, which is all that CUDA can map.
+        self.check(unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) })?;
+        let devices = std::iter::once(self.device).chain(space.readers.iter().copied());
+        let rights: Vec<Access> = devices.map(|device| access(device, READ_WRITE)).collect();
+        // SAFETY: mapped just now.
+        let set = unsafe { set_access(address, bytes, &rights) };
+        self.check_code(set, || "access to mapped memory could not be given".into()).inspect_err(|_| {
+            // SAFETY: nobody knows of it yet.
+            let _ = unsafe { sys::cuMemUnmap(address, bytes) };
+        })
+    }
+
+    /// # Safety
+    /// See [`Driver::vm_unmap`](crate::driver::Driver::vm_unmap).
+    pub(super) unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
+        self.virtual_memory()?;
+        let (alive, space) = (self.enter_anyhow(), space(self.device));
+        let mut space = space.lock();
+        let mapping = match space.whole(address, bytes) {
+            Ok(mapping) => mapping,
+            Err(fault) => return alive.and(Err(fault)),
+        };
+        // SAFETY: a whole mapping that nothing uses, says the caller: CUDA does not wait (pytorch#196257).
+        let unmapped = self.check(unsafe { sys::cuMemUnmap(address, bytes) });
+        if unmapped.is_ok() {
+            space.mappings.remove(&address);
+            // SAFETY: the handle is ours, and is forgotten.
+            let released = self.check(unsafe { sys::cuMemRelease(mapping.handle) });
+            return alive.and(released);
+        }
+        alive.and(unmapped)
+    }
+
+    /// # Safety
+    /// See [`Driver::vm_move`](crate::driver::Driver::vm_move).
+    pub(super) unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
+        self.check_multiple(to, bytes as u64)?;
+        self.enter()?;
+        let space = space(self.device);
+        let mut space = space.lock();
+        let mapping = space.whole(from, bytes)?;
+        space.check_place(to, bytes)?;
+        // In two places for a moment, so that a failure of either step leaves it where it was.
+        // SAFETY: a place in a window, with nothing mapped there.
+        unsafe { self.attach(&space, to, bytes, mapping.handle)? };
+        // SAFETY: a whole mapping that nothing uses, says the caller.
+        if let Err(fault) = self.check(unsafe { sys::cuMemUnmap(from, bytes) }) {
+            // SAFETY: mapped above; nobody knows of it yet.
+            let _ = unsafe { sys::cuMemUnmap(to, bytes) };
+            return Err(fault);
+        }
+        space.mappings.remove(&from);
+        space.mappings.insert(to, mapping);
+        Ok(())
+    }
+
+    /// Makes the context current even when the device is lost; whether it is. What is mapped belongs to the process and not
+    /// to the context, so nobody else would give it back.
+    fn enter_anyhow(&self) -> DriverResult {
+        self.enter().inspect_err(|_| {
+            let _ = self.set_current();
+        })
+    }
+}
+
+impl Space {
+    fn check_place(&self, address: Address, bytes: usize) -> DriverResult {
+        let end = address.checked_add(bytes as u64);
+        let window = self.windows.range(..=address).next_back();
+        let inside = window.zip(end).is_some_and(|((start, size), end)| end <= start + size);
+        let taken = end.and_then(|end| self.mappings.range(..end).next_back());
+        match taken {
+            _ if !inside => Err(fault::invalid(format!("no window was reserved for {bytes} bytes at {address:#x}"))),
+            Some((start, mapping)) if start + mapping.bytes as u64 > address => {
+                Err(fault::invalid(format!("something is mapped at {:#x} already", (*start).max(address))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn whole(&self, address: Address, bytes: usize) -> DriverResult<Mapping> {
+        let found = self.mappings.get(&address).filter(|mapping| mapping.bytes == bytes).copied();
+        found.ok_or_else(|| fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")))
+    }
+
+    /// Gives a device access to all that is mapped, and that will be. All or nothing.
+    pub(super) fn admit(&mut self, device: CUdevice) -> Result<(), i32> {
+        for (n, (&address, mapping)) in self.mappings.iter().enumerate() {
+            // SAFETY: a whole mapping.
+            let set = unsafe { set_access(address, mapping.bytes, &[access(device, READ_WRITE)]) };
+            if set != fault::SUCCESS {
+                self.revoke(device, n);
+                return Err(set);
+            }
+        }
+        self.readers.insert(device);
+        Ok(())
+    }
+
+    /// Takes it back; the first failure's code.
+    pub(super) fn expel(&mut self, device: CUdevice) -> i32 {
+        self.readers.remove(&device);
+        self.revoke(device, usize::MAX)
+    }
+
+    /// Takes access to the first mappings back.
+    fn revoke(&self, device: CUdevice, first: usize) -> i32 {
+        let mut result = fault::SUCCESS;
+        for (&address, mapping) in self.mappings.iter().take(first) {
+            // SAFETY: a whole mapping.
+            let set = unsafe { set_access(address, mapping.bytes, &[access(device, NO_ACCESS)]) };
+            if result == fault::SUCCESS {
+                result = set;
+            }
+        }
+        result
+    }
+}
+
+fn access(device: CUdevice, flags: c_int) -> Access {
+    Access { location: Location { kind: ON_DEVICE, id: device }, flags }
+}
+
+/// # Safety
+/// The range is whole mappings.
+unsafe fn set_access(address: Address, bytes: usize, rights: &[Access]) -> i32 {
+    // SAFETY: the caller's promise; the pointer is to that many structs of the layout that the driver reads.
+    fault::code(unsafe { sys::cuMemSetAccess(address, bytes, rights.as_ptr().cast(), rights.len()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space() -> Space {
+        let mapping = |bytes| Mapping { bytes, handle: 0 };
+        Space {
+            windows: BTreeMap::from([(1000, 100)]),
+            mappings: BTreeMap::from([(1020, mapping(10)), (1030, mapping(20))]),
+            readers: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn places_lie_in_windows_and_are_free() {
+        let space = space();
+        assert!([(1000, 20), (1010, 10), (1050, 50)].iter().all(|&(at, n)| space.check_place(at, n).is_ok()));
+        let bad = [(990, 10), (990, 20), (1000, 21), (1025, 1), (1029, 2), (1049, 1), (1090, 11), (u64::MAX - 1, 9)];
+        assert!(bad.iter().all(|&(at, n)| space.check_place(at, n).is_err()));
+    }
+
+    #[test]
+    fn only_whole_mappings_go() {
+        let space = space();
+        assert!(space.whole(1020, 10).is_ok() && space.whole(1030, 20).is_ok());
+        assert!([(1020, 30), (1030, 10), (1031, 19), (1000, 10)].iter().all(|&(at, n)| space.whole(at, n).is_err()));
+    }
+
+    #[test]
+    fn wishes_are_given_up_one_by_one() {
+        let all = std::iter::successors(Some(Wishes { exportable: true, rdma: true }), |wishes| wishes.fewer());
+        let all: Vec<_> = all.map(|wishes| (wishes.exportable, wishes.rdma)).collect();
+        assert_eq!(all, [(true, true), (true, false), (false, false)]);
+    }
+}

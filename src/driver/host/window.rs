@@ -1,0 +1,216 @@
+//! Virtual memory of one device: windows of reserved addresses, and what is mapped into them.
+
+use super::{
+    fault,
+    memory::Block,
+    pages::{GRANULARITY, Pages},
+};
+use crate::driver::{Address, DriverResult};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// The windows of a device.
+pub(super) struct Windows {
+    /// Where they may lie.
+    space: Range<Address>,
+    /// Where the search for free addresses starts: they are reused as late as possible.
+    cursor: Address,
+    by_address: BTreeMap<Address, Window>,
+}
+
+struct Window {
+    bytes: u64,
+    /// All of its addresses, whether there is memory behind them or not. Operations hold on to it while they run.
+    block: Arc<Block>,
+    /// Bytes by first address.
+    mapped: BTreeMap<Address, usize>,
+}
+
+impl Windows {
+    pub fn new(space: Range<Address>) -> Self {
+        Windows { cursor: space.start, space, by_address: BTreeMap::new() }
+    }
+
+    /// Whether such addresses are reserved here, if anywhere.
+    pub fn are_at(&self, address: Address) -> bool {
+        self.space.contains(&address)
+    }
+
+    pub fn reserve(&mut self, bytes: u64, dry: bool) -> DriverResult<Address> {
+        check_multiple("bytes", bytes)?;
+        if bytes == 0 {
+            return Err(fault::invalid("0 bytes asked for"));
+        }
+        let none = || fault::out_of_memory(bytes, 0);
+        let at = self.find(bytes).ok_or_else(none)?;
+        let length = usize::try_from(bytes).map_err(|_| none())?;
+        let nothing = || if dry { Block::nothing(at, length) } else { None };
+        let block = Pages::reserve(length).map(|pages| Block::reserved(pages, length)).or_else(nothing);
+        let block = block.ok_or_else(none)?;
+        self.cursor = at + bytes;
+        self.by_address.insert(at, Window { bytes, block, mapped: BTreeMap::new() });
+        Ok(at)
+    }
+
+    /// The next hole at or after the cursor, else the first one.
+    fn find(&self, bytes: u64) -> Option<Address> {
+        [self.cursor, self.space.start].into_iter().find_map(|from| {
+            let mut at = from;
+            let before = self.by_address.range(..from).next_back();
+            for (start, window) in before.into_iter().chain(self.by_address.range(from..)) {
+                if *start >= at && start - at >= bytes {
+                    break;
+                }
+                // One unit between them, so that what overshoots finds nothing.
+                at = at.max(start + window.bytes + GRANULARITY as u64);
+            }
+            (at.checked_add(bytes)? <= self.space.end).then_some(at)
+        })
+    }
+
+    pub fn release(&mut self, address: Address, bytes: u64) -> DriverResult {
+        match self.by_address.get(&address) {
+            Some(window) if window.bytes == bytes && window.mapped.is_empty() => {
+                self.by_address.remove(&address);
+                Ok(())
+            }
+            Some(window) if window.bytes == bytes => {
+                Err(fault::invalid(format!("something is mapped in the window at {address:#x}")))
+            }
+            _ => Err(fault::invalid(format!("no window of {bytes} bytes was reserved at {address:#x}"))),
+        }
+    }
+
+    /// The window in which a range lies whole.
+    fn around(&mut self, address: Address, bytes: usize) -> DriverResult<(Address, &mut Window)> {
+        let found = self.by_address.range_mut(..=address).next_back();
+        let found = found.map(|(start, window)| (*start, window));
+        found
+            .filter(|(start, window)| {
+                let end = (address - start).checked_add(bytes as u64);
+                end.is_some_and(|end| end <= window.bytes)
+            })
+            .ok_or_else(|| fault::invalid(format!("no window was reserved for {bytes} bytes at {address:#x}")))
+    }
+
+    /// Whether memory could be mapped here.
+    pub fn check_free(&mut self, address: Address, bytes: usize) -> DriverResult {
+        check_multiple("address", address)?;
+        check_multiple("bytes", bytes as u64)?;
+        if bytes == 0 {
+            return Err(fault::invalid("0 bytes asked for"));
+        }
+        let (_, window) = self.around(address, bytes)?;
+        match window.mapped.range(..address + bytes as u64).next_back() {
+            Some((start, have)) if start + *have as u64 > address => {
+                Err(fault::invalid(format!("something is mapped at {:#x} already", (*start).max(address))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn map(&mut self, address: Address, bytes: usize) -> DriverResult<(Arc<Block>, usize)> {
+        self.check_free(address, bytes)?;
+        let (start, window) = self.around(address, bytes)?;
+        let offset = (address - start) as usize;
+        if !window.block.commit(offset, bytes) {
+            return Err(fault::out_of_memory(bytes as u64, 0));
+        }
+        window.mapped.insert(address, bytes);
+        Ok((window.block.clone(), offset))
+    }
+
+    /// `busy` says whether a running operation uses memory: then it is left where it is, until something else comes there.
+    pub fn unmap(&mut self, address: Address, bytes: usize, busy: impl FnOnce(*mut u8) -> bool) -> DriverResult {
+        let (start, window) = self.around(address, bytes)?;
+        if window.mapped.get(&address) != Some(&bytes) {
+            return Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")));
+        }
+        window.mapped.remove(&address);
+        let offset = (address - start) as usize;
+        if !busy(window.block.at(offset)) {
+            window.block.decommit(offset, bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether exactly this is mapped.
+    pub fn is_mapping(&self, address: Address, bytes: usize) -> bool {
+        let window = self.by_address.range(..=address).next_back();
+        window.is_some_and(|(_, window)| window.mapped.get(&address) == Some(&bytes))
+    }
+
+    /// The memory behind a range, all of which must be mapped.
+    pub fn resolve(&self, address: Address, bytes: usize) -> Option<(&Arc<Block>, usize)> {
+        let (start, window) = self.by_address.range(..=address).next_back()?;
+        let end = address.checked_add(bytes as u64)?;
+        let (first, _) = window.mapped.range(..=address).next_back()?;
+        let mut covered = *first;
+        for (at, bytes) in window.mapped.range(first..) {
+            if *at != covered || covered >= end {
+                break;
+            }
+            covered += *bytes as u64;
+        }
+        (end <= covered).then_some((&window.block, (address - start) as usize))
+    }
+}
+
+fn check_multiple(what: &str, n: u64) -> DriverResult {
+    if n.is_multiple_of(GRANULARITY as u64) {
+        Ok(())
+    } else {
+        Err(fault::invalid(format!("{what}: {n:#x} is not a multiple of the granularity, {GRANULARITY:#x}")))
+    }
+}
+
+#[cfg(all(test, any(target_os = "linux", target_os = "macos"), not(miri)))]
+mod tests {
+    use super::*;
+
+    const G: u64 = GRANULARITY as u64;
+    const N: usize = GRANULARITY;
+
+    fn windows() -> Windows {
+        Windows::new(1 << 40..(1 << 40) + 64 * G)
+    }
+
+    #[test]
+    fn windows_do_not_overlap_and_are_reused_late() {
+        let mut windows = windows();
+        let a = windows.reserve(16 * G, false).unwrap();
+        let b = windows.reserve(16 * G, false).unwrap();
+        assert!(b >= a + 17 * G && windows.reserve(32 * G, false).is_err() && windows.reserve(1, false).is_err());
+        windows.release(a, 16 * G).unwrap();
+        let c = windows.reserve(16 * G, false).unwrap();
+        assert!(c > b, "a stale address finds nothing for long");
+        let d = windows.reserve(16 * G, false).unwrap();
+        assert_eq!(d, a, "then the search starts over");
+        assert!(windows.reserve(16 * G, false).is_err());
+        assert!(windows.release(d, 15 * G).is_err() && windows.release(d + G, G).is_err());
+        windows.map(d, N).unwrap();
+        assert!(windows.release(d, 16 * G).is_err(), "something is mapped");
+        windows.unmap(d, N, |_| false).unwrap();
+        windows.release(d, 16 * G).unwrap();
+    }
+
+    #[test]
+    fn a_range_is_there_if_all_of_it_is_mapped() {
+        let mut windows = windows();
+        let a = windows.reserve(16 * G, false).unwrap();
+        windows.map(a + G, N).unwrap();
+        windows.map(a + 2 * G, 2 * N).unwrap();
+        windows.map(a + 5 * G, N).unwrap();
+        let there = |at, n| windows.resolve(at, n).map(|(_, offset)| offset as u64);
+        assert_eq!(there(a + G, 3 * N), Some(G));
+        assert_eq!(there(a + 2 * G - 1, 2), Some(2 * G - 1), "over an edge");
+        for (at, n) in [(a, 1), (a + G, 3 * N + 1), (a + 4 * G, 1), (a + G, 5 * N), (a + 6 * G, 1), (a + G, usize::MAX)]
+        {
+            assert_eq!(there(at, n), None, "{at:#x} {n}");
+        }
+        assert!([a, a + G].iter().all(|&at| windows.map(at, 2 * N).is_err()), "taken");
+        assert!(windows.map(a + 15 * G, 2 * N).is_err() && windows.map(a + 7 * G, 1).is_err());
+        assert!(windows.unmap(a + 2 * G, N, |_| false).is_err() && windows.unmap(a + 3 * G, N, |_| false).is_err());
+        windows.unmap(a + 2 * G, 2 * N, |_| false).unwrap();
+        assert!(windows.resolve(a + 2 * G, 1).is_none() && windows.resolve(a + G, N).is_some());
+    }
+}
