@@ -20,12 +20,16 @@
 //! **Errors.** A call that fails has changed nothing, but where it says so. Nothing here panics.
 
 mod chunks;
+#[cfg(test)]
+mod model_tests;
 mod place;
 mod region;
 #[cfg(test)]
 mod tests;
 mod verify;
 mod vmm;
+#[cfg(test)]
+mod window_tests;
 
 pub(crate) use region::Region;
 
