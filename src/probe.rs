@@ -5,6 +5,9 @@
 //! given the right and then checked with a pattern: by store, by load, and by copies in both directions. A pair that does
 //! not deliver loses the right again, and its copies are staged; [`GpuPool::report`](crate::GpuPool::report) says so.
 //!
+//! The buffers are the pool's own, so what is checked is the memory that users get: copies to mapped memory have failed where
+//! those to allocated memory did not (CUDA.jl#3112).
+//!
 //! All devices probe at the same time, in rounds in which each has another partner; in a round a device works on the
 //! buffer that its partner lends, and nobody else does.
 

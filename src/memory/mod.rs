@@ -2,12 +2,14 @@
 //!
 //! * [`link`]: what any thread may need of a device: its driver, its events.
 //! * [`hazard`]: the last uses of a block, so that conflicting operations wait for each other on the GPU.
+//! * [`backing`]: where the memory comes from: one window of addresses, or single allocations.
 //! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
 //! * [`cache`]: the owner's lists of free blocks. The first pool: size classes, no lock and no driver call in the
 //!   steady state.
 //! * [`insight`], [`stats`]: what people see of it.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
+#[allow(dead_code, reason = "the pool that uses it comes next")]
 pub(crate) mod backing;
 pub(crate) mod block;
 pub(crate) mod buffer;

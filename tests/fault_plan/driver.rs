@@ -120,3 +120,70 @@ fn a_kernel_and_a_peer_that_lies() {
         assert_eq!((seen(near), plan.fired().len()), (vec![7; 64], 2));
     }
 }
+
+/// As allocations are: given back also when the call fails; a move that fails is not made.
+#[test]
+fn mappings_are_given_back_in_any_case() {
+    let rules = [FaultOp::VmMap, FaultOp::VmUnmap, FaultOp::VmMove, FaultOp::VmReserve, FaultOp::VmRelease];
+    let rules = rules.map(|op| FaultRule::new(Injected::OutOfMemory).op(op).nth(1));
+    let plan = rules.into_iter().fold(FaultPlan::new(), FaultPlan::on).paused();
+    let inner = host::machine(&[HostConfig::default()]);
+    let gpu = faulty::wrap(inner.clone(), &plan).remove(0);
+    let Some(unit) = gpu.vm_granularity() else { return };
+    let all = inner[0].memory_info().unwrap().0;
+    plan.resume();
+    let kind = |result: gpu_pool::driver::DriverResult| result.unwrap_err().kind;
+    assert_eq!(kind(gpu.vm_reserve(4 * unit as u64).map(drop)), FaultKind::OutOfMemory);
+    let at = gpu.vm_reserve(4 * unit as u64).unwrap();
+    let to = at + 2 * unit as u64;
+    // SAFETY: nothing uses any of it.
+    unsafe {
+        assert_eq!(kind(gpu.vm_map(at, unit)), FaultKind::OutOfMemory);
+        gpu.vm_map(at, unit).unwrap();
+        assert_eq!(kind(gpu.vm_move(at, to, unit)), FaultKind::OutOfMemory);
+        gpu.vm_move(at, to, unit).unwrap();
+        assert_eq!(kind(gpu.vm_unmap(to, unit)), FaultKind::OutOfMemory);
+        assert_eq!(inner[0].memory_info().unwrap().0, all);
+        assert_eq!(kind(gpu.vm_unmap(to, unit)), FaultKind::InvalidArgument, "it is gone");
+        assert_eq!(kind(gpu.vm_release(at, 4 * unit as u64)), FaultKind::OutOfMemory);
+        assert_eq!(kind(gpu.vm_release(at, 4 * unit as u64)), FaultKind::InvalidArgument, "it is gone");
+    }
+    assert_eq!(plan.fired().len(), 5);
+}
+
+/// CUDA.jl#3112: copies to and from mapped memory do nothing, wherever it has moved to; copies of allocations do.
+#[test]
+fn mapped_memory_may_lie() {
+    let plan: FaultPlan = "0:vm-map:1:drop".parse().unwrap();
+    let gpu = faulty::wrap(host::machine(&[HostConfig::default()]), &plan).remove(0);
+    let Some(unit) = gpu.vm_granularity() else { return };
+    let (stream, host) = (gpu.stream_create(0).unwrap(), gpu.host_alloc(8).unwrap());
+    let at = gpu.vm_reserve(4 * unit as u64).unwrap();
+    let [bad, good, to] = [0, 1, 3].map(|i| at + i * unit as u64);
+    let (own, other) = (gpu.mem_alloc(64).unwrap(), gpu.mem_alloc(64).unwrap());
+    // SAFETY: live memory, waited for.
+    let copied = |dst: u64, src: u64| unsafe {
+        gpu.fill_u8(src, 1, 8, stream).unwrap();
+        gpu.fill_u8(dst, 2, 8, stream).unwrap();
+        gpu.copy_within(dst, src, 8, stream).unwrap();
+        gpu.copy_to_host(host, dst, 8, stream).unwrap();
+        assert!(gpu.stream_wait_idle(stream, Duration::from_secs(20)).unwrap());
+        host.read()
+    };
+    // SAFETY: nothing uses it.
+    unsafe {
+        gpu.vm_map(bad, unit).unwrap();
+        gpu.vm_map(good, unit).unwrap();
+    }
+    assert_eq!([copied(own, bad), copied(bad, own), copied(bad + 64, bad)], [2; 3]);
+    assert_eq!([copied(own, other), copied(good, own), copied(own, good)], [1; 3]);
+    // SAFETY: nothing uses it.
+    unsafe { gpu.vm_move(bad, to, unit) }.unwrap();
+    assert_eq!([copied(own, to), copied(to, own)], [2; 2]);
+    // SAFETY: as above.
+    unsafe {
+        gpu.vm_unmap(to, unit).unwrap();
+        gpu.vm_map(to, unit).unwrap();
+    }
+    assert_eq!([copied(own, to), copied(to, own)], [1; 2], "other memory");
+}

@@ -185,6 +185,45 @@ fn a_free_that_the_driver_refuses_changes_nothing() {
     unsafe { gpu.host_free(p) }.unwrap();
 }
 
+/// Mappings come and go as allocations do; one that moves is gone from where it was.
+#[test]
+fn mappings_are_memory() {
+    let (gpu, _) = gpu();
+    let Some(unit) = gpu.vm_granularity() else { return };
+    let (s, at) = (gpu.stream_create(0).unwrap(), gpu.vm_reserve(4 * unit as u64).unwrap());
+    let to = at + 2 * unit as u64;
+    // SAFETY: what is in use is refused, and the rest is waited for.
+    unsafe {
+        gpu.vm_map(at, unit).unwrap();
+        gpu.vm_map(at + unit as u64, unit).unwrap();
+        let host = gpu.host_alloc(64).unwrap();
+        let unwritten = gpu.copy_to_host(host, at, 64, s).unwrap_err().report.unwrap();
+        assert_eq!(unwritten.kind, Kind::UninitializedRead);
+        fill(&gpu, at, 2 * unit, s).unwrap();
+        let early = gpu.vm_move(at, to, unit).unwrap_err().report.unwrap();
+        assert_eq!((early.kind, early.now.op), (Kind::FreeInUse, "vm_move"));
+        let early = gpu.vm_unmap(at + unit as u64, unit).unwrap_err().report.unwrap();
+        assert_eq!((early.kind, early.now.op), (Kind::FreeInUse, "vm_unmap"));
+        wait(&gpu, s);
+        // One that the driver refuses changes nothing.
+        assert!(gpu.vm_move(at, at + unit as u64, unit).unwrap_err().report.is_none());
+        gpu.copy_to_host(host, at + unit as u64 - 32, 64, s).unwrap();
+        wait(&gpu, s);
+        gpu.vm_move(at, to, unit).unwrap();
+        assert_eq!(fill(&gpu, at, 8, s).unwrap_err().kind, Kind::UseAfterFree);
+        let unwritten = gpu.copy_to_host(host, to, 64, s).unwrap_err().report.unwrap();
+        assert_eq!(unwritten.kind, Kind::UninitializedRead, "contents do not come along");
+        assert_eq!(fill(&gpu, to - 8, 16, s), Ok(()), "side by side");
+        wait(&gpu, s);
+        gpu.vm_unmap(to, unit).unwrap();
+        let twice = gpu.vm_unmap(to, unit).unwrap_err().report.unwrap();
+        assert_eq!(twice.kind, Kind::UseAfterFree);
+        gpu.vm_map(to, unit).unwrap();
+        fill(&gpu, to, unit, s).unwrap();
+        wait(&gpu, s);
+    }
+}
+
 /// On CUDA a submission may wait for room in a stream's queue, and so for the host functions in it, with the account locked.
 #[test]
 fn a_host_function_does_not_need_the_account() {

@@ -1,182 +1,168 @@
-//! Temporary.
-use super::{block::ChunkKind, hazard::History, link::Link};
-use crate::driver::{Address, DriverResult, check::Token};
-use parking_lot::Mutex;
+//! Where a pool's memory comes from.
+//!
+//! # Contract
+//!
+//! A [`Backing`] takes memory from the driver in *units* and gives them back one by one. Units lie in *regions*: memory of one
+//! region may be contiguous, so what is free in it coalesces over the edges of units. Only the pool's owner has the backing;
+//! blocks, which may outlive the pool, have their [`Region`], whose drop gives back what is still there.
+//!
+//! * `vmm` ([`vmm`]): one window of addresses for a device, one region for ever. Units are mapped where they are missing, so that
+//!   free memory on both sides counts, and may go again, or move, wherever they are. This is what ends the fragmentation of
+//!   pytorch#35901, #152135 and #193400; PyTorch's expandable segments and DALI's `cuda_vm_resource` do the same.
+//! * `malloc` ([`chunks`]): each unit is a region by itself, from `mem_alloc`. For devices without virtual memory, or with one
+//!   that lies.
+//! * `pinned`, `managed` ([`chunks`]): the same for page-locked and managed memory.
+//!
+//! **Believed when checked**: peer copies to memory with access rights of its own have silently written nothing (CUDA.jl#3112,
+//! NVIDIA's bug 6098762). So [`open`] tries what a window's memory does ([`verify`]) and falls back on `malloc`. The probe of
+//! pairs works on the pool's own buffers, whatever is behind them.
+//!
+//! **Errors.** A call that fails has changed nothing, but where it says so. Nothing here panics.
+
+mod chunks;
+#[cfg(test)]
+mod model_tests;
+mod place;
+mod region;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod vmm;
+#[cfg(test)]
+mod window_tests;
+
+pub(crate) use region::Region;
+
+use super::{block::ChunkKind, link::Link};
+use crate::{
+    driver::{Address, DriverRef, DriverResult, Fault, FaultKind, RawStream},
+    error::Result,
+};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
-/// Choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BackingChoice {
-    /// Auto.
-    #[default]
-    Auto,
-}
+
+/// A unit that has come.
 pub(crate) struct Mapping {
     pub region: u32,
     pub home: Arc<Region>,
     pub address: Address,
     pub bytes: u64,
 }
-pub(crate) struct Region {
-    link: Arc<Link>,
-    id: u32,
-    kind: ChunkKind,
-    address: Address,
-    state: Mutex<(bool, Option<Box<Token>>)>,
+
+/// Units in a region.
+pub(crate) type Units = SmallVec<[(u32, Range<Address>); 4]>;
+/// Units that have come.
+pub(crate) type Mappings = SmallVec<[Mapping; 4]>;
+
+/// How many bytes are free in a region right before an address, and how many from it on, says the pool.
+pub(crate) type FreeAround<'a> = &'a dyn Fn(u32, Address) -> (u64, u64);
+
+/// What came of [`Backing::move_units`]. Whether it went well or not, `from` is not there any more, and `to` is.
+#[derive(Default)]
+pub(crate) struct Moved {
+    pub from: Units,
+    pub to: Mappings,
+    /// Why it ended early.
+    pub fault: Option<Fault>,
 }
-impl Region {
-    pub(crate) fn id(&self) -> u32 {
-        self.id
-    }
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.state.lock().0
-    }
-    pub(crate) fn managed(link: &Arc<Link>, address: Address, _bytes: usize) -> Arc<Self> {
-        Arc::new(Region {
-            link: link.clone(),
-            id: 0,
-            kind: ChunkKind::Managed,
-            address,
-            state: Mutex::new((true, None)),
-        })
-    }
-    pub(crate) fn let_go(self: &Arc<Self>, history: &History, bytes: usize) {
-        self.link.acquire(history.known());
-        if !history.all_completed() && !self.link.planted(crate::plant::Bug::ChunkReleasedEarly) {
-            tracing::warn!(device = self.link.device, bytes, "memory still in use was leaked");
-            std::mem::forget(self.clone());
-        } else {
-            Token::add(&mut self.state.lock().1, self.link.release());
-        }
-    }
-    unsafe fn free(&self) -> DriverResult {
-        let mut state = self.state.lock();
-        if !state.0 {
-            return Ok(());
-        }
-        self.link.acquire(state.1.as_deref());
-        let driver = &self.link.driver;
-        // SAFETY: temporary
-        let freed = unsafe {
-            match self.kind {
-                ChunkKind::Device => driver.mem_free(self.address),
-                ChunkKind::Pinned => driver.host_free(self.address as *mut u8),
-                ChunkKind::Managed => driver.managed_free(self.address as *mut u8),
-            }
-        };
-        if freed.is_ok() {
-            state.0 = false;
-        }
-        freed
-    }
-}
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: temporary
-        if let Err(fault) = unsafe { self.free() } {
-            tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
-            if let Some(report) = fault.report {
-                self.link.refuse(report);
-            }
-        }
-    }
-}
-pub(crate) trait Backing: Send {
-    fn reserved(&self) -> u64;
-    fn driver_calls(&self) -> u64;
-    fn can_move(&self) -> bool;
-    fn missing(&self, bytes: u64, free: &dyn Fn(u32, Address) -> (u64, u64)) -> u64;
-    fn grow(
-        &mut self,
-        bytes: u64,
-        unit: u64,
-        budget: u64,
-        free: &dyn Fn(u32, Address) -> (u64, u64),
-    ) -> DriverResult<SmallVec<[Mapping; 4]>>;
+
+/// Memory for one pool, from one device's driver.
+pub(crate) trait Backing {
+    /// What it is called: `vmm`, `malloc`, `pinned`, `managed`.
+    fn name(&self) -> &'static str;
+
+    /// Takes memory so that `bytes` free and contiguous ones come to be; all of it or nothing. `free` tells what is free
+    /// beside a place where memory might come. `vmm` maps only what is missing, where least is missing (of several such places
+    /// the lowest), in units of `unit` bytes, of which the last may be smaller; none at all if nothing is missing. The others
+    /// take one unit of `unit` bytes, or more, or of `bytes` if there are no more.
+    fn grow(&mut self, bytes: u64, unit: u64, free: FreeAround) -> DriverResult<Mappings>;
+
+    /// The whole units that lie inside a range, in the order of their addresses.
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>>;
-    fn units(&self) -> Vec<(Address, u64)>;
+
+    /// Gives a unit back to the driver. After a fault other than [`FaultKind::Misuse`] it counts as gone, too.
+    ///
+    /// # Safety
+    /// Nothing uses it any more, on any device.
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult;
-    #[allow(clippy::type_complexity)]
-    unsafe fn move_units(
-        &mut self,
-        from: &[(u32, Range<Address>)],
-        bytes: u64,
-        free: &dyn Fn(u32, Address) -> (u64, u64),
-    ) -> DriverResult<(SmallVec<[Mapping; 4]>, Vec<(u32, Range<Address>)>)>;
+
+    /// Takes units from where they are to where `bytes` free and contiguous ones come to be, as [`grow`](Self::grow) would, but
+    /// with memory that is ours already. `from` is what may move, in order of preference, all of it free in the eyes of `free`;
+    /// what lies beside the place is left there. Moves nothing if there is no such place, or not enough to move. `vmm` only.
+    ///
+    /// # Safety
+    /// Nothing uses these units any more, on any device.
+    unsafe fn move_units(&mut self, from: &[(u32, Range<Address>)], bytes: u64, free: FreeAround) -> Moved;
+
+    /// Bytes taken from the driver.
+    fn reserved(&self) -> u64;
+
+    /// Calls of the driver so far.
+    fn driver_calls(&self) -> u64;
 }
-struct Malloc {
-    link: Arc<Link>,
-    kind: ChunkKind,
-    all: Vec<(u32, Range<Address>, Arc<Region>)>,
-    next: u32,
-    calls: u64,
+
+/// What device memory is to be taken from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// A window if there can be one and its memory does what it should, else single allocations.
+    #[default]
+    Auto,
+    Vmm,
+    Malloc,
 }
-impl Backing for Malloc {
-    fn reserved(&self) -> u64 {
-        self.all.iter().map(|(_, r, _)| r.end - r.start).sum()
+
+/// What [`open`] may use to try memory out.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Trial<'a> {
+    /// A stream of the device that is idle; else one is made.
+    pub stream: Option<RawStream>,
+    /// Another device, if peers are to be used.
+    pub peer: Option<&'a DriverRef>,
+}
+
+/// A backing for one kind of memory of a device.
+pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: Choice, trial: Trial) -> Result<Box<dyn Backing>> {
+    let chunks = || Box::new(chunks::Chunks::new(link, kind)) as Box<dyn Backing>;
+    if kind != ChunkKind::Device || choice == Choice::Malloc {
+        return Ok(chunks());
     }
-    fn driver_calls(&self) -> u64 {
-        self.calls
-    }
-    fn can_move(&self) -> bool {
-        false
-    }
-    fn missing(&self, bytes: u64, _: &dyn Fn(u32, Address) -> (u64, u64)) -> u64 {
-        bytes
-    }
-    fn grow(
-        &mut self,
-        bytes: u64,
-        unit: u64,
-        budget: u64,
-        _: &dyn Fn(u32, Address) -> (u64, u64),
-    ) -> DriverResult<SmallVec<[Mapping; 4]>> {
-        let bytes = bytes.max(unit);
-        if bytes > budget {
-            return Err(crate::driver::Fault {
-                kind: crate::driver::FaultKind::OutOfMemory,
-                code: 2,
-                name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
-                detail: String::new(),
-                report: None,
-            });
+    let device = link.device;
+    let opened = vmm::Vmm::open(link).and_then(|mut vmm| {
+        let good = choice == Choice::Vmm || verify::verify_backing(&mut vmm, trial)?;
+        Ok(good.then_some(vmm))
+    });
+    match opened {
+        Ok(Some(vmm)) => return Ok(Box::new(vmm)),
+        Ok(None) => {
+            tracing::warn!(
+                device,
+                "copies to and from mapped memory do not arrive; memory is allocated in single pieces"
+            );
         }
-        self.calls += 1;
-        let driver = &self.link.driver;
-        let address = match self.kind {
-            ChunkKind::Device => driver.mem_alloc(bytes as usize)?,
-            _ => driver.host_alloc(bytes as usize)? as u64,
-        };
-        let id = self.next;
-        self.next += 1;
-        let home =
-            Arc::new(Region { link: self.link.clone(), id, kind: self.kind, address, state: Mutex::new((true, None)) });
-        self.all.push((id, address..address + bytes, home.clone()));
-        Ok(SmallVec::from_iter([Mapping { region: id, home, address, bytes }]))
+        Err(fault) if choice == Choice::Vmm || matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse) => {
+            return Err(link.error("open memory", fault));
+        }
+        Err(fault) if fault.kind == FaultKind::Unsupported => {}
+        Err(fault) => {
+            tracing::warn!(device, %fault, "no window of addresses; memory is allocated in single pieces");
+        }
     }
-    fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>> {
-        self.all.iter().filter(|(id, r, _)| *id == region && *r == range).map(|(_, r, _)| r.clone()).collect()
-    }
-    fn units(&self) -> Vec<(Address, u64)> {
-        self.all.iter().map(|(_, r, _)| (r.start, r.end - r.start)).collect()
-    }
-    unsafe fn unmap(&mut self, region: u32, _: Range<Address>) -> DriverResult {
-        let at = self.all.iter().position(|a| a.0 == region).unwrap();
-        self.calls += 1;
-        // SAFETY: temporary
-        unsafe { self.all[at].2.free()? };
-        self.all.swap_remove(at);
-        Ok(())
-    }
-    unsafe fn move_units(
-        &mut self,
-        _: &[(u32, Range<Address>)],
-        _: u64,
-        _: &dyn Fn(u32, Address) -> (u64, u64),
-    ) -> DriverResult<(SmallVec<[Mapping; 4]>, Vec<(u32, Range<Address>)>)> {
-        unreachable!()
-    }
+    Ok(chunks())
 }
-pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, _: BackingChoice) -> crate::Result<Box<dyn Backing>> {
-    Ok(Box::new(Malloc { link: link.clone(), kind, all: Vec::new(), next: 1, calls: 0 }))
+
+/// Faults with the driver's codes and names, for what the driver is not asked.
+fn fault(kind: FaultKind, code: i32, name: &str, detail: String) -> Fault {
+    Fault { kind, code, name: name.to_owned(), detail, report: None }
+}
+
+fn invalid(detail: String) -> Fault {
+    fault(FaultKind::InvalidArgument, 1, "CUDA_ERROR_INVALID_VALUE", detail)
+}
+
+fn out_of_memory(detail: String) -> Fault {
+    fault(FaultKind::OutOfMemory, 2, "CUDA_ERROR_OUT_OF_MEMORY", detail)
+}
+
+fn unsupported(detail: &str) -> Fault {
+    fault(FaultKind::Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED", detail.to_owned())
 }

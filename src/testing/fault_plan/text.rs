@@ -240,8 +240,8 @@ mod tests {
         assert!(FaultOp::ALL.iter().all(|op| unknown.contains(op.name())), "{unknown}");
         assert_eq!(
             said("0>1:fill:*:drop"),
-            "`0>1:fill:*:drop` is no part of a fault plan: fill never meets drop, only these do: copy-peer, copy-to-peer, \
-             copy-from-peer, launch"
+            "`0>1:fill:*:drop` is no part of a fault plan: fill never meets drop, only these do: vm-map, copy-peer, \
+             copy-to-peer, copy-from-peer, launch"
         );
     }
 

@@ -1,0 +1,172 @@
+//! Where in a window memory is to come: arithmetic on holes, without a driver.
+//!
+//! ```text
+//!   ... | in use |  free: before |        hole        | free: after | in use | ...
+//!                                ^ from the low end up ^ or from the high end down, or all of it
+//! ```
+
+use crate::driver::Address;
+use std::ops::Range;
+
+/// A hole, and how much is free beside it.
+#[derive(Clone, Debug)]
+pub(super) struct Hole {
+    pub range: Range<Address>,
+    pub before: u64,
+    pub after: u64,
+}
+
+/// A unit that may move.
+pub(super) type Unit = Range<Address>;
+
+impl Hole {
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// What to fill in so that `bytes` come together, if that can be.
+    fn fill(&self, bytes: u64, granularity: u64) -> Option<Range<Address>> {
+        let Range { start, end } = self.range;
+        let missing = |beside: u64| bytes.saturating_sub(beside).next_multiple_of(granularity);
+        let (low, high) = (missing(self.before), missing(self.after));
+        if low <= high.min(self.len()) {
+            return Some(start..start + low);
+        }
+        if high <= self.len() {
+            return Some(end - high..end);
+        }
+        (self.before + self.len() + self.after >= bytes).then_some(start..end)
+    }
+
+    /// Which units to put from its low end up so that `bytes` come together, and how many bytes that is. What is free beside
+    /// it must stay, since it is counted on.
+    fn fill_with(&self, bytes: u64, from: &[Unit]) -> Option<(u64, Vec<Unit>)> {
+        let Range { start, end } = self.range;
+        // The low part of the hole, next to what is free before it.
+        let missing = bytes.saturating_sub(self.before);
+        let mut sum = 0;
+        let mut chosen = Vec::new();
+        for unit in from.iter().filter(|unit| unit.end <= start - self.before || unit.start >= end) {
+            if sum >= missing {
+                break;
+            }
+            if sum + (unit.end - unit.start) <= self.len() {
+                sum += unit.end - unit.start;
+                chosen.push(unit.clone());
+            }
+        }
+        if sum >= missing {
+            return Some((sum, chosen));
+        }
+        // All of the hole, between what is free on both sides.
+        if self.before + self.len() + self.after < bytes {
+            return None;
+        }
+        (sum, chosen) = (0, Vec::new());
+        for unit in from.iter().filter(|unit| unit.end <= start - self.before || unit.start >= end + self.after) {
+            if sum + (unit.end - unit.start) <= self.len() {
+                sum += unit.end - unit.start;
+                chosen.push(unit.clone());
+            }
+        }
+        (sum == self.len()).then_some((sum, chosen))
+    }
+}
+
+/// The least that must come so that `bytes` free ones lie side by side; of several the lowest. Empty if nothing is missing.
+pub(super) fn to_fill(holes: &[Hole], bytes: u64, granularity: u64) -> Option<Range<Address>> {
+    let places = holes.iter().filter_map(|hole| hole.fill(bytes, granularity));
+    places.min_by_key(|place| place.end - place.start)
+}
+
+/// Which units to move, and to where, so that `bytes` free ones lie side by side: as few bytes as will do.
+pub(super) fn to_move(holes: &[Hole], bytes: u64, from: &[Unit]) -> Option<(Address, Vec<Unit>)> {
+    let places = holes.iter().filter_map(|hole| Some((hole.range.start, hole.fill_with(bytes, from)?)));
+    let (at, (sum, units)) = places.min_by_key(|(_, (sum, _))| *sum)?;
+    (sum > 0).then_some((at, units))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hole(range: Range<Address>, before: u64, after: u64) -> Hole {
+        Hole { range, before, after }
+    }
+
+    #[test]
+    fn least_is_mapped_and_then_lowest() {
+        let holes = [hole(10..20, 0, 3), hole(40..60, 5, 2), hole(80..1000, 5, 0)];
+        assert_eq!(to_fill(&holes, 4, 1), Some(40..40), "nothing is missing");
+        assert_eq!(to_fill(&holes, 10, 1), Some(40..45), "five are missing in two places");
+        assert_eq!(to_fill(&holes, 26, 1), Some(40..60), "less than the 21 that are missing at the end");
+        assert_eq!(to_fill(&holes, 28, 1), Some(80..103));
+        assert_eq!(to_fill(&holes[..2], 28, 1), None);
+        assert_eq!(to_fill(&holes[..1], 12, 1), Some(11..20), "beside what is free after it");
+        assert_eq!(to_fill(&holes, 7, 4), Some(16..20), "in whole grains");
+    }
+
+    #[test]
+    fn what_is_counted_on_does_not_move() {
+        // Free: 35..40, of which 35..40 is a unit; 60..62; 70..80 is a unit; 90..94 is one.
+        let holes = [hole(40..60, 5, 2), hole(94..100, 4, 0)];
+        let from = [35..40, 70..80, 90..94];
+        assert_eq!(to_move(&holes, 9, &from), Some((94, vec![35..40])), "four would do, but units are whole");
+        assert_eq!(to_move(&holes, 12, &from[1..]), Some((40, vec![70..80])));
+        assert_eq!(to_move(&holes, 20, &from), None, "there is not that much to move");
+        assert_eq!(to_move(&holes, 5, &from), None, "nothing is missing");
+        // All of a hole, with what is free on both sides.
+        assert_eq!(to_move(&[hole(40..50, 5, 2)], 17, &from), Some((40, vec![70..80])));
+        assert_eq!(to_move(&[hole(40..52, 5, 2)], 19, &from), None, "it would not be filled");
+    }
+
+    proptest! {
+        /// Against a map of cells: what is chosen lies in a hole, suffices, and nothing smaller does.
+        #[test]
+        fn the_choice_is_the_best_there_is(cells in prop::collection::vec(0u8..3, 1..40), bytes in 1u64..30) {
+            const HOLE: u8 = 0;
+            const FREE: u8 = 1;
+            let n = cells.len();
+            let mut holes = Vec::new();
+            let mut at = 0;
+            while at < n {
+                let end = (at..n).find(|&i| cells[i] != HOLE).unwrap_or(n);
+                if end > at {
+                    let before = (0..at).rev().take_while(|&i| cells[i] == FREE).count() as u64;
+                    let after = (end..n).take_while(|&i| cells[i] == FREE).count() as u64;
+                    holes.push(hole(at as u64..end as u64, before, after));
+                }
+                at = end.max(at + 1);
+            }
+            let longest = |cells: &[u8]| cells.split(|&cell| cell != FREE).map(<[u8]>::len).max().unwrap_or(0) as u64;
+            let filled = |place: &Range<u64>| {
+                let mut cells = cells.clone();
+                cells[place.start as usize..place.end as usize].fill(FREE);
+                longest(&cells)
+            };
+            match to_fill(&holes, bytes, 1) {
+                Some(place) => {
+                    prop_assert!(cells[place.start as usize..place.end as usize].iter().all(|&cell| cell == HOLE));
+                    let beside = holes.iter().find(|h| h.range.start <= place.start && place.end <= h.range.end).unwrap();
+                    prop_assert!(place.start == beside.range.start || place.end == beside.range.end);
+                    if place.is_empty() {
+                        prop_assert!(longest(&cells) >= bytes);
+                    } else {
+                        prop_assert!(filled(&place) >= bytes);
+                        // Free cells away from all holes are the heap's business.
+                        prop_assume!(longest(&cells) < bytes);
+                        let len = place.end - place.start - 1;
+                        let smaller = (0..n as u64).flat_map(|s| (s..=(s + len).min(n as u64)).map(move |e| s..e));
+                        for other in smaller.filter(|o| o.end - o.start <= len) {
+                            let in_hole = cells[other.start as usize..other.end as usize].iter().all(|&cell| cell == HOLE);
+                            let at_a_hole = holes.iter().any(|h| h.range.start <= other.start && other.end <= h.range.end);
+                            prop_assert!(!in_hole || !at_a_hole || other.is_empty() || filled(&other) < bytes);
+                        }
+                    }
+                }
+                None => prop_assert!(holes.iter().all(|hole| filled(&hole.range) < bytes || longest(&cells) >= bytes)),
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A region: units from the driver, kept alive by the pool and by every block that lies in them.
+
+use super::{super::link::Link, ChunkKind, invalid};
+use crate::driver::{Address, DriverResult, Fault, FaultKind, check::Token};
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Memory that may be contiguous. Its drop gives back all that is still there, and then its addresses. The pool empties it as
+/// long as it lives, block by block's last drop does so afterwards; both are cold, hence the lock.
+pub(crate) struct Region {
+    pub link: Arc<Link>,
+    pub kind: ChunkKind,
+    /// Addresses that were reserved for it.
+    window: Option<Range<Address>>,
+    /// By first address.
+    units: Mutex<BTreeMap<Address, Unit>>,
+    /// With a checker: what the threads knew that let go of its blocks.
+    known: Mutex<Option<Box<Token>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Unit {
+    bytes: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Here,
+    /// Not to be given back: something may use it for ever.
+    Leaked,
+    /// The driver would not take it back, so that it is open whether anything is there.
+    Spoiled,
+}
+
+impl Region {
+    pub(super) fn window(link: &Arc<Link>, window: Range<Address>) -> Arc<Self> {
+        Arc::new(Self::new(link, ChunkKind::Device, Some(window)))
+    }
+
+    /// One that is one unit.
+    pub(super) fn chunk(link: &Arc<Link>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
+        let region = Self::new(link, kind, None);
+        region.add(address, bytes);
+        Arc::new(region)
+    }
+
+    fn new(link: &Arc<Link>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
+        Region { link: link.clone(), kind, window, units: Mutex::default(), known: Mutex::default() }
+    }
+
+    /// What this thread knows of the uses of a block that is gone: whoever gives the memory back must know it.
+    pub(crate) fn remember(&self, token: Option<Box<Token>>) {
+        Token::add(&mut self.known.lock(), token);
+    }
+
+    /// Something may use these bytes for ever (a stream that got stuck): what they lie in is never given back.
+    pub(crate) fn leak(&self, range: &Range<Address>) {
+        let mut units = self.units.lock();
+        for (_, unit) in
+            units.range_mut(..range.end).rev().take_while(|(start, unit)| *start + unit.bytes > range.start)
+        {
+            unit.state = State::Leaked;
+        }
+    }
+
+    pub(super) fn add(&self, address: Address, bytes: u64) {
+        self.units.lock().insert(address, Unit { bytes, state: State::Here });
+    }
+
+    /// The units inside a range that can be given back.
+    pub(super) fn units_in(&self, range: Range<Address>) -> Vec<Range<Address>> {
+        let units = self.units.lock();
+        let here = units.range(range.clone()).filter(|(_, unit)| unit.state == State::Here);
+        here.map(|(start, unit)| *start..start + unit.bytes).filter(|unit| unit.end <= range.end).collect()
+    }
+
+    /// Where nothing is, in a window.
+    pub(super) fn holes(&self) -> Vec<Range<Address>> {
+        let Some(window) = self.window.clone() else { return Vec::new() };
+        let (mut holes, mut at) = (Vec::new(), window.start);
+        for (start, unit) in &*self.units.lock() {
+            if *start > at {
+                holes.push(at..*start);
+            }
+            at = start + unit.bytes;
+        }
+        if at < window.end {
+            holes.push(at..window.end);
+        }
+        holes
+    }
+
+    /// Gives a unit back. Whether it counts as gone: also after a fault, but not if the call was refused.
+    ///
+    /// # Safety
+    /// Nothing uses it any more, on any device.
+    pub(super) unsafe fn unmap(&self, unit: &Range<Address>) -> (bool, DriverResult) {
+        let mut units = self.units.lock();
+        let state = match whole(&mut units, unit) {
+            Ok(state) => state,
+            Err(fault) => return (false, Err(fault)),
+        };
+        // SAFETY: a unit that is there; the rest is the caller's promise.
+        let result = unsafe { self.give_back(unit) };
+        match &result {
+            Err(fault) if fault.kind == FaultKind::Misuse => return (false, result),
+            Err(_) if self.window.is_some() => *state = State::Spoiled,
+            _ => drop(units.remove(&unit.start)),
+        }
+        (true, result)
+    }
+
+    /// Moves a unit of a window. After a fault it is where it was.
+    ///
+    /// # Safety
+    /// Nothing uses it any more, on any device, and the new place is in a hole.
+    pub(super) unsafe fn move_unit(&self, unit: &Range<Address>, to: Address) -> DriverResult {
+        let mut units = self.units.lock();
+        whole(&mut units, unit)?;
+        // SAFETY: a whole mapping; the rest is the caller's promise.
+        unsafe { self.link.driver.vm_move(unit.start, to, (unit.end - unit.start) as usize)? };
+        if let Some(moved) = units.remove(&unit.start) {
+            units.insert(to, moved);
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// A unit that is there, which nothing uses any more.
+    unsafe fn give_back(&self, unit: &Range<Address>) -> DriverResult {
+        let (driver, at) = (&self.link.driver, unit.start);
+        // SAFETY: it came from this driver by the call of its kind, whole; the rest is the caller's promise.
+        unsafe {
+            match (self.kind, &self.window) {
+                (ChunkKind::Device, Some(_)) => driver.vm_unmap(at, (unit.end - at) as usize),
+                (ChunkKind::Device, None) => driver.mem_free(at),
+                (ChunkKind::Pinned, _) => driver.host_free(at as *mut u8),
+                (ChunkKind::Managed, _) => driver.managed_free(at as *mut u8),
+            }
+        }
+    }
+}
+
+/// The state of a unit that is there, whole.
+fn whole<'a>(units: &'a mut BTreeMap<Address, Unit>, unit: &Range<Address>) -> DriverResult<&'a mut State> {
+    match units.get_mut(&unit.start) {
+        Some(found) if found.state == State::Here && unit.start + found.bytes == unit.end => Ok(&mut found.state),
+        _ => Err(invalid(format!("{:#x}..{:#x} is no unit", unit.start, unit.end))),
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.link.acquire(self.known.get_mut().as_deref());
+        let refused = |fault: Fault| {
+            tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
+            if let Some(report) = fault.report {
+                self.link.refuse(report);
+            }
+        };
+        let units = std::mem::take(&mut *self.units.lock());
+        let mut empty = true;
+        for (start, Unit { bytes, state }) in units {
+            match state {
+                State::Here => {
+                    // SAFETY: the last block of it is gone, and blocks go only when their uses have completed (or what they
+                    // lie in is leaked).
+                    if let Err(fault) = unsafe { self.give_back(&(start..start + bytes)) } {
+                        // With a fault of another kind it is given back, or there is no more that could be done.
+                        empty &= fault.kind != FaultKind::Misuse;
+                        refused(fault);
+                    }
+                }
+                State::Leaked => empty = false,
+                State::Spoiled => {}
+            }
+        }
+        if let Some(window) = self.window.take().filter(|_| empty) {
+            // SAFETY: nothing is there any more, and nobody knows the addresses.
+            if let Err(fault) = unsafe { self.link.driver.vm_release(window.start, window.end - window.start) } {
+                refused(fault);
+            }
+        }
+    }
+}

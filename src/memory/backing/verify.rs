@@ -1,0 +1,172 @@
+//! Whether memory in a window does what memory does: written by the device, copied by the copy engines, over the edge of two
+//! mappings too, and seen by the host.
+
+use super::{super::link::Link, Backing, Trial, fault, vmm::Vmm};
+use crate::driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host};
+use std::{slice, time::Duration};
+
+/// Bytes on each side of the edge that are looked at.
+const NEAR: u64 = 32 << 10;
+/// A trial that takes longer has failed.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Whether memory of this window can be believed. A fault is one of the trial itself.
+///
+/// Software GPUs whose operations run one at a time are not tried: the order of steps belongs to the program.
+pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> {
+    let link = vmm.home.link.clone();
+    if link.stepped || host::is_dry(&*link.driver) {
+        return Ok(true);
+    }
+    let unit = vmm.granularity;
+    let mapped = vmm.grow(2 * unit, unit, &|_, _| (0, 0))?;
+    let edge = mapped[0].address + mapped[0].bytes;
+    let tried = on_a_stream(&link, trial.stream, |stream, host| {
+        let bench = Bench { link: &link, stream, host, edge: edge - NEAR, far: mapped[0].address };
+        let mut good = bench.copies_within()?;
+        if let Some(peer) = trial.peer.filter(|_| good) {
+            good = bench.copies_to_a_peer(peer)?;
+        }
+        Ok(good)
+    });
+    for mapping in &mapped {
+        let unit = mapping.address..mapping.address + mapping.bytes;
+        if let Err(Unfinished) = tried {
+            // Something hangs on it, and may do so for ever.
+            vmm.home.leak(&unit);
+        } else {
+            // SAFETY: mapped above, and all that used it is over.
+            unsafe { vmm.unmap(mapping.region, unit)? };
+        }
+    }
+    tried.unwrap_or_else(|Unfinished| Err(fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", String::new())))
+}
+
+/// The operations of a trial did not end.
+struct Unfinished;
+
+/// Runs a trial with a stream and page-locked memory of two spans; nothing of it is in flight any more when this returns.
+fn on_a_stream(
+    link: &Link,
+    stream: Option<RawStream>,
+    trial: impl FnOnce(RawStream, *mut u8) -> DriverResult<bool>,
+) -> Result<DriverResult<bool>, Unfinished> {
+    let driver = &link.driver;
+    let own = match stream {
+        Some(_) => None,
+        None => match driver.stream_create(0) {
+            Ok(stream) => Some(stream),
+            Err(fault) => return Ok(Err(fault)),
+        },
+    };
+    let Some(stream) = stream.or(own) else { return Ok(Ok(true)) };
+    let tried = driver.host_alloc(2 * SPAN).map(|host| {
+        let tried = trial(stream, host);
+        let (over, waited) = idle(link, stream);
+        // SAFETY: allocated above, and all that used it is over.
+        let freed = over.then(|| unsafe { driver.host_free(host) }).ok_or(Unfinished)?;
+        Ok(waited.and(tried).and_then(|good| freed.map(|()| good)))
+    });
+    let destroyed = own.map_or(Ok(()), |own| {
+        // SAFETY: made above, and not used again.
+        unsafe { driver.stream_destroy(own) }
+    });
+    let tried = match tried {
+        Ok(tried) => tried?,
+        Err(fault) => Err(fault),
+    };
+    Ok(tried.and_then(|good| destroyed.map(|()| good)))
+}
+
+/// Waits for a stream: whether nothing of it is in flight any more, and what else there is to say.
+fn idle(link: &Link, stream: RawStream) -> (bool, DriverResult) {
+    let wait = || link.driver.stream_wait_idle(stream, LIMIT);
+    // A second time, since a fault may be of the call alone.
+    match wait().or_else(|_| wait()) {
+        Ok(over) => (over, Ok(())),
+        // Waits report a loss when what was running has ended.
+        Err(fault) => (fault.kind == FaultKind::DeviceLost, Err(fault)),
+    }
+}
+
+/// Bytes over the edge.
+const SPAN: usize = 2 * NEAR as usize;
+
+struct Bench<'a> {
+    link: &'a Link,
+    stream: RawStream,
+    /// Page-locked memory of two spans.
+    host: *mut u8,
+    /// A span over the edge of two mappings,
+    edge: Address,
+    /// and one within the first.
+    far: Address,
+}
+
+impl Bench<'_> {
+    /// From mapping to mapping, on this device.
+    fn copies_within(&self) -> DriverResult<bool> {
+        let (driver, stream) = (&self.link.driver, self.stream);
+        // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `NEAR`; the host's are live.
+        // All is on one stream, which is waited for before anything of it goes.
+        unsafe {
+            driver.fill_u32(self.edge, 0x1357_9bdf, SPAN / 4, stream)?;
+            driver.fill_u32(self.far, 0xdead_0000, SPAN / 4, stream)?;
+            driver.copy_within(self.far, self.edge, SPAN, stream)?;
+            driver.copy_to_host(self.host, self.far, SPAN, stream)?;
+            driver.fill_u32(self.far, 0x2468_ace0, SPAN / 4, stream)?;
+            driver.copy_within(self.edge, self.far, SPAN, stream)?;
+            driver.copy_to_host(self.host.add(SPAN), self.edge, SPAN, stream)?;
+        }
+        let (over, waited) = idle(self.link, stream);
+        waited.map(|()| over && self.holds(0, 0x1357_9bdf) && self.holds(1, 0x2468_ace0))
+    }
+
+    /// To a mapping on another device and back, if it is a peer at all.
+    fn copies_to_a_peer(&self, peer: &DriverRef) -> DriverResult<bool> {
+        let driver = &self.link.driver;
+        let Some(unit) = peer.vm_granularity() else { return Ok(true) };
+        if !driver.can_access_peer(&**peer)? || driver.enable_peer(&**peer).is_err() {
+            return Ok(true);
+        }
+        let bytes = unit.max(SPAN.next_multiple_of(unit));
+        let there = peer.vm_reserve(bytes as u64)?;
+        // SAFETY: a fresh window.
+        let mapped = unsafe { peer.vm_map(there, bytes) };
+        let tried = mapped.and_then(|()| {
+            // SAFETY: as in `copies_within`; the peer's memory is mapped until the stream has been waited for.
+            let submitted = unsafe { self.there_and_back(peer, there) };
+            let (over, waited) = idle(self.link, self.stream);
+            if over {
+                // SAFETY: mapped above, and all that used it is over.
+                unsafe { peer.vm_unmap(there, bytes)? };
+            }
+            submitted.and(waited)?;
+            Ok(over && self.holds(0, 0x369c_f258))
+        });
+        // SAFETY: reserved above; refused if anything is still mapped.
+        let released = unsafe { peer.vm_release(there, bytes as u64) };
+        tried.and_then(|good| released.map(|()| good))
+    }
+
+    /// # Safety
+    /// `there` is a span of the peer's, live until the stream has been waited for.
+    unsafe fn there_and_back(&self, peer: &DriverRef, there: Address) -> DriverResult {
+        let (driver, stream) = (&self.link.driver, self.stream);
+        // SAFETY: the caller's promise, and as in `copies_within`.
+        unsafe {
+            driver.fill_u32(self.edge, 0x369c_f258, SPAN / 4, stream)?;
+            driver.copy_peer(there, &**peer, self.edge, &**driver, SPAN, stream)?;
+            driver.fill_u32(self.edge, 0xdead_0000, SPAN / 4, stream)?;
+            driver.copy_peer(self.edge, &**driver, there, &**peer, SPAN, stream)?;
+            driver.copy_to_host(self.host, self.edge, SPAN, stream)
+        }
+    }
+
+    /// Whether a span of the host's memory holds this word all over. The stream is idle.
+    fn holds(&self, span: usize, word: u32) -> bool {
+        // SAFETY: live, and nothing of the stream is in flight; the bytes were zeroed when they came.
+        let bytes = unsafe { slice::from_raw_parts(self.host.add(span * SPAN), SPAN) };
+        bytes.chunks_exact(4).all(|at| at == word.to_ne_bytes())
+    }
+}

@@ -1,0 +1,140 @@
+//! One window of addresses, in which memory is mapped where it is missing.
+
+use super::{
+    super::link::Link, Backing, FreeAround, Mapping, Mappings, Moved, Region, out_of_memory, place, place::Hole,
+    unsupported,
+};
+use crate::driver::{Address, DriverResult, FaultKind};
+use std::{ops::Range, sync::Arc};
+
+/// The region's number: there is one.
+const REGION: u32 = 0;
+/// Growing where least is missing, and moving, need few bytes and many addresses: up to five times the most that is ever in use,
+/// in simulations of RMM's `random_allocations`. Addresses cost nothing.
+const ROOM: u64 = 8;
+/// The least that a window has: small software GPUs need room for holes, too.
+const SMALLEST: u64 = 1 << 30;
+
+pub(super) struct Vmm {
+    pub home: Arc<Region>,
+    pub granularity: u64,
+    reserved: u64,
+    driver_calls: u64,
+}
+
+impl Vmm {
+    /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such addresses.
+    pub fn open(link: &Arc<Link>) -> DriverResult<Self> {
+        let granularity = link.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
+        let total = link.driver.info().total_memory.next_multiple_of(granularity).max(granularity);
+        let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
+        let mut driver_calls = 1;
+        let start = loop {
+            match link.driver.vm_reserve(bytes) {
+                Ok(start) => break start,
+                Err(fault) if bytes == total || fault.kind == FaultKind::DeviceLost => return Err(fault),
+                Err(_) => bytes = (bytes / 2).next_multiple_of(granularity).max(total),
+            }
+            driver_calls += 1;
+        };
+        Ok(Vmm { home: Region::window(link, start..start + bytes), granularity, reserved: 0, driver_calls })
+    }
+
+    fn holes(&self, free: FreeAround) -> Vec<Hole> {
+        let beside = |range: Range<Address>| {
+            let (before, after) = (free(REGION, range.start).0, free(REGION, range.end).1);
+            Hole { range, before, after }
+        };
+        self.home.holes().into_iter().map(beside).collect()
+    }
+
+    fn mapping(&self, address: Address, bytes: u64) -> Mapping {
+        Mapping { region: REGION, home: self.home.clone(), address, bytes }
+    }
+
+    /// Maps one unit.
+    fn map(&mut self, address: Address, bytes: u64) -> DriverResult<Mapping> {
+        self.driver_calls += 1;
+        // SAFETY: a hole of the window, which nobody uses.
+        unsafe { self.home.link.driver.vm_map(address, bytes as usize)? };
+        self.home.add(address, bytes);
+        self.reserved += bytes;
+        Ok(self.mapping(address, bytes))
+    }
+}
+
+impl Backing for Vmm {
+    fn name(&self) -> &'static str {
+        "vmm"
+    }
+
+    fn grow(&mut self, bytes: u64, unit: u64, free: FreeAround) -> DriverResult<Mappings> {
+        let unit = unit.max(1).next_multiple_of(self.granularity);
+        // The driver decides what there is; the window has room for all that, but maybe not in one piece.
+        let Some(place) = place::to_fill(&self.holes(free), bytes, self.granularity) else {
+            return Err(out_of_memory(format!("no hole in the window takes {bytes} bytes")));
+        };
+        let mut mapped = Mappings::new();
+        let mut at = place.start;
+        while at < place.end {
+            match self.map(at, unit.min(place.end - at)) {
+                Ok(mapping) => {
+                    at += mapping.bytes;
+                    mapped.push(mapping);
+                }
+                Err(fault) => {
+                    for Mapping { address, bytes, .. } in mapped {
+                        // SAFETY: mapped just now; nobody knows of it.
+                        let undone = unsafe { self.unmap(REGION, address..address + bytes) };
+                        if let Err(fault) = undone {
+                            tracing::warn!(device = self.home.link.device, %fault, "memory could not be given back");
+                        }
+                    }
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(mapped)
+    }
+
+    fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>> {
+        if region == REGION { self.home.units_in(range) } else { Vec::new() }
+    }
+
+    unsafe fn unmap(&mut self, _: u32, unit: Range<Address>) -> DriverResult {
+        self.driver_calls += 1;
+        // SAFETY: the caller's promise.
+        let (gone, result) = unsafe { self.home.unmap(&unit) };
+        if gone {
+            self.reserved -= unit.end - unit.start;
+        }
+        result
+    }
+
+    unsafe fn move_units(&mut self, from: &[(u32, Range<Address>)], bytes: u64, free: FreeAround) -> Moved {
+        let units: Vec<_> = from.iter().map(|(_, unit)| unit.clone()).collect();
+        let mut moved = Moved::default();
+        let Some((mut at, units)) = place::to_move(&self.holes(free), bytes, &units) else { return moved };
+        for unit in units {
+            self.driver_calls += 1;
+            // SAFETY: the caller's promise for the unit; the place is in a hole.
+            if let Err(fault) = unsafe { self.home.move_unit(&unit, at) } {
+                moved.fault = Some(fault);
+                break;
+            }
+            let bytes = unit.end - unit.start;
+            moved.to.push(self.mapping(at, bytes));
+            moved.from.push((REGION, unit));
+            at += bytes;
+        }
+        moved
+    }
+
+    fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    fn driver_calls(&self) -> u64 {
+        self.driver_calls
+    }
+}
