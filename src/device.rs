@@ -134,7 +134,7 @@ impl Device {
     pub fn trim(&self) -> Result<u64> {
         self.check()?;
         let _here = self.worker.link.enter("trim", Location::caller());
-        self.worker.cache.borrow_mut().trim("trim")
+        Ok(self.worker.cache.borrow_mut().trim("trim"))
     }
 
     /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program where

@@ -50,7 +50,7 @@ pub(crate) fn plant<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
 mod tests {
     use super::{Bug, plant};
     use crate::{
-        AsViewMut, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+        Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
         driver::check::{Kind, Report},
     };
     use std::sync::Arc;

@@ -19,7 +19,7 @@ use crate::{
 use std::{
     cell::{Cell, RefCell},
     marker::PhantomData,
-    ops::Deref,
+    ops::{Deref, Range},
     ptr::{self, NonNull},
     sync::Arc,
 };
@@ -58,7 +58,7 @@ pub(super) enum Place {
     /// In the slab of this number.
     Slab(u32),
     /// A piece of the heap by itself.
-    Piece(Piece),
+    Piece { piece: Piece, region: u32 },
     /// All of its region.
     Region,
 }
@@ -104,7 +104,20 @@ impl Block {
     /// Lets go of it for good: its owner is gone, or it has none.
     pub(super) fn release(mut self: Box<Self>) {
         let history = self.hazards.take();
-        self.region.let_go(&history, self.bytes);
+        let_go(&self.region, &history, self.address..self.address + self.bytes as u64);
+    }
+}
+
+/// Nobody will use these bytes any more. What may still be in use (a stream that got stuck) is leaked rather than given back
+/// to the driver under a running copy.
+pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) {
+    let link = &region.link;
+    link.acquire(history.known());
+    if history.all_completed() || link.planted(Bug::ChunkReleasedEarly) {
+        region.remember(link.release());
+    } else {
+        tracing::warn!(device = link.device, bytes = range.end - range.start, "memory still in use was leaked");
+        region.leak(&range);
     }
 }
 
@@ -209,11 +222,6 @@ impl AtHome {
     pub(crate) unsafe fn enter(link: &Link, cache: *const RefCell<Cache>) -> Self {
         HERE.set(Some(Here { pool: link.pool, device: link.device, cache, gang: ptr::null() }));
         AtHome(())
-    }
-
-    /// Whether blocks of `link`'s device belong to this thread.
-    pub(crate) fn of(link: &Link) -> bool {
-        HERE.try_with(Cell::get).ok().flatten().is_some_and(|here| here.pool == link.pool && here.device == link.device)
     }
 }
 

@@ -9,7 +9,6 @@
 //! * [`insight`], [`stats`]: what people see of it.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
-#[allow(dead_code, reason = "the pool that uses it comes next")]
 pub(crate) mod backing;
 pub(crate) mod block;
 pub(crate) mod buffer;

@@ -50,7 +50,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
         }
         let ptr = link.check("unified", link.driver.managed_alloc(bytes))?;
-        let region = Region::managed(link, ptr as u64, bytes);
+        let region = Region::chunk(link, ChunkKind::Managed, ptr as u64, bytes as u64);
         // Managed memory is not pooled: it has no home, and goes back with its last handle.
         let at = (ptr as u64, bytes);
         let block = Block::at_rest(link, ChunkKind::Managed, None, &region, Place::Region, at, History::default());

@@ -2,7 +2,7 @@
 
 use super::{
     super::{block::ChunkKind, link::Link},
-    Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, unsupported,
+    Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
 };
 use crate::driver::{Address, DriverResult, FaultKind};
 use smallvec::smallvec;
@@ -45,8 +45,11 @@ impl Backing for Chunks {
         }
     }
 
-    fn grow(&mut self, bytes: u64, unit: u64, _: FreeAround) -> DriverResult<Mappings> {
-        let mut size = bytes.max(unit);
+    fn grow(&mut self, bytes: u64, unit: u64, budget: u64, _: FreeAround) -> DriverResult<Mappings> {
+        if bytes > budget {
+            return Err(out_of_memory(format!("{bytes} bytes are asked for, {budget} are allowed")));
+        }
+        let mut size = bytes.max(unit).min(budget);
         let address = match self.allocate(size) {
             Err(fault) if fault.kind == FaultKind::OutOfMemory && size > bytes => {
                 size = bytes;

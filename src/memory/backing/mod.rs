@@ -67,15 +67,16 @@ pub(crate) struct Moved {
 }
 
 /// Memory for one pool, from one device's driver.
-pub(crate) trait Backing {
+pub(crate) trait Backing: Send {
     /// What it is called: `vmm`, `malloc`, `pinned`, `managed`.
     fn name(&self) -> &'static str;
 
     /// Takes memory so that `bytes` free and contiguous ones come to be; all of it or nothing. `free` tells what is free
     /// beside a place where memory might come. `vmm` maps only what is missing, where least is missing (of several such places
     /// the lowest), in units of `unit` bytes, of which the last may be smaller; none at all if nothing is missing. The others
-    /// take one unit of `unit` bytes, or more, or of `bytes` if there are no more.
-    fn grow(&mut self, bytes: u64, unit: u64, free: FreeAround) -> DriverResult<Mappings>;
+    /// take one unit of `unit` bytes, or more, or of `bytes` if there are no more. What would take more than `budget` bytes from
+    /// the driver fails as if there were no more.
+    fn grow(&mut self, bytes: u64, unit: u64, budget: u64, free: FreeAround) -> DriverResult<Mappings>;
 
     /// The whole units that lie inside a range, in the order of their addresses.
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>>;
@@ -101,13 +102,15 @@ pub(crate) trait Backing {
     fn driver_calls(&self) -> u64;
 }
 
-/// What device memory is to be taken from.
+/// What device memory is taken from: [`Builder::memory_backing`](crate::Builder::memory_backing).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub enum BackingChoice {
     /// A window if there can be one and its memory does what it should, else single allocations.
     #[default]
     Auto,
+    /// A window of addresses, or the pool is not built.
     Vmm,
+    /// Single allocations.
     Malloc,
 }
 
@@ -121,14 +124,14 @@ pub(crate) struct Trial<'a> {
 }
 
 /// A backing for one kind of memory of a device.
-pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: Choice, trial: Trial) -> Result<Box<dyn Backing>> {
+pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: BackingChoice, trial: Trial) -> Result<Box<dyn Backing>> {
     let chunks = || Box::new(chunks::Chunks::new(link, kind)) as Box<dyn Backing>;
-    if kind != ChunkKind::Device || choice == Choice::Malloc {
+    if kind != ChunkKind::Device || choice == BackingChoice::Malloc {
         return Ok(chunks());
     }
     let device = link.device;
     let opened = vmm::Vmm::open(link).and_then(|mut vmm| {
-        let good = choice == Choice::Vmm || verify::verify_backing(&mut vmm, trial)?;
+        let good = choice == BackingChoice::Vmm || verify::verify_backing(&mut vmm, trial)?;
         Ok(good.then_some(vmm))
     });
     match opened {
@@ -139,7 +142,9 @@ pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: Choice, trial: Tri
                 "copies to and from mapped memory do not arrive; memory is allocated in single pieces"
             );
         }
-        Err(fault) if choice == Choice::Vmm || matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse) => {
+        Err(fault)
+            if choice == BackingChoice::Vmm || matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse) =>
+        {
             return Err(link.error("open memory", fault));
         }
         Err(fault) if fault.kind == FaultKind::Unsupported => {}

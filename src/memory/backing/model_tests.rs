@@ -87,7 +87,7 @@ proptest! {
                 Act::Take { n, unit } => {
                     if model.find(n).is_none() {
                         let free = |_: u32, at: Address| (model.run(at / G - 1, -1) * G, model.run(at / G, 1) * G);
-                        match backing.grow(n * G, unit * G, &free) {
+                        match backing.grow(n * G, unit * G, u64::MAX, &free) {
                             Ok(come) => {
                                 prop_assert!(!come.is_empty());
                                 model.add(&come);

@@ -39,7 +39,7 @@ impl Region {
     }
 
     /// One that is one unit.
-    pub(super) fn chunk(link: &Arc<Link>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
+    pub(crate) fn chunk(link: &Arc<Link>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
         let region = Self::new(link, kind, None);
         region.add(address, bytes);
         Arc::new(region)
@@ -47,6 +47,11 @@ impl Region {
 
     fn new(link: &Arc<Link>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
         Region { link: link.clone(), kind, window, units: Mutex::default(), known: Mutex::default() }
+    }
+
+    /// Whether nothing is there, nor ever will be.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.window.is_none() && self.units.lock().is_empty()
     }
 
     /// What this thread knows of the uses of a block that is gone: whoever gives the memory back must know it.

@@ -1,6 +1,6 @@
 //! One suite for all backings.
 
-use super::{super::link::Link, Backing, Choice, ChunkKind, Mapping, Trial, open};
+use super::{super::link::Link, Backing, BackingChoice, ChunkKind, Mapping, Trial, open};
 use crate::{
     driver::{
         Address, DriverRef, DriverResult, FaultKind, RawStream, check, faulty,
@@ -19,17 +19,17 @@ pub(super) fn machine(devices: usize) -> Vec<DriverRef> {
 }
 
 pub(super) fn link_of(driver: &DriverRef) -> Arc<Link> {
-    Arc::new(Link::new(0, 0, driver.clone()))
+    Arc::new(Link::new(0, 0, driver.clone(), false))
 }
 
 /// Which backing.
 #[derive(Clone, Copy)]
-pub(super) struct Way(ChunkKind, Choice, &'static str);
+pub(super) struct Way(ChunkKind, BackingChoice, &'static str);
 
-pub(super) const VMM: Way = Way(ChunkKind::Device, Choice::Vmm, "vmm");
-const MALLOC: Way = Way(ChunkKind::Device, Choice::Malloc, "malloc");
-const PINNED: Way = Way(ChunkKind::Pinned, Choice::Auto, "pinned");
-const MANAGED: Way = Way(ChunkKind::Managed, Choice::Auto, "managed");
+pub(super) const VMM: Way = Way(ChunkKind::Device, BackingChoice::Vmm, "vmm");
+const MALLOC: Way = Way(ChunkKind::Device, BackingChoice::Malloc, "malloc");
+const PINNED: Way = Way(ChunkKind::Pinned, BackingChoice::Auto, "pinned");
+const MANAGED: Way = Way(ChunkKind::Managed, BackingChoice::Auto, "managed");
 
 impl Way {
     pub fn open(self, link: &Arc<Link>) -> Box<dyn Backing> {
@@ -85,8 +85,8 @@ mod suite {
         let link = link_of(&gpu);
         let (mut backing, stream) = (way.open(&link), gpu.stream_create(0).unwrap());
         assert_eq!(backing.reserved(), 0);
-        let small = backing.grow(3000, G, &nothing).unwrap();
-        let large = backing.grow(7 * G, 4 * G, &nothing).unwrap();
+        let small = backing.grow(3000, G, u64::MAX, &nothing).unwrap();
+        let large = backing.grow(7 * G, 4 * G, u64::MAX, &nothing).unwrap();
         let total: u64 = small.iter().chain(&large).map(|mapping| mapping.bytes).sum();
         assert_eq!((backing.reserved(), small.len(), small[0].bytes), (total, 1, G));
         assert!(large.iter().map(|mapping| mapping.bytes).sum::<u64>() >= 7 * G);
@@ -116,7 +116,7 @@ mod suite {
         }
         assert!(backing.driver_calls() > calls);
         assert_eq!((backing.reserved(), free(&gpu)), (0, MEMORY));
-        let again = backing.grow(G, G, &nothing).unwrap();
+        let again = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&link, again[0].address, G, stream).unwrap();
         wait(&link, stream);
     }
@@ -126,7 +126,7 @@ mod suite {
         let gpu = machine(1).remove(0);
         let link = link_of(&gpu);
         let mut backing = way.open(&link);
-        let (a, b) = (backing.grow(G, G, &nothing).unwrap(), backing.grow(G, G, &nothing).unwrap());
+        let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         unmap(&mut *backing, &b[0]).unwrap();
         drop((b, backing));
@@ -143,10 +143,10 @@ mod suite {
         let gpu = machine(1).remove(0);
         let link = link_of(&gpu);
         let mut backing = way.open(&link);
-        let kept = backing.grow(G, G, &nothing).unwrap();
+        let kept = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         for bytes in [MEMORY + G, u64::MAX / 4 / G * G] {
             let before = (backing.reserved(), free(&gpu));
-            let full = backing.grow(bytes, G, &nothing).map(drop);
+            let full = backing.grow(bytes, G, u64::MAX, &nothing).map(drop);
             if way.0 == ChunkKind::Device || bytes > 1 << 60 {
                 assert_eq!(full.unwrap_err().kind, FaultKind::OutOfMemory);
                 assert_eq!((backing.reserved(), free(&gpu)), before);
@@ -154,7 +154,7 @@ mod suite {
         }
         // What is wished for beyond what is needed can be done without.
         if way.0 == ChunkKind::Device {
-            let rest = backing.grow(MEMORY - G, 2 * MEMORY, &nothing).unwrap();
+            let rest = backing.grow(MEMORY - G, 2 * MEMORY, u64::MAX, &nothing).unwrap();
             assert_eq!(free(&gpu), 0);
             rest.iter().for_each(|mapping| unmap(&mut *backing, mapping).unwrap());
         }
@@ -166,7 +166,7 @@ mod suite {
         let gpu = check::wrap(machine(1)).remove(0);
         let link = link_of(&gpu);
         let (mut backing, stream) = (way.open(&link), gpu.stream_create(0).unwrap());
-        let a = backing.grow(G, G, &nothing).unwrap();
+        let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&link, a[0].address, 64, stream).unwrap();
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::Misuse);
         assert_eq!(backing.reserved(), G);
@@ -175,7 +175,7 @@ mod suite {
         assert_eq!(backing.reserved(), 0);
         drop(a);
 
-        let b = backing.grow(G, G, &nothing).unwrap();
+        let b = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&link, b[0].address, 64, stream).unwrap();
         drop((b, backing));
         assert!(link.take_refused().is_some());
@@ -187,7 +187,7 @@ mod suite {
         let gpu = check::wrap(machine(1)).remove(0);
         let link = link_of(&gpu);
         let (mut backing, stream) = (way.open(&link), gpu.stream_create(0).unwrap());
-        let a = backing.grow(G, G, &nothing).unwrap();
+        let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&link, a[0].address, 64, stream).unwrap();
         drop(backing);
         std::thread::scope(|scope| {
@@ -206,7 +206,7 @@ mod suite {
         let gpu = machine(1).remove(0);
         let link = link_of(&gpu);
         let mut backing = way.open(&link);
-        let (a, b) = (backing.grow(G, G, &nothing).unwrap(), backing.grow(G, G, &nothing).unwrap());
+        let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         a[0].home.leak(&(at + 100..at + 200));
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::InvalidArgument);
@@ -248,12 +248,12 @@ mod suite {
     fn scenario(way: Way, link: &Arc<Link>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
         let faults = RefCell::new(Vec::new());
         let note = |fault: &dyn ToString| faults.borrow_mut().push(fault.to_string());
-        let try_open = || open(link, way.0, Choice::Auto, Trial::default()).inspect_err(|fault| note(fault));
+        let try_open = || open(link, way.0, BackingChoice::Auto, Trial::default()).inspect_err(|fault| note(fault));
         let Ok(mut backing) = try_open().or_else(|_| try_open()) else { return faults.into_inner() };
         let grow = |backing: &mut dyn Backing, bytes| {
             let mut once = || {
                 let before = backing.reserved();
-                backing.grow(bytes, 2 * G, &nothing).inspect_err(|fault| {
+                backing.grow(bytes, 2 * G, u64::MAX, &nothing).inspect_err(|fault| {
                     note(fault);
                     assert_eq!(backing.reserved(), before);
                 })

@@ -19,7 +19,7 @@ pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> 
         return Ok(true);
     }
     let unit = vmm.granularity;
-    let mapped = vmm.grow(2 * unit, unit, &|_, _| (0, 0))?;
+    let mapped = vmm.grow(2 * unit, unit, u64::MAX, &|_, _| (0, 0))?;
     let edge = mapped[0].address + mapped[0].bytes;
     let tried = on_a_stream(&link, trial.stream, |stream, host| {
         let bench = Bench { link: &link, stream, host, edge: edge - NEAR, far: mapped[0].address };

@@ -68,12 +68,15 @@ impl Backing for Vmm {
         "vmm"
     }
 
-    fn grow(&mut self, bytes: u64, unit: u64, free: FreeAround) -> DriverResult<Mappings> {
+    fn grow(&mut self, bytes: u64, unit: u64, budget: u64, free: FreeAround) -> DriverResult<Mappings> {
         let unit = unit.max(1).next_multiple_of(self.granularity);
         // The driver decides what there is; the window has room for all that, but maybe not in one piece.
         let Some(place) = place::to_fill(&self.holes(free), bytes, self.granularity) else {
             return Err(out_of_memory(format!("no hole in the window takes {bytes} bytes")));
         };
+        if place.end - place.start > budget {
+            return Err(out_of_memory(format!("{} bytes are missing, {budget} are allowed", place.end - place.start)));
+        }
         let mut mapped = Mappings::new();
         let mut at = place.start;
         while at < place.end {

@@ -1,7 +1,7 @@
 //! What is special to windows: growth, moves, trials.
 
 use super::{
-    Backing, Choice, ChunkKind, Trial, open,
+    Backing, BackingChoice, ChunkKind, Trial, open,
     tests::{G, MEMORY, VMM, fill, free, is_there, link_of, machine, nothing, unit_of, unmap, wait},
     vmm::Vmm,
 };
@@ -43,21 +43,21 @@ fn a_window_is_as_large_as_can_be() {
 fn growth_fills_in_what_is_missing() {
     let gpu = machine(1).remove(0);
     let (link, mut backing) = vmm(&gpu);
-    let a = backing.grow(8 * G, 2 * G, &nothing).unwrap();
+    let a = backing.grow(8 * G, 2 * G, u64::MAX, &nothing).unwrap();
     assert_eq!((a.len(), a[3].bytes), (4, 2 * G));
     let start = a[0].address;
     unmap(&mut *backing, &a[1]).unwrap();
     // The unit after the hole is free: two granules are missing for three. Units that are not whole are smaller at the end.
     let free = |_, at| if at == start + 4 * G { (0, 2 * G) } else { (0, 0) };
-    let b = backing.grow(3 * G, 2 * G, &free).unwrap();
+    let b = backing.grow(3 * G, 2 * G, u64::MAX, &free).unwrap();
     assert_eq!(b.iter().map(|m| (m.address, m.bytes)).collect::<Vec<_>>(), [(start + 3 * G, G)]);
     let stream = gpu.stream_create(0).unwrap();
     fill(&link, start + 3 * G, 3 * G, stream).unwrap();
     wait(&link, stream);
     // Nothing is missing, so nothing comes.
     let free = |_, at| if at == start + 3 * G { (0, 3 * G) } else { (0, 0) };
-    assert!(backing.grow(2 * G, G, &free).unwrap().is_empty());
-    let c = backing.grow(3 * G, 2 * G, &nothing).unwrap();
+    assert!(backing.grow(2 * G, G, u64::MAX, &free).unwrap().is_empty());
+    let c = backing.grow(3 * G, 2 * G, u64::MAX, &nothing).unwrap();
     assert_eq!(
         c.iter().map(|m| (m.address, m.bytes)).collect::<Vec<_>>(),
         [(start + 8 * G, 2 * G), (start + 10 * G, G)]
@@ -69,7 +69,7 @@ fn moved_units_are_the_same_memory() {
     let gpu = machine(1).remove(0);
     let (link, mut backing) = vmm(&gpu);
     // Everything there is, in units with gaps that no request fits in.
-    let all = backing.grow(MEMORY, 4 * G, &nothing).unwrap();
+    let all = backing.grow(MEMORY, 4 * G, u64::MAX, &nothing).unwrap();
     let start = all[0].address;
     assert_eq!((all.len(), free(&gpu)), (8, 0));
     let from: Vec<_> = [1, 3, 5].map(|i: usize| (all[i].region, unit_of(&all[i]))).to_vec();
@@ -77,7 +77,7 @@ fn moved_units_are_the_same_memory() {
         let ours = |at: Address| from.iter().any(|(_, unit)| unit.contains(&at));
         (if ours(at - 1) { 4 * G } else { 0 }, if ours(at) { 4 * G } else { 0 })
     };
-    assert_eq!(backing.grow(12 * G, 4 * G, &free_beside).map(drop).unwrap_err().kind, FaultKind::OutOfMemory);
+    assert_eq!(backing.grow(12 * G, 4 * G, u64::MAX, &free_beside).map(drop).unwrap_err().kind, FaultKind::OutOfMemory);
     // SAFETY: nobody uses them.
     let moved = unsafe { backing.move_units(&from, 12 * G, &free_beside) };
     assert!(moved.fault.is_none());
@@ -94,7 +94,7 @@ fn moved_units_are_the_same_memory() {
     assert!(from.iter().all(|(_, unit)| !is_there(&link, unit.start)));
     // The holes are used again, and all of it goes.
     moved.to.iter().for_each(|mapping| unmap(&mut *backing, mapping).unwrap());
-    let again = backing.grow(4 * G, 4 * G, &nothing).unwrap();
+    let again = backing.grow(4 * G, 4 * G, u64::MAX, &nothing).unwrap();
     assert_eq!(again[0].address, start + 4 * G);
     drop((moved, again, all, backing));
     assert_eq!(free(&gpu), MEMORY);
@@ -105,7 +105,7 @@ fn a_move_that_fails_half_way_says_how_far_it_came() {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(FaultOp::VmMove).nth(2));
     let gpu = faulty::wrap(machine(1), &plan).remove(0);
     let (link, mut backing) = vmm(&gpu);
-    let all = backing.grow(8 * G, 2 * G, &nothing).unwrap();
+    let all = backing.grow(8 * G, 2 * G, u64::MAX, &nothing).unwrap();
     let from: Vec<_> = all.iter().map(|mapping| (mapping.region, unit_of(mapping))).collect();
     // SAFETY: nobody uses them.
     let moved = unsafe { backing.move_units(&from, 6 * G, &nothing) };
@@ -121,10 +121,10 @@ fn a_move_that_fails_half_way_says_how_far_it_came() {
 fn opened(gpus: &[DriverRef], peer: bool) -> String {
     let (link, stream) = (link_of(&gpus[0]), gpus[0].stream_create(0).unwrap());
     let trial = Trial { stream: Some(stream), peer: gpus.get(1).filter(|_| peer) };
-    match open(&link, ChunkKind::Device, Choice::Auto, trial) {
+    match open(&link, ChunkKind::Device, BackingChoice::Auto, trial) {
         Ok(mut backing) => {
             assert_eq!(backing.reserved(), 0);
-            let some = backing.grow(G, G, &nothing).unwrap();
+            let some = backing.grow(G, G, u64::MAX, &nothing).unwrap();
             fill(&link, some[0].address, G, stream).unwrap();
             wait(&link, stream);
             backing.name().to_owned()

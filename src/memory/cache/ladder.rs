@@ -9,11 +9,11 @@
 
 use super::{Cache, Request};
 use crate::{
-    driver::Address,
+    driver::{Address, FaultKind},
     error::{Error, Result},
     memory::{
         backing::Mapping,
-        block::{Block, ChunkKind},
+        block::{Block, ChunkKind, let_go},
         hazard::History,
         heap::Heap,
     },
@@ -29,7 +29,10 @@ const MOST_UNIT: u64 = 64 << 20;
 
 /// What is tried, and what it is called in reports.
 const RUNGS: [(&str, Rung); 6] = [
-    ("took what other threads had freed", |cache, _, _| Ok(drop(cache.collect()))),
+    ("took what other threads had freed", |cache, _, _| {
+        cache.collect();
+        Ok(())
+    }),
     ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
     ("asked the driver for more", Cache::grow),
     ("moved free memory together", Cache::gather),
@@ -99,15 +102,17 @@ impl Cache {
         }
     }
 
-    fn grow(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
-        // Room to align in, where the driver's own alignment does not do.
+    /// Bytes that must lie together, with room to align in where the driver's own alignment does not do.
+    fn room(&self, request: &Request<'_>, need: usize) -> u64 {
         let room = if request.align > Heap::<History>::GRAIN { request.align } else { 0 };
-        let need = (need + room).next_multiple_of(Heap::<History>::GRAIN) as u64;
-        let unit = (self.backing.reserved() / 16).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
-        match self.map(request.op, need, unit) {
-            Err(Error::OutOfMemory { .. }) if unit > LEAST_UNIT => self.map(request.op, need, LEAST_UNIT),
-            done => done,
-        }
+        (need + room).next_multiple_of(Heap::<History>::GRAIN) as u64
+    }
+
+    fn grow(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+        let need = self.room(request, need);
+        // A little more than is missing, so that a pool which grows in small steps makes few calls.
+        let unit = (self.backing.reserved() / 32).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
+        self.map(request.op, need, unit)
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
@@ -116,8 +121,7 @@ impl Cache {
         let heap = &self.heap;
         let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
         let mapped = self.backing.grow(need, unit, budget, &free);
-        let mapped = self.link.check(op, mapped)?;
-        self.add(mapped);
+        self.add(self.link.check(op, mapped)?);
         Ok(())
     }
 
@@ -134,58 +138,54 @@ impl Cache {
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
     fn gather(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
-        let need = need.next_multiple_of(Heap::<History>::GRAIN) as u64;
-        if !self.backing.can_move() || self.heap.free_bytes() < need {
+        let need = self.room(request, need);
+        if self.heap.free_bytes() < need {
             return Ok(());
         }
         // The smallest ranges are worth least where they are.
-        let mut ranges: Vec<(u32, Range<Address>)> =
-            self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect();
+        let mut ranges = self.free_ranges();
         ranges.sort_by_key(|(_, range)| range.end - range.start);
-        let mut units: Vec<(u32, Range<Address>)> = Vec::new();
-        let mut have = 0;
+        let mut units = Vec::new();
         for (region, range) in ranges {
-            let heap = &self.heap;
-            let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
-            if have >= self.backing.missing(need, &free) {
-                break;
-            }
             for unit in self.backing.units_in(region, range) {
-                if self.take_out(request.op, region, &unit, true)? {
-                    have += unit.end - unit.start;
+                if self.is_over(request.op, region, &unit, true) {
                     units.push((region, unit));
                 }
             }
         }
         let heap = &self.heap;
         let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
-        // SAFETY: the units were taken out of the heap, where they were free, and their uses are over.
+        // SAFETY: the units are free, and their uses are over, on every device.
         let moved = unsafe { self.backing.move_units(&units, need, &free) };
-        let still = match &moved {
-            // Units that were not needed stay where they are.
-            Ok((_, left)) => left.clone(),
-            Err(_) => units,
-        };
-        for (region, unit) in still {
-            self.heap.insert(region, unit.start, unit.end - unit.start);
+        for (region, unit) in moved.from {
+            let bytes = unit.end - unit.start;
+            self.heap.remove(region, unit.start, bytes);
+            if let Some(ledger) = &mut self.ledger {
+                ledger.unmapped(unit.start, bytes);
+            }
         }
-        let (mapped, _) = self.link.check(request.op, moved)?;
-        self.add(mapped);
-        Ok(())
+        self.add(moved.to);
+        match moved.fault {
+            Some(fault) if fault.kind != FaultKind::Unsupported => Err(self.link.error(request.op, fault)),
+            _ => Ok(()),
+        }
     }
 
-    /// Takes a free unit out of the heap once its uses are over; whether it did. What may still be in use stays.
-    fn take_out(&mut self, op: &'static str, region: u32, unit: &Range<Address>, wait: bool) -> Result<bool> {
+    fn free_ranges(&self) -> Vec<(u32, Range<Address>)> {
+        self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect()
+    }
+
+    /// Whether the uses of a free unit are over, if need be after a wait; the calling thread may rely on it.
+    fn is_over(&mut self, op: &'static str, region: u32, unit: &Range<Address>, wait: bool) -> bool {
         let bytes = unit.end - unit.start;
-        let mut past = self.heap.remove(region, unit.start, bytes);
-        let early = self.link.planted(Bug::ChunkReleasedEarly);
-        let over = early || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
+        let past = self.heap.remove(region, unit.start, bytes);
+        let over = self.link.planted(Bug::ChunkReleasedEarly)
+            || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
         if over {
             self.link.acquire(past.known());
-        } else {
-            self.heap.insert_used(region, unit.start, bytes, std::mem::take(&mut past));
         }
-        Ok(over)
+        self.heap.insert_used(region, unit.start, bytes, past);
+        over
     }
 
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
@@ -202,45 +202,50 @@ impl Cache {
     }
 
     fn exchange(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
-        self.give_back(request.op, true)?;
+        self.give_back(request.op, true);
         self.grow(request, need)
     }
 
     /// Gives what is free back to the driver, in whole units; how many bytes. What is not over is waited for, or stays.
-    fn give_back(&mut self, op: &'static str, wait: bool) -> Result<u64> {
-        let ranges: Vec<(u32, Range<Address>)> =
-            self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect();
+    fn give_back(&mut self, op: &'static str, wait: bool) -> u64 {
         let mut given = 0;
-        for (region, range) in ranges {
+        for (region, range) in self.free_ranges() {
             for unit in self.backing.units_in(region, range) {
-                if !self.take_out(op, region, &unit, wait)? {
+                if !self.is_over(op, region, &unit, wait) {
                     continue;
                 }
                 let bytes = unit.end - unit.start;
-                // SAFETY: the unit was free, and its uses are over, on every device.
+                // SAFETY: the unit is free, and its uses are over, on every device.
                 if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
                     tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
-                    self.heap.insert(region, unit.start, bytes);
+                    let refused = fault.kind == FaultKind::Misuse;
                     if let Some(report) = fault.report {
                         self.link.refuse(report);
                     }
-                    continue;
+                    if refused {
+                        continue;
+                    }
                 }
+                self.heap.remove(region, unit.start, bytes);
                 given += bytes;
                 if let Some(ledger) = &mut self.ledger {
                     ledger.unmapped(unit.start, bytes);
                 }
             }
         }
-        self.regions.retain(|_, region| !region.is_empty());
-        Ok(given)
+        self.regions.retain(|_, region| !region.is_spent());
+        given
     }
 
     /// Gives all that is free, and over, back to the driver; how many bytes. Does not wait.
-    pub(crate) fn trim(&mut self, op: &'static str) -> Result<u64> {
+    pub(crate) fn trim(&mut self, op: &'static str) -> u64 {
         self.collect();
         self.dissolve();
-        self.give_back(op, false)
+        let given = self.give_back(op, false);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.trimmed(given);
+        }
+        given
     }
 }
 
@@ -252,11 +257,9 @@ impl Drop for Cache {
             self.put(block);
         }
         self.dissolve();
-        if let Err(error) = self.give_back("close", false) {
-            tracing::warn!(device = self.link.device, %error, "memory could not be given back");
-        }
+        self.give_back("close", false);
         for free in self.heap.free_ranges() {
-            self.regions[&free.region].let_go(free.payload, free.bytes as usize);
+            let_go(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
         }
         self.small.take().for_each(Block::release);
     }

@@ -23,7 +23,7 @@ mod small;
 mod view;
 
 use super::{
-    backing::{self, Backing, BackingChoice, Region},
+    backing::{self, Backing, BackingChoice, Region, Trial},
     block::{Block, BlockRef, ChunkKind, Home, Place},
     hazard::History,
     heap::{Heap, Taken},
@@ -127,7 +127,7 @@ impl Cache {
             kind,
             limit: settings.limit.map(|limit| limit.of(link.driver.info().total_memory)),
             settings: settings.clone(),
-            backing: backing::open(link, kind, settings.choice)?,
+            backing: backing::open(link, kind, settings.choice, Trial::default())?,
             regions: HashMap::new(),
             heap: Heap::new(),
             small: Small::new(),
@@ -190,7 +190,7 @@ impl Cache {
         }
         match block.place {
             Place::Slab(slab) => self.small.put(slab, block),
-            Place::Piece(piece) => {
+            Place::Piece { piece, .. } => {
                 let mut block = block;
                 let history = block.hazards.history();
                 history.settle();
@@ -301,10 +301,10 @@ impl Cache {
     /// The header of a large block: an old one, if there is one.
     fn header(&mut self, taken: Taken<History>) -> Box<Block> {
         let Taken { piece, region, address, bytes, payload } = taken;
-        let place = Place::Piece(piece);
+        let place = Place::Piece { piece, region };
         match self.spare.pop() {
             Some(mut block) => {
-                if block.region.id() != region {
+                if !matches!(block.place, Place::Piece { region: old, .. } if old == region) {
                     block.region = self.regions[&region].clone();
                 }
                 (block.address, block.bytes, block.place) = (address, bytes, place);

@@ -2,7 +2,7 @@
 
 use super::{Cache, Request};
 use crate::{
-    driver::check::Place as Called,
+    driver::{Address, check::Place as Called},
     error::Error,
     memory::{
         MemorySnapshot, MemoryStats, OutOfMemoryReport,
@@ -51,8 +51,13 @@ impl Cache {
     /// All chunks and blocks, and the past as far as it was recorded.
     pub(crate) fn snapshot(&mut self) -> MemorySnapshot {
         let stats = self.stats();
-        let mut chunks: Vec<ChunkInfo> =
-            self.backing.units().into_iter().map(|(address, bytes)| ChunkInfo { address, bytes }).collect();
+        let units = |region: &u32| self.backing.units_in(*region, 0..Address::MAX);
+        let mut chunks: Vec<ChunkInfo> = self
+            .regions
+            .keys()
+            .flat_map(units)
+            .map(|unit| ChunkInfo { address: unit.start, bytes: unit.end - unit.start })
+            .collect();
         chunks.sort_by_key(|chunk| chunk.address);
         let mut blocks = BTreeMap::new();
         // First the pieces; slabs are replaced by what lies in them.
