@@ -114,7 +114,7 @@ fn once_closed_boxes_come_back_in_order_and_stay_alive() {
 /// Each push against the close: in the last take, or returned.
 #[test]
 fn closing_against_pushing_loses_and_doubles_nothing() {
-    for _ in 0..if cfg!(miri) { 5 } else { 300 } {
+    for _ in 0..if cfg!(miri) { 5 } else { 100 } {
         let (home, token, sent) = (Returns::new(3), Arc::new(()), AtomicUsize::new(0));
         let (kept, back) = thread::scope(|s| {
             let senders: Vec<_> = (0..3)
@@ -157,7 +157,7 @@ fn takers_and_a_closer_share_without_loss() {
                 }
                 taken
             });
-            (0..50).for_each(|_| thread::yield_now());
+            (0..3).for_each(|_| thread::yield_now());
             let last = home.close().count();
             let pushed = sender.join().unwrap();
             over.store(true, Ordering::Relaxed);
