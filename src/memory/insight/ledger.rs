@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-/// How many events are kept unless another number is asked for. An event is 80 bytes.
+/// How many events are kept unless another number is asked for: 5 MiB of them.
 pub(crate) const EVENTS: usize = 65_536;
 
 /// The records of one device's pool, in the hands of its owner.
@@ -156,6 +156,8 @@ impl Ledger {
         self.events.push_back(event);
     }
 }
+
+const _: () = assert!(size_of::<Event>() <= 80);
 
 impl Event {
     fn show(&self) -> MemoryEvent {

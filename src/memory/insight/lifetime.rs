@@ -12,8 +12,11 @@ use std::{
     ops::Range,
 };
 
-/// What a snapshot tells of the time that it covers. Times are counted in events: event `i` happens at `i`, the present is
-/// [`end`](Self::end).
+/// The present's part of the width.
+const PRESENT: usize = 24;
+
+/// What a snapshot tells of the time that it covers. Times are counted in events: event `i` happens at `i`, the present
+/// lasts from the last one to [`end`](Self::end).
 pub(crate) struct History<'a> {
     /// Memory from the driver.
     pub(crate) chunks: Vec<Chunk>,
@@ -25,7 +28,7 @@ pub(crate) struct History<'a> {
     pub(crate) sites: Vec<Row<'a>>,
     /// Events at which a request was refused.
     pub(crate) refusals: Vec<usize>,
-    /// How many events there were, but at least 1, so that the present has a width.
+    /// Where the picture ends: the present is some events wide, so that its state can be seen.
     pub(crate) end: usize,
 }
 
@@ -77,7 +80,7 @@ struct Open {
 
 impl<'a> History<'a> {
     pub(crate) fn of(snapshot: &'a MemorySnapshot) -> Self {
-        let end = snapshot.events.len().max(1);
+        let end = snapshot.events.len() + (snapshot.events.len() / PRESENT).max(1);
         let mut sites = Sites::default();
         let blocks = blocks(snapshot, &mut sites, end);
         let (rows, blocks) = sites.rank(blocks, end);

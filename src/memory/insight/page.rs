@@ -110,10 +110,10 @@ fn sites(out: &mut String, history: &History) -> fmt::Result {
         writeln!(
             out,
             "<tr data-site=\"{index}\" tabindex=\"0\"><td><span class=\"swatch {colour}\"></span><code>{name}</code></td>\
-             <td>{}<meter max=\"1\" value=\"{:.4}\"></meter></td><td>{live_blocks}</td><td>{}</td><td>{allocations}</td>\
+             <td>{}<span class=\"share\"><span style=\"width:{:.1}%\"></span></span></td><td>{live_blocks}</td><td>{}</td><td>{allocations}</td>\
              <td>{remote_frees}</td></tr>",
             Bytes(*live_bytes),
-            *live_bytes as f64 / most as f64,
+            *live_bytes as f64 / most as f64 * 100.0,
             Bytes(*peak)
         )?;
     }

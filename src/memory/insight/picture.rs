@@ -28,6 +28,8 @@ const TICKS: usize = 7;
 const COLOURS: usize = 9;
 /// Rectangles in a picture: browsers are quick with these, and there are not more pixels anyway.
 const RECTANGLES: usize = 20_000;
+/// Refusals that get a line through the whole picture.
+const LINES: usize = 12;
 /// Steps of a curve.
 const STEPS: usize = 2000;
 
@@ -287,9 +289,16 @@ fn title(out: &mut String, block: &Block, row: &Row) {
     }
 }
 
+/// Lines where a request was refused; only short ones where so many would hide the rest.
 fn refusals(out: &mut String, history: &History, height: f64) {
+    let height = if history.refusals.len() > LINES { 10.0 } else { height };
+    let mut last = f64::NEG_INFINITY;
     for &at in &history.refusals {
         let x = (at as f64 + 0.5) * WIDTH / history.end as f64;
+        if x - last < 1.0 {
+            continue;
+        }
+        last = x;
         write(
             out,
             format_args!("<path class=\"refused\" d=\"M{x:.2} 0V{height}\"><title>out of memory</title></path>\n"),

@@ -22,7 +22,7 @@ fn rectangles<'a>(svg: &'a str, class: &str) -> Vec<&'a str> {
 fn a_block_is_where_and_when_it_was() {
     let svg = standalone(&snapshots::example());
     assert_well_formed(&svg);
-    let event = WIDTH / 8.0;
+    let event = WIDTH / 9.0;
 
     // 16 of the 32 MiB of the chunk that was given back, from the second event to the fourth.
     let [chunk_low, chunk_high] = rectangles(&svg, "chunk")[..] else { panic!("{svg}") };
@@ -54,6 +54,28 @@ fn curves_keep_their_peaks() {
     );
     // What does not change needs no points.
     assert_eq!(path.matches('V').count(), 2);
+}
+
+/// A program that retries after each refusal would else paint everything red.
+#[test]
+fn many_refusals_do_not_hide_the_rest() {
+    let refused = |micros| MemoryEvent {
+        micros,
+        kind: EventKind::OutOfMemory,
+        address: 0,
+        bytes: 1,
+        requested: 1,
+        stream: 0,
+        site: None,
+    };
+    let lines = |count| {
+        let svg = standalone(&MemorySnapshot { events: (0..count).map(refused).collect(), ..Default::default() });
+        let all = svg.lines().filter(|line| line.starts_with("<path class=\"refused\"")).count();
+        (all, svg.matches(&format!(" 0V{}\"><title>out of memory", MAP.height)).count())
+    };
+    assert_eq!(lines(12), (24, 12));
+    assert_eq!(lines(13), (26, 0));
+    assert!(lines(50_000).0 <= 2 * (WIDTH as usize + 1));
 }
 
 /// A page of many thousands of blocks must stay a page: the smallest are left out, and it says so.

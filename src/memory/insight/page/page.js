@@ -4,14 +4,14 @@
 const tip = document.body.appendChild(document.createElement("div"));
 tip.className = "tip";
 tip.hidden = true;
-const focus = document.head.appendChild(document.createElement("style"));
+const spotlight = document.head.appendChild(document.createElement("style"));
 
 const show = us => us < 1e3 ? `${Math.round(us)} us` : us < 1e6 ? `${(us / 1e3).toFixed(2)} ms` : `${(us / 1e6).toFixed(3)} s`;
 
 for (const section of document.querySelectorAll("section")) {
   for (const row of section.querySelectorAll("tr[data-site]")) {
-    const only = () => { focus.textContent = `#${section.id} .b:not(.s${row.dataset.site}) { opacity: .12 }`; };
-    const all = () => { focus.textContent = ""; };
+    const only = () => { spotlight.textContent = `#${section.id} .b:not(.s${row.dataset.site}) { opacity: .12 }`; };
+    const all = () => { spotlight.textContent = ""; };
     row.addEventListener("mouseenter", only);
     row.addEventListener("focus", only);
     row.addEventListener("mouseleave", all);
