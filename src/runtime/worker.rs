@@ -17,7 +17,8 @@ use crate::{
     error::{Error, Result},
     kernel::Module,
     memory::{
-        block::{AtHome, BlockRef, ChunkKind},
+        backing::Trial,
+        block::{AtHome, BlockRef, ChunkKind, Home},
         cache::{Cache, Settings},
         link::Link,
         pinned::PinnedPool,
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     /// and whether a scope is on its way to them.
     pub(crate) door: Arc<Door>,
     pub(crate) pinned: PinnedPool,
+    /// Where freed blocks go, and what their owners show, by device; there once its thread has begun.
+    pub(crate) homes: Vec<OnceCell<Arc<Home>>>,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory: Settings,
@@ -121,10 +124,16 @@ impl Worker {
     fn new(shared: &Arc<Shared>, device: usize, endpoint: Endpoint) -> Result<Self> {
         let link = shared.links[device].clone();
         link.check("bind", link.driver.bind())?;
+        let main = StreamCore::new(&link, "build")?;
+        let neighbour = &shared.links[(device + 1) % shared.devices()];
+        let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
+        let trial = Trial { stream: Some(main.raw), peer };
+        let cache = Cache::new(&link, ChunkKind::Device, true, &shared.memory, trial)?;
+        let _ = shared.homes[device].set(cache.home.clone());
         let worker = Worker {
-            main: StreamCore::new(&link, "build")?,
+            main,
             streams: RefCell::default(),
-            cache: RefCell::new(Cache::new(&link, ChunkKind::Device, true, &shared.memory)?),
+            cache: RefCell::new(cache),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
             modules: RefCell::default(),

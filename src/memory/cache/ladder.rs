@@ -12,6 +12,7 @@ use crate::{
     driver::{Address, FaultKind},
     error::{Error, Result},
     memory::{
+        LeakReport,
         backing::Mapping,
         block::{Block, ChunkKind, let_go},
         hazard::History,
@@ -255,6 +256,12 @@ impl Drop for Cache {
         let home = self.home.clone();
         for block in home.returns.close() {
             self.put(block);
+        }
+        if let Some(ledger) = &self.ledger
+            && self.stats.in_use > 0
+        {
+            let live = LeakReport { leaks: ledger.leaks() };
+            tracing::warn!(device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
         self.give_back("close", false);

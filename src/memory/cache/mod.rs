@@ -120,14 +120,21 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Books without memory. `owned`: they belong to a device thread; else to whoever holds the lock around them.
-    pub(crate) fn new(link: &Arc<Link>, kind: ChunkKind, owned: bool, settings: &Settings) -> Result<Self> {
+    /// `trial`: what new memory may be tried with.
+    pub(crate) fn new(
+        link: &Arc<Link>,
+        kind: ChunkKind,
+        owned: bool,
+        settings: &Settings,
+        trial: Trial<'_>,
+    ) -> Result<Self> {
         Ok(Cache {
             link: link.clone(),
             home: Home::new(link, owned, settings.devices),
             kind,
             limit: settings.limit.map(|limit| limit.of(link.driver.info().total_memory)),
             settings: settings.clone(),
-            backing: backing::open(link, kind, settings.choice, Trial::default())?,
+            backing: backing::open(link, kind, settings.choice, trial)?,
             regions: HashMap::new(),
             heap: Heap::new(),
             small: Small::new(),

@@ -134,6 +134,7 @@ impl<P: Payload> Heap<P> {
         self.list(list).map(|id| self.nodes[id].bytes()).max().unwrap_or(0)
     }
 
+    #[cfg(test)]
     pub(crate) fn live_pieces(&self) -> usize {
         self.live
     }
