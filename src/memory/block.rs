@@ -101,6 +101,11 @@ impl Block {
         (self.kind == ChunkKind::Device).then_some(self.link.device)
     }
 
+    /// Whether it goes there when it is dropped.
+    pub(super) fn is_at_home_in(&self, home: &Arc<Home>) -> bool {
+        self.home.as_ref().is_some_and(|own| Arc::ptr_eq(own, home))
+    }
+
     /// Lets go of it for good: its owner is gone, or it has none.
     pub(super) fn release(mut self: Box<Self>) {
         let history = self.hazards.take();

@@ -257,6 +257,9 @@ impl Drop for Cache {
         for block in home.returns.close() {
             self.put(block);
         }
+        for block in self.end_audit() {
+            self.put(block);
+        }
         if let Some(ledger) = &self.ledger
             && self.stats.in_use > 0
         {

@@ -17,6 +17,7 @@
 //!
 //! **Short of memory**, `ladder` has the order in which everything is tried.
 
+pub(super) mod audit;
 mod classes;
 mod ladder;
 mod small;
@@ -32,6 +33,7 @@ use super::{
     stats::MemoryStats,
 };
 use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
+use audit::Audit;
 use classes::{ALIGN, SMALL};
 use small::Small;
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
@@ -81,6 +83,8 @@ pub(crate) struct Settings {
     pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
     /// Keep account of call sites and of what happened.
     pub(crate) record: Option<bool>,
+    /// Red zones and poison.
+    pub(crate) audit: bool,
     /// Devices of the pool, each of which has a lane for what it frees.
     pub(crate) devices: usize,
 }
@@ -116,6 +120,7 @@ pub(crate) struct Cache {
     spare: Vec<Box<Block>>,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
+    audit: Option<Box<Audit>>,
 }
 
 impl Cache {
@@ -141,6 +146,7 @@ impl Cache {
             spare: Vec::new(),
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
+            audit: None,
         })
     }
 
@@ -152,8 +158,9 @@ impl Cache {
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
     #[inline]
     pub(crate) fn allocate(&mut self, request: &Request<'_>) -> Result<BlockRef> {
-        let block = if request.bytes <= SMALL && request.align <= ALIGN {
-            let class = classes::class(request.bytes);
+        let bytes = self.with_zone(request.bytes);
+        let block = if bytes <= SMALL && request.align <= ALIGN {
+            let class = classes::class(bytes);
             match self.small.pop(class, request.stream.map(|stream| stream.id)) {
                 Some(block) => block,
                 None => self.small_miss(class, request)?,
@@ -189,7 +196,11 @@ impl Cache {
     }
 
     #[inline]
-    fn sort_in(&mut self, block: Box<Block>, remote: bool) {
+    fn sort_in(&mut self, mut block: Box<Block>, remote: bool) {
+        if let Some(audit) = &mut self.audit {
+            let Some(looked_at) = audit.returned(block) else { return };
+            block = looked_at;
+        }
         self.stats.in_use -= block.bytes as u64;
         self.stats.requested -= block.requested as u64;
         if let Some(ledger) = &mut self.ledger {
@@ -198,7 +209,6 @@ impl Cache {
         match block.place {
             Place::Slab(slab) => self.small.put(slab, block),
             Place::Piece { piece, .. } => {
-                let mut block = block;
                 let history = block.hazards.history();
                 history.settle();
                 self.heap.free(piece, std::mem::take(history));
@@ -280,7 +290,7 @@ impl Cache {
     }
 
     fn large(&mut self, request: &Request<'_>) -> Result<Box<Block>> {
-        let (bytes, align) = (request.bytes.max(1), request.align);
+        let (bytes, align) = (self.with_zone(request.bytes).max(1), request.align);
         if self.stats.allocations.is_multiple_of(LOOK) {
             self.collect();
         }
