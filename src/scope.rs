@@ -160,6 +160,7 @@ where
         }
     };
     gang.leave(rank);
+    worker.cache.borrow_mut().begin_audit();
     if let Err(error) = worker.drain().and_then(|()| worker.cache.borrow_mut().audit("scope end")) {
         // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
         // were found out after they had run, are over nevertheless.

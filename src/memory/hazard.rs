@@ -49,6 +49,8 @@ pub(crate) struct History {
     pub(crate) uses: Uses,
     /// With a checker: what is known of uses that were taken off the list because they were over.
     known: Option<Box<Token>>,
+    /// In steps: who has used it since it was handed out, one bit for each device.
+    devices: u64,
 }
 
 impl Hazards {
@@ -77,7 +79,10 @@ impl Hazards {
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
-        let History { uses, known } = &mut *history;
+        let History { uses, known, devices } = &mut *history;
+        if stream.link.stepped {
+            *devices |= bit(stream.link.device);
+        }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
             // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
@@ -142,6 +147,16 @@ impl Hazards {
         Ok(())
     }
 
+    /// In steps: forgets who has used it.
+    pub(crate) fn begin(&self) {
+        self.0.lock().devices = 0;
+    }
+
+    /// In steps: whether a device other than `own` has used it since [`begin`](Self::begin).
+    pub(crate) fn was_lent(&self, own: usize) -> bool {
+        self.0.lock().devices & !bit(own) != 0
+    }
+
     /// Whether a host access would have to wait, as far as is known without asking the driver.
     pub(crate) fn in_flight(&self) -> bool {
         self.0.lock().uses.iter().any(|last| !last.stream.has_completed(last.sequence))
@@ -181,7 +196,7 @@ impl History {
 
     /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
     pub(crate) fn settle(&mut self) -> Tenants {
-        let History { uses, known } = self;
+        let History { uses, known, .. } = self;
         if uses.is_empty() {
             return Tenants::Nobody;
         }
@@ -243,7 +258,7 @@ impl History {
 /// owner waits for just those uses that overlap what it was given.
 impl Payload for History {
     fn split_off(&mut self, at: usize) -> Self {
-        let mut later = History { uses: Uses::new(), known: self.known.clone() };
+        let mut later = History { known: self.known.clone(), ..History::default() };
         if self.uses.is_empty() {
             return later;
         }
@@ -268,6 +283,11 @@ impl Payload for History {
             merge(&mut self.uses);
         }
     }
+}
+
+/// There are at most 64 software GPUs in a pool.
+fn bit(device: usize) -> u64 {
+    1 << (device % 64)
 }
 
 impl Use {

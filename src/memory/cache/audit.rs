@@ -69,12 +69,17 @@ impl Audit {
     }
 
     /// A block has come home. None if it is held back: it was page-locked memory, which may be in use.
-    pub(super) fn returned(&mut self, block: Box<Block>) -> Option<Box<Block>> {
+    pub(super) fn returned(&mut self, block: Box<Block>, remote: bool) -> Option<Box<Block>> {
         let armed = self.armed.contains(&block.address);
         match &mut self.slots {
             Some(slots) => {
-                let armed = self.armed.remove(&block.address);
-                slots.returned(&self.link, &block, armed, &mut self.found);
+                self.armed.remove(&block.address);
+                // In steps no operation may depend on time. When others drop a buffer, and who drops the last handle of one that
+                // other devices have used, does.
+                let by_chance = self.link.stepped && (remote || block.hazards.was_lent(self.link.device));
+                if !by_chance {
+                    slots.returned(&self.link, &block, armed, &mut self.found);
+                }
             }
             None if armed => {
                 self.held.push(block);
@@ -136,16 +141,15 @@ impl Cache {
         }
     }
 
-    /// Looks at the zones of all blocks that have come home; what was found first is an error. Waits for the device's main
-    /// stream.
-    pub(crate) fn audit(&mut self, op: &'static str) -> Result<()> {
-        if self.audit.is_none() {
-            return Ok(());
-        }
-        // In steps, what others have freed by now depends on time: it is looked at later.
-        if !self.link.stepped {
+    /// Before the device drains: takes in what others have dropped. In steps it would depend on time what that is.
+    pub(crate) fn begin_audit(&mut self) {
+        if self.audit.is_some() && !self.link.stepped {
             self.collect();
         }
+    }
+
+    /// When the device has drained: looks at the zones of all blocks that have come home. What was found first is an error.
+    pub(crate) fn audit(&mut self, op: &'static str) -> Result<()> {
         let Some(audit) = &mut self.audit else { return Ok(()) };
         if let Some(slots) = &mut audit.slots {
             slots.look(&self.link, &mut audit.found)?;

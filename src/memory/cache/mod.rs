@@ -198,7 +198,7 @@ impl Cache {
     #[inline]
     fn sort_in(&mut self, mut block: Box<Block>, remote: bool) {
         if let Some(audit) = &mut self.audit {
-            let Some(looked_at) = audit.returned(block) else { return };
+            let Some(looked_at) = audit.returned(block, remote) else { return };
             block = looked_at;
         }
         self.stats.in_use -= block.bytes as u64;

@@ -47,6 +47,7 @@ impl Slots {
     /// Fills a block's zone, on the stream that asked for it; whether that could be done.
     pub fn lay(&self, block: &Block, stream: &Arc<StreamCore>) -> bool {
         let zone = zone(block);
+        block.hazards.begin();
         // With the last byte that was asked for: whoever touches that, on whatever stream, is likely to be the one that goes too
         // far, and then comes after the fill.
         let bytes = zone.start.saturating_sub(1)..zone.end;
