@@ -36,7 +36,7 @@ const RUNGS: [(&str, Rung); 6] = [
     }),
     ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
     ("asked the driver for more", Cache::grow),
-    ("moved free memory together", Cache::gather),
+    ("moved free memory together", |cache, request, need| cache.gather(request, need, true)),
     ("waited for work on freed memory", |cache, request, _| cache.wait(request)),
     ("gave free memory back and asked again", Cache::exchange),
 ];
@@ -113,12 +113,33 @@ impl Cache {
         let need = self.room(request, need);
         // A little more than is missing, so that a pool which grows in small steps makes few calls.
         let unit = (self.backing.reserved() / 32).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
+        if let Some(slack) = self.settings.slack {
+            // What a request would take beyond the bound is no more than what there is where memory is short.
+            let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
+            let bound = (most as u64).next_multiple_of(LEAST_UNIT);
+            match self.map_within(request.op, need, unit, bound) {
+                Err(Error::OutOfMemory { .. }) => {}
+                mapped => return mapped,
+            }
+            // In steps nothing may depend on what happens to be over.
+            for wait in [self.link.stepped, true] {
+                self.gather(request, need as usize, wait)?;
+                if self.heap.largest_free() >= need {
+                    return Ok(());
+                }
+            }
+        }
         self.map(request.op, need, unit)
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64, unit: u64) -> Result<()> {
-        let budget = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        self.map_within(op, need, unit, u64::MAX)
+    }
+
+    /// The same, unless more than `most` bytes would be the pool's then.
+    fn map_within(&mut self, op: &'static str, need: u64, unit: u64, most: u64) -> Result<()> {
+        let budget = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
         let heap = &self.heap;
         let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
         let mapped = self.backing.grow(need, unit, budget, &free);
@@ -138,7 +159,8 @@ impl Cache {
     }
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
-    fn gather(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+    /// What is not over is waited for, or stays.
+    fn gather(&mut self, request: &Request<'_>, need: usize, wait: bool) -> Result<()> {
         let need = self.room(request, need);
         if self.heap.free_bytes() < need {
             return Ok(());
@@ -149,7 +171,7 @@ impl Cache {
         let mut units = Vec::new();
         for (region, range) in ranges {
             for unit in self.backing.units_in(region, range) {
-                if self.is_over(request.op, region, &unit, true) {
+                if self.is_over(request.op, region, &unit, wait) {
                     units.push((region, unit));
                 }
             }

@@ -76,6 +76,8 @@ impl fmt::Debug for OnOutOfMemory {
 pub(crate) struct Settings {
     /// The most that may be taken from each device.
     pub(crate) limit: Option<MemoryLimit>,
+    /// What may be taken, as a multiple of the most that was ever in use, before free memory is moved instead.
+    pub(crate) slack: Option<f64>,
     /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
