@@ -13,6 +13,9 @@
 //! host thread knows only what it has waited for itself, or has been told ([`Checker::release`], [`Checker::acquire`]).
 //! A host function ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
 //!
+//! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
+//! [`Report`]s like the others.
+//!
 //! What it does not see:
 //!
 //! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
@@ -83,8 +86,9 @@ pub enum Check {
     /// before it has run.
     ///
     /// A buffer counts as dropped when its device's thread has seen it. Buffers that outlive their pool, and managed memory
-    /// ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at. Costs, besides what `Races` does, the memory, two fills
-    /// and a copy for each buffer.
+    /// ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at; nor, where operations run one at a time, buffers that other
+    /// devices have used or other threads have dropped, since that would depend on time. Costs, besides what `Races` does, the
+    /// memory, two fills and a copy for each buffer.
     Memory,
 }
 
