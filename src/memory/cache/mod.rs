@@ -146,7 +146,7 @@ impl Cache {
 
     /// Takes memory from the driver before it is needed.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
-        self.map(op, bytes.next_multiple_of(Heap::<History>::GRAIN as u64), 0)
+        self.map(op, bytes.next_multiple_of(Heap::<History>::GRAIN as u64))
     }
 
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
