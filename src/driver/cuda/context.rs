@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::{
     fault,
+    graph::Graphs,
     interop::Interop,
     library::{self, Optional},
     peer,
@@ -50,6 +51,7 @@ pub struct CudaGpu {
     #[cfg(feature = "blas")]
     pub(super) blas: Mutex<Option<super::gemm::Blas>>,
     pub(super) interop: Interop,
+    pub(super) graphs: Graphs,
 }
 
 impl CudaGpu {
@@ -80,6 +82,7 @@ impl CudaGpu {
             #[cfg(feature = "blas")]
             blas: Mutex::new(None),
             interop: Interop::default(),
+            graphs: Graphs::default(),
         };
         gpu.enter().map_err(|f| library::open_failed("cuCtxSetCurrent", f.code))?;
         let (mut least, mut greatest) = (0, 0);

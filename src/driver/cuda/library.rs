@@ -29,6 +29,8 @@ const REQUIRED: &[&str] = &[
     "cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
     "cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
     "cuLaunchKernel", "cuLaunchHostFunc",
+    "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
+    "cuGraphDestroy", "cuGraphExecDestroy",
 ];
 
 /// What cudarc offers only when it loads the library at run time. When some crate of the build has it linked instead
