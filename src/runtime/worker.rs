@@ -15,6 +15,7 @@ use crate::{
     },
     driver::{RawFunction, RawModule},
     error::{Error, Result},
+    graph::Exec,
     kernel::Module,
     memory::{
         backing::Trial,
@@ -115,6 +116,8 @@ pub(crate) struct Worker {
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) suspects: RefCell<Vec<BlockRef>>,
+    /// Graphs that were dropped in flight.
+    pub(crate) graphs: RefCell<Vec<Exec>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
 }
@@ -139,6 +142,7 @@ impl Worker {
             modules: RefCell::default(),
             functions: RefCell::default(),
             suspects: RefCell::default(),
+            graphs: RefCell::default(),
             slots: RefCell::default(),
             shared: shared.clone(),
             link,
@@ -197,15 +201,19 @@ impl Worker {
         let streams = self.streams.borrow();
         let all = std::iter::once(&self.main).chain(streams.iter());
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
-        all.map(|stream| {
-            stream.wait_idle("scope end", limit, |advanced| {
-                if advanced {
-                    self.progress();
-                }
-                false
+        let drained = all
+            .map(|stream| {
+                stream.wait_idle("scope end", limit, |advanced| {
+                    if advanced {
+                        self.progress();
+                    }
+                    false
+                })
             })
-        })
-        .fold(Ok(()), Result::and)
+            .fold(Ok(()), Result::and);
+        let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
+        drop(over);
+        drained
     }
 
     /// The loop of the device thread.
