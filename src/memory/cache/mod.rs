@@ -236,8 +236,8 @@ impl Cache {
         {
             return Ok(block);
         }
-        if let Some(block) = self.small.pop_free(class, request.stream) {
-            self.stats.steals += 1;
+        if let Some((block, anothers)) = self.small.pop_free(class, request.stream) {
+            self.stats.steals += u64::from(anothers);
             return Ok(block);
         }
         if let Some(block) = self.cut(class) {
@@ -255,7 +255,7 @@ impl Cache {
             None => {
                 let least = classes::bytes(class).next_multiple_of(GRAIN);
                 self.climb(request, Need { least, good: self.small.next_slab(class) }, |cache| {
-                    if let Some(block) = cache.small.pop_free(class, request.stream) {
+                    if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
                         return Some(block);
                     }
                     if cache.add_slab(class, free) || cache.add_slab(class, |past, room, _| usable(past, own, room)) {

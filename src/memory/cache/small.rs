@@ -70,19 +70,20 @@ impl Small {
         lists[at].blocks.pop_back().inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
     }
 
-    /// A block that `stream` need not wait for; it may be another's.
-    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
+    /// A block that `stream` need not wait for, and whether it was another's.
+    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<(Box<Block>, bool)> {
         let mut found = None;
         for list in &mut self.classes[class].lists {
             let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
-            if list.tenants == Tenants::Nobody || list.blocks.front_mut().is_some_and(is_free) {
-                found = list.blocks.pop_front();
+            let anothers = list.tenants != Tenants::Nobody;
+            if !anothers || list.blocks.front_mut().is_some_and(is_free) {
+                found = list.blocks.pop_front().map(|block| (block, anothers));
             }
             if found.is_some() {
                 break;
             }
         }
-        found.inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+        found.inspect(|(block, _)| Self::wake(&mut self.slabs, &mut self.empty, block))
     }
 
     /// Any block that does not need a lost peer: the stream will wait for its last users.
