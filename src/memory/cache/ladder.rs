@@ -15,6 +15,7 @@ use crate::{
         LeakReport,
         backing::Mapping,
         block::{Block, ChunkKind, let_go},
+        hazard::History,
     },
     plant::Bug,
 };
@@ -61,6 +62,7 @@ impl Cache {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
+            self.patient = true;
             if self.can_be_had(need.least) {
                 for (name, rung) in RUNGS {
                     tried.push(name);
@@ -131,13 +133,15 @@ impl Cache {
 
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
-        let budget = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        let left = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        let budget = left / GRAIN as u64 * GRAIN as u64;
         // Single allocations neither grow nor move, so a small one would be of little use.
-        let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget / GRAIN as u64 * GRAIN as u64) };
+        let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
         // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
         let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
-        let heap = &self.heap;
-        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        let (heap, own) = (&self.heap, self.link.device);
+        // What a lost device may use for ever does not count.
+        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         let mapped = self.backing.grow(need, unit, budget, &free);
         self.add(self.link.check(op, mapped)?);
         Ok(())
@@ -171,8 +175,9 @@ impl Cache {
                 }
             }
         }
-        let heap = &self.heap;
-        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        let (heap, own) = (&self.heap, self.link.device);
+        // What a lost device may use for ever does not count.
+        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         // SAFETY: the units are free, and their uses are over, on every device.
         let moved = unsafe { self.backing.move_units(&units, need, &free) };
         for (region, unit) in moved.from {
@@ -198,7 +203,7 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
         let over = self.link.planted(Bug::ChunkReleasedEarly)
-            || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
+            || if wait && self.patient { self.outlast(op, &past) } else { past.all_completed() };
         if over {
             self.link.acquire(past.known());
         }
@@ -206,13 +211,29 @@ impl Cache {
         over
     }
 
+    /// Waits for all uses. A stream that is stuck is waited for once, not for every block that it has used.
+    fn outlast(&mut self, op: &'static str, past: &History) -> bool {
+        let waited = past.wait_all(op, self.settings.deadline);
+        self.patient = !matches!(waited, Err(Error::Timeout { .. }));
+        waited.is_ok()
+    }
+
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let limit = self.settings.deadline;
+        if !self.patient {
+            return Ok(());
+        }
         let own = self.link.device;
         let heap = self.heap.free_payloads_mut();
         let small = self.small.at_rest().map(|block| block.hazards.history());
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
-            past.wait_all(request.op, limit)?;
+            match past.wait_all(request.op, limit) {
+                Err(Error::Timeout { .. }) => {
+                    self.patient = false;
+                    break;
+                }
+                waited => waited?,
+            }
             past.settle();
         }
         self.collect();

@@ -117,6 +117,8 @@ pub(crate) struct Cache {
     heap: Heap<History>,
     small: Small,
     spare: Vec<Box<Block>>,
+    /// While memory is looked for: no stream was found stuck so far.
+    patient: bool,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
 }
@@ -142,6 +144,7 @@ impl Cache {
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
+            patient: true,
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
         })
@@ -244,7 +247,7 @@ impl Cache {
             return Ok(block);
         }
         let free = |past: &History, room, bytes| past.free_place(request.stream, room, bytes);
-        if self.add_slab(class, free)
+        if self.add_slab(class, false, free)
             && let Some(block) = self.cut(class)
         {
             return Ok(block);
@@ -258,7 +261,9 @@ impl Cache {
                     if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
                         return Some(block);
                     }
-                    if cache.add_slab(class, free) || cache.add_slab(class, |past, room, _| usable(past, own, room)) {
+                    if cache.add_slab(class, true, free)
+                        || cache.add_slab(class, true, |past, room, _| usable(past, own, room))
+                    {
                         return cache.cut(class);
                     }
                     cache.small.steal(class, own)
@@ -286,12 +291,17 @@ impl Cache {
     fn add_slab(
         &mut self,
         class: usize,
+        thoroughly: bool,
         mut place: impl FnMut(&History, Range<usize>, usize) -> Option<usize>,
     ) -> bool {
         let least = classes::bytes(class).next_multiple_of(GRAIN);
         let mut bytes = self.small.next_slab(class);
         loop {
-            if let Some(taken) = self.heap.allocate_in(bytes, ALIGN, &mut place) {
+            let taken = match thoroughly {
+                true => self.heap.allocate_thoroughly(bytes, ALIGN, &mut place),
+                false => self.heap.allocate_in(bytes, ALIGN, &mut place),
+            };
+            if let Some(taken) = taken {
                 let region = self.regions[&taken.region].clone();
                 self.small.add(class, taken.piece, region, (taken.address, taken.bytes), taken.payload);
                 return true;
@@ -322,8 +332,8 @@ impl Cache {
                 let taken = match found {
                     Some(taken) => taken,
                     None => self.climb(request, Need { least: bytes, good: bytes }, |cache| {
-                        let found = cache.heap.allocate_in(bytes, align, free);
-                        found.or_else(|| cache.heap.allocate_in(bytes, align, with_a_wait))
+                        let found = cache.heap.allocate_thoroughly(bytes, align, free);
+                        found.or_else(|| cache.heap.allocate_thoroughly(bytes, align, with_a_wait))
                     })?,
                 };
                 self.count(taken.payload.waits_for(request.stream));
