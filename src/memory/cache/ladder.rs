@@ -36,7 +36,7 @@ const RUNGS: [(&str, Rung); 6] = [
     }),
     ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
     ("asked the driver for more", Cache::grow),
-    ("moved free memory together", Cache::gather),
+    ("moved free memory together", |cache, request, need| cache.gather(request, cache.room(request, need.least), true)),
     ("waited for work on freed memory", |cache, request, _| cache.wait(request)),
     ("gave free memory back and asked again", Cache::exchange),
 ];
@@ -125,6 +125,22 @@ impl Cache {
         let more = self.room(request, good) - need;
         // A little more than is missing, so that a pool which grows in small steps makes few calls.
         let more = more.max((self.backing.reserved() / 32).min(UNIT) / GRANULE * GRANULE);
+        if let Some(slack) = self.settings.slack {
+            // What a request would take beyond the bound is no more than what there is where memory is short.
+            let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
+            let bound = (most as u64).next_multiple_of(GRANULE);
+            match self.map_within(request.op, need, bound) {
+                Err(Error::OutOfMemory { .. }) => {}
+                mapped => return mapped,
+            }
+            // In steps nothing may depend on what happens to be over.
+            for wait in [self.link.stepped, true] {
+                self.gather(request, need, wait)?;
+                if self.heap.largest_free() >= need {
+                    return Ok(());
+                }
+            }
+        }
         match self.map(request.op, need + more) {
             Err(Error::OutOfMemory { .. }) if more > 0 => self.map(request.op, need),
             done => done,
@@ -133,7 +149,12 @@ impl Cache {
 
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
-        let left = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        self.map_within(op, need, u64::MAX)
+    }
+
+    /// The same, unless more than `most` bytes would be the pool's then.
+    fn map_within(&mut self, op: &'static str, need: u64, most: u64) -> Result<()> {
+        let left = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
         let budget = left / GRAIN as u64 * GRAIN as u64;
         // Single allocations neither grow nor move, so a small one would be of little use.
         let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
@@ -159,8 +180,8 @@ impl Cache {
     }
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
-    fn gather(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
-        let need = self.room(request, need.least);
+    /// What is not over is waited for, or stays.
+    fn gather(&mut self, request: &Request<'_>, need: u64, wait: bool) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
         }
@@ -170,7 +191,7 @@ impl Cache {
         let mut units = Vec::new();
         for (region, range) in ranges {
             for unit in self.backing.units_in(region, range) {
-                if self.is_over(request.op, region, &unit, true) {
+                if self.is_over(request.op, region, &unit, wait) {
                     units.push((region, unit));
                 }
             }
@@ -293,6 +314,9 @@ impl Drop for Cache {
     fn drop(&mut self) {
         let home = self.home.clone();
         for block in home.returns.close() {
+            self.put(block);
+        }
+        for block in self.end_audit() {
             self.put(block);
         }
         if let Some(ledger) = &self.ledger

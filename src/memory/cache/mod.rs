@@ -17,6 +17,7 @@
 //!
 //! **Short of memory**, `ladder` has the order in which everything is tried.
 
+pub(super) mod audit;
 mod classes;
 mod ladder;
 mod small;
@@ -32,6 +33,7 @@ use super::{
     stats::MemoryStats,
 };
 use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
+use audit::Audit;
 use classes::{ALIGN, SMALL};
 use ladder::Need;
 use small::Small;
@@ -77,6 +79,8 @@ impl fmt::Debug for OnOutOfMemory {
 pub(crate) struct Settings {
     /// The most that may be taken from each device.
     pub(crate) limit: Option<MemoryLimit>,
+    /// What may be taken, as a multiple of the most that was ever in use, before free memory is moved instead.
+    pub(crate) slack: Option<f64>,
     /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
@@ -84,6 +88,8 @@ pub(crate) struct Settings {
     pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
     /// Keep account of call sites and of what happened.
     pub(crate) record: Option<bool>,
+    /// Red zones and poison.
+    pub(crate) audit: bool,
     /// Devices of the pool, each of which has a lane for what it frees.
     pub(crate) devices: usize,
 }
@@ -121,6 +127,7 @@ pub(crate) struct Cache {
     patient: bool,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
+    audit: Option<Box<Audit>>,
 }
 
 impl Cache {
@@ -147,6 +154,7 @@ impl Cache {
             patient: true,
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
+            audit: None,
         })
     }
 
@@ -161,8 +169,9 @@ impl Cache {
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
     #[inline]
     pub(crate) fn allocate(&mut self, request: &Request<'_>) -> Result<BlockRef> {
-        let block = if request.bytes <= SMALL && request.align <= ALIGN {
-            let class = classes::class(request.bytes);
+        let bytes = self.with_zone(request.bytes);
+        let block = if bytes <= SMALL && request.align <= ALIGN {
+            let class = classes::class(bytes);
             match self.small.pop(class, request.stream.map(|stream| stream.id)) {
                 Some(block) => block,
                 None => self.small_miss(class, request)?,
@@ -198,7 +207,11 @@ impl Cache {
     }
 
     #[inline]
-    fn sort_in(&mut self, block: Box<Block>, remote: bool) {
+    fn sort_in(&mut self, mut block: Box<Block>, remote: bool) {
+        if let Some(audit) = &mut self.audit {
+            let Some(looked_at) = audit.returned(block, remote) else { return };
+            block = looked_at;
+        }
         self.stats.in_use -= block.bytes as u64;
         self.stats.requested -= block.requested as u64;
         if let Some(ledger) = &mut self.ledger {
@@ -207,7 +220,6 @@ impl Cache {
         match block.place {
             Place::Slab(slab) => self.small.put(slab, block),
             Place::Piece { piece, .. } => {
-                let mut block = block;
                 let history = block.hazards.history();
                 history.settle();
                 self.heap.free(piece, history.hand_on());
@@ -314,7 +326,7 @@ impl Cache {
     }
 
     fn large(&mut self, request: &Request<'_>) -> Result<Box<Block>> {
-        let (bytes, align) = (request.bytes.max(1), request.align);
+        let (bytes, align) = (self.with_zone(request.bytes).max(1), request.align);
         if self.stats.allocations.is_multiple_of(LOOK) {
             self.collect();
         }

@@ -61,13 +61,15 @@ impl Small {
         Small { classes, slabs: Vec::new(), vacant: Vec::new(), empty: 0 }
     }
 
-    /// A block that this stream used last.
+    /// A block that this stream used last, or that nobody uses.
     #[inline]
     pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
         let own = stream.map_or(Tenants::Nobody, Tenants::Stream);
         let lists = &mut self.classes[class].lists;
-        let at = lists.iter().position(|list| list.tenants == own)?;
-        lists[at].blocks.pop_back().inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+        let mut last_of = |tenants| lists.iter_mut().find(|list| list.tenants == tenants)?.blocks.pop_back();
+        let block = last_of(own).or_else(|| last_of(Tenants::Nobody))?;
+        Self::wake(&mut self.slabs, &mut self.empty, &block);
+        Some(block)
     }
 
     /// A block that `stream` need not wait for, and whether it was another's.

@@ -46,10 +46,11 @@ impl<P: Payload> Heap<P> {
         mut place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
     ) -> Option<Taken<P>> {
         let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).ok()?;
-        let lists = std::iter::successors(self.bins.next(bins::floor(grains)), |list| self.bins.next(list + 1));
-        let mut ranges = lists.flat_map(|list| self.list(list));
-        let found = ranges.find_map(|id| Some((id, self.fit(id, grains, align as u64, &mut place)?)));
-        let (id, front) = found?;
+        let (id, front) = {
+            let lists = std::iter::successors(self.bins.next(bins::floor(grains)), |list| self.bins.next(list + 1));
+            let mut ranges = lists.flat_map(|list| self.list(list));
+            ranges.find_map(|id| Some((id, self.fit(id, grains, align as u64, &mut place)?)))?
+        };
         Some(self.carve(id, grains, front))
     }
 
