@@ -12,6 +12,7 @@ use crate::{
     driver::{Address, FaultKind},
     error::{Error, Result},
     memory::{
+        LeakReport,
         backing::Mapping,
         block::{Block, ChunkKind, let_go},
         hazard::History,
@@ -23,9 +24,10 @@ use std::ops::Range;
 
 /// How often a callback may ask for another attempt.
 const ATTEMPTS: usize = 16;
-/// The least that is taken from the driver at once, and the most that is taken beyond what is asked for.
-const LEAST_UNIT: u64 = 2 << 20;
-const MOST_UNIT: u64 = 64 << 20;
+/// Memory is taken from the driver in multiples of it,
+const GRANULE: u64 = 2 << 20;
+/// and given back, or moved, in pieces of this size.
+const UNIT: u64 = 64 << 20;
 
 /// What is tried, and what it is called in reports.
 const RUNGS: [(&str, Rung); 6] = [
@@ -111,12 +113,19 @@ impl Cache {
     fn grow(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
         let need = self.room(request, need);
         // A little more than is missing, so that a pool which grows in small steps makes few calls.
-        let unit = (self.backing.reserved() / 32).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
-        self.map(request.op, need, unit)
+        let more = (self.backing.reserved() / 32).min(UNIT) / GRANULE * GRANULE;
+        match self.map(request.op, need + more) {
+            Err(Error::OutOfMemory { .. }) if more > 0 => self.map(request.op, need),
+            done => done,
+        }
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
-    pub(super) fn map(&mut self, op: &'static str, need: u64, unit: u64) -> Result<()> {
+    pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
+        // Single allocations neither grow nor move, so a small one would be of little use.
+        let least = if self.backing.is_window() { 0 } else { GRANULE };
+        // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
+        let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
         let budget = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
         let heap = &self.heap;
         let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
@@ -255,6 +264,12 @@ impl Drop for Cache {
         let home = self.home.clone();
         for block in home.returns.close() {
             self.put(block);
+        }
+        if let Some(ledger) = &self.ledger
+            && self.stats.in_use > 0
+        {
+            let live = LeakReport { leaks: ledger.leaks() };
+            tracing::warn!(device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
         self.give_back("close", false);

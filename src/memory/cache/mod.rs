@@ -120,14 +120,21 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Books without memory. `owned`: they belong to a device thread; else to whoever holds the lock around them.
-    pub(crate) fn new(link: &Arc<Link>, kind: ChunkKind, owned: bool, settings: &Settings) -> Result<Self> {
+    /// `trial`: what new memory may be tried with.
+    pub(crate) fn new(
+        link: &Arc<Link>,
+        kind: ChunkKind,
+        owned: bool,
+        settings: &Settings,
+        trial: Trial<'_>,
+    ) -> Result<Self> {
         Ok(Cache {
             link: link.clone(),
             home: Home::new(link, owned, settings.devices),
             kind,
             limit: settings.limit.map(|limit| limit.of(link.driver.info().total_memory)),
             settings: settings.clone(),
-            backing: backing::open(link, kind, settings.choice, Trial::default())?,
+            backing: backing::open(link, kind, settings.choice, trial)?,
             regions: HashMap::new(),
             heap: Heap::new(),
             small: Small::new(),
@@ -139,7 +146,7 @@ impl Cache {
 
     /// Takes memory from the driver before it is needed.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
-        self.map(op, bytes.next_multiple_of(Heap::<History>::GRAIN as u64), 0)
+        self.map(op, bytes.next_multiple_of(Heap::<History>::GRAIN as u64))
     }
 
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
