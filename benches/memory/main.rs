@@ -35,11 +35,16 @@ mod trace;
 mod waste;
 mod words;
 
+use std::time::Instant;
+
 use gpu_pool::{Builder, Check, GpuPool};
 use support::{Bench, Side, Unit, gpus};
 
 /// What a software GPU has: room for every case, and nobody touches it.
 const SOFTWARE_MEMORY: u64 = 96 << 30;
+
+/// What the turns of a slow peer may take.
+const SECONDS: f64 = 3.0;
 
 /// What there is to run on.
 pub struct Machine {
@@ -80,6 +85,15 @@ impl Machine {
     pub fn pool(&self, devices: usize) -> GpuPool {
         self.builder(devices).build().expect("the devices can be opened")
     }
+}
+
+/// Sets so many turns as take some seconds, up to `most`; `slowest` is a turn of the slowest side. A peer may be asked to map
+/// gigabytes at each operation.
+pub fn pace(bench: &mut Bench, most: usize, slowest: impl FnOnce()) {
+    let clock = Instant::now();
+    slowest();
+    let turns = SECONDS / clock.elapsed().as_secs_f64().max(1e-6);
+    bench.set_turns(0, (turns as usize).clamp(3, most));
 }
 
 /// Records what is no measurement of time, and the same at every turn.
