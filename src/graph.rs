@@ -84,9 +84,11 @@ impl Drop for Graph {
 pub(crate) struct Exec {
     raw: RawGraph,
     link: Arc<Link>,
-    /// The last launch on each stream.
-    launches: RefCell<SmallVec<[(Arc<StreamCore>, u64); 2]>>,
+    launches: RefCell<Launches>,
 }
+
+/// The last launch on each stream.
+type Launches = SmallVec<[(Arc<StreamCore>, u64); 2]>;
 
 impl Exec {
     /// Whether all launches are known to be over.

@@ -39,6 +39,14 @@ fn works(dev: &Device) {
     assert_eq!(dev.download(&x).unwrap(), ramp(1000, 1).iter().map(|x| x.wrapping_add(15)).collect::<Vec<_>>());
 }
 
+fn all_work(pool: &GpuPool) {
+    pool.run(|dev, _| {
+        works(dev);
+        Ok(())
+    })
+    .unwrap();
+}
+
 on_both! {
     1: fn a_thousand_launches_are_a_thousand_steps(gpus) {
         let pool = gpus.pool(gpus.up_to(2));
@@ -124,7 +132,7 @@ on_both! {
         let pool = gpus.pool(1);
         pool.run(|dev, _| {
             for round in 0..3u32 {
-                let len = (3 << 20) << round;
+                let len = 300_000 << round;
                 let mut out = dev.zeros::<u32>(len)?;
                 let source = dev.upload(&vec![round; len])?;
                 let mut busy = dev.zeros::<u32>(1)?;
@@ -146,6 +154,29 @@ on_both! {
         })
         .unwrap();
         pool.close().unwrap();
+    }
+
+    // Not under its launches, and not never.
+    1: fn a_graph_is_destroyed_when_its_launches_are_over(gpus) {
+        // The call is made in any case; the rule is there to count.
+        let plan: FaultPlan = "0:graph-destroy:*:error".parse().unwrap();
+        let pool = gpus.builder(1).faults(plan.clone()).build().unwrap();
+        let kept = pool.per_device(|dev, _| Ok(dev.capture(|_| Ok(()))?.0)).unwrap();
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1)?;
+            drop(dev.capture(|dev| slow_add(dev, &mut x, 1, 0))?);
+            assert_eq!(plan.fired().len(), 1, "it was never launched");
+            let (graph, ()) = dev.capture(|dev| slow_add(dev, &mut x, 1, 10 * SLOW))?;
+            dev.launch_graph(&graph)?;
+            drop(graph);
+            assert_eq!(plan.fired().len(), 1, "it is in flight");
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(plan.fired().len(), 2);
+        drop(kept);
+        pool.close().unwrap();
+        assert_eq!(plan.fired().len(), 3);
     }
 
     1: fn launches_are_ordered_over_streams(gpus) {
@@ -355,7 +386,7 @@ on_both! {
             Ok(())
         });
         assert!(matches!(failure(failed), Error::Custom(_)));
-        pool.run(|dev, _| Ok(works(dev))).unwrap();
+        all_work(&pool);
     }
 
     1: fn a_graph_outlives_a_failed_scope(gpus) {
@@ -390,7 +421,7 @@ on_both! {
         }
         steps.run(|dev, _, step| dev.launch_graph(&step.graph)).unwrap();
         drop(steps);
-        pool.run(|dev, _| Ok(works(dev))).unwrap();
+        all_work(&pool);
     }
 
     2: fn foreign_memory_is_refused(gpus) {

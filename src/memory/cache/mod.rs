@@ -201,7 +201,7 @@ impl Cache {
                 let mut block = block;
                 let history = block.hazards.history();
                 history.settle();
-                self.heap.free(piece, std::mem::take(history));
+                self.heap.free(piece, history.hand_on());
                 if self.spare.len() < SPARE_HEADERS {
                     self.spare.push(block);
                 }
@@ -315,7 +315,7 @@ impl Cache {
                     block.region = self.regions[&region].clone();
                 }
                 (block.address, block.bytes, block.place) = (address, bytes, place);
-                *block.hazards.history() = payload;
+                block.hazards.history().receive(payload);
                 block
             }
             None => {

@@ -176,7 +176,7 @@ impl Small {
                 list.blocks.retain_mut(|block| {
                     let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
                     let Some((slab, past)) = &mut gone[index as usize] else { return true };
-                    past.join((block.address - slab.address) as usize, block.hazards.take());
+                    past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
                     false
                 });
             }
