@@ -230,10 +230,30 @@ impl History {
 
     /// Whether `stream` can use the memory without waiting for anyone.
     pub(crate) fn is_free_for(&self, stream: Option<&StreamCore>) -> bool {
-        self.uses().iter().all(|last| {
-            stream.is_some_and(|stream| stream.comes_after(&last.stream, last.sequence))
-                || !last.stream.link.stepped && last.stream.is_over(last.sequence)
-        })
+        self.uses().iter().all(|last| last.is_over_for(stream))
+    }
+
+    /// Whether `stream` will have to wait for some of its users.
+    pub(crate) fn waits_for(&self, stream: Option<&StreamCore>) -> bool {
+        !self.is_free_for(stream)
+    }
+
+    /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
+    pub(crate) fn free_place(&self, stream: Option<&StreamCore>, room: Range<usize>, bytes: usize) -> Option<usize> {
+        if self.0.is_none() {
+            return Some(room.start);
+        }
+        let busy = self.uses().iter().filter(|last| !last.is_over_for(stream));
+        let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
+        busy.sort_unstable_by_key(|bytes| bytes.start);
+        let mut at = room.start;
+        for taken in busy {
+            if taken.start >= at + bytes {
+                break;
+            }
+            at = at.max(taken.end);
+        }
+        (at + bytes <= room.end).then_some(at)
     }
 
     /// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
@@ -300,6 +320,12 @@ impl Payload for History {
 }
 
 impl Use {
+    /// Whether `stream` need not wait for it.
+    fn is_over_for(&self, stream: Option<&StreamCore>) -> bool {
+        stream.is_some_and(|stream| stream.comes_after(&self.stream, self.sequence))
+            || !self.stream.link.stepped && self.stream.is_over(self.sequence)
+    }
+
     fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {
         (self.access == Access::Write || access == Access::Write)
             && self.bytes.start < bytes.end
