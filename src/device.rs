@@ -151,6 +151,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`].
+    #[inline]
     pub fn check(&self) -> Result<()> {
         self.session.gang.check()
     }

@@ -170,6 +170,7 @@ impl Hazards {
     }
 
     /// What is known, to whoever has the block for himself.
+    #[inline]
     pub(crate) fn history(&mut self) -> &mut History {
         self.0.get_mut()
     }
@@ -213,12 +214,14 @@ impl History {
     }
 
     /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next user.
+    #[inline]
     pub(crate) fn hand_on(&mut self) -> Self {
         let blank = |past: &Box<Past>| past.uses.is_empty() && past.known.is_none();
         History(self.0.take_if(|past| !blank(past)))
     }
 
     /// The other way round.
+    #[inline]
     pub(crate) fn receive(&mut self, past: Self) {
         if past.0.is_some() {
             *self = past;
@@ -226,6 +229,7 @@ impl History {
     }
 
     /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
+    #[inline]
     pub(crate) fn settle(&mut self) -> Tenants {
         let Some(past) = &mut self.0 else { return Tenants::Nobody };
         let Past { uses, known, .. } = &mut **past;
