@@ -18,7 +18,7 @@ fn main() -> anyhow::Result<()> {
         for step in 0..STEPS {
             model.step(dev, step)?;
         }
-        dev.memory_snapshot()
+        Ok(dev.memory_snapshot())
     })?;
     for snapshot in &snapshots {
         println!("{snapshot}\n");
