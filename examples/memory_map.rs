@@ -25,7 +25,7 @@ fn main() -> anyhow::Result<()> {
     }
     std::fs::write(&path, MemorySnapshot::page(&snapshots))?;
     println!("written to {path}: open it in a browser");
-    println!("{}", pool.leaks());
+    println!("{}", pool.leaks()?);
     Ok(pool.close()?)
 }
 
