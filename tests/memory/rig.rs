@@ -1,8 +1,8 @@
 //! What these tests share: backings, work that is held until it is let go, and the invariants of a pool's books.
 
-use crate::support::{Gpus, MODULE, until};
+use crate::support::{Gpus, MODULE};
 use gpu_pool::{
-    AsViewMut, BackingChoice, BlockState, Builder, Device, DeviceBuffer, DeviceCopy, Error, Kernel, LaunchDims,
+    AsViewMut, BackingChoice, BlockState, Builder, Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel, LaunchDims,
     MemorySnapshot, MemoryStats,
 };
 use parking_lot::Mutex;
@@ -78,6 +78,15 @@ fn hold(_: LaunchDims, _: &mut [u32], _: u64, gate: u32, _: u32) -> Poll<()> {
     if SHUT.lock().contains(&gate) { Poll::Pending } else { Poll::Ready(()) }
 }
 
+/// The same for a software GPU that must not take it for a deadlock: it keeps one of its workers, so one at a time.
+static BLOCK: Kernel<(&mut [u32], u64, u32, u32)> = Kernel::new(&MODULE, "slow_add", block);
+
+fn block(_: LaunchDims, _: &mut [u32], _: u64, gate: u32, _: u32) {
+    while SHUT.lock().contains(&gate) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 impl Gate {
     pub fn new(gpus: Gpus) -> Self {
         let id = NEXT.fetch_add(1, Relaxed);
@@ -90,6 +99,13 @@ impl Gate {
         let args = (x.view_mut(), 0u64, self.id, HELD_MICROS);
         // SAFETY: the kernel fits its signature and touches none of the elements.
         unsafe { dev.launch(&HOLD, LaunchDims::cover(1), args) }
+    }
+
+    /// [`hold`](Self::hold) for longer than it takes to be sure of a deadlock; only one at a time.
+    pub fn block<V: AsViewMut<Elem = u32>>(&self, dev: &Device, x: &mut V) -> Result<(), Error> {
+        let args = (x.view_mut(), 0u64, self.id, HELD_MICROS);
+        // SAFETY: as above.
+        unsafe { dev.launch(&BLOCK, LaunchDims::cover(1), args) }
     }
 
     /// A stream that is busy until the gate opens.
@@ -175,15 +191,25 @@ pub fn check_books(dev: &Device) {
     assert_books(&dev.memory_snapshot());
 }
 
-/// Everything has come home, and nothing is under way any more.
+/// Everything has come home.
 #[track_caller]
 pub fn assert_empty(dev: &Device) -> Result<(), Error> {
-    dev.synchronize()?;
-    until("all work is over", || dev.stats().pending == 0)?;
     let stats = dev.stats();
     assert_eq!((stats.in_use, stats.requested), (0, 0), "{stats}");
     check_books(dev);
     Ok(())
+}
+
+/// Everything has come home, and nothing is under way: a scope that has ended has waited for all its streams.
+#[track_caller]
+pub fn assert_at_rest(pool: &GpuPool) {
+    let at_rest = pool.run(|dev, _| {
+        assert_eq!(dev.stats().pending, 0, "{}", dev.stats());
+        assert_empty(dev)
+    });
+    if let Err(error) = at_rest {
+        panic!("the pool is not at rest: {error}");
+    }
 }
 
 /// A random number generator that needs no crate: SplitMix64.
