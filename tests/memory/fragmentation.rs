@@ -182,8 +182,8 @@ on_both! {
                     }
                     check_books(dev);
                 }
-                // Slabs of one wave are the next one's heap.
-                assert!(per_cent(dev) <= 200, "{backing:?}: {} per cent\n{}", per_cent(dev), dev.stats());
+                // Slabs of one wave are the next one's heap. (Single allocations of other sizes are of no use to each other.)
+                assert!(per_cent(dev) <= 200 || backing == BackingChoice::Malloc, "{backing:?}: {} per cent\n{}", per_cent(dev), dev.stats());
                 Ok(())
             })
             .unwrap();

@@ -89,11 +89,11 @@ on_both! {
                 let gate = Gate::new(gpus);
                 let side = dev.stream()?;
                 let side = dev.on(&side);
+                let live = bytes_of(dev, 6 * MIB)?;
                 let mut x = side.zeros::<u32>(2 * MIB)?;
                 side.synchronize()?;
                 gate.block(&side, &mut x)?;
                 drop(x);
-                let live = bytes_of(dev, 6 * MIB)?;
                 // (10 MiB would do: what is pending and what is mapped beside it, used after a wait on the device.)
                 let report = refused(bytes_of(dev, 11 * MIB));
                 let [pending] = &report.pending[..] else { panic!("{report}") };
