@@ -64,6 +64,8 @@ pub enum Backend {
 /// | `GPU_POOL_CHECK` | `races` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
+/// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
+/// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
@@ -356,6 +358,7 @@ impl Builder {
             turns,
             presence,
             door,
+            homes: (0..count).map(|_| OnceCell::new()).collect(),
             pinned: PinnedPool::new(&links, &memory)?,
             weights,
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),

@@ -5,6 +5,7 @@ use crate::{
     Event, Stream,
     driver::DeviceInfo,
     error::{Error, Result},
+    graph::recording::Recording,
     kernel::{Args, Kernel, Signature},
     memory::{
         AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
@@ -52,6 +53,8 @@ pub struct Device {
     pub(crate) session: Rc<Session>,
     pub(crate) stream: Arc<StreamCore>,
     pub(crate) ordered: bool,
+    /// While it captures a graph.
+    pub(crate) recording: Option<Rc<Recording>>,
 }
 
 /// A device's part in one scope.
@@ -91,6 +94,7 @@ impl Device {
             session: Rc::new(Session { gang: gang.clone(), rank, calls: Cell::new(0) }),
             stream: worker.main.clone(),
             ordered: true,
+            recording: None,
         }
     }
 
@@ -160,7 +164,7 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn zeros<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let mut op = self.op("zeros")?;
+        let mut op = self.op_in_graph("zeros")?;
         let mut buffer = self.allocate("zeros", len)?;
         let view = op.writes(&mut buffer)?;
         // SAFETY: the view lies in a live block of this device, ordered and noted by `op`.
@@ -335,7 +339,7 @@ impl Device {
         S: CopySource + ?Sized,
         D: AsViewMut<Elem = S::Elem> + ?Sized,
     {
-        let mut op = self.op("copy")?;
+        let mut op = self.op_in_graph("copy")?;
         let (src, dst) = (src.source(), dst.view_mut());
         op.same_len(src.len(), dst.len())?;
         let here = |device: Option<usize>| device.is_none_or(|d| d == self.index());
@@ -343,6 +347,12 @@ impl Device {
         let foreign = here(from) || here(to);
         op.touch(src.block, src.bytes(), Access::Read, foreign)?;
         op.touch(dst.block, dst.bytes(), Access::Write, foreign)?;
+        if let Some(recording) = &self.recording
+            && let Some(other) =
+                from.into_iter().chain(to).find(|&other| !self.worker.shared.is_direct(self.index(), other))
+        {
+            return Err(recording.refuse("copy", &format!("one with device {other} has to be staged")));
+        }
         let done = crate::copy::peer::copy(
             self,
             dst.address(),
@@ -351,6 +361,7 @@ impl Device {
             from.unwrap_or(self.index()),
             src.bytes().len(),
         );
+        op.done(&done);
         op.submitted();
         done
     }
@@ -363,6 +374,7 @@ impl Device {
     /// # Errors
     /// [`Error::Aborted`], the driver's.
     pub fn stream(&self) -> Result<Stream> {
+        self.not_in_graph("stream")?;
         self.check()?;
         Ok(Stream { core: self.worker.stream()?, stays: PhantomData })
     }
@@ -381,8 +393,8 @@ impl Device {
     }
 
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
-        let (worker, session) = (self.worker.clone(), self.session.clone());
-        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered }, of: PhantomData }
+        let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
+        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered, recording }, of: PhantomData }
     }
 
     /// Marks this point of the current stream's work.
@@ -391,6 +403,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn record(&self) -> Result<Event> {
+        self.not_in_graph("record")?;
         self.check()?;
         let _here = self.worker.link.enter("record", Location::caller());
         Event::record(&self.stream, "record", false)
@@ -402,6 +415,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
+        self.not_in_graph("record_timed")?;
         self.check()?;
         let _here = self.worker.link.enter("record_timed", Location::caller());
         Event::record(&self.stream, "record_timed", true)
@@ -457,7 +471,7 @@ impl Device {
     /// [`Error::Aborted`]; the driver's.
     #[track_caller]
     pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
-        let mut op = self.op("launch")?;
+        let mut op = self.op_in_graph("launch")?;
         let function = self.worker.function(kernel.module, kernel.name)?;
         let mut raw: SmallVec<[KernelArg; 8]> = SmallVec::new();
         for packed in args.pack() {

@@ -1,5 +1,7 @@
 //! The pool: one host thread per GPU, and scopes that run on all of them.
 
+mod memory;
+
 use crate::{
     Builder, Device, DeviceCopy, Parts, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
     driver::check,

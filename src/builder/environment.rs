@@ -4,6 +4,7 @@ use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS};
 use crate::{
     driver::{check::Check, host::Schedule},
     error::{Error, Result},
+    memory::BackingChoice,
     testing::FaultPlan,
 };
 use std::{env, time::Duration};
@@ -35,6 +36,13 @@ impl Builder {
             // Faults are for the program, not for the pool's own probe: `build` lets go of it at its end.
             self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
             self.faults_wait = true;
+        }
+        if self.memory.choice == BackingChoice::Auto {
+            let choice = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parse_backing)?;
+            self.memory.choice = choice.unwrap_or_default();
+        }
+        if self.memory.record.is_none() {
+            self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
         }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
@@ -68,6 +76,23 @@ fn parse_backend(text: &str) -> Option<Backend> {
         None if text == "cuda" => Some(Backend::Cuda),
         None if text == "host" => Some(Backend::Host(DEFAULT_SOFTWARE_GPUS)),
         Some(("host", count)) => count.parse().ok().map(Backend::Host),
+        _ => None,
+    }
+}
+
+fn parse_backing(text: &str) -> Option<BackingChoice> {
+    match text {
+        "auto" => Some(BackingChoice::Auto),
+        "vmm" => Some(BackingChoice::Vmm),
+        "malloc" => Some(BackingChoice::Malloc),
+        _ => None,
+    }
+}
+
+fn parse_switch(text: &str) -> Option<bool> {
+    match text {
+        "1" => Some(true),
+        "0" => Some(false),
         _ => None,
     }
 }

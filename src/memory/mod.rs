@@ -4,8 +4,8 @@
 //! * [`hazard`]: the last uses of a block, so that conflicting operations wait for each other on the GPU.
 //! * [`backing`]: where the memory comes from: one window of addresses, or single allocations.
 //! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
-//! * [`cache`]: the owner's lists of free blocks. The first pool: size classes, no lock and no driver call in the
-//!   steady state.
+//! * [`heap`]: which addresses are free. * [`cache`]: the pool itself, in the hands of its owner: no lock and no driver
+//!   call in the steady state.
 //! * [`insight`], [`stats`]: what people see of it.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
@@ -35,6 +35,11 @@ pub use pinned::PinnedBuffer;
 pub use stats::MemoryStats;
 pub use unified::{UnifiedBuffer, UnifiedRows};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
+
+/// What a device's thread has shown of its counters.
+pub(crate) fn shown(home: &std::sync::Arc<block::Home>) -> MemoryStats {
+    MemoryStats::from_words(home.mirror.read())
+}
 
 /// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.
 ///

@@ -2,6 +2,7 @@
 
 use super::{
     DeviceCopy,
+    backing::Trial,
     block::{BlockRef, ChunkKind},
     cache::{Cache, Request, Settings},
     fits_blocks,
@@ -111,7 +112,7 @@ pub(crate) struct PinnedPool {
 impl PinnedPool {
     pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
         let settings = Settings { limit: None, ..settings.clone() };
-        let cache = Cache::new(&links[0], ChunkKind::Pinned, false, &settings)?;
+        let cache = Cache::new(&links[0], ChunkKind::Pinned, false, &settings, Trial::default())?;
         Ok(PinnedPool { links: links.to_vec(), cache: Mutex::new((0, cache)), settings })
     }
 
@@ -136,12 +137,17 @@ impl PinnedPool {
             match next {
                 Some(next) => {
                     *of = next;
-                    *cache = Cache::new(&self.links[next], ChunkKind::Pinned, false, &self.settings)?;
+                    *cache = Cache::new(&self.links[next], ChunkKind::Pinned, false, &self.settings, Trial::default())?;
                 }
                 // All are lost; the driver says so.
                 None => return cache.allocate(&request),
             }
         }
+    }
+
+    /// Gives back what is free; how many bytes.
+    pub(crate) fn trim(&self) -> u64 {
+        self.cache.lock().1.trim("trim")
     }
 
     /// A zeroed buffer.

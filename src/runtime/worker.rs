@@ -15,9 +15,11 @@ use crate::{
     },
     driver::{RawFunction, RawModule},
     error::{Error, Result},
+    graph::Exec,
     kernel::Module,
     memory::{
-        block::{AtHome, BlockRef, ChunkKind},
+        backing::Trial,
+        block::{AtHome, BlockRef, ChunkKind, Home},
         cache::{Cache, Settings},
         link::Link,
         pinned::PinnedPool,
@@ -51,6 +53,8 @@ pub(crate) struct Shared {
     /// and whether a scope is on its way to them.
     pub(crate) door: Arc<Door>,
     pub(crate) pinned: PinnedPool,
+    /// Where freed blocks go, and what their owners show, by device; there once its thread has begun.
+    pub(crate) homes: Vec<OnceCell<Arc<Home>>>,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory: Settings,
@@ -112,6 +116,8 @@ pub(crate) struct Worker {
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) suspects: RefCell<Vec<BlockRef>>,
+    /// Graphs that were dropped in flight.
+    pub(crate) graphs: RefCell<Vec<Exec>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
 }
@@ -121,15 +127,22 @@ impl Worker {
     fn new(shared: &Arc<Shared>, device: usize, endpoint: Endpoint) -> Result<Self> {
         let link = shared.links[device].clone();
         link.check("bind", link.driver.bind())?;
+        let main = StreamCore::new(&link, "build")?;
+        let neighbour = &shared.links[(device + 1) % shared.devices()];
+        let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
+        let trial = Trial { stream: Some(main.raw), peer };
+        let cache = Cache::new(&link, ChunkKind::Device, true, &shared.memory, trial)?;
+        let _ = shared.homes[device].set(cache.home.clone());
         let worker = Worker {
-            main: StreamCore::new(&link, "build")?,
+            main,
             streams: RefCell::default(),
-            cache: RefCell::new(Cache::new(&link, ChunkKind::Device, true, &shared.memory)?),
+            cache: RefCell::new(cache),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
             modules: RefCell::default(),
             functions: RefCell::default(),
             suspects: RefCell::default(),
+            graphs: RefCell::default(),
             slots: RefCell::default(),
             shared: shared.clone(),
             link,
@@ -188,15 +201,19 @@ impl Worker {
         let streams = self.streams.borrow();
         let all = std::iter::once(&self.main).chain(streams.iter());
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
-        all.map(|stream| {
-            stream.wait_idle("scope end", limit, |advanced| {
-                if advanced {
-                    self.progress();
-                }
-                false
+        let drained = all
+            .map(|stream| {
+                stream.wait_idle("scope end", limit, |advanced| {
+                    if advanced {
+                        self.progress();
+                    }
+                    false
+                })
             })
-        })
-        .fold(Ok(()), Result::and)
+            .fold(Ok(()), Result::and);
+        let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
+        drop(over);
+        drained
     }
 
     /// The loop of the device thread.

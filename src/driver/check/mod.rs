@@ -13,6 +13,9 @@
 //! host thread knows only what it has waited for itself, or has been told ([`Checker::release`], [`Checker::acquire`]).
 //! A host function ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
 //!
+//! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order, and is
+//! refused as a whole.
+//!
 //! What it does not see:
 //!
 //! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
@@ -50,6 +53,7 @@ mod place;
 #[cfg(test)]
 mod pool_tests;
 mod ranges;
+mod replay;
 mod report;
 mod shadow;
 mod state;

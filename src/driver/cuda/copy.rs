@@ -107,6 +107,7 @@ impl CudaGpu {
     /// See [`Driver::write_value`].
     pub(super) unsafe fn write_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
         self.enter()?;
+        self.check_no_capture(s)?;
         let f = self.optional.write_value.filter(|_| self.info.stream_values).ok_or_else(no_values)?;
         // SAFETY: the symbol's own type; the caller's promise: a live aligned word. Flags 0: with a memory barrier.
         self.check_code(unsafe { f(stream(s), address, value, 0) }, String::new)
@@ -116,6 +117,7 @@ impl CudaGpu {
     /// See [`Driver::wait_value`].
     pub(super) unsafe fn wait_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
         self.enter()?;
+        self.check_no_capture(s)?;
         let f = self.optional.wait_value.filter(|_| self.info.stream_values).ok_or_else(no_values)?;
         let at_least = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: as in `write_value`.

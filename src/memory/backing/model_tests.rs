@@ -47,7 +47,7 @@ impl Model {
     /// Units that are wholly free.
     fn free_units(&self, backing: &dyn Backing) -> Vec<(u32, Range<Address>)> {
         let units = backing.units_in(0, 0..u64::MAX).into_iter();
-        let is_free = |unit: &Range<Address>| (unit.start / G..unit.end / G).all(|at| self.cells[&at] == false);
+        let is_free = |unit: &Range<Address>| (unit.start / G..unit.end / G).all(|at| !self.cells[&at]);
         units.filter(is_free).map(|unit| (0, unit)).collect()
     }
 }

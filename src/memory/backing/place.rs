@@ -112,12 +112,14 @@ mod tests {
         // Free: 35..40, of which 35..40 is a unit; 60..62; 70..80 is a unit; 90..94 is one.
         let holes = [hole(40..60, 5, 2), hole(94..100, 4, 0)];
         let from = [35..40, 70..80, 90..94];
-        assert_eq!(to_move(&holes, 9, &from), Some((94, vec![35..40])), "four would do, but units are whole");
-        assert_eq!(to_move(&holes, 12, &from[1..]), Some((40, vec![70..80])));
+        let [a, b, _] = &from;
+        let moved = |at, unit: &Unit| Some((at, Vec::from_iter([unit.clone()])));
+        assert_eq!(to_move(&holes, 9, &from), moved(94, a), "four would do, but units are whole");
+        assert_eq!(to_move(&holes, 12, &from[1..]), moved(40, b));
         assert_eq!(to_move(&holes, 20, &from), None, "there is not that much to move");
         assert_eq!(to_move(&holes, 5, &from), None, "nothing is missing");
         // All of a hole, with what is free on both sides.
-        assert_eq!(to_move(&[hole(40..50, 5, 2)], 17, &from), Some((40, vec![70..80])));
+        assert_eq!(to_move(&[hole(40..50, 5, 2)], 17, &from), moved(40, b));
         assert_eq!(to_move(&[hole(40..52, 5, 2)], 19, &from), None, "it would not be filled");
     }
 

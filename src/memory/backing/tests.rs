@@ -248,7 +248,9 @@ mod suite {
     fn scenario(way: Way, link: &Arc<Link>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
         let faults = RefCell::new(Vec::new());
         let note = |fault: &dyn ToString| faults.borrow_mut().push(fault.to_string());
-        let try_open = || open(link, way.0, BackingChoice::Auto, Trial::default()).inspect_err(|fault| note(fault));
+        // With a trial, where there is one.
+        let choice = if way.1 == BackingChoice::Vmm { BackingChoice::Auto } else { way.1 };
+        let try_open = || open(link, way.0, choice, Trial::default()).inspect_err(|fault| note(fault));
         let Ok(mut backing) = try_open().or_else(|_| try_open()) else { return faults.into_inner() };
         let grow = |backing: &mut dyn Backing, bytes| {
             let mut once = || {

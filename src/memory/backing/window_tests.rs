@@ -139,7 +139,7 @@ fn a_window_is_the_default() {
     assert_eq!(opened(&machine(2), true), "vmm");
     assert_eq!(opened(&check::wrap(machine(2)), true), "vmm", "and the trial is no misuse");
     let none = HostConfig { virtual_memory: false, memory: MEMORY, ..HostConfig::default() };
-    assert_eq!(opened(&host::machine(&[none.clone()]), false), "malloc");
+    assert_eq!(opened(&host::machine(std::slice::from_ref(&none)), false), "malloc");
     assert_eq!(opened(&host::machine(&[HostConfig { memory: MEMORY, ..HostConfig::default() }, none]), true), "vmm");
 }
 

@@ -7,15 +7,14 @@
 //! "Ask the peers to hand over what they have freed" is no rung: what they free is visible to the owner at once
 //! ([`Returns`](crate::sync::Returns)), so a peer that is parked, or stuck in a user's closure, holds nothing back.
 
-use super::{Cache, Request};
+use super::{Cache, GRAIN, Request};
 use crate::{
     driver::{Address, FaultKind},
     error::{Error, Result},
     memory::{
+        LeakReport,
         backing::Mapping,
         block::{Block, ChunkKind, let_go},
-        hazard::History,
-        heap::Heap,
     },
     plant::Bug,
 };
@@ -23,9 +22,10 @@ use std::ops::Range;
 
 /// How often a callback may ask for another attempt.
 const ATTEMPTS: usize = 16;
-/// The least that is taken from the driver at once, and the most that is taken beyond what is asked for.
-const LEAST_UNIT: u64 = 2 << 20;
-const MOST_UNIT: u64 = 64 << 20;
+/// Memory is taken from the driver in multiples of it,
+const GRANULE: u64 = 2 << 20;
+/// and given back, or moved, in pieces of this size.
+const UNIT: u64 = 64 << 20;
 
 /// What is tried, and what it is called in reports.
 const RUNGS: [(&str, Rung); 6] = [
@@ -40,21 +40,28 @@ const RUNGS: [(&str, Rung); 6] = [
     ("gave free memory back and asked again", Cache::exchange),
 ];
 
-type Rung = fn(&mut Cache, &Request<'_>, usize) -> Result<()>;
+type Rung = fn(&mut Cache, &Request<'_>, Need) -> Result<()>;
+
+/// Bytes in one piece that are looked for: so many will do, and so many would be good.
+#[derive(Clone, Copy)]
+pub(super) struct Need {
+    pub least: usize,
+    pub good: usize,
+}
 
 impl Cache {
-    /// Looks for memory until every rung has been tried; `need` bytes in one piece would do.
+    /// Looks for memory until every rung has been tried.
     #[cold]
     pub(super) fn climb<T>(
         &mut self,
         request: &Request<'_>,
-        need: usize,
+        need: Need,
         mut search: impl FnMut(&mut Cache) -> Option<T>,
     ) -> Result<T> {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
-            if self.can_be_had(need) {
+            if self.can_be_had(need.least) {
                 for (name, rung) in RUNGS {
                     tried.push(name);
                     match rung(self, request, need) {
@@ -95,29 +102,40 @@ impl Cache {
         need as u64 <= most
     }
 
-    /// Slabs that are wholly free become free pieces of the heap.
+    /// Slabs that are wholly free become free pieces of the heap, and so does what was never cut of the others.
     pub(super) fn dissolve(&mut self) {
         for (slab, past) in self.small.dissolve() {
             self.heap.free(slab.piece, past);
+        }
+        for (piece, keep, rest) in self.small.give_up_uncut() {
+            self.heap.shrink(piece, keep, rest);
         }
     }
 
     /// Bytes that must lie together, with room to align in where the driver's own alignment does not do.
     fn room(&self, request: &Request<'_>, need: usize) -> u64 {
-        let room = if request.align > Heap::<History>::GRAIN { request.align } else { 0 };
-        (need + room).next_multiple_of(Heap::<History>::GRAIN) as u64
+        let room = if request.align > GRAIN { request.align } else { 0 };
+        (need + room).next_multiple_of(GRAIN) as u64
     }
 
-    fn grow(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
-        let need = self.room(request, need);
+    fn grow(&mut self, request: &Request<'_>, Need { least, good }: Need) -> Result<()> {
+        let need = self.room(request, least);
+        let more = self.room(request, good) - need;
         // A little more than is missing, so that a pool which grows in small steps makes few calls.
-        let unit = (self.backing.reserved() / 32).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
-        self.map(request.op, need, unit)
+        let more = more.max((self.backing.reserved() / 32).min(UNIT) / GRANULE * GRANULE);
+        match self.map(request.op, need + more) {
+            Err(Error::OutOfMemory { .. }) if more > 0 => self.map(request.op, need),
+            done => done,
+        }
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
-    pub(super) fn map(&mut self, op: &'static str, need: u64, unit: u64) -> Result<()> {
+    pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
         let budget = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        // Single allocations neither grow nor move, so a small one would be of little use.
+        let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget / GRAIN as u64 * GRAIN as u64) };
+        // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
+        let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
         let heap = &self.heap;
         let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
         let mapped = self.backing.grow(need, unit, budget, &free);
@@ -137,8 +155,8 @@ impl Cache {
     }
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
-    fn gather(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
-        let need = self.room(request, need);
+    fn gather(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
+        let need = self.room(request, need.least);
         if self.heap.free_bytes() < need {
             return Ok(());
         }
@@ -201,7 +219,7 @@ impl Cache {
         Ok(())
     }
 
-    fn exchange(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+    fn exchange(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
         self.give_back(request.op, true);
         self.grow(request, need)
     }
@@ -255,6 +273,12 @@ impl Drop for Cache {
         let home = self.home.clone();
         for block in home.returns.close() {
             self.put(block);
+        }
+        if let Some(ledger) = &self.ledger
+            && self.stats.in_use > 0
+        {
+            let live = LeakReport { leaks: ledger.leaks() };
+            tracing::warn!(device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
         self.give_back("close", false);

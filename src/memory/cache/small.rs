@@ -9,6 +9,7 @@ use super::{
         hazard::{History, Tenants},
         heap::{Payload, Piece},
     },
+    GRAIN,
     classes::{self, CLASSES},
 };
 use crate::{driver::Address, memory::backing::Region, stream::StreamCore};
@@ -41,6 +42,8 @@ struct Class {
     lists: SmallVec<[List; 3]>,
     /// The slab that blocks are cut from.
     current: Option<u32>,
+    /// How many slabs there are.
+    slabs: usize,
 }
 
 /// All small blocks of one cache.
@@ -95,6 +98,13 @@ impl Small {
         None
     }
 
+    /// How large the next slab of a class should be: small at first, then twice as large each time.
+    pub fn next_slab(&self, class: usize) -> usize {
+        let most = classes::slab_bytes(class);
+        let first = (classes::bytes(class) * 4).next_multiple_of(GRAIN).max(64 << 10);
+        (first << self.classes[class].slabs.min(8)).min(most)
+    }
+
     /// Cuts a block from the class's slab, if there is room: where it lies, and what is known of its past.
     pub fn cut(&mut self, class: usize) -> Option<(u32, Address, &Arc<Region>, History)> {
         let index = self.classes[class].current?;
@@ -125,6 +135,7 @@ impl Small {
         };
         self.slabs[index as usize] = Some(slab);
         self.empty += 1;
+        self.classes[class].slabs += 1;
         self.classes[class].current = Some(index);
     }
 
@@ -154,6 +165,24 @@ impl Small {
         slab.live += 1;
     }
 
+    /// Gives up what is not cut yet: for each slab its piece, the bytes that it keeps, and what is known of the rest.
+    pub fn give_up_uncut(&mut self) -> Vec<(Piece, usize, History)> {
+        let mut given = Vec::new();
+        for class in &mut self.classes {
+            let Some(index) = class.current.take() else { continue };
+            let slab = self.slabs[index as usize].as_mut().expect("the current slab exists");
+            let keep = slab.uncut().next_multiple_of(GRAIN);
+            if slab.cut == 0 || keep >= slab.bytes {
+                class.current = Some(index).filter(|_| slab.cut == 0);
+                continue;
+            }
+            let rest = slab.rest.split_off(keep - slab.uncut());
+            slab.bytes = keep;
+            given.push((slab.piece, keep, rest));
+        }
+        given
+    }
+
     /// Takes out the slabs that have no block in use, each with all that is known of its past.
     pub fn dissolve(&mut self) -> Vec<(Slab, History)> {
         if self.empty == 0 {
@@ -164,6 +193,7 @@ impl Small {
             let slab = entry.take_if(|slab| slab.live == 0);
             gone.push(slab.map(|mut slab| {
                 let class = &mut self.classes[slab.class];
+                class.slabs -= 1;
                 class.current.take_if(|current| *current as usize == index);
                 self.vacant.push(index as u32);
                 let (rest, mut past) = (std::mem::take(&mut slab.rest), History::default());
@@ -176,7 +206,7 @@ impl Small {
                 list.blocks.retain_mut(|block| {
                     let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
                     let Some((slab, past)) = &mut gone[index as usize] else { return true };
-                    past.join((block.address - slab.address) as usize, block.hazards.take());
+                    past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
                     false
                 });
             }

@@ -11,17 +11,15 @@ pub(super) const LISTS: usize = ROWS * STEPS;
 /// The list that a range of `grains` is in.
 #[inline]
 pub(super) fn floor(grains: u32) -> usize {
-    match grains.checked_ilog2() {
-        Some(log @ 5..) => ((log as usize - 4) << 5) | ((grains >> (log - 5)) as usize & 31),
-        _ => grains as usize,
-    }
+    let shift = (grains | 32).ilog2() - 5;
+    (shift << 5) as usize + (grains >> shift) as usize
 }
 
 /// The first list all of whose ranges have at least `grains`; [`LISTS`] if there is none.
 #[inline]
 pub(super) fn ceil(grains: u64) -> usize {
-    let step = grains.checked_ilog2().map_or(0, |log| (1 << log.saturating_sub(5)) - 1);
-    u32::try_from(grains + step).map_or(LISTS, floor)
+    let shift = (grains | 32).ilog2() - 5;
+    u32::try_from(grains + (1 << shift) - 1).map_or(LISTS, floor)
 }
 
 pub(super) struct Bins {

@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 
 /// What is known of a range of free memory, with byte positions relative to its start.
 pub(crate) trait Payload: Default {
-    /// The part from byte `at` on, with positions that begin at 0 again; what lies before stays.
+    /// The part from byte `at` on, with positions that begin at 0 again; what lies before stays: of `at` 0, nothing.
     fn split_off(&mut self, at: usize) -> Self;
     /// Takes in what is known of the range that begins at byte `at` of this one.
     fn join(&mut self, at: usize, later: Self);
@@ -134,6 +134,7 @@ impl<P: Payload> Heap<P> {
         self.list(list).map(|id| self.nodes[id].bytes()).max().unwrap_or(0)
     }
 
+    #[cfg(test)]
     pub(crate) fn live_pieces(&self) -> usize {
         self.live
     }

@@ -1,9 +1,9 @@
-//! Mapped memory, which comes and goes: rare, so it may use a map and walk.
+//! Mapped memory, which comes and goes: rare, so it may use a map and search.
 //!
 //! A *run* is mapped memory of one region without a gap. Its two edges are nodes that never change while it lives, so
 //! allocating and freeing at its ends need not know of it.
 
-use super::{Heap, Node, Payload, nodes::GRAIN};
+use super::{Heap, Node, Payload, bins, nodes::GRAIN};
 
 /// What lies between two edges.
 pub(super) struct Run {
@@ -62,15 +62,13 @@ impl<P: Payload> Heap<P> {
     }
 
     /// Takes `bytes` at `address`, which must be wholly free, out of the heap: they will be unmapped. Returns what was
-    /// known of them; what is left and right of them stays. Walks through the pieces of the run.
+    /// known of them; what is left and right of them stays. Looks through the free ranges that are long enough.
     pub(crate) fn remove(&mut self, region: u32, address: u64, bytes: u64) -> P {
         let end = address + bytes;
         assert!(bytes > 0 && address.is_multiple_of(GRAIN) && bytes.is_multiple_of(GRAIN), "whole grains are unmapped");
-        let found = self.run_before(region, end).and_then(|run| {
-            let holds = |node: &Node| node.is_free() && node.address <= address && end <= node.address + node.bytes();
-            self.nodes_of(run).find(|(_, node)| holds(node)).map(|(id, node)| (run.first, run.last, id, *node))
-        });
-        let (first, last, id, range) = found.expect("what is taken out of the heap is free");
+        let id = self.free_range(region, address, end).expect("what is taken out of the heap is free");
+        let run = self.run_before(region, end).expect("free memory is mapped");
+        let (first, last, range) = (run.first, run.last, self.nodes[id]);
 
         let mut payload = self.payloads[id as usize].split_off((address - range.address) as usize);
         let later = payload.split_off(bytes as usize);
@@ -83,7 +81,6 @@ impl<P: Payload> Heap<P> {
             id
         } else {
             self.unlist(id);
-            self.payloads[id as usize] = P::default();
             self.nodes.release(id);
             range.before
         };
@@ -131,6 +128,16 @@ impl<P: Payload> Heap<P> {
     pub(super) fn nodes_of(&self, run: &Run) -> impl Iterator<Item = (u32, &Node)> {
         let after = |id: u32| Some(self.nodes[id].after).filter(|id| !self.nodes[*id].is_edge());
         std::iter::successors(after(run.first), move |id| after(*id)).map(|id| (id, &self.nodes[id]))
+    }
+
+    /// The free range that holds all of `address..end`.
+    fn free_range(&self, region: u32, address: u64, end: u64) -> Option<u32> {
+        let long_enough = bins::floor(u32::try_from((end - address) / GRAIN).ok()?);
+        let lists = std::iter::successors(self.bins.next(long_enough), |list| self.bins.next(list + 1));
+        lists.flat_map(|list| self.list(list)).find(|id| {
+            let node = &self.nodes[*id];
+            node.region == region && node.address <= address && end <= node.address + node.bytes()
+        })
     }
 
     fn free_at(&self, id: u32) -> u64 {

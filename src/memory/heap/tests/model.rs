@@ -206,7 +206,7 @@ proptest! {
 #[test]
 fn a_long_history() {
     let steps = std::env::var("GPU_POOL_HEAP_STEPS").ok().and_then(|n| n.parse().ok());
-    let steps: u64 = steps.unwrap_or(if cfg!(debug_assertions) { 200_000 } else { 1_000_000 });
+    let steps: u64 = steps.unwrap_or(if cfg!(debug_assertions) { 100_000 } else { 1_000_000 });
     let mut world = World::new();
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut draw = |below: u64| {

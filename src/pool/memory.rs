@@ -1,0 +1,77 @@
+//! The memory of all devices at once.
+
+use super::GpuPool;
+use crate::{
+    LeakReport, MemorySnapshot, MemoryStats,
+    error::{Error, Result},
+};
+
+impl GpuPool {
+    /// What each device's memory pool held and had done at the end of its last scope. May be asked on any thread and at any
+    /// time, also while scopes run: it waits for nobody. [`Device::stats`](crate::Device::stats) has the present.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let kept = pool.run(|dev, _| dev.zeros::<f32>(1000))?;
+    /// assert!(pool.memory_stats().iter().all(|stats| stats.requested >= 4000 && stats.reserved >= stats.in_use));
+    /// # drop(kept);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn memory_stats(&self) -> Vec<MemoryStats> {
+        let stats =
+            |home: &once_cell::sync::OnceCell<_>| home.get().map_or_else(MemoryStats::default, crate::memory::shown);
+        self.shared.homes.iter().map(stats).collect()
+    }
+
+    /// The memory of every device, as [`Device::memory_snapshot`](crate::Device::memory_snapshot) has it.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, MemorySnapshot};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let page = MemorySnapshot::page(&pool.memory_snapshots()?);
+    /// assert!(page.starts_with("<!DOCTYPE html>"));
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn memory_snapshots(&self) -> Result<Vec<MemorySnapshot>> {
+        self.run(|dev, _| Ok(dev.memory_snapshot()))
+    }
+
+    /// Gives all memory that is free back to the drivers, page-locked memory too; how many bytes. See
+    /// [`Device::trim`](crate::Device::trim).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn trim(&self) -> Result<u64> {
+        let devices = self.run(|dev, _| dev.trim())?;
+        Ok(devices.iter().sum::<u64>() + self.shared.pinned.trim())
+    }
+
+    /// The buffers that are live now, by device and by where they were made, if the pool
+    /// [records](crate::Builder::record_memory) (builds with debug assertions do). [`close`](Self::close) writes the same to the
+    /// log, as a warning, when buffers outlive the pool.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(1).record_memory(true).build()?;
+    /// let kept = pool.run(|dev, _| dev.zeros::<u8>(1 << 20))?;
+    /// println!("{}", pool.leaks()?); // 1.0 MiB in 1 buffer still live: zeros at src/main.rs:4:35
+    /// assert_eq!(pool.leaks()?.bytes(), 1 << 20);
+    /// drop(kept);
+    /// assert!(pool.leaks()?.is_empty());
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the pool does not record; as [`run`](Self::run).
+    pub fn leaks(&self) -> Result<LeakReport> {
+        if !self.shared.memory.records() {
+            return Err(Error::invalid("leaks", "this pool does not record its memory (`Builder::record_memory`)"));
+        }
+        let leaks = self.run(|dev, _| Ok(dev.worker.cache.borrow_mut().leaks()))?;
+        Ok(LeakReport { leaks: leaks.into_iter().flatten().collect() })
+    }
+}
