@@ -61,7 +61,7 @@ pub enum Backend {
 /// |---|---|
 /// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
-/// | `GPU_POOL_CHECK` | `races` or `off`: [`check`](Self::check) |
+/// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
 /// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
@@ -165,7 +165,26 @@ impl Builder {
     }
 
     /// Watches the pool's work for mistakes; see [`driver::check`](crate::driver::check). Works on software GPUs and on
-    /// CUDA, needs no device memory, and costs time.
+    /// CUDA, and costs time; [`Check::Races`] needs no device memory, [`Check::Memory`] at least 256 bytes for each buffer.
+    ///
+    /// ```
+    /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, driver::check::Kind, kernel};
+    /// # static MODULE: Module = Module::ptx("");
+    /// kernel! {
+    ///     static OFF_BY_ONE: "off_by_one" in MODULE, fn(x: &mut [f32]) |_| {
+    ///         // SAFETY (which does not hold): the loop should end before `x.len()`.
+    ///         for i in 0..=x.len() { unsafe { *x.as_mut_ptr().add(i) = 1.0 } }
+    ///     }
+    /// }
+    /// let pool = GpuPool::builder().host(1).module(&MODULE).check(Check::Memory).build()?;
+    /// let result = pool.run(|dev, _| {
+    ///     let mut x = dev.zeros::<f32>(1000)?;
+    ///     unsafe { dev.launch(&OFF_BY_ONE, LaunchDims::cover(1000), (&mut x,)) }
+    /// });
+    /// let Err(Error::Misuse { report, .. }) = result else { panic!("the overrun was not seen") };
+    /// assert_eq!((report.kind, report.bytes.clone()), (Kind::OutOfBounds, 4000..4004));
+    /// # Ok::<(), Error>(())
+    /// ```
     pub fn check(mut self, check: Check) -> Self {
         self.check = Some(check);
         self
@@ -254,7 +273,7 @@ impl Builder {
             None => drivers,
         };
         let drivers = match self.check {
-            Some(Check::Races) => check::wrap(drivers),
+            Some(Check::Races | Check::Memory) => check::wrap(drivers),
             Some(Check::Off) | None => drivers,
         };
         let begins = self.faults.clone().filter(|_| self.faults_wait);
@@ -300,7 +319,8 @@ impl Builder {
         if let Some(memory) = self.software_memory {
             configs.iter_mut().for_each(|config| config.memory = memory);
         }
-        let machine = host::MachineConfig { watch_reads: self.check == Some(Check::Races), ..self.machine.clone() };
+        let machine =
+            host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
         let all = host::machine_with(&configs, &machine);
         Ok(self.ordinals(count, "software GPUs")?.into_iter().map(|i| all[i].clone()).collect())
     }
@@ -337,7 +357,8 @@ impl Builder {
         panics::note_places();
         let deadline = self.timeout.unwrap_or(DEFAULT_DEADLINE);
         let id = unique_id();
-        let memory = Settings { deadline, devices: count, ..self.memory.clone() };
+        let audit = self.memory.audit || self.check == Some(Check::Memory);
+        let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
         let link = |(i, driver)| Arc::new(Link::new(id, i, driver, memory.records()));
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

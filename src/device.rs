@@ -186,7 +186,10 @@ impl Device {
         self.check()?;
         let _here = self.worker.link.enter(op, Location::caller());
         let request = Request { op, bytes: len.saturating_mul(size_of::<T>()), align, stream: Some(&self.stream) };
-        Ok(DeviceBuffer::new(self.worker.cache.borrow_mut().allocate(&request)?, len))
+        let mut cache = self.worker.cache.borrow_mut();
+        let block = cache.allocate(&request)?;
+        cache.lay_zone(&block, &self.stream);
+        Ok(DeviceBuffer::new(block, len))
     }
 
     /// A buffer whose contents are unspecified until they are written.

@@ -3,7 +3,10 @@
 //! Every variant that concerns a device names it (its ordinal in the pool) and the operation. `Error` is `Clone`, so
 //! that every member of a poisoned gang can hold the one cause; the place in the user's code is kept where it helps.
 
-use crate::memory::{OutOfMemoryReport, insight::out_of_memory::Indented};
+use crate::{
+    driver::check::{Kind, Report},
+    memory::{OutOfMemoryReport, insight::out_of_memory::Indented},
+};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
 /// `Result` with this crate's [`Error`] unless another is named.
@@ -167,15 +170,16 @@ pub enum Error {
         /// The operation.
         op: &'static str,
     },
-    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation. It did not run.
-    #[error("device {device}: {op} was refused by the checker\n{report}")]
+    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has found,
+    /// after the fact, that something was written out of bounds.
+    #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
     Misuse {
         /// The device.
         device: usize,
         /// The operation.
         op: &'static str,
         /// What is wrong, with both operations and their places.
-        report: Arc<crate::driver::check::Report>,
+        report: Arc<Report>,
     },
     /// Every device waits and nothing is under way that could end a wait: found at once, not after the deadline.
     #[error("deadlock, seen by device {device} in {op}: {who}")]
@@ -244,5 +248,12 @@ impl Error {
 
     pub(crate) fn invalid(op: &'static str, why: impl fmt::Display) -> Self {
         Error::InvalidArgument { op, why: why.to_string() }
+    }
+}
+
+fn what_the_checker_did(op: &str, report: &Report) -> String {
+    match report.kind {
+        Kind::OutOfBounds => format!("the checker has found a mistake at {op}"),
+        _ => format!("{op} was refused by the checker"),
     }
 }

@@ -316,7 +316,8 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread died,
-    /// [`Error::Misuse`] when the checker has refused to give memory back that is in use.
+    /// [`Error::Misuse`] when the checker has refused to give memory back that is in use, or has found that something was
+    /// written out of bounds ([`Check::Memory`](crate::Check::Memory)).
     pub fn close(self) -> Result<()> {
         if on_device_thread() {
             return Err(Error::NestedScope { op: "close" });
@@ -349,7 +350,12 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
         }
     }
     shared.stages.lock().clear();
-    let refused = shared.links.iter().find_map(|link| Some(link.misuse("free", link.take_refused()?)));
+    ended = ended.and(shared.pinned.audit("close"));
+    let refused = shared.links.iter().find_map(|link| {
+        let report = link.take_refused()?;
+        let op = if report.kind == check::Kind::OutOfBounds { "close" } else { "free" };
+        Some(link.misuse(op, report))
+    });
     refused.map_or(ended, Err)
 }
 

@@ -37,13 +37,17 @@ pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
         let near = dev.zeros::<u32>(words)?;
         let lent = Arc::new(dev.zeros::<u32>(words)?);
         dev.synchronize()?;
-        let lent = dev.exchange(lent)?;
+        let (own, lent) = (lent.clone(), dev.exchange(lent)?);
         for round in 1..count {
             let to = (me + round) % count;
             row[to] = Probe { dev, near: &near, far: &lent[to], to, seed: (me * count + to) as u32 }.run()?;
             dev.synchronize()?;
             dev.barrier()?;
         }
+        // Each lets go of its own last, so that it does not depend on time who frees it.
+        drop(lent);
+        dev.barrier()?;
+        drop(own);
         Ok(row)
     })?;
     Ok(rows.into_iter().flatten().collect())

@@ -114,7 +114,7 @@ where
         (Some(error), _) => Err(error),
         (None, Some((_, cause))) => Err(cause.into()),
         (None, None) if withdrawn => Err(Error::Closed.into()),
-        (None, None) => Ok(results),
+        (None, None) => shared.pinned.audit("scope end").map(|()| results).map_err(E::from),
     }
 }
 
@@ -160,7 +160,8 @@ where
         }
     };
     gang.leave(rank);
-    if let Err(error) = worker.drain() {
+    worker.cache.borrow_mut().begin_audit();
+    if let Err(error) = worker.drain().and_then(|()| worker.cache.borrow_mut().audit("scope end")) {
         // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
         // were found out after they had run, are over nevertheless.
         if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {

@@ -3,6 +3,7 @@
 use crate::{
     Machine,
     driver_pool::{self, DriverPool},
+    pace,
     sides::{Contender, Ours, Work},
     support::{Bench, NANOSECONDS, Side},
     trace::Trace,
@@ -19,18 +20,26 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
         if !bench.wants(&case) {
             continue;
         }
-        bench.set_turns(bench.size(3, 1), bench.size(31, 5));
         let trace = Trace::churn(live, least..most, STEPS, live as u64);
         let pool = machine.pool(1);
         let ours = Contender::with(&pool, &trace, |_| Ours);
         let driver = (!machine.software).then(|| Contender::with(&pool, &trace, DriverPool::new));
         let work = Work::Trace(&trace);
+        let most = bench.size(31, 5);
+        // The first turns, which are not counted.
+        pace(bench, most, || {
+            ours.time(1, work, 1, &mut Vec::new());
+            if let Some(driver) = &driver {
+                driver.time(1, work, 1, &mut Vec::new());
+            }
+        });
         let mut peers = Vec::new();
         if let Some(driver) = &driver {
             peers.push(Side::sampling(driver_pool::NAME, move |samples| driver.time(1, work, 1, samples)));
         }
         if let Some(torch) = &machine.torch {
             torch.prepare(&trace, 1);
+            torch.ask("again", 1);
             peers.push(torch.side("again".to_owned(), 1));
         }
         let rounds = bench.size(2, 1);

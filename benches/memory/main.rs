@@ -15,7 +15,7 @@
 //! * `words/is_complete`: asking whether work is over, against `cuEventQuery`
 //!
 //! Operations are nanoseconds each, in batches; medians of many turns. `GPU_POOL_TORCH` names the program that is PyTorch's
-//! side (`benches/peers`); without GPUs there are no peers, and the numbers say what the pool's own books cost.
+//! side (`benches/peers`). On software GPUs the numbers say what the pool's own books cost.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -35,17 +35,22 @@ mod trace;
 mod waste;
 mod words;
 
+use std::time::Instant;
+
 use gpu_pool::{Builder, Check, GpuPool};
 use support::{Bench, Side, Unit, gpus};
 
 /// What a software GPU has: room for every case, and nobody touches it.
 const SOFTWARE_MEMORY: u64 = 96 << 30;
 
+/// What the turns of a slow peer may take.
+const SECONDS: f64 = 3.0;
+
 /// What there is to run on.
 pub struct Machine {
     /// `gpu` or `software`: the first part of every case's name.
     pub kind: &'static str,
-    /// Whether there are no GPUs, and so no peers.
+    /// Whether there are no GPUs, and so no driver.
     pub software: bool,
     /// How many devices.
     pub devices: usize,
@@ -58,10 +63,12 @@ impl Machine {
         let hardware = gpus::count();
         let software = hardware == 0;
         let (kind, devices) = if software { ("software", 4) } else { ("gpu", hardware.min(8)) };
-        let torch = if software { None } else { torch::Torch::start() };
+        let torch = torch::Torch::start();
+        if software {
+            println!("no GPU: software GPUs, and the driver's pool is not among the peers");
+        }
         match &torch {
-            _ if software => println!("no GPU: software GPUs, without peers"),
-            Some(torch) => println!("the peer {} is {}", torch.name, torch.program),
+            Some(torch) => println!("{} is {}", torch.name, torch.program),
             None => println!("GPU_POOL_TORCH is not set: PyTorch's allocator is not among the peers"),
         }
         Machine { kind, software, devices, torch }
@@ -80,6 +87,15 @@ impl Machine {
     pub fn pool(&self, devices: usize) -> GpuPool {
         self.builder(devices).build().expect("the devices can be opened")
     }
+}
+
+/// Sets so many turns as take some seconds, up to `most`; `slowest` is a turn of the slowest side. A peer may be asked to map
+/// gigabytes at each operation.
+pub fn pace(bench: &mut Bench, most: usize, slowest: impl FnOnce()) {
+    let clock = Instant::now();
+    slowest();
+    let turns = SECONDS / clock.elapsed().as_secs_f64().max(1e-6);
+    bench.set_turns(0, (turns as usize).clamp(3, most));
 }
 
 /// Records what is no measurement of time, and the same at every turn.

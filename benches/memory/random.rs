@@ -3,7 +3,7 @@
 use crate::{
     Machine,
     driver_pool::{self, DriverPool},
-    record,
+    pace, record,
     sides::{Contender, Ours, Work},
     support::{Bench, COUNT, FACTOR, NANOSECONDS, Side},
     trace::Trace,
@@ -46,7 +46,13 @@ fn one(bench: &mut Bench, machine: &Machine, [case, calls, held]: [&str; 3], tra
         (torch.name, torch.ask("calls", 0) - before)
     });
 
-    bench.set_turns(1, bench.size(9, 3));
+    // Every side is warm when it is timed.
+    let most = bench.size(9, 3);
+    pace(bench, most, || {
+        if let Some(driver) = &driver {
+            driver.replay(&trace.again);
+        }
+    });
     let mut peers = Vec::new();
     if let Some(driver) = &driver {
         peers.push(Side::sampling(driver_pool::NAME, move |samples| driver.time(1, work, 1, samples)));

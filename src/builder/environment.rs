@@ -19,7 +19,7 @@ impl Builder {
             self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
         }
         if self.check.is_none() {
-            self.check = variable("GPU_POOL_CHECK", "races or off", parse_check)?;
+            self.check = variable("GPU_POOL_CHECK", "races, memory or off", parse_check)?;
             // The crate's own unit tests all test the checker, too.
             if cfg!(test) && self.check.is_none() {
                 self.check = Some(Check::Races);
@@ -100,6 +100,7 @@ fn parse_switch(text: &str) -> Option<bool> {
 fn parse_check(text: &str) -> Option<Check> {
     match text {
         "races" => Some(Check::Races),
+        "memory" => Some(Check::Memory),
         "off" => Some(Check::Off),
         _ => None,
     }

@@ -39,6 +39,51 @@ impl Builder {
         self
     }
 
+    /// How much more memory than the most that was ever in use the pool may take from each device before it moves free memory
+    /// together instead: 1.1 for ten per cent. Default: it moves memory only when the device has no more.
+    ///
+    /// Free memory that lies in pieces cannot serve a request that is larger than each of them, so a pool takes more than
+    /// is ever in use at once. With virtual memory ([`memory_backing`](Self::memory_backing)) pieces can be moved together by
+    /// mapping them anew, 2 to 64 MiB at a time, without a copy; but each of these moves costs the driver calls of an unmapping
+    /// and of a mapping, and the host waits for what streams still do with the pieces. So this is for programs whose
+    /// memory others need, and not for the fastest steps: by default a program that repeats itself makes no driver call
+    /// at all after its first steps.
+    ///
+    /// What it gains, in a simulation of RMM's `random_allocations` (n = 1000), mean of ten seeds: the most that was
+    /// taken as a multiple of the most that was asked for, and the moves when the same operations come again on the same pool.
+    ///
+    /// | largest request | default | 1.25 | 1.15 | 1.1 | 1.05 |
+    /// |---|---|---|---|---|---|
+    /// | 64 MiB | 1.06, none | 1.06, none | 1.06, none | 1.06, none | 1.06, none |
+    /// | 256 MiB | 1.19, none | 1.19, none | 1.15, 40 | 1.14, 92 | 1.13, 112 |
+    /// | 1 GiB | 1.35, none | 1.26, 212 | 1.18, 623 | 1.14, 882 | 1.11, 1178 |
+    /// | 4 GiB | 1.63, none | 1.26, 1816 | 1.17, 3078 | 1.12, 3994 | 1.07, 4873 |
+    ///
+    /// The bound is not kept at any price: where too little that is free can move as a whole, memory is taken nevertheless; and
+    /// without virtual memory nothing moves.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(1).memory_slack(1.1).build()?;
+    /// let stats = pool.run(|dev, _| {
+    ///     let mut pieces: Vec<_> = (0..8).map(|_| dev.zeros::<u8>(4 << 20)).collect::<Result<_, _>>()?;
+    ///     (0..4).for_each(|i| drop(pieces.remove(i))); // every other one
+    ///     let large = dev.zeros::<u8>(12 << 20)?;      // larger than any hole
+    ///     Ok(dev.stats())
+    /// })?;
+    /// assert_eq!(stats[0].reserved, 32 << 20);         // 44 MiB without it
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When it is not a number of at least 1.
+    #[track_caller]
+    pub fn memory_slack(mut self, slack: f64) -> Self {
+        assert!(slack.is_finite() && slack >= 1.0, "{slack} times the memory that is in use");
+        self.memory.slack = Some(slack);
+        self
+    }
+
     /// Where devices' memory comes from (default: virtual memory where there is any that works).
     pub fn memory_backing(mut self, choice: BackingChoice) -> Self {
         self.memory.choice = choice;

@@ -53,6 +53,8 @@ struct Past {
     uses: Uses,
     /// With a checker: what is known of uses that were taken off the list because they were over.
     known: Option<Box<Token>>,
+    /// In steps: who has used it since it was handed out, one bit for each device.
+    devices: u64,
 }
 
 impl Hazards {
@@ -81,7 +83,10 @@ impl Hazards {
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
-        let Past { uses, known } = history.past();
+        let Past { uses, known, devices } = history.past();
+        if stream.link.stepped {
+            *devices |= bit(stream.link.device);
+        }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
             // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
@@ -145,6 +150,18 @@ impl Hazards {
             Token::add(&mut past.known, link.release());
         }
         Ok(())
+    }
+
+    /// In steps: forgets who has used it.
+    pub(crate) fn begin(&self) {
+        if let Some(past) = &mut self.0.lock().0 {
+            past.devices = 0;
+        }
+    }
+
+    /// In steps: whether a device other than `own` has used it since [`begin`](Self::begin).
+    pub(crate) fn was_lent(&self, own: usize) -> bool {
+        self.0.lock().0.as_ref().is_some_and(|past| past.devices & !bit(own) != 0)
     }
 
     /// Whether a host access would have to wait, as far as is known without asking the driver.
@@ -211,7 +228,7 @@ impl History {
     /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
     pub(crate) fn settle(&mut self) -> Tenants {
         let Some(past) = &mut self.0 else { return Tenants::Nobody };
-        let Past { uses, known } = &mut **past;
+        let Past { uses, known, .. } = &mut **past;
         uses.retain(|last| {
             let over = !last.stream.link.stepped && last.stream.is_over(last.sequence);
             if over {
@@ -302,12 +319,12 @@ impl Payload for History {
         });
         let known = past.known.clone();
         let blank = later.is_empty() && known.is_none();
-        History((!blank).then(|| Box::new(Past { uses: later, known })))
+        History((!blank).then(|| Box::new(Past { uses: later, known, devices: 0 })))
     }
 
     fn join(&mut self, at: usize, later: Self) {
         let Some(later) = later.0 else { return };
-        let Past { uses, known } = self.past();
+        let Past { uses, known, .. } = self.past();
         Token::add(known, later.known);
         for mut last in later.uses {
             last.bytes = last.bytes.start + at..last.bytes.end + at;
@@ -317,6 +334,11 @@ impl Payload for History {
             merge(uses);
         }
     }
+}
+
+/// There are at most 64 software GPUs in a pool.
+fn bit(device: usize) -> u64 {
+    1 << (device % 64)
 }
 
 impl Use {

@@ -4,7 +4,7 @@ use super::{
     DeviceCopy,
     backing::Trial,
     block::{BlockRef, ChunkKind},
-    cache::{Cache, Request, Settings},
+    cache::{Cache, Request, Settings, audit},
     fits_blocks,
     hazard::Access,
     link::Link,
@@ -112,15 +112,25 @@ pub(crate) struct PinnedPool {
 impl PinnedPool {
     pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
         let settings = Settings { limit: None, ..settings.clone() };
-        let cache = Cache::new(&links[0], ChunkKind::Pinned, false, &settings, Trial::default())?;
+        let cache = Self::cache(&links[0], &settings)?;
         Ok(PinnedPool { links: links.to_vec(), cache: Mutex::new((0, cache)), settings })
+    }
+
+    fn cache(link: &Arc<Link>, settings: &Settings) -> Result<Cache> {
+        let mut cache = Cache::new(link, ChunkKind::Pinned, false, settings, Trial::default())?;
+        cache.audited(None);
+        Ok(cache)
     }
 
     /// A block that nobody uses any more.
     pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<BlockRef> {
+        self.look();
         let block = self.allocate(op, bytes)?;
         // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
         block.hazards.wait_host(&block.link, op, Access::Write, self.settings.deadline)?;
+        if self.settings.audit {
+            self.cache.lock().1.lay_zone_here(&block);
+        }
         Ok(block)
     }
 
@@ -137,12 +147,38 @@ impl PinnedPool {
             match next {
                 Some(next) => {
                     *of = next;
-                    *cache = Cache::new(&self.links[next], ChunkKind::Pinned, false, &self.settings, Trial::default())?;
+                    *cache = Self::cache(&self.links[next], &self.settings)?;
                 }
                 // All are lost; the driver says so.
                 None => return cache.allocate(&request),
             }
         }
+    }
+
+    /// With red zones: looks at those of the buffers that were dropped and that nothing uses any more.
+    fn look(&self) {
+        if !self.settings.audit {
+            return;
+        }
+        let held = self.cache.lock().1.held();
+        for block in held {
+            let (link, hazards) = (&block.link, &block.hazards);
+            // In steps nothing may depend on what happens to be over.
+            if hazards.in_flight() && !link.stepped {
+                self.cache.lock().1.hold(block);
+                continue;
+            }
+            // With a checker, the host has to have waited to know it. Not under the lock, which others may want meanwhile.
+            let over = hazards.wait_host(link, "audit", Access::Write, self.settings.deadline).is_ok();
+            let found = if over { audit::look_here(&block) } else { None };
+            self.cache.lock().1.looked_at(block, found);
+        }
+    }
+
+    /// What was found in red zones.
+    pub(crate) fn audit(&self, op: &'static str) -> Result<()> {
+        self.look();
+        if self.settings.audit { self.cache.lock().1.verdict(op) } else { Ok(()) }
     }
 
     /// Gives back what is free; how many bytes.

@@ -131,7 +131,8 @@ impl Worker {
         let neighbour = &shared.links[(device + 1) % shared.devices()];
         let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
         let trial = Trial { stream: Some(main.raw), peer };
-        let cache = Cache::new(&link, ChunkKind::Device, true, &shared.memory, trial)?;
+        let mut cache = Cache::new(&link, ChunkKind::Device, true, &shared.memory, trial)?;
+        cache.audited(Some(&main));
         let _ = shared.homes[device].set(cache.home.clone());
         let worker = Worker {
             main,

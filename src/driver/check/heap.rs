@@ -154,6 +154,11 @@ impl Heap {
         }
     }
 
+    /// The block that starts here, or was the last to.
+    pub fn block(&self, address: Address) -> Option<&Owned> {
+        self.blocks.get(&address).map(|block| &*block.owned)
+    }
+
     fn chunk_at(&self, address: Address) -> Option<&Chunk> {
         holding(&self.chunks, address, |chunk| chunk.range().end)
     }

@@ -80,6 +80,16 @@ pub enum Check {
     Off,
     /// Accesses that no stream, event or wait of the host orders, and their kin.
     Races,
+    /// The same, and writes past the end of a buffer. The pool leaves a red zone of 256 bytes or more behind every buffer and
+    /// looks at it when the buffer has been dropped; and it fills what was dropped with the byte `0xCB`, so that whoever reads
+    /// it all the same finds no plausible numbers. It tells what was overwritten ([`Kind::OutOfBounds`]) when the scope ends,
+    /// or when the pool is closed; an operation is not refused, since what a kernel does with its arguments cannot be known
+    /// before it has run.
+    ///
+    /// A buffer counts as dropped when its device's thread has seen it. Buffers that outlive their pool, and managed memory
+    /// ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at. Costs, besides what `Races` does, the memory, two fills
+    /// and a copy for each buffer.
+    Memory,
 }
 
 /// Puts one checker around all of these devices. Those that have one already stay as they are.
@@ -125,6 +135,11 @@ impl Checker {
     /// A pool hands out a block of memory that it has from the driver. Without `zeroed`, its bytes count as unwritten.
     pub(crate) fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {
         self.state.lock().heap.hand_out(address..address + bytes as u64, device, zeroed);
+    }
+
+    /// The buffer that starts here, or was the last to: for reports of others.
+    pub(crate) fn buffer(&self, address: Address) -> Option<Allocation> {
+        self.state.lock().heap.block(address).map(note::allocation)
     }
 
     /// The block that starts here is at rest again.

@@ -23,6 +23,8 @@ pub enum Kind {
     UnrecordedEvent,
     /// A kernel wrote through an argument that it declares as read.
     WrongDeclaration,
+    /// Bytes behind the end of a buffer were written: found after the fact, by [`Check::Memory`](super::Check::Memory).
+    OutOfBounds,
 }
 
 /// One operation, as far as it concerns a report.
@@ -62,7 +64,8 @@ pub struct Report {
     /// What kind of mistake.
     pub kind: Kind,
     /// The operation that was refused; or, where the raising of a flag was refused since it does not order what it was
-    /// hoped to, the later of the two that it leaves in conflict.
+    /// hoped to, the later of the two that it leaves in conflict. Of a write out of bounds, where it was found: who wrote is not
+    /// known.
     pub now: Deed,
     /// The earlier one that it conflicts with.
     pub before: Option<Deed>,
@@ -137,6 +140,7 @@ impl fmt::Display for Report {
             Kind::UninitializedRead => "read of bytes that nobody has written",
             Kind::UnrecordedEvent => "wait for an event that was never recorded",
             Kind::WrongDeclaration => "write through an argument that is declared as read",
+            Kind::OutOfBounds => "write out of bounds",
         })?;
         if !self.bytes.is_empty() {
             let Range { start, end } = self.bytes;
@@ -153,7 +157,8 @@ impl fmt::Display for Report {
                 None => write!(f, ": {} bytes at {start:#x}", end - start)?,
             }
         }
-        let deeds = [("now:    ", Some(&self.now)), ("before: ", self.before.as_ref())];
+        let now = (self.kind != Kind::OutOfBounds).then_some(&self.now);
+        let deeds = [("now:    ", now), ("before: ", self.before.as_ref())];
         let lines = deeds.map(|(label, deed)| {
             deed.map(|deed| (format!("{label}{} on {}", What(deed, self.kind), Where(deed)), deed))
         });

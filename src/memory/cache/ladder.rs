@@ -15,6 +15,7 @@ use crate::{
         LeakReport,
         backing::Mapping,
         block::{Block, ChunkKind, let_go},
+        hazard::History,
     },
     plant::Bug,
 };
@@ -35,7 +36,7 @@ const RUNGS: [(&str, Rung); 6] = [
     }),
     ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
     ("asked the driver for more", Cache::grow),
-    ("moved free memory together", Cache::gather),
+    ("moved free memory together", |cache, request, need| cache.gather(request, cache.room(request, need.least), true)),
     ("waited for work on freed memory", |cache, request, _| cache.wait(request)),
     ("gave free memory back and asked again", Cache::exchange),
 ];
@@ -61,6 +62,7 @@ impl Cache {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
+            self.patient = true;
             if self.can_be_had(need.least) {
                 for (name, rung) in RUNGS {
                     tried.push(name);
@@ -123,6 +125,22 @@ impl Cache {
         let more = self.room(request, good) - need;
         // A little more than is missing, so that a pool which grows in small steps makes few calls.
         let more = more.max((self.backing.reserved() / 32).min(UNIT) / GRANULE * GRANULE);
+        if let Some(slack) = self.settings.slack {
+            // What a request would take beyond the bound is no more than what there is where memory is short.
+            let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
+            let bound = (most as u64).next_multiple_of(GRANULE);
+            match self.map_within(request.op, need, bound) {
+                Err(Error::OutOfMemory { .. }) => {}
+                mapped => return mapped,
+            }
+            // In steps nothing may depend on what happens to be over.
+            for wait in [self.link.stepped, true] {
+                self.gather(request, need, wait)?;
+                if self.heap.largest_free() >= need {
+                    return Ok(());
+                }
+            }
+        }
         match self.map(request.op, need + more) {
             Err(Error::OutOfMemory { .. }) if more > 0 => self.map(request.op, need),
             done => done,
@@ -131,13 +149,20 @@ impl Cache {
 
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
-        let budget = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.backing.reserved()));
+        self.map_within(op, need, u64::MAX)
+    }
+
+    /// The same, unless more than `most` bytes would be the pool's then.
+    fn map_within(&mut self, op: &'static str, need: u64, most: u64) -> Result<()> {
+        let left = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
+        let budget = left / GRAIN as u64 * GRAIN as u64;
         // Single allocations neither grow nor move, so a small one would be of little use.
-        let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget / GRAIN as u64 * GRAIN as u64) };
+        let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
         // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
         let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
-        let heap = &self.heap;
-        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        let (heap, own) = (&self.heap, self.link.device);
+        // What a lost device may use for ever does not count.
+        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         let mapped = self.backing.grow(need, unit, budget, &free);
         self.add(self.link.check(op, mapped)?);
         Ok(())
@@ -155,8 +180,8 @@ impl Cache {
     }
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
-    fn gather(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
-        let need = self.room(request, need.least);
+    /// What is not over is waited for, or stays.
+    fn gather(&mut self, request: &Request<'_>, need: u64, wait: bool) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
         }
@@ -166,13 +191,14 @@ impl Cache {
         let mut units = Vec::new();
         for (region, range) in ranges {
             for unit in self.backing.units_in(region, range) {
-                if self.is_over(request.op, region, &unit, true) {
+                if self.is_over(request.op, region, &unit, wait) {
                     units.push((region, unit));
                 }
             }
         }
-        let heap = &self.heap;
-        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        let (heap, own) = (&self.heap, self.link.device);
+        // What a lost device may use for ever does not count.
+        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         // SAFETY: the units are free, and their uses are over, on every device.
         let moved = unsafe { self.backing.move_units(&units, need, &free) };
         for (region, unit) in moved.from {
@@ -198,7 +224,7 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
         let over = self.link.planted(Bug::ChunkReleasedEarly)
-            || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
+            || if wait && self.patient { self.outlast(op, &past) } else { past.all_completed() };
         if over {
             self.link.acquire(past.known());
         }
@@ -206,13 +232,29 @@ impl Cache {
         over
     }
 
+    /// Waits for all uses. A stream that is stuck is waited for once, not for every block that it has used.
+    fn outlast(&mut self, op: &'static str, past: &History) -> bool {
+        let waited = past.wait_all(op, self.settings.deadline);
+        self.patient = !matches!(waited, Err(Error::Timeout { .. }));
+        waited.is_ok()
+    }
+
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let limit = self.settings.deadline;
+        if !self.patient {
+            return Ok(());
+        }
         let own = self.link.device;
         let heap = self.heap.free_payloads_mut();
         let small = self.small.at_rest().map(|block| block.hazards.history());
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
-            past.wait_all(request.op, limit)?;
+            match past.wait_all(request.op, limit) {
+                Err(Error::Timeout { .. }) => {
+                    self.patient = false;
+                    break;
+                }
+                waited => waited?,
+            }
             past.settle();
         }
         self.collect();
@@ -272,6 +314,9 @@ impl Drop for Cache {
     fn drop(&mut self) {
         let home = self.home.clone();
         for block in home.returns.close() {
+            self.put(block);
+        }
+        for block in self.end_audit() {
             self.put(block);
         }
         if let Some(ledger) = &self.ledger

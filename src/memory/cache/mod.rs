@@ -17,6 +17,7 @@
 //!
 //! **Short of memory**, `ladder` has the order in which everything is tried.
 
+pub(super) mod audit;
 mod classes;
 mod ladder;
 mod small;
@@ -32,6 +33,7 @@ use super::{
     stats::MemoryStats,
 };
 use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
+use audit::Audit;
 use classes::{ALIGN, SMALL};
 use ladder::Need;
 use small::Small;
@@ -77,6 +79,8 @@ impl fmt::Debug for OnOutOfMemory {
 pub(crate) struct Settings {
     /// The most that may be taken from each device.
     pub(crate) limit: Option<MemoryLimit>,
+    /// What may be taken, as a multiple of the most that was ever in use, before free memory is moved instead.
+    pub(crate) slack: Option<f64>,
     /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
@@ -84,6 +88,8 @@ pub(crate) struct Settings {
     pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
     /// Keep account of call sites and of what happened.
     pub(crate) record: Option<bool>,
+    /// Red zones and poison.
+    pub(crate) audit: bool,
     /// Devices of the pool, each of which has a lane for what it frees.
     pub(crate) devices: usize,
 }
@@ -117,8 +123,11 @@ pub(crate) struct Cache {
     heap: Heap<History>,
     small: Small,
     spare: Vec<Box<Block>>,
+    /// While memory is looked for: no stream was found stuck so far.
+    patient: bool,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
+    audit: Option<Box<Audit>>,
 }
 
 impl Cache {
@@ -142,8 +151,10 @@ impl Cache {
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
+            patient: true,
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
+            audit: None,
         })
     }
 
@@ -158,8 +169,9 @@ impl Cache {
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
     #[inline]
     pub(crate) fn allocate(&mut self, request: &Request<'_>) -> Result<BlockRef> {
-        let block = if request.bytes <= SMALL && request.align <= ALIGN {
-            let class = classes::class(request.bytes);
+        let bytes = self.with_zone(request.bytes);
+        let block = if bytes <= SMALL && request.align <= ALIGN {
+            let class = classes::class(bytes);
             match self.small.pop(class, request.stream.map(|stream| stream.id)) {
                 Some(block) => block,
                 None => self.small_miss(class, request)?,
@@ -195,7 +207,11 @@ impl Cache {
     }
 
     #[inline]
-    fn sort_in(&mut self, block: Box<Block>, remote: bool) {
+    fn sort_in(&mut self, mut block: Box<Block>, remote: bool) {
+        if let Some(audit) = &mut self.audit {
+            let Some(looked_at) = audit.returned(block, remote) else { return };
+            block = looked_at;
+        }
         self.stats.in_use -= block.bytes as u64;
         self.stats.requested -= block.requested as u64;
         if let Some(ledger) = &mut self.ledger {
@@ -204,7 +220,6 @@ impl Cache {
         match block.place {
             Place::Slab(slab) => self.small.put(slab, block),
             Place::Piece { piece, .. } => {
-                let mut block = block;
                 let history = block.hazards.history();
                 history.settle();
                 self.heap.free(piece, history.hand_on());
@@ -236,15 +251,15 @@ impl Cache {
         {
             return Ok(block);
         }
-        if let Some(block) = self.small.pop_free(class, request.stream) {
-            self.stats.steals += 1;
+        if let Some((block, anothers)) = self.small.pop_free(class, request.stream) {
+            self.stats.steals += u64::from(anothers);
             return Ok(block);
         }
         if let Some(block) = self.cut(class) {
             return Ok(block);
         }
         let free = |past: &History, room, bytes| past.free_place(request.stream, room, bytes);
-        if self.add_slab(class, free)
+        if self.add_slab(class, false, free)
             && let Some(block) = self.cut(class)
         {
             return Ok(block);
@@ -255,10 +270,12 @@ impl Cache {
             None => {
                 let least = classes::bytes(class).next_multiple_of(GRAIN);
                 self.climb(request, Need { least, good: self.small.next_slab(class) }, |cache| {
-                    if let Some(block) = cache.small.pop_free(class, request.stream) {
+                    if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
                         return Some(block);
                     }
-                    if cache.add_slab(class, free) || cache.add_slab(class, |past, room, _| usable(past, own, room)) {
+                    if cache.add_slab(class, true, free)
+                        || cache.add_slab(class, true, |past, room, _| usable(past, own, room))
+                    {
                         return cache.cut(class);
                     }
                     cache.small.steal(class, own)
@@ -286,12 +303,17 @@ impl Cache {
     fn add_slab(
         &mut self,
         class: usize,
+        thoroughly: bool,
         mut place: impl FnMut(&History, Range<usize>, usize) -> Option<usize>,
     ) -> bool {
         let least = classes::bytes(class).next_multiple_of(GRAIN);
         let mut bytes = self.small.next_slab(class);
         loop {
-            if let Some(taken) = self.heap.allocate_in(bytes, ALIGN, &mut place) {
+            let taken = match thoroughly {
+                true => self.heap.allocate_thoroughly(bytes, ALIGN, &mut place),
+                false => self.heap.allocate_in(bytes, ALIGN, &mut place),
+            };
+            if let Some(taken) = taken {
                 let region = self.regions[&taken.region].clone();
                 self.small.add(class, taken.piece, region, (taken.address, taken.bytes), taken.payload);
                 return true;
@@ -304,7 +326,7 @@ impl Cache {
     }
 
     fn large(&mut self, request: &Request<'_>) -> Result<Box<Block>> {
-        let (bytes, align) = (request.bytes.max(1), request.align);
+        let (bytes, align) = (self.with_zone(request.bytes).max(1), request.align);
         if self.stats.allocations.is_multiple_of(LOOK) {
             self.collect();
         }
@@ -322,8 +344,8 @@ impl Cache {
                 let taken = match found {
                     Some(taken) => taken,
                     None => self.climb(request, Need { least: bytes, good: bytes }, |cache| {
-                        let found = cache.heap.allocate_in(bytes, align, free);
-                        found.or_else(|| cache.heap.allocate_in(bytes, align, with_a_wait))
+                        let found = cache.heap.allocate_thoroughly(bytes, align, free);
+                        found.or_else(|| cache.heap.allocate_thoroughly(bytes, align, with_a_wait))
                     })?,
                 };
                 self.count(taken.payload.waits_for(request.stream));

@@ -61,28 +61,31 @@ impl Small {
         Small { classes, slabs: Vec::new(), vacant: Vec::new(), empty: 0 }
     }
 
-    /// A block that this stream used last.
+    /// A block that this stream used last, or that nobody uses.
     #[inline]
     pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
         let own = stream.map_or(Tenants::Nobody, Tenants::Stream);
         let lists = &mut self.classes[class].lists;
-        let at = lists.iter().position(|list| list.tenants == own)?;
-        lists[at].blocks.pop_back().inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+        let mut last_of = |tenants| lists.iter_mut().find(|list| list.tenants == tenants)?.blocks.pop_back();
+        let block = last_of(own).or_else(|| last_of(Tenants::Nobody))?;
+        Self::wake(&mut self.slabs, &mut self.empty, &block);
+        Some(block)
     }
 
-    /// A block that `stream` need not wait for; it may be another's.
-    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
+    /// A block that `stream` need not wait for, and whether it was another's.
+    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<(Box<Block>, bool)> {
         let mut found = None;
         for list in &mut self.classes[class].lists {
             let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
-            if list.tenants == Tenants::Nobody || list.blocks.front_mut().is_some_and(is_free) {
-                found = list.blocks.pop_front();
+            let anothers = list.tenants != Tenants::Nobody;
+            if !anothers || list.blocks.front_mut().is_some_and(is_free) {
+                found = list.blocks.pop_front().map(|block| (block, anothers));
             }
             if found.is_some() {
                 break;
             }
         }
-        found.inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+        found.inspect(|(block, _)| Self::wake(&mut self.slabs, &mut self.empty, block))
     }
 
     /// Any block that does not need a lost peer: the stream will wait for its last users.

@@ -38,6 +38,22 @@ impl<P: Payload> Heap<P> {
         Some(self.carve(id, grains, front))
     }
 
+    /// The same, looking at every free range, the lowest list first: for those who have found nothing.
+    pub(crate) fn allocate_thoroughly(
+        &mut self,
+        bytes: usize,
+        align: usize,
+        mut place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
+    ) -> Option<Taken<P>> {
+        let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).ok()?;
+        let (id, front) = {
+            let lists = std::iter::successors(self.bins.next(bins::floor(grains)), |list| self.bins.next(list + 1));
+            let mut ranges = lists.flat_map(|list| self.list(list));
+            ranges.find_map(|id| Some((id, self.fit(id, grains, align as u64, &mut place)?)))?
+        };
+        Some(self.carve(id, grains, front))
+    }
+
     /// Keeps the first `bytes` of a live piece; the rest becomes free, with what is known of it.
     pub(crate) fn shrink(&mut self, piece: Piece, bytes: usize, rest: P) {
         let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).unwrap_or(u32::MAX);
@@ -77,7 +93,6 @@ impl<P: Payload> Heap<P> {
         align: u64,
         mut place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
     ) -> Option<(u32, u32)> {
-        let bytes = grains as usize * Self::GRAIN;
         // From the list `sure` on every range is long enough wherever it begins. In those before it half of the looks
         // may be spent, so that there are some left for a list that cannot disappoint.
         let sure = bins::ceil(u64::from(grains) + (align / nodes::GRAIN).saturating_sub(1));
@@ -89,19 +104,11 @@ impl<P: Payload> Heap<P> {
             let mut id = self.bins.head(list);
             while few > 0 && id != NONE {
                 let node = &self.nodes[id];
-                let (payload, room) = (&self.payloads[id as usize], node.bytes() as usize);
-                let mut front = gap(node.address, align);
-                // The place that is named need not be aligned.
-                while u64::from(grains) + front <= u64::from(node.grains) {
-                    let Some(at) = place(payload, front as usize * Self::GRAIN..room, bytes) else { break };
-                    let at = (at as u64).div_ceil(nodes::GRAIN);
-                    let aligned = at + gap(node.address + at * nodes::GRAIN, align);
-                    if aligned == front || aligned == at && at + u64::from(grains) <= u64::from(node.grains) {
-                        return Some((id, aligned as u32));
-                    }
-                    front = aligned;
+                let after = node.list_after;
+                if let Some(front) = self.fit(id, grains, align, &mut place) {
+                    return Some((id, front));
                 }
-                id = node.list_after;
+                id = after;
                 few -= 1;
                 looks -= 1;
             }
@@ -110,6 +117,31 @@ impl<P: Payload> Heap<P> {
             }
             list = self.bins.next(if looks == keep { sure } else { list + 1 })?;
         }
+    }
+
+    /// Where in a free range a piece may begin, in grains from its start.
+    #[inline]
+    fn fit(
+        &self,
+        id: u32,
+        grains: u32,
+        align: u64,
+        place: &mut impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
+    ) -> Option<u32> {
+        let node = &self.nodes[id];
+        let (payload, room, bytes) =
+            (&self.payloads[id as usize], node.bytes() as usize, grains as usize * Self::GRAIN);
+        let mut front = gap(node.address, align);
+        // The place that is named need not be aligned.
+        while u64::from(grains) + front <= u64::from(node.grains) {
+            let at = (place(payload, front as usize * Self::GRAIN..room, bytes)? as u64).div_ceil(nodes::GRAIN);
+            let aligned = at + gap(node.address + at * nodes::GRAIN, align);
+            if aligned == at && at + u64::from(grains) <= u64::from(node.grains) {
+                return Some(aligned as u32);
+            }
+            front = aligned;
+        }
+        None
     }
 
     /// Cuts a piece out of a free range that is long enough.
