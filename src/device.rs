@@ -11,6 +11,7 @@ use crate::{
         AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
         cache::{self, Request},
         hazard::Access,
+        pinned::Near,
     },
     runtime::{gang::Gang, worker::Worker},
     stream::StreamCore,
@@ -282,7 +283,7 @@ impl Device {
     /// [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.worker.shared.pinned.buffer("pinned", len)
+        self.worker.shared.pinned.buffer("pinned", len, Near::Device(self.index()))
     }
 
     /// A copy of page-locked memory; does not wait. `src` may be dropped at once; its next

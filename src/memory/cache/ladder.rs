@@ -163,8 +163,20 @@ impl Cache {
         let (heap, own) = (&self.heap, self.link.device);
         // What a lost device may use for ever does not count.
         let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
-        let mapped = self.backing.grow(need, unit, budget, &free);
-        self.add(self.link.check(op, mapped)?);
+        let backing = &mut self.backing;
+        let mut grow = || backing.grow(need, unit, budget, &free);
+        let mapped = match self.settings.node {
+            None => grow(),
+            Some(node) => node.near(grow),
+        };
+        let mapped = self.link.check(op, mapped)?;
+        if let Some(node) = self.settings.node {
+            for fresh in &mapped {
+                // SAFETY: page-locked memory that has just come, zeroed, from the driver.
+                unsafe { node.take(fresh.address as *mut u8, fresh.bytes as usize) };
+            }
+        }
+        self.add(mapped);
         Ok(())
     }
 

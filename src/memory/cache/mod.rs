@@ -30,6 +30,7 @@ use super::{
     heap::{Heap, Taken},
     insight::ledger::{self, Ledger},
     link::Link,
+    numa::Node,
     stats::MemoryStats,
 };
 use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
@@ -81,6 +82,8 @@ pub(crate) struct Settings {
     pub(crate) limit: Option<MemoryLimit>,
     /// What may be taken, as a multiple of the most that was ever in use, before free memory is moved instead.
     pub(crate) slack: Option<f64>,
+    /// Where page-locked memory is to lie.
+    pub(crate) node: Option<Node>,
     /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
