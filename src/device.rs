@@ -13,7 +13,10 @@ use crate::{
         hazard::Access,
         pinned::Near,
     },
-    runtime::{gang::Gang, worker::Worker},
+    runtime::{
+        gang::Gang,
+        worker::{Further, Worker},
+    },
     stream::StreamCore,
 };
 use smallvec::SmallVec;
@@ -381,7 +384,8 @@ impl Device {
     pub fn stream(&self) -> Result<Stream> {
         self.not_in_graph("stream")?;
         self.check()?;
-        Ok(Stream { core: self.worker.stream()?, stays: PhantomData })
+        let Further { core, held } = self.worker.stream()?;
+        Ok(Stream { core, held })
     }
 
     /// This device, working on `stream`.

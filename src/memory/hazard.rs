@@ -259,12 +259,26 @@ impl History {
         !self.is_free_for(stream)
     }
 
+    /// The first position in `room` from which on `bytes` bytes are used by no device that is lost, other than `own`: waiting for
+    /// it can only fail.
+    pub(crate) fn usable_place(&self, own: usize, room: Range<usize>, bytes: usize) -> Option<usize> {
+        if !self.names_lost_peer(own) {
+            return Some(room.start);
+        }
+        self.place_beside(room, bytes, |last| last.stream.link.device != own && last.stream.link.is_lost())
+    }
+
     /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
     pub(crate) fn free_place(&self, stream: Option<&StreamCore>, room: Range<usize>, bytes: usize) -> Option<usize> {
         if self.0.is_none() {
             return Some(room.start);
         }
-        let busy = self.uses().iter().filter(|last| !last.is_over_for(stream));
+        self.place_beside(room, bytes, |last| !last.is_over_for(stream))
+    }
+
+    /// The first position from which on `bytes` bytes have no such use.
+    fn place_beside(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
+        let busy = self.uses().iter().filter(|last| is_busy(last));
         let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
         busy.sort_unstable_by_key(|bytes| bytes.start);
         let mut at = room.start;
@@ -335,7 +349,8 @@ impl Payload for History {
             uses.push(last);
         }
         if uses.len() > MERGE_ABOVE {
-            merge(uses);
+            self.settle();
+            merge(&mut self.past().uses);
         }
     }
 }
