@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Runs the packed benches on a GPU machine, where there is no Rust toolchain:
 #
-#   . .gpu/env.sh; benches/run-gpu.sh [bench...]      default: scope copy launch check predict build data_parallel ring
+#   . .gpu/env.sh; benches/run-gpu.sh [bench...]      default: scope copy launch check predict build data_parallel ring memory
+#
+# For `memory`, PyTorch's side is built here from benches/peers/torch_allocator.cpp, with the headers and libraries of the torch
+# that python3 has; if that fails, the Python face stands in for it, and the output says so.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;
-# all limits together are under 8 minutes, and the whole takes about 3 on 8 x H200.
+# all limits together are under 8 minutes without `memory`, whose own is 3 more, and the whole takes about 3 without it on
+# 8 x H200.
 set -uo pipefail
 
 : "${OUT:=benches/results}"
 mkdir -p "$OUT"
 benches=("$@")
-[ ${#benches[@]} -gt 0 ] || benches=(scope copy launch check predict build data_parallel ring)
+[ ${#benches[@]} -gt 0 ] || benches=(scope copy launch check predict build data_parallel ring memory)
 
 if [ -z "${GPU_POOL_MACHINE:-}" ]; then
   GPU_POOL_MACHINE=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null |
@@ -25,13 +29,56 @@ limit() {
   case "$1" in
     build) echo 150 ;;
     data_parallel) echo 90 ;;
+    memory) echo 180 ;;
     *) echo 50 ;;
   esac
 }
 
+# Where python3's torch has its headers and libraries, and those of the CUDA runtime it was built for: flags for a compiler.
+torch_flags() {
+  python3 - <<'PYTHON'
+import glob, os
+import torch
+
+home = os.path.dirname(torch.__file__)
+site = os.path.dirname(home)
+cuda = [f"{site}/nvidia/cu{torch.version.cuda.split('.')[0]}", f"{site}/nvidia/cuda_runtime", "/usr/local/cuda"]
+headers = [f"{home}/include"] + [f"{root}/include" for root in cuda]
+libraries = [f"{home}/lib"] + [path for root in cuda for path in (f"{root}/lib", f"{root}/lib64")]
+runtime = [file for path in libraries for file in sorted(glob.glob(f"{path}/libcudart.so*"))]
+flags = [f"-I{path}" for path in headers if os.path.isdir(path)]
+for path in filter(os.path.isdir, libraries):
+    flags += [f"-L{path}", f"-Wl,-rpath,{path}"]
+flags += ["-lc10_cuda", "-lc10", runtime[0] if runtime else "-lcudart"]
+flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+print(" ".join(flags))
+PYTHON
+}
+
+# PyTorch's side of `memory`: the first program that allocates and frees.
+torch_side() {
+  local here built flags
+  here=$(dirname "${BASH_SOURCE[0]}")/peers
+  built=$(mktemp -d)/torch_allocator
+  # The flags are words.
+  # shellcheck disable=SC2086
+  if flags=$(torch_flags) && g++ -std=c++20 -O2 "$here/torch_allocator.cpp" -o "$built" $flags -pthread && allocates "$built"; then
+    echo "$built"
+  elif allocates python3 "$here/torch_allocator.py"; then
+    echo "$here/torch_allocator.py"
+  fi
+}
+
+allocates() { [[ $(echo "pair:4096:1 10" | timeout 60 "$@") =~ ^[0-9.]+$ ]]; }
+
 failed=()
 for bench in "${benches[@]}"; do
   rm -f "$OUT/$bench.json"
+  if [ "$bench" = memory ] && [ -z "${GPU_POOL_TORCH:-}" ]; then
+    GPU_POOL_TORCH=$(torch_side 2>"$OUT/torch_allocator.log")
+    export GPU_POOL_TORCH
+    [[ $GPU_POOL_TORCH == *.py || -z $GPU_POOL_TORCH ]] && { echo "torch_allocator.cpp was not built:"; tail -n 20 "$OUT/torch_allocator.log"; }
+  fi
   start=$SECONDS
   timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
   code=${PIPESTATUS[0]}

@@ -5,6 +5,7 @@ use crate::{
     Event, Stream,
     driver::DeviceInfo,
     error::{Error, Result},
+    graph::recording::Recording,
     kernel::{Args, Kernel, Signature},
     memory::{
         AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
@@ -12,7 +13,10 @@ use crate::{
         hazard::Access,
         pinned::Near,
     },
-    runtime::{gang::Gang, worker::Worker},
+    runtime::{
+        gang::Gang,
+        worker::{Further, Worker},
+    },
     stream::StreamCore,
 };
 use smallvec::SmallVec;
@@ -53,6 +57,8 @@ pub struct Device {
     pub(crate) session: Rc<Session>,
     pub(crate) stream: Arc<StreamCore>,
     pub(crate) ordered: bool,
+    /// While it captures a graph.
+    pub(crate) recording: Option<Rc<Recording>>,
 }
 
 /// A device's part in one scope.
@@ -92,6 +98,7 @@ impl Device {
             session: Rc::new(Session { gang: gang.clone(), rank, calls: Cell::new(0) }),
             stream: worker.main.clone(),
             ordered: true,
+            recording: None,
         }
     }
 
@@ -148,6 +155,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`].
+    #[inline]
     pub fn check(&self) -> Result<()> {
         self.session.gang.check()
     }
@@ -161,7 +169,7 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn zeros<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let mut op = self.op("zeros")?;
+        let mut op = self.op_in_graph("zeros")?;
         let mut buffer = self.allocate("zeros", len)?;
         let view = op.writes(&mut buffer)?;
         // SAFETY: the view lies in a live block of this device, ordered and noted by `op`.
@@ -339,7 +347,7 @@ impl Device {
         S: CopySource + ?Sized,
         D: AsViewMut<Elem = S::Elem> + ?Sized,
     {
-        let mut op = self.op("copy")?;
+        let mut op = self.op_in_graph("copy")?;
         let (src, dst) = (src.source(), dst.view_mut());
         op.same_len(src.len(), dst.len())?;
         let here = |device: Option<usize>| device.is_none_or(|d| d == self.index());
@@ -347,6 +355,12 @@ impl Device {
         let foreign = here(from) || here(to);
         op.touch(src.block, src.bytes(), Access::Read, foreign)?;
         op.touch(dst.block, dst.bytes(), Access::Write, foreign)?;
+        if let Some(recording) = &self.recording
+            && let Some(other) =
+                from.into_iter().chain(to).find(|&other| !self.worker.shared.is_direct(self.index(), other))
+        {
+            return Err(recording.refuse("copy", &format!("one with device {other} has to be staged")));
+        }
         let done = crate::copy::peer::copy(
             self,
             dst.address(),
@@ -355,6 +369,7 @@ impl Device {
             from.unwrap_or(self.index()),
             src.bytes().len(),
         );
+        op.done(&done);
         op.submitted();
         done
     }
@@ -367,8 +382,10 @@ impl Device {
     /// # Errors
     /// [`Error::Aborted`], the driver's.
     pub fn stream(&self) -> Result<Stream> {
+        self.not_in_graph("stream")?;
         self.check()?;
-        Ok(Stream { core: self.worker.stream()?, stays: PhantomData })
+        let Further { core, held } = self.worker.stream()?;
+        Ok(Stream { core, held })
     }
 
     /// This device, working on `stream`.
@@ -385,8 +402,8 @@ impl Device {
     }
 
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
-        let (worker, session) = (self.worker.clone(), self.session.clone());
-        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered }, of: PhantomData }
+        let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
+        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered, recording }, of: PhantomData }
     }
 
     /// Marks this point of the current stream's work.
@@ -395,6 +412,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn record(&self) -> Result<Event> {
+        self.not_in_graph("record")?;
         self.check()?;
         let _here = self.worker.link.enter("record", Location::caller());
         Event::record(&self.stream, "record", false)
@@ -406,6 +424,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
+        self.not_in_graph("record_timed")?;
         self.check()?;
         let _here = self.worker.link.enter("record_timed", Location::caller());
         Event::record(&self.stream, "record_timed", true)
@@ -461,7 +480,7 @@ impl Device {
     /// [`Error::Aborted`]; the driver's.
     #[track_caller]
     pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
-        let mut op = self.op("launch")?;
+        let mut op = self.op_in_graph("launch")?;
         let function = self.worker.function(kernel.module, kernel.name)?;
         let mut raw: SmallVec<[KernelArg; 8]> = SmallVec::new();
         for packed in args.pack() {

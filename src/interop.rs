@@ -45,6 +45,7 @@ impl Device {
     /// # Errors
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
     pub fn cuda(&self) -> Result<Cuda<'_>> {
+        self.not_in_graph("cuda")?;
         let link = &self.worker.link;
         let gpu = link.driver.as_any().downcast_ref::<CudaGpu>();
         let gpu =

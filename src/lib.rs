@@ -10,6 +10,7 @@ mod device;
 pub mod driver;
 pub mod error;
 mod event;
+mod graph;
 #[cfg(feature = "cuda")]
 mod interop;
 mod kernel;
@@ -38,6 +39,7 @@ pub use device::{Device, DeviceThreadOnly, OnStream};
 pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};
 pub use error::{Error, Result, Site};
 pub use event::Event;
+pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};
 pub use kernel::{Arg, Args, HostAttempt, HostFn, Kernel, Module, Param, Scalar, Signature};

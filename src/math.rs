@@ -25,13 +25,13 @@ impl Device {
         let bytes = bytemuck::bytes_of(&value);
         match *bytes {
             [byte] => {
-                let mut op = self.op("fill")?;
+                let mut op = self.op_in_graph("fill")?;
                 let view = op.writes(x)?;
                 // SAFETY: the view is live memory of this device, ordered and noted by `op`.
                 op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), byte, view.len(), stream) })
             }
             [a, b, c, d] => {
-                let mut op = self.op("fill")?;
+                let mut op = self.op_in_graph("fill")?;
                 let view = op.writes(x)?;
                 let word = u32::from_ne_bytes([a, b, c, d]);
                 if view.address().is_multiple_of(4) {
@@ -236,7 +236,7 @@ impl Device {
         C: AsViewMut<Elem = f32> + ?Sized,
     {
         let (m, k, n) = (a.rows, a.cols, b.cols);
-        let mut op = self.op("gemm")?;
+        let mut op = self.op_in_graph("gemm")?;
         op.touch(a.view.block, a.view.bytes(), Access::Read, false)?;
         op.touch(b.view.block, b.view.bytes(), Access::Read, false)?;
         let c = op.writes(c)?;

@@ -4,11 +4,16 @@ use crate::{
     device::Device,
     driver::{Driver, DriverResult, RawStream, check::Entered},
     error::{Error, Result, Site},
+    graph::recording::{Recording, Touched},
     kernel::Touch,
-    memory::{AsView, AsViewMut, DeviceView, block::BlockRef, hazard::Access},
+    memory::{
+        AsView, AsViewMut, DeviceView,
+        block::{BlockRef, ChunkKind},
+        hazard::Access,
+    },
 };
 use smallvec::SmallVec;
-use std::{ops::Range, panic::Location};
+use std::{ops::Range, panic::Location, rc::Rc};
 
 /// An operation being prepared. Every access of device memory by the library goes through one:
 ///
@@ -18,6 +23,9 @@ use std::{ops::Range, panic::Location};
 /// 3. [`submit`](Self::submit): the driver call; then the uses are noted under the operation's number.
 ///
 /// If a step fails, nothing was submitted and nothing is noted (a stream that waits for no reason is harmless).
+///
+/// While the device captures a graph, nothing is waited for, and the uses are the graph's: their order is known when that is
+/// launched. Only what begins with [`Device::op_in_graph`] can be captured.
 pub(crate) struct Op<'d> {
     pub(crate) dev: &'d Device,
     pub(crate) name: &'static str,
@@ -27,13 +35,36 @@ pub(crate) struct Op<'d> {
     _here: Option<Entered>,
 }
 
-/// Memory, the bytes of it, and how.
-type Touched = (BlockRef, Range<usize>, Access);
-
 impl Device {
     /// Begins an operation.
     #[track_caller]
     pub(crate) fn op(&self, name: &'static str) -> Result<Op<'_>> {
+        self.not_in_graph(name)?;
+        self.begin(name)
+    }
+
+    /// Begins an operation that a graph can hold.
+    #[track_caller]
+    pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
+        match &self.recording {
+            Some(recording) if recording.stream.id != self.stream.id => {
+                Err(recording.refuse(name, "the capture has a stream of its own"))
+            }
+            _ => self.begin(name),
+        }
+    }
+
+    /// For what a graph cannot hold: refuses it while the device captures.
+    pub(crate) fn not_in_graph(&self, op: &'static str) -> Result<()> {
+        let refuse = |recording: &Rc<Recording>| {
+            let why = "a graph holds kernels, fills, matrix products and copies of device memory, nothing that waits or meets";
+            Err(recording.refuse(op, why))
+        };
+        self.recording.as_ref().map_or(Ok(()), refuse)
+    }
+
+    #[track_caller]
+    fn begin(&self, name: &'static str) -> Result<Op<'_>> {
         self.session.gang.check()?;
         self.worker.progress();
         let site = Location::caller();
@@ -51,10 +82,16 @@ impl Op<'_> {
         if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
             return Err(Error::WrongDevice { op, buffer: home, device: dev.index(), site });
         }
-        if dev.ordered {
-            block.hazards.order(op, &dev.stream, &bytes, access)?;
+        match &dev.recording {
+            // Nothing would keep its slice from being borrowed when the graph is launched.
+            Some(recording) if block.kind != ChunkKind::Device => {
+                return Err(recording.refuse(op, "a graph is for device memory, and this is the host's as well"));
+            }
+            Some(_) => {}
+            None if dev.ordered => block.hazards.order(op, &dev.stream, &bytes, access)?,
+            None => {}
         }
-        self.touched.push((block.clone(), bytes, access));
+        self.touched.push(Touched { block: block.clone(), bytes, access });
         Ok(())
     }
 
@@ -82,17 +119,30 @@ impl Op<'_> {
     pub(crate) fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
         let dev = self.dev;
         let called = call(&*dev.worker.link.driver, dev.stream.raw);
-        dev.worker.link.check(self.name, called)?;
-        self.submitted();
-        Ok(())
+        let done = dev.worker.link.check(self.name, called);
+        self.done(&done);
+        if done.is_ok() {
+            self.submitted();
+        }
+        done
     }
 
     /// Notes the uses of work that was submitted to the device's current stream by other means.
     pub(crate) fn submitted(self) {
         let stream = &self.dev.stream;
+        if let Some(recording) = &self.dev.recording {
+            return recording.note(self.touched.into_iter());
+        }
         let sequence = stream.submit();
-        for (block, bytes, access) in self.touched {
+        for Touched { block, bytes, access } in self.touched {
             block.hazards.note(stream, sequence, bytes, access);
+        }
+    }
+
+    /// What came of the driver's part: a graph that lacks an operation is none.
+    pub(crate) fn done(&self, done: &Result<()>) {
+        if let (Err(error), Some(recording)) = (done, &self.dev.recording) {
+            recording.fail(error);
         }
     }
 

@@ -54,6 +54,10 @@ pub const MICROSECONDS: Unit = Unit { name: "us", higher_is_better: false };
 pub const MILLISECONDS: Unit = Unit { name: "ms", higher_is_better: false };
 /// Millions of operations per second.
 pub const MOPS: Unit = Unit { name: "Mop/s", higher_is_better: true };
+/// Calls, waits, failures: things that should not be.
+pub const COUNT: Unit = Unit { name: "times", higher_is_better: false };
+/// Bytes that are held for each byte that is needed.
+pub const FACTOR: Unit = Unit { name: "x", higher_is_better: false };
 /// 10^9 bytes per second.
 pub const GIGABYTES: Unit = Unit { name: "GB/s", higher_is_better: true };
 
@@ -129,9 +133,14 @@ impl Bench {
         if self.options.quick { quick } else { full }
     }
 
+    /// Whether the case was asked for: for those that take long to prepare.
+    pub fn wants(&self, case: &str) -> bool {
+        self.options.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
+    }
+
     /// Measures `ours` and `peers` in turns. Without peers it only records ours.
     pub fn compare(&mut self, case: &str, unit: Unit, ours: Side<'_>, peers: Vec<Side<'_>>) {
-        if self.options.filter.as_ref().is_some_and(|filter| !case.contains(filter.as_str())) {
+        if !self.wants(case) {
             return;
         }
         let (warm_up, turns) = self.turns;

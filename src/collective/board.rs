@@ -181,6 +181,7 @@ impl Device {
     /// Meets all members of the gang. `payload(rank)` goes to that peer; theirs come back by rank (none for this
     /// device's own rank). When this returns `Ok`, the call is committed: every member carries it through.
     pub(crate) fn meet(&self, call: Call, payload: impl Fn(usize) -> Payload) -> Result<Vec<Option<Payload>>> {
+        self.not_in_graph(call.op)?;
         let (gang, me) = (&self.session.gang, self.rank());
         gang.check()?;
         self.worker.progress();

@@ -21,6 +21,9 @@
 //! * **Lifetime of operands.** The caller keeps memory, events' streams and modules alive until the operations that
 //!   name them have completed. Freed memory that is named by an operation in flight is a caller's bug; the software GPU
 //!   reports it.
+//! * **Graphs.** Between [`Driver::capture_begin`] and [`Driver::capture_end`] a stream notes its operations instead of running
+//!   them: copies, fills, kernels and matrix products. Nothing else may go to it meanwhile (events, values, host functions,
+//!   other graphs: `Unsupported`), nor may anybody wait for it. A launch of the graph is these operations, in their order.
 //! * **Errors** are [`Fault`]s: the kind says what can be done, code and name are the driver's own. A fault of kind
 //!   [`FaultKind::DeviceLost`] is sticky: every later call on the device reports it too. A call that fails has
 //!   submitted nothing.
@@ -261,6 +264,26 @@ pub trait Driver: Send + Sync + 'static {
     /// See the trait.
     #[cfg(feature = "blas")]
     unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult;
+
+    // ---- graphs ---------------------------------------------------------------------------------------------------
+
+    /// From now on `stream` notes its operations for a graph. They are checked as ever, but touch nothing.
+    fn capture_begin(&self, stream: RawStream) -> DriverResult;
+
+    /// Ends the capture, in any case; what was noted comes back as a graph. May block.
+    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph>;
+
+    /// Submits the operations of a graph to `stream`, as one call.
+    ///
+    /// # Safety
+    /// See the trait, for every operation of the graph.
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult;
+
+    /// Destroys a graph.
+    ///
+    /// # Safety
+    /// `graph` came from this device, its launches are over, and it is not used again.
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult;
 
     // ---- flags ----------------------------------------------------------------------------------------------------
 

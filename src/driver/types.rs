@@ -21,6 +21,8 @@ handle! {
     RawModule,
     /// A kernel of a loaded module.
     RawFunction,
+    /// A captured sequence of operations of one device, ready to be launched.
+    RawGraph,
 }
 
 /// What a driver call came back with instead of success.

@@ -145,6 +145,7 @@ const _: () = {
 
 impl BlockRef {
     /// Wakes a block up. Its old uses stay: the first new use waits for them.
+    #[inline]
     pub(super) fn wake(mut block: Box<Block>) -> Self {
         block.refs.reset();
         BlockRef(NonNull::from(Box::leak(block)))
@@ -281,10 +282,11 @@ fn go_home(mut block: Box<Block>) {
     deliver(block);
 }
 
+#[inline]
 fn deliver(block: Box<Block>) {
     let Some(home) = &block.home else { return block.release() };
     let here = HERE.try_with(Cell::get).ok().flatten();
-    let mut lane = 0;
+    let (mut lane, mut kept) = (0, false);
     if let Some(here) = here {
         // SAFETY: `InGang` keeps the pointer only while it borrows the word.
         if unsafe { here.gang.as_ref() }.is_some_and(CommitWord::is_aborted) {
@@ -292,6 +294,8 @@ fn deliver(block: Box<Block>) {
         }
         if here.pool == home.pool {
             lane = 1 + here.device;
+            // The pool has its devices' homes, and this thread has the pool.
+            kept = home.device.is_some();
             if home.device == Some(here.device) {
                 // SAFETY: `AtHome` keeps the pointer only while the cache is there, and this is its thread.
                 let cache = unsafe { &*here.cache };
@@ -303,8 +307,11 @@ fn deliver(block: Box<Block>) {
         }
     }
     // The block may be gone, with its share of the home, as soon as it has been pushed.
-    let home = home.clone();
+    let share = (!kept).then(|| home.clone());
+    // SAFETY: either `share` keeps the home, or `Shared::homes` does, which this device thread's worker holds.
+    let home = unsafe { &*Arc::as_ptr(home) };
     if let Err(block) = home.returns.push(lane, block) {
         block.release();
     }
+    drop(share);
 }

@@ -23,7 +23,7 @@ pub enum Access {
 }
 
 /// One use that may still be in flight.
-pub(crate) struct Use {
+struct Use {
     stream: Arc<StreamCore>,
     sequence: u64,
     bytes: Range<usize>,
@@ -31,7 +31,7 @@ pub(crate) struct Use {
 }
 
 /// Uses that may still be in flight, in no order.
-pub(crate) type Uses = SmallVec<[Use; 2]>;
+type Uses = SmallVec<[Use; 2]>;
 
 /// Above this many uses, uses of one stream and kind are merged to one that covers their hull.
 const MERGE_ABOVE: usize = 24;
@@ -43,10 +43,14 @@ const OPEN: u64 = u64::MAX;
 #[derive(Default)]
 pub(crate) struct Hazards(Mutex<History>);
 
-/// What is known of a block's past.
+/// What is known of a block's past. Mostly there is nothing to know, and free memory is cut and joined at every turn: so it
+/// is small, and what there is lies in a box.
 #[derive(Default)]
-pub(crate) struct History {
-    pub(crate) uses: Uses,
+pub(crate) struct History(Option<Box<Past>>);
+
+#[derive(Default)]
+struct Past {
+    uses: Uses,
     /// With a checker: what is known of uses that were taken off the list because they were over.
     known: Option<Box<Token>>,
     /// In steps: who has used it since it was handed out, one bit for each device.
@@ -67,8 +71,8 @@ impl Hazards {
         access: Access,
     ) -> Result<()> {
         let history = self.0.lock();
-        stream.link.acquire(history.known.as_deref());
-        for last in history.uses.iter() {
+        stream.link.acquire(history.known());
+        for last in history.uses() {
             if last.conflicts(bytes, access) && !stream.link.planted(Bug::OrderDropped) {
                 stream.wait_for(op, &last.stream, last.sequence)?;
             }
@@ -79,7 +83,7 @@ impl Hazards {
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
-        let History { uses, known, devices } = &mut *history;
+        let Past { uses, known, devices } = history.past();
         if stream.link.stepped {
             *devices |= bit(stream.link.device);
         }
@@ -107,14 +111,14 @@ impl Hazards {
     /// every conflicting use waits for all that the stream has by then.
     #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
-        self.0.lock().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
+        self.0.lock().past().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
     }
 
     /// Ends one such use; what was submitted counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
-        let uses = &mut history.uses;
+        let uses = &mut history.past().uses;
         let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
         if let Some(at) = uses.iter().position(open) {
             uses.swap_remove(at);
@@ -127,8 +131,8 @@ impl Hazards {
     /// meanwhile.
     pub(crate) fn wait_host(&self, link: &Link, op: &'static str, access: Access, limit: Duration) -> Result<()> {
         let history = self.0.lock();
-        link.acquire(history.known.as_deref());
-        let conflicting = history.uses.iter().filter(|last| last.conflicts(&(0..usize::MAX), access));
+        link.acquire(history.known());
+        let conflicting = history.uses().iter().filter(|last| last.conflicts(&(0..usize::MAX), access));
         let waits: SmallVec<[_; 4]> = conflicting.map(|last| (last.stream.clone(), last.sequence)).collect();
         drop(history);
         for (stream, sequence) in &waits {
@@ -136,33 +140,37 @@ impl Hazards {
         }
         if !waits.is_empty() {
             let mut history = self.0.lock();
-            history.uses.retain(|last| match last.stream.link.stepped {
+            let past = history.past();
+            past.uses.retain(|last| match last.stream.link.stepped {
                 true => {
                     !waits.iter().any(|(stream, sequence)| stream.id == last.stream.id && last.sequence <= *sequence)
                 }
                 false => !last.stream.has_completed(last.sequence),
             });
-            Token::add(&mut history.known, link.release());
+            Token::add(&mut past.known, link.release());
         }
         Ok(())
     }
 
     /// In steps: forgets who has used it.
     pub(crate) fn begin(&self) {
-        self.0.lock().devices = 0;
+        if let Some(past) = &mut self.0.lock().0 {
+            past.devices = 0;
+        }
     }
 
     /// In steps: whether a device other than `own` has used it since [`begin`](Self::begin).
     pub(crate) fn was_lent(&self, own: usize) -> bool {
-        self.0.lock().devices & !bit(own) != 0
+        self.0.lock().0.as_ref().is_some_and(|past| past.devices & !bit(own) != 0)
     }
 
     /// Whether a host access would have to wait, as far as is known without asking the driver.
     pub(crate) fn in_flight(&self) -> bool {
-        self.0.lock().uses.iter().any(|last| !last.stream.has_completed(last.sequence))
+        self.0.lock().uses().iter().any(|last| !last.stream.has_completed(last.sequence))
     }
 
     /// What is known, to whoever has the block for himself.
+    #[inline]
     pub(crate) fn history(&mut self) -> &mut History {
         self.0.get_mut()
     }
@@ -173,7 +181,10 @@ impl Hazards {
 
     /// With a checker: the calling thread lets go of the block and hands over what it knows.
     pub(crate) fn remember(&mut self, link: &Link) {
-        Token::add(&mut self.history().known, link.release());
+        let token = link.release();
+        if token.is_some() {
+            Token::add(&mut self.history().past().known, token);
+        }
     }
 }
 
@@ -191,15 +202,37 @@ pub(crate) enum Tenants {
 impl History {
     /// What the threads knew that took uses off the list.
     pub(crate) fn known(&self) -> Option<&Token> {
-        self.known.as_deref()
+        self.0.as_ref()?.known.as_deref()
+    }
+
+    fn uses(&self) -> &[Use] {
+        self.0.as_ref().map_or(&[], |past| &past.uses)
+    }
+
+    fn past(&mut self) -> &mut Past {
+        self.0.get_or_insert_default()
+    }
+
+    /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next user.
+    #[inline]
+    pub(crate) fn hand_on(&mut self) -> Self {
+        let blank = |past: &Box<Past>| past.uses.is_empty() && past.known.is_none();
+        History(self.0.take_if(|past| !blank(past)))
+    }
+
+    /// The other way round.
+    #[inline]
+    pub(crate) fn receive(&mut self, past: Self) {
+        if past.0.is_some() {
+            *self = past;
+        }
     }
 
     /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
+    #[inline]
     pub(crate) fn settle(&mut self) -> Tenants {
-        let History { uses, known, .. } = self;
-        if uses.is_empty() {
-            return Tenants::Nobody;
-        }
+        let Some(past) = &mut self.0 else { return Tenants::Nobody };
+        let Past { uses, known, .. } = &mut **past;
         uses.retain(|last| {
             let over = !last.stream.link.stepped && last.stream.is_over(last.sequence);
             if over {
@@ -218,25 +251,59 @@ impl History {
 
     /// Whether `stream` can use the memory without waiting for anyone.
     pub(crate) fn is_free_for(&self, stream: Option<&StreamCore>) -> bool {
-        self.uses.iter().all(|last| {
-            stream.is_some_and(|stream| stream.comes_after(&last.stream, last.sequence))
-                || !last.stream.link.stepped && last.stream.is_over(last.sequence)
-        })
+        self.uses().iter().all(|last| last.is_over_for(stream))
+    }
+
+    /// Whether `stream` will have to wait for some of its users.
+    pub(crate) fn waits_for(&self, stream: Option<&StreamCore>) -> bool {
+        !self.is_free_for(stream)
+    }
+
+    /// The first position in `room` from which on `bytes` bytes are used by no device that is lost, other than `own`: waiting for
+    /// it can only fail.
+    pub(crate) fn usable_place(&self, own: usize, room: Range<usize>, bytes: usize) -> Option<usize> {
+        if !self.names_lost_peer(own) {
+            return Some(room.start);
+        }
+        self.place_beside(room, bytes, |last| last.stream.link.device != own && last.stream.link.is_lost())
+    }
+
+    /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
+    pub(crate) fn free_place(&self, stream: Option<&StreamCore>, room: Range<usize>, bytes: usize) -> Option<usize> {
+        if self.0.is_none() {
+            return Some(room.start);
+        }
+        self.place_beside(room, bytes, |last| !last.is_over_for(stream))
+    }
+
+    /// The first position from which on `bytes` bytes have no such use.
+    fn place_beside(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
+        let busy = self.uses().iter().filter(|last| is_busy(last));
+        let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
+        busy.sort_unstable_by_key(|bytes| bytes.start);
+        let mut at = room.start;
+        for taken in busy {
+            if taken.start >= at + bytes {
+                break;
+            }
+            at = at.max(taken.end);
+        }
+        (at + bytes <= room.end).then_some(at)
     }
 
     /// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
     pub(crate) fn names_lost_peer(&self, own: usize) -> bool {
-        self.uses.iter().any(|last| last.stream.link.device != own && last.stream.link.is_lost())
+        self.uses().iter().any(|last| last.stream.link.device != own && last.stream.link.is_lost())
     }
 
     /// Whether all uses are known to have completed; the calling thread may rely on it.
     pub(crate) fn all_completed(&self) -> bool {
-        self.uses.iter().all(|last| last.stream.has_completed(last.sequence))
+        self.uses().iter().all(|last| last.stream.has_completed(last.sequence))
     }
 
     /// The calling host thread waits for all of them.
     pub(crate) fn wait_all(&self, op: &'static str, limit: Duration) -> Result<()> {
-        self.uses.iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
+        self.uses().iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
     }
 
     /// Whether all uses are over, for reports: a checker takes it that the calling thread has learned nothing.
@@ -250,7 +317,7 @@ impl History {
     }
 
     fn in_flight(&self) -> impl Iterator<Item = &Use> {
-        self.uses.iter().filter(|last| !last.stream.is_over(last.sequence))
+        self.uses().iter().filter(|last| !last.stream.is_over(last.sequence))
     }
 }
 
@@ -258,29 +325,32 @@ impl History {
 /// owner waits for just those uses that overlap what it was given.
 impl Payload for History {
     fn split_off(&mut self, at: usize) -> Self {
-        let mut later = History { known: self.known.clone(), ..History::default() };
-        if self.uses.is_empty() {
-            return later;
-        }
-        self.uses.retain(|last| {
+        let Some(past) = &mut self.0 else { return History(None) };
+        let mut later = Uses::new();
+        past.uses.retain(|last| {
             if last.bytes.end > at {
                 let bytes = last.bytes.start.saturating_sub(at)..last.bytes.end - at;
-                later.uses.push(Use { stream: last.stream.clone(), bytes, ..*last });
+                later.push(Use { stream: last.stream.clone(), bytes, ..*last });
             }
             last.bytes.end = last.bytes.end.min(at);
             last.bytes.start < last.bytes.end
         });
-        later
+        let known = past.known.clone();
+        let blank = later.is_empty() && known.is_none();
+        History((!blank).then(|| Box::new(Past { uses: later, known, devices: 0 })))
     }
 
     fn join(&mut self, at: usize, later: Self) {
-        Token::add(&mut self.known, later.known);
+        let Some(later) = later.0 else { return };
+        let Past { uses, known, .. } = self.past();
+        Token::add(known, later.known);
         for mut last in later.uses {
             last.bytes = last.bytes.start + at..last.bytes.end + at;
-            self.uses.push(last);
+            uses.push(last);
         }
-        if self.uses.len() > MERGE_ABOVE {
-            merge(&mut self.uses);
+        if uses.len() > MERGE_ABOVE {
+            self.settle();
+            merge(&mut self.past().uses);
         }
     }
 }
@@ -291,6 +361,12 @@ fn bit(device: usize) -> u64 {
 }
 
 impl Use {
+    /// Whether `stream` need not wait for it.
+    fn is_over_for(&self, stream: Option<&StreamCore>) -> bool {
+        stream.is_some_and(|stream| stream.comes_after(&self.stream, self.sequence))
+            || !self.stream.link.stepped && self.stream.is_over(self.sequence)
+    }
+
     fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {
         (self.access == Access::Write || access == Access::Write)
             && self.bytes.start < bytes.end

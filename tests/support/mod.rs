@@ -24,6 +24,11 @@ pub struct Gpus {
 }
 
 impl Gpus {
+    /// Software GPUs, for tests that are not [`on_both`].
+    pub fn software() -> Self {
+        Gpus { cuda: false, available: 64 }
+    }
+
     /// A pool in the making, of the first `count` devices.
     pub fn builder(&self, count: usize) -> Builder {
         let builder = builder().timeout(Duration::from_secs(60)).module(&MODULE);
@@ -62,7 +67,7 @@ pub fn builder() -> Builder {
 
 /// Runs a test on software GPUs.
 pub fn on_host(_needed: usize, test: fn(Gpus)) {
-    guarded(move || test(Gpus { cuda: false, available: 64 }));
+    guarded(move || test(Gpus::software()));
 }
 
 static CUDA: Mutex<()> = Mutex::new(());

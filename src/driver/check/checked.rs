@@ -13,7 +13,7 @@ use super::{
 use crate::driver::Gemm;
 use crate::driver::{
     Address, DeviceInfo, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, ModuleImage, RawEvent,
-    RawFunction, RawModule, RawStream,
+    RawFunction, RawGraph, RawModule, RawStream,
 };
 use smallvec::SmallVec;
 use std::{any::Any, sync::Arc, time::Duration};
@@ -395,6 +395,33 @@ impl Driver for Checked {
         let operands = [read(gemm.a, size(gemm.m, gemm.k)), read(gemm.b, size(gemm.k, gemm.n)), old, c];
         // SAFETY: the caller's promise.
         self.submit(stream, call, &operands, || unsafe { self.inner.gemm(gemm, stream) })
+    }
+
+    fn capture_begin(&self, stream: RawStream) -> DriverResult {
+        let mut state = self.checker.state.lock();
+        self.inner.capture_begin(stream)?;
+        state.captures.insert((self.index, stream.0), Vec::new());
+        Ok(())
+    }
+
+    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        let noted = self.checker.state.lock().captures.remove(&(self.index, stream.0)).unwrap_or_default();
+        let graph = self.inner.capture_end(stream)?;
+        self.checker.state.lock().graphs.insert((self.index, graph.0), noted.into());
+        Ok(graph)
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
+        let (mut state, by) = self.checker.enter();
+        let noted = state.graphs.get(&(self.index, graph.0)).cloned().unwrap_or_default();
+        // SAFETY: the caller's promise.
+        state.replay(by, (self.index, stream.0), &noted, || unsafe { self.inner.graph_launch(graph, stream) })
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
+        self.checker.state.lock().graphs.remove(&(self.index, graph.0));
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.graph_destroy(graph) }
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {

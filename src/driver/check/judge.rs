@@ -24,14 +24,14 @@ pub(super) struct Operand {
 
 impl Operand {
     /// The addresses; none for what is empty, or so long that it cannot be.
-    fn range(&self) -> Option<Range<Address>> {
+    pub(super) fn range(&self) -> Option<Range<Address>> {
         let end = self.address.checked_add(self.bytes as u64)?;
         (self.bytes > 0).then_some(self.address..end)
     }
 }
 
 /// An operation that has been judged and may be submitted.
-struct Plan {
+pub(super) struct Plan {
     note: Arc<Note>,
     accesses: SmallVec<[(Access, Range<Address>); 3]>,
     deferred: Vec<Deferred>,
@@ -92,7 +92,7 @@ impl State {
     }
 
     /// Judges an operation on a stream that is known. Changes nothing.
-    fn judge(&self, by: HostId, key: Key, call: Call, operands: &[Operand]) -> Judged<Plan> {
+    pub(super) fn judge(&self, by: HostId, key: Key, call: Call, operands: &[Operand]) -> Judged<Plan> {
         let (stream, host) = (&self.streams[&key], &self.host(by).clock);
         let place = Place::current();
         let deed = |write| call.deed(place, Some(key.0), Some(stream.number), write);
@@ -131,7 +131,7 @@ impl State {
             }
         }
         for (access, range) in accesses.iter().filter(|(access, _)| !access.manner.write && access.owner.is_some()) {
-            let Some(gap) = self.heap.unwritten(range) else { continue };
+            let Some(gap) = self.unwritten(range) else { continue };
             if !is_pending {
                 return Err(unwritten(deed(false), access.owner.as_ref(), &gap));
             }
@@ -141,7 +141,7 @@ impl State {
     }
 
     /// Notes an operation that was submitted.
-    fn enter(&mut self, by: HostId, key: Key, plan: Plan) {
+    pub(super) fn enter(&mut self, by: HostId, key: Key, plan: Plan) {
         let Some(stream) = self.hear(key, by) else { return };
         stream.count += 1;
         let (component, count) = (stream.component, stream.count);
@@ -188,6 +188,11 @@ impl State {
         if !self.streams.contains_key(&key) {
             // Not a stream that the driver has made for us, so most likely none of its own.
             return forward();
+        }
+        if self.captures.contains_key(&key) {
+            forward()?;
+            self.note_captured(key, call, operands);
+            return Ok(());
         }
         let plan = self.judge(by, key, call, operands).map_err(refusal)?;
         forward()?;

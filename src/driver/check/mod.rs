@@ -16,6 +16,9 @@
 //! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
 //! [`Report`]s like the others.
 //!
+//! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order, and is
+//! refused as a whole.
+//!
 //! What it does not see:
 //!
 //! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
@@ -53,6 +56,7 @@ mod place;
 #[cfg(test)]
 mod pool_tests;
 mod ranges;
+mod replay;
 mod report;
 mod shadow;
 mod state;

@@ -20,6 +20,14 @@ impl Place {
         CURRENT.get()
     }
 
+    /// What the calling thread asks of a driver within `f` belongs to the operation that was there, whatever is there now.
+    pub(super) fn revisit<R>(place: Option<Place>, f: impl FnOnce() -> R) -> R {
+        let now = CURRENT.replace(place);
+        let result = f();
+        CURRENT.set(now);
+        result
+    }
+
     /// Until the guard goes, what the calling thread asks of a driver belongs to this operation; unless it is within one
     /// already: the outermost is the user's.
     pub(crate) fn enter(self) -> Entered {

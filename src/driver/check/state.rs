@@ -8,6 +8,8 @@ use super::{
     deferred::Deferred,
     flags::Flags,
     heap::{Chunk, Heap, Source},
+    ranges::Ranges,
+    replay::Noted,
     shadow::{Segment, Shadow},
 };
 use crate::{driver::Address, sync::unique_id};
@@ -68,6 +70,12 @@ pub(super) struct State {
     pub deferred: Vec<Deferred>,
     pub streams: HashMap<Key, Stream>,
     pub events: HashMap<Key, Event>,
+    /// What streams that capture have noted,
+    pub captures: HashMap<Key, Vec<Noted>>,
+    /// and what became of it.
+    pub graphs: HashMap<Key, Arc<[Noted]>>,
+    /// While a launch of a graph is judged: what its operations so far will have written.
+    pub ahead: Ranges,
     hosts: Vec<Option<Host>>,
     /// Streams created so far, by device.
     created: Vec<usize>,

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::{
     fault,
+    graph::Graphs,
     interop::Interop,
     library::{self, Optional},
     peer,
@@ -53,6 +54,7 @@ pub struct CudaGpu {
     #[cfg(feature = "blas")]
     pub(super) blas: Mutex<Option<super::gemm::Blas>>,
     pub(super) interop: Interop,
+    pub(super) graphs: Graphs,
 }
 
 impl CudaGpu {
@@ -84,6 +86,7 @@ impl CudaGpu {
             #[cfg(feature = "blas")]
             blas: Mutex::new(None),
             interop: Interop::default(),
+            graphs: Graphs::default(),
         };
         gpu.enter().map_err(|f| library::open_failed("cuCtxSetCurrent", f.code))?;
         let (mut least, mut greatest) = (0, 0);

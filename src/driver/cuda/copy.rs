@@ -76,6 +76,14 @@ impl CudaGpu {
         if bytes == 0 {
             return Ok(());
         }
+        let mut capturing = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a stream of this device; the pointer is to a live value.
+        self.check(unsafe { sys::cuStreamIsCapturing(stream(s), &mut capturing) })?;
+        if capturing != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            // The peer call cannot be captured (error 900); this one can, and takes the same way, since the right is there.
+            // SAFETY: the caller's promise for the ranges, whose devices the driver tells by their addresses.
+            return self.check_shared(s, unsafe { sys::cuMemcpyAsync(dst, src, bytes, stream(s)) });
+        }
         let (to, from) = (to.context.0, from.context.0);
         // SAFETY: the caller's promise for the ranges; the contexts are retained by their live drivers.
         self.check_shared(s, unsafe { sys::cuMemcpyPeerAsync(dst, to, src, from, bytes, stream(s)) })
@@ -107,6 +115,7 @@ impl CudaGpu {
     /// See [`Driver::write_value`].
     pub(super) unsafe fn write_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
         self.enter()?;
+        self.check_no_capture(s)?;
         let f = self.optional.write_value.filter(|_| self.info.stream_values).ok_or_else(no_values)?;
         // SAFETY: the symbol's own type; the caller's promise: a live aligned word. Flags 0: with a memory barrier.
         self.check_code(unsafe { f(stream(s), address, value, 0) }, String::new)
@@ -116,6 +125,7 @@ impl CudaGpu {
     /// See [`Driver::wait_value`].
     pub(super) unsafe fn wait_value(&self, address: Address, value: u64, s: RawStream) -> DriverResult {
         self.enter()?;
+        self.check_no_capture(s)?;
         let f = self.optional.wait_value.filter(|_| self.info.stream_values).ok_or_else(no_values)?;
         let at_least = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: as in `write_value`.

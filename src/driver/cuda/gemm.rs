@@ -5,7 +5,8 @@
 //!
 //! Work spaces are made once, with the handle, so that no later call allocates. A kernel of one stream must not share
 //! one with a kernel of another stream: each stream takes its own while there are some, and when they are used up, it
-//! waits for the last product of the stream that it takes one from.
+//! waits for the last product of the stream that it takes one from. A graph gets one of its own: it runs whenever it is
+//! launched.
 
 use std::{ffi::c_int, ptr};
 
@@ -105,6 +106,17 @@ impl Blas {
         Ok(i)
     }
 
+    /// Points the handle to a stream that captures, and to the work space of its graph.
+    fn select_captured(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult {
+        let address = gpu.graph_space(s, self.space_bytes)?;
+        self.set = None;
+        // SAFETY: a live handle and a live stream of its device.
+        gpu.blas(unsafe { sys::cublasSetStream_v2(self.handle, stream(s).cast()) })?;
+        let space = ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: memory of this device that lives as long as the graph.
+        gpu.blas(unsafe { sys::cublasSetWorkspace_v2(self.handle, space, self.space_bytes) })
+    }
+
     /// A stream is about to be destroyed, and a new one may get its handle.
     pub(super) fn forget(&mut self, s: RawStream) {
         self.spaces.iter_mut().filter(|p| p.owner == Some(s)).for_each(|p| p.owner = None);
@@ -132,9 +144,15 @@ impl CudaGpu {
     pub(super) unsafe fn gemm(&self, g: &Gemm, s: RawStream) -> DriverResult {
         self.enter()?;
         let (m, n, k) = (dim(g.m)?, dim(g.n)?, dim(g.k)?);
+        let captures = self.is_capturing(s);
         let mut lock = self.blas.lock();
         let blas = match &mut *lock {
             Some(blas) => blas,
+            None if captures => {
+                return Err(fault::unsupported(
+                    "the first matrix product loads cuBLAS, which a graph cannot hold: multiply once before",
+                ));
+            }
             none => none.insert(Blas::new(self)?),
         };
         // The handle is there now, also after a product of nothing.
@@ -148,7 +166,10 @@ impl CudaGpu {
         let op = |t| if t { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
         // The length of a row as it is stored.
         let (row_a, row_b) = (if g.transpose_a { m } else { k }, if g.transpose_b { k } else { n });
-        let i = blas.select(self, s)?;
+        let i = match captures {
+            true => blas.select_captured(self, s).map(|()| None)?,
+            false => Some(blas.select(self, s)?),
+        };
         let at = |a: Address| ptr::with_exposed_provenance_mut::<f32>(a as usize);
         // SAFETY: the caller's promise: three live matrices of these sizes, which this device may touch; the factors
         // are on the host, where the default pointer mode looks, and are read before the call returns.
@@ -172,7 +193,7 @@ impl CudaGpu {
         };
         let submitted = self.blas(status);
         // Also after a failure: part of the product may be in flight.
-        let recorded = self.event_record(blas.spaces[i].done, s);
+        let recorded = i.map_or(Ok(()), |i| self.event_record(blas.spaces[i].done, s));
         submitted.and(recorded)
     }
 

@@ -73,6 +73,8 @@ impl CudaGpu {
     /// calls it, and it leaks: CUDA does not say so in time to do better.
     pub(super) fn launch_host(&self, s: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
         self.enter()?;
+        // A graph would call it at every launch, and it can be called once.
+        self.check_no_capture(s)?;
         // A box of the box: a thin pointer for the driver.
         let data = Box::into_raw(Box::new(f));
         // SAFETY: a stream of this device; `trampoline` takes the box that `data` points to, once.

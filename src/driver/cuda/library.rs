@@ -29,6 +29,8 @@ const REQUIRED: &[&str] = &[
     "cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess",
     "cuModuleLoadDataEx", "cuModuleUnload", "cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncSetAttribute",
     "cuLaunchKernel", "cuLaunchHostFunc",
+    "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
+    "cuGraphDestroy", "cuGraphExecDestroy",
 ];
 
 /// What virtual memory needs (10.2, but not on every platform).

@@ -7,7 +7,7 @@
 //! The oldest driver is 535 (CUDA 12.2). What came later is looked for by name, and done without where it is missing.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and holds what every call checks, `fault`
-//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch` and `gemm` are the calls, as
+//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch`, `gemm` and `graph` are the calls, as
 //! inherent methods to which the one `impl Driver` below delegates; `interop` is cudarc's view of it all.
 
 mod context;
@@ -15,6 +15,7 @@ mod copy;
 mod fault;
 #[cfg(feature = "blas")]
 mod gemm;
+mod graph;
 mod interop;
 mod launch;
 mod library;
@@ -35,8 +36,8 @@ pub use context::CudaGpu;
 #[cfg(feature = "blas")]
 use super::Gemm;
 use super::{
-    Address, DeviceInfo, Driver, DriverRef, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawModule,
-    RawStream,
+    Address, DeviceInfo, Driver, DriverRef, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawGraph,
+    RawModule, RawStream,
 };
 use crate::error::Error;
 
@@ -184,6 +185,17 @@ impl Driver for CudaGpu {
     unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult {
         // SAFETY: the caller's promise is the same.
         unsafe { self.gemm(gemm, stream) }
+    }
+
+    fn capture_begin(&self, stream: RawStream) -> DriverResult { self.capture_begin(stream) }
+    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> { self.capture_end(stream) }
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.graph_launch(graph, stream) }
+    }
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.graph_destroy(graph) }
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {

@@ -63,6 +63,7 @@ impl CudaGpu {
 
     pub(super) fn stream_wait_event(&self, s: RawStream, e: RawEvent) -> DriverResult {
         self.enter()?;
+        self.check_no_capture(s)?;
         // SAFETY: a live stream of this device and a live event, of whichever device.
         self.check_shared(s, unsafe { sys::cuStreamWaitEvent(stream(s), event(e), 0) })
     }
@@ -98,6 +99,7 @@ impl CudaGpu {
 
     pub(super) fn event_record(&self, e: RawEvent, s: RawStream) -> DriverResult {
         self.enter()?;
+        self.check_no_capture(s)?;
         // SAFETY: a live event and a live stream of this device.
         self.check(unsafe { sys::cuEventRecord(event(e), stream(s)) })
     }

@@ -10,7 +10,7 @@ use crate::driver::Gemm;
 use crate::{
     driver::{
         Address, DeviceInfo, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, ModuleImage, RawEvent,
-        RawFunction, RawModule, RawStream, check,
+        RawFunction, RawGraph, RawModule, RawStream, check,
     },
     testing::{FaultOp, FaultPlan, Injected, Release, Verdict},
 };
@@ -202,6 +202,8 @@ impl Driver for Faulty {
     }
 
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        // Whoever plans that memory runs out does not care which way it comes.
+        self.begin(FaultOp::Alloc, &[])?;
         let verdict = self.begin(FaultOp::VmMap, &[])?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.inner.vm_map(address, bytes)? };
@@ -402,6 +404,32 @@ impl Driver for Faulty {
         self.submit(FaultOp::Gemm, &[], 0, stream)?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.inner.gemm(gemm, stream) }
+    }
+
+    fn capture_begin(&self, stream: RawStream) -> DriverResult {
+        self.begin(FaultOp::CaptureBegin, &[])?;
+        self.inner.capture_begin(stream)
+    }
+
+    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        let begun = self.begin(FaultOp::CaptureEnd, &[]);
+        let ended = self.inner.capture_end(stream);
+        if let (Err(_), Ok(graph)) = (&begun, &ended) {
+            // SAFETY: made just now, and nobody gets to know it.
+            let _ = unsafe { self.inner.graph_destroy(*graph) };
+        }
+        begun.and(ended)
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
+        self.submit(FaultOp::GraphLaunch, &[], 0, stream)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.inner.graph_launch(graph, stream) }
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
+        // SAFETY: the caller's promise is the same.
+        self.give_back(FaultOp::GraphDestroy, || unsafe { self.inner.graph_destroy(graph) })
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {

@@ -15,7 +15,8 @@ use super::{
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::driver::{
-    Address, DeviceInfo, Driver, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawModule, RawStream,
+    Address, DeviceInfo, Driver, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawGraph, RawModule,
+    RawStream,
 };
 use parking_lot::MutexGuard;
 use std::{any::Any, sync::Arc, thread, time::Duration};
@@ -53,7 +54,7 @@ impl HostGpu {
     }
 
     /// The lock, if the device is alive.
-    fn alive(&self) -> DriverResult<MutexGuard<'_, State>> {
+    pub(super) fn alive(&self) -> DriverResult<MutexGuard<'_, State>> {
         let state = self.lock();
         state.core.check_alive(self.index)?;
         Ok(state)
@@ -63,9 +64,12 @@ impl HostGpu {
     /// closure, whose drop may call the driver.
     fn submit(&self, stream: RawStream, engine: Engine, work: Work) -> DriverResult {
         let mut state = self.alive()?;
-        state.core.stream(self.index, stream.0)?;
+        let captures = state.core.stream(self.index, stream.0)?.capture.is_some();
         state.core.admit(self.index, &work)?;
-        self.owner.push(&mut state, stream.0, Op::new(engine, work))
+        match captures {
+            true => state.core.capture(self.index, stream.0, Op::new(engine, work)),
+            false => self.owner.push(&mut state, stream.0, Op::new(engine, work)),
+        }
     }
 
     fn copy(&self, dst: Address, src: Address, bytes: usize, stream: RawStream, engine: Engine) -> DriverResult {
@@ -146,6 +150,10 @@ impl HostGpu {
     fn record_here(&self, state: &mut State, stream: RawStream) -> DriverResult<Record> {
         let found = state.core.stream(self.index, stream.0)?;
         Ok(Record { device: self.index, stream: stream.0, number: found.number, seq: found.submitted })
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
     }
 
     /// The machine, for the functions of this module.
@@ -297,7 +305,7 @@ impl Driver for HostGpu {
 
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
         let mut state = self.alive()?;
-        state.core.stream(self.index, stream.0)?;
+        state.core.stream(self.index, stream.0)?.check_no_capture()?;
         match Self::record_of(&state, event)? {
             // One step at a time, what is pending depends on time, and what the stream does must not.
             Some(record) if state.core.stepped || matches!(state.core.progress(record), Progress::Pending) => {
@@ -322,6 +330,7 @@ impl Driver for HostGpu {
     fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult {
         let mut state = self.alive()?;
         let mut record = self.record_here(&mut state, stream)?;
+        state.core.stream(self.index, stream.0)?.check_no_capture()?;
         let found = state.core.events.get(event.0).filter(|event| event.device == self.index);
         if found.ok_or_else(|| fault::invalid_handle("event"))?.timing {
             record.seq += 1;
@@ -476,6 +485,22 @@ impl Driver for HostGpu {
     unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult {
         super::gemm::check(gemm)?;
         self.submit(stream, Engine::Compute, Work::Gemm(*gemm))
+    }
+
+    fn capture_begin(&self, stream: RawStream) -> DriverResult {
+        self.begin_capture(stream)
+    }
+
+    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        self.end_capture(stream)
+    }
+
+    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
+        self.launch_graph(graph, stream)
+    }
+
+    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
+        self.destroy_graph(graph)
     }
 
     unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {

@@ -118,13 +118,20 @@ impl Owner {
     }
 
     /// Appends to a stream that exists, under the lock that `state` holds.
-    pub fn push(&self, state: &mut State, stream: Key, mut op: Op) -> DriverResult {
+    pub fn push(&self, state: &mut State, stream: Key, op: Op) -> DriverResult {
+        self.push_all(state, stream, std::iter::once(op))
+    }
+
+    /// The same for several operations that one call submits, and that cost the caller one call.
+    pub fn push_all(&self, state: &mut State, stream: Key, ops: impl Iterator<Item = Op>) -> DriverResult {
+        let mut ops = ops.peekable();
+        let Some(first) = ops.peek() else { return Ok(()) };
         if state.crew.alive == 0 {
             self.hire(state)?;
         }
         state.attendance.acts(thread::current().id());
-        op.submitted = state.core.price(&op.work);
-        state.core.push(stream, op);
+        let submitted = state.core.price(&first.work);
+        ops.for_each(|op| state.core.push(stream, Op { submitted, ..op }));
         if state.core.stepped {
             self.0.work.notify_one();
         }

@@ -42,6 +42,7 @@ mod fault;
 #[cfg(feature = "blas")]
 mod gemm;
 mod gpu;
+mod graph;
 mod machine;
 mod memory;
 mod op;

@@ -15,6 +15,12 @@ pub(super) struct Op {
 }
 
 impl Op {
+    /// The same operation once more; none of what can be done only once.
+    pub fn again(&self) -> Option<Self> {
+        let Op { engine, place, .. } = *self;
+        Some(Op { engine, work: self.work.again()?, place, submitted: 0 })
+    }
+
     /// An operation that the calling thread submits.
     pub fn new(engine: Engine, work: Work) -> Self {
         Op { engine, work, place: Place::current(), submitted: 0 }
@@ -98,6 +104,35 @@ pub(super) struct Operand {
 }
 
 impl Work {
+    /// The same work once more, for graphs: what only names memory.
+    fn again(&self) -> Option<Work> {
+        Some(match self {
+            &Work::Copy { dst, src, bytes } => Work::Copy { dst, src, bytes },
+            &Work::FillU8 { dst, value, bytes } => Work::FillU8 { dst, value, bytes },
+            &Work::FillU32 { dst, value, count } => Work::FillU32 { dst, value, count },
+            &Work::Kernel { name, kernel, dims, ref args } => Work::Kernel { name, kernel, dims, args: args.clone() },
+            #[cfg(feature = "blas")]
+            Work::Gemm(gemm) => Work::Gemm(*gemm),
+            Work::HostFunction(_)
+            | Work::WaitEvent(_)
+            | Work::Stamp { .. }
+            | Work::WriteValue { .. }
+            | Work::WaitValue { .. } => return None,
+        })
+    }
+
+    /// Whether a graph can hold it.
+    pub fn is_capturable(&self) -> bool {
+        !matches!(
+            self,
+            Work::HostFunction(_)
+                | Work::WaitEvent(_)
+                | Work::Stamp { .. }
+                | Work::WriteValue { .. }
+                | Work::WaitValue { .. }
+        )
+    }
+
     /// The memory that the operation names, in an order that [`exec`](super::exec) relies on; empty ranges included.
     pub fn operands(&self, each: &mut dyn FnMut(Operand)) {
         let mut range = |address, bytes, write| each(Operand { address, bytes, write });

@@ -11,6 +11,7 @@ use super::{
     event::{Event, Progress, Stamp},
     exec::{Died, Ended, Job, Span},
     fault,
+    graph::Graph,
     memory::{Home, Memory},
     op::{Engine, Op, Operand, Work},
     peer::Rights,
@@ -31,6 +32,7 @@ pub(super) struct Core {
     pub streams: Slab<Stream>,
     pub events: Slab<Event>,
     pub modules: Slab<usize>,
+    pub graphs: Slab<Graph>,
     /// Streams whose head operation may be able to run, in order of arrival.
     pub ready: VecDeque<Key>,
     /// Streams whose head operation conflicts with a running one.
@@ -115,6 +117,7 @@ impl Core {
             streams: Slab::new(tag),
             events: Slab::new(tag),
             modules: Slab::new(tag),
+            graphs: Slab::new(tag),
             ready: VecDeque::new(),
             conflicted: Vec::new(),
             values: Vec::new(),

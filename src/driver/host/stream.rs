@@ -15,6 +15,8 @@ pub(super) struct Stream {
     pub priority: i32,
     pub state: State,
     pub queue: VecDeque<Op>,
+    /// While it captures: what would be in the queue.
+    pub capture: Option<Vec<Op>>,
     /// How many operations were ever submitted,
     pub submitted: u64,
     /// and how many of them have completed, in order.
@@ -70,6 +72,7 @@ impl Stream {
             priority,
             state: State::Idle,
             queue: VecDeque::new(),
+            capture: None,
             submitted: 0,
             completed: 0,
             failed_from: None,

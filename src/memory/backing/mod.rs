@@ -95,6 +95,11 @@ pub(crate) trait Backing: Send {
     /// Nothing uses these units any more, on any device.
     unsafe fn move_units(&mut self, from: &[(u32, Range<Address>)], bytes: u64, free: FreeAround) -> Moved;
 
+    /// Whether units lie in a window, where they may touch and move.
+    fn is_window(&self) -> bool {
+        false
+    }
+
     /// Bytes taken from the driver.
     fn reserved(&self) -> u64;
 

@@ -133,6 +133,10 @@ impl Backing for Vmm {
         moved
     }
 
+    fn is_window(&self) -> bool {
+        true
+    }
+
     fn reserved(&self) -> u64 {
         self.reserved
     }

@@ -7,26 +7,24 @@
 //! "Ask the peers to hand over what they have freed" is no rung: what they free is visible to the owner at once
 //! ([`Returns`](crate::sync::Returns)), so a peer that is parked, or stuck in a user's closure, holds nothing back.
 
-use super::{Cache, Request};
+use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
     driver::{Address, FaultKind},
     error::{Error, Result},
     memory::{
         LeakReport,
         backing::Mapping,
-        block::{Block, ChunkKind, let_go},
+        block::{Block, ChunkKind, Place, let_go},
         hazard::History,
-        heap::Heap,
     },
     plant::Bug,
 };
 use std::ops::Range;
 
-/// How often a callback may ask for another attempt.
-const ATTEMPTS: usize = 16;
-/// The least that is taken from the driver at once, and the most that is taken beyond what is asked for.
-const LEAST_UNIT: u64 = 2 << 20;
-const MOST_UNIT: u64 = 64 << 20;
+/// Memory is taken from the driver in multiples of it,
+const GRANULE: u64 = 2 << 20;
+/// and given back, or moved, in pieces of this size.
+const UNIT: u64 = 64 << 20;
 
 /// What is tried, and what it is called in reports.
 const RUNGS: [(&str, Rung); 6] = [
@@ -36,26 +34,34 @@ const RUNGS: [(&str, Rung); 6] = [
     }),
     ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
     ("asked the driver for more", Cache::grow),
-    ("moved free memory together", |cache, request, need| cache.gather(request, need, true)),
+    ("moved free memory together", |cache, request, need| cache.gather(request, cache.room(request, need.least), true)),
     ("waited for work on freed memory", |cache, request, _| cache.wait(request)),
     ("gave free memory back and asked again", Cache::exchange),
 ];
 
-type Rung = fn(&mut Cache, &Request<'_>, usize) -> Result<()>;
+type Rung = fn(&mut Cache, &Request<'_>, Need) -> Result<()>;
+
+/// Bytes in one piece that are looked for: so many will do, and so many would be good.
+#[derive(Clone, Copy)]
+pub(super) struct Need {
+    pub least: usize,
+    pub good: usize,
+}
 
 impl Cache {
-    /// Looks for memory until every rung has been tried; `need` bytes in one piece would do.
+    /// Looks for memory until every rung has been tried.
     #[cold]
     pub(super) fn climb<T>(
         &mut self,
         request: &Request<'_>,
-        need: usize,
+        need: Need,
         mut search: impl FnMut(&mut Cache) -> Option<T>,
     ) -> Result<T> {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
-            if self.can_be_had(need) {
+            self.patient = true;
+            if self.can_be_had(need.least) {
                 for (name, rung) in RUNGS {
                     tried.push(name);
                     match rung(self, request, need) {
@@ -96,52 +102,65 @@ impl Cache {
         need as u64 <= most
     }
 
-    /// Slabs that are wholly free become free pieces of the heap.
+    /// Slabs that are wholly free become free pieces of the heap, and so does what was never cut of the others.
     pub(super) fn dissolve(&mut self) {
         for (slab, past) in self.small.dissolve() {
             self.heap.free(slab.piece, past);
+        }
+        for (piece, keep, rest) in self.small.give_up_uncut() {
+            self.heap.shrink(piece, keep, rest);
         }
     }
 
     /// Bytes that must lie together, with room to align in where the driver's own alignment does not do.
     fn room(&self, request: &Request<'_>, need: usize) -> u64 {
-        let room = if request.align > Heap::<History>::GRAIN { request.align } else { 0 };
-        (need + room).next_multiple_of(Heap::<History>::GRAIN) as u64
+        let room = if request.align > GRAIN { request.align } else { 0 };
+        (need + room).next_multiple_of(GRAIN) as u64
     }
 
-    fn grow(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
-        let need = self.room(request, need);
+    fn grow(&mut self, request: &Request<'_>, Need { least, good }: Need) -> Result<()> {
+        let need = self.room(request, least);
+        let more = self.room(request, good) - need;
         // A little more than is missing, so that a pool which grows in small steps makes few calls.
-        let unit = (self.backing.reserved() / 32).next_multiple_of(LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
+        let more = more.max((self.backing.reserved() / 32).min(UNIT) / GRANULE * GRANULE);
         if let Some(slack) = self.settings.slack {
             // What a request would take beyond the bound is no more than what there is where memory is short.
             let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
-            let bound = (most as u64).next_multiple_of(LEAST_UNIT);
-            match self.map_within(request.op, need, unit, bound) {
+            let bound = (most as u64).next_multiple_of(GRANULE);
+            match self.map_within(request.op, need, bound) {
                 Err(Error::OutOfMemory { .. }) => {}
                 mapped => return mapped,
             }
             // In steps nothing may depend on what happens to be over.
             for wait in [self.link.stepped, true] {
-                self.gather(request, need as usize, wait)?;
+                self.gather(request, need, wait)?;
                 if self.heap.largest_free() >= need {
                     return Ok(());
                 }
             }
         }
-        self.map(request.op, need, unit)
+        match self.map(request.op, need + more) {
+            Err(Error::OutOfMemory { .. }) if more > 0 => self.map(request.op, need),
+            done => done,
+        }
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
-    pub(super) fn map(&mut self, op: &'static str, need: u64, unit: u64) -> Result<()> {
-        self.map_within(op, need, unit, u64::MAX)
+    pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
+        self.map_within(op, need, u64::MAX)
     }
 
     /// The same, unless more than `most` bytes would be the pool's then.
-    fn map_within(&mut self, op: &'static str, need: u64, unit: u64, most: u64) -> Result<()> {
-        let budget = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
-        let heap = &self.heap;
-        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+    fn map_within(&mut self, op: &'static str, need: u64, most: u64) -> Result<()> {
+        let left = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
+        let budget = left / GRAIN as u64 * GRAIN as u64;
+        // Single allocations neither grow nor move, so a small one would be of little use.
+        let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
+        // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
+        let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
+        let (heap, own) = (&self.heap, self.link.device);
+        // What a lost device may use for ever does not count.
+        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         let backing = &mut self.backing;
         let mut grow = || backing.grow(need, unit, budget, &free);
         let mapped = match self.settings.node {
@@ -172,8 +191,7 @@ impl Cache {
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
     /// What is not over is waited for, or stays.
-    fn gather(&mut self, request: &Request<'_>, need: usize, wait: bool) -> Result<()> {
-        let need = self.room(request, need);
+    fn gather(&mut self, request: &Request<'_>, need: u64, wait: bool) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
         }
@@ -188,8 +206,9 @@ impl Cache {
                 }
             }
         }
-        let heap = &self.heap;
-        let free = |region: u32, at: Address| (heap.free_before(region, at), heap.free_after(region, at));
+        let (heap, own) = (&self.heap, self.link.device);
+        // What a lost device may use for ever does not count.
+        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         // SAFETY: the units are free, and their uses are over, on every device.
         let moved = unsafe { self.backing.move_units(&units, need, &free) };
         for (region, unit) in moved.from {
@@ -215,7 +234,7 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
         let over = self.link.planted(Bug::ChunkReleasedEarly)
-            || if wait { past.wait_all(op, self.settings.deadline).is_ok() } else { past.all_completed() };
+            || if wait && self.patient { self.outlast(op, &past) } else { past.all_completed() };
         if over {
             self.link.acquire(past.known());
         }
@@ -223,20 +242,36 @@ impl Cache {
         over
     }
 
+    /// Waits for all uses. A stream that is stuck is waited for once, not for every block that it has used.
+    fn outlast(&mut self, op: &'static str, past: &History) -> bool {
+        let waited = past.wait_all(op, self.settings.deadline);
+        self.patient = !matches!(waited, Err(Error::Timeout { .. }));
+        waited.is_ok()
+    }
+
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let limit = self.settings.deadline;
+        if !self.patient {
+            return Ok(());
+        }
         let own = self.link.device;
         let heap = self.heap.free_payloads_mut();
         let small = self.small.at_rest().map(|block| block.hazards.history());
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
-            past.wait_all(request.op, limit)?;
+            match past.wait_all(request.op, limit) {
+                Err(Error::Timeout { .. }) => {
+                    self.patient = false;
+                    break;
+                }
+                waited => waited?,
+            }
             past.settle();
         }
         self.collect();
         Ok(())
     }
 
-    fn exchange(&mut self, request: &Request<'_>, need: usize) -> Result<()> {
+    fn exchange(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
         self.give_back(request.op, true);
         self.grow(request, need)
     }
@@ -268,7 +303,10 @@ impl Cache {
                 }
             }
         }
-        self.regions.retain(|_, region| !region.is_spent());
+        let regions = &mut self.regions;
+        regions.retain(|_, region| !region.is_spent());
+        // Numbers of regions are used again, so no header may keep one that is gone.
+        self.spare.retain(|block| matches!(block.place, Place::Piece { region, .. } if regions.contains_key(&region)));
         given
     }
 

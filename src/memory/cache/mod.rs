@@ -36,9 +36,12 @@ use super::{
 use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
 use audit::Audit;
 use classes::{ALIGN, SMALL};
+use ladder::Need;
 use small::Small;
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
 
+/// What the heap rounds to.
+const GRAIN: usize = Heap::<History>::GRAIN;
 /// The largest alignment that can be asked for.
 pub(crate) const MOST_ALIGN: usize = 2 << 20;
 /// Headers of large blocks that are kept for the next ones.
@@ -61,6 +64,9 @@ impl MemoryLimit {
         }
     }
 }
+
+/// How often a callback may ask for another attempt.
+pub(crate) const ATTEMPTS: usize = 16;
 
 /// Asked when a device is out of memory; whether to try again.
 #[derive(Clone)]
@@ -123,6 +129,8 @@ pub(crate) struct Cache {
     heap: Heap<History>,
     small: Small,
     spare: Vec<Box<Block>>,
+    /// While memory is looked for: no stream was found stuck so far.
+    patient: bool,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
@@ -149,6 +157,7 @@ impl Cache {
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
+            patient: true,
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
             audit: None,
@@ -157,7 +166,10 @@ impl Cache {
 
     /// Takes memory from the driver before it is needed.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
-        self.map(op, bytes.next_multiple_of(Heap::<History>::GRAIN as u64), 0)
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.map(op, bytes.next_multiple_of(GRAIN as u64))
     }
 
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
@@ -216,7 +228,7 @@ impl Cache {
             Place::Piece { piece, .. } => {
                 let history = block.hazards.history();
                 history.settle();
-                self.heap.free(piece, std::mem::take(history));
+                self.heap.free(piece, history.hand_on());
                 if self.spare.len() < SPARE_HEADERS {
                     self.spare.push(block);
                 }
@@ -245,29 +257,45 @@ impl Cache {
         {
             return Ok(block);
         }
-        if let Some(block) = self.small.pop_free(class, request.stream).or_else(|| self.cut(class)) {
+        if let Some((block, anothers)) = self.small.pop_free(class, request.stream) {
+            self.stats.steals += u64::from(anothers);
             return Ok(block);
         }
-        if self.add_slab(class, |past| past.is_free_for(request.stream))
+        if let Some(block) = self.cut(class) {
+            return Ok(block);
+        }
+        let free = |past: &History, room, bytes| past.free_place(request.stream, room, bytes);
+        if self.add_slab(class, false, free)
             && let Some(block) = self.cut(class)
         {
             return Ok(block);
         }
         let own = self.link.device;
-        if let Some(mut block) = self.small.steal(class, own) {
-            self.stats.steals += 1;
-            self.stats.waits += u64::from(!block.hazards.history().is_free_for(request.stream));
-            return Ok(block);
-        }
-        self.climb(request, classes::slab_bytes(class), |cache| {
-            if let Some(block) = cache.small.pop_free(class, None) {
-                return Some(block);
+        let mut block = match self.small.steal(class, own) {
+            Some(block) => block,
+            None => {
+                let least = classes::bytes(class).next_multiple_of(GRAIN);
+                self.climb(request, Need { least, good: self.small.next_slab(class) }, |cache| {
+                    if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
+                        return Some(block);
+                    }
+                    if cache.add_slab(class, true, free)
+                        || cache.add_slab(class, true, |past, room, bytes| past.usable_place(own, room, bytes))
+                    {
+                        return cache.cut(class);
+                    }
+                    cache.small.steal(class, own)
+                })?
             }
-            if cache.add_slab(class, |past| !past.names_lost_peer(own)) {
-                return cache.cut(class);
-            }
-            cache.small.steal(class, own)
-        })
+        };
+        self.count(block.hazards.history().waits_for(request.stream));
+        Ok(block)
+    }
+
+    /// Memory was handed out that others may still use: whether it was, and its new stream will wait for them.
+    fn count(&mut self, waits: bool) {
+        self.stats.steals += u64::from(waits);
+        self.stats.waits += u64::from(waits);
     }
 
     fn cut(&mut self, class: usize) -> Option<Box<Block>> {
@@ -278,11 +306,20 @@ impl Cache {
     }
 
     /// A slab from what the heap has free; a smaller one where there is no room for a whole one.
-    fn add_slab(&mut self, class: usize, accept: impl Fn(&History) -> bool) -> bool {
-        let least = classes::bytes(class).next_multiple_of(Heap::<History>::GRAIN);
-        let mut bytes = classes::slab_bytes(class);
+    fn add_slab(
+        &mut self,
+        class: usize,
+        thoroughly: bool,
+        mut place: impl FnMut(&History, Range<usize>, usize) -> Option<usize>,
+    ) -> bool {
+        let least = classes::bytes(class).next_multiple_of(GRAIN);
+        let mut bytes = self.small.next_slab(class);
         loop {
-            if let Some(taken) = self.heap.allocate(bytes, ALIGN, &accept) {
+            let taken = match thoroughly {
+                true => self.heap.allocate_thoroughly(bytes, ALIGN, &mut place),
+                false => self.heap.allocate_in(bytes, ALIGN, &mut place),
+            };
+            if let Some(taken) = taken {
                 let region = self.regions[&taken.region].clone();
                 self.small.add(class, taken.piece, region, (taken.address, taken.bytes), taken.payload);
                 return true;
@@ -290,7 +327,7 @@ impl Cache {
             if bytes <= least {
                 return false;
             }
-            bytes = (bytes / 2).max(least);
+            bytes = (bytes / 2).next_multiple_of(GRAIN).max(least);
         }
     }
 
@@ -300,22 +337,26 @@ impl Cache {
             self.collect();
         }
         let own = self.link.device;
-        let free = |past: &History| past.is_free_for(request.stream);
-        let mut taken = self.heap.allocate(bytes, align, free);
+        let free = |past: &History, room, bytes| past.free_place(request.stream, room, bytes);
+        let mut taken = self.heap.allocate_in(bytes, align, free);
         if taken.is_none() && self.collect() {
-            taken = self.heap.allocate(bytes, align, free);
-        }
-        if taken.is_none() {
-            taken = self.heap.allocate(bytes, align, |past| !past.names_lost_peer(own));
-            if let Some(taken) = &taken {
-                self.stats.steals += 1;
-                self.stats.waits += u64::from(!taken.payload.is_free_for(request.stream));
-            }
+            taken = self.heap.allocate_in(bytes, align, free);
         }
         let taken = match taken {
             Some(taken) => taken,
-            None => self
-                .climb(request, bytes, |cache| cache.heap.allocate(bytes, align, |past| !past.names_lost_peer(own)))?,
+            None => {
+                let with_a_wait = |past: &History, room, bytes| past.usable_place(own, room, bytes);
+                let found = self.heap.allocate_in(bytes, align, with_a_wait);
+                let taken = match found {
+                    Some(taken) => taken,
+                    None => self.climb(request, Need { least: bytes, good: bytes }, |cache| {
+                        let found = cache.heap.allocate_thoroughly(bytes, align, free);
+                        found.or_else(|| cache.heap.allocate_thoroughly(bytes, align, with_a_wait))
+                    })?,
+                };
+                self.count(taken.payload.waits_for(request.stream));
+                taken
+            }
         };
         Ok(self.header(taken))
     }
@@ -330,7 +371,7 @@ impl Cache {
                     block.region = self.regions[&region].clone();
                 }
                 (block.address, block.bytes, block.place) = (address, bytes, place);
-                *block.hazards.history() = payload;
+                block.hazards.history().receive(payload);
                 block
             }
             None => {

@@ -9,6 +9,7 @@ use super::{
         hazard::{History, Tenants},
         heap::{Payload, Piece},
     },
+    GRAIN,
     classes::{self, CLASSES},
 };
 use crate::{driver::Address, memory::backing::Region, stream::StreamCore};
@@ -41,6 +42,8 @@ struct Class {
     lists: SmallVec<[List; 3]>,
     /// The slab that blocks are cut from.
     current: Option<u32>,
+    /// How many slabs there are.
+    slabs: usize,
 }
 
 /// All small blocks of one cache.
@@ -58,28 +61,31 @@ impl Small {
         Small { classes, slabs: Vec::new(), vacant: Vec::new(), empty: 0 }
     }
 
-    /// A block that this stream used last.
+    /// A block that this stream used last, or that nobody uses.
     #[inline]
     pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
         let own = stream.map_or(Tenants::Nobody, Tenants::Stream);
         let lists = &mut self.classes[class].lists;
-        let at = lists.iter().position(|list| list.tenants == own)?;
-        lists[at].blocks.pop_back().inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+        let mut last_of = |tenants| lists.iter_mut().find(|list| list.tenants == tenants)?.blocks.pop_back();
+        let block = last_of(own).or_else(|| last_of(Tenants::Nobody))?;
+        Self::wake(&mut self.slabs, &mut self.empty, &block);
+        Some(block)
     }
 
-    /// A block that `stream` need not wait for; it may be another's.
-    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
+    /// A block that `stream` need not wait for, and whether it was another's.
+    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<(Box<Block>, bool)> {
         let mut found = None;
         for list in &mut self.classes[class].lists {
             let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
-            if list.tenants == Tenants::Nobody || list.blocks.front_mut().is_some_and(is_free) {
-                found = list.blocks.pop_front();
+            let anothers = list.tenants != Tenants::Nobody;
+            if !anothers || list.blocks.front_mut().is_some_and(is_free) {
+                found = list.blocks.pop_front().map(|block| (block, anothers));
             }
             if found.is_some() {
                 break;
             }
         }
-        found.inspect(|block| Self::wake(&mut self.slabs, &mut self.empty, block))
+        found.inspect(|(block, _)| Self::wake(&mut self.slabs, &mut self.empty, block))
     }
 
     /// Any block that does not need a lost peer: the stream will wait for its last users.
@@ -93,6 +99,13 @@ impl Small {
             }
         }
         None
+    }
+
+    /// How large the next slab of a class should be: small at first, then twice as large each time.
+    pub fn next_slab(&self, class: usize) -> usize {
+        let most = classes::slab_bytes(class);
+        let first = (classes::bytes(class) * 4).next_multiple_of(GRAIN).max(64 << 10);
+        (first << self.classes[class].slabs.min(8)).min(most)
     }
 
     /// Cuts a block from the class's slab, if there is room: where it lies, and what is known of its past.
@@ -125,6 +138,7 @@ impl Small {
         };
         self.slabs[index as usize] = Some(slab);
         self.empty += 1;
+        self.classes[class].slabs += 1;
         self.classes[class].current = Some(index);
     }
 
@@ -154,6 +168,24 @@ impl Small {
         slab.live += 1;
     }
 
+    /// Gives up what is not cut yet: for each slab its piece, the bytes that it keeps, and what is known of the rest.
+    pub fn give_up_uncut(&mut self) -> Vec<(Piece, usize, History)> {
+        let mut given = Vec::new();
+        for class in &mut self.classes {
+            let Some(index) = class.current.take() else { continue };
+            let slab = self.slabs[index as usize].as_mut().expect("the current slab exists");
+            let keep = slab.uncut().next_multiple_of(GRAIN);
+            if slab.cut == 0 || keep >= slab.bytes {
+                class.current = Some(index).filter(|_| slab.cut == 0);
+                continue;
+            }
+            let rest = slab.rest.split_off(keep - slab.uncut());
+            slab.bytes = keep;
+            given.push((slab.piece, keep, rest));
+        }
+        given
+    }
+
     /// Takes out the slabs that have no block in use, each with all that is known of its past.
     pub fn dissolve(&mut self) -> Vec<(Slab, History)> {
         if self.empty == 0 {
@@ -164,6 +196,7 @@ impl Small {
             let slab = entry.take_if(|slab| slab.live == 0);
             gone.push(slab.map(|mut slab| {
                 let class = &mut self.classes[slab.class];
+                class.slabs -= 1;
                 class.current.take_if(|current| *current as usize == index);
                 self.vacant.push(index as u32);
                 let (rest, mut past) = (std::mem::take(&mut slab.rest), History::default());
@@ -176,7 +209,7 @@ impl Small {
                 list.blocks.retain_mut(|block| {
                     let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
                     let Some((slab, past)) = &mut gone[index as usize] else { return true };
-                    past.join((block.address - slab.address) as usize, block.hazards.take());
+                    past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
                     false
                 });
             }

@@ -1,6 +1,7 @@
 //! Allocate and free: nothing here depends on how many pieces there are, and no map is touched.
 
 use super::{Heap, Payload, Piece, Taken, bins, nodes, nodes::NONE};
+use std::ops::Range;
 
 /// Ranges that a search looks at, over all lists. Refused ones count, so that a search stays bounded.
 const LOOKS: usize = 16;
@@ -13,14 +14,66 @@ impl<P: Payload> Heap<P> {
     /// none if there is no such range among those looked at: the first few of each list, the nearest sizes first, 16 in
     /// all. If `accept` likes everything, this succeeds wherever a range of `bytes + align`, rounded up to the next
     /// list's size, is free. What is left of the range, on both sides, stays free and keeps its part of the payload.
-    pub(crate) fn allocate(&mut self, bytes: usize, align: usize, accept: impl FnMut(&P) -> bool) -> Option<Taken<P>> {
+    #[cfg(test)]
+    pub(crate) fn allocate(
+        &mut self,
+        bytes: usize,
+        align: usize,
+        mut accept: impl FnMut(&P) -> bool,
+    ) -> Option<Taken<P>> {
+        self.allocate_in(bytes, align, |payload, room, _| accept(payload).then_some(room.start))
+    }
+
+    /// The same where only a part of a range may do: `place` gets a range's payload, the positions in it to choose from, and
+    /// how many bytes are wanted, and names the first position where they can begin.
+    #[inline]
+    pub(crate) fn allocate_in(
+        &mut self,
+        bytes: usize,
+        align: usize,
+        place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
+    ) -> Option<Taken<P>> {
         debug_assert!(align.is_power_of_two() && align <= 2 << 20);
         let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).ok()?;
-        let id = self.search(grains, align as u64, accept)?;
-        Some(self.carve(id, grains, align as u64))
+        let (id, front) = self.search(grains, align as u64, place)?;
+        Some(self.carve(id, grains, front))
+    }
+
+    /// The same, looking at every free range, the lowest list first: for those who have found nothing.
+    pub(crate) fn allocate_thoroughly(
+        &mut self,
+        bytes: usize,
+        align: usize,
+        mut place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
+    ) -> Option<Taken<P>> {
+        let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).ok()?;
+        let (id, front) = {
+            let lists = std::iter::successors(self.bins.next(bins::floor(grains)), |list| self.bins.next(list + 1));
+            let mut ranges = lists.flat_map(|list| self.list(list));
+            ranges.find_map(|id| Some((id, self.fit(id, grains, align as u64, &mut place)?)))?
+        };
+        Some(self.carve(id, grains, front))
+    }
+
+    /// Keeps the first `bytes` of a live piece; the rest becomes free, with what is known of it.
+    pub(crate) fn shrink(&mut self, piece: Piece, bytes: usize, rest: P) {
+        let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).unwrap_or(u32::MAX);
+        let node = self.nodes[piece.id];
+        assert!(node.is_live(), "only a live piece has anything to give");
+        if grains >= node.grains {
+            return;
+        }
+        let at = node.address + u64::from(grains) * nodes::GRAIN;
+        let later = self.live(node.region, at, node.grains - grains);
+        self.nodes[piece.id].grains = grains;
+        self.nodes.connect(piece.id, later);
+        self.nodes.connect(later, node.after);
+        self.free_grains += u64::from(node.grains - grains);
+        self.settle(later, rest);
     }
 
     /// Gives a piece back, with what must be known when its bytes are used again.
+    #[inline]
     pub(crate) fn free(&mut self, piece: Piece, payload: P) {
         let id = piece.id;
         let node = &self.nodes[id];
@@ -36,7 +89,12 @@ impl<P: Payload> Heap<P> {
     }
 
     #[inline]
-    fn search(&self, grains: u32, align: u64, mut accept: impl FnMut(&P) -> bool) -> Option<u32> {
+    fn search(
+        &self,
+        grains: u32,
+        align: u64,
+        mut place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
+    ) -> Option<(u32, u32)> {
         // From the list `sure` on every range is long enough wherever it begins. In those before it half of the looks
         // may be spent, so that there are some left for a list that cannot disappoint.
         let sure = bins::ceil(u64::from(grains) + (align / nodes::GRAIN).saturating_sub(1));
@@ -48,11 +106,11 @@ impl<P: Payload> Heap<P> {
             let mut id = self.bins.head(list);
             while few > 0 && id != NONE {
                 let node = &self.nodes[id];
-                let fits = u64::from(grains) + gap(node.address, align) <= u64::from(node.grains);
-                if fits && accept(&self.payloads[id as usize]) {
-                    return Some(id);
+                let after = node.list_after;
+                if let Some(front) = self.fit(id, grains, align, &mut place) {
+                    return Some((id, front));
                 }
-                id = node.list_after;
+                id = after;
                 few -= 1;
                 looks -= 1;
             }
@@ -63,10 +121,34 @@ impl<P: Payload> Heap<P> {
         }
     }
 
+    /// Where in a free range a piece may begin, in grains from its start.
+    #[inline]
+    fn fit(
+        &self,
+        id: u32,
+        grains: u32,
+        align: u64,
+        place: &mut impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
+    ) -> Option<u32> {
+        let node = &self.nodes[id];
+        let (payload, room, bytes) =
+            (&self.payloads[id as usize], node.bytes() as usize, grains as usize * Self::GRAIN);
+        let mut front = gap(node.address, align);
+        // The place that is named need not be aligned.
+        while u64::from(grains) + front <= u64::from(node.grains) {
+            let at = (place(payload, front as usize * Self::GRAIN..room, bytes)? as u64).div_ceil(nodes::GRAIN);
+            let aligned = at + gap(node.address + at * nodes::GRAIN, align);
+            if aligned == at && at + u64::from(grains) <= u64::from(node.grains) {
+                return Some(aligned as u32);
+            }
+            front = aligned;
+        }
+        None
+    }
+
     /// Cuts a piece out of a free range that is long enough.
-    fn carve(&mut self, id: u32, grains: u32, align: u64) -> Taken<P> {
+    fn carve(&mut self, id: u32, grains: u32, front: u32) -> Taken<P> {
         let range = self.nodes[id];
-        let front = gap(range.address, align) as u32;
         let rest = range.grains - front - grains;
         let bytes = grains as usize * Self::GRAIN;
         let address = range.address + u64::from(front) * nodes::GRAIN;

@@ -112,6 +112,7 @@ impl<P: Payload> Heap<P> {
         payload
     }
 
+    #[cfg(test)]
     /// Free bytes that end at `address`, if that is where mapped memory of the region ends: 0 anywhere else, as nothing
     /// can be mapped there.
     pub(crate) fn free_before(&self, region: u32, address: u64) -> u64 {
@@ -119,9 +120,19 @@ impl<P: Payload> Heap<P> {
         run.map_or(0, |run| self.free_at(self.nodes[run.last].before))
     }
 
+    #[cfg(test)]
     /// Free bytes that begin at `address`, if that is where mapped memory of the region begins.
     pub(crate) fn free_after(&self, region: u32, address: u64) -> u64 {
         self.runs.get(&(region, address)).map_or(0, |run| self.free_at(self.nodes[run.first].after))
+    }
+
+    /// Both, of ranges whose payload is accepted.
+    pub(crate) fn free_around(&self, region: u32, address: u64, accept: impl Fn(&P) -> bool) -> (u64, u64) {
+        let accepted = |id: u32| if accept(&self.payloads[id as usize]) { self.free_at(id) } else { 0 };
+        let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);
+        let before = run.map_or(0, |run| accepted(self.nodes[run.last].before));
+        let after = self.runs.get(&(region, address)).map_or(0, |run| accepted(self.nodes[run.first].after));
+        (before, after)
     }
 
     /// The pieces and free ranges of a run, by address.

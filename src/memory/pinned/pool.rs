@@ -4,7 +4,7 @@ use super::{
     super::{
         backing::Trial,
         block::{BlockRef, ChunkKind},
-        cache::{Cache, Request, Settings, audit},
+        cache::{ATTEMPTS, Cache, OnOutOfMemory, Request, Settings, audit},
         fits_blocks,
         hazard::Access,
         link::Link,
@@ -12,7 +12,7 @@ use super::{
     },
     DeviceCopy, PinnedBuffer,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
@@ -30,19 +30,22 @@ pub(crate) struct PinnedPool {
     nodes: Nodes,
     /// By node.
     shelves: Vec<Shelf>,
+    /// Asked without a lock held: it is a user's, and may ask this pool.
+    on_out_of_memory: Option<OnOutOfMemory>,
 }
 
 impl PinnedPool {
     pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
         let nodes = Nodes::of(links);
         let shelf = |node| {
-            let settings = Settings { limit: None, node: nodes.place(node), ..settings.clone() };
+            let settings =
+                Settings { limit: None, on_out_of_memory: None, node: nodes.place(node), ..settings.clone() };
             // A device that is near to it; pinned memory is portable, so any will do.
             let first = (0..links.len()).find(|&device| nodes.of_device(device) == node).unwrap_or(0);
             Ok(Shelf { cache: Mutex::new((first, Shelf::cache(&links[first], &settings)?)), settings })
         };
         let shelves = (0..nodes.count()).map(shelf).collect::<Result<_>>()?;
-        Ok(PinnedPool { links: links.to_vec(), nodes, shelves })
+        Ok(PinnedPool { links: links.to_vec(), nodes, shelves, on_out_of_memory: settings.on_out_of_memory.clone() })
     }
 
     /// A block that nobody uses any more.
@@ -51,7 +54,17 @@ impl PinnedPool {
             Near::Device(device) => self.nodes.of_device(device),
             Near::Here => self.nodes.here(),
         };
-        self.shelves[node].block(&self.links, op, bytes)
+        let mut attempts = ATTEMPTS;
+        loop {
+            let refused = match (self.shelves[node].block(&self.links, op, bytes), &self.on_out_of_memory) {
+                (Err(Error::OutOfMemory { report, .. }), Some(callback)) if attempts > 0 && callback.0(&report) => {
+                    report
+                }
+                (done, _) => return done,
+            };
+            tracing::debug!(op, requested = refused.requested, "page-locked memory is asked for again");
+            attempts -= 1;
+        }
     }
 
     /// A zeroed buffer.

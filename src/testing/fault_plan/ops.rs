@@ -26,7 +26,7 @@ ops! {
     Bind "bind",
     /// Free and total memory are asked for.
     MemoryInfo "memory-info",
-    /// Device memory is allocated.
+    /// Device memory is taken from the driver, by itself or as a mapping of a window.
     Alloc "alloc",
     /// Device memory is freed. It is, also when the call reports a fault.
     Free "free",
@@ -42,7 +42,7 @@ ops! {
     VmReserve "vm-reserve",
     /// A window of addresses is given back. It is, also when the call reports a fault.
     VmRelease "vm-release",
-    /// Memory is mapped into a window.
+    /// Memory is mapped into a window; it is an [`Alloc`](Self::Alloc), too.
     VmMap "vm-map",
     /// Memory is taken out of a window. It is, also when the call reports a fault.
     VmUnmap "vm-unmap",
@@ -102,6 +102,14 @@ ops! {
     LaunchHost "launch-host",
     /// A matrix product.
     Gemm "gemm",
+    /// A stream begins to capture.
+    CaptureBegin "capture-begin",
+    /// A capture becomes a graph. It ends, also when the call reports a fault.
+    CaptureEnd "capture-end",
+    /// A graph is launched.
+    GraphLaunch "graph-launch",
+    /// A graph is destroyed.
+    GraphDestroy "graph-destroy",
     /// A word is written in stream order.
     WriteValue "write-value",
     /// A stream is made to wait for a word.
@@ -112,7 +120,9 @@ impl FaultOp {
     /// Whether it goes to a stream.
     pub fn is_submitted(self) -> bool {
         use FaultOp::*;
-        self.is_copy() || matches!(self, Wait | Record | Fill | Launch | LaunchHost | Gemm | WriteValue | WaitValue)
+        let other =
+            matches!(self, Wait | Record | Fill | Launch | LaunchHost | Gemm | GraphLaunch | WriteValue | WaitValue);
+        other || self.is_copy()
     }
 
     /// Whether it is a copy.

@@ -1,0 +1,152 @@
+//! Graphs: operations that are noted when they are captured, and judged whenever the graph is launched.
+
+use super::{
+    judge::{Operand, refusal},
+    note::Call,
+    place::Place,
+    state::{HostId, Key, State},
+};
+use crate::driver::{Address, DriverResult};
+use smallvec::SmallVec;
+use std::{mem, ops::Range};
+
+/// An operation of a graph.
+pub(super) struct Noted {
+    call: Call,
+    /// Where it was captured: that is what the user knows it by.
+    place: Option<Place>,
+    operands: SmallVec<[Operand; 3]>,
+}
+
+impl State {
+    /// Notes an operation of a stream that captures.
+    pub fn note_captured(&mut self, key: Key, call: Call, operands: &[Operand]) {
+        if let Some(noted) = self.captures.get_mut(&key) {
+            noted.push(Noted { call, place: Place::current(), operands: operands.into() });
+        }
+    }
+
+    /// Judges all operations of a graph, submits them with `forward`, notes them.
+    pub fn replay(
+        &mut self,
+        by: HostId,
+        key: Key,
+        graph: &[Noted],
+        forward: impl FnOnce() -> DriverResult,
+    ) -> DriverResult {
+        if !self.streams.contains_key(&key) {
+            return forward();
+        }
+        let judge =
+            |state: &State, op: &Noted| Place::revisit(op.place, || state.judge(by, key, op.call, &op.operands));
+        let mut judged = Ok(());
+        for op in graph {
+            judged = judge(self, op).map(drop);
+            if judged.is_err() {
+                break;
+            }
+            let written = op.operands.iter().filter(|operand| operand.manner.write);
+            written.filter_map(Operand::range).for_each(|range| self.ahead.add(range));
+        }
+        mem::take(&mut self.ahead);
+        judged.map_err(refusal)?;
+        forward()?;
+        for op in graph {
+            // Nothing has changed since, but for the operations before it, which are in the account now.
+            if let Ok(plan) = judge(self, op) {
+                self.enter(by, key, plan);
+            }
+        }
+        Ok(())
+    }
+
+    /// The first bytes of a range of a live buffer that nobody has written, nor will have by then.
+    pub fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
+        let mut rest = range.clone();
+        while let Some(gap) = self.heap.unwritten(&rest) {
+            if let Some(bytes) = self.ahead.first_gap(&gap) {
+                return Some(bytes);
+            }
+            rest.start = gap.end;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::driver::{
+        DriverRef, RawGraph, RawStream,
+        check::{Kind, annotate, wrap},
+        host,
+    };
+    use std::time::Duration;
+
+    fn gpu() -> DriverRef {
+        wrap(host::machine(&[Default::default()])).remove(0)
+    }
+
+    /// `y = x`, and before that `x = 1` if it `fills`, each by 64 bytes.
+    fn copy_graph(gpu: &DriverRef, x: u64, y: u64, fills: bool) -> RawGraph {
+        let s = gpu.stream_create(0).unwrap();
+        gpu.capture_begin(s).unwrap();
+        // SAFETY: live memory of the case, which forgets nothing.
+        unsafe {
+            if fills {
+                annotate("first", || gpu.fill_u8(x, 1, 64, s)).unwrap();
+            }
+            annotate("second", || gpu.copy_within(y, x, 64, s)).unwrap();
+        }
+        gpu.capture_end(s).unwrap()
+    }
+
+    fn launch(gpu: &DriverRef, graph: RawGraph, s: RawStream) -> Result<(), (Kind, &'static str)> {
+        // SAFETY: as above.
+        let launched = unsafe { gpu.graph_launch(graph, s) };
+        launched.map_err(|fault| fault.report.map(|report| (report.kind, report.now.op)).unwrap())
+    }
+
+    #[test]
+    fn a_launch_counts_as_all_that_was_captured() {
+        let gpu = gpu();
+        let (x, y) = (gpu.mem_alloc(64).unwrap(), gpu.mem_alloc(64).unwrap());
+        let (s, t) = (gpu.stream_create(0).unwrap(), gpu.stream_create(0).unwrap());
+        let graph = copy_graph(&gpu, x, y, true);
+        // Capturing it has touched nothing.
+        // SAFETY: as above.
+        unsafe { gpu.fill_u8(y, 0, 64, s).unwrap() };
+        assert_eq!(launch(&gpu, graph, t), Err((Kind::Race, "second")), "its write of y comes after that of s");
+        // As a whole: its first operation has not run, nor is it in the account.
+        // SAFETY: as above.
+        unsafe { gpu.fill_u8(x, 0, 64, s).unwrap() };
+        let e = gpu.event_create(false).unwrap();
+        gpu.event_record(e, s).unwrap();
+        gpu.stream_wait_event(t, e).unwrap();
+        assert_eq!((launch(&gpu, graph, t), launch(&gpu, graph, t)), (Ok(()), Ok(())));
+        // SAFETY: as above.
+        let race = unsafe { gpu.fill_u8(x, 0, 64, s) }.unwrap_err().report.unwrap();
+        assert_eq!((race.kind, race.before.as_ref().unwrap().op), (Kind::Race, "first"), "{race}");
+        gpu.stream_wait_idle(t, Duration::MAX).unwrap();
+        // SAFETY: as above; its launches are over.
+        unsafe {
+            gpu.fill_u8(x, 0, 64, s).unwrap();
+            gpu.graph_destroy(graph).unwrap();
+        }
+        gpu.stream_wait_idle(s, Duration::MAX).unwrap();
+    }
+
+    /// What a graph writes itself counts as written for what comes after it in the graph, and only for that.
+    #[test]
+    fn a_graph_reads_what_it_has_written() {
+        let gpu = gpu();
+        let (x, y, s) = (gpu.mem_alloc(64).unwrap(), gpu.mem_alloc(64).unwrap(), gpu.stream_create(0).unwrap());
+        let (reads, writes) = (copy_graph(&gpu, x, y, false), copy_graph(&gpu, x, y, true));
+        assert_eq!(launch(&gpu, reads, s), Err((Kind::UninitializedRead, "second")));
+        assert_eq!(launch(&gpu, writes, s), Ok(()));
+        assert_eq!(launch(&gpu, reads, s), Ok(()));
+        gpu.stream_wait_idle(s, Duration::MAX).unwrap();
+        // SAFETY: out of use.
+        unsafe { gpu.mem_free(x).unwrap() };
+        assert_eq!(launch(&gpu, reads, s), Err((Kind::UseAfterFree, "second")));
+    }
+}

@@ -1,0 +1,233 @@
+//! Graphs: operations that are captured once and launched often.
+//!
+//! # Contract
+//!
+//! * A graph holds what its capture submitted: kernels, fills, matrix products, and copies of device memory, also between
+//!   devices that reach each other directly. Everything else is refused while a device captures ([`Error::InvalidArgument`],
+//!   named after the operation), and the capture is discarded; so it is when its closure fails or panics.
+//! * Capturing touches nothing: no memory, no stream that anybody knows. Its stream is its own.
+//! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting uses, and
+//!   before later ones, on whichever devices.
+//! * The graph keeps the memory that it names. What its closure drops, or the user later, is not used for anything else before the
+//!   graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
+//! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would forbid.
+//!
+//! # Mechanism
+//!
+//! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is launched,
+//! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands.
+
+pub(crate) mod recording;
+
+use crate::{
+    Device,
+    driver::RawGraph,
+    error::{Error, Result},
+    memory::link::Link,
+    runtime::worker::Worker,
+    stream::StreamCore,
+};
+use recording::{Recording, Touched};
+use smallvec::SmallVec;
+use std::{
+    cell::RefCell,
+    fmt,
+    marker::PhantomData,
+    rc::{Rc, Weak},
+    sync::Arc,
+};
+
+/// Operations of one device that are launched together, from [`Device::capture`].
+///
+/// It keeps the memory that its operations name, and writes the same buffers at every launch. It does not leave its
+/// device's thread: keep it in a [`PerDevice`](crate::PerDevice) between scopes. Dropped in flight, it is destroyed when its
+/// launches are over.
+///
+/// ```compile_fail,E0277
+/// # use gpu_pool::GpuPool;
+/// let pool = GpuPool::builder().host(1).build().unwrap();
+/// pool.run(|dev, _| Ok(dev.capture(|_| Ok(()))?.0)).unwrap(); // `Graph` is not `Send`
+/// ```
+pub struct Graph {
+    /// Until it is dropped.
+    exec: Option<Exec>,
+    touched: Vec<Touched>,
+    operations: usize,
+    worker: Weak<Worker>,
+    stays: PhantomData<Rc<()>>,
+}
+
+impl Graph {
+    /// How many operations it has.
+    pub fn operations(&self) -> usize {
+        self.operations
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("operations", &self.operations).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let Some(exec) = self.exec.take() else { return };
+        match self.worker.upgrade() {
+            Some(worker) if !exec.is_over() => worker.graphs.borrow_mut().push(exec),
+            _ => drop(exec),
+        }
+    }
+}
+
+/// The driver's graph, and its launches that may be in flight.
+pub(crate) struct Exec {
+    raw: RawGraph,
+    link: Arc<Link>,
+    launches: RefCell<Launches>,
+}
+
+/// The last launch on each stream.
+type Launches = SmallVec<[(Arc<StreamCore>, u64); 2]>;
+
+impl Exec {
+    /// Whether all launches are known to be over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.launches.borrow().iter().all(|(stream, sequence)| stream.has_completed(*sequence))
+    }
+
+    fn launched(&self, stream: &Arc<StreamCore>, sequence: u64) {
+        let mut launches = self.launches.borrow_mut();
+        launches.retain(|(other, sequence)| other.id != stream.id && !other.is_over(*sequence));
+        launches.push((stream.clone(), sequence));
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if !self.is_over() {
+            tracing::warn!(device = self.link.device, "a graph still in flight was leaked");
+            return;
+        }
+        // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
+        if let Err(fault) = unsafe { self.link.driver.graph_destroy(self.raw) } {
+            tracing::debug!(device = self.link.device, %fault, "a graph could not be destroyed");
+        }
+    }
+}
+
+/// Graphs.
+impl Device {
+    /// Notes the operations of `f` in a graph, instead of running them. `f` gets this device with a stream of the capture's
+    /// own; what it allocates is had at once, and comes back beside the graph if `f` returns it. Nothing is in it before the
+    /// first launch.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// let sums = pool.run(|dev, _| {
+    ///     let mut x = dev.upload(&[1.0f32, 2.0, 3.0])?;
+    ///     let (graph, sum) = dev.capture(|dev| {
+    ///         dev.scale(&mut x, 2.0)?;
+    ///         dev.sum(&x)
+    ///     })?;
+    ///     let mut sums = Vec::new();
+    ///     for _ in 0..3 {
+    ///         dev.launch_graph(&graph)?;
+    ///         sums.push(dev.download(&sum)?[0]);
+    ///     }
+    ///     Ok(sums)
+    /// })?;
+    /// assert_eq!(sums, [[12.0, 24.0, 48.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// Refused within `f`, which ends the capture: copies from and to the host; collectives, `exchange`, `barrier`; streams,
+    /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory.
+    /// Multiply once before a capture with a [`gemm`](Self::gemm): the first one loads cuBLAS.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for what was refused; those of `f`; [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
+        let op = self.op("capture")?;
+        let open = Open(Some(Recording::begin(&self.worker.link)?));
+        // What the closure asks for is its own.
+        drop(op);
+        let value = f(&open.device(self))?;
+        open.end(self).map(|graph| (graph, value))
+    }
+
+    /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
+    /// its memory.
+    ///
+    /// # Errors
+    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
+        let op = self.op("launch_graph")?;
+        let (link, name) = (&self.worker.link, op.name);
+        let exec = graph.exec.as_ref().ok_or_else(|| Error::invalid(name, "the graph is being dropped"))?;
+        if exec.link.pool != link.pool {
+            return Err(Error::WrongPool { op: name, device: self.index(), site: op.site });
+        }
+        if exec.link.device != link.device {
+            return Err(Error::WrongDevice { op: name, buffer: exec.link.device, device: self.index(), site: op.site });
+        }
+        if self.ordered {
+            for Touched { block, bytes, access } in &graph.touched {
+                block.hazards.order(name, &self.stream, bytes, *access)?;
+            }
+        }
+        // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one.
+        link.check(name, unsafe { link.driver.graph_launch(exec.raw, self.stream.raw) })?;
+        let sequence = self.stream.submit();
+        for Touched { block, bytes, access } in &graph.touched {
+            block.hazards.note(&self.stream, sequence, bytes.clone(), *access);
+        }
+        exec.launched(&self.stream, sequence);
+        Ok(())
+    }
+}
+
+/// A capture that is under way; discarded unless it comes to its [`end`](Self::end).
+struct Open(Option<Rc<Recording>>);
+
+impl Open {
+    /// `dev`, on the capture's stream.
+    fn device(&self, dev: &Device) -> Device {
+        let recording = self.0.clone();
+        let stream = recording.as_ref().map_or_else(|| dev.stream.clone(), |recording| recording.stream.clone());
+        let (worker, session) = (dev.worker.clone(), dev.session.clone());
+        Device { stays: PhantomData, worker, session, stream, ordered: dev.ordered, recording }
+    }
+
+    fn end(mut self, dev: &Device) -> Result<Graph> {
+        if let Some(recording) = &self.0 {
+            recording.verdict()?;
+        }
+        dev.check()?;
+        let Some(recording) = self.0.take() else { return Err(Error::invalid("capture", "it has ended")) };
+        let link = &dev.worker.link;
+        let raw = link.check("capture", link.driver.capture_end(recording.stream.raw))?;
+        let exec = Exec { raw, link: link.clone(), launches: RefCell::default() };
+        Ok(Graph {
+            exec: Some(exec),
+            touched: recording.take(),
+            operations: recording.operations(),
+            worker: Rc::downgrade(&dev.worker),
+            stays: PhantomData,
+        })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let Some(recording) = self.0.take() else { return };
+        let driver = &recording.stream.link.driver;
+        if let Ok(graph) = driver.capture_end(recording.stream.raw) {
+            // SAFETY: made just now, never launched.
+            let _ = unsafe { driver.graph_destroy(graph) };
+        }
+    }
+}
