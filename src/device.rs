@@ -385,7 +385,7 @@ impl Device {
         self.not_in_graph("stream")?;
         self.check()?;
         let Further { core, held } = self.worker.stream()?;
-        Ok(Stream { core, held })
+        Ok(Stream { core, _held: held })
     }
 
     /// This device, working on `stream`.

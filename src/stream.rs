@@ -274,7 +274,7 @@ impl Drop for StreamCore {
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
     /// Shared with the worker, which hands the stream out again when nobody else has it.
-    pub(crate) held: Rc<()>,
+    pub(crate) _held: Rc<()>,
 }
 
 impl std::fmt::Debug for Stream {

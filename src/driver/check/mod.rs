@@ -13,11 +13,11 @@
 //! host thread knows only what it has waited for itself, or has been told ([`Checker::release`], [`Checker::acquire`]).
 //! A host function ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
 //!
-//! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
-//! [`Report`]s like the others.
-//!
 //! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order, and is
 //! refused as a whole.
+//!
+//! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
+//! [`Report`]s like the others.
 //!
 //! What it does not see:
 //!
