@@ -157,7 +157,11 @@ impl Cache {
         // Single allocations neither grow nor move, so a small one would be of little use.
         let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
         // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
-        let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
+        let mut unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
+        if self.settings.slack.is_some() && self.backing.is_window() {
+            // It is to move, and of a piece that moves no part may be in use: small pools need small ones.
+            unit = unit.min(((self.backing.reserved() + need) / 32).next_multiple_of(GRANULE)).min(UNIT);
+        }
         let (heap, own) = (&self.heap, self.link.device);
         // What a lost device may use for ever does not count.
         let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
