@@ -3,14 +3,18 @@
 mod support;
 
 use gpu_pool::{
-    DeviceBuffer, Error, GpuPool, PinnedBuffer,
+    DeviceBuffer, Error, GpuPool, PinnedBuffer, Result, kernel,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{
     collections::HashSet,
-    sync::{Arc, OnceLock, mpsc},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use support::builder;
 
@@ -155,4 +159,160 @@ fn any_software_memory_can_be_named() {
         builder().host(1).timeout(Duration::from_secs(2)).software_memory(u64::MAX).build().map(drop)
     });
     assert!(!matches!(built, Err(_) | Ok(Err(Error::Timeout { .. } | Error::Panicked { .. }))), "{built:?}");
+}
+
+/// A graph writes what others own meanwhile, without the exclusive borrow that makes `order .. submit .. note` one step. Its
+/// `note` of a write then forgets a use that came between, for which it never waited.
+#[test]
+fn a_graph_launch_is_ordered_with_what_another_device_does_meanwhile() {
+    const WORDS: usize = 4096;
+    let pool = support::builder().host(2).module(&support::MODULE).build().unwrap();
+    let slot: Mutex<Option<DeviceBuffer<u32>>> = Mutex::default();
+    let (begun, back) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let done = pool.run(|dev, _| {
+        if dev.index() == 0 {
+            let mut x = dev.zeros::<u32>(WORDS)?;
+            let mut others = (0..3000).map(|_| dev.zeros::<u32>(16)).collect::<Result<Vec<_>>>()?;
+            let (graph, ()) = dev.capture(|dev| {
+                dev.fill(&mut x, 1)?;
+                others.iter_mut().try_for_each(|other| dev.fill(other, 1))
+            })?;
+            for round in 1..=30 {
+                *slot.lock().unwrap() = Some(x);
+                begun.store(round, SeqCst);
+                dev.launch_graph(&graph)?;
+                support::until("it is back", || back.load(SeqCst) == round)?;
+                x = slot.lock().unwrap().take().unwrap();
+                dev.synchronize()?;
+            }
+        } else {
+            let mine = dev.zeros::<u32>(WORDS)?;
+            for round in 1..=30 {
+                while begun.load(SeqCst) != round {
+                    dev.check()?;
+                }
+                let mut x = slot.lock().unwrap().take().unwrap();
+                thread::sleep(Duration::from_micros(150 * round as u64));
+                dev.copy(&mine, &mut x)?;
+                *slot.lock().unwrap() = Some(x);
+                back.store(round, SeqCst);
+            }
+        }
+        Ok(())
+    });
+    done.unwrap();
+}
+
+/// A kernel that lasts until it is let go; at most ten seconds.
+static GATE: AtomicUsize = AtomicUsize::new(0);
+static ENDED: AtomicUsize = AtomicUsize::new(0);
+kernel! {
+    static HELD: "slow_add" in support::MODULE, fn(x: &mut [u32], n: u64, add: u32, micros: u32) |_dims| {
+        let _ = (&x, n, micros);
+        for _ in 0..1000 {
+            if GATE.load(SeqCst) >= add as usize {
+                break;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        ENDED.fetch_max(add as usize, SeqCst);
+    }
+}
+/// The gate is one.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn hold(dev: &gpu_pool::Device, x: &mut DeviceBuffer<u32>, until: u32) -> Result<()> {
+    // SAFETY: the kernel touches nothing.
+    unsafe { dev.launch(&HELD, gpu_pool::LaunchDims::cover(1), (x, 1u64, until, 0u32)) }
+}
+
+/// The ladder's waits do not ask whether the gang has failed.
+#[test]
+fn a_member_that_is_short_of_memory_hears_of_an_abort() {
+    let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
+    let pool = builder().host(2).module(&support::MODULE).memory_limit(8 << 20).build().unwrap();
+    let deaf = AtomicUsize::new(usize::MAX);
+    let failed = pool.run(|dev, _| {
+        if dev.index() == 1 {
+            thread::sleep(Duration::from_millis(500));
+            return Err::<(), _>(Error::custom("enough"));
+        }
+        let (_live, mut x) = (dev.zeros::<u32>(256 << 10)?, dev.zeros::<u32>(1 << 20)?);
+        hold(dev, &mut x, 1)?;
+        drop(x);
+        let refused = dev.zeros::<u32>(7 << 18);
+        deaf.store(ENDED.load(SeqCst), SeqCst);
+        GATE.fetch_max(1, SeqCst);
+        refused.map(drop)
+    });
+    assert!(failed.is_err());
+    assert_eq!(deaf.load(SeqCst), 0, "it was told of the abort only when the kernel was over");
+}
+
+/// Uses that are over are merged with one that is not, and then all that they cover counts as in use.
+#[test]
+fn memory_at_rest_is_had_without_a_wait_beside_memory_in_use() {
+    let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
+    let pool = builder().host(1).module(&support::MODULE).build().unwrap();
+    let waits = pool.run(|dev, _| {
+        let mut many = (0..27).map(|_| dev.zeros::<u32>(1 << 18)).collect::<Result<Vec<_>>>()?;
+        let (mut last, mut key) = (many.split_off(21), dev.zeros::<u32>(1)?);
+        // Freed in flight, so that their uses are kept; then over.
+        hold(dev, &mut key, 2)?;
+        many.iter_mut().try_for_each(|x| dev.fill(x, 1))?;
+        drop(many);
+        GATE.fetch_max(2, SeqCst);
+        dev.synchronize()?;
+        hold(dev, &mut key, 3)?;
+        last.iter_mut().try_for_each(|x| dev.fill(x, 1))?;
+        drop(last);
+        let (stream, before) = (dev.stream()?, dev.stats());
+        let y = dev.on(&stream).zeros::<u32>(1 << 18)?;
+        let waits = dev.stats().waits - before.waits;
+        GATE.fetch_max(3, SeqCst);
+        drop(y);
+        Ok(waits)
+    });
+    assert_eq!(waits.unwrap(), [0], "21 MiB are at rest");
+}
+
+/// A move that fails ends the ladder, though rungs are left that would do.
+#[test]
+fn a_move_that_fails_is_not_the_end() {
+    let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(FaultOp::VmMove)).paused();
+    let pool = builder().host(1).memory_limit(64 << 20).faults(plan.clone()).build().unwrap();
+    plan.resume();
+    let got = pool.run(|dev, _| {
+        let mut all = (0..4).map(|_| dev.zeros::<u8>(16 << 20)).collect::<Result<Vec<_>>>()?;
+        drop((all.remove(2), all.remove(0)));
+        dev.synchronize()?;
+        dev.zeros::<u8>(32 << 20).map(drop)
+    });
+    assert_eq!(plan.fired().len().min(1), 1, "nothing was moved");
+    assert!(got.is_ok(), "{got:?}");
+}
+
+/// Each free unit is waited for by itself, for as long as the deadline, behind the same stuck stream.
+#[test]
+fn a_stuck_stream_is_waited_for_once() {
+    comes_back(|| {
+        let deadline = Duration::from_millis(200);
+        let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
+        let pool = builder().host(1).module(&support::MODULE).memory_limit(64 << 20).timeout(deadline).build().unwrap();
+        let took = pool.run(|dev, _| {
+            let mut all = (0..15).map(|_| dev.zeros::<u32>(1 << 20)).collect::<Result<Vec<_>>>()?;
+            let mut keep = all.remove(7);
+            hold(dev, &mut keep, 4)?;
+            all.iter_mut().try_for_each(|x| dev.fill(x, 1))?;
+            drop(all);
+            let start = Instant::now();
+            let got = dev.zeros::<u32>(13 << 20);
+            let took = start.elapsed();
+            GATE.fetch_max(4, SeqCst);
+            assert!(matches!(got, Err(Error::OutOfMemory { .. })), "{got:?}");
+            Ok(took)
+        });
+        let took = took.unwrap().remove(0);
+        assert!(took < deadline * 6, "{} deadlines", took.as_millis() / deadline.as_millis());
+    });
 }
