@@ -149,6 +149,7 @@ fn a_reserve_of_everything_is_an_error_and_no_panic() {
 #[test]
 fn a_software_gpu_of_many_tebibytes_does_not_panic() {
     let pool = builder().host(1).software_memory(64 << 40).build().unwrap();
+    // SAFETY: not read.
     let got = pool.run(|dev, _| Ok(unsafe { dev.uninit::<u8>(20 << 40) }.map(drop))).map(|mut all| all.remove(0));
     assert!(!matches!(got, Err(Error::Panicked { .. })), "{got:?}");
 }
@@ -315,4 +316,44 @@ fn a_stuck_stream_is_waited_for_once() {
         let took = took.unwrap().remove(0);
         assert!(took < deadline * 6, "{} deadlines", took.as_millis() / deadline.as_millis());
     });
+}
+
+/// These hold.
+#[test]
+fn sizes_that_cannot_be_had_are_errors() {
+    let pool = builder().host(1).build().unwrap();
+    for bytes in [1 << 40, 1 << 50, isize::MAX as usize, usize::MAX] {
+        assert!(matches!(pool.pinned::<u8>(bytes), Err(Error::OutOfMemory { .. })), "{bytes}");
+        let device = pool.run(|dev, _| dev.zeros::<u8>(bytes).map(drop));
+        assert!(matches!(device, Err(Error::OutOfMemory { .. })), "{bytes}: {device:?}");
+    }
+    pool.run(|dev, _| dev.download(&dev.upload(&[[0u8; 0]; 5])?)).unwrap();
+}
+
+#[test]
+fn a_buffer_may_be_dropped_by_a_thread_that_ends() {
+    thread_local!(static LAST: std::cell::RefCell<Vec<DeviceBuffer<u8>>> = const { std::cell::RefCell::new(Vec::new()) });
+    for malloc in [false, true] {
+        let mut built = builder().host(1);
+        if malloc {
+            built = built.memory_backing(gpu_pool::BackingChoice::Malloc);
+        }
+        let pool = built.build().unwrap();
+        let make = || pool.run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(1 << 20)).collect::<Result<Vec<_>>>());
+        let (early, late) = (make().unwrap().remove(0), make().unwrap().remove(0));
+        let mut pool = Some(pool);
+        for kept in [early, late] {
+            thread::spawn(move || {
+                // The place first, so that it goes after what the library keeps for the thread.
+                LAST.with_borrow_mut(Vec::clear);
+                let mut kept = kept;
+                drop(kept.pop());
+                LAST.with_borrow_mut(|last| last.append(&mut kept));
+            })
+            .join()
+            .unwrap();
+            // The second ones outlive the pool.
+            pool.take().map_or(Ok(()), GpuPool::close).unwrap();
+        }
+    }
 }
