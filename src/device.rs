@@ -11,8 +11,12 @@ use crate::{
         AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
         cache::{self, Request},
         hazard::Access,
+        pinned::Near,
     },
-    runtime::{gang::Gang, worker::Worker},
+    runtime::{
+        gang::Gang,
+        worker::{Further, Worker},
+    },
     stream::StreamCore,
 };
 use smallvec::SmallVec;
@@ -151,6 +155,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`].
+    #[inline]
     pub fn check(&self) -> Result<()> {
         self.session.gang.check()
     }
@@ -281,7 +286,7 @@ impl Device {
     /// [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.worker.shared.pinned.buffer("pinned", len)
+        self.worker.shared.pinned.buffer("pinned", len, Near::Device(self.index()))
     }
 
     /// A copy of page-locked memory; does not wait. `src` may be dropped at once; its next
@@ -379,7 +384,8 @@ impl Device {
     pub fn stream(&self) -> Result<Stream> {
         self.not_in_graph("stream")?;
         self.check()?;
-        Ok(Stream { core: self.worker.stream()?, stays: PhantomData })
+        let Further { core, held } = self.worker.stream()?;
+        Ok(Stream { core, _held: held })
     }
 
     /// This device, working on `stream`.

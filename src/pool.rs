@@ -7,6 +7,7 @@ use crate::{
     driver::check,
     driver::host::{self, Trace},
     error::{Error, Result},
+    memory::pinned::Near,
     parts::rows_mut,
     runtime::{
         dispatch::Entry,
@@ -241,7 +242,7 @@ impl GpuPool {
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.check_open()?;
-        self.shared.pinned.buffer("pinned", len)
+        self.shared.pinned.buffer("pinned", len, Near::Here)
     }
 
     /// `len` zeros in managed memory: one address on the host and on every device. See [`UnifiedBuffer`].

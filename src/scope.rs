@@ -186,7 +186,7 @@ where
         }
         in_gang.unpark(gang.is_stuck());
     }
-    worker.cache.borrow().show();
+    worker.cache.borrow_mut().show();
     outcome
 }
 

@@ -16,7 +16,6 @@ use milestone::Milestones;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{
-    marker::PhantomData,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
@@ -274,7 +273,8 @@ impl Drop for StreamCore {
 /// ```
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
-    pub(crate) stays: PhantomData<Rc<()>>,
+    /// Shared with the worker, which hands the stream out again when nobody else has it.
+    pub(crate) _held: Rc<()>,
 }
 
 impl std::fmt::Debug for Stream {

@@ -216,16 +216,19 @@ on_both! {
         let _ = pool.run(|_, _| Ok(()));
         pool.run(|_, _| Ok(())).unwrap();
 
-        let result = pool.run(|dev, _| {
+        let remote = pool.run(|dev, _| {
             let mine = if dev.rank() == 0 { Some(Arc::new(broken(dev)?)) } else { None };
             let all = dev.exchange(mine.clone())?;
             drop(mine);
+            // Device 1 lets go last.
+            let all = if dev.rank() == 0 { None } else { Some(all) };
             dev.barrier()?;
-            // Device 0 has let go, if device 1 has not been faster.
-            if dev.rank() == 0 { drop(all) } else { drop(all) };
-            dev.barrier()
+            drop(all);
+            Ok(dev.stats().remote_frees)
         });
-        assert_eq!(found(result.and_then(|_| pool.run(|_, _| Ok(Vec::<()>::new())).map(drop))).bytes, 777..778);
+        let report = found(remote.and_then(|_| pool.run(|_, _| Ok(()))));
+        assert_eq!((report.bytes.clone(), report.allocation.as_ref().unwrap().device), (777..778, Some(0)));
+        assert!(pool.run(|dev, _| Ok(dev.stats().remote_frees)).unwrap()[0] > 0);
     }
 
     // The damage is done in one scope and told at the end of the one in which the buffer goes.

@@ -90,7 +90,8 @@ impl Builder {
         self
     }
 
-    /// Called on the device's thread when its memory is used up and everything else has been tried; `true` asks for another
+    /// Called when a device's memory is used up and everything else has been tried, on its thread (for page-locked memory: on the
+    /// thread that asks); `true` asks for another
     /// attempt. For caches of your own: drop their buffers there, on whatever device they are.
     ///
     /// ```

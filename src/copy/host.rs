@@ -11,7 +11,7 @@ use crate::{
     device::Device,
     driver::{Address, check::Place},
     error::Result,
-    memory::{block::BlockRef, link::Link},
+    memory::{block::BlockRef, link::Link, pinned::Near},
     plant::Bug,
     runtime::worker::Worker,
     stream::StreamCore,
@@ -45,7 +45,7 @@ struct Piece {
 
 impl Piece {
     fn new(worker: &Worker) -> Result<Self> {
-        let block = worker.shared.pinned.block("staging", PIECE)?;
+        let block = worker.shared.pinned.block("staging", PIECE, Near::Device(worker.link.device))?;
         Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
     }
 

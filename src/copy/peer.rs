@@ -18,7 +18,7 @@ use crate::{
     device::Device,
     driver::{Address, Driver, RawEvent},
     error::Result,
-    memory::{block::BlockRef, hazard::Access, link::Link},
+    memory::{block::BlockRef, hazard::Access, link::Link, pinned::Near},
     plant::Bug,
     runtime::worker::Shared,
     stream::StreamCore,
@@ -79,6 +79,12 @@ struct State {
     spoilt: bool,
 }
 
+/// Two pieces, near to the device that fills them.
+fn buffers(shared: &Shared, source: &Link) -> Result<[BlockRef; 2]> {
+    let piece = || shared.pinned.block("staged copy", PIECE, Near::Device(source.device));
+    Ok([piece()?, piece()?])
+}
+
 impl Stage {
     pub(crate) fn new(shared: &Shared, source: usize, destination: usize) -> Result<Self> {
         let (source, destination) = (shared.links[source].clone(), shared.links[destination].clone());
@@ -86,7 +92,7 @@ impl Stage {
         let state = State {
             source: StreamCore::new(&source, "staged copy")?,
             destination: StreamCore::new(&destination, "staged copy")?,
-            buffers: [shared.pinned.block("staged copy", PIECE)?, shared.pinned.block("staged copy", PIECE)?],
+            buffers: buffers(shared, &source)?,
             full: [event(&source)?, event(&source)?],
             empty: [event(&destination)?, event(&destination)?],
             next: 0,
@@ -113,7 +119,7 @@ impl Stage {
         let mut state = self.state.lock();
         let state = &mut *state;
         if state.spoilt {
-            state.buffers = [shared.pinned.block("staged copy", PIECE)?, shared.pinned.block("staged copy", PIECE)?];
+            state.buffers = buffers(shared, &self.source)?;
             state.spoilt = false;
         }
         let (up, down) = if on_source {

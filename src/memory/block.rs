@@ -145,6 +145,7 @@ const _: () = {
 
 impl BlockRef {
     /// Wakes a block up. Its old uses stay: the first new use waits for them.
+    #[inline]
     pub(super) fn wake(mut block: Box<Block>) -> Self {
         block.refs.reset();
         BlockRef(NonNull::from(Box::leak(block)))
@@ -281,6 +282,7 @@ fn go_home(mut block: Box<Block>) {
     deliver(block);
 }
 
+#[inline]
 fn deliver(block: Box<Block>) {
     let Some(home) = &block.home else { return block.release() };
     let here = HERE.try_with(Cell::get).ok().flatten();

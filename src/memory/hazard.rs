@@ -170,6 +170,7 @@ impl Hazards {
     }
 
     /// What is known, to whoever has the block for himself.
+    #[inline]
     pub(crate) fn history(&mut self) -> &mut History {
         self.0.get_mut()
     }
@@ -213,12 +214,14 @@ impl History {
     }
 
     /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next user.
+    #[inline]
     pub(crate) fn hand_on(&mut self) -> Self {
         let blank = |past: &Box<Past>| past.uses.is_empty() && past.known.is_none();
         History(self.0.take_if(|past| !blank(past)))
     }
 
     /// The other way round.
+    #[inline]
     pub(crate) fn receive(&mut self, past: Self) {
         if past.0.is_some() {
             *self = past;
@@ -226,6 +229,7 @@ impl History {
     }
 
     /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
+    #[inline]
     pub(crate) fn settle(&mut self) -> Tenants {
         let Some(past) = &mut self.0 else { return Tenants::Nobody };
         let Past { uses, known, .. } = &mut **past;
@@ -255,12 +259,26 @@ impl History {
         !self.is_free_for(stream)
     }
 
+    /// The first position in `room` from which on `bytes` bytes are used by no device that is lost, other than `own`: waiting for
+    /// it can only fail.
+    pub(crate) fn usable_place(&self, own: usize, room: Range<usize>, bytes: usize) -> Option<usize> {
+        if !self.names_lost_peer(own) {
+            return Some(room.start);
+        }
+        self.place_beside(room, bytes, |last| last.stream.link.device != own && last.stream.link.is_lost())
+    }
+
     /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
     pub(crate) fn free_place(&self, stream: Option<&StreamCore>, room: Range<usize>, bytes: usize) -> Option<usize> {
         if self.0.is_none() {
             return Some(room.start);
         }
-        let busy = self.uses().iter().filter(|last| !last.is_over_for(stream));
+        self.place_beside(room, bytes, |last| !last.is_over_for(stream))
+    }
+
+    /// The first position from which on `bytes` bytes have no such use.
+    fn place_beside(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
+        let busy = self.uses().iter().filter(|last| is_busy(last));
         let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
         busy.sort_unstable_by_key(|bytes| bytes.start);
         let mut at = room.start;
@@ -331,7 +349,8 @@ impl Payload for History {
             uses.push(last);
         }
         if uses.len() > MERGE_ABOVE {
-            merge(uses);
+            self.settle();
+            merge(&mut self.past().uses);
         }
     }
 }

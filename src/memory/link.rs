@@ -103,11 +103,13 @@ impl Link {
         }
     }
 
+    #[inline]
     pub(crate) fn watch(&self) -> Option<&Watch> {
         self.watch.as_ref()
     }
 
     /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
+    #[inline]
     pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
         self.reports.then(|| Place { op, site }.enter())
     }

@@ -6,6 +6,7 @@
 //! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
 //! * [`heap`]: which addresses are free. * [`cache`]: the pool itself, in the hands of its owner: no lock and no driver
 //!   call in the steady state.
+//! * [`numa`]: which of the machine's nodes page-locked memory is to come from.
 //! * [`insight`], [`stats`]: what people see of it.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
@@ -17,6 +18,7 @@ pub(crate) mod hazard;
 pub(crate) mod heap;
 pub(crate) mod insight;
 pub(crate) mod link;
+pub(crate) mod numa;
 pub(crate) mod pinned;
 pub(crate) mod stats;
 pub(crate) mod unified;

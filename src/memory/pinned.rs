@@ -1,17 +1,12 @@
 //! Page-locked host memory that knows which copies are in flight.
 
-use super::{
-    DeviceCopy,
-    backing::Trial,
-    block::{BlockRef, ChunkKind},
-    cache::{Cache, Request, Settings, audit},
-    fits_blocks,
-    hazard::Access,
-    link::Link,
-};
+mod pool;
+
+pub(crate) use pool::{Near, PinnedPool};
+
+use super::{DeviceCopy, block::BlockRef, hazard::Access};
 use crate::{error::Result, plant::Bug};
-use parking_lot::Mutex;
-use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, panic::Location, slice, time::Duration};
 
 /// `len` elements of `T` in page-locked host memory. Copies to and from it do not wait, and run at the full speed of
 /// the bus.
@@ -97,105 +92,5 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 impl<T: DeviceCopy> fmt::Debug for PinnedBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PinnedBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
-    }
-}
-
-/// The pool's page-locked memory. Cold: a lock around the same cache that devices have.
-pub(crate) struct PinnedPool {
-    /// Pinned memory is portable, so any device will do: the first that is not lost.
-    links: Vec<Arc<Link>>,
-    /// The device that the cache's memory comes from, by its place in `links`.
-    cache: Mutex<(usize, Cache)>,
-    settings: Settings,
-}
-
-impl PinnedPool {
-    pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
-        let settings = Settings { limit: None, ..settings.clone() };
-        let cache = Self::cache(&links[0], &settings)?;
-        Ok(PinnedPool { links: links.to_vec(), cache: Mutex::new((0, cache)), settings })
-    }
-
-    fn cache(link: &Arc<Link>, settings: &Settings) -> Result<Cache> {
-        let mut cache = Cache::new(link, ChunkKind::Pinned, false, settings, Trial::default())?;
-        cache.audited(None);
-        Ok(cache)
-    }
-
-    /// A block that nobody uses any more.
-    pub(crate) fn block(&self, op: &'static str, bytes: usize) -> Result<BlockRef> {
-        self.look();
-        let block = self.allocate(op, bytes)?;
-        // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
-        block.hazards.wait_host(&block.link, op, Access::Write, self.settings.deadline)?;
-        if self.settings.audit {
-            self.cache.lock().1.lay_zone_here(&block);
-        }
-        Ok(block)
-    }
-
-    /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
-    fn allocate(&self, op: &'static str, bytes: usize) -> Result<BlockRef> {
-        let (of, cache) = &mut *self.cache.lock();
-        let request = Request { op, bytes, align: 1, stream: None };
-        loop {
-            let allocated = if self.links[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
-            let next = match allocated {
-                Some(done) if !self.links[*of].is_lost() => return done,
-                _ => self.links.iter().position(|link| !link.is_lost()),
-            };
-            match next {
-                Some(next) => {
-                    *of = next;
-                    *cache = Self::cache(&self.links[next], &self.settings)?;
-                }
-                // All are lost; the driver says so.
-                None => return cache.allocate(&request),
-            }
-        }
-    }
-
-    /// With red zones: looks at those of the buffers that were dropped and that nothing uses any more.
-    fn look(&self) {
-        if !self.settings.audit {
-            return;
-        }
-        let held = self.cache.lock().1.held();
-        for block in held {
-            let (link, hazards) = (&block.link, &block.hazards);
-            // In steps nothing may depend on what happens to be over.
-            if hazards.in_flight() && !link.stepped {
-                self.cache.lock().1.hold(block);
-                continue;
-            }
-            // With a checker, the host has to have waited to know it. Not under the lock, which others may want meanwhile.
-            let over = hazards.wait_host(link, "audit", Access::Write, self.settings.deadline).is_ok();
-            let found = if over { audit::look_here(&block) } else { None };
-            self.cache.lock().1.looked_at(block, found);
-        }
-    }
-
-    /// What was found in red zones.
-    pub(crate) fn audit(&self, op: &'static str) -> Result<()> {
-        self.look();
-        if self.settings.audit { self.cache.lock().1.verdict(op) } else { Ok(()) }
-    }
-
-    /// Gives back what is free; how many bytes.
-    pub(crate) fn trim(&self) -> u64 {
-        self.cache.lock().1.trim("trim")
-    }
-
-    /// A zeroed buffer.
-    #[track_caller]
-    pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<PinnedBuffer<T>> {
-        const { fits_blocks::<T>() };
-        let bytes = len.saturating_mul(size_of::<T>());
-        let _here = self.links[0].enter(op, Location::caller());
-        let mut buffer =
-            PinnedBuffer { block: self.block(op, bytes)?, len, deadline: self.settings.deadline, of: PhantomData };
-        // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
-        buffer.as_mut_slice()?.fill(T::zeroed());
-        Ok(buffer)
     }
 }

@@ -97,6 +97,7 @@ impl Gang {
     }
 
     /// Whether the gang has failed. An acquire load: cheap enough for every device call.
+    #[inline]
     pub fn is_aborted(&self) -> bool {
         self.word.is_aborted()
     }
@@ -107,6 +108,7 @@ impl Gang {
     }
 
     /// `Err(Aborted { by, cause })` when the gang has failed.
+    #[inline]
     pub fn check(&self) -> Result<()> {
         if !self.word.is_aborted() {
             return Ok(());

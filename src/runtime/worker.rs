@@ -101,6 +101,16 @@ pub(crate) fn on_device_thread() -> bool {
     ON_DEVICE_THREAD.get()
 }
 
+/// A stream of a device besides the token's own, and what is shared by those who hold it.
+#[derive(Clone)]
+pub(crate) struct Further {
+    pub(crate) core: Arc<StreamCore>,
+    pub(crate) held: Rc<()>,
+}
+
+/// Of so many streams one is handed out again even if it still has work.
+const MANY_STREAMS: usize = 32;
+
 /// What a device thread owns. Never leaves it.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
@@ -108,7 +118,7 @@ pub(crate) struct Worker {
     /// The stream of the token.
     pub(crate) main: Arc<StreamCore>,
     /// Further streams that were ever handed out; those that nobody holds are handed out again.
-    streams: RefCell<Vec<Arc<StreamCore>>>,
+    streams: RefCell<Vec<Further>>,
     pub(crate) cache: RefCell<Cache>,
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
@@ -167,15 +177,20 @@ impl Worker {
         self.link.driver.as_any().is::<crate::driver::host::HostGpu>()
     }
 
-    /// A further stream.
-    pub(crate) fn stream(&self) -> Result<Arc<StreamCore>> {
+    /// A further stream, with what says that somebody holds it: one that nobody holds, if there is one that is idle, or if there
+    /// are many. Memory and events that name a stream do not hold it: its numbers go on.
+    pub(crate) fn stream(&self) -> Result<Further> {
         let mut streams = self.streams.borrow_mut();
-        if let Some(spare) = streams.iter().find(|s| Arc::strong_count(s) == 1) {
+        // In steps nothing may depend on what happens to be over.
+        let any = self.link.stepped || streams.len() >= MANY_STREAMS;
+        let is_idle = |core: &StreamCore| core.is_over(core.submitted());
+        let spare = |further: &&Further| Rc::strong_count(&further.held) == 1 && (any || is_idle(&further.core));
+        if let Some(spare) = streams.iter().find(spare) {
             return Ok(spare.clone());
         }
-        let stream = StreamCore::new(&self.link, "stream")?;
-        streams.push(stream.clone());
-        Ok(stream)
+        let further = Further { core: StreamCore::new(&self.link, "stream")?, held: Rc::new(()) };
+        streams.push(further.clone());
+        Ok(further)
     }
 
     /// A kernel's handle on this device.
@@ -200,7 +215,7 @@ impl Worker {
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.shared.deadline;
         let streams = self.streams.borrow();
-        let all = std::iter::once(&self.main).chain(streams.iter());
+        let all = std::iter::once(&self.main).chain(streams.iter().map(|further| &further.core));
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
         let drained = all
             .map(|stream| {

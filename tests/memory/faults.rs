@@ -83,7 +83,9 @@ fn program(dev: &Device, seed: u64) -> Result<Vec<Held>, Error> {
         let dev = if number % 3 == 0 { &*on } else { dev };
         let done = match number {
             // Small and large, and together more than there is.
-            0..12 => Held::new(dev, [600 * KIB, 5 * KIB, 3 * MIB][number as usize % 3], number).map(|held| live.push(held)),
+            0..12 => {
+                Held::new(dev, [600 * KIB, 5 * KIB, 3 * MIB][number as usize % 3], number).map(|held| live.push(held))
+            }
             // Pending on one stream, wanted on the other.
             12 | 20 => {
                 live.truncate(3);

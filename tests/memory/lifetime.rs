@@ -227,7 +227,8 @@ fn ends_with_live_buffers() {
     }
     let Ok(way) = env::var(ENDING) else { return };
     let pool = builder().host(2).build().unwrap();
-    let made = pool.run(|dev, _| (0..20).map(|i| dev.zeros::<u8>(i * 30 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
+    let made =
+        pool.run(|dev, _| (0..20).map(|i| dev.zeros::<u8>(i * 30 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
     let mut made: Vec<_> = made.into_iter().flatten().collect();
     LOCAL.with(|local| local.lock().extend(made.drain(..10)));
     HELD.lock().extend(made.drain(..10));

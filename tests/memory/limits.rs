@@ -4,7 +4,10 @@
 
 use crate::{
     on_both,
-    rig::{BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, driver_calls, limited, on_backings, span},
+    rig::{
+        BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, driver_calls, limited,
+        on_backings, span,
+    },
     support::{Gpus, builder, failure},
 };
 use gpu_pool::{BackingChoice, Builder, DeviceBuffer, Error};

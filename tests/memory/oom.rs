@@ -432,7 +432,8 @@ fn every_size_can_have_what_another_had() {
         pool.run(|dev, _| {
             for shift in (8..23).chain((8..23).rev()) {
                 let bytes = 1usize << shift;
-                let live = (0..7 * MIB / bytes.max(KIB)).map(|_| bytes_of(dev, bytes)).collect::<Result<Vec<_>, _>>()?;
+                let live =
+                    (0..7 * MIB / bytes.max(KIB)).map(|_| bytes_of(dev, bytes)).collect::<Result<Vec<_>, _>>()?;
                 drop(live);
             }
             assert_empty(dev)

@@ -2,8 +2,8 @@
 
 use crate::support::{Gpus, MODULE};
 use gpu_pool::{
-    AsViewMut, BackingChoice, BlockState, Builder, Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel, LaunchDims,
-    MemorySnapshot, MemoryStats,
+    AsViewMut, BackingChoice, BlockState, Builder, Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel,
+    LaunchDims, MemorySnapshot, MemoryStats,
 };
 use parking_lot::Mutex;
 use std::{

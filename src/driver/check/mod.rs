@@ -16,6 +16,9 @@
 //! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order, and is
 //! refused as a whole.
 //!
+//! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
+//! [`Report`]s like the others.
+//!
 //! What it does not see:
 //!
 //! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
@@ -87,8 +90,9 @@ pub enum Check {
     /// before it has run.
     ///
     /// A buffer counts as dropped when its device's thread has seen it. Buffers that outlive their pool, and managed memory
-    /// ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at. Costs, besides what `Races` does, the memory, two fills
-    /// and a copy for each buffer.
+    /// ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at; nor, where operations run one at a time, buffers that other
+    /// devices have used or other threads have dropped, since that would depend on time. Costs, besides what `Races` does, the
+    /// memory, two fills and a copy for each buffer.
     Memory,
 }
 

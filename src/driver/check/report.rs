@@ -273,6 +273,11 @@ mod tests {
             (Kind::HostAccess, None, "the host touches what a device may still be using: bytes 0..4096 of"),
             (Kind::UninitializedRead, None, "read of bytes that nobody has written: bytes 0..4096 of"),
             (Kind::WrongDeclaration, None, "write through an argument that is declared as read: bytes 0..4096 of"),
+            (
+                Kind::OutOfBounds,
+                Some(None),
+                "write out of bounds: bytes 0..4096 of a buffer of 9000 bytes in host memory",
+            ),
         ] {
             let text = report(kind, stream.clone(), Some(stream.clone()), Some(buffer(freed))).to_string();
             assert!(text.starts_with(starts), "{text}");

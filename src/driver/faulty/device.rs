@@ -202,6 +202,8 @@ impl Driver for Faulty {
     }
 
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        // Whoever plans that memory runs out does not care which way it comes.
+        self.begin(FaultOp::Alloc, &[])?;
         let verdict = self.begin(FaultOp::VmMap, &[])?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.inner.vm_map(address, bytes)? };

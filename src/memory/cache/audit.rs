@@ -7,8 +7,9 @@
 //! ```
 //!
 //! With an audit every block has room for a red zone, which is all of it that was not asked for. Every block ends with one,
-//! so who writes before the start of a block is found out as well, by the zone of the block before it. It is what
-//! compute-sanitizer's memcheck and ASan's red zones do, but without instrumented code and at the price of two fills and a copy.
+//! so who writes before the start of a block is found out as well, by the zone of the block before it. Red zones are
+//! AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012); there instrumented code looks
+//! before it writes, here the pool looks when it is too late. That freed memory be poisoned was asked for in pytorch#58385.
 //!
 //! Device memory is filled and copied by operations of its streams ([`slots`]): the zone on the stream that asked for the block,
 //! the rest on the device's main stream, after all uses of the block; both are noted as uses, as any operation is. To the
@@ -32,14 +33,19 @@ use crate::{
     stream::StreamCore,
 };
 use slots::Slots;
-use std::{collections::HashSet, mem, ops::Range, slice, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    mem,
+    ops::Range,
+    slice,
+    sync::Arc,
+};
 
 /// The least that lies behind a buffer.
 pub(super) const RED: usize = 256;
-/// What a red zone is filled with; compute-sanitizer and Valgrind are of no help in choosing, so: neither zero, nor all ones,
-/// nor what fresh memory of software GPUs holds.
+/// What a red zone is filled with: neither zeros nor ones, nor what freed or fresh memory holds.
 const ZONE: u8 = 0xA5;
-/// What freed memory is filled with: -4.0e7 as `f32`, and no address.
+/// What freed memory is filled with, as fresh memory of software GPUs is in debug builds: -2.67e7 as `f32`.
 const POISON: u8 = 0xCB;
 
 /// What was found, in the order of the finds.
@@ -53,7 +59,7 @@ pub(super) struct Audit {
     /// Of device memory.
     slots: Option<Slots>,
     /// Page-locked blocks that have come home and were not looked at.
-    held: Vec<Box<Block>>,
+    held: VecDeque<Box<Block>>,
     found: Found,
 }
 
@@ -82,7 +88,7 @@ impl Audit {
                 }
             }
             None if armed => {
-                self.held.push(block);
+                self.held.push_back(block);
                 return None;
             }
             None => {}
@@ -164,8 +170,8 @@ impl Cache {
     }
 
     /// The last of it: what is found now, `close` will tell. Returns what was held back.
-    pub(super) fn end_audit(&mut self) -> Vec<Box<Block>> {
-        let Some(mut audit) = self.audit.take() else { return Vec::new() };
+    pub(super) fn end_audit(&mut self) -> VecDeque<Box<Block>> {
+        let Some(mut audit) = self.audit.take() else { return VecDeque::new() };
         if let Some(slots) = &mut audit.slots
             && let Err(error) = slots.look(&self.link, &mut audit.found)
         {
@@ -191,7 +197,7 @@ impl Cache {
 
     /// Blocks that have come home and were not looked at: each is to be looked at ([`look_here`]) or
     /// [held back](Self::hold) again.
-    pub(crate) fn held(&mut self) -> Vec<Box<Block>> {
+    pub(crate) fn held(&mut self) -> VecDeque<Box<Block>> {
         self.collect();
         self.audit.as_mut().map(|audit| mem::take(&mut audit.held)).unwrap_or_default()
     }
@@ -199,7 +205,7 @@ impl Cache {
     /// A block that is in use still.
     pub(crate) fn hold(&mut self, block: Box<Block>) {
         match &mut self.audit {
-            Some(audit) if block.is_at_home_in(&self.home) => audit.held.push(block),
+            Some(audit) if block.is_at_home_in(&self.home) => audit.held.push_back(block),
             _ => block.release(),
         }
     }

@@ -7,22 +7,20 @@
 //! "Ask the peers to hand over what they have freed" is no rung: what they free is visible to the owner at once
 //! ([`Returns`](crate::sync::Returns)), so a peer that is parked, or stuck in a user's closure, holds nothing back.
 
-use super::{Cache, GRAIN, Request};
+use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
     driver::{Address, FaultKind},
     error::{Error, Result},
     memory::{
         LeakReport,
         backing::Mapping,
-        block::{Block, ChunkKind, let_go},
+        block::{Block, ChunkKind, Place, let_go},
         hazard::History,
     },
     plant::Bug,
 };
 use std::ops::Range;
 
-/// How often a callback may ask for another attempt.
-const ATTEMPTS: usize = 16;
 /// Memory is taken from the driver in multiples of it,
 const GRANULE: u64 = 2 << 20;
 /// and given back, or moved, in pieces of this size.
@@ -163,8 +161,20 @@ impl Cache {
         let (heap, own) = (&self.heap, self.link.device);
         // What a lost device may use for ever does not count.
         let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
-        let mapped = self.backing.grow(need, unit, budget, &free);
-        self.add(self.link.check(op, mapped)?);
+        let backing = &mut self.backing;
+        let mut grow = || backing.grow(need, unit, budget, &free);
+        let mapped = match self.settings.node {
+            None => grow(),
+            Some(node) => node.near(grow),
+        };
+        let mapped = self.link.check(op, mapped)?;
+        if let Some(node) = self.settings.node {
+            for fresh in &mapped {
+                // SAFETY: page-locked memory that has just come, zeroed, from the driver.
+                unsafe { node.take(fresh.address as *mut u8, fresh.bytes as usize) };
+            }
+        }
+        self.add(mapped);
         Ok(())
     }
 
@@ -293,7 +303,10 @@ impl Cache {
                 }
             }
         }
-        self.regions.retain(|_, region| !region.is_spent());
+        let regions = &mut self.regions;
+        regions.retain(|_, region| !region.is_spent());
+        // Numbers of regions are used again, so no header may keep one that is gone.
+        self.spare.retain(|block| matches!(block.place, Place::Piece { region, .. } if regions.contains_key(&region)));
         given
     }
 

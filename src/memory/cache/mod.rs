@@ -30,6 +30,7 @@ use super::{
     heap::{Heap, Taken},
     insight::ledger::{self, Ledger},
     link::Link,
+    numa::Node,
     stats::MemoryStats,
 };
 use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
@@ -64,6 +65,9 @@ impl MemoryLimit {
     }
 }
 
+/// How often a callback may ask for another attempt.
+pub(crate) const ATTEMPTS: usize = 16;
+
 /// Asked when a device is out of memory; whether to try again.
 #[derive(Clone)]
 pub(crate) struct OnOutOfMemory(pub(crate) Arc<dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync>);
@@ -81,6 +85,8 @@ pub(crate) struct Settings {
     pub(crate) limit: Option<MemoryLimit>,
     /// What may be taken, as a multiple of the most that was ever in use, before free memory is moved instead.
     pub(crate) slack: Option<f64>,
+    /// Where page-locked memory is to lie.
+    pub(crate) node: Option<Node>,
     /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
@@ -274,7 +280,7 @@ impl Cache {
                         return Some(block);
                     }
                     if cache.add_slab(class, true, free)
-                        || cache.add_slab(class, true, |past, room, _| usable(past, own, room))
+                        || cache.add_slab(class, true, |past, room, bytes| past.usable_place(own, room, bytes))
                     {
                         return cache.cut(class);
                     }
@@ -339,7 +345,7 @@ impl Cache {
         let taken = match taken {
             Some(taken) => taken,
             None => {
-                let with_a_wait = |past: &History, room, _| usable(past, own, room);
+                let with_a_wait = |past: &History, room, bytes| past.usable_place(own, room, bytes);
                 let found = self.heap.allocate_in(bytes, align, with_a_wait);
                 let taken = match found {
                     Some(taken) => taken,
@@ -374,9 +380,4 @@ impl Cache {
             }
         }
     }
-}
-
-/// Whether memory can be had at all: waiting for a device that is lost can only fail.
-fn usable(past: &History, own: usize, room: Range<usize>) -> Option<usize> {
-    (!past.names_lost_peer(own)).then_some(room.start)
 }

@@ -43,8 +43,9 @@ impl Cache {
         }
     }
 
-    /// Shows the counters to other threads; they see them as of the last time.
-    pub(crate) fn show(&self) {
+    /// Takes in what others have freed, and shows the counters to other threads; they see them as of the last time.
+    pub(crate) fn show(&mut self) {
+        self.collect();
         self.home.mirror.write(self.counters().to_words());
     }
 

@@ -26,6 +26,7 @@ impl<P: Payload> Heap<P> {
 
     /// The same where only a part of a range may do: `place` gets a range's payload, the positions in it to choose from, and
     /// how many bytes are wanted, and names the first position where they can begin.
+    #[inline]
     pub(crate) fn allocate_in(
         &mut self,
         bytes: usize,
@@ -72,6 +73,7 @@ impl<P: Payload> Heap<P> {
     }
 
     /// Gives a piece back, with what must be known when its bytes are used again.
+    #[inline]
     pub(crate) fn free(&mut self, piece: Piece, payload: P) {
         let id = piece.id;
         let node = &self.nodes[id];

@@ -26,7 +26,7 @@ ops! {
     Bind "bind",
     /// Free and total memory are asked for.
     MemoryInfo "memory-info",
-    /// Device memory is allocated.
+    /// Device memory is taken from the driver, by itself or as a mapping of a window.
     Alloc "alloc",
     /// Device memory is freed. It is, also when the call reports a fault.
     Free "free",
@@ -42,7 +42,7 @@ ops! {
     VmReserve "vm-reserve",
     /// A window of addresses is given back. It is, also when the call reports a fault.
     VmRelease "vm-release",
-    /// Memory is mapped into a window.
+    /// Memory is mapped into a window; it is an [`Alloc`](Self::Alloc), too.
     VmMap "vm-map",
     /// Memory is taken out of a window. It is, also when the call reports a fault.
     VmUnmap "vm-unmap",

@@ -19,7 +19,10 @@ impl Model {
         let end = address + bytes.max(1) as u64;
         if let Some((at, (taken, by))) = self.live.range(..end).next_back() {
             let until = at + (*taken).max(1) as u64;
-            assert!(until <= address, "block {number} at {address:#x}..{end:#x} lies in block {by} at {at:#x}..{until:#x}");
+            assert!(
+                until <= address,
+                "block {number} at {address:#x}..{end:#x} lies in block {by} at {at:#x}..{until:#x}"
+            );
         }
         self.live.insert(address, (bytes, number));
         self.requested += bytes as u64;

@@ -79,7 +79,11 @@ impl Piece {
                 dev.copy(&self.buffer.peer().slice(part), &mut here)?;
                 dev.download(&here)?
             };
-            assert!(found.iter().all(|&x| x == number), "block {number} at {:#x} was written to", self.buffer.address());
+            assert!(
+                found.iter().all(|&x| x == number),
+                "block {number} at {:#x} was written to",
+                self.buffer.address()
+            );
         }
         Ok(())
     }
@@ -180,7 +184,17 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { steps, allocated, refused, served_after_refusal, checked, from_peers, thrown_away, trimmed, faults } = self;
+        let Tally {
+            steps,
+            allocated,
+            refused,
+            served_after_refusal,
+            checked,
+            from_peers,
+            thrown_away,
+            trimmed,
+            faults,
+        } = self;
         write!(
             f,
             "{steps} steps: {allocated} allocated, {refused} refused ({served_after_refusal} of those served once something had \

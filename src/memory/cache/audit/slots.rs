@@ -92,11 +92,11 @@ impl Slots {
 
     /// A place for a copy; waits when there is none left.
     fn room(&mut self, link: &Link, bytes: usize, found: &mut Found) -> Option<*mut u8> {
-        if self.filled + bytes > AREA {
-            if let Err(error) = self.look(link, found) {
-                tracing::warn!(device = link.device, %error, "a red zone was not looked at");
-                return None;
-            }
+        if self.filled + bytes > AREA
+            && let Err(error) = self.look(link, found)
+        {
+            tracing::warn!(device = link.device, %error, "a red zone was not looked at");
+            return None;
         }
         if self.area.is_none() {
             self.area = self.driver.host_alloc(AREA).ok();

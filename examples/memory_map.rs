@@ -18,14 +18,14 @@ fn main() -> anyhow::Result<()> {
         for step in 0..STEPS {
             model.step(dev, step)?;
         }
-        dev.memory_snapshot()
+        Ok(dev.memory_snapshot())
     })?;
     for snapshot in &snapshots {
         println!("{snapshot}\n");
     }
     std::fs::write(&path, MemorySnapshot::page(&snapshots))?;
     println!("written to {path}: open it in a browser");
-    println!("{}", pool.leaks());
+    println!("{}", pool.leaks()?);
     Ok(pool.close()?)
 }
 

@@ -1,0 +1,159 @@
+use super::*;
+use crate::{Check, Device, GpuPool, PinnedBuffer, Result};
+
+#[test]
+fn lists_of_nodes() {
+    assert_eq!(list("0"), Some(vec![0]));
+    assert_eq!(list("0-1,3"), Some(vec![0, 1, 3]));
+    assert_eq!(list(""), Some(vec![]));
+    assert_eq!(list("0-x"), None);
+}
+
+/// A DGX has two nodes and says of each GPU where it is; other machines say less.
+#[test]
+fn machines_say_where_their_devices_are() {
+    let machine = |online: &'static str| {
+        move |path: &str| match path {
+            "/sys/devices/system/node/online" => Some(format!("{online}\n")),
+            "/sys/bus/pci/devices/0000:1b:00.0/numa_node" => Some("0\n".to_owned()),
+            "/sys/bus/pci/devices/0000:9d:00.0/numa_node" => Some("3\n".to_owned()),
+            "/sys/bus/pci/devices/0000:ff:00.0/numa_node" => Some("-1\n".to_owned()),
+            _ => None,
+        }
+    };
+    let ids = ["0000:1B:00.0", "0000:9D:00.0", "0000:FF:00.0", "0000:EE:00.0", ""];
+    let two = Nodes::from(&ids, machine("0,3"));
+    assert_eq!((two.count(), &two.devices[..]), (2, &[0, 1, 0, 0, 0][..]));
+    assert_eq!((two.place(0), two.place(1)), (Some(Node(0)), Some(Node(3))));
+    assert_eq!((two.of_device(1), two.of_device(99)), (1, 0));
+    let one = Nodes::from(&ids, machine("0"));
+    assert_eq!((one.count(), one.of_device(1), one.place(0), one.here()), (1, 0, None, 0));
+    assert_eq!(Nodes::from(&["", ""], machine("0-1")).count(), 1, "software GPUs");
+    assert_eq!(Nodes::from(&ids, |_| None).count(), 1);
+    // Nodes without memory are of no use.
+    let bare = |path: &str| if path.ends_with("has_memory") { Some("0".to_owned()) } else { machine("0-1")(path) };
+    assert_eq!(Nodes::from(&ids, bare).count(), 1);
+}
+
+fn pool(check: Check) -> GpuPool {
+    fake::nodes(2, &[0, 1, 1], || GpuPool::builder().host(3).check(check).build().unwrap())
+}
+
+fn address<T: crate::DeviceCopy>(buffer: &PinnedBuffer<T>) -> u64 {
+    buffer.block.address
+}
+
+/// Each device's memory is its node's: it goes home there, wherever it is dropped, and is used again there.
+#[test]
+fn blocks_go_home_to_their_own_node() {
+    for check in [Check::Races, Check::Memory] {
+        let pool = pool(check);
+        let make = || pool.run(|dev, _| dev.pinned::<u32>(10_000)).unwrap();
+        let first = make();
+        let at: Vec<u64> = first.iter().map(address).collect();
+        // Dropped in another order, on other threads.
+        let mut rest = first.into_iter().rev();
+        let last = rest.next();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(last));
+        });
+        drop(rest);
+        let bound = pool.shared.pinned.homes();
+        assert_eq!(bound.len(), 2);
+        let again = make();
+        let home = |buffer: &PinnedBuffer<u32>| bound.iter().position(|home| buffer.block.is_at_home_in(home));
+        assert_eq!(again.iter().map(home).collect::<Vec<_>>(), [Some(0), Some(1), Some(1)]);
+        let mut seen: Vec<u64> = again.iter().map(address).collect();
+        assert_eq!(seen[0], at[0], "the only block of its node");
+        seen[1..].sort_unstable();
+        let mut others = at[1..].to_vec();
+        others.sort_unstable();
+        assert_eq!(seen[1..], others);
+        drop(again);
+        pool.close().unwrap();
+    }
+}
+
+/// Staging memory is the device's node's as well; the pool's own is that of who asks.
+#[test]
+fn staging_is_near_its_device() {
+    let pool = pool(Check::Races);
+    let in_use = || pool.shared.pinned.in_use();
+    let before = in_use();
+    let other = pool.run_on(&[2], |dev, _| dev.upload(&[1u8; 100])).unwrap();
+    let after = in_use();
+    assert_eq!(before[0], after[0]);
+    assert!(after[1] > before[1]);
+    let own = pool.pinned::<u8>(1000).unwrap();
+    assert!(in_use()[0] > after[0], "this thread is on the first");
+    drop((other, own));
+    pool.close().unwrap();
+}
+
+/// Dropped in flight: the next owner waits, on each node (pytorch#127612).
+#[test]
+fn memory_in_flight_is_not_used_too_early() {
+    for check in [Check::Races, Check::Memory] {
+        let pool = pool(check);
+        let round = |dev: &Device, value: u32| -> Result<Vec<u32>> {
+            let mut host = dev.pinned::<u32>(100_000)?;
+            host.as_mut_slice()?.fill(value);
+            let x = dev.upload_pinned(&host)?;
+            drop(host);
+            // The same block, if there is no other: its copy must have been read.
+            dev.pinned::<u32>(100_000)?.as_mut_slice()?.fill(!value);
+            dev.download(&x)
+        };
+        for value in 0..20 {
+            for seen in pool.run(|dev, _| round(dev, value)).unwrap() {
+                assert!(seen.iter().all(|x| *x == value), "{value}");
+            }
+        }
+        pool.close().unwrap();
+    }
+}
+
+/// The policy is set for the call and as it was afterwards; refusals change nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_policy_is_restored() {
+    let before = policy::mode();
+    let within = Node(0).near(policy::mode);
+    assert_eq!(policy::mode(), before);
+    match (before, within) {
+        (Some(_), Some(1)) => {}
+        _ => println!("memory policies are refused here: {before:?}, {within:?}"),
+    }
+    Node(1023).near(|| ());
+    Node(u32::MAX).near(|| ());
+    assert_eq!(policy::mode(), before);
+}
+
+/// Pages lie where they were asked for.
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_lie_on_their_node() {
+    let online = fs::read_to_string("/sys/devices/system/node/has_memory").ok().and_then(|text| list(text.trim()));
+    let online = online.unwrap_or_default();
+    if online.len() < 2 {
+        println!("skipped: this machine has one NUMA node");
+        return;
+    }
+    if Node(online[0]).near(policy::mode) != Some(1) {
+        println!("skipped: memory policies are refused here");
+        return;
+    }
+    for node in online {
+        const BYTES: usize = 64 << 20;
+        let layout = std::alloc::Layout::from_size_align(BYTES, 4096).unwrap();
+        // SAFETY: the size is not zero; fresh zeros, freed once.
+        unsafe {
+            let at = std::alloc::alloc_zeroed(layout);
+            Node(node).take(at, BYTES);
+            for page in [0, BYTES / 2, BYTES - 4096] {
+                assert_eq!(policy::node_of(at.add(page)), Some(node));
+            }
+            std::alloc::dealloc(at, layout);
+        }
+    }
+}

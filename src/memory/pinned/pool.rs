@@ -1,0 +1,176 @@
+//! The pool's page-locked memory: for each NUMA node the same cache that devices have, behind a lock, since it is cold.
+
+use super::{
+    super::{
+        backing::Trial,
+        block::{BlockRef, ChunkKind},
+        cache::{ATTEMPTS, Cache, OnOutOfMemory, Request, Settings, audit},
+        fits_blocks,
+        hazard::Access,
+        link::Link,
+        numa::Nodes,
+    },
+    DeviceCopy, PinnedBuffer,
+};
+use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use std::{marker::PhantomData, panic::Location, sync::Arc};
+
+/// What page-locked memory is to be near to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Near {
+    Device(usize),
+    /// The calling thread.
+    Here,
+}
+
+/// The pool's page-locked memory.
+pub(crate) struct PinnedPool {
+    links: Vec<Arc<Link>>,
+    nodes: Nodes,
+    /// By node.
+    shelves: Vec<Shelf>,
+    /// Asked without a lock held: it is a user's, and may ask this pool.
+    on_out_of_memory: Option<OnOutOfMemory>,
+}
+
+impl PinnedPool {
+    pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
+        let nodes = Nodes::of(links);
+        let shelf = |node| {
+            let settings =
+                Settings { limit: None, on_out_of_memory: None, node: nodes.place(node), ..settings.clone() };
+            // A device that is near to it; pinned memory is portable, so any will do.
+            let first = (0..links.len()).find(|&device| nodes.of_device(device) == node).unwrap_or(0);
+            Ok(Shelf { cache: Mutex::new((first, Shelf::cache(&links[first], &settings)?)), settings })
+        };
+        let shelves = (0..nodes.count()).map(shelf).collect::<Result<_>>()?;
+        Ok(PinnedPool { links: links.to_vec(), nodes, shelves, on_out_of_memory: settings.on_out_of_memory.clone() })
+    }
+
+    /// A block that nobody uses any more.
+    pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Near) -> Result<BlockRef> {
+        let node = match near {
+            Near::Device(device) => self.nodes.of_device(device),
+            Near::Here => self.nodes.here(),
+        };
+        let mut attempts = ATTEMPTS;
+        loop {
+            let refused = match (self.shelves[node].block(&self.links, op, bytes), &self.on_out_of_memory) {
+                (Err(Error::OutOfMemory { report, .. }), Some(callback)) if attempts > 0 && callback.0(&report) => {
+                    report
+                }
+                (done, _) => return done,
+            };
+            tracing::debug!(op, requested = refused.requested, "page-locked memory is asked for again");
+            attempts -= 1;
+        }
+    }
+
+    /// A zeroed buffer.
+    #[track_caller]
+    pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize, near: Near) -> Result<PinnedBuffer<T>> {
+        const { fits_blocks::<T>() };
+        let bytes = len.saturating_mul(size_of::<T>());
+        let _here = self.links[0].enter(op, Location::caller());
+        let (block, deadline) = (self.block(op, bytes, near)?, self.shelves[0].settings.deadline);
+        let mut buffer = PinnedBuffer { block, len, deadline, of: PhantomData };
+        // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
+        buffer.as_mut_slice()?.fill(T::zeroed());
+        Ok(buffer)
+    }
+
+    /// What was found in red zones.
+    pub(crate) fn audit(&self, op: &'static str) -> Result<()> {
+        self.shelves.iter().map(|shelf| shelf.audit(op)).fold(Ok(()), Result::and)
+    }
+
+    /// Gives back what is free; how many bytes.
+    pub(crate) fn trim(&self) -> u64 {
+        self.shelves.iter().map(|shelf| shelf.cache.lock().1.trim("trim")).sum()
+    }
+
+    /// Where the blocks of each node go.
+    #[cfg(test)]
+    pub(crate) fn homes(&self) -> Vec<Arc<super::super::block::Home>> {
+        self.shelves.iter().map(|shelf| shelf.cache.lock().1.home.clone()).collect()
+    }
+
+    /// Bytes in use, by node.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> Vec<u64> {
+        self.shelves.iter().map(|shelf| shelf.cache.lock().1.stats().in_use).collect()
+    }
+}
+
+/// One node's memory.
+struct Shelf {
+    /// The device whose driver the cache's memory comes from; and the cache.
+    cache: Mutex<(usize, Cache)>,
+    settings: Settings,
+}
+
+impl Shelf {
+    fn cache(link: &Arc<Link>, settings: &Settings) -> Result<Cache> {
+        let mut cache = Cache::new(link, ChunkKind::Pinned, false, settings, Trial::default())?;
+        cache.audited(None);
+        Ok(cache)
+    }
+
+    fn block(&self, links: &[Arc<Link>], op: &'static str, bytes: usize) -> Result<BlockRef> {
+        self.look();
+        let block = self.allocate(links, op, bytes)?;
+        // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
+        block.hazards.wait_host(&block.link, op, Access::Write, self.settings.deadline)?;
+        if self.settings.audit {
+            self.cache.lock().1.lay_zone_here(&block);
+        }
+        Ok(block)
+    }
+
+    /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
+    fn allocate(&self, links: &[Arc<Link>], op: &'static str, bytes: usize) -> Result<BlockRef> {
+        let (of, cache) = &mut *self.cache.lock();
+        let request = Request { op, bytes, align: 1, stream: None };
+        loop {
+            let allocated = if links[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
+            let next = match allocated {
+                Some(done) if !links[*of].is_lost() => return done,
+                _ => links.iter().position(|link| !link.is_lost()),
+            };
+            match next {
+                Some(next) => {
+                    *of = next;
+                    *cache = Self::cache(&links[next], &self.settings)?;
+                }
+                // All are lost; the driver says so.
+                None => return cache.allocate(&request),
+            }
+        }
+    }
+
+    /// With red zones: looks at those of the buffers that were dropped and that nothing uses any more.
+    fn look(&self) {
+        if !self.settings.audit {
+            return;
+        }
+        let held = self.cache.lock().1.held();
+        for block in held {
+            let (link, hazards) = (&block.link, &block.hazards);
+            // In steps nothing may depend on what happens to be over.
+            if hazards.in_flight() && !link.stepped {
+                self.cache.lock().1.hold(block);
+                continue;
+            }
+            // With a checker, the host has to have waited to know it. Not under the lock, which others may want meanwhile.
+            let over = hazards.wait_host(link, "audit", Access::Write, self.settings.deadline).is_ok();
+            let found = if over { audit::look_here(&block) } else { None };
+            self.cache.lock().1.looked_at(block, found);
+        }
+    }
+
+    fn audit(&self, op: &'static str) -> Result<()> {
+        self.look();
+        if self.settings.audit { self.cache.lock().1.verdict(op) } else { Ok(()) }
+    }
+}
