@@ -10,6 +10,9 @@ use gpu_pool::{DeviceBuffer, Error};
 use parking_lot::Mutex;
 use std::{sync::Arc, thread};
 
+/// Buffers on their way, each with what it holds.
+type Shelf = Mutex<Vec<(DeviceBuffer<u32>, u32)>>;
+
 on_both! {
     // RMM: MultidevicePool, DifferentPoolsUnequal; PyTorch: test_memory_stats_multigpu. What one does, no other counts.
     2: fn each_device_has_its_own_books(gpus) {
@@ -42,7 +45,7 @@ on_both! {
         on_backings(|backing| {
             let n = gpus.up_to(3);
             let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
-            let shelves: Vec<Mutex<Vec<(DeviceBuffer<u32>, u32)>>> = (0..n).map(|_| Mutex::new(Vec::new())).collect();
+            let shelves: Vec<Shelf> = (0..n).map(|_| Mutex::new(Vec::new())).collect();
             pool.run(|dev, _| {
                 let mut rng = Rng(dev.rank() as u64);
                 for number in 0..200u32 {
@@ -51,12 +54,10 @@ on_both! {
                     shelves[rng.below(n)].lock().push((x, number));
                     // Whatever lies here: whoever made it.
                     let taken = shelves[dev.rank()].lock().pop();
-                    if let Some((x, number)) = taken {
-                        if rng.chance(2) {
-                            let here = x.copy_to(dev)?;
-                            drop(x);
-                            assert!(dev.download(&here)?.iter().all(|&x| x == number));
-                        }
+                    if let Some((x, number)) = taken.filter(|_| rng.chance(2)) {
+                        let here = x.copy_to(dev)?;
+                        drop(x);
+                        assert!(dev.download(&here)?.iter().all(|&x| x == number));
                     }
                     if rng.chance(20) {
                         let mut shelf = shelves[rng.below(n)].lock();

@@ -16,6 +16,7 @@
 
 mod model;
 mod program;
+mod tally;
 
 use crate::{
     on_both,
@@ -28,8 +29,9 @@ use gpu_pool::{
 };
 use model::Model;
 use parking_lot::Mutex;
-use program::{LIMIT, Player, Rules, Shared};
+use program::{LIMIT, Player, Shared};
 use std::env;
+use tally::{Rules, Tally};
 
 /// Steps of one device within one scope.
 const SCOPE: usize = 400;
@@ -89,7 +91,7 @@ fn play(pool: &GpuPool, steps: usize, seed: u64, rules: Rules) {
         })
         .unwrap_or_else(|error| panic!("seed {seed}, scope {scope}: {error}"));
     }
-    let mut tally = program::Tally::default();
+    let mut tally = Tally::default();
     for player in players {
         tally.add(&player.into_inner().end());
     }
