@@ -177,6 +177,11 @@ impl Player {
         self.held.iter_mut().for_each(|piece| piece.number = None);
     }
 
+    /// How many it has made.
+    pub fn steps(&self) -> usize {
+        self.tally.steps
+    }
+
     pub fn end(self) -> Tally {
         self.tally
     }
