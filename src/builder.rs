@@ -401,7 +401,12 @@ impl Builder {
         }
         drop(opened);
         // If one device fails, the pool is dropped here, which stops the others.
-        openings.iter().collect::<Result<Vec<()>>>()?;
+        let opened = openings.iter().collect::<Result<Vec<()>>>()?;
+        if opened.len() < count {
+            // A thread has ended without a word: it has panicked, as `close` will say.
+            pool.close()?;
+            return Err(Error::Closed);
+        }
         let peers = crate::probe::peers(&pool, self.staged)?;
         shared.peers.set(peers).map_err(|_| Error::Closed)?;
         if host::is_stepped(&*shared.links[0].driver) && count <= STAGED_AT_BUILD {

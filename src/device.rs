@@ -142,7 +142,7 @@ impl Device {
     pub fn trim(&self) -> Result<u64> {
         self.check()?;
         let _here = self.worker.link.enter("trim", Location::caller());
-        Ok(self.worker.cache.borrow_mut().trim("trim"))
+        Ok(self.worker.cache.borrow_mut().trim())
     }
 
     /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program where
@@ -190,9 +190,13 @@ impl Device {
         // After an abort nothing is handed out: what is freed then may still be written to.
         self.check()?;
         let _here = self.worker.link.enter(op, Location::caller());
-        let request = Request { op, bytes: len.saturating_mul(size_of::<T>()), align, stream: Some(&self.stream) };
+        let gang = &self.session.gang;
+        let stop = || gang.is_aborted();
+        let bytes = len.saturating_mul(size_of::<T>());
+        let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
+        // A peer's failure is the reason, not the want of memory that it has brought about.
         let mut cache = self.worker.cache.borrow_mut();
-        let block = cache.allocate(&request)?;
+        let block = cache.allocate(&request).map_err(|e| gang.aborted().unwrap_or(e))?;
         cache.lay_zone(&block, &self.stream);
         Ok(DeviceBuffer::new(block, len))
     }

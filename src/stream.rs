@@ -231,17 +231,28 @@ impl StreamCore {
 
     /// The calling host thread waits until operation `sequence` has completed.
     pub(crate) fn wait_host(&self, op: &'static str, sequence: u64, limit: Duration) -> Result<()> {
+        self.wait_host_unless(op, sequence, limit, &|| false)
+    }
+
+    /// The same; gives up when `stop` says so.
+    pub(crate) fn wait_host_unless(
+        &self,
+        op: &'static str,
+        sequence: u64,
+        limit: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
         if self.has_completed(sequence) {
             return Ok(());
         }
         let passed = |event| self.link.check(op, self.link.driver.event_wait(event, TICK));
         if let Some((covered, mark)) = self.marks.find(sequence) {
-            self.wait_while_advancing(op, limit, || passed(mark.event), |_| false)?;
+            self.wait_while_advancing(op, limit, || passed(mark.event), |_| stop())?;
             self.complete_waited(covered);
             return Ok(());
         }
         let (event, covered) = self.record(op, false)?;
-        let waited = self.wait_while_advancing(op, limit, || passed(event), |_| false);
+        let waited = self.wait_while_advancing(op, limit, || passed(event), |_| stop());
         self.link.give_event(event, false);
         waited?;
         self.complete_waited(covered);

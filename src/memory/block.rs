@@ -107,7 +107,7 @@ impl Block {
     }
 
     /// Lets go of it for good: its owner is gone, or it has none.
-    pub(super) fn release(mut self: Box<Self>) {
+    pub(super) fn release(mut self) {
         let history = self.hazards.take();
         let_go(&self.region, &history, self.address..self.address + self.bytes as u64);
     }
@@ -215,6 +215,7 @@ struct Here {
 thread_local! {
     static HERE: Cell<Option<Here>> = const { Cell::new(None) };
     /// What a member of a failed gang has freed.
+    #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
     static PARKED: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
 }
 

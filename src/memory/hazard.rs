@@ -89,11 +89,15 @@ impl Hazards {
         }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
-            // A write waited for everything in its range, so it stands for all of that. A read stands for older reads of
-            // its own stream.
+            // A write stands for everything in its range that it comes after, which is all that it waited for; what came in
+            // between (a graph writes memory that somebody else may have borrowed) stays. A read stands for older reads of its
+            // own stream.
             let implied = covered
                 && old.sequence != OPEN
-                && (access == Access::Write || (old.access == Access::Read && old.stream.id == stream.id));
+                && match access {
+                    Access::Write => stream.comes_after(&old.stream, old.sequence),
+                    Access::Read => old.access == Access::Read && old.stream.id == stream.id,
+                };
             // In steps nothing may depend on what happens to be over.
             let completed = !implied && !old.stream.link.stepped && old.stream.is_over(old.sequence);
             if completed {
@@ -216,8 +220,7 @@ impl History {
     /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next user.
     #[inline]
     pub(crate) fn hand_on(&mut self) -> Self {
-        let blank = |past: &Box<Past>| past.uses.is_empty() && past.known.is_none();
-        History(self.0.take_if(|past| !blank(past)))
+        History(self.0.take_if(|past| !past.uses.is_empty() || past.known.is_some()))
     }
 
     /// The other way round.
@@ -302,8 +305,9 @@ impl History {
     }
 
     /// The calling host thread waits for all of them.
-    pub(crate) fn wait_all(&self, op: &'static str, limit: Duration) -> Result<()> {
-        self.uses().iter().try_for_each(|last| last.stream.wait_host(op, last.sequence, limit))
+    /// Gives up when `stop` says so, as if time had run out.
+    pub(crate) fn wait_all(&self, op: &'static str, limit: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
+        self.uses().iter().try_for_each(|last| last.stream.wait_host_unless(op, last.sequence, limit, stop))
     }
 
     /// Whether all uses are over, for reports: a checker takes it that the calling thread has learned nothing.
@@ -311,9 +315,28 @@ impl History {
         self.in_flight().next().is_none()
     }
 
-    /// The streams that may still use it, for reports.
-    pub(crate) fn streams_in_flight(&self) -> impl Iterator<Item = &Arc<StreamCore>> {
-        self.in_flight().map(|last| &last.stream)
+    /// The streams that may still use some of the first `len` bytes, with how many bytes, for reports.
+    pub(crate) fn pending(&self, len: usize) -> SmallVec<[(Arc<StreamCore>, u64); 2]> {
+        let mut ranges: SmallVec<[(&Arc<StreamCore>, Range<usize>); 4]> =
+            self.in_flight().map(|last| (&last.stream, last.bytes.start.min(len)..last.bytes.end.min(len))).collect();
+        ranges.sort_unstable_by_key(|(stream, bytes)| (stream.id, bytes.start));
+        let mut all: SmallVec<[(Arc<StreamCore>, u64); 2]> = SmallVec::new();
+        let mut end = 0;
+        for (stream, bytes) in ranges {
+            if all.last().is_none_or(|(last, _)| last.id != stream.id) {
+                all.push((stream.clone(), 0));
+                end = 0;
+            }
+            let fresh = bytes.end.saturating_sub(bytes.start.max(end));
+            end = end.max(bytes.end);
+            all.last_mut().expect("pushed above").1 += fresh as u64;
+        }
+        all
+    }
+
+    /// How many of the first `len` bytes may still be in use by the stream that uses most of them.
+    pub(crate) fn pending_bytes(&self, len: usize) -> u64 {
+        self.pending(len).iter().map(|(_, bytes)| *bytes).max().unwrap_or(0)
     }
 
     fn in_flight(&self) -> impl Iterator<Item = &Use> {
@@ -350,9 +373,26 @@ impl Payload for History {
         }
         if uses.len() > MERGE_ABOVE {
             self.settle();
-            merge(&mut self.past().uses);
+            let uses = &mut self.past().uses;
+            join_neighbours(uses);
+            if uses.len() > MERGE_ABOVE {
+                merge(uses);
+            }
         }
     }
+}
+
+/// Pieces of one use that touch become one again.
+fn join_neighbours(uses: &mut Uses) {
+    uses.sort_unstable_by_key(|last| (last.stream.id, last.sequence, last.access == Access::Write, last.bytes.start));
+    uses.dedup_by(|later, last| {
+        let same = later.stream.id == last.stream.id && later.sequence == last.sequence && later.access == last.access;
+        let touch = same && later.sequence != OPEN && later.bytes.start <= last.bytes.end;
+        if touch {
+            last.bytes.end = last.bytes.end.max(later.bytes.end);
+        }
+        touch
+    });
 }
 
 /// There are at most 64 software GPUs in a pool.

@@ -19,7 +19,8 @@ pub struct MemoryStats {
     pub reserved: u64,
     /// The most that `reserved` has been.
     pub peak_reserved: u64,
-    /// Bytes that were freed while work that uses them was still queued: no other stream gets them without a wait.
+    /// Bytes that were freed while work that uses them was still queued: no other stream gets them without a wait. Not counted
+    /// in [`GpuPool::memory_stats`](crate::GpuPool::memory_stats), where it is 0: that would mean to look at every block.
     pub pending: u64,
     /// Allocations served.
     pub allocations: u64,

@@ -12,6 +12,8 @@ const REGION: u32 = 0;
 /// Growing where least is missing, and moving, need few bytes and many addresses: up to five times the most that is ever in use,
 /// in simulations of RMM's `random_allocations`. Addresses cost nothing.
 const ROOM: u64 = 8;
+/// The most memory that a window is made for.
+const MOST: u64 = 1 << 47;
 /// The least that a window has: small software GPUs need room for holes, too.
 const SMALLEST: u64 = 1 << 30;
 
@@ -26,7 +28,8 @@ impl Vmm {
     /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such addresses.
     pub fn open(link: &Arc<Link>) -> DriverResult<Self> {
         let granularity = link.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
-        let total = link.driver.info().total_memory.next_multiple_of(granularity).max(granularity);
+        // No address space is larger, whatever a device says.
+        let total = link.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
         let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
         let mut driver_calls = 1;
         let start = loop {

@@ -14,12 +14,11 @@ use crate::{
     memory::{
         LeakReport,
         backing::Mapping,
-        block::{Block, ChunkKind, Place, let_go},
-        hazard::History,
+        block::{ChunkKind, Place, let_go},
     },
     plant::Bug,
 };
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 /// Memory is taken from the driver in multiples of it,
 const GRANULE: u64 = 2 << 20;
@@ -27,17 +26,24 @@ const GRANULE: u64 = 2 << 20;
 const UNIT: u64 = 64 << 20;
 
 /// What is tried, and what it is called in reports.
-const RUNGS: [(&str, Rung); 6] = [
+const RUNGS: [(&str, Rung); 7] = [
     ("took what other threads had freed", |cache, _, _| {
         cache.collect();
         Ok(())
     }),
-    ("joined empty slabs", |cache, _, _| Ok(cache.dissolve())),
+    ("joined empty slabs", |cache, _, _| {
+        cache.dissolve();
+        Ok(())
+    }),
     ("asked the driver for more", Cache::grow),
-    ("moved free memory together", |cache, request, need| cache.gather(request, cache.room(request, need.least), true)),
+    ("moved free memory together", |cache, request, need| cache.gather(request, cache.room(request, need.least))),
     ("waited for work on freed memory", |cache, request, _| cache.wait(request)),
+    ("moved that memory, too", |cache, request, need| cache.gather(request, cache.room(request, need.least))),
     ("gave free memory back and asked again", Cache::exchange),
 ];
+
+/// From this rung on the host takes memory that it has to wait for.
+const WAITING: usize = 4;
 
 type Rung = fn(&mut Cache, &Request<'_>, Need) -> Result<()>;
 
@@ -49,29 +55,32 @@ pub(super) struct Need {
 }
 
 impl Cache {
-    /// Looks for memory until every rung has been tried.
+    /// Looks for memory until every rung has been tried. `search` is told whether it may take memory that is in use: streams wait
+    /// for it on the device; the host waits itself, so it would rather have other memory.
     #[cold]
     pub(super) fn climb<T>(
         &mut self,
         request: &Request<'_>,
         need: Need,
-        mut search: impl FnMut(&mut Cache) -> Option<T>,
+        mut search: impl FnMut(&mut Cache, bool) -> Option<T>,
     ) -> Result<T> {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
-            self.patient = true;
             if self.can_be_had(need.least) {
-                for (name, rung) in RUNGS {
+                for (index, (name, rung)) in RUNGS.into_iter().enumerate() {
                     tried.push(name);
                     match rung(self, request, need) {
-                        Err(error) if !matches!(error, Error::OutOfMemory { .. } | Error::Timeout { .. }) => {
-                            return Err(error);
-                        }
-                        _ => {}
+                        Ok(()) | Err(Error::OutOfMemory { .. } | Error::Timeout { .. }) => {}
+                        // A means that fails is not the end: the others may do.
+                        Err(error) if self.is_fatal(&error) => return Err(error),
+                        Err(error) => tracing::warn!(device = self.link.device, %error, "memory is short: {name}"),
                     }
-                    if let Some(found) = search(self) {
+                    if let Some(found) = search(self, request.stream.is_some() || index >= WAITING) {
                         return Ok(found);
+                    }
+                    if (request.stop)() {
+                        return Err(self.out_of_memory_report(request, tried).into_error());
                     }
                 }
             }
@@ -93,6 +102,11 @@ impl Cache {
 
 /// The rungs.
 impl Cache {
+    fn is_fatal(&self, error: &Error) -> bool {
+        let own = self.link.device;
+        matches!(error, Error::DeviceLost { device, .. } if *device == own) || matches!(error, Error::Misuse { .. })
+    }
+
     /// Whether so much can be had at all, however empty the device.
     fn can_be_had(&self, need: usize) -> bool {
         let most = match self.kind {
@@ -112,10 +126,10 @@ impl Cache {
         }
     }
 
-    /// Bytes that must lie together, with room to align in where the driver's own alignment does not do.
+    /// Bytes that must lie together, with room to align in where memory may come at any place.
     fn room(&self, request: &Request<'_>, need: usize) -> u64 {
         let room = if request.align > GRAIN { request.align } else { 0 };
-        (need + room).next_multiple_of(GRAIN) as u64
+        need.saturating_add(room).checked_next_multiple_of(GRAIN).unwrap_or(need) as u64
     }
 
     fn grow(&mut self, request: &Request<'_>, Need { least, good }: Need) -> Result<()> {
@@ -131,18 +145,27 @@ impl Cache {
                 Err(Error::OutOfMemory { .. }) => {}
                 mapped => return mapped,
             }
-            // In steps nothing may depend on what happens to be over.
-            for wait in [self.link.stepped, true] {
-                self.gather(request, need, wait)?;
+            for wait in [false, true] {
+                if wait {
+                    self.wait(request)?;
+                }
+                self.gather(request, need)?;
                 if self.heap.largest_free() >= need {
                     return Ok(());
                 }
             }
         }
-        match self.map(request.op, need + more) {
-            Err(Error::OutOfMemory { .. }) if more > 0 => self.map(request.op, need),
-            done => done,
+        let short = |done: &Result<()>| matches!(done, Err(Error::OutOfMemory { .. }));
+        let mut done = self.map(request.op, need + more);
+        if more > 0 && short(&done) {
+            done = self.map(request.op, need);
         }
+        // Without room to align in: it may come at the right place by itself.
+        let bare = least.next_multiple_of(GRAIN) as u64;
+        if bare < need && short(&done) {
+            done = self.map(request.op, bare);
+        }
+        done
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
@@ -157,7 +180,11 @@ impl Cache {
         // Single allocations neither grow nor move, so a small one would be of little use.
         let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
         // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
-        let unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
+        let mut unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
+        if self.backing.is_window() {
+            // Of a piece that goes or moves no part may be in use: small pools need small ones.
+            unit = unit.min((self.backing.reserved().saturating_add(need) / 32).max(1).next_multiple_of(GRANULE));
+        }
         let (heap, own) = (&self.heap, self.link.device);
         // What a lost device may use for ever does not count.
         let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
@@ -190,8 +217,8 @@ impl Cache {
     }
 
     /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
-    /// What is not over is waited for, or stays.
-    fn gather(&mut self, request: &Request<'_>, need: u64, wait: bool) -> Result<()> {
+    /// What is not over stays.
+    fn gather(&mut self, request: &Request<'_>, need: u64) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
         }
@@ -201,7 +228,7 @@ impl Cache {
         let mut units = Vec::new();
         for (region, range) in ranges {
             for unit in self.backing.units_in(region, range) {
-                if self.is_over(request.op, region, &unit, wait) {
+                if self.is_over(region, &unit) {
                     units.push((region, unit));
                 }
             }
@@ -229,12 +256,11 @@ impl Cache {
         self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect()
     }
 
-    /// Whether the uses of a free unit are over, if need be after a wait; the calling thread may rely on it.
-    fn is_over(&mut self, op: &'static str, region: u32, unit: &Range<Address>, wait: bool) -> bool {
+    /// Whether the uses of a free unit are over; the calling thread may rely on it.
+    fn is_over(&mut self, region: u32, unit: &Range<Address>) -> bool {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
-        let over = self.link.planted(Bug::ChunkReleasedEarly)
-            || if wait && self.patient { self.outlast(op, &past) } else { past.all_completed() };
+        let over = past.all_completed() || self.link.planted(Bug::ChunkReleasedEarly);
         if over {
             self.link.acquire(past.known());
         }
@@ -242,46 +268,36 @@ impl Cache {
         over
     }
 
-    /// Waits for all uses. A stream that is stuck is waited for once, not for every block that it has used.
-    fn outlast(&mut self, op: &'static str, past: &History) -> bool {
-        let waited = past.wait_all(op, self.settings.deadline);
-        self.patient = !matches!(waited, Err(Error::Timeout { .. }));
-        waited.is_ok()
-    }
-
+    /// Waits for all work on memory that was freed. Once a stream was found stuck, nothing more is waited for, or it would be
+    /// waited for at every block that it has used.
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
-        let limit = self.settings.deadline;
-        if !self.patient {
-            return Ok(());
-        }
-        let own = self.link.device;
+        let (own, mut limit) = (self.link.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();
         let small = self.small.at_rest().map(|block| block.hazards.history());
+        let mut first = Ok(());
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
-            match past.wait_all(request.op, limit) {
-                Err(Error::Timeout { .. }) => {
-                    self.patient = false;
-                    break;
-                }
-                waited => waited?,
+            let waited = past.wait_all(request.op, limit, request.stop);
+            if matches!(waited, Err(Error::Timeout { .. })) {
+                limit = Duration::ZERO;
             }
+            first = first.and(waited);
             past.settle();
         }
         self.collect();
-        Ok(())
+        first
     }
 
     fn exchange(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
-        self.give_back(request.op, true);
+        self.give_back();
         self.grow(request, need)
     }
 
-    /// Gives what is free back to the driver, in whole units; how many bytes. What is not over is waited for, or stays.
-    fn give_back(&mut self, op: &'static str, wait: bool) -> u64 {
+    /// Gives what is free back to the driver, in whole units; how many bytes. What is not over stays.
+    fn give_back(&mut self) -> u64 {
         let mut given = 0;
         for (region, range) in self.free_ranges() {
             for unit in self.backing.units_in(region, range) {
-                if !self.is_over(op, region, &unit, wait) {
+                if !self.is_over(region, &unit) {
                     continue;
                 }
                 let bytes = unit.end - unit.start;
@@ -311,10 +327,10 @@ impl Cache {
     }
 
     /// Gives all that is free, and over, back to the driver; how many bytes. Does not wait.
-    pub(crate) fn trim(&mut self, op: &'static str) -> u64 {
+    pub(crate) fn trim(&mut self) -> u64 {
         self.collect();
         self.dissolve();
-        let given = self.give_back(op, false);
+        let given = self.give_back();
         if let Some(ledger) = &mut self.ledger {
             ledger.trimmed(given);
         }
@@ -339,10 +355,14 @@ impl Drop for Cache {
             tracing::warn!(device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
-        self.give_back("close", false);
+        self.give_back();
         for free in self.heap.free_ranges() {
             let_go(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
         }
-        self.small.take().for_each(Block::release);
+        for slab in self.small.slabs() {
+            let rest = slab.address + slab.uncut() as u64..slab.address + slab.bytes as u64;
+            let_go(&slab.region, slab.rest(), rest);
+        }
+        self.small.take().for_each(|block| block.release());
     }
 }

@@ -33,7 +33,12 @@ use super::{
     numa::Node,
     stats::MemoryStats,
 };
-use crate::{driver::check, error::Result, memory::OutOfMemoryReport, stream::StreamCore};
+use crate::{
+    driver::check,
+    error::{Error, Result},
+    memory::OutOfMemoryReport,
+    stream::StreamCore,
+};
 use audit::Audit;
 use classes::{ALIGN, SMALL};
 use ladder::Need;
@@ -114,6 +119,8 @@ pub(crate) struct Request<'a> {
     pub(crate) align: usize,
     /// Who will use it first; none for memory that the host uses.
     pub(crate) stream: Option<&'a StreamCore>,
+    /// Whether to stop waiting: the gang has failed.
+    pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
 /// The books of one kind of memory.
@@ -128,9 +135,8 @@ pub(crate) struct Cache {
     regions: HashMap<u32, Arc<Region>>,
     heap: Heap<History>,
     small: Small,
+    #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
     spare: Vec<Box<Block>>,
-    /// While memory is looked for: no stream was found stuck so far.
-    patient: bool,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
@@ -157,7 +163,6 @@ impl Cache {
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
-            patient: true,
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
             audit: None,
@@ -169,7 +174,10 @@ impl Cache {
         if bytes == 0 {
             return Ok(());
         }
-        self.map(op, bytes.next_multiple_of(GRAIN as u64))
+        let Some(bytes) = bytes.checked_next_multiple_of(GRAIN as u64) else {
+            return Err(Error::invalid("memory_reserve", format_args!("{bytes} bytes are more than any memory has")));
+        };
+        self.map(op, bytes)
     }
 
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
@@ -271,20 +279,21 @@ impl Cache {
             return Ok(block);
         }
         let own = self.link.device;
-        let mut block = match self.small.steal(class, own) {
+        // A stream waits for others' blocks on the device; the host would have to wait itself.
+        let stolen = request.stream.and_then(|_| self.small.steal(class, own));
+        let mut block = match stolen {
             Some(block) => block,
             None => {
                 let least = classes::bytes(class).next_multiple_of(GRAIN);
-                self.climb(request, Need { least, good: self.small.next_slab(class) }, |cache| {
+                self.climb(request, Need { least, good: self.small.next_slab(class) }, |cache, used| {
                     if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
                         return Some(block);
                     }
-                    if cache.add_slab(class, true, free)
-                        || cache.add_slab(class, true, |past, room, bytes| past.usable_place(own, room, bytes))
-                    {
+                    let usable = |past: &History, room, bytes| past.usable_place(own, room, bytes);
+                    if cache.add_slab(class, true, free) || used && cache.add_slab(class, true, usable) {
                         return cache.cut(class);
                     }
-                    cache.small.steal(class, own)
+                    if used { cache.small.steal(class, own) } else { None }
                 })?
             }
         };
@@ -346,12 +355,13 @@ impl Cache {
             Some(taken) => taken,
             None => {
                 let with_a_wait = |past: &History, room, bytes| past.usable_place(own, room, bytes);
-                let found = self.heap.allocate_in(bytes, align, with_a_wait);
+                let found = request.stream.and_then(|_| self.heap.allocate_in(bytes, align, with_a_wait));
                 let taken = match found {
                     Some(taken) => taken,
-                    None => self.climb(request, Need { least: bytes, good: bytes }, |cache| {
+                    None => self.climb(request, Need { least: bytes, good: bytes }, |cache, used| {
                         let found = cache.heap.allocate_thoroughly(bytes, align, free);
-                        found.or_else(|| cache.heap.allocate_thoroughly(bytes, align, with_a_wait))
+                        let used = || used.then(|| cache.heap.allocate_thoroughly(bytes, align, with_a_wait)).flatten();
+                        found.or_else(used)
                     })?,
                 };
                 self.count(taken.payload.waits_for(request.stream));

@@ -242,6 +242,11 @@ impl Slab {
         (bytes, self.bytes / bytes, self.live)
     }
 
+    /// What is known of that.
+    pub fn rest(&self) -> &History {
+        &self.rest
+    }
+
     /// What is not cut yet, from this byte on.
     pub fn uncut(&self) -> usize {
         self.cut * classes::bytes(self.class)

@@ -26,10 +26,11 @@ impl Cache {
         self.collect();
         let mut pending = 0;
         for block in self.small.at_rest() {
-            pending += if block.hazards.history().is_over() { 0 } else { block.bytes as u64 };
+            let bytes = block.bytes;
+            pending += block.hazards.history().pending_bytes(bytes);
         }
         for free in self.heap.free_ranges() {
-            pending += if free.payload.is_over() { 0 } else { free.bytes };
+            pending += free.payload.pending_bytes(free.bytes as usize);
         }
         MemoryStats { pending, ..self.counters() }
     }
@@ -109,7 +110,7 @@ impl Cache {
         let mut free_in_pool = 0;
         let mut count = |past: &History, bytes: u64| {
             free_in_pool += bytes;
-            for stream in past.streams_in_flight() {
+            for (stream, bytes) in past.pending(bytes as usize) {
                 *pending.entry((stream.link.device, stream.id)).or_insert(0) += bytes;
             }
         };
@@ -121,23 +122,24 @@ impl Cache {
         let (driver_free, driver_total) = self.link.driver.memory_info().unwrap_or((0, 0));
         let mut holders = self.ledger.as_ref().map_or_else(Vec::new, |ledger| ledger.holders());
         holders.truncate(HOLDERS);
-        let mut report = OutOfMemoryReport::default();
-        report.device = self.link.device;
-        report.op = request.op;
-        report.site = Called::current().map(CallSite::from);
-        report.requested = request.bytes as u64;
-        report.limit = self.limit;
-        report.in_use = self.stats.in_use;
-        report.reserved = self.backing.reserved();
-        report.free_in_pool = free_in_pool;
-        report.largest_free = self.heap.largest_free();
-        report.pending =
-            pending.into_iter().map(|((device, stream), bytes)| PendingOnStream { device, stream, bytes }).collect();
-        (report.driver_free, report.driver_total) = (driver_free, driver_total);
-        report.recorded = self.ledger.is_some();
-        report.holders = holders;
-        report.rungs = rungs;
-        report
+        let pending = pending.into_iter().map(|((device, stream), bytes)| PendingOnStream { device, stream, bytes });
+        OutOfMemoryReport {
+            device: self.link.device,
+            op: request.op,
+            site: Called::current().map(CallSite::from),
+            requested: request.bytes as u64,
+            limit: self.limit,
+            in_use: self.stats.in_use,
+            reserved: self.backing.reserved(),
+            free_in_pool,
+            largest_free: self.heap.largest_free(),
+            pending: pending.collect(),
+            driver_free,
+            driver_total,
+            recorded: self.ledger.is_some(),
+            holders,
+            rungs,
+        }
     }
 
     /// Who holds what is live.

@@ -87,7 +87,7 @@ impl PinnedPool {
 
     /// Gives back what is free; how many bytes.
     pub(crate) fn trim(&self) -> u64 {
-        self.shelves.iter().map(|shelf| shelf.cache.lock().1.trim("trim")).sum()
+        self.shelves.iter().map(|shelf| shelf.cache.lock().1.trim()).sum()
     }
 
     /// Where the blocks of each node go.
@@ -131,7 +131,7 @@ impl Shelf {
     /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
     fn allocate(&self, links: &[Arc<Link>], op: &'static str, bytes: usize) -> Result<BlockRef> {
         let (of, cache) = &mut *self.cache.lock();
-        let request = Request { op, bytes, align: 1, stream: None };
+        let request = Request { op, bytes, align: 1, stream: None, stop: &|| false };
         loop {
             let allocated = if links[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
             let next = match allocated {
