@@ -156,21 +156,24 @@ fn sweep(gpus: Gpus, backing: BackingChoice, op: FaultOp, fault: Injected) {
     }
 }
 
-on_both! {
-    1: fn fault_at_every_call_of_a_window(gpus) {
-        for op in OPS {
-            sweep(gpus, BackingChoice::Vmm, op, Injected::Error);
-        }
-        for op in [FaultOp::VmMap, FaultOp::VmMove, FaultOp::EventCreate] {
-            sweep(gpus, BackingChoice::Vmm, op, Injected::OutOfMemory);
-        }
-    }
+fn sweep_all(gpus: Gpus, backing: BackingChoice, ops: &[FaultOp]) {
+    ops.iter().for_each(|&op| sweep(gpus, backing, op, Injected::Error));
+}
 
-    1: fn fault_at_every_call_of_single_allocations(gpus) {
-        for op in OPS {
-            sweep(gpus, BackingChoice::Malloc, op, Injected::Error);
+on_both! {
+    1: fn fault_at_every_call_for_memory_of_a_window(gpus) { sweep_all(gpus, BackingChoice::Vmm, &OPS[..7]); }
+    1: fn fault_at_every_call_for_events_of_a_window(gpus) { sweep_all(gpus, BackingChoice::Vmm, &OPS[7..12]); }
+    1: fn fault_at_every_call_for_streams_of_a_window(gpus) { sweep_all(gpus, BackingChoice::Vmm, &OPS[12..]); }
+    1: fn fault_at_every_call_for_single_allocations(gpus) { sweep_all(gpus, BackingChoice::Malloc, &OPS[..7]); }
+    1: fn fault_at_every_call_for_events_of_single_allocations(gpus) { sweep_all(gpus, BackingChoice::Malloc, &OPS[7..12]); }
+    1: fn fault_at_every_call_for_streams_of_single_allocations(gpus) { sweep_all(gpus, BackingChoice::Malloc, &OPS[12..]); }
+
+    1: fn no_memory_at_every_call_for_memory(gpus) {
+        for (backing, op) in [
+            (BackingChoice::Vmm, FaultOp::VmMap), (BackingChoice::Vmm, FaultOp::VmMove), (BackingChoice::Malloc, FaultOp::Alloc),
+        ] {
+            sweep(gpus, backing, op, Injected::OutOfMemory);
         }
-        sweep(gpus, BackingChoice::Malloc, FaultOp::Alloc, Injected::OutOfMemory);
     }
 
     // The build takes memory, too: it fails with the fault, or does without; and the next one works.

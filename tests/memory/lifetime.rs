@@ -247,6 +247,50 @@ fn ends_with_live_buffers() {
     }
 }
 
+/// FBGEMM#530, xgboost#4194: a free on a thread without a context silently made one on device 0. In a process of its own, with a
+/// pool of device 1 alone: nothing may touch device 0, whoever drops what.
+#[cfg(feature = "cuda")]
+#[test]
+fn drop_on_a_thread_with_no_context_creates_none() {
+    use cudarc::driver::sys;
+    const ALONE: &str = "GPU_POOL_TEST_MEMORY_ALONE";
+    if gpu_pool::driver::cuda::device_count().unwrap_or(0) < 2 {
+        println!("skipped: needs 2 CUDA devices");
+        return;
+    }
+    if env::var_os(ALONE).is_none() {
+        let name = "lifetime::drop_on_a_thread_with_no_context_creates_none";
+        let process =
+            Command::new(env::current_exe().unwrap()).args([name, "--exact", "--nocapture"]).env(ALONE, "1").status();
+        assert!(process.unwrap().success());
+        return;
+    }
+    let pool = builder().cuda().devices(&[1]).build().unwrap();
+    let held =
+        pool.run(|dev, _| (0..40).map(|i| dev.zeros::<u8>(i * 100 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
+    let mut held: Vec<_> = held.into_iter().flatten().collect();
+    let late = held.split_off(20);
+    let state_of_this_thread = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver was initialised by the pool; the pointer is to a live local.
+        let called = unsafe { sys::cuCtxGetCurrent(&mut context) };
+        assert_eq!(called, sys::CUresult::CUDA_SUCCESS);
+        context.is_null()
+    };
+    thread::scope(|s| {
+        s.spawn(|| {
+            drop(held);
+            assert!(state_of_this_thread(), "a free has left a context behind on this thread");
+        });
+    });
+    drop(pool);
+    thread::spawn(move || drop(late)).join().unwrap();
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: as above.
+    let called = unsafe { sys::cuDevicePrimaryCtxGetState(0, &mut flags, &mut active) };
+    assert_eq!((called, active), (sys::CUresult::CUDA_SUCCESS, 0), "somebody has made a context on device 0");
+}
+
 /// Pools that come and go: the device has all of its memory again each time. (snmalloc `teardown`, mimalloc `heap_destroy`.)
 #[test]
 fn pools_come_and_go() {

@@ -9,6 +9,7 @@ mod support;
 
 mod aborts;
 mod basics;
+mod callbacks;
 mod checklist;
 mod devices;
 mod faults;

@@ -1,13 +1,14 @@
 //! What these tests share: backings, work that is held until it is let go, and the invariants of a pool's books.
 
-use crate::support::{Gpus, MODULE};
+use crate::support::{Gpus, MODULE, failure};
 use gpu_pool::{
     AsViewMut, BackingChoice, BlockState, Builder, Device, DeviceBuffer, DeviceCopy, Error, GpuPool, Kernel,
-    LaunchDims, MemorySnapshot, MemoryStats,
+    LaunchDims, MemorySnapshot, MemoryStats, OutOfMemoryReport,
 };
 use parking_lot::Mutex;
 use std::{
     collections::BTreeSet,
+    sync::Arc,
     sync::atomic::{AtomicU32, Ordering::*},
     task::Poll,
 };
@@ -36,6 +37,15 @@ pub fn limited(gpus: Gpus, count: usize, backing: BackingChoice, limit: usize) -
 pub fn bytes_of(dev: &Device, len: usize) -> Result<DeviceBuffer<u8>, Error> {
     // SAFETY: the tests write before they read, which the checker watches.
     unsafe { dev.uninit(len) }
+}
+
+/// The report of a request that must be refused.
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> Arc<OutOfMemoryReport> {
+    match failure(result) {
+        Error::OutOfMemory { report, .. } => report,
+        other => panic!("{other}"),
+    }
 }
 
 /// `len` elements at a multiple of `align`.

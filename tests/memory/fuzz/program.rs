@@ -1,12 +1,14 @@
 //! One device's part of the random program.
 
-use super::model::Model;
+use super::{
+    model::Model,
+    tally::{Rules, Tally},
+};
 use crate::rig::{MIB, Rng, aligned, check_books};
 use crate::support::slow_add;
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
 use parking_lot::Mutex;
 use std::{
-    fmt,
     ops::Range,
     sync::{Arc, mpsc},
     thread,
@@ -21,17 +23,6 @@ const STAMP: usize = 256;
 /// Blocks that one device holds, and that lie between the devices.
 const HELD: usize = 300;
 const PASSED: usize = 60;
-
-/// What may happen.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    /// Scopes that fail.
-    pub aborts: bool,
-    /// Calls of the driver that fail.
-    pub faults: bool,
-    /// No other device and no other thread.
-    pub alone: bool,
-}
 
 /// A block, and what is in it, if that is known.
 struct Piece {
@@ -146,64 +137,6 @@ impl Drop for Shared {
     }
 }
 
-/// What has happened, so that one sees whether a run was worth its time.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    steps: usize,
-    allocated: usize,
-    refused: usize,
-    served_after_refusal: usize,
-    checked: usize,
-    from_peers: usize,
-    thrown_away: usize,
-    trimmed: usize,
-    faults: usize,
-}
-
-impl Tally {
-    pub fn add(&mut self, other: &Self) {
-        self.steps += other.steps;
-        self.allocated += other.allocated;
-        self.refused += other.refused;
-        self.served_after_refusal += other.served_after_refusal;
-        self.checked += other.checked;
-        self.from_peers += other.from_peers;
-        self.thrown_away += other.thrown_away;
-        self.trimmed += other.trimmed;
-        self.faults += other.faults;
-    }
-
-    /// A run that meets no limit and passes nothing on would prove nothing.
-    pub fn assert_worth_it(&self, steps: usize, rules: Rules) {
-        assert!(self.allocated > steps / 5 && self.checked > steps / 20, "{self}");
-        assert!(self.refused > steps / 500 && (rules.faults || self.served_after_refusal > 0), "{self}");
-        assert!(rules.alone || self.from_peers > steps / 100 && self.thrown_away > steps / 100, "{self}");
-        assert!(!rules.faults || self.faults > 0, "{self}");
-    }
-}
-
-impl fmt::Display for Tally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally {
-            steps,
-            allocated,
-            refused,
-            served_after_refusal,
-            checked,
-            from_peers,
-            thrown_away,
-            trimmed,
-            faults,
-        } = self;
-        write!(
-            f,
-            "{steps} steps: {allocated} allocated, {refused} refused ({served_after_refusal} of those served once something had \
-             been freed), {checked} checked, {from_peers} taken from others, {thrown_away} freed on other threads, {trimmed} trims, \
-             {faults} faults"
-        )
-    }
-}
-
 /// One device's own.
 pub struct Player {
     device: usize,
@@ -242,6 +175,11 @@ impl Player {
     /// A scope has failed: what it has written may not have been.
     pub fn forget_contents(&mut self) {
         self.held.iter_mut().for_each(|piece| piece.number = None);
+    }
+
+    /// How many it has made.
+    pub fn steps(&self) -> usize {
+        self.tally.steps
     }
 
     pub fn end(self) -> Tally {
