@@ -168,6 +168,15 @@ impl Cache {
         done
     }
 
+    /// Whether the pool has grown, being so small that this is better than a wait.
+    #[cold]
+    pub(super) fn grow_rather(&mut self, request: &Request<'_>, need: Need) -> bool {
+        self.backing.reserved().saturating_add(need.good as u64) <= self.eager && {
+            self.stats.ladder += 1;
+            self.grow(request, need).is_ok()
+        }
+    }
+
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
         self.map_within(op, need, u64::MAX)
