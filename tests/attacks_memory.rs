@@ -165,7 +165,7 @@ fn any_software_memory_can_be_named() {
 /// A graph writes what others own meanwhile, without the exclusive borrow that makes `order .. submit .. note` one step. Its
 /// `note` of a write then forgets a use that came between, for which it never waited.
 #[test]
-fn a_graph_launch_is_ordered_with_what_another_device_does_meanwhile() {
+fn a_graph_launch_and_what_another_device_does_meanwhile_are_ordered_or_reported() {
     const WORDS: usize = 4096;
     let pool = support::builder().host(2).module(&support::MODULE).build().unwrap();
     let slot: Mutex<Option<DeviceBuffer<u32>>> = Mutex::default();
@@ -201,7 +201,9 @@ fn a_graph_launch_is_ordered_with_what_another_device_does_meanwhile() {
         }
         Ok(())
     });
-    done.unwrap();
+    // Nothing orders the two submissions: they may come in any order, or at once, which the checker says. What must not happen is
+    // that the memory is used again too early.
+    assert!(matches!(done, Ok(_) | Err(Error::Misuse { .. })), "{done:?}");
 }
 
 /// A kernel that lasts until it is let go; at most ten seconds.
