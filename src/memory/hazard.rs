@@ -334,9 +334,22 @@ impl History {
         all
     }
 
-    /// How many of the first `len` bytes may still be in use by the stream that uses most of them.
-    pub(crate) fn pending_bytes(&self, len: usize) -> u64 {
-        self.pending(len).iter().map(|(_, bytes)| *bytes).max().unwrap_or(0)
+    /// Which of the first `len` bytes may still be in use, for reports.
+    pub(crate) fn busy(&self, len: usize) -> SmallVec<[Range<usize>; 4]> {
+        let mut ranges: SmallVec<[Range<usize>; 4]> = self
+            .in_flight()
+            .map(|last| last.bytes.start..last.bytes.end.min(len))
+            .filter(|r| r.start < r.end)
+            .collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|later, range| {
+            let touch = later.start <= range.end;
+            if touch {
+                range.end = range.end.max(later.end);
+            }
+            touch
+        });
+        ranges
     }
 
     fn in_flight(&self) -> impl Iterator<Item = &Use> {

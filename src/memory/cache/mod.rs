@@ -363,6 +363,10 @@ impl Cache {
         if taken.is_none() && self.collect() {
             taken = self.heap.allocate_in(bytes, align, free);
         }
+        if taken.is_none() && self.small.has_empty_slabs() {
+            self.dissolve();
+            taken = self.heap.allocate_in(bytes, align, free);
+        }
         let need = Need { least: bytes, good: bytes };
         if taken.is_none() && self.grow_rather(request, need) {
             taken = self.heap.allocate_in(bytes, align, free);

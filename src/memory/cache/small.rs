@@ -191,6 +191,11 @@ impl Small {
         given
     }
 
+    /// Whether some slab has no block in use.
+    pub fn has_empty_slabs(&self) -> bool {
+        self.empty > 0
+    }
+
     /// Takes out the slabs that have no block in use, each with all that is known of its past.
     pub fn dissolve(&mut self) -> Vec<(Slab, History)> {
         if self.empty == 0 {

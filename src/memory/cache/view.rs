@@ -26,11 +26,10 @@ impl Cache {
         self.collect();
         let mut pending = 0;
         for block in self.small.at_rest() {
-            let bytes = block.bytes;
-            pending += block.hazards.history().pending_bytes(bytes);
+            pending += if block.hazards.history().is_over() { 0 } else { block.bytes as u64 };
         }
         for free in self.heap.free_ranges() {
-            pending += free.payload.pending_bytes(free.bytes as usize);
+            pending += free.payload.busy(free.bytes as usize).iter().map(|busy| busy.len() as u64).sum::<u64>();
         }
         MemoryStats { pending, ..self.counters() }
     }
@@ -68,7 +67,19 @@ impl Cache {
             blocks.insert(piece.address, info(piece.address, piece.bytes, BlockState::Live, None));
         }
         for range in free {
-            blocks.insert(range.address, info(range.address, range.bytes, state(range.payload), None));
+            let mut at = 0;
+            let mut add = |upto: usize, state| {
+                if upto > at {
+                    let address = range.address + at as u64;
+                    blocks.insert(address, info(address, (upto - at) as u64, state, None));
+                    at = upto;
+                }
+            };
+            for busy in range.payload.busy(range.bytes as usize) {
+                add(busy.start, BlockState::Free);
+                add(busy.end, BlockState::Pending);
+            }
+            add(range.bytes as usize, BlockState::Free);
         }
         for slab in self.small.slabs() {
             blocks.remove(&slab.address);
