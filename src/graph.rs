@@ -8,6 +8,9 @@
 //! * Capturing touches nothing: no memory, no stream that anybody knows. Its stream is its own.
 //! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting uses, and
 //!   before later ones, on whichever devices.
+//! * No borrow keeps others from that memory while it is launched. Work on it that *another* thread submits at the very same time
+//!   may come before the launch, after it, or beside it: order the two threads (by a barrier, or the end of a scope), as the checker
+//!   demands. Memory is never used again too early in either case.
 //! * The graph keeps the memory that it names. What its closure drops, or the user later, is not used for anything else before the
 //!   graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
 //! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would forbid.

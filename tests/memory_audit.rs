@@ -241,7 +241,10 @@ on_both! {
         }).unwrap();
         let x = Mutex::new(kept.pop());
         pool.run(|dev, _| dev.fill(x.lock().as_mut().unwrap(), 3u8)).unwrap();
-        found(pool.run(|_, _| Ok(drop(x.lock().take()))));
+        found(pool.run(|_, _| {
+            drop(x.lock().take());
+            Ok(())
+        }));
         pool.run(|dev, _| dev.upload(&[1u8; 100]).map(drop)).unwrap();
         pool.close().unwrap();
     }

@@ -135,8 +135,15 @@ pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: BackingChoice, tri
         return Ok(chunks());
     }
     let device = link.device;
+    let try_out = |vmm: &mut vmm::Vmm| match verify::verify_backing(vmm, trial) {
+        // The other device may be the one that is lost.
+        Err(fault) if fault.kind == FaultKind::DeviceLost && trial.peer.is_some() && link.driver.bind().is_ok() => {
+            verify::verify_backing(vmm, Trial { peer: None, ..trial })
+        }
+        tried => tried,
+    };
     let opened = vmm::Vmm::open(link).and_then(|mut vmm| {
-        let good = choice == BackingChoice::Vmm || verify::verify_backing(&mut vmm, trial)?;
+        let good = choice == BackingChoice::Vmm || try_out(&mut vmm)?;
         Ok(good.then_some(vmm))
     });
     match opened {

@@ -67,6 +67,7 @@ impl Cache {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
+            let mut cause = None;
             if self.can_be_had(need.least) {
                 for (index, (name, rung)) in RUNGS.into_iter().enumerate() {
                     tried.push(name);
@@ -74,7 +75,10 @@ impl Cache {
                         Ok(()) | Err(Error::OutOfMemory { .. } | Error::Timeout { .. }) => {}
                         // A means that fails is not the end: the others may do.
                         Err(error) if self.is_fatal(&error) => return Err(error),
-                        Err(error) => tracing::warn!(device = self.link.device, %error, "memory is short: {name}"),
+                        Err(error) => {
+                            tracing::debug!(device = self.link.device, %error, "memory is short: {name}");
+                            cause.get_or_insert(error);
+                        }
                     }
                     if let Some(found) = search(self, request.stream.is_some() || index >= WAITING) {
                         return Ok(found);
@@ -93,7 +97,7 @@ impl Cache {
                 if let Some(ledger) = &mut self.ledger {
                     ledger.out_of_memory(request.bytes, crate::driver::check::Place::current());
                 }
-                return Err(report.into_error());
+                return Err(cause.unwrap_or_else(|| report.into_error()));
             }
         }
         Err(self.out_of_memory_report(request, vec!["the callback asked for more attempts than it gets"]).into_error())
@@ -166,6 +170,15 @@ impl Cache {
             done = self.map(request.op, bare);
         }
         done
+    }
+
+    /// Whether the pool has grown, being so small that this is better than a wait.
+    #[cold]
+    pub(super) fn grow_rather(&mut self, request: &Request<'_>, need: Need) -> bool {
+        self.backing.reserved().saturating_add(need.good as u64) <= self.eager && {
+            self.stats.ladder += 1;
+            self.grow(request, need).is_ok()
+        }
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.

@@ -51,6 +51,9 @@ const GRAIN: usize = Heap::<History>::GRAIN;
 pub(crate) const MOST_ALIGN: usize = 2 << 20;
 /// Headers of large blocks that are kept for the next ones.
 const SPARE_HEADERS: usize = 1024;
+/// A pool that is small grows rather than let streams wait for each other: one that has just begun would else make them run in
+/// turn (rmm#850). Beyond that the memory is worth more than the wait.
+const EAGER: u64 = 256 << 20;
 /// Large allocations between two looks for what others have freed.
 const LOOK: u64 = 64;
 
@@ -131,6 +134,8 @@ pub(crate) struct Cache {
     settings: Settings,
     /// Bytes that may be taken from the driver.
     limit: Option<u64>,
+    /// Bytes up to which memory is taken from the driver rather than waited for.
+    eager: u64,
     backing: Box<dyn Backing>,
     regions: HashMap<u32, Arc<Region>>,
     heap: Heap<History>,
@@ -152,11 +157,14 @@ impl Cache {
         settings: &Settings,
         trial: Trial<'_>,
     ) -> Result<Self> {
+        let total = link.driver.info().total_memory;
+        let limit = settings.limit.map(|limit| limit.of(total));
         Ok(Cache {
             link: link.clone(),
             home: Home::new(link, owned, settings.devices),
             kind,
-            limit: settings.limit.map(|limit| limit.of(link.driver.info().total_memory)),
+            limit,
+            eager: (limit.unwrap_or(total) / 16).min(EAGER),
             settings: settings.clone(),
             backing: backing::open(link, kind, settings.choice, trial)?,
             regions: HashMap::new(),
@@ -279,23 +287,27 @@ impl Cache {
             return Ok(block);
         }
         let own = self.link.device;
+        let need = Need { least: classes::bytes(class).next_multiple_of(GRAIN), good: self.small.next_slab(class) };
+        if self.grow_rather(request, need)
+            && self.add_slab(class, false, free)
+            && let Some(block) = self.cut(class)
+        {
+            return Ok(block);
+        }
         // A stream waits for others' blocks on the device; the host would have to wait itself.
         let stolen = request.stream.and_then(|_| self.small.steal(class, own));
         let mut block = match stolen {
             Some(block) => block,
-            None => {
-                let least = classes::bytes(class).next_multiple_of(GRAIN);
-                self.climb(request, Need { least, good: self.small.next_slab(class) }, |cache, used| {
-                    if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
-                        return Some(block);
-                    }
-                    let usable = |past: &History, room, bytes| past.usable_place(own, room, bytes);
-                    if cache.add_slab(class, true, free) || used && cache.add_slab(class, true, usable) {
-                        return cache.cut(class);
-                    }
-                    if used { cache.small.steal(class, own) } else { None }
-                })?
-            }
+            None => self.climb(request, need, |cache, used| {
+                if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
+                    return Some(block);
+                }
+                let usable = |past: &History, room, bytes| past.usable_place(own, room, bytes);
+                if cache.add_slab(class, true, free) || used && cache.add_slab(class, true, usable) {
+                    return cache.cut(class);
+                }
+                if used { cache.small.steal(class, own) } else { None }
+            })?,
         };
         self.count(block.hazards.history().waits_for(request.stream));
         Ok(block)
@@ -351,6 +363,10 @@ impl Cache {
         if taken.is_none() && self.collect() {
             taken = self.heap.allocate_in(bytes, align, free);
         }
+        let need = Need { least: bytes, good: bytes };
+        if taken.is_none() && self.grow_rather(request, need) {
+            taken = self.heap.allocate_in(bytes, align, free);
+        }
         let taken = match taken {
             Some(taken) => taken,
             None => {
@@ -358,7 +374,7 @@ impl Cache {
                 let found = request.stream.and_then(|_| self.heap.allocate_in(bytes, align, with_a_wait));
                 let taken = match found {
                     Some(taken) => taken,
-                    None => self.climb(request, Need { least: bytes, good: bytes }, |cache, used| {
+                    None => self.climb(request, need, |cache, used| {
                         let found = cache.heap.allocate_thoroughly(bytes, align, free);
                         let used = || used.then(|| cache.heap.allocate_thoroughly(bytes, align, with_a_wait)).flatten();
                         found.or_else(used)

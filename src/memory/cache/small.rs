@@ -16,6 +16,9 @@ use crate::{driver::Address, memory::backing::Region, stream::StreamCore};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 
+/// Blocks of several streams that are looked at for one that is over.
+const LOOKS: usize = 64;
+
 /// A piece of the heap that is cut into blocks of one class.
 pub(super) struct Slab {
     pub piece: Piece,
@@ -76,10 +79,12 @@ impl Small {
     pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<(Box<Block>, bool)> {
         let mut found = None;
         for list in &mut self.classes[class].lists {
-            let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
             let anothers = list.tenants != Tenants::Nobody;
-            if !anothers || list.blocks.front_mut().is_some_and(is_free) {
-                found = list.blocks.pop_front().map(|block| (block, anothers));
+            // What one stream has used is over in its order; what several have used is not (pytorch#71616).
+            let looks = if list.tenants == Tenants::Many { LOOKS } else { 1 };
+            let is_free = |block: &mut Box<Block>| !anothers || block.hazards.history().is_free_for(stream);
+            if let Some(at) = list.blocks.iter_mut().take(looks).position(is_free) {
+                found = list.blocks.remove(at).map(|block| (block, anothers));
             }
             if found.is_some() {
                 break;
