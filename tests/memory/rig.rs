@@ -168,8 +168,8 @@ pub fn assert_books(snapshot: &MemorySnapshot) {
     let (live, pending, free) = (sum(BlockState::Live), sum(BlockState::Pending), sum(BlockState::Free));
     assert_eq!(live, stats.in_use, "{stats}");
     assert_eq!(live + pending + free, stats.reserved, "{stats}");
-    // Work may have ended between the two looks.
-    assert!(pending <= stats.pending && stats.pending <= pending + free, "{pending} {free} {stats}");
+    // (Counters have the bytes that are used, blocks are pending as a whole; and work may have ended between the two looks.)
+    assert!(pending == 0 || stats.pending > 0, "{pending} {stats}");
     assert_eq!(chunks.iter().map(|c| c.bytes).sum::<u64>(), stats.reserved, "{stats}");
     assert_counters(stats);
 }
