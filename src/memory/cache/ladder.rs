@@ -67,7 +67,7 @@ impl Cache {
         self.stats.ladder += 1;
         for _ in 0..ATTEMPTS {
             let mut tried = Vec::with_capacity(RUNGS.len());
-            let mut cause = None;
+            let mut cause: Option<Error> = None;
             if self.can_be_had(need.least) {
                 for (index, (name, rung)) in RUNGS.into_iter().enumerate() {
                     tried.push(name);
@@ -88,6 +88,10 @@ impl Cache {
                     }
                 }
             }
+            if let Some(cause) = cause {
+                // It is not for want of memory, so the user need not give up any.
+                return Err(cause);
+            }
             let report = self.out_of_memory_report(request, tried);
             let again = match &self.settings.on_out_of_memory {
                 Some(callback) => callback.clone().0(&report),
@@ -97,7 +101,7 @@ impl Cache {
                 if let Some(ledger) = &mut self.ledger {
                     ledger.out_of_memory(request.bytes, crate::driver::check::Place::current());
                 }
-                return Err(cause.unwrap_or_else(|| report.into_error()));
+                return Err(report.into_error());
             }
         }
         Err(self.out_of_memory_report(request, vec!["the callback asked for more attempts than it gets"]).into_error())
