@@ -347,7 +347,8 @@ on_both! {
     // What the allocator itself does in the steady state of several streams: no driver call, no wait.
     1: fn streams_in_turn_need_no_driver_call(gpus) {
         on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+            // A small pool: one that may grow does so rather than let streams wait, as far as the host runs ahead.
+            let pool = limited(gpus, 1, backing, 16 * MIB).build().unwrap();
             pool.run(|dev, _| {
                 let streams = (0..4).map(|_| dev.stream()).collect::<Result<Vec<_>, _>>()?;
                 let work = || {

@@ -15,6 +15,7 @@ use crate::{
         LeakReport,
         backing::Mapping,
         block::{ChunkKind, Place, let_go},
+        hazard::History,
     },
     plant::Bug,
 };
@@ -149,7 +150,8 @@ impl Cache {
             // What a request would take beyond the bound is no more than what there is where memory is short.
             let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
             let bound = (most as u64).next_multiple_of(GRANULE);
-            match self.map_within(request.op, need, bound) {
+            let own = self.link.device;
+            match self.map_within(request.op, need, bound, |past| !past.names_lost_peer(own)) {
                 Err(Error::OutOfMemory { .. }) => {}
                 mapped => return mapped,
             }
@@ -181,17 +183,21 @@ impl Cache {
     pub(super) fn grow_rather(&mut self, request: &Request<'_>, need: Need) -> bool {
         self.backing.reserved().saturating_add(need.good as u64) <= self.eager && {
             self.stats.ladder += 1;
-            self.grow(request, need).is_ok()
+            // Beside memory that is in use, too: what is taken is to need no wait.
+            let need = self.room(request, need.good);
+            self.map_within(request.op, need, u64::MAX, |past| past.is_free_for(request.stream)).is_ok()
         }
     }
 
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
-        self.map_within(op, need, u64::MAX)
+        let own = self.link.device;
+        // What a lost device may use for ever does not count.
+        self.map_within(op, need, u64::MAX, |past| !past.names_lost_peer(own))
     }
 
-    /// The same, unless more than `most` bytes would be the pool's then.
-    fn map_within(&mut self, op: &'static str, need: u64, most: u64) -> Result<()> {
+    /// The same, unless more than `most` bytes would be the pool's then. Free memory with this past counts.
+    fn map_within(&mut self, op: &'static str, need: u64, most: u64, counts: impl Fn(&History) -> bool) -> Result<()> {
         let left = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
         let budget = left / GRAIN as u64 * GRAIN as u64;
         // Single allocations neither grow nor move, so a small one would be of little use.
@@ -202,9 +208,8 @@ impl Cache {
             // Of a piece that goes or moves no part may be in use: small pools need small ones.
             unit = unit.min((self.backing.reserved().saturating_add(need) / 32).max(1).next_multiple_of(GRANULE));
         }
-        let (heap, own) = (&self.heap, self.link.device);
-        // What a lost device may use for ever does not count.
-        let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
+        let heap = &self.heap;
+        let free = |region: u32, at: Address| heap.free_around(region, at, &counts);
         let backing = &mut self.backing;
         let mut grow = || backing.grow(need, unit, budget, &free);
         let mapped = match self.settings.node {
