@@ -358,6 +358,8 @@ on_both! {
                             let mut x = on.zeros::<u32>(bytes / 4)?;
                             on.fill(&mut x, 1)?;
                         }
+                        // Else it would depend on time how much is pending.
+                        on.synchronize()?;
                     }
                     Ok::<_, Error>(())
                 };
