@@ -23,6 +23,8 @@ use std::{sync::Arc, time::Duration};
 const CHECKED: usize = 4096;
 /// Words of the copy that is timed, where copies are worth timing.
 const TIMED: usize = 1 << 20;
+/// Bytes that a device's pool may take for copies to be timed.
+const ROOMY: u64 = 64 << 20;
 
 /// Probes all pairs; the reports are by `from * devices + to`.
 pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
@@ -33,7 +35,9 @@ pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
         if staged || count == 1 {
             return Ok(row);
         }
-        let words = if dev.worker.is_software() { CHECKED } else { TIMED };
+        // A pool that may hardly have any memory does not spend it on times.
+        let poor = dev.worker.cache.borrow().limit().is_some_and(|limit| limit < ROOMY);
+        let words = if dev.worker.is_software() || poor { CHECKED } else { TIMED };
         let near = dev.zeros::<u32>(words)?;
         let lent = Arc::new(dev.zeros::<u32>(words)?);
         dev.synchronize()?;
@@ -94,7 +98,7 @@ impl Probe<'_> {
             tracing::warn!(from, to, lie, "peer access does not deliver; copies will be staged");
             return Ok(staged(true, format!("claimed, but {lie}")));
         }
-        let timed = if self.dev.worker.is_software() { None } else { Some(self.time()?) };
+        let timed = if self.near.len().min(self.far.len()) < TIMED { None } else { Some(self.time()?) };
         Ok(PeerReport {
             claimed: true,
             verified: true,

@@ -117,7 +117,7 @@ impl Builder {
 
     /// Whether the memory pools keep account of who holds what, by places in the program, and of what happened: for
     /// [`Device::memory_snapshot`](crate::Device::memory_snapshot), for the report of an out-of-memory, and for that of leaks
-    /// at [`close`](GpuPool::close). Default: in builds with debug assertions.
+    /// at [`close`](crate::GpuPool::close). Default: in builds with debug assertions.
     pub fn record_memory(mut self, record: bool) -> Self {
         self.memory.record = Some(record);
         self

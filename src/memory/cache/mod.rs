@@ -177,6 +177,11 @@ impl Cache {
         })
     }
 
+    /// Bytes that may be taken from the driver, if there is a limit.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
     /// Takes memory from the driver before it is needed.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
         if bytes == 0 {
