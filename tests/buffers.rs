@@ -12,6 +12,9 @@ use support::{ramp, slow_add, slow_copy};
 /// Microseconds that a slow kernel takes here: long compared to the calls that follow it.
 const SLOW: u32 = 15_000;
 
+/// So little memory that the pool uses again what streams still use.
+const SHORT: u64 = 256 << 20;
+
 on_both! {
     // Safe Rust, and only the block itself can know that device 1 still reads.
     2: fn a_buffer_read_elsewhere_is_written_at_home_in_a_later_scope(gpus) {
@@ -132,7 +135,8 @@ on_both! {
 
     // pytorch#196257: memory that was freed while a stream still used it, handed out again.
     1: fn reuse_of_freed_memory_is_ordered(gpus) {
-        let pool = gpus.pool(1);
+        // A pool that may have more would rather grow than wait.
+        let pool = gpus.builder(1).memory_limit(SHORT).build().unwrap();
         pool.run(|dev, _| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             let (a, b) = (dev.on(&a), dev.on(&b));
@@ -160,7 +164,8 @@ on_both! {
     // The reader is a peer: the block comes home while device 1's stream still reads it.
     2: fn memory_freed_by_a_peer_is_reused_in_order(gpus) {
         for staged in [false, true] {
-            let pool = if staged { gpus.staged(2) } else { gpus.pool(2) };
+            let builder = gpus.builder(2).memory_limit(SHORT);
+            let pool = if staged { builder.without_peer_access() } else { builder }.build().unwrap();
             for round in 0..3u32 {
                 // Sizes that nothing else has had, so that the one free block is the one that is still read.
                 let len = (3 << 20) << round;
