@@ -181,7 +181,10 @@ impl Cache {
     /// Whether the pool has grown, being so small that this is better than a wait.
     #[cold]
     pub(super) fn grow_rather(&mut self, request: &Request<'_>, need: Need) -> bool {
-        self.backing.reserved().saturating_add(need.good as u64) <= self.eager && {
+        // Whoever bounds what is reserved would rather have it used.
+        let may =
+            self.settings.slack.is_none() && self.backing.reserved().saturating_add(need.good as u64) <= self.eager;
+        may && {
             self.stats.ladder += 1;
             // Beside memory that is in use, too: what is taken is to need no wait.
             let need = self.room(request, need.good);
