@@ -30,7 +30,7 @@ impl GpuPool {
     /// # use gpu_pool::{GpuPool, MemorySnapshot};
     /// let pool = GpuPool::builder().host(2).build()?;
     /// let page = MemorySnapshot::page(&pool.memory_snapshots()?);
-    /// assert!(page.starts_with("<!DOCTYPE html>"));
+    /// assert!(page.starts_with("<!doctype html>"));
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
