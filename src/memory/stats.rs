@@ -39,76 +39,28 @@ pub struct MemoryStats {
     pub driver_calls: u64,
 }
 
-/// Words of [`MemoryStats::to_words`].
-pub(super) const MIRRORED: usize = 13;
+/// Their names once, for both ways.
+macro_rules! as_words {
+    ($($field:ident)+) => {
+        /// Words of [`MemoryStats::to_words`].
+        pub(super) const MIRRORED: usize = [$(stringify!($field)),+].len();
 
-/// For [`Mirror`](crate::sync::Mirror).
-impl MemoryStats {
-    pub(super) fn to_words(self) -> [u64; MIRRORED] {
-        let MemoryStats {
-            in_use,
-            peak,
-            requested,
-            reserved,
-            peak_reserved,
-            pending,
-            allocations,
-            remote_frees,
-            steals,
-            waits,
-            ladder,
-            slabs,
-            driver_calls,
-        } = self;
-        [
-            in_use,
-            peak,
-            requested,
-            reserved,
-            peak_reserved,
-            pending,
-            allocations,
-            remote_frees,
-            steals,
-            waits,
-            ladder,
-            slabs,
-            driver_calls,
-        ]
-    }
+        /// For [`Mirror`](crate::sync::Mirror).
+        impl MemoryStats {
+            pub(super) fn to_words(self) -> [u64; MIRRORED] {
+                let MemoryStats { $($field),+ } = self;
+                [$($field),+]
+            }
 
-    pub(super) fn from_words(words: [u64; MIRRORED]) -> Self {
-        let [
-            in_use,
-            peak,
-            requested,
-            reserved,
-            peak_reserved,
-            pending,
-            allocations,
-            remote_frees,
-            steals,
-            waits,
-            ladder,
-            slabs,
-            driver_calls,
-        ] = words;
-        MemoryStats {
-            in_use,
-            peak,
-            requested,
-            reserved,
-            peak_reserved,
-            pending,
-            allocations,
-            remote_frees,
-            steals,
-            waits,
-            ladder,
-            slabs,
-            driver_calls,
+            pub(super) fn from_words(words: [u64; MIRRORED]) -> Self {
+                let [$($field),+] = words;
+                MemoryStats { $($field),+ }
+            }
         }
-    }
+    };
+}
+as_words! {
+    in_use peak requested reserved peak_reserved pending allocations remote_frees steals waits ladder slabs driver_calls
 }
 
 impl fmt::Display for MemoryStats {
