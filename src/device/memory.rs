@@ -2,9 +2,10 @@
 
 use super::Device;
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Site},
     memory::{
         AsView, AsViewMut, CopySource, DeviceBuffer, DeviceCopy, PinnedBuffer,
+        block::BlockRef,
         cache::{self, Request},
         hazard::Access,
         pinned::Near,
@@ -36,20 +37,27 @@ impl Device {
         self.allocate_aligned(op, len, align_of::<T>())
     }
 
+    #[inline]
     #[track_caller]
     fn allocate_aligned<T: DeviceCopy>(&self, op: &'static str, len: usize, align: usize) -> Result<DeviceBuffer<T>> {
+        let block = self.allocate_bytes(op, len.saturating_mul(size_of::<T>()), align, Location::caller())?;
+        Ok(DeviceBuffer::new(block, len))
+    }
+
+    /// One function with the whole hot path of the pool in it, for all types.
+    #[inline(never)]
+    fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is handed out: what is freed then may still be written to.
         self.check()?;
-        let _here = self.worker.link.enter(op, Location::caller());
+        let _here = self.worker.link.enter(op, site);
         let gang = &self.session.gang;
         let stop = || gang.is_aborted();
-        let bytes = len.saturating_mul(size_of::<T>());
         let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
         // A peer's failure is the reason, not the want of memory that it has brought about.
         let mut cache = self.worker.cache.borrow_mut();
         let block = cache.allocate(&request).map_err(|e| gang.aborted().unwrap_or(e))?;
         cache.lay_zone(&block, &self.stream);
-        Ok(DeviceBuffer::new(block, len))
+        Ok(block)
     }
 
     /// A buffer whose contents are unspecified until they are written.

@@ -55,8 +55,8 @@ pub(crate) struct Block {
 /// Where a block lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// In the slab of this number.
-    Slab(u32),
+    /// In a slab, which has blocks of one class.
+    Slab { slab: u32, class: u8 },
     /// A piece of the heap by itself.
     Piece { piece: Piece, region: u32 },
     /// All of its region.
@@ -270,8 +270,8 @@ impl Drop for InGang<'_> {
     }
 }
 
-/// The last handle is gone.
-#[inline]
+/// The last handle is gone. One function with all that it needs, and not a part of every place where a buffer is dropped.
+#[inline(never)]
 fn go_home(mut block: Box<Block>) {
     if block.link.planted(Bug::UsesForgotten) {
         block.hazards.take();
@@ -283,7 +283,7 @@ fn go_home(mut block: Box<Block>) {
     deliver(block);
 }
 
-#[inline]
+#[inline(always)]
 fn deliver(block: Box<Block>) {
     let Some(home) = &block.home else { return block.release() };
     let here = HERE.try_with(Cell::get).ok().flatten();

@@ -68,7 +68,7 @@ pub fn driver_calls(dev: &Device) -> u64 {
 // ---- work that takes until it is let go ---------------------------------------------------------------------------
 
 /// How long a held kernel takes on a GPU, where nobody can tell it to go on.
-const HELD_MICROS: u32 = 300_000;
+const HELD_MICROS: u32 = 100_000;
 
 /// Gates that are shut.
 static SHUT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());

@@ -127,6 +127,7 @@ impl Cache {
         if self.settings.audit && !host::is_dry(&*self.link.driver) {
             let slots = main.map(|main| Slots::new(main, self.settings.deadline));
             self.audit = Some(Audit::new(&self.link, slots));
+            self.watched = true;
         }
     }
 

@@ -145,6 +145,8 @@ pub(crate) struct Cache {
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
+    /// Whether there is a checker, a ledger or an audit, so that the hot path has one question to ask.
+    watched: bool,
 }
 
 impl Cache {
@@ -174,6 +176,7 @@ impl Cache {
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
             audit: None,
+            watched: settings.records() || link.watch().is_some(),
         })
     }
 
@@ -194,8 +197,21 @@ impl Cache {
     }
 
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
-    #[inline]
+    // What is inlined here and in `put` is the hot path, which is one function that way: calls would be a third of it.
+    #[inline(always)]
     pub(crate) fn allocate(&mut self, request: &Request<'_>) -> Result<BlockRef> {
+        if !self.watched && request.bytes <= SMALL && request.align <= ALIGN {
+            let class = classes::class(request.bytes);
+            if let Some(block) = self.small.pop(class, request.stream.map(|stream| stream.id)) {
+                return Ok(self.hand_out(block, request));
+            }
+        }
+        self.allocate_slowly(request)
+    }
+
+    /// There is nothing in the stream's own list, or somebody watches.
+    #[inline(never)]
+    fn allocate_slowly(&mut self, request: &Request<'_>) -> Result<BlockRef> {
         let bytes = self.with_zone(request.bytes);
         let block = if bytes <= SMALL && request.align <= ALIGN {
             let class = classes::class(bytes);
@@ -206,16 +222,6 @@ impl Cache {
         } else {
             self.large(request)?
         };
-        Ok(self.hand_out(block, request))
-    }
-
-    #[inline]
-    fn hand_out(&mut self, mut block: Box<Block>, request: &Request<'_>) -> BlockRef {
-        block.requested = request.bytes;
-        self.stats.allocations += 1;
-        self.stats.requested += request.bytes as u64;
-        self.stats.in_use += block.bytes as u64;
-        self.stats.peak = self.stats.peak.max(self.stats.in_use);
         if let Some(watch) = self.link.watch() {
             let device = block.device().map(|_| watch.device);
             watch.checker.allocated(block.address, request.bytes, device, self.kind != ChunkKind::Device);
@@ -224,28 +230,47 @@ impl Cache {
             let stream = request.stream.map_or(0, |stream| stream.id);
             ledger.allocated(block.address, request.bytes, block.bytes, stream, check::Place::current());
         }
+        Ok(self.hand_out(block, request))
+    }
+
+    #[inline(always)]
+    fn hand_out(&mut self, mut block: Box<Block>, request: &Request<'_>) -> BlockRef {
+        block.requested = request.bytes;
+        self.stats.allocations += 1;
+        self.stats.requested += request.bytes as u64;
+        self.stats.in_use += block.bytes as u64;
+        self.stats.peak = self.stats.peak.max(self.stats.in_use);
         BlockRef::wake(block)
     }
 
     /// A block comes to rest: one that this thread has freed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put(&mut self, block: Box<Block>) {
+        if !self.watched && matches!(block.place, Place::Slab { .. }) {
+            self.take_back(&block);
+            return self.small.put(block);
+        }
         self.sort_in(block, false);
     }
 
-    #[inline]
+    #[inline(always)]
+    fn take_back(&mut self, block: &Block) {
+        self.stats.in_use -= block.bytes as u64;
+        self.stats.requested -= block.requested as u64;
+    }
+
+    #[inline(never)]
     fn sort_in(&mut self, mut block: Box<Block>, remote: bool) {
         if let Some(audit) = &mut self.audit {
             let Some(looked_at) = audit.returned(block, remote) else { return };
             block = looked_at;
         }
-        self.stats.in_use -= block.bytes as u64;
-        self.stats.requested -= block.requested as u64;
+        self.take_back(&block);
         if let Some(ledger) = &mut self.ledger {
             ledger.freed(block.address, remote);
         }
         match block.place {
-            Place::Slab(slab) => self.small.put(slab, block),
+            Place::Slab { .. } => self.small.put(block),
             Place::Piece { piece, .. } => {
                 let history = block.hazards.history();
                 history.settle();
@@ -278,8 +303,8 @@ impl Cache {
         {
             return Ok(block);
         }
-        if let Some((block, anothers)) = self.small.pop_free(class, request.stream) {
-            self.stats.steals += u64::from(anothers);
+        if let Some(block) = self.small.pop_free(class, request.stream) {
+            self.stats.steals += 1;
             return Ok(block);
         }
         if let Some(block) = self.cut(class) {
@@ -304,7 +329,8 @@ impl Cache {
         let mut block = match stolen {
             Some(block) => block,
             None => self.climb(request, need, |cache, used| {
-                if let Some((block, _)) = cache.small.pop_free(class, request.stream) {
+                let first = cache.small.pop(class, request.stream.map(|stream| stream.id));
+                if let Some(block) = first.or_else(|| cache.small.pop_free(class, request.stream)) {
                     return Some(block);
                 }
                 let usable = |past: &History, room, bytes| past.usable_place(own, room, bytes);
@@ -327,8 +353,8 @@ impl Cache {
     fn cut(&mut self, class: usize) -> Option<Box<Block>> {
         let (slab, address, region, history) = self.small.cut(class)?;
         let bytes = classes::bytes(class);
-        let at = (address, bytes);
-        Some(Block::at_rest(&self.link, self.kind, Some(&self.home), region, Place::Slab(slab), at, history))
+        let place = Place::Slab { slab, class: class as u8 };
+        Some(Block::at_rest(&self.link, self.kind, Some(&self.home), region, place, (address, bytes), history))
     }
 
     /// A slab from what the heap has free; a smaller one where there is no room for a whole one.

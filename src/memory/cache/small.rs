@@ -28,21 +28,23 @@ pub(super) struct Slab {
     class: usize,
     /// Blocks that exist; the others are cut when they are needed.
     cut: usize,
-    /// Blocks in use.
-    live: usize,
     /// Uses, by earlier tenants, of what is not cut yet.
     rest: History,
 }
 
-/// At rest, freed last at the back.
+/// At rest, and somebody may still use them; freed last at the back.
 struct List {
     tenants: Tenants,
     blocks: VecDeque<Box<Block>>,
 }
 
 #[derive(Default)]
+#[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
 struct Class {
-    lists: SmallVec<[List; 3]>,
+    /// Nobody uses them any more.
+    free: Vec<Box<Block>>,
+    /// By who may.
+    lists: SmallVec<[List; 2]>,
     /// The slab that blocks are cut from.
     current: Option<u32>,
     /// How many slabs there are.
@@ -53,6 +55,8 @@ struct Class {
 pub(super) struct Small {
     classes: Box<[Class]>,
     slabs: Vec<Option<Slab>>,
+    /// Blocks in use, of each slab: apart, since every allocation and every free counts them.
+    live: Vec<u32>,
     vacant: Vec<u32>,
     /// Slabs without a block in use.
     empty: usize,
@@ -61,36 +65,33 @@ pub(super) struct Small {
 impl Small {
     pub fn new() -> Self {
         let classes = (0..CLASSES).map(|_| Class::default()).collect();
-        Small { classes, slabs: Vec::new(), vacant: Vec::new(), empty: 0 }
+        Small { classes, slabs: Vec::new(), live: Vec::new(), vacant: Vec::new(), empty: 0 }
     }
 
     /// A block that this stream used last, or that nobody uses.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
+        let Class { free, lists, .. } = &mut self.classes[class];
         let own = stream.map_or(Tenants::Nobody, Tenants::Stream);
-        let lists = &mut self.classes[class].lists;
-        let mut last_of = |tenants| lists.iter_mut().find(|list| list.tenants == tenants)?.blocks.pop_back();
-        let block = last_of(own).or_else(|| last_of(Tenants::Nobody))?;
-        Self::wake(&mut self.slabs, &mut self.empty, &block);
+        let own = lists.iter_mut().find(|list| list.tenants == own);
+        let block = own.and_then(|own| own.blocks.pop_back()).or_else(|| free.pop())?;
+        Self::wake(&mut self.live, &mut self.empty, &block);
         Some(block)
     }
 
-    /// A block that `stream` need not wait for, and whether it was another's.
-    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<(Box<Block>, bool)> {
-        let mut found = None;
+    /// A block of another stream's that `stream` need not wait for.
+    pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
         for list in &mut self.classes[class].lists {
-            let anothers = list.tenants != Tenants::Nobody;
             // What one stream has used is over in its order; what several have used is not (pytorch#71616).
             let looks = if list.tenants == Tenants::Many { LOOKS } else { 1 };
-            let is_free = |block: &mut Box<Block>| !anothers || block.hazards.history().is_free_for(stream);
+            let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
             if let Some(at) = list.blocks.iter_mut().take(looks).position(is_free) {
-                found = list.blocks.remove(at).map(|block| (block, anothers));
-            }
-            if found.is_some() {
-                break;
+                let block = list.blocks.remove(at).expect("just found");
+                Self::wake(&mut self.live, &mut self.empty, &block);
+                return Some(block);
             }
         }
-        found.inspect(|(block, _)| Self::wake(&mut self.slabs, &mut self.empty, block))
+        None
     }
 
     /// Any block that does not need a lost peer: the stream will wait for its last users.
@@ -99,7 +100,7 @@ impl Small {
             let usable = |block: &mut Box<Block>| !block.hazards.history().names_lost_peer(own);
             if let Some(at) = list.blocks.iter_mut().position(usable) {
                 let block = list.blocks.remove(at).expect("just found");
-                Self::wake(&mut self.slabs, &mut self.empty, &block);
+                Self::wake(&mut self.live, &mut self.empty, &block);
                 return Some(block);
             }
         }
@@ -126,18 +127,20 @@ impl Small {
         let history = std::mem::replace(&mut slab.rest, later);
         let address = slab.address + (slab.cut * bytes) as u64;
         slab.cut += 1;
-        self.empty -= usize::from(slab.live == 0);
-        slab.live += 1;
+        let live = &mut self.live[index as usize];
+        self.empty -= usize::from(*live == 0);
+        *live += 1;
         Some((index, address, &slab.region, history))
     }
 
     /// A slab for a class, to be cut from now on.
     pub fn add(&mut self, class: usize, piece: Piece, region: Arc<Region>, at: (Address, usize), rest: History) {
-        let slab = Slab { piece, region, address: at.0, bytes: at.1, class, cut: 0, live: 0, rest };
+        let slab = Slab { piece, region, address: at.0, bytes: at.1, class, cut: 0, rest };
         let index = match self.vacant.pop() {
             Some(index) => index,
             None => {
                 self.slabs.push(None);
+                self.live.push(0);
                 u32::try_from(self.slabs.len() - 1).expect("fewer than 2^32 slabs")
             }
         };
@@ -148,13 +151,17 @@ impl Small {
     }
 
     /// A block comes to rest.
-    #[inline]
-    pub fn put(&mut self, slab: u32, mut block: Box<Block>) {
-        let tenants = block.hazards.history().settle();
-        let slab = self.slabs[slab as usize].as_mut().expect("its blocks keep a slab");
-        slab.live -= 1;
-        self.empty += usize::from(slab.live == 0);
-        let lists = &mut self.classes[slab.class].lists;
+    #[inline(always)]
+    pub fn put(&mut self, mut block: Box<Block>) {
+        let (slab, class) = Self::place(&block);
+        let live = &mut self.live[slab];
+        *live -= 1;
+        self.empty += usize::from(*live == 0);
+        let Class { free, lists, .. } = &mut self.classes[class];
+        let tenants = match block.hazards.history().settle() {
+            Tenants::Nobody => return free.push(block),
+            tenants => tenants,
+        };
         match lists.iter_mut().find(|list| list.tenants == tenants) {
             Some(list) => list.blocks.push_back(block),
             None => {
@@ -165,12 +172,18 @@ impl Small {
         }
     }
 
-    #[inline]
-    fn wake(slabs: &mut [Option<Slab>], empty: &mut usize, block: &Block) {
-        let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
-        let slab = slabs[index as usize].as_mut().expect("its blocks keep a slab");
-        *empty -= usize::from(slab.live == 0);
-        slab.live += 1;
+    #[inline(always)]
+    fn wake(live: &mut [u32], empty: &mut usize, block: &Block) {
+        let live = &mut live[Self::place(block).0];
+        *empty -= usize::from(*live == 0);
+        *live += 1;
+    }
+
+    /// `(slab, class)`.
+    #[inline(always)]
+    fn place(block: &Block) -> (usize, usize) {
+        let Place::Slab { slab, class } = block.place else { unreachable!("small blocks lie in slabs") };
+        (slab as usize, usize::from(class))
     }
 
     /// Gives up what is not cut yet: for each slab its piece, the bytes that it keeps, and what is known of the rest.
@@ -203,7 +216,7 @@ impl Small {
         }
         let mut gone: Vec<Option<(Slab, History)>> = Vec::with_capacity(self.slabs.len());
         for (index, entry) in self.slabs.iter_mut().enumerate() {
-            let slab = entry.take_if(|slab| slab.live == 0);
+            let slab = entry.take_if(|_| self.live[index] == 0);
             gone.push(slab.map(|mut slab| {
                 let class = &mut self.classes[slab.class];
                 class.slabs -= 1;
@@ -215,14 +228,13 @@ impl Small {
             }));
         }
         for class in &mut self.classes {
-            for list in &mut class.lists {
-                list.blocks.retain_mut(|block| {
-                    let Place::Slab(index) = block.place else { unreachable!("small blocks lie in slabs") };
-                    let Some((slab, past)) = &mut gone[index as usize] else { return true };
-                    past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
-                    false
-                });
-            }
+            let mut stays = |block: &mut Box<Block>| {
+                let Some((slab, past)) = &mut gone[Self::place(block).0] else { return true };
+                past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
+                false
+            };
+            class.free.retain_mut(&mut stays);
+            class.lists.iter_mut().for_each(|list| list.blocks.retain_mut(&mut stays));
         }
         self.empty = 0;
         gone.into_iter().flatten().collect()
@@ -230,13 +242,16 @@ impl Small {
 
     /// Everything that is at rest, to be changed by the owner.
     pub fn at_rest(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
-        self.classes.iter_mut().flat_map(|class| class.lists.iter_mut().flat_map(|list| list.blocks.iter_mut()))
+        self.classes.iter_mut().flat_map(|Class { free, lists, .. }| {
+            free.iter_mut().chain(lists.iter_mut().flat_map(|list| &mut list.blocks))
+        })
     }
 
     /// Everything that is at rest, for good.
     pub fn take(&mut self) -> impl Iterator<Item = Box<Block>> {
         let classes = std::mem::take(&mut self.classes).into_vec();
-        classes.into_iter().flat_map(|class| class.lists).flat_map(|list| list.blocks)
+        let of = |class: Class| class.free.into_iter().chain(class.lists.into_iter().flat_map(|list| list.blocks));
+        classes.into_iter().flat_map(of)
     }
 
     /// Slabs that exist.
@@ -246,10 +261,9 @@ impl Small {
 }
 
 impl Slab {
-    /// `(bytes of a block, blocks that fit, blocks in use)`.
-    pub fn fill(&self) -> (usize, usize, usize) {
-        let bytes = classes::bytes(self.class);
-        (bytes, self.bytes / bytes, self.live)
+    /// The bytes of a block.
+    pub fn block_bytes(&self) -> usize {
+        classes::bytes(self.class)
     }
 
     /// What is known of that.

@@ -83,7 +83,7 @@ impl Cache {
         }
         for slab in self.small.slabs() {
             blocks.remove(&slab.address);
-            let (bytes, _, _) = slab.fill();
+            let bytes = slab.block_bytes();
             for at in (0..slab.uncut()).step_by(bytes) {
                 let address = slab.address + at as u64;
                 blocks.insert(address, info(address, bytes as u64, BlockState::Live, Some(bytes as u64)));
