@@ -12,23 +12,30 @@ use crate::{
 const ALLOCATIONS: [usize; 2] = [1000, 10_000];
 const MOST_MIB: [u64; 6] = [1, 4, 64, 256, 1024, 4096];
 const SEED: u64 = 850;
+/// `Builder::memory_slack`, for requests from this size on: below, the pool is within it anyway.
+const SLACK: (f64, u64) = (1.1, 256);
 
 pub fn run(bench: &mut Bench, machine: &Machine) {
     for allocations in ALLOCATIONS {
         for most in MOST_MIB {
             let case = format!("{}/rmm_random/{allocations}/{most}", machine.kind);
-            let (calls, held) = (format!("{case}/driver_calls"), format!("{case}/reserved"));
-            if [&case, &calls, &held].iter().any(|case| bench.wants(case)) {
-                let trace = Trace::rmm_random(allocations, most, SEED + most);
-                one(bench, machine, [&case, &calls, &held], &trace);
+            one(bench, machine, &case, (allocations, most), None);
+            if most >= SLACK.1 {
+                one(bench, machine, &format!("{case}/slack"), (allocations, most), Some(SLACK.0));
             }
         }
     }
 }
 
-fn one(bench: &mut Bench, machine: &Machine, [case, calls, held]: [&str; 3], trace: &Trace) {
+fn one(bench: &mut Bench, machine: &Machine, case: &str, (allocations, most): (usize, u64), slack: Option<f64>) {
+    let (calls, held) = (&format!("{case}/driver_calls"), &format!("{case}/reserved"));
+    if ![case, calls, held].iter().any(|case| bench.wants(case)) {
+        return;
+    }
+    let trace = &Trace::rmm_random(allocations, most, SEED + most);
     let work = Work::Trace(trace);
-    let pool = machine.pool(1);
+    let builder = machine.builder(1);
+    let pool = slack.map_or(builder.clone(), |slack| builder.memory_slack(slack)).build().expect("the device can be opened");
     let ours = Contender::with(&pool, trace, |_| Ours);
     let driver = (!machine.software).then(|| Contender::with(&pool, trace, DriverPool::new));
     let torch = machine.torch.as_ref();
