@@ -179,7 +179,7 @@ fn a_graph_launch_and_what_another_device_does_meanwhile_are_ordered_or_reported
                 dev.fill(&mut x, 1)?;
                 others.iter_mut().try_for_each(|other| dev.fill(other, 1))
             })?;
-            for round in 1..=30 {
+            for round in 1..=10 {
                 *slot.lock().unwrap() = Some(x);
                 begun.store(round, SeqCst);
                 dev.launch_graph(&graph)?;
@@ -189,12 +189,12 @@ fn a_graph_launch_and_what_another_device_does_meanwhile_are_ordered_or_reported
             }
         } else {
             let mine = dev.zeros::<u32>(WORDS)?;
-            for round in 1..=30 {
+            for round in 1..=10 {
                 while begun.load(SeqCst) != round {
                     dev.check()?;
                 }
                 let mut x = slot.lock().unwrap().take().unwrap();
-                thread::sleep(Duration::from_micros(150 * round as u64));
+                thread::sleep(Duration::from_micros(450 * round as u64));
                 dev.copy(&mine, &mut x)?;
                 *slot.lock().unwrap() = Some(x);
                 back.store(round, SeqCst);

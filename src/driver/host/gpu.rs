@@ -164,6 +164,10 @@ impl HostGpu {
     fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
         check_size(bytes)?;
         drop(self.alive()?);
+        // Pages cannot be locked that are not there; the system would promise them nevertheless, and fail when they are used.
+        if let Some(most) = pages::physical().filter(|&most| bytes as u64 > most) {
+            return Err(fault::out_of_memory(bytes as u64, most));
+        }
         let block = Block::zeroed(bytes).ok_or_else(|| fault::out_of_memory(bytes as u64, 0))?;
         Ok(self.alive()?.core.memory.host_insert(block, kind))
     }

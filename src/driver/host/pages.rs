@@ -14,6 +14,13 @@ pub(super) const SUPPORTED: bool = cfg!(all(any(target_os = "linux", target_os =
 mod system {
     use std::ptr::{self, NonNull};
 
+    /// Bytes of memory that the computer has.
+    pub fn physical() -> Option<u64> {
+        // SAFETY: asks, and changes nothing.
+        let (pages, bytes) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        u64::try_from(pages).ok()?.checked_mul(u64::try_from(bytes).ok()?)
+    }
+
     /// A range of addresses; given back when dropped.
     pub struct Pages {
         first: NonNull<u8>,
@@ -66,6 +73,11 @@ mod system {
 mod system {
     use std::ptr::NonNull;
 
+    /// Not known.
+    pub fn physical() -> Option<u64> {
+        None
+    }
+
     /// There are none.
     pub enum Pages {}
 
@@ -88,7 +100,7 @@ mod system {
     }
 }
 
-pub(super) use system::Pages;
+pub(super) use system::{Pages, physical};
 
 #[cfg(all(test, any(target_os = "linux", target_os = "macos"), not(miri)))]
 mod tests {
