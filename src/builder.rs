@@ -1,11 +1,13 @@
 //! How a pool comes to be: which devices, which settings, and the probe of what connects them.
 
+mod collectives;
 mod environment;
 mod memory;
 
 pub(crate) use environment::seed;
 
 use crate::{
+    Algorithm, ReduceOrder,
     collective::board::Endpoint,
     driver::{
         DriverRef,
@@ -66,6 +68,7 @@ pub enum Backend {
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
 /// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
+/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `copies` or `ring` |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
@@ -86,6 +89,8 @@ pub struct Builder {
     memory: Settings,
     software_memory: Option<u64>,
     timeout: Option<Duration>,
+    algorithm: Option<Algorithm>,
+    reduce_order: ReduceOrder,
     staged: bool,
     check: Option<Check>,
     machine: host::MachineConfig,
@@ -385,6 +390,8 @@ impl Builder {
             modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
             memory,
             deadline,
+            algorithm: self.algorithm.unwrap_or_default(),
+            reduce_order: self.reduce_order,
             staged: self.staged,
             copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
             gate: Gate::new(),

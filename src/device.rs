@@ -5,6 +5,7 @@ mod memory;
 use crate::driver::{KernelArg, Launch, LaunchDims};
 use crate::{
     Event, Stream,
+    collective::group::Groups,
     driver::DeviceInfo,
     error::{Error, Result},
     graph::recording::Recording,
@@ -17,7 +18,7 @@ use crate::{
     stream::StreamCore,
 };
 use smallvec::SmallVec;
-use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
+use std::{fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
 /// Only there so that the compiler's message says what is wrong.
 pub enum DeviceThreadOnly {}
@@ -62,8 +63,7 @@ pub struct Device {
 pub(crate) struct Session {
     pub(crate) gang: Arc<Gang>,
     pub(crate) rank: usize,
-    /// Collectives called so far.
-    pub(crate) calls: Cell<u64>,
+    pub(crate) groups: Groups,
 }
 
 /// The same device, working on another stream, or without ordering. Dereferences to [`Device`], so helpers that take
@@ -92,7 +92,7 @@ impl Device {
         Device {
             stays: PhantomData,
             worker: worker.clone(),
-            session: Rc::new(Session { gang: gang.clone(), rank, calls: Cell::new(0) }),
+            session: Rc::new(Session { gang: gang.clone(), rank, groups: Groups::default() }),
             stream: worker.main.clone(),
             ordered: true,
             recording: None,

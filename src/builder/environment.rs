@@ -44,6 +44,9 @@ impl Builder {
         if self.memory.record.is_none() {
             self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
         }
+        if self.algorithm.is_none() {
+            self.algorithm = variable("GPU_POOL_ALGORITHM", "auto, direct, copies or ring", |text| text.parse().ok())?;
+        }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
         }

@@ -9,9 +9,13 @@
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
 
-use super::{DType, ReduceOp};
+use super::{
+    DType, Group, ReduceOp,
+    plan::Counts,
+    point::Post,
+};
 use crate::{
-    Device, Event,
+    Event,
     driver::Address,
     error::{Error, Result, Site},
     memory::{block::BlockRef, link::Handover},
@@ -19,8 +23,10 @@ use crate::{
     runtime::{panics, wait, worker::Worker},
     sync::ring::{self, Consumer, Producer},
 };
+use smallvec::SmallVec;
 use std::{
     any::{Any, TypeId},
+    ops::Range,
     panic::Location,
     sync::Arc,
 };
@@ -35,27 +41,62 @@ pub(crate) struct Call {
     dtype: Option<DType>,
     count: usize,
     reduce: Option<ReduceOp>,
+    root: Option<usize>,
+    counts: Option<Arc<[usize]>>,
     of: Option<(TypeId, &'static str)>,
     site: Site,
 }
 
 impl Call {
     #[track_caller]
-    pub(crate) fn new(op: &'static str, dtype: Option<DType>, count: usize, reduce: Option<ReduceOp>) -> Self {
-        Call { op, dtype, count, reduce, of: None, site: Location::caller() }
+    pub(crate) fn new(op: &'static str) -> Self {
+        let site = Location::caller();
+        Call { op, dtype: None, count: 0, reduce: None, root: None, counts: None, of: None, site }
+    }
+
+    pub(crate) fn elements(self, dtype: DType, count: usize) -> Self {
+        Call { dtype: Some(dtype), count, ..self }
+    }
+
+    pub(crate) fn reducing(self, op: ReduceOp) -> Self {
+        Call { reduce: Some(op), ..self }
+    }
+
+    pub(crate) fn root(self, root: usize) -> Self {
+        Call { root: Some(root), ..self }
+    }
+
+    /// Elements of each member, which all members must give alike.
+    pub(crate) fn counts(self, counts: &[usize]) -> Self {
+        Call { counts: Some(counts.into()), ..self }
     }
 
     pub(crate) fn of_type<T: 'static>(self) -> Self {
-        Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), ..self }
+        Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
+    }
+
+    pub(super) fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// What differs between what is sent and what is received.
+    pub(super) fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
+        if self.dtype != other.dtype { Some("dtype") } else { (self.count != other.count).then_some("count") }
     }
 
     /// What differs, if anything does.
     fn differs(&self, other: &Call) -> Option<&'static str> {
+        let reduces = match (self.reduce, other.reduce) {
+            (Some(a), Some(b)) => a.matches(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
         [
             (self.op != other.op, "operation"),
             (self.dtype != other.dtype || self.of.map(|t| t.0) != other.of.map(|t| t.0), "dtype"),
             (self.count != other.count, "count"),
-            (self.reduce != other.reduce, "reduce op"),
+            (!reduces, "reduce op"),
+            (self.root != other.root, "root"),
+            (self.counts != other.counts, "counts"),
         ]
         .into_iter()
         .find_map(|(differs, what)| differs.then_some(what))
@@ -65,27 +106,67 @@ impl Call {
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}(", self.op)?;
-        match (self.dtype, self.of, self.reduce) {
-            (Some(dtype), _, Some(reduce)) => write!(f, "{} x {dtype:?}, {reduce:?}", self.count)?,
-            (_, Some((_, of)), _) => write!(f, "{of}")?,
-            _ => {}
+        let mut between = "";
+        let mut part = |f: &mut std::fmt::Formatter<'_>, text: std::fmt::Arguments<'_>| {
+            write!(f, "{between}{text}")?;
+            between = ", ";
+            Ok(())
+        };
+        if let Some(dtype) = self.dtype {
+            part(f, format_args!("{} x {dtype:?}", self.count))?;
+        }
+        if let Some((_, of)) = self.of {
+            part(f, format_args!("{of}"))?;
+        }
+        if let Some(reduce) = self.reduce {
+            part(f, format_args!("{reduce:?}"))?;
+        }
+        if let Some(root) = self.root {
+            part(f, format_args!("root {root}"))?;
+        }
+        if let Some(counts) = &self.counts {
+            part(f, format_args!("counts {counts:?}"))?;
         }
         f.write_str(")")
     }
 }
 
-/// What goes with a call to one peer.
-#[derive(Clone)]
+/// What a member tells the others: the same to each, so it is made once and shared.
+pub(crate) struct Notice {
+    pub(crate) call: Call,
+    /// Ranks in the gang of those who are to meet.
+    group: Arc<[usize]>,
+    pub(crate) payload: Payload,
+}
+
+/// What goes with a call.
 pub(crate) enum Payload {
     Nothing,
-    /// A buffer that the peer reads, from when `ready` has passed.
-    Buffer {
-        block: BlockRef,
-        address: Address,
-        ready: Event,
-    },
+    /// Memory that peers will touch.
+    Memory(Lent),
     /// A host value.
-    Value(Arc<dyn Any + Send + Sync>),
+    Value(Box<dyn Any + Send + Sync>),
+}
+
+/// What a member lends to its peers for a collective.
+pub(crate) struct Lent {
+    pub(crate) source: Option<Area>,
+    pub(crate) destination: Option<Area>,
+    /// From when on it may be touched.
+    pub(crate) ready: Option<Event>,
+    /// What this member's elements are multiplied by.
+    pub(crate) factor: f64,
+    /// What this member sends to each, and receives from each.
+    pub(crate) counts: Option<(Counts, Counts)>,
+}
+
+/// Memory of one device.
+#[derive(Clone)]
+pub(crate) struct Area {
+    pub(crate) block: BlockRef,
+    pub(crate) address: Address,
+    /// Where it lies in the block.
+    pub(crate) bytes: Range<usize>,
 }
 
 /// One descriptor in a ring.
@@ -96,7 +177,7 @@ struct Message {
 }
 
 enum Body {
-    Call(Call, Payload),
+    Call(Arc<Notice>),
     /// A step of a collective is done on the sender's stream once the event has passed.
     Step(Event),
 }
@@ -107,13 +188,15 @@ pub(crate) struct Endpoint {
     from: Vec<Option<Consumer<Message>>>,
     /// A message of a newer gang, kept for it.
     kept: Vec<Option<Message>>,
+    pub(super) post: Post,
 }
 
 impl Endpoint {
     /// The endpoints of `count` devices.
     pub(crate) fn all(count: usize) -> Vec<Endpoint> {
-        let mut ends: Vec<Endpoint> = (0..count)
-            .map(|_| Endpoint {
+        let mut ends: Vec<Endpoint> = Post::all(count)
+            .map(|post| Endpoint {
+                post,
                 to: Vec::with_capacity(count),
                 from: (0..count).map(|_| None).collect(),
                 kept: (0..count).map(|_| None).collect(),
@@ -168,82 +251,95 @@ impl Endpoint {
 
 /// Drops what gangs up to place `upto` have left unread in a device's rings.
 pub(crate) fn forget(worker: &Worker, upto: u64) {
-    let found = worker.endpoint.borrow_mut().leftovers(upto);
+    let (found, parcels) = {
+        let mut endpoint = worker.endpoint.borrow_mut();
+        (endpoint.leftovers(upto), endpoint.post.leftovers(upto))
+    };
     for message in found {
         // It may hold a user's value, and this is outside of the user's closure.
         panics::contain(|| drop(message));
     }
+    drop(parcels);
 }
 
 struct NewerGang;
 
-impl Device {
-    /// Meets all members of the gang. `payload(rank)` goes to that peer; theirs come back by rank (none for this
-    /// device's own rank). When this returns `Ok`, the call is committed: every member carries it through.
-    pub(crate) fn meet(&self, call: Call, payload: impl Fn(usize) -> Payload) -> Result<Vec<Option<Payload>>> {
-        self.not_in_graph(call.op)?;
-        let (gang, me) = (&self.session.gang, self.rank());
+impl Group<'_> {
+    /// Meets all members of the group: their notices by rank, this member's own among them. When this returns `Ok`, the call is
+    /// committed: every member carries it through.
+    pub(crate) fn meet(&self, call: Call, payload: Payload) -> Result<SmallVec<[Arc<Notice>; 8]>> {
+        let dev = self.dev;
+        dev.not_in_graph(call.op)?;
+        let gang = &dev.session.gang;
         gang.check()?;
-        self.worker.progress();
-        for rank in (0..gang.count()).filter(|&rank| rank != me) {
-            self.send(&call, rank, Body::Call(call.clone(), payload(rank)))?;
+        dev.worker.progress();
+        let own = Arc::new(Notice { call, group: self.ranks().clone(), payload });
+        for member in self.others() {
+            self.tell(&own.call, member, Body::Call(own.clone()))?;
         }
-        let mut calls = Vec::with_capacity(gang.count());
-        let mut payloads = Vec::with_capacity(gang.count());
-        for rank in 0..gang.count() {
-            let (theirs, payload) = match rank {
-                own if own == me => (call.clone(), None),
-                rank => match self.receive(&call, rank)? {
-                    Body::Call(theirs, payload) => (theirs, Some(payload)),
-                    Body::Step(_) => unreachable!("steps end with their collective"),
-                },
+        let mut all: SmallVec<[Arc<Notice>; 8]> = SmallVec::with_capacity(self.count());
+        for member in 0..self.count() {
+            if member == self.rank {
+                all.push(own.clone());
+                continue;
+            }
+            let Body::Call(notice) = self.receive(&own.call, member)? else {
+                unreachable!("steps end with their collective")
             };
-            calls.push(theirs);
-            payloads.push(payload);
+            if notice.group != own.group {
+                let error = self.mismatch("group", (self.rank, &own.call), (member, &notice.call));
+                // The members of one group do not hear of it from those of the other.
+                gang.poison(dev.index(), error.clone());
+                return Err(error);
+            }
+            all.push(notice);
         }
         // Every member compares the same calls in the same order, so every member reports the same pair.
-        for (rank, theirs) in calls.iter().enumerate() {
-            if let Some(what) = calls[0].differs(theirs) {
-                return Err(Error::Mismatch {
-                    what,
-                    a: gang.device(0),
-                    a_call: calls[0].to_string(),
-                    a_site: calls[0].site,
-                    b: gang.device(rank),
-                    b_call: theirs.to_string(),
-                    b_site: theirs.site,
-                });
+        for (member, notice) in all.iter().enumerate() {
+            if let Some(what) = all[0].call.differs(&notice.call) {
+                return Err(self.mismatch(what, (0, &all[0].call), (member, &notice.call)));
             }
         }
-        // Only what was committed counts: calls that did not match leave no gap.
-        let sequence = self.session.calls.get() + 1;
-        gang.commit(sequence)?;
-        self.session.calls.set(sequence);
-        Ok(payloads)
+        self.commit()?;
+        Ok(all)
+    }
+
+    pub(super) fn mismatch(&self, what: &'static str, (a, first): (usize, &Call), (b, second): (usize, &Call)) -> Error {
+        Error::Mismatch {
+            what,
+            a: self.ordinal(a),
+            a_call: first.to_string(),
+            a_site: first.site,
+            b: self.ordinal(b),
+            b_call: second.to_string(),
+            b_site: second.site,
+        }
     }
 
     /// Tells a peer that a step is done on the current stream.
-    pub(crate) fn send_step(&self, call: &Call, rank: usize, done: Event) -> Result<()> {
-        self.send(call, rank, Body::Step(done))
+    pub(crate) fn send_step(&self, call: &Call, member: usize, done: Event) -> Result<()> {
+        self.tell(call, member, Body::Step(done))
     }
 
     /// Waits (on the host) until a peer has submitted a step, then makes the current stream wait for it.
-    pub(crate) fn await_step(&self, call: &Call, rank: usize) -> Result<()> {
-        let Body::Step(done) = self.receive(call, rank)? else {
+    pub(crate) fn await_step(&self, call: &Call, member: usize) -> Result<()> {
+        let Body::Step(done) = self.receive(call, member)? else {
             unreachable!("a committed collective is carried through before the next call")
         };
-        if self.worker.link.planted(Bug::StepSkipped) {
+        let dev = self.dev;
+        if dev.worker.link.planted(Bug::StepSkipped) {
             return Ok(());
         }
-        self.stream.wait_event(call.op, done.0.raw, &done.0.stream, done.0.covered)
+        dev.stream.wait_event(call.op, done.0.raw, &done.0.stream, done.0.covered)
     }
 
-    fn send(&self, call: &Call, rank: usize, body: Body) -> Result<()> {
-        let gang = &self.session.gang;
-        let mut message = Some(Message { gang: gang.place(), body, from: self.worker.link.hand_over() });
+    fn tell(&self, call: &Call, member: usize, body: Body) -> Result<()> {
+        let (dev, rank) = (self.dev, self.ranks()[member]);
+        let gang = &dev.session.gang;
+        let mut message = Some(Message { gang: gang.place(), body, from: dev.worker.link.hand_over() });
         let to = gang.device(rank);
-        wait::for_peer(self, call.op, rank, || {
-            let mut endpoint = self.worker.endpoint.borrow_mut();
+        wait::for_peer(dev, call.op, rank, || {
+            let mut endpoint = dev.worker.endpoint.borrow_mut();
             let producer = endpoint.to[to].as_mut().expect("a device does not send to itself");
             match producer.push(message.take().expect("given back when the ring is full")) {
                 Ok(()) => Some(Ok(())),
@@ -258,11 +354,12 @@ impl Device {
         Ok(())
     }
 
-    fn receive(&self, call: &Call, rank: usize) -> Result<Body> {
-        let gang = &self.session.gang;
+    fn receive(&self, call: &Call, member: usize) -> Result<Body> {
+        let (dev, rank) = (self.dev, self.ranks()[member]);
+        let gang = &dev.session.gang;
         let from = gang.device(rank);
-        let poll = || self.worker.endpoint.borrow_mut().poll(from, gang.place());
-        let message = wait::for_peer(self, call.op, rank, || {
+        let poll = || dev.worker.endpoint.borrow_mut().poll(from, gang.place());
+        let message = wait::for_peer(dev, call.op, rank, || {
             // Asked before the ring: a member sends before it leaves.
             let left = gang.has_left(rank);
             match poll() {
@@ -273,18 +370,18 @@ impl Device {
         })?;
         // The sender may wait for a free slot.
         gang.waker(rank).notify();
-        self.worker.link.take_over(message.from.as_deref());
+        dev.worker.link.take_over(message.from.as_deref());
         Ok(message.body)
     }
 
     /// The error for a member whose closure has ended.
-    fn absent(&self, call: &Call, rank: usize) -> Error {
+    pub(super) fn absent(&self, call: &Call, rank: usize) -> Error {
         Error::Mismatch {
             what: "participation",
-            a: self.index(),
+            a: self.dev.index(),
             a_call: call.to_string(),
             a_site: call.site,
-            b: self.session.gang.device(rank),
+            b: self.dev.session.gang.device(rank),
             b_call: "nothing more (its closure had ended); asked for".to_owned(),
             b_site: call.site,
         }

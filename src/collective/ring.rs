@@ -17,117 +17,122 @@
 //! touches its buffer any more.
 
 use super::{
-    Element, ReduceOp,
-    board::{Call, Payload},
+    DType, Group, ReduceOp, direct,
+    run::{Request, Spot, lent},
 };
 use crate::{
-    Device, DeviceBuffer, DeviceViewMut, Event,
-    error::{Error, Result},
-    memory::{AsView, AsViewMut, hazard::Access},
+    DeviceBuffer, Event,
+    builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
+    collective::{board::Notice, kernels::Entry},
+    driver::{KernelArg, ValueBytes},
+    error::Result,
     plant::Bug,
     shard::balanced,
 };
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
-#[track_caller]
-pub(super) fn all_reduce<T: Element>(dev: &Device, mut x: DeviceViewMut<'_, T>, op: ReduceOp) -> Result<()> {
-    let call = Call::new("all_reduce", Some(T::DTYPE), x.len(), Some(op));
-    let ranks = dev.count();
-    let mut access = dev.op("all_reduce")?;
-    access.touch(x.block, x.bytes(), Access::Write, false)?;
-    let largest = balanced(0, ranks, x.len()).len();
-    let scratch = if ranks > 1 && largest > 0 { Some(dev.allocate::<T>("all_reduce", largest)?) } else { None };
-    if let Some(scratch) = &scratch {
-        access.touch(&scratch.block, scratch.view().bytes(), Access::Write, false)?;
-    }
-    let ready = Event::record(&dev.stream, "all_reduce", false)?;
-    let next = (dev.rank() + 1) % ranks;
-    let theirs = dev.meet(call.clone(), |rank| match rank == next {
-        true => Payload::Buffer { block: x.block.clone(), address: x.address, ready: ready.clone() },
-        false => Payload::Nothing,
-    })?;
-    let factor = (op == ReduceOp::Avg).then(|| 1.0 / ranks as f64);
-    let Some(scratch) = scratch else {
-        // One device, or nothing to add.
-        return Ok(());
-    };
-    let previous = (dev.rank() + ranks - 1) % ranks;
-    let Some(Payload::Buffer { block, address, ready }) = &theirs[previous] else {
-        unreachable!("the predecessor sends its buffer")
-    };
+/// Room for the largest chunk, if anything arrives.
+pub(super) fn scratch(group: &Group<'_>, len: usize, dtype: DType) -> Result<Option<DeviceBuffer<u8>>> {
+    let largest = balanced(0, group.count(), len).len();
+    let wanted = group.count() > 1 && largest > 0;
+    wanted.then(|| group.dev.allocate::<u8>("all_reduce", largest * dtype.size())).transpose()
+}
+
+/// Submits a member's part to the current stream, step by step with its neighbours.
+pub(super) fn submit(
+    group: &Group<'_>,
+    request: &Request,
+    len: usize,
+    scratch: Option<&DeviceBuffer<u8>>,
+    notices: &[Arc<Notice>],
+) -> Result<()> {
+    // One device, or nothing to add.
+    let Some(scratch) = scratch else { return Ok(()) };
+    let (dev, ranks) = (group.dev, group.count());
+    let previous = lent(&notices[(group.rank + ranks - 1) % ranks]);
+    let area = previous.destination.as_ref().expect("all_reduce has a buffer");
     // Managed memory is at home everywhere.
-    let device = block.device().unwrap_or(dev.index());
-    let peer = Peer { device, address: *address };
-    let ready = match dev.worker.link.planted(Bug::StartSkipped) {
-        true => Ok(()),
-        false => dev.stream.wait_event("all_reduce", ready.0.raw, &ready.0.stream, ready.0.covered),
-    };
-    let done = ready.and_then(|()| Ring { dev, call, ranks, peer }.run(&mut x, &scratch, factor));
-    access.submitted();
-    done.inspect_err(|cause| {
-        // The successor may have reads of this buffer under way that no event of ours covers.
-        dev.worker.suspects.borrow_mut().push(x.block.clone());
-        // The call was committed, so the peers count on this member; they must not wait for it.
-        if !matches!(cause, Error::Aborted { .. }) {
-            dev.session.gang.poison(dev.index(), cause.clone());
-        }
-    })
+    let peer = Spot { device: area.block.device().unwrap_or(dev.index()), address: area.address };
+    let ready = previous.ready.as_ref().expect("there are several members");
+    if !dev.worker.link.planted(Bug::StartSkipped) {
+        dev.stream.wait_event("all_reduce", ready.0.raw, &ready.0.stream, ready.0.covered)?;
+    }
+    let own = request.destination.as_ref().expect("all_reduce has a buffer").address;
+    let ring = Ring { group, request, peer, own: Spot { device: dev.index(), address: own } };
+    ring.run(len, Spot { device: dev.index(), address: scratch.address() })
 }
 
-/// The predecessor's buffer. It is alive: the predecessor's call does not return before it has submitted its part, and
-/// its stream ends after the reads of this one.
-struct Peer {
-    device: usize,
-    address: u64,
-}
-
-struct Ring<'d> {
-    dev: &'d Device,
-    call: Call,
-    ranks: usize,
-    peer: Peer,
+struct Ring<'g> {
+    group: &'g Group<'g>,
+    request: &'g Request,
+    /// The predecessor's buffer. It is alive: its stream ends after the reads of this one.
+    peer: Spot,
+    own: Spot,
 }
 
 impl Ring<'_> {
-    fn run<T: Element>(&self, x: &mut DeviceViewMut<'_, T>, scratch: &DeviceBuffer<T>, avg: Option<f64>) -> Result<()> {
-        let (dev, n, rank) = (self.dev, self.ranks, self.dev.rank());
+    fn run(&self, len: usize, scratch: Spot) -> Result<()> {
+        let (group, n, rank) = (self.group, self.group.count(), self.group.rank);
+        let (dev, call) = (group.dev, &self.request.call);
         let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
-        // The caller's `Op` has ordered the whole buffer; the steps order themselves.
-        // SAFETY: all work below is on one stream, and waits for the predecessor's events before it reads there.
-        let raw = unsafe { dev.unordered() };
-        let len = x.len();
+        let factor = (self.request.reduce == ReduceOp::Avg).then(|| 1.0 / n as f64);
         let chunk = |back: usize| balanced((rank + 2 * n - back) % n, n, len);
+        let done = || Event::record(&dev.stream, call.op(), false);
         for step in 0..n - 1 {
             if step > 0 {
-                dev.await_step(&self.call, previous)?;
+                group.await_step(call, previous)?;
             }
             let range = chunk(1 + step);
             if !range.is_empty() {
-                self.fetch::<T>(&range, scratch.block.address)?;
+                self.fetch(&range, scratch)?;
                 let last = step == n - 2;
-                let own = x.view_mut().slice_mut(range.clone());
-                T::add(&raw, own, scratch.slice(..range.len()), avg.filter(|_| last))?;
+                self.add(&range, scratch, factor.filter(|_| last))?;
             }
-            dev.send_step(&self.call, next, Event::record(&dev.stream, "all_reduce", false)?)?;
+            group.send_step(call, next, done()?)?;
         }
         for step in 0..n - 1 {
-            dev.await_step(&self.call, previous)?;
+            group.await_step(call, previous)?;
             let range = chunk(step);
             if !range.is_empty() {
-                self.fetch::<T>(&range, x.address() + (range.start * size_of::<T>()) as u64)?;
+                self.fetch(&range, self.at(self.own, &range))?;
             }
             if step < n - 2 {
-                dev.send_step(&self.call, next, Event::record(&dev.stream, "all_reduce", false)?)?;
+                group.send_step(call, next, done()?)?;
             }
         }
-        dev.send_step(&self.call, previous, Event::record(&dev.stream, "all_reduce", false)?)?;
-        dev.await_step(&self.call, next)
+        group.send_step(call, previous, done()?)?;
+        group.await_step(call, next)
+    }
+
+    fn at(&self, spot: Spot, range: &Range<usize>) -> Spot {
+        Spot { address: spot.address + (range.start * self.request.dtype.size()) as u64, ..spot }
     }
 
     /// Copies a chunk of the predecessor's buffer to this device.
-    fn fetch<T: Element>(&self, range: &Range<usize>, dst: u64) -> Result<()> {
-        let src = self.peer.address + (range.start * size_of::<T>()) as u64;
-        let bytes = range.len() * size_of::<T>();
-        crate::copy::peer::copy(self.dev, dst, self.dev.index(), src, self.peer.device, bytes)
+    fn fetch(&self, range: &Range<usize>, to: Spot) -> Result<()> {
+        let (from, bytes) = (self.at(self.peer, range), range.len() * self.request.dtype.size());
+        crate::copy::peer::copy(self.group.dev, to.address, to.device, from.address, from.device, bytes)
+    }
+
+    /// Adds what has arrived to the own chunk; with a factor, multiplies the sum.
+    fn add(&self, range: &Range<usize>, arrived: Spot, factor: Option<f64>) -> Result<()> {
+        let dtype = self.request.dtype;
+        let slice = |spot: Spot, write| KernelArg::Slice { address: spot.address, bytes: range.len() * dtype.size(), write };
+        let value = |bytes: &[u8]| KernelArg::Value(ValueBytes::new(bytes));
+        let mut args = vec![slice(self.at(self.own, range), true), slice(arrived, false)];
+        args.push(value(&(range.len() as u64).to_ne_bytes()));
+        let entry = match (dtype, factor) {
+            (DType::F64, None) => Entry::of(&ADD_F64),
+            (DType::F64, Some(factor)) => {
+                args.push(value(&factor.to_ne_bytes()));
+                Entry::of(&ADD_SCALE_F64)
+            }
+            (_, None) => Entry::of(&ADD_F32),
+            (_, Some(factor)) => {
+                args.push(value(&(factor as f32).to_ne_bytes()));
+                Entry::of(&ADD_SCALE_F32)
+            }
+        };
+        direct::launch(self.group.dev, "all_reduce", entry, direct::blocks(range.len() * dtype.size()), &args)
     }
 }

@@ -179,6 +179,11 @@ impl Link {
         false
     }
 
+    /// Whether its time is computed, not measured.
+    pub(crate) fn in_virtual_time(&self) -> bool {
+        self.in_virtual_time
+    }
+
     /// `result` with its fault turned into an error.
     pub(crate) fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error(op, fault))

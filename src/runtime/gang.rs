@@ -24,6 +24,8 @@ pub struct Gang {
     /// Ranks whose closure has ended.
     left: Box<[Flag]>,
     word: CommitWord,
+    /// Where groups of members commit what they do among themselves, by their ranks.
+    groups: Mutex<Vec<(Box<[usize]>, std::sync::Arc<CommitWord>)>>,
     cause: Mutex<Option<(usize, Error)>>,
     /// Members that have not drained their streams yet.
     drained: CountLatch,
@@ -42,6 +44,7 @@ impl Gang {
             wakers,
             left: (0..count).map(|_| Flag::new()).collect(),
             word: CommitWord::new(),
+            groups: Mutex::new(Vec::new()),
             cause: Mutex::new(None),
             drained: CountLatch::new(count, Arc::new(EventCount::new())),
             stuck: Flag::new(),
@@ -90,6 +93,9 @@ impl Gang {
             *slot = Some((by, cause));
             // Under the lock, so that whoever finds a cause here finds the bit raised too.
             self.word.abort();
+            for (_, word) in self.groups.lock().iter() {
+                word.abort();
+            }
         }
         drop(slot);
         self.wake_all();
@@ -131,6 +137,21 @@ impl Gang {
     /// abort that came first wins, for every member alike.
     pub fn commit(&self, sequence: u64) -> Result<()> {
         if self.word.commit(sequence) { Ok(()) } else { self.check().and(Err(Error::Closed)) }
+    }
+
+    /// The word that a group of members commits on. The same for all of them; aborted with the gang.
+    pub fn group(&self, ranks: &[usize]) -> std::sync::Arc<CommitWord> {
+        let mut groups = self.groups.lock();
+        if let Some((_, word)) = groups.iter().find(|(known, _)| **known == *ranks) {
+            return word.clone();
+        }
+        let word = std::sync::Arc::new(CommitWord::new());
+        // A failure that came first has aborted the gang's word by now, or will find this one in the list.
+        groups.push((ranks.into(), word.clone()));
+        if self.word.is_aborted() {
+            word.abort();
+        }
+        word
     }
 
     /// A member's closure has ended; peers that wait for it will not wait any longer. Only members whose own closure still

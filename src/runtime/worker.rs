@@ -7,7 +7,7 @@ use super::{
     turn::Turns,
 };
 use crate::{
-    collective::board::Endpoint,
+    collective::{Algorithm, ReduceOrder, board::Endpoint},
     copy::{
         host::Staging,
         peer::Stage,
@@ -59,6 +59,9 @@ pub(crate) struct Shared {
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory: Settings,
     pub(crate) deadline: Duration,
+    /// How collectives are carried out.
+    pub(crate) algorithm: Algorithm,
+    pub(crate) reduce_order: ReduceOrder,
     /// Peer access was switched off.
     pub(crate) staged: bool,
     /// Threads that copy one large pageable slice.

@@ -1,0 +1,154 @@
+//! Groups: the members of a gang that run a collective together.
+
+use crate::{
+    Device,
+    error::{Error, Result},
+    sync::CommitWord,
+};
+use std::{
+    cell::{Cell, OnceCell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
+
+/// Some of a gang's members, in an order that gives them their ranks among themselves. Made by
+/// [`Device::group`](crate::Device::group); has the collectives of [`Device`].
+///
+/// Each member of the group makes it, with the same ranks in the same order; others need not know of it. A device may be in
+/// several groups and use them by turns. Collectives of one device are matched in the order of its calls: members that call
+/// two groups that they share in different orders get [`Error::Mismatch`](crate::Error::Mismatch).
+///
+/// ```
+/// # use gpu_pool::{GpuPool, ReduceOp};
+/// let pool = GpuPool::builder().host(4).build()?;
+/// let found = pool.run(|dev, shard| {
+///     let mut x = dev.upload(&[shard.index() as f32])?;
+///     // Rows and columns of a 2 x 2 grid.
+///     let row = dev.group(&[shard.index() / 2 * 2, shard.index() / 2 * 2 + 1])?;
+///     row.all_reduce(&mut x, ReduceOp::Sum)?;
+///     let column = dev.group(&[shard.index() % 2, shard.index() % 2 + 2])?;
+///     column.all_reduce(&mut x, ReduceOp::Max)?;
+///     dev.download(&x)
+/// })?;
+/// assert_eq!(found, [[5.0], [5.0], [5.0], [5.0]]);
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+pub struct Group<'d> {
+    pub(super) dev: &'d Device,
+    pub(super) known: Rc<Known>,
+    pub(super) rank: usize,
+}
+
+impl std::fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group {:?}, rank {}", self.ranks(), self.rank)
+    }
+}
+
+/// A group as one member knows it.
+pub(crate) struct Known {
+    /// Ranks in the gang, by rank in the group.
+    pub(super) ranks: Arc<[usize]>,
+    /// Where the group's collectives are committed; none: the gang's own word.
+    word: Option<std::sync::Arc<CommitWord>>,
+    /// Collectives so far.
+    calls: Cell<u64>,
+}
+
+/// The groups of a device's part in one scope.
+#[derive(Default)]
+pub(crate) struct Groups {
+    everyone: OnceCell<Rc<Known>>,
+    others: RefCell<Vec<Rc<Known>>>,
+}
+
+impl Groups {
+    fn know(&self, dev: &Device, ranks: &[usize]) -> Rc<Known> {
+        let whole = ranks.len() == dev.count() && ranks.iter().enumerate().all(|(at, &rank)| at == rank);
+        let new = |word| Rc::new(Known { ranks: ranks.into(), word, calls: Cell::new(0) });
+        if whole {
+            return self.everyone.get_or_init(|| new(None)).clone();
+        }
+        let mut others = self.others.borrow_mut();
+        if let Some(known) = others.iter().find(|known| *known.ranks == *ranks) {
+            return known.clone();
+        }
+        others.push(new(Some(dev.session.gang.group(ranks))));
+        others.last().expect("just added").clone()
+    }
+}
+
+impl Device {
+    /// The members with these ranks in the gang, which from now on have the ranks 0, 1, .. in this order. Costs nothing on the
+    /// other members and needs no meeting.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a rank is not in the gang, is named twice, or this device is not among them.
+    pub fn group(&self, ranks: &[usize]) -> Result<Group<'_>> {
+        let (count, me) = (self.count(), self.rank());
+        if let Some(rank) = ranks.iter().find(|&&rank| rank >= count) {
+            return Err(Error::invalid("group", format_args!("rank {rank} in a gang of {count}")));
+        }
+        if let Some((at, rank)) = ranks.iter().enumerate().find(|(at, rank)| ranks[..*at].contains(rank)) {
+            return Err(Error::invalid("group", format_args!("rank {rank} is named twice, again at {at}")));
+        }
+        let Some(rank) = ranks.iter().position(|&rank| rank == me) else {
+            return Err(Error::invalid("group", format_args!("rank {me}, which asks, is not in {ranks:?}")));
+        };
+        Ok(Group { dev: self, known: self.session.groups.know(self, ranks), rank })
+    }
+
+    /// All members.
+    pub(crate) fn everyone(&self) -> Group<'_> {
+        let groups = &self.session.groups;
+        let known = groups.everyone.get().cloned();
+        let known = known.unwrap_or_else(|| groups.know(self, &(0..self.count()).collect::<Vec<_>>()));
+        Group { dev: self, known, rank: self.rank() }
+    }
+}
+
+impl<'d> Group<'d> {
+    /// This device's rank in the group.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many members the group has.
+    pub fn count(&self) -> usize {
+        self.known.ranks.len()
+    }
+
+    /// The device, on the stream that the group's collectives run on.
+    pub fn device(&self) -> &'d Device {
+        self.dev
+    }
+
+    /// The ordinal in the pool of a member.
+    pub(super) fn ordinal(&self, member: usize) -> usize {
+        self.dev.session.gang.device(self.known.ranks[member])
+    }
+
+    /// Members that are not this one, each beginning with another.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (n, me) = (self.count(), self.rank);
+        (1..n).map(move |k| (me + k) % n)
+    }
+
+    /// Ranks in the gang, by rank in the group.
+    pub(super) fn ranks(&self) -> &Arc<[usize]> {
+        &self.known.ranks
+    }
+
+    /// From now on every member carries the next collective through; or none, when the gang has failed first.
+    pub(super) fn commit(&self) -> Result<()> {
+        let (gang, number) = (&self.dev.session.gang, self.known.calls.get() + 1);
+        match &self.known.word {
+            None => gang.commit(number)?,
+            Some(word) if word.commit(number) => {}
+            Some(_) => gang.check().and(Err(Error::Closed))?,
+        }
+        // Only what was committed counts: calls that did not match leave no gap.
+        self.known.calls.set(number);
+        Ok(())
+    }
+}

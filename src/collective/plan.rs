@@ -1,0 +1,200 @@
+//! Who does what: for every collective, the part of the work that one member does, on the memory of all of them.
+//!
+//! There are two kinds of work, and every collective is one of them:
+//!
+//! ```text
+//! combine   d[i] = s0[i] + s1[i] + ..   for all destinations d       all_reduce, reduce_scatter, reduce; with one source a
+//!                                                                    copy to many: all_gather, broadcast, gather, scatter
+//! pairs     d_k = s_k                   several, of different sizes  all_to_all
+//! ```
+//!
+//! A member's part is chosen so that every link carries the least that it can. All-reduce is the fused pass of NCCL's
+//! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of everybody, adds it up, and writes it to everybody. That
+//! is safe in place, since nobody else touches slice `r`. Broadcast is the same with one source: each member fetches one
+//! slice from the root and hands it to the others, so that the root sends everything once, not once to each.
+
+use smallvec::SmallVec;
+use std::{ops::Range, sync::Arc};
+
+/// Elements of each member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Counts {
+    Each(usize),
+    By(Arc<[usize]>),
+}
+
+impl Counts {
+    /// Where member `k`'s part lies when all are put in a row.
+    pub(crate) fn part(&self, k: usize) -> Range<usize> {
+        match self {
+            Counts::Each(count) => k * count..(k + 1) * count,
+            Counts::By(counts) => {
+                let start = counts[..k].iter().sum();
+                start..start + counts[k]
+            }
+        }
+    }
+
+    /// Of all `n` members.
+    pub(crate) fn total(&self, n: usize) -> usize {
+        match self {
+            Counts::Each(count) => n * count,
+            Counts::By(counts) => counts.iter().sum(),
+        }
+    }
+}
+
+/// A collective. `in_place`: source and destination are one buffer, in which every part has its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    AllReduce { len: usize },
+    Reduce { len: usize, root: usize },
+    ReduceScatter { counts: Counts, in_place: bool },
+    AllGather { counts: Counts, in_place: bool },
+    Broadcast { len: usize, root: usize },
+    Gather { counts: Counts, root: usize },
+    Scatter { counts: Counts, root: usize },
+    /// `send[a]` has what member `a` sends to each, `receive[b]` what member `b` receives from each.
+    AllToAll { send: Vec<Counts>, receive: Vec<Counts> },
+}
+
+/// Which of a member's two buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Destination,
+}
+
+/// Memory of a member, from an element on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) member: usize,
+    pub(crate) side: Side,
+    pub(crate) start: usize,
+}
+
+/// Elements that go from one place to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) from: Place,
+    pub(crate) to: Place,
+    pub(crate) len: usize,
+}
+
+/// One member's part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Sources in the order of ranks.
+    Combine { len: usize, sources: SmallVec<[Place; 8]>, destinations: SmallVec<[Place; 8]> },
+    Pairs(SmallVec<[Pair; 8]>),
+}
+
+impl Work {
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Work::Combine { len, destinations, .. } => *len == 0 || destinations.is_empty(),
+            Work::Pairs(pairs) => pairs.is_empty(),
+        }
+    }
+}
+
+/// Slice `k` of `n`: as even as can be in units of `grain` elements, so that slices begin where memory is moved in one piece.
+fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
+    let each = len.div_ceil(n).next_multiple_of(grain);
+    (k * each).min(len)..((k + 1) * each).min(len)
+}
+
+fn source(member: usize, start: usize) -> Place {
+    Place { member, side: Side::Source, start }
+}
+
+fn destination(member: usize, start: usize) -> Place {
+    Place { member, side: Side::Destination, start }
+}
+
+impl Shape {
+    /// What member `me` of `n` does. Slices of what is divided begin at multiples of `grain` elements.
+    pub(crate) fn work(&self, n: usize, me: usize, grain: usize) -> Work {
+        let combine = |len, sources: SmallVec<_>, destinations: SmallVec<_>| Work::Combine { len, sources, destinations };
+        let of_all = |start: usize| (0..n).map(|k| source(k, start)).collect();
+        match self {
+            Shape::AllReduce { len } => {
+                let part = slice(me, n, *len, grain);
+                combine(part.len(), of_all(part.start), (0..n).map(|k| destination(k, part.start)).collect())
+            }
+            Shape::Reduce { len, root } => {
+                let part = slice(me, n, *len, grain);
+                combine(part.len(), of_all(part.start), [destination(*root, part.start)].into_iter().collect())
+            }
+            Shape::ReduceScatter { counts, in_place } => {
+                let part = counts.part(me);
+                let to = destination(me, if *in_place { part.start } else { 0 });
+                combine(part.len(), of_all(part.start), [to].into_iter().collect())
+            }
+            Shape::AllGather { counts, in_place } => {
+                let part = counts.part(me);
+                let from = source(me, if *in_place { part.start } else { 0 });
+                let to = (0..n).map(|k| (me + k) % n).filter(|&k| !(*in_place && k == me));
+                combine(part.len(), [from].into_iter().collect(), to.map(|k| destination(k, part.start)).collect())
+            }
+            Shape::Broadcast { len, root } => {
+                let part = slice(me, n, *len, grain);
+                let to = (0..n).map(|k| (me + k) % n).filter(|k| k != root);
+                let from = [source(*root, part.start)].into_iter().collect();
+                combine(part.len(), from, to.map(|k| destination(k, part.start)).collect())
+            }
+            Shape::Gather { counts, root } => {
+                let part = counts.part(me);
+                let (from, to) = (source(me, 0), destination(*root, part.start));
+                combine(part.len(), [from].into_iter().collect(), [to].into_iter().collect())
+            }
+            Shape::Scatter { counts, root } => {
+                let part = counts.part(me);
+                let (from, to) = (source(*root, part.start), destination(me, 0));
+                combine(part.len(), [from].into_iter().collect(), [to].into_iter().collect())
+            }
+            Shape::AllToAll { send, receive } => Work::Pairs(
+                // Each begins with another member, or all would write to the first one at once.
+                (0..n)
+                    .map(|k| (me + k) % n)
+                    .map(|k| {
+                        let (out, into) = (send[me].part(k), receive[k].part(me));
+                        Pair { from: source(me, out.start), to: destination(k, into.start), len: out.len() }
+                    })
+                    .filter(|pair| pair.len > 0)
+                    .collect(),
+            ),
+        }
+    }
+
+    /// Whether member `a` may touch memory of member `b`.
+    pub(crate) fn touches(&self, a: usize, b: usize) -> bool {
+        match self {
+            Shape::Gather { root, .. } | Shape::Scatter { root, .. } => b == *root || a == b,
+            _ => true,
+        }
+    }
+
+    /// Elements that the largest buffer has.
+    pub(crate) fn len(&self, n: usize) -> usize {
+        match self {
+            Shape::AllReduce { len } | Shape::Reduce { len, .. } | Shape::Broadcast { len, .. } => *len,
+            Shape::ReduceScatter { counts, .. }
+            | Shape::AllGather { counts, .. }
+            | Shape::Gather { counts, .. }
+            | Shape::Scatter { counts, .. } => counts.total(n),
+            Shape::AllToAll { send, .. } => send.iter().map(|counts| counts.total(n)).max().unwrap_or(0),
+        }
+    }
+
+    /// What must agree for all to have been received that is sent: `(a, b)` when member `a` sends `b` another number of
+    /// elements than `b` expects.
+    pub(crate) fn disagreement(&self, n: usize) -> Option<(usize, usize)> {
+        let Shape::AllToAll { send, receive } = self else { return None };
+        let pairs = (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
+        pairs.into_iter().find(|&(a, b)| send[a].part(b).len() != receive[b].part(a).len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! From one device to one other: `send`, `recv`, `sendrecv`.
+//!
+//! A sender copies what it sends on its own device, in stream order, and hands the copy over; the receiver fetches it over the
+//! link. So a sender waits for nobody, and may write to its buffer at once: `send(next); recv(previous)` on all devices cannot
+//! deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the device's memory, some ten times
+//! that of a link. The parcel knows who has written it, as all memory does, so the receiver's copy is ordered after that without
+//! an event; and when it is dropped it goes back to its device's pool.
+
+use super::{Element, Group, board::Call};
+use crate::{
+    Device, DeviceBuffer,
+    error::{Error, Result},
+    memory::{AsView, AsViewMut, DeviceView, link::Handover},
+    runtime::wait,
+    sync::Inbox,
+};
+use std::{marker::PhantomData, panic::Location, sync::Arc};
+
+/// What is on its way.
+pub(super) struct Parcel {
+    gang: u64,
+    /// The sender's ordinal in the pool.
+    from: usize,
+    /// Ranks in the gang of the group that it was sent in.
+    group: Arc<[usize]>,
+    call: Call,
+    contents: DeviceBuffer<u8>,
+    told: Option<Box<Handover>>,
+}
+
+/// A device's letter box, and everyone's to write to.
+pub(super) struct Post {
+    boxes: Arc<[Inbox<Parcel>]>,
+    own: usize,
+    /// Taken out, and not asked for yet; in the order of arrival.
+    waiting: Vec<Parcel>,
+}
+
+impl Post {
+    pub(super) fn all(count: usize) -> impl Iterator<Item = Post> {
+        let boxes: Arc<[Inbox<Parcel>]> = (0..count).map(|_| Inbox::new()).collect();
+        (0..count).map(move |own| Post { boxes: boxes.clone(), own, waiting: Vec::new() })
+    }
+
+    /// The oldest parcel from a device that was sent in this gang and group.
+    fn take(&mut self, gang: u64, from: usize, group: &[usize]) -> Option<Parcel> {
+        self.waiting.extend(self.boxes[self.own].take());
+        let fits = |parcel: &Parcel| parcel.gang == gang && parcel.from == from && *parcel.group == *group;
+        self.waiting.iter().position(fits).map(|at| self.waiting.remove(at))
+    }
+
+    /// What gangs up to place `upto` have left.
+    pub(super) fn leftovers(&mut self, upto: u64) -> Vec<Parcel> {
+        self.waiting.extend(self.boxes[self.own].take());
+        let (old, new) = std::mem::take(&mut self.waiting).into_iter().partition(|parcel| parcel.gang <= upto);
+        self.waiting = new;
+        old
+    }
+}
+
+impl Group<'_> {
+    /// [`Device::send`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn send<S>(&self, src: &S, to: usize) -> Result<()>
+    where
+        S: AsView + ?Sized,
+        S::Elem: Element,
+    {
+        let (dev, src) = (self.dev, src.view());
+        let _here = dev.worker.link.enter("send", Location::caller());
+        self.check_peer("send", to)?;
+        let call = Call::new("send").elements(S::Elem::DTYPE, src.len());
+        let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
+        dev.copy(&bytes(src), &mut contents)?;
+        let gang = &dev.session.gang;
+        let (from, group) = (dev.index(), self.ranks().clone());
+        let told = dev.worker.link.hand_over();
+        let parcel = Parcel { gang: gang.place(), from, group, call, contents, told };
+        dev.worker.endpoint.borrow().post.boxes[self.ordinal(to)].push(parcel);
+        gang.waker(self.ranks()[to]).notify();
+        Ok(())
+    }
+
+    /// [`Device::recv`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
+    where
+        D: AsViewMut + ?Sized,
+        D::Elem: Element,
+    {
+        let (dev, dst) = (self.dev, dst.view_mut());
+        let _here = dev.worker.link.enter("recv", Location::caller());
+        self.check_peer("recv", from)?;
+        dev.not_in_graph("recv")?;
+        dev.check()?;
+        dev.worker.progress();
+        let call = Call::new("recv").elements(D::Elem::DTYPE, dst.len());
+        let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
+        let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
+        let parcel = wait::for_peer(dev, "recv", rank, || {
+            // Asked before the box: a member sends before it leaves.
+            let left = gang.has_left(rank);
+            match take() {
+                Some(parcel) => Some(Ok(parcel)),
+                None => left.then(|| Err(self.absent(&call, rank))),
+            }
+        })?;
+        dev.worker.link.take_over(parcel.told.as_deref());
+        if let Some(what) = call.differs_in_elements(&parcel.call) {
+            // The sender has gone on: it does not hear of it otherwise.
+            let error = self.mismatch(what, (self.rank, &call), (from, &parcel.call));
+            gang.poison(dev.index(), error.clone());
+            return Err(error);
+        }
+        let mut dst = crate::DeviceViewMut::<u8> {
+            block: dst.block,
+            address: dst.address(),
+            len: dst.bytes().len(),
+            of: PhantomData,
+        };
+        dev.copy(&parcel.contents.peer(), &mut dst)
+    }
+
+    /// [`Device::sendrecv`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
+    where
+        S: AsView + ?Sized,
+        D: AsViewMut + ?Sized,
+        S::Elem: Element,
+        D::Elem: Element,
+    {
+        self.send(src, to)?;
+        self.recv(dst, from)
+    }
+
+    fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
+        if peer >= self.count() {
+            return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));
+        }
+        Ok(())
+    }
+}
+
+fn bytes<T: Element>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
+    DeviceView { block: view.block, address: view.address(), len: view.bytes().len(), of: PhantomData }
+}
+
+/// From one member to one other. Messages of one pair arrive in the order in which they were sent.
+impl Device {
+    /// Sends a copy of `src` to member `to` (which may be this one), where [`recv`](Self::recv) fetches it. Asynchronous, and
+    /// waits for nobody: `src` may be written at once. Takes memory for the copy on this device until it was fetched; what is
+    /// never fetched goes when the scope ends.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let found = pool.run(|dev, _| {
+    ///     let (next, previous) = ((dev.rank() + 1) % 3, (dev.rank() + 2) % 3);
+    ///     let (x, mut y) = (dev.upload(&[dev.rank() as u32])?, dev.zeros::<u32>(1)?);
+    ///     dev.send(&x, next)?;
+    ///     dev.recv(&mut y, previous)?;
+    ///     dev.download(&y)
+    /// })?;
+    /// assert_eq!(found, [[2], [0], [1]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::Aborted`], `OutOfMemory`, the driver's.
+    #[track_caller]
+    pub fn send<S>(&self, src: &S, to: usize) -> Result<()>
+    where
+        S: AsView + ?Sized,
+        S::Elem: Element,
+    {
+        self.everyone().send(src, to)
+    }
+
+    /// Fetches the next message of member `from`. The host waits until it was sent, the device until it is there.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] when it is of another type or length, or its sender's closure has ended without sending it;
+    /// [`Error::Timeout`]; [`Error::InvalidArgument`], [`Error::Aborted`], the driver's. A mismatch fails the gang.
+    #[track_caller]
+    pub fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
+    where
+        D: AsViewMut + ?Sized,
+        D::Elem: Element,
+    {
+        self.everyone().recv(dst, from)
+    }
+
+    /// [`send`](Self::send), then [`recv`](Self::recv).
+    ///
+    /// # Errors
+    /// As of both.
+    #[track_caller]
+    pub fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
+    where
+        S: AsView + ?Sized,
+        D: AsViewMut + ?Sized,
+        S::Elem: Element,
+        D::Elem: Element,
+    {
+        self.everyone().sendrecv(src, to, dst, from)
+    }
+}

@@ -1,0 +1,200 @@
+//! From a call to the devices' queues: meet, wait for the peers' memory, do one's part, and say so.
+//!
+//! ```text
+//! own stream    earlier work | ready | wait for peers' ready | own part | done | wait for peers' done | later work
+//! host                        `-- meet: notices with buffers, `ready`--'         `-- steps: `done` ----'
+//! ```
+//!
+//! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more. So what
+//! comes next on that stream may write it, and its memory pool may reuse it, with no look at other devices.
+
+use super::{
+    DType, Group, ReduceOp,
+    board::{Area, Call, Lent, Notice, Payload},
+    choose::Way,
+    copies, direct, ring,
+    plan::{Counts, Pair, Place, Shape, Side, Work},
+};
+use crate::{
+    DeviceBuffer, Event,
+    driver::Address,
+    error::{Error, Result},
+    memory::{AsView, hazard::Access},
+    plant::Bug,
+};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// What a member asks for.
+pub(super) struct Request {
+    pub call: Call,
+    pub dtype: DType,
+    pub reduce: ReduceOp,
+    /// None for `all_to_all`, which depends on what the others say.
+    pub shape: Option<Shape>,
+    /// None when it is in place, or this member has none.
+    pub source: Option<Area>,
+    pub destination: Option<Area>,
+    /// What this member sends to each, and receives from each.
+    pub counts: Option<(Counts, Counts)>,
+}
+
+/// Slices of what is divided begin at multiples of so many bytes: a line of the cache, so that no two devices write into one.
+const GRAIN: usize = 128;
+
+/// Memory of a member: where it is, and whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    /// The device's ordinal in the pool; this device's own for memory that is at home everywhere.
+    pub device: usize,
+    pub address: Address,
+}
+
+/// One member's part, with addresses.
+pub(super) enum Job {
+    /// `factors` is empty unless there are any.
+    Combine { len: usize, sources: SmallVec<[Spot; 8]>, destinations: SmallVec<[Spot; 8]>, factors: SmallVec<[f64; 8]> },
+    /// `(from, to, bytes)`
+    Pairs(SmallVec<[(Spot, Spot, usize); 8]>),
+}
+
+impl Group<'_> {
+    /// Carries a collective out. Asynchronous on the current stream.
+    #[track_caller]
+    pub(super) fn run(&self, request: Request) -> Result<()> {
+        let dev = self.dev;
+        let name = request.call.op();
+        let mut access = dev.op(name)?;
+        if let Some(source) = &request.source {
+            access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
+        }
+        if let Some(destination) = &request.destination {
+            access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
+        }
+        let way = self.way(&request);
+        // Before the meeting: who is short of memory says so before anybody has begun.
+        let scratch = match (way, &request.shape) {
+            (Way::Ring, Some(Shape::AllReduce { len })) => ring::scratch(self, *len, request.dtype)?,
+            (Way::Copies, Some(shape)) => {
+                let work = shape.work(self.count(), self.rank, request.grain());
+                copies::scratch(self, &work, request.dtype)?
+            }
+            _ => None,
+        };
+        if let Some(scratch) = &scratch {
+            access.touch(&scratch.block, scratch.view().bytes(), Access::Write, false)?;
+        }
+        let ready = (self.count() > 1).then(|| Event::record(&dev.stream, name, false)).transpose()?;
+        let lent = Lent {
+            source: request.source.clone(),
+            destination: request.destination.clone(),
+            ready,
+            factor: if let ReduceOp::Scaled(factor) = request.reduce { factor } else { 1.0 },
+            counts: request.counts.clone(),
+        };
+        let notices = self.meet(request.call.clone(), Payload::Memory(lent))?;
+        let shape = match &request.shape {
+            Some(shape) => shape.clone(),
+            None => self.exchange_shape(&notices)?,
+        };
+        let done = self.carry_out(&request, &shape, way, scratch.as_ref(), &notices);
+        access.submitted();
+        done.inspect_err(|cause| {
+            // Peers may have accesses to these buffers under way that no event of ours covers.
+            let areas = request.source.iter().chain(&request.destination);
+            dev.worker.suspects.borrow_mut().extend(areas.map(|area| area.block.clone()));
+            // The call was committed, so the peers count on this member; they must not wait for it.
+            if !matches!(cause, Error::Aborted { .. }) {
+                dev.session.gang.poison(dev.index(), cause.clone());
+            }
+        })
+    }
+
+    fn exchange_shape(&self, notices: &[Arc<Notice>]) -> Result<Shape> {
+        let counts = |notice: &Arc<Notice>| lent(notice).counts.clone().expect("all_to_all says how much");
+        let (send, receive) = notices.iter().map(counts).unzip();
+        let shape = Shape::AllToAll { send, receive };
+        match shape.disagreement(self.count()) {
+            None => Ok(shape),
+            // Every member finds the same, and none has begun.
+            Some((a, b)) => Err(self.mismatch("counts", (a, &notices[a].call), (b, &notices[b].call))),
+        }
+    }
+
+    fn carry_out(
+        &self,
+        request: &Request,
+        shape: &Shape,
+        way: Way,
+        scratch: Option<&DeviceBuffer<u8>>,
+        notices: &[Arc<Notice>],
+    ) -> Result<()> {
+        let (dev, call) = (self.dev, &request.call);
+        if let (Way::Ring, Shape::AllReduce { len }) = (way, shape) {
+            return ring::submit(self, request, *len, scratch, notices);
+        }
+        let others = || self.others();
+        for peer in others().filter(|&peer| shape.touches(self.rank, peer)) {
+            let ready = lent(&notices[peer]).ready.as_ref().expect("there are several members");
+            if !dev.worker.link.planted(Bug::StartSkipped) {
+                dev.stream.wait_event(call.op(), ready.0.raw, &ready.0.stream, ready.0.covered)?;
+            }
+        }
+        let work = shape.work(self.count(), self.rank, request.grain());
+        if !work.is_empty() {
+            let job = self.resolve(&work, request, notices);
+            match way {
+                Way::Direct => direct::submit(self, request, &job)?,
+                Way::Copies | Way::Ring => copies::submit(self, request, &job, scratch)?,
+            }
+        }
+        let touched = others().any(|peer| shape.touches(self.rank, peer));
+        let done = touched.then(|| Event::record(&dev.stream, call.op(), false)).transpose()?;
+        for peer in others().filter(|&peer| shape.touches(self.rank, peer)) {
+            self.send_step(call, peer, done.clone().expect("recorded for them"))?;
+        }
+        others().filter(|&peer| shape.touches(peer, self.rank)).try_for_each(|peer| self.await_step(call, peer))
+    }
+
+    fn resolve(&self, work: &Work, request: &Request, notices: &[Arc<Notice>]) -> Job {
+        let size = request.dtype.size();
+        let spot = |place: &Place| {
+            let lent = lent(&notices[place.member]);
+            let area = match place.side {
+                Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
+                Side::Destination => lent.destination.as_ref(),
+            };
+            let area = area.expect("every member lends what its part is done on");
+            let device = area.block.device().unwrap_or(self.dev.index());
+            Spot { device, address: area.address + (place.start * size) as u64 }
+        };
+        match work {
+            Work::Combine { len, sources, destinations } => Job::Combine {
+                len: *len,
+                sources: sources.iter().map(spot).collect(),
+                destinations: destinations.iter().map(spot).collect(),
+                factors: match request.reduce {
+                    ReduceOp::Scaled(_) => notices.iter().map(|notice| lent(notice).factor).collect(),
+                    _ => SmallVec::new(),
+                },
+            },
+            Work::Pairs(pairs) => {
+                let pair = |pair: &Pair| (spot(&pair.from), spot(&pair.to), pair.len * size);
+                Job::Pairs(pairs.iter().map(pair).collect())
+            }
+        }
+    }
+}
+
+impl Request {
+    fn grain(&self) -> usize {
+        GRAIN / self.dtype.size()
+    }
+}
+
+pub(super) fn lent(notice: &Notice) -> &Lent {
+    match &notice.payload {
+        Payload::Memory(lent) => lent,
+        _ => unreachable!("the meeting compared the operations"),
+    }
+}

@@ -1,0 +1,168 @@
+//! What collectives are told: element types, how to combine them, and by which algorithm.
+
+use crate::memory::DeviceCopy;
+use std::fmt;
+
+/// How elements of different devices are combined.
+///
+/// Elements are combined strictly in the order of ranks, in the accumulator's type, and rounded once: `f64` and integers
+/// in themselves, `f32`, `f16` and `bf16` in `f32`. Integers wrap around.
+///
+/// ```
+/// # use gpu_pool::{GpuPool, ReduceOp};
+/// let pool = GpuPool::builder().host(3).build()?;
+/// let found = pool.run(|dev, shard| {
+///     let mut x = dev.upload(&[shard.index() as i32 + 1, -5])?;
+///     dev.all_reduce(&mut x, ReduceOp::Prod)?;
+///     let mut y = dev.upload(&[shard.index() as f32])?;
+///     // Each device its own factor.
+///     dev.all_reduce(&mut y, ReduceOp::Scaled(10.0 * shard.index() as f64))?;
+///     Ok((dev.download(&x)?, dev.download(&y)?))
+/// })?;
+/// assert_eq!(found[2], (vec![6, -125], vec![50.0]));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// The sum.
+    Sum,
+    /// The product.
+    Prod,
+    /// The smallest. A NaN wins; of equal values (`-0.0` and `0.0`) the lowest rank's.
+    Min,
+    /// The largest, with the rules of `Min`.
+    Max,
+    /// The sum divided by the number of members: times its reciprocal, in the accumulator's type; integers are divided, and
+    /// cut towards zero.
+    Avg,
+    /// The sum, with each member's elements first multiplied by the factor that this member gives (each its own): NCCL's
+    /// `PreMulSum`. For integers the factor is cut towards zero.
+    Scaled(f64),
+}
+
+impl ReduceOp {
+    /// Whether members may call with the two together.
+    pub(crate) fn matches(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// The name of an element type, as descriptors carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// `f32`
+    F32,
+    /// `f64`
+    F64,
+    /// `half::f16`
+    F16,
+    /// `half::bf16`
+    BF16,
+    /// `i8`
+    I8,
+    /// `u8`
+    U8,
+    /// `i32`
+    I32,
+    /// `u32`
+    U32,
+    /// `i64`
+    I64,
+    /// `u64`
+    U64,
+}
+
+impl DType {
+    /// Bytes of an element.
+    ///
+    /// ```
+    /// assert_eq!(gpu_pool::DType::BF16.size(), 2);
+    /// ```
+    pub const fn size(self) -> usize {
+        match self {
+            DType::I8 | DType::U8 => 1,
+            DType::F16 | DType::BF16 => 2,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F64 | DType::I64 | DType::U64 => 8,
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// The element types that collectives know. Sealed, since the kernels are in the crate.
+///
+/// ```compile_fail,E0277
+/// # fn f(dev: &gpu_pool::Device, x: &mut gpu_pool::DeviceBuffer<u16>) -> Result<(), gpu_pool::Error> {
+/// dev.all_reduce(x, gpu_pool::ReduceOp::Sum) // collectives do not know the type `u16`
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "collectives do not know the type `{Self}`",
+    note = "they know f32, f64, half::f16, half::bf16, i8, u8, i32, u32, i64 and u64"
+)]
+pub trait Element: DeviceCopy + sealed::Sealed {
+    /// Its name.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($T:ty => $dtype:ident),+) => {$(
+        impl sealed::Sealed for $T {}
+        impl Element for $T {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )+};
+}
+elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 }
+
+/// How a collective is carried out. `src/collective/README.md` compares them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// What is fastest for the operation, its size and the machine ([`GpuPool::explain`](crate::GpuPool::explain)).
+    #[default]
+    Auto,
+    /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them. Needs peer
+    /// access between all members.
+    Direct,
+    /// The same parts by copies, with the arithmetic in local memory: also through the host where there is no peer access.
+    Copies,
+    /// `all_reduce` around a ring of copies (`f32` and `f64`, `Sum` and `Avg`); it leaves the processors to other work. What it
+    /// cannot do runs as under `Auto`.
+    Ring,
+}
+
+impl std::str::FromStr for Algorithm {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Algorithm::Auto),
+            "direct" => Ok(Algorithm::Direct),
+            "copies" => Ok(Algorithm::Copies),
+            "ring" => Ok(Algorithm::Ring),
+            _ => Err(format!("{name:?} is no algorithm: auto, direct, copies or ring")),
+        }
+    }
+}
+
+/// In which order sums are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReduceOrder {
+    /// The same on every device and in every run; it may depend on the size and on the algorithm.
+    #[default]
+    Fixed,
+    /// By rank, whatever the size and the algorithm: the same numbers give the same bits wherever they stand in whichever buffer.
+    Rank,
+}
