@@ -37,8 +37,8 @@
 //! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking call,
 //! and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
 //!
-//! Blocking calls of several threads that overlap without a gap keep windows waiting as long as they go on. To hold such a
-//! call back would be wrong for the nested one, and they end: nobody allocates for ever.
+//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener misses
+//! the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the nested one.
 
 use super::{
     EventCount,
@@ -68,7 +68,7 @@ const LAUNCHES: u64 = BLOCKING - 1;
 #[derive(Debug)]
 pub struct LaunchGate {
     word: AtomicU64,
-    /// Both classes sleep here: each waits for the other, so there is hardly ever somebody of both.
+    /// Both classes sleep here: a wake-up that was meant for the other one costs a look at the word.
     changed: EventCount,
 }
 
