@@ -143,6 +143,57 @@ pub const TEETH: &[Tooth] = &[
         mutants: &[("gate.close", Race), ("gate.is_closed", Race)],
     },
     Tooth {
+        file: "launch_gate",
+        model: "a_window_against_a_blocking_call",
+        mutants: &[
+            ("launch_gate.open", Race),
+            ("launch_gate.close", Race),
+            ("launch_gate.block", Race),
+            ("launch_gate.wait", Race),
+            ("launch_gate.unblock", Race),
+            ("launch_gate.open.ignores_blocking", Race),
+            ("launch_gate.block.looks_before_adding", Race),
+            ("launch_gate.close.silent", Deadlock),
+            ("launch_gate.unblock.silent", Deadlock),
+            ("event.notify.fence", Deadlock),
+            ("event.wait.fence", Deadlock),
+        ],
+    },
+    Tooth {
+        file: "launch_gate",
+        model: "each_member_closes_for_itself",
+        mutants: &[
+            ("launch_gate.close", Race),
+            ("launch_gate.block", Race),
+            ("launch_gate.wait", Race),
+            ("launch_gate.close.silent", Deadlock),
+        ],
+    },
+    Tooth {
+        file: "launch_gate",
+        model: "two_openers_one_blocking_call",
+        mutants: &[("launch_gate.unblock.silent", Deadlock), ("event.notify.one", Deadlock)],
+    },
+    Tooth {
+        file: "launch_gate",
+        model: "two_blocking_calls_one_opener",
+        mutants: &[
+            ("launch_gate.unblock", Race),
+            ("launch_gate.close.silent", Deadlock),
+            ("launch_gate.unblock.silent", Deadlock),
+        ],
+    },
+    Tooth {
+        file: "launch_gate",
+        model: "a_call_inside_a_call_does_not_wait_for_itself",
+        mutants: &[("launch_gate.block.waits_for_others", Deadlock), ("launch_gate.unblock.silent", Deadlock)],
+    },
+    Tooth {
+        file: "launch_gate",
+        model: "no_window_opens_past_a_call_that_waits",
+        mutants: &[("launch_gate.open.overtakes", Assertion)],
+    },
+    Tooth {
         file: "commit",
         model: "members_agree_where_the_abort_fell",
         mutants: &[

@@ -13,6 +13,7 @@
 //! | [`CountLatch`] | "all members are done", in the caller's frame | the caller |
 //! | [`Rendezvous`] | N parties meeting again and again, or aborting | all parties |
 //! | [`Gate`] | shutdown against submission | the one who shuts down |
+//! | [`LaunchGate`] | kernels that spin for each other against driver calls that wait for kernels | each class for the other |
 //! | [`CommitWord`] | the whole gang carries an operation through, or none of it | nobody |
 //! | [`Turnstile`] | who gets a queued job: its thread, or the caller back | nobody |
 //! | [`Sequence`], [`Flag`] | progress and switches that only go up | nobody |
@@ -30,6 +31,7 @@ mod full;
 mod gate;
 mod inbox;
 mod latch;
+mod launch_gate;
 mod linked;
 mod mirror;
 mod refs;
@@ -50,6 +52,7 @@ pub use event_count::EventCount;
 pub use gate::{Gate, Pass};
 pub use inbox::{Drain, Inbox};
 pub use latch::CountLatch;
+pub use launch_gate::{Blocking, LaunchGate};
 pub use linked::{Link, Linked, Taken};
 pub use mirror::Mirror;
 pub use refs::RefCount;
