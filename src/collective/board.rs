@@ -9,11 +9,7 @@
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
 
-use super::{
-    DType, Group, ReduceOp,
-    plan::Counts,
-    point::Post,
-};
+use super::{DType, Group, ReduceOp, plan::Counts, point::Post};
 use crate::{
     Event,
     driver::Address,
@@ -304,7 +300,12 @@ impl Group<'_> {
         Ok(all)
     }
 
-    pub(super) fn mismatch(&self, what: &'static str, (a, first): (usize, &Call), (b, second): (usize, &Call)) -> Error {
+    pub(super) fn mismatch(
+        &self,
+        what: &'static str,
+        (a, first): (usize, &Call),
+        (b, second): (usize, &Call),
+    ) -> Error {
         Error::Mismatch {
             what,
             a: self.ordinal(a),

@@ -29,7 +29,12 @@ pub(super) fn scratch(group: &Group<'_>, work: &Work, dtype: DType) -> Result<Op
 }
 
 /// Submits a member's part to the current stream.
-pub(super) fn submit(group: &Group<'_>, request: &Request, job: &Job, scratch: Option<&DeviceBuffer<u8>>) -> Result<()> {
+pub(super) fn submit(
+    group: &Group<'_>,
+    request: &Request,
+    job: &Job,
+    scratch: Option<&DeviceBuffer<u8>>,
+) -> Result<()> {
     let dev = group.dev;
     let copy = |to: Spot, from: Spot, bytes: usize| match to.address == from.address {
         true => Ok(()),

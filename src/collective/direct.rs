@@ -56,8 +56,7 @@ pub(super) fn combine(
     if moved && destinations.iter().all(|to| to.address == sources[0].address) {
         return Ok(());
     }
-    let combine =
-        Combine { dtype, n, op, factors, sources: &sources, destinations: &destinations, meet: Meet::NONE };
+    let combine = Combine { dtype, n, op, factors, sources: &sources, destinations: &destinations, meet: Meet::NONE };
     launch(dev, name, kernels::combine(dtype), blocks(bytes), &combine.args(dev.worker.is_software()))
 }
 

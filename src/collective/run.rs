@@ -12,8 +12,9 @@ use super::{
     DType, Group, ReduceOp,
     board::{Area, Call, Lent, Notice, Payload},
     choose::Way,
-    copies, direct, ring,
+    copies, direct,
     plan::{Counts, Pair, Place, Shape, Side, Work},
+    ring,
 };
 use crate::{
     DeviceBuffer, Event,
