@@ -9,11 +9,7 @@
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
 
-use super::{
-    DType, Group, ReduceOp,
-    plan::Counts,
-    point::Post,
-};
+use super::{DType, Group, ReduceOp, plan::Counts, point::Post};
 use crate::{
     Event,
     driver::Address,
@@ -266,8 +262,8 @@ struct NewerGang;
 
 impl Group<'_> {
     /// Meets all members of the group: their notices by rank, this member's own among them. When this returns `Ok`, the call is
-    /// committed: every member carries it through.
-    pub(crate) fn meet(&self, call: Call, payload: Payload) -> Result<SmallVec<[Arc<Notice>; 8]>> {
+    /// committed: every member carries it through; with `spins`, by a kernel that waits for the others'.
+    pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Notice>; 8]>> {
         let dev = self.dev;
         dev.not_in_graph(call.op)?;
         let gang = &dev.session.gang;
@@ -300,11 +296,16 @@ impl Group<'_> {
                 return Err(self.mismatch(what, (0, &all[0].call), (member, &notice.call)));
             }
         }
-        self.commit()?;
+        self.commit(spins)?;
         Ok(all)
     }
 
-    pub(super) fn mismatch(&self, what: &'static str, (a, first): (usize, &Call), (b, second): (usize, &Call)) -> Error {
+    pub(super) fn mismatch(
+        &self,
+        what: &'static str,
+        (a, first): (usize, &Call),
+        (b, second): (usize, &Call),
+    ) -> Error {
         Error::Mismatch {
             what,
             a: self.ordinal(a),

@@ -6,6 +6,7 @@
 
 use super::{
     DType, Group, direct,
+    kernels::Meet,
     plan::{Side, Work},
     run::{Job, Request, Spot},
 };
@@ -29,7 +30,12 @@ pub(super) fn scratch(group: &Group<'_>, work: &Work, dtype: DType) -> Result<Op
 }
 
 /// Submits a member's part to the current stream.
-pub(super) fn submit(group: &Group<'_>, request: &Request, job: &Job, scratch: Option<&DeviceBuffer<u8>>) -> Result<()> {
+pub(super) fn submit(
+    group: &Group<'_>,
+    request: &Request,
+    job: &Job,
+    scratch: Option<&DeviceBuffer<u8>>,
+) -> Result<()> {
     let dev = group.dev;
     let copy = |to: Spot, from: Spot, bytes: usize| match to.address == from.address {
         true => Ok(()),
@@ -61,7 +67,9 @@ pub(super) fn submit(group: &Group<'_>, request: &Request, job: &Job, scratch: O
             None if here.len() == 1 && factors.is_empty() => here[0],
             None => spare(sources.len()),
         };
-        direct::combine(dev, request.call.op(), (request.dtype, request.reduce), part, &here, &[result], factors)?;
+        let (name, what) = (request.call.op(), (request.dtype, request.reduce));
+        let here = direct::Combination { name, what, len: part, sources: &here, destinations: &[result], factors };
+        here.submit(dev, Meet::NONE, direct::blocks(part * size))?;
         destinations.iter().map(at).try_for_each(|to| copy(to, result, part * size))?;
     }
     Ok(())

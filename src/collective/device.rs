@@ -256,7 +256,13 @@ impl Device {
     /// # Errors
     /// As of all collectives, above.
     #[track_caller]
-    pub fn gather_v<S>(&self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, counts: &[usize], root: usize) -> Result<()>
+    pub fn gather_v<S>(
+        &self,
+        src: &S,
+        dst: Option<DeviceViewMut<'_, S::Elem>>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()>
     where
         S: AsView + ?Sized,
         S::Elem: Element,
@@ -295,7 +301,13 @@ impl Device {
     /// # Errors
     /// As of all collectives, above.
     #[track_caller]
-    pub fn scatter_v<D>(&self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, counts: &[usize], root: usize) -> Result<()>
+    pub fn scatter_v<D>(
+        &self,
+        src: Option<DeviceView<'_, D::Elem>>,
+        dst: &mut D,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()>
     where
         D: AsViewMut + ?Sized,
         D::Elem: Element,

@@ -59,7 +59,9 @@ impl Group<'_> {
         match found {
             Some(found) if self.rank == root => self.fits(op, "the root's buffer", found, wanted),
             None if self.rank != root => Ok(()),
-            _ => Err(Error::invalid(op, format_args!("the root, {root}, gives the whole buffer, and nobody else does"))),
+            _ => {
+                Err(Error::invalid(op, format_args!("the root, {root}, gives the whole buffer, and nobody else does")))
+            }
         }
     }
 
@@ -272,7 +274,13 @@ impl Group<'_> {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn gather_v<S>(&self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, counts: &[usize], root: usize) -> Result<()>
+    pub fn gather_v<S>(
+        &self,
+        src: &S,
+        dst: Option<DeviceViewMut<'_, S::Elem>>,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()>
     where
         S: AsView + ?Sized,
         S::Elem: Element,
@@ -307,7 +315,13 @@ impl Group<'_> {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn scatter_v<D>(&self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, counts: &[usize], root: usize) -> Result<()>
+    pub fn scatter_v<D>(
+        &self,
+        src: Option<DeviceView<'_, D::Elem>>,
+        dst: &mut D,
+        counts: &[usize],
+        root: usize,
+    ) -> Result<()>
     where
         D: AsViewMut + ?Sized,
         D::Elem: Element,

@@ -47,15 +47,38 @@ impl Counts {
 /// A collective. `in_place`: source and destination are one buffer, in which every part has its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    AllReduce { len: usize },
-    Reduce { len: usize, root: usize },
-    ReduceScatter { counts: Counts, in_place: bool },
-    AllGather { counts: Counts, in_place: bool },
-    Broadcast { len: usize, root: usize },
-    Gather { counts: Counts, root: usize },
-    Scatter { counts: Counts, root: usize },
+    AllReduce {
+        len: usize,
+    },
+    Reduce {
+        len: usize,
+        root: usize,
+    },
+    ReduceScatter {
+        counts: Counts,
+        in_place: bool,
+    },
+    AllGather {
+        counts: Counts,
+        in_place: bool,
+    },
+    Broadcast {
+        len: usize,
+        root: usize,
+    },
+    Gather {
+        counts: Counts,
+        root: usize,
+    },
+    Scatter {
+        counts: Counts,
+        root: usize,
+    },
     /// `send[a]` has what member `a` sends to each, `receive[b]` what member `b` receives from each.
-    AllToAll { send: Vec<Counts>, receive: Vec<Counts> },
+    AllToAll {
+        send: Vec<Counts>,
+        receive: Vec<Counts>,
+    },
 }
 
 /// Which of a member's two buffers.
@@ -85,7 +108,11 @@ pub(crate) struct Pair {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Sources in the order of ranks.
-    Combine { len: usize, sources: SmallVec<[Place; 8]>, destinations: SmallVec<[Place; 8]> },
+    Combine {
+        len: usize,
+        sources: SmallVec<[Place; 8]>,
+        destinations: SmallVec<[Place; 8]>,
+    },
     Pairs(SmallVec<[Pair; 8]>),
 }
 
@@ -93,7 +120,7 @@ impl Work {
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Work::Combine { len, destinations, .. } => *len == 0 || destinations.is_empty(),
-            Work::Pairs(pairs) => pairs.is_empty(),
+            Work::Pairs(pairs) => pairs.iter().all(|pair| pair.len == 0),
         }
     }
 }
@@ -115,7 +142,8 @@ fn destination(member: usize, start: usize) -> Place {
 impl Shape {
     /// What member `me` of `n` does. Slices of what is divided begin at multiples of `grain` elements.
     pub(crate) fn work(&self, n: usize, me: usize, grain: usize) -> Work {
-        let combine = |len, sources: SmallVec<_>, destinations: SmallVec<_>| Work::Combine { len, sources, destinations };
+        let combine =
+            |len, sources: SmallVec<_>, destinations: SmallVec<_>| Work::Combine { len, sources, destinations };
         let of_all = |start: usize| (0..n).map(|k| source(k, start)).collect();
         match self {
             Shape::AllReduce { len } => {
@@ -161,9 +189,23 @@ impl Shape {
                         let (out, into) = (send[me].part(k), receive[k].part(me));
                         Pair { from: source(me, out.start), to: destination(k, into.start), len: out.len() }
                     })
-                    .filter(|pair| pair.len > 0)
                     .collect(),
             ),
+        }
+    }
+
+    /// Elements of the largest part of any member; of `all_to_all`, of the largest pair.
+    pub(crate) fn largest(&self, n: usize, grain: usize) -> usize {
+        let most = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).max().unwrap_or(0);
+        match self {
+            Shape::AllReduce { len } | Shape::Reduce { len, .. } | Shape::Broadcast { len, .. } => {
+                slice(0, n, *len, grain).len()
+            }
+            Shape::ReduceScatter { counts, .. }
+            | Shape::AllGather { counts, .. }
+            | Shape::Gather { counts, .. }
+            | Shape::Scatter { counts, .. } => most(counts),
+            Shape::AllToAll { send, .. } => send.iter().map(most).max().unwrap_or(0),
         }
     }
 

@@ -117,7 +117,8 @@ impl Ring<'_> {
     /// Adds what has arrived to the own chunk; with a factor, multiplies the sum.
     fn add(&self, range: &Range<usize>, arrived: Spot, factor: Option<f64>) -> Result<()> {
         let dtype = self.request.dtype;
-        let slice = |spot: Spot, write| KernelArg::Slice { address: spot.address, bytes: range.len() * dtype.size(), write };
+        let slice =
+            |spot: Spot, write| KernelArg::Slice { address: spot.address, bytes: range.len() * dtype.size(), write };
         let value = |bytes: &[u8]| KernelArg::Value(ValueBytes::new(bytes));
         let mut args = vec![slice(self.at(self.own, range), true), slice(arrived, false)];
         args.push(value(&(range.len() as u64).to_ne_bytes()));

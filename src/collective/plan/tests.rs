@@ -7,7 +7,14 @@ use proptest::prelude::*;
 type Memory = Vec<Vec<i64>>;
 
 /// Carries out the work of all members, one after the other.
-fn run(shape: &Shape, n: usize, grain: usize, order: &[usize], sources: &mut Memory, destinations: Option<&mut Memory>) {
+fn run(
+    shape: &Shape,
+    n: usize,
+    grain: usize,
+    order: &[usize],
+    sources: &mut Memory,
+    destinations: Option<&mut Memory>,
+) {
     let mut none = Memory::new();
     let in_place = destinations.is_none();
     let destinations = destinations.unwrap_or(&mut none);
