@@ -61,7 +61,7 @@ impl Combination<'_> {
         let part = |spot: &Spot| Part { address: spot.address, bytes };
         let sources: SmallVec<[Part; 8]> = self.sources.iter().map(part).collect();
         let destinations: SmallVec<[Part; 8]> = self.destinations.iter().map(part).collect();
-        if moved && meet.is_none() && destinations.iter().all(|to| to.address == sources[0].address) {
+        if moved && meet.signals == 0 && destinations.iter().all(|to| to.address == sources[0].address) {
             return Ok(());
         }
         let combine = Combine { dtype, n, op, factors, sources: &sources, destinations: &destinations, meet };

@@ -17,7 +17,7 @@ use super::{
     board::Payload,
     choose::Way,
     direct,
-    kernels::{Combine, Meet, Push},
+    kernels::{Combine, Meet, Part, Push},
     plan::{Shape, Side},
     run::{Request, lent},
     signals::Signals,
@@ -117,11 +117,13 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     let window = Window;
     // If it is none, then for all members alike, and nobody launches.
     let shape = group.shape(request, &notices)?;
+    let largest = shape.largest(group.count(), request.grain()) * request.dtype.size();
     let launched = match way {
+        // Nobody has anything to do, and all know it.
+        _ if largest == 0 => Ok(()),
         Way::Push => push(group, request, &notices.iter().map(|notice| lent(notice).factor).collect::<Vec<_>>(), meet),
         _ => {
             let job = group.resolve(&shape.work(group.count(), group.rank, request.grain()), request, &notices);
-            let largest = shape.largest(group.count(), request.grain()) * request.dtype.size();
             direct::submit(group, request, &job, meet, largest)
         }
     };
@@ -150,12 +152,15 @@ fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
 
 /// An all-reduce whose data carries its flags.
 fn push(group: &Group<'_>, request: &Request, factors: &[f64], meet: Meet) -> Result<()> {
-    let place = |side| request.area(side).expect("all_reduce has a buffer").address;
     let Some(Shape::AllReduce { len }) = request.shape else { unreachable!("chosen for all_reduce") };
     let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { factors } else { &[] };
     let (dtype, op) = (request.dtype, request.reduce);
-    let push =
-        Push { dtype, n: len, op, factors, source: place(Side::Source), destination: place(Side::Destination), meet };
+    let part = |side| {
+        let address = request.area(side).expect("all_reduce has a buffer").address;
+        Part { address, bytes: len * dtype.size() }
+    };
+    let (source, destination) = (part(Side::Source), part(Side::Destination));
+    let push = Push { n: len, op, factors, source, destination, meet };
     let blocks = direct::blocks_of(len * dtype.size(), PUSH_PER_BLOCK);
     direct::launch(group.dev, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
 }
