@@ -16,7 +16,11 @@
 pub mod child;
 pub mod gpus;
 
-use std::{fs::OpenOptions, io::Write, path::PathBuf};
+use std::{
+    fs::OpenOptions,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
@@ -31,6 +35,12 @@ struct Options {
     /// Fewer and shorter turns: a look, not a measurement
     #[arg(long)]
     quick: bool,
+    /// Sizes up to this only, where a bench sweeps over sizes
+    #[arg(long, value_name = "BYTES")]
+    max: Option<usize>,
+    /// Draw pictures into this folder, where a bench has some
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
     /// Run only the cases whose name contains this
     #[arg(value_name = "CASE")]
     filter: Option<String>,
@@ -58,6 +68,8 @@ pub const MOPS: Unit = Unit { name: "Mop/s", higher_is_better: true };
 pub const COUNT: Unit = Unit { name: "times", higher_is_better: false };
 /// Bytes that are held for each byte that is needed.
 pub const FACTOR: Unit = Unit { name: "x", higher_is_better: false };
+/// 10^6 bytes.
+pub const MEGABYTES: Unit = Unit { name: "MB", higher_is_better: false };
 /// 10^9 bytes per second.
 pub const GIGABYTES: Unit = Unit { name: "GB/s", higher_is_better: true };
 
@@ -131,6 +143,16 @@ impl Bench {
     /// `full`, or `quick` under `--quick`: how much work a turn does.
     pub fn size(&self, full: usize, quick: usize) -> usize {
         if self.options.quick { quick } else { full }
+    }
+
+    /// The largest size of a sweep that would go up to `most`.
+    pub fn most_bytes(&self, most: usize) -> usize {
+        self.options.max.map_or(most, |max| max.min(most))
+    }
+
+    /// Where pictures are wanted.
+    pub fn plot_folder(&self) -> Option<&Path> {
+        self.options.plot.as_deref()
     }
 
     /// Whether the case was asked for: for those that take long to prepare.
