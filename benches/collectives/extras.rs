@@ -18,8 +18,8 @@ use crate::{
     Machine,
     nccl::{Club, Nccl},
     ops::{Number, Op},
-    stage::{Line, Stage, Who, check, slowest},
-    support::{Bench, FACTOR, MEGABYTES, MICROSECONDS, MILLISECONDS, Side},
+    stage::{Line, Stage, Who, check, fill, slowest},
+    support::{Bench, FACTOR, MEGABYTES, MICROSECONDS, MILLISECONDS, Side, gpus},
 };
 
 const SMALL: usize = 64 << 10;
@@ -278,13 +278,16 @@ impl Drop for Raise<'_> {
 fn beside_gemm(bench: &mut Bench, machine: &Machine, case: &str, stage: &Stage<'_, f32>) {
     let side = if machine.software { 256 } else { 4096 };
     bench.set_turns(1, bench.size(7, 3));
+    let noise: Vec<f32> = gpus::noise(1 << 16, 1).into_iter().map(|x| x as f32 / 2f32.powi(31) - 1.0).collect();
     // Microseconds of the products with so many operations beside them.
     let products = |who: Who, calls: usize| {
         let line = Line::new(stage.world());
         slowest(stage.each(who, true, |dev, player| {
-            let (a, b) = (dev.zeros::<f32>(side * side)?, dev.zeros::<f32>(side * side)?);
-            let mut c = dev.zeros::<f32>(side * side)?;
-            let mut product = || dev.gemm(1.0, Matrix::new(&a, side, side)?, Matrix::new(&b, side, side)?, 0.0, &mut c);
+            let (mut a, mut c) = (dev.zeros::<f32>(side * side)?, dev.zeros::<f32>(side * side)?);
+            // Zeros would be faster than numbers.
+            fill(dev, &mut a, &noise)?;
+            let mut product =
+                || dev.gemm(1.0, Matrix::new(&a, side, side)?, Matrix::new(&a, side, side)?.t(), 0.0, &mut c);
             product()?;
             dev.synchronize()?;
             line.wait();

@@ -33,8 +33,11 @@ pub fn draw(folder: &Path, curve: &Curve) {
     written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// Median microseconds by the logarithm of the size, of the sides that there are.
-fn lines(curve: &Curve) -> Vec<(String, RGBColor, Vec<(usize, f64)>)> {
+/// A side: its name, its colour, sizes and median microseconds.
+type Line = (String, RGBColor, Vec<(usize, f64)>);
+
+/// The sides that there are.
+fn lines(curve: &Curve) -> Vec<Line> {
     type Of = fn(&Point) -> Option<f64>;
     let peer = curve.peer.unwrap_or_default();
     let sides: [(String, RGBColor, Of); 3] = [

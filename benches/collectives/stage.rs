@@ -10,7 +10,7 @@ use cudarc::driver::{
     DevicePtr, DevicePtrMut,
     sys::{self, CUresult},
 };
-use gpu_pool::{Cuda, Device, DeviceBuffer, GpuPool, Result};
+use gpu_pool::{Cuda, Device, DeviceBuffer, DeviceCopy, GpuPool, Result};
 use parking_lot::Mutex;
 
 use crate::{
@@ -251,21 +251,27 @@ impl<'a, T: Number> Stage<'a, T> {
     fn load(&self, block: impl Fn(usize) -> Vec<T> + Sync) {
         let loaded = self.pool.run_on(&self.devices, |dev, _| {
             let seat = &mut *self.seats[dev.rank()].lock();
-            let (block, len) = (block(dev.rank()), seat.input.len());
-            let mut done = BLOCK.min(len);
-            dev.upload_into(&block[..done], &mut seat.input.slice_mut(..done))?;
-            while done < len {
-                // What is there is whole blocks.
-                let more = done.min(len - done);
-                let (from, to) = seat.input.split_at_mut(done);
-                dev.copy(&from.slice_mut(..more), &mut to.slice_mut(..more))?;
-                done += more;
-            }
+            fill(dev, &mut seat.input, &block(dev.rank()))?;
             dev.fill(&mut seat.output, T::narrow(0.0))?;
             dev.synchronize()
         });
         loaded.expect("operands");
     }
+}
+
+/// Repeats the block all over the buffer.
+pub fn fill<T: DeviceCopy>(dev: &Device, buffer: &mut DeviceBuffer<T>, block: &[T]) -> Result<()> {
+    let len = buffer.len();
+    let mut done = block.len().min(len);
+    dev.upload_into(&block[..done], &mut buffer.slice_mut(..done))?;
+    while done < len {
+        // What is there is whole blocks.
+        let more = done.min(len - done);
+        let (from, to) = buffer.split_at_mut(done);
+        dev.copy(&from.slice_mut(..more), &mut to.slice_mut(..more))?;
+        done += more;
+    }
+    Ok(())
 }
 
 /// The largest of what the devices took.
