@@ -83,10 +83,10 @@ fn main() {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
     }
-    extras::run(&mut bench, &machine, &pool);
     if let Some(folder) = bench.plot_folder() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));
     }
+    extras::run(&mut bench, &machine, &pool);
     bench.finish();
     curves.iter().for_each(sweep::Curve::summarise);
 }

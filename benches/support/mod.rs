@@ -114,7 +114,6 @@ pub struct Bench {
     options: Options,
     machine: String,
     table: Table,
-    lines: Vec<String>,
     /// Turns that do not count, and turns that do.
     turns: (usize, usize),
 }
@@ -132,7 +131,7 @@ impl Bench {
         }
         let options = Options::parse();
         let turns = if options.quick { (1, 5) } else { (3, 31) };
-        Self { name, options, machine, table, lines: Vec::new(), turns }
+        Self { name, options, machine, table, turns }
     }
 
     /// For turns that take seconds: so many that do not count, and so many that do, from the next case on.
@@ -207,7 +206,7 @@ impl Bench {
             "ratio": ratio,
             "machine": self.machine,
         });
-        self.lines.push(line.to_string());
+        self.append(&line.to_string());
 
         let or_blank = |number: Option<f64>| number.map(show).unwrap_or_default();
         self.table.add_row([
@@ -222,20 +221,19 @@ impl Bench {
         ]);
     }
 
-    /// Prints the table and writes the JSON lines.
+    /// Writes it at once, so that a bench which hangs later has not measured in vain.
+    fn append(&self, line: &str) {
+        if let Some(path) = &self.options.json {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            let written = file.and_then(|mut file| writeln!(file, "{line}"));
+            written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+    }
+
+    /// Prints the table.
     pub fn finish(self) {
         println!("{}", self.table);
         println!("medians; a ratio above 1 means that ours is better");
-        if let Some(path) = &self.options.json {
-            let mut file = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(path)
-                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            for line in &self.lines {
-                writeln!(file, "{line}").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            }
-        }
     }
 }
 
