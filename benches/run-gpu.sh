@@ -6,9 +6,12 @@
 # For `memory`, PyTorch's side is built here from benches/peers/torch_allocator.cpp, with the headers and libraries of the torch
 # that python3 has; if that fails, the Python face stands in for it, and the output says so.
 #
+# `collectives` is not among them, since it takes minutes by itself: `benches/run-gpu.sh collectives`. NCCL is its peer where
+# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz.
+#
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;
-# all limits together are under 8 minutes without `memory`, whose own is 3 more, and the whole takes about 3 without it on
+# the default ones' limits together are under 8 minutes without `memory`, whose own is 3 more, and the whole takes about 3 without it on
 # 8 x H200.
 set -uo pipefail
 
@@ -30,6 +33,7 @@ limit() {
     build) echo 150 ;;
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
+    collectives) echo 480 ;;
     *) echo 50 ;;
   esac
 }
@@ -80,8 +84,11 @@ for bench in "${benches[@]}"; do
     [[ $GPU_POOL_TORCH == *.py || -z $GPU_POOL_TORCH ]] && { echo "torch_allocator.cpp was not built:"; tail -n 20 "$OUT/torch_allocator.log"; }
   fi
   start=$SECONDS
-  timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
+  pictures=()
+  [ "$bench" != collectives ] || pictures=(--plot "$(mktemp -d)")
+  timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
   code=${PIPESTATUS[0]}
+  [ ${#pictures[@]} -eq 0 ] || tar -C "${pictures[1]}" -czf "$OUT/$bench-plots.tar.gz" .
   echo "$bench: $((SECONDS - start)) s"
   [ "$code" -eq 0 ] || failed+=("$bench ($code)")
 done

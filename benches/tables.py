@@ -4,7 +4,9 @@
 `benches/tables.py` rewrites README.md, `benches/tables.py --check` fails if it would change. What the README shows is
 what the files say; nothing is typed by hand but what was aimed at.
 
-`measured:<bench>` is a table of everything in the files, `targets:<bench>` one of what was aimed at and what came of it.
+`measured:<bench>` is a table of everything in the files, `targets:<bench>` one of what was aimed at and what came of it. Of sweeps
+over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`), `sweeps:<bench>` has a line each, `sizes:<bench>` every size of
+the all-reduce of f32 on the most devices, and `rest:<bench>` is a table of all other cases, with the 99th percentiles.
 """
 import json
 import math
@@ -14,7 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-MARK = re.compile(r"(<!-- (measured|targets):(\w+) -->\n).*?(<!-- end -->)", re.S)
+MARK = re.compile(r"(<!-- (measured|targets|sweeps|sizes|rest):(\w+) -->\n).*?(<!-- end -->)", re.S)
 
 # What was aimed at: words, the target, the cases (all that match, in their order in the file), and of each the value or, against
 # a peer whose name begins so, the ratio. Where there are many cases, only the worst is shown.
@@ -100,9 +102,92 @@ def table(bench):
     return "\n".join(out) + "\n"
 
 
+SWEEP = re.compile(r"gpu/(\w+)/(f32|bf16)/(\d+)/(\d+)")
+# nccl-tests' bus bandwidth: bytes a second times this, of (devices - 1) / devices but for broadcast.
+BUS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+
+
+def bus(operation, devices, size, micros):
+    factor = BUS[operation] * (devices - 1) / devices if operation in BUS else 1
+    return factor * size / micros / 1e3
+
+
+def curves(bench):
+    """For each machine and sweep: for each size the time here and those of the peers, by name."""
+    found = {}
+    for row in read(bench):
+        case = SWEEP.fullmatch(row["case"])
+        if case:
+            key = (row["machine"], case[1], case[2], int(case[3]))
+            here, peers = found.setdefault(key, {}).setdefault(int(case[4]), (row["value"], {}))
+            if row.get("peer"):
+                peers[row["peer"]] = row["peer_value"]
+    return {key: dict(sorted(sizes.items())) for key, sizes in found.items()}
+
+
+def size_name(size):
+    for unit in ("GB", "MB", "KB"):
+        scale = 1 << {"GB": 30, "MB": 20, "KB": 10}[unit]
+        if size >= scale:
+            return f"{size // scale} {unit}"
+    return f"{size} B"
+
+
+def sweeps(bench):
+    out = []
+    for (machine, operation, dtype, devices), sizes in curves(bench).items():
+        least, most = min(sizes), max(sizes)
+        ratios = {size: min(peers.values()) / here for size, (here, peers) in sizes.items() if peers}
+        mean = worst = ""
+        if ratios:
+            at = min(ratios, key=ratios.get)
+            mean = f"{math.exp(sum(map(math.log, ratios.values())) / len(ratios)):.2f}"
+            worst = f"{ratios[at]:.2f} at {size_name(at)}"
+        small, (large, _) = sizes[least][0], sizes[most]
+        bandwidth = number(bus(operation, devices, most, large))
+        cells = (f"{number(small)} us ({size_name(least)})", f"{bandwidth} GB/s ({size_name(most)})", mean, worst)
+        out.append(f"| `{operation}` {dtype} | {devices} | {machine} | {' | '.join(cells)} |")
+    if not out:
+        return "(not measured yet)\n"
+    head = "| | devices | machine | smallest | bus bandwidth, largest | NCCL's best / here: mean | worst |"
+    return "\n".join([head, "|---|---:|---|---:|---:|---:|---|", *out]) + "\n"
+
+
+def sizes(bench):
+    found = {key: sizes for key, sizes in curves(bench).items() if key[1:3] == ("all_reduce", "f32")}
+    out = []
+    for machine in dict.fromkeys(key[0] for key in found):
+        devices = max(key[3] for key in found if key[0] == machine)
+        points = found[machine, "all_reduce", "f32", devices]
+        names = list(dict.fromkeys(name for _, peers in points.values() for name in peers))
+        blank = out[-1:] and [""]
+        head = [f"{devices} of {machine}", "here", "bus bandwidth", *names, "best / here"]
+        out += [*blank, f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+        for size, (here, peers) in points.items():
+            cells = [f"{number(here)} us", f"{number(bus('all_reduce', devices, size, here))} GB/s"]
+            cells += [f"{number(peers[name])} us" if name in peers else "" for name in names]
+            cells.append(f"{min(peers.values()) / here:.2f}" if peers else "")
+            out.append(f"| {size_name(size)} | {' | '.join(cells)} |")
+    return "\n".join(out or ["(not measured yet)"]) + "\n"
+
+
+def rest(bench):
+    rows = [row for row in read(bench) if row["case"].startswith("gpu/") and not SWEEP.fullmatch(row["case"])]
+    if not rows:
+        return "(not measured yet)\n"
+    out = ["| case | machine | here | p99 | peer | | p99 | ratio |", "|---|---|---:|---:|---|---:|---:|---:|"]
+    for row in rows:
+        peer = row.get("peer") or ""
+        ratio = f"{row['ratio']:.2f}" if row.get("ratio") is not None else ""
+        times = [number(row.get(key)) for key in ("value", "p99", "peer_value", "peer_p99")]
+        here, p99, theirs, their_p99 = (f"{time} {row['unit']}" if time else "" for time in times)
+        out.append(f"| {row['case']} | {row['machine']} | {here} | {p99} | {peer} | {theirs} | {their_p99} | {ratio} |")
+    return "\n".join(out) + "\n"
+
+
 def main():
     old = README.read_text()
-    write = {"measured": table, "targets": targets}
+    write = {"measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest}
     new = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], old)
     if "--check" in sys.argv[1:]:
         if new != old:

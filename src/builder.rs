@@ -8,7 +8,7 @@ pub(crate) use environment::seed;
 
 use crate::{
     Algorithm, ReduceOrder,
-    collective::board::Endpoint,
+    collective::{board::Endpoint, signals::Signals},
     driver::{
         DriverRef,
         check::{self, Check},
@@ -396,6 +396,7 @@ impl Builder {
             copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
             gate: Gate::new(),
             peers: OnceCell::new(),
+            signals: OnceCell::new(),
             stages: Default::default(),
             threads: Default::default(),
             links,
@@ -416,6 +417,9 @@ impl Builder {
         }
         let peers = crate::probe::peers(&pool, self.staged)?;
         shared.peers.set(peers).map_err(|_| Error::Closed)?;
+        if let Some(signals) = Signals::set_up(&pool)? {
+            shared.signals.set(signals).map_err(|_| Error::Closed)?;
+        }
         if host::is_stepped(&*shared.links[0].driver) && count <= STAGED_AT_BUILD {
             let pairs = (0..count * count).map(|pair| (pair / count, pair % count));
             pairs

@@ -53,7 +53,7 @@ pub use memory::{
 };
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
-pub use pool::GpuPool;
+pub use pool::{GpuPool, collectives::Explanation};
 pub use report::PoolReport;
 pub use shard::Shard;
 pub use stream::Stream;

@@ -1,5 +1,6 @@
 //! The pool: one host thread per GPU, and scopes that run on all of them.
 
+pub(crate) mod collectives;
 mod memory;
 
 use crate::{

@@ -2,13 +2,13 @@
 
 use crate::{
     Device, Shard,
-    collective::board,
+    collective::{board, spin},
     driver::check::Token,
     error::{Error, Result},
     memory::{block::InGang, link::Handover},
     runtime::{
         dispatch::{Order, Queue},
-        gang::Gang,
+        gang::{Alarm, Gang},
         job::{Body, Waiting},
         panics,
         worker::{Shared, Worker, on_device_thread},
@@ -66,7 +66,8 @@ where
         None => shared.wakers.clone(),
         Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
-    let gang = Arc::new(Gang::new(all.clone(), wakers));
+    let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
+    let gang = Arc::new(Gang::new(all.clone(), wakers).with_alarm(alarm));
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     // What threads know goes with the closure and comes back with its outcome.
@@ -161,10 +162,11 @@ where
     };
     gang.leave(rank);
     worker.cache.borrow_mut().begin_audit();
-    if let Err(error) = worker.drain().and_then(|()| worker.cache.borrow_mut().audit("scope end")) {
+    let drained = worker.drain().and_then(|()| gave_up(worker, gang));
+    if let Err(error) = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end")) {
         // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
         // were found out after they had run, are over nevertheless.
-        if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
+        if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. } | Error::Timeout { op: "collective", .. }) {
             gang.stuck();
         }
         gang.poison(device, error);
@@ -179,6 +181,10 @@ where
         // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
         worker.link.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
+        if !gang.is_stuck() && spin::make_up(worker).is_err() {
+            // The device is lost, or its stream is; the next operation says so.
+            gang.stuck();
+        }
         for block in worker.suspects.take() {
             if gang.is_stuck() {
                 std::mem::forget(block);
@@ -188,6 +194,18 @@ where
     }
     worker.cache.borrow_mut().show();
     outcome
+}
+
+/// Whether a collective's kernel on this device has waited for a peer until the deadline, and then gone on without it.
+fn gave_up(worker: &Worker, gang: &Gang) -> Result<()> {
+    let Some(signals) = worker.shared.signals.get() else { return Ok(()) };
+    match signals.missing(worker.link.device, gang.place()) {
+        Some(missing) if !gang.is_aborted() => {
+            let (device, waited) = (worker.link.device, worker.shared.deadline);
+            Err(Error::Timeout { device, op: "collective", waited, missing: vec![missing] })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.

@@ -16,7 +16,11 @@
 pub mod child;
 pub mod gpus;
 
-use std::{fs::OpenOptions, io::Write, path::PathBuf};
+use std::{
+    fs::OpenOptions,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
@@ -31,6 +35,12 @@ struct Options {
     /// Fewer and shorter turns: a look, not a measurement
     #[arg(long)]
     quick: bool,
+    /// Sizes up to this only, where a bench sweeps over sizes
+    #[arg(long, value_name = "BYTES")]
+    max: Option<usize>,
+    /// Draw pictures into this folder, where a bench has some
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
     /// Run only the cases whose name contains this
     #[arg(value_name = "CASE")]
     filter: Option<String>,
@@ -58,6 +68,8 @@ pub const MOPS: Unit = Unit { name: "Mop/s", higher_is_better: true };
 pub const COUNT: Unit = Unit { name: "times", higher_is_better: false };
 /// Bytes that are held for each byte that is needed.
 pub const FACTOR: Unit = Unit { name: "x", higher_is_better: false };
+/// 10^6 bytes.
+pub const MEGABYTES: Unit = Unit { name: "MB", higher_is_better: false };
 /// 10^9 bytes per second.
 pub const GIGABYTES: Unit = Unit { name: "GB/s", higher_is_better: true };
 
@@ -102,7 +114,6 @@ pub struct Bench {
     options: Options,
     machine: String,
     table: Table,
-    lines: Vec<String>,
     /// Turns that do not count, and turns that do.
     turns: (usize, usize),
 }
@@ -120,7 +131,7 @@ impl Bench {
         }
         let options = Options::parse();
         let turns = if options.quick { (1, 5) } else { (3, 31) };
-        Self { name, options, machine, table, lines: Vec::new(), turns }
+        Self { name, options, machine, table, turns }
     }
 
     /// For turns that take seconds: so many that do not count, and so many that do, from the next case on.
@@ -131,6 +142,16 @@ impl Bench {
     /// `full`, or `quick` under `--quick`: how much work a turn does.
     pub fn size(&self, full: usize, quick: usize) -> usize {
         if self.options.quick { quick } else { full }
+    }
+
+    /// The largest size of a sweep that would go up to `most`.
+    pub fn most_bytes(&self, most: usize) -> usize {
+        self.options.max.map_or(most, |max| max.min(most))
+    }
+
+    /// Where pictures are wanted.
+    pub fn plot_folder(&self) -> Option<&Path> {
+        self.options.plot.as_deref()
     }
 
     /// Whether the case was asked for: for those that take long to prepare.
@@ -185,7 +206,7 @@ impl Bench {
             "ratio": ratio,
             "machine": self.machine,
         });
-        self.lines.push(line.to_string());
+        self.append(&line.to_string());
 
         let or_blank = |number: Option<f64>| number.map(show).unwrap_or_default();
         self.table.add_row([
@@ -200,20 +221,19 @@ impl Bench {
         ]);
     }
 
-    /// Prints the table and writes the JSON lines.
+    /// Writes it at once, so that a bench which hangs later has not measured in vain.
+    fn append(&self, line: &str) {
+        if let Some(path) = &self.options.json {
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            let written = file.and_then(|mut file| writeln!(file, "{line}"));
+            written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+    }
+
+    /// Prints the table.
     pub fn finish(self) {
         println!("{}", self.table);
         println!("medians; a ratio above 1 means that ours is better");
-        if let Some(path) = &self.options.json {
-            let mut file = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(path)
-                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            for line in &self.lines {
-                writeln!(file, "{line}").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            }
-        }
     }
 }
 

@@ -262,8 +262,8 @@ struct NewerGang;
 
 impl Group<'_> {
     /// Meets all members of the group: their notices by rank, this member's own among them. When this returns `Ok`, the call is
-    /// committed: every member carries it through.
-    pub(crate) fn meet(&self, call: Call, payload: Payload) -> Result<SmallVec<[Arc<Notice>; 8]>> {
+    /// committed: every member carries it through; with `spins`, by a kernel that waits for the others'.
+    pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Notice>; 8]>> {
         let dev = self.dev;
         dev.not_in_graph(call.op)?;
         let gang = &dev.session.gang;
@@ -296,7 +296,7 @@ impl Group<'_> {
                 return Err(self.mismatch(what, (0, &all[0].call), (member, &notice.call)));
             }
         }
-        self.commit()?;
+        self.commit(spins)?;
         Ok(all)
     }
 

@@ -7,7 +7,12 @@ use crate::runtime::worker::Shared;
 /// How a collective is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
+    /// One kernel each, in an order made by events.
     Direct,
+    /// One kernel each, which meets its peers' on the devices.
+    Spin,
+    /// The same, with the flags in the data.
+    Push,
     Copies,
     Ring,
 }
@@ -18,27 +23,31 @@ const MOST: usize = 16;
 /// (`prototypes/README.md`), and below it is bound by the time that submitting it takes.
 const RING_FROM: usize = 512 << 20;
 
+/// Bytes up to which an all-reduce is pushed: to everyone, so that it costs `n - 1` times the traffic of the slices.
+const PUSH_UPTO: usize = 32 << 10;
+
 /// What [`choose`] goes by.
-pub(crate) struct Case<'a> {
-    /// Ordinals of the members.
-    pub members: &'a [usize],
-    /// An all-reduce in place, with what it is of and how.
+pub(crate) struct Case {
+    pub members: usize,
+    /// Whether all have access to each other's memory.
+    pub direct: bool,
+    /// An all-reduce, with what it is of and how,
     pub all_reduce: Option<(DType, ReduceOp)>,
+    /// and whether it is in place.
+    pub in_place: bool,
     pub bytes: usize,
 }
 
 /// The way, and the reason.
-pub(crate) fn choose(shared: &Shared, case: &Case<'_>) -> (Way, &'static str) {
-    let n = case.members.len();
-    let direct = case.members.iter().all(|&a| case.members.iter().all(|&b| shared.is_direct(a, b)));
-    let link = &shared.links[case.members[0]];
+pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
+    let (n, direct) = (case.members, case.direct);
+    let link = &shared.links[0];
     let software = link.driver.info().compute_capability == (0, 0);
     let sums = matches!(case.all_reduce, Some((DType::F32 | DType::F64, ReduceOp::Sum | ReduceOp::Avg)));
-    let rings = sums && n > 1 && shared.reduce_order != ReduceOrder::Rank;
+    let rings = sums && case.in_place && n > 1 && shared.reduce_order != ReduceOrder::Rank;
     match shared.algorithm {
         Algorithm::Ring if rings => return (Way::Ring, "asked for"),
         Algorithm::Copies => return (Way::Copies, "asked for"),
-        Algorithm::Direct if direct && (software || n <= MOST) => return (Way::Direct, "asked for"),
         _ => {}
     }
     if rings && link.in_virtual_time() {
@@ -56,19 +65,30 @@ pub(crate) fn choose(shared: &Shared, case: &Case<'_>) -> (Way, &'static str) {
     if !software && n > MOST {
         return (Way::Copies, "more members than a kernel can name");
     }
-    if rings && !software && case.bytes >= RING_FROM {
+    if rings && !software && case.bytes >= RING_FROM && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
-    (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link")
+    if n == 1 || shared.signals.get().is_none() {
+        return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
+    }
+    match case.all_reduce {
+        Some(_) if case.bytes <= PUSH_UPTO => {
+            (Way::Push, "small: data that carries its flags needs one trip and no barrier")
+        }
+        _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),
+    }
 }
 
 impl Group<'_> {
     pub(super) fn way(&self, request: &Request) -> Way {
-        let members: Vec<usize> = (0..self.count()).map(|member| self.ordinal(member)).collect();
         let shape = request.shape.as_ref();
         let bytes = shape.map_or(0, |shape| shape.len(self.count()) * request.dtype.size());
-        let in_place = matches!(shape, Some(Shape::AllReduce { .. })) && request.source.is_none();
-        let all_reduce = in_place.then_some((request.dtype, request.reduce));
-        choose(&self.dev.worker.shared, &Case { members: &members, all_reduce, bytes }).0
+        let all_reduce = matches!(shape, Some(Shape::AllReduce { .. })).then_some((request.dtype, request.reduce));
+        let in_place = request.source.is_none();
+        choose(
+            &self.dev.worker.shared,
+            &Case { members: self.count(), direct: self.known.direct, all_reduce, in_place, bytes },
+        )
+        .0
     }
 }

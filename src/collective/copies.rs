@@ -6,6 +6,7 @@
 
 use super::{
     DType, Group, direct,
+    kernels::Meet,
     plan::{Side, Work},
     run::{Job, Request, Spot},
 };
@@ -66,7 +67,9 @@ pub(super) fn submit(
             None if here.len() == 1 && factors.is_empty() => here[0],
             None => spare(sources.len()),
         };
-        direct::combine(dev, request.call.op(), (request.dtype, request.reduce), part, &here, &[result], factors)?;
+        let (name, what) = (request.call.op(), (request.dtype, request.reduce));
+        let here = direct::Combination { name, what, len: part, sources: &here, destinations: &[result], factors };
+        here.submit(dev, Meet::NONE, direct::blocks(part * size))?;
         destinations.iter().map(at).try_for_each(|to| copy(to, result, part * size))?;
     }
     Ok(())

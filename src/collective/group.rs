@@ -1,5 +1,6 @@
 //! Groups: the members of a gang that run a collective together.
 
+use super::spin;
 use crate::{
     Device,
     error::{Error, Result},
@@ -49,6 +50,10 @@ impl std::fmt::Debug for Group<'_> {
 pub(crate) struct Known {
     /// Ranks in the gang, by rank in the group.
     pub(super) ranks: Arc<[usize]>,
+    /// Ordinals in the pool, likewise.
+    ordinals: Box<[usize]>,
+    /// Whether all have access to each other's memory.
+    pub(super) direct: bool,
     /// Where the group's collectives are committed; none: the gang's own word.
     word: Option<std::sync::Arc<CommitWord>>,
     /// Collectives so far.
@@ -64,16 +69,20 @@ pub(crate) struct Groups {
 
 impl Groups {
     fn know(&self, dev: &Device, ranks: &[usize]) -> Rc<Known> {
-        let whole = ranks.len() == dev.count() && ranks.iter().enumerate().all(|(at, &rank)| at == rank);
-        let new = |word| Rc::new(Known { ranks: ranks.into(), word, calls: Cell::new(0) });
-        if whole {
+        let gang = &dev.session.gang;
+        let new = |word| {
+            let ordinals: Box<[usize]> = ranks.iter().map(|&rank| gang.device(rank)).collect();
+            let direct = dev.worker.shared.are_direct(&ordinals);
+            Rc::new(Known { ranks: ranks.into(), ordinals, direct, word, calls: Cell::new(0) })
+        };
+        if ranks.len() == gang.count() && ranks.iter().enumerate().all(|(at, &rank)| at == rank) {
             return self.everyone.get_or_init(|| new(None)).clone();
         }
         let mut others = self.others.borrow_mut();
         if let Some(known) = others.iter().find(|known| *known.ranks == *ranks) {
             return known.clone();
         }
-        others.push(new(Some(dev.session.gang.group(ranks))));
+        others.push(new(Some(gang.group(ranks))));
         others.last().expect("just added").clone()
     }
 }
@@ -125,7 +134,7 @@ impl<'d> Group<'d> {
 
     /// The ordinal in the pool of a member.
     pub(super) fn ordinal(&self, member: usize) -> usize {
-        self.dev.session.gang.device(self.known.ranks[member])
+        self.known.ordinals[member]
     }
 
     /// Members that are not this one, each beginning with another.
@@ -139,13 +148,27 @@ impl<'d> Group<'d> {
         &self.known.ranks
     }
 
-    /// From now on every member carries the next collective through; or none, when the gang has failed first.
-    pub(super) fn commit(&self) -> Result<()> {
-        let (gang, number) = (&self.dev.session.gang, self.known.calls.get() + 1);
+    /// Where the group's collectives are committed.
+    pub(super) fn word(&self) -> &CommitWord {
+        self.known.word.as_deref().unwrap_or(self.dev.session.gang.word())
+    }
+
+    /// The number of the group's next collective.
+    pub(super) fn next_number(&self) -> u64 {
+        self.known.calls.get() + 1
+    }
+
+    /// From now on every member carries the next collective through; or none, when the gang has failed first. `spins`: by a kernel
+    /// that spins for the others'.
+    pub(super) fn commit(&self, spins: bool) -> Result<()> {
+        let (word, number) = (self.word(), self.next_number());
+        if spins {
+            spin::commit(word, number, self.count());
+        }
         match &self.known.word {
-            None => gang.commit(number)?,
+            None => self.dev.session.gang.commit(number)?,
             Some(word) if word.commit(number) => {}
-            Some(_) => gang.check().and(Err(Error::Closed))?,
+            Some(_) => self.dev.session.gang.check().and(Err(Error::Closed))?,
         }
         // Only what was committed counts: calls that did not match leave no gap.
         self.known.calls.set(number);

@@ -5,7 +5,8 @@
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
 //!   arrived and match, and commit or abort is one compare-and-swap for all.
 //! * [`plan`]: which part of a collective a member does, on whose memory.
-//! * [`choose`]: how. [`direct`]: one kernel over all members' memory; [`copies`]: by copies, also through the host; [`ring`]:
+//! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
+//!   by kernels that meet on the devices ([`signals`]); [`copies`]: by copies, also through the host; [`ring`]:
 //!   all-reduce around a ring of copies.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
@@ -23,6 +24,8 @@ mod plan;
 mod point;
 mod ring;
 mod run;
+pub(crate) mod signals;
+pub(crate) mod spin;
 mod types;
 
 pub use group::Group;
@@ -41,7 +44,7 @@ impl Device {
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let _here = self.worker.link.enter("barrier", Location::caller());
-        self.everyone().meet(Call::new("barrier"), Payload::Nothing).map(drop)
+        self.everyone().meet(Call::new("barrier"), Payload::Nothing, false).map(drop)
     }
 
     /// Gives a host value to every member and returns everybody's, in rank order. `'static`, since otherwise one
@@ -61,7 +64,7 @@ impl Device {
     pub fn exchange<T: Clone + Send + Sync + 'static>(&self, value: T) -> Result<Vec<T>> {
         let _here = self.worker.link.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>();
-        let all = self.everyone().meet(call, Payload::Value(Box::new(value)))?;
+        let all = self.everyone().meet(call, Payload::Value(Box::new(value)), false)?;
         Ok(all.iter().map(|notice| value_of(notice)).collect())
     }
 }

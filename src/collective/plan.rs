@@ -120,7 +120,7 @@ impl Work {
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Work::Combine { len, destinations, .. } => *len == 0 || destinations.is_empty(),
-            Work::Pairs(pairs) => pairs.is_empty(),
+            Work::Pairs(pairs) => pairs.iter().all(|pair| pair.len == 0),
         }
     }
 }
@@ -189,9 +189,23 @@ impl Shape {
                         let (out, into) = (send[me].part(k), receive[k].part(me));
                         Pair { from: source(me, out.start), to: destination(k, into.start), len: out.len() }
                     })
-                    .filter(|pair| pair.len > 0)
                     .collect(),
             ),
+        }
+    }
+
+    /// Elements of the largest part of any member; of `all_to_all`, of the largest pair.
+    pub(crate) fn largest(&self, n: usize, grain: usize) -> usize {
+        let most = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).max().unwrap_or(0);
+        match self {
+            Shape::AllReduce { len } | Shape::Reduce { len, .. } | Shape::Broadcast { len, .. } => {
+                slice(0, n, *len, grain).len()
+            }
+            Shape::ReduceScatter { counts, .. }
+            | Shape::AllGather { counts, .. }
+            | Shape::Gather { counts, .. }
+            | Shape::Scatter { counts, .. } => most(counts),
+            Shape::AllToAll { send, .. } => send.iter().map(most).max().unwrap_or(0),
         }
     }
 

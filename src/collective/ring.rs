@@ -21,7 +21,7 @@ use super::{
     run::{Request, Spot, lent},
 };
 use crate::{
-    DeviceBuffer, Event,
+    DeviceBuffer, Event, Kernel, Signature,
     builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
     collective::{board::Notice, kernels::Entry},
     driver::{KernelArg, ValueBytes},
@@ -123,17 +123,21 @@ impl Ring<'_> {
         let mut args = vec![slice(self.at(self.own, range), true), slice(arrived, false)];
         args.push(value(&(range.len() as u64).to_ne_bytes()));
         let entry = match (dtype, factor) {
-            (DType::F64, None) => Entry::of(&ADD_F64),
+            (DType::F64, None) => entry_of(&ADD_F64),
             (DType::F64, Some(factor)) => {
                 args.push(value(&factor.to_ne_bytes()));
-                Entry::of(&ADD_SCALE_F64)
+                entry_of(&ADD_SCALE_F64)
             }
-            (_, None) => Entry::of(&ADD_F32),
+            (_, None) => entry_of(&ADD_F32),
             (_, Some(factor)) => {
                 args.push(value(&(factor as f32).to_ne_bytes()));
-                Entry::of(&ADD_SCALE_F32)
+                entry_of(&ADD_SCALE_F32)
             }
         };
         direct::launch(self.group.dev, "all_reduce", entry, direct::blocks(range.len() * dtype.size()), &args)
     }
+}
+
+fn entry_of<S: Signature>(kernel: &Kernel<S>) -> Entry {
+    Entry { module: kernel.module, name: kernel.name, host: kernel.host }
 }

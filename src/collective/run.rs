@@ -13,8 +13,9 @@ use super::{
     board::{Area, Call, Lent, Notice, Payload},
     choose::Way,
     copies, direct,
+    kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
-    ring,
+    ring, spin,
 };
 use crate::{
     DeviceBuffer, Event,
@@ -73,6 +74,9 @@ impl Group<'_> {
             access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
         }
         let way = self.way(&request);
+        if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
+            return spin::run(self, &request, way, signals, access);
+        }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
             (Way::Ring, Some(Shape::AllReduce { len })) => ring::scratch(self, *len, request.dtype)?,
@@ -86,32 +90,30 @@ impl Group<'_> {
             access.touch(&scratch.block, scratch.view().bytes(), Access::Write, false)?;
         }
         let ready = (self.count() > 1).then(|| Event::record(&dev.stream, name, false)).transpose()?;
-        let lent = Lent {
-            source: request.source.clone(),
-            destination: request.destination.clone(),
-            ready,
-            factor: if let ReduceOp::Scaled(factor) = request.reduce { factor } else { 1.0 },
-            counts: request.counts.clone(),
-        };
-        let notices = self.meet(request.call.clone(), Payload::Memory(lent))?;
-        let shape = match &request.shape {
-            Some(shape) => shape.clone(),
-            None => self.exchange_shape(&notices)?,
-        };
+        let notices = self.meet(request.call.clone(), Payload::Memory(request.lend(ready)), false)?;
+        let shape = self.shape(&request, &notices)?;
         let done = self.carry_out(&request, &shape, way, scratch.as_ref(), &notices);
         access.submitted();
-        done.inspect_err(|cause| {
-            // Peers may have accesses to these buffers under way that no event of ours covers.
-            let areas = request.source.iter().chain(&request.destination);
-            dev.worker.suspects.borrow_mut().extend(areas.map(|area| area.block.clone()));
-            // The call was committed, so the peers count on this member; they must not wait for it.
-            if !matches!(cause, Error::Aborted { .. }) {
-                dev.session.gang.poison(dev.index(), cause.clone());
-            }
-        })
+        done.inspect_err(|cause| self.fail(&request, cause))
     }
 
-    fn exchange_shape(&self, notices: &[Arc<Notice>]) -> Result<Shape> {
+    /// A committed collective has failed here.
+    pub(super) fn fail(&self, request: &Request, cause: &Error) {
+        let dev = self.dev;
+        // Peers may have accesses to these buffers under way that no event of ours covers.
+        let areas = request.source.iter().chain(&request.destination);
+        dev.worker.suspects.borrow_mut().extend(areas.map(|area| area.block.clone()));
+        // The peers count on this member; they must not wait for it.
+        if !matches!(cause, Error::Aborted { .. }) {
+            dev.session.gang.poison(dev.index(), cause.clone());
+        }
+    }
+
+    /// What was asked for, or what all say together.
+    pub(super) fn shape(&self, request: &Request, notices: &[Arc<Notice>]) -> Result<Shape> {
+        if let Some(shape) = &request.shape {
+            return Ok(shape.clone());
+        }
         let counts = |notice: &Arc<Notice>| lent(notice).counts.clone().expect("all_to_all says how much");
         let (send, receive) = notices.iter().map(counts).unzip();
         let shape = Shape::AllToAll { send, receive };
@@ -145,8 +147,11 @@ impl Group<'_> {
         if !work.is_empty() {
             let job = self.resolve(&work, request, notices);
             match way {
-                Way::Direct => direct::submit(self, request, &job)?,
                 Way::Copies | Way::Ring => copies::submit(self, request, &job, scratch)?,
+                _ => {
+                    let largest = shape.largest(self.count(), request.grain()) * request.dtype.size();
+                    direct::submit(self, request, &job, Meet::NONE, largest)?;
+                }
             }
         }
         let touched = others().any(|peer| shape.touches(self.rank, peer));
@@ -157,7 +162,7 @@ impl Group<'_> {
         others().filter(|&peer| shape.touches(peer, self.rank)).try_for_each(|peer| self.await_step(call, peer))
     }
 
-    fn resolve(&self, work: &Work, request: &Request, notices: &[Arc<Notice>]) -> Job {
+    pub(super) fn resolve(&self, work: &Work, request: &Request, notices: &[Arc<Notice>]) -> Job {
         let size = request.dtype.size();
         let spot = |place: &Place| {
             let lent = lent(&notices[place.member]);
@@ -188,7 +193,26 @@ impl Group<'_> {
 }
 
 impl Request {
-    fn grain(&self) -> usize {
+    /// What peers are told of this member's memory.
+    pub(super) fn lend(&self, ready: Option<Event>) -> Lent {
+        Lent {
+            source: self.source.clone(),
+            destination: self.destination.clone(),
+            ready,
+            factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
+            counts: self.counts.clone(),
+        }
+    }
+
+    /// This member's buffer on a side.
+    pub(super) fn area(&self, side: Side) -> Option<&Area> {
+        match side {
+            Side::Source => self.source.as_ref().or(self.destination.as_ref()),
+            Side::Destination => self.destination.as_ref(),
+        }
+    }
+
+    pub(super) fn grain(&self) -> usize {
         GRAIN / self.dtype.size()
     }
 }

@@ -33,6 +33,7 @@ pub mod check;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod faulty;
+pub(crate) mod gate;
 pub mod host;
 mod types;
 

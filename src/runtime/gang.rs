@@ -13,8 +13,15 @@ use crate::{
     sync::{CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
+/// Who must hear of a failure besides the members' threads: their devices.
+pub trait Alarm: Send + Sync {
+    /// The gang at this place has failed. Ordinals in the pool.
+    fn raise(&self, members: &[usize], place: u64);
+}
+
 /// The members of one scope. Shared by all of them and by the caller.
 pub struct Gang {
+    alarm: Option<std::sync::Arc<dyn Alarm>>,
     /// The gang's place in the process's order of gangs; marks its messages.
     place: Sequence,
     /// Ordinals in the pool, by rank.
@@ -39,6 +46,7 @@ impl Gang {
         assert_eq!(members.len(), wakers.len());
         let count = members.len();
         Gang {
+            alarm: None,
             place: Sequence::new(),
             members,
             wakers,
@@ -49,6 +57,11 @@ impl Gang {
             drained: CountLatch::new(count, Arc::new(EventCount::new())),
             stuck: Flag::new(),
         }
+    }
+
+    /// One that tells of its failure.
+    pub fn with_alarm(self, alarm: Option<std::sync::Arc<dyn Alarm>>) -> Self {
+        Gang { alarm, ..self }
     }
 
     /// Gives the gang its place in the process's order. Called under the dispatch lock, so that every device sees places
@@ -95,6 +108,9 @@ impl Gang {
             self.word.abort();
             for (_, word) in self.groups.lock().iter() {
                 word.abort();
+            }
+            if let Some(alarm) = &self.alarm {
+                alarm.raise(&self.members, self.place());
             }
         }
         drop(slot);

@@ -7,7 +7,7 @@ use super::{
     turn::Turns,
 };
 use crate::{
-    collective::{Algorithm, ReduceOrder, board::Endpoint},
+    collective::{Algorithm, ReduceOrder, board::Endpoint, signals::Signals, spin::Spinning},
     copy::{
         host::Staging,
         peer::Stage,
@@ -69,6 +69,8 @@ pub(crate) struct Shared {
     pub(crate) gate: Gate,
     /// What the probe found, by `from * devices + to`. Set once, when the pool is built.
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
+    /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
+    pub(crate) signals: OnceCell<Arc<Signals>>,
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<Stage>>>,
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -81,6 +83,11 @@ impl Shared {
     /// Whether `device` may touch the memory of `peer`, verified.
     pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
         device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
+    }
+
+    /// Whether each of them may touch the memory of each.
+    pub(crate) fn are_direct(&self, devices: &[usize]) -> bool {
+        devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
     }
 
     /// The means of staged copies of a pair, made when first needed.
@@ -125,6 +132,7 @@ pub(crate) struct Worker {
     pub(crate) cache: RefCell<Cache>,
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
+    pub(crate) spinning: Spinning,
     modules: RefCell<HashMap<*const Module, RawModule>>,
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
@@ -153,6 +161,7 @@ impl Worker {
             cache: RefCell::new(cache),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
+            spinning: Spinning::default(),
             modules: RefCell::default(),
             functions: RefCell::default(),
             suspects: RefCell::default(),

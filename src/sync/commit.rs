@@ -57,22 +57,32 @@ impl CommitWord {
     /// assert!(word.commit(1) && word.commit(1) && word.commit(2));
     /// ```
     pub fn commit(&self, seq: u64) -> bool {
+        self.lead(seq).is_some()
+    }
+
+    /// [`commit`](Self::commit), and whether it was this call that committed it; none when the abort came first.
+    ///
+    /// ```
+    /// let word = gpu_pool::sync::CommitWord::new();
+    /// assert_eq!((word.lead(1), word.lead(1)), (Some(true), Some(false)));
+    /// ```
+    pub fn lead(&self, seq: u64) -> Option<bool> {
         loop {
             let word = self.0.load(ord("commit.load", Acquire));
             if word >> 1 >= seq {
-                return true;
+                return Some(false);
             }
             if word & ABORTED != 0 && !flag("commit.ignores_abort") {
-                return false;
+                return None;
             }
             debug_assert_eq!(word >> 1, seq - 1, "sequence numbers are consecutive");
             if flag("commit.load_then_store") {
                 self.0.store(seq << 1, ord("commit.cas", Release));
-                return true;
+                return Some(true);
             }
             // A failure is not read here: the next round's acquiring load decides.
             if self.0.compare_exchange_weak(word, seq << 1, ord("commit.cas", Release), Relaxed).is_ok() {
-                return true;
+                return Some(true);
             }
         }
     }

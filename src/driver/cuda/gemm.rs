@@ -13,7 +13,7 @@ use std::{ffi::c_int, ptr};
 use cudarc::cublas::sys::{self, cublasHandle_t, cublasOperation_t, cublasStatus_t};
 
 use super::{CudaGpu, fault, library, stream::stream};
-use crate::driver::{Address, DriverResult, Fault, FaultKind, Gemm, RawEvent, RawStream};
+use crate::driver::{Address, DriverResult, Fault, FaultKind, Gemm, RawEvent, RawStream, gate};
 
 /// Streams that multiply without waiting for each other.
 const SPACES: usize = 4;
@@ -153,7 +153,10 @@ impl CudaGpu {
                     "the first matrix product loads cuBLAS, which a graph cannot hold: multiply once before",
                 ));
             }
-            none => none.insert(Blas::new(self)?),
+            none => {
+                let _blocking = gate::blocking();
+                none.insert(Blas::new(self)?)
+            }
         };
         // The handle is there now, also after a product of nothing.
         if m == 0 || n == 0 || (k == 0 && g.beta == 1.0) {

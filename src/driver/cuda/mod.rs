@@ -37,7 +37,7 @@ pub use context::CudaGpu;
 use super::Gemm;
 use super::{
     Address, DeviceInfo, Driver, DriverRef, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawGraph,
-    RawModule, RawStream,
+    RawModule, RawStream, gate,
 };
 use crate::error::Error;
 
@@ -72,6 +72,9 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
     (0..device_count()?).map(open).collect()
 }
 
+/// What may wait for running kernels, and what the driver does under a lock that launches need, goes through the
+/// [gate](crate::driver::gate) first: such calls have hung programs in which kernels wait for each other (nccl#744,
+/// torchcomms#2334).
 #[rustfmt::skip]
 impl Driver for CudaGpu {
     fn info(&self) -> &DeviceInfo { &self.info }
@@ -79,43 +82,66 @@ impl Driver for CudaGpu {
     fn bind(&self) -> DriverResult { self.bind() }
     fn memory_info(&self) -> DriverResult<(u64, u64)> { self.memory_info() }
 
-    fn mem_alloc(&self, bytes: usize) -> DriverResult<Address> { self.mem_alloc(bytes) }
+    fn mem_alloc(&self, bytes: usize) -> DriverResult<Address> {
+        let _blocking = gate::blocking();
+        self.mem_alloc(bytes)
+    }
     unsafe fn mem_free(&self, address: Address) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.mem_free(address) }
     }
-    fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8> { self.host_alloc(bytes) }
+    fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
+        let _blocking = gate::blocking();
+        self.host_alloc(bytes)
+    }
     unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.host_free(ptr) }
     }
-    fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8> { self.managed_alloc(bytes) }
+    fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
+        let _blocking = gate::blocking();
+        self.managed_alloc(bytes)
+    }
     unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.managed_free(ptr) }
     }
 
     fn vm_granularity(&self) -> Option<usize> { self.vm_granularity() }
-    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> { self.vm_reserve(bytes) }
+    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        let _blocking = gate::blocking();
+        self.vm_reserve(bytes)
+    }
     unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.vm_release(address, bytes) }
     }
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.vm_map(address, bytes) }
     }
     unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.vm_unmap(address, bytes) }
     }
     unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.vm_move(from, to, bytes) }
     }
 
-    fn stream_create(&self, priority: i32) -> DriverResult<RawStream> { self.stream_create(priority) }
+    fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
+        let _blocking = gate::blocking();
+        self.stream_create(priority)
+    }
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.stream_destroy(stream) }
     }
@@ -165,11 +191,21 @@ impl Driver for CudaGpu {
     }
 
     fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> { self.can_access_peer(peer) }
-    fn enable_peer(&self, peer: &dyn Driver) -> DriverResult { self.enable_peer(peer) }
-    fn disable_peer(&self, peer: &dyn Driver) -> DriverResult { self.disable_peer(peer) }
+    fn enable_peer(&self, peer: &dyn Driver) -> DriverResult {
+        let _blocking = gate::blocking();
+        self.enable_peer(peer)
+    }
+    fn disable_peer(&self, peer: &dyn Driver) -> DriverResult {
+        let _blocking = gate::blocking();
+        self.disable_peer(peer)
+    }
 
-    fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> { self.module_load(image) }
+    fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
+        let _blocking = gate::blocking();
+        self.module_load(image)
+    }
     unsafe fn module_unload(&self, module: RawModule) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.module_unload(module) }
     }
@@ -188,12 +224,16 @@ impl Driver for CudaGpu {
     }
 
     fn capture_begin(&self, stream: RawStream) -> DriverResult { self.capture_begin(stream) }
-    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> { self.capture_end(stream) }
+    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
+        let _blocking = gate::blocking();
+        self.capture_end(stream)
+    }
     unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
         // SAFETY: the caller's promise is the same.
         unsafe { self.graph_launch(graph, stream) }
     }
     unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
+        let _blocking = gate::blocking();
         // SAFETY: the caller's promise is the same.
         unsafe { self.graph_destroy(graph) }
     }

@@ -1,0 +1,92 @@
+//! The collectives against NCCL, which is loaded at run time and called by the same device threads, a rank each.
+//!
+//! Both sides take turns in one process. In a turn every device thread warms up, meets the others, enqueues dependent operations
+//! back to back (all-reduce and broadcast in place, so that an output is the next input) and waits for its stream; the
+//! time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool, and in *windows*, memory of its
+//! own registered as symmetric; what counts is the better of the two at each size. NVLink multicast stays off on both sides
+//! (`NCCL_NVLS_ENABLE=0`, see nvls in <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>). Results are checked
+//! before anything is timed. Sizes and bus bandwidth are those of
+//! [nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+//!
+//! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
+//! * `.../setup/<devices>`: a further pool on GPUs that are in use already, or communicators there, until the first all-reduce
+//!   is over; `.../memory`: what that has taken of the fullest GPU
+//! * `.../late_1ms/<devices>`: how much longer than that one millisecond the others are in an all-reduce of 64 KB that one calls late
+//! * `.../host_load/<devices>`: all-reduce of 64 KB and the wait for it, while every core is kept busy; see its p99
+//! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's all-reduce
+//! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`
+//! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
+//!
+//! `--plot DIR` draws each sweep of sizes. Without GPUs only ours run, on software GPUs, up to 4 MB.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod extras;
+mod face;
+mod nccl;
+mod ops;
+mod plot;
+mod stage;
+mod sweep;
+
+use gpu_pool::{Check, GpuPool};
+use half::bf16;
+use nccl::Nccl;
+use ops::Op;
+use support::{Bench, gpus};
+
+/// What there is to run on.
+pub struct Machine {
+    /// `gpu` or `software`: the first part of every case's name.
+    pub kind: &'static str,
+    /// Whether there are no GPUs, and so no NCCL.
+    pub software: bool,
+    /// The largest size.
+    pub most: usize,
+    /// The peer, if it was found.
+    pub nccl: Option<&'static Nccl>,
+}
+
+impl Machine {
+    /// A pool of the first so many devices, as a program has it in production: no checker, no records.
+    pub fn pool(&self, devices: usize) -> GpuPool {
+        let builder = match self.software {
+            true => GpuPool::builder().host(devices),
+            false => GpuPool::builder().cuda().devices(&(0..devices).collect::<Vec<_>>()),
+        };
+        builder.check(Check::Off).record_memory(false).build().expect("the devices can be opened")
+    }
+}
+
+fn main() {
+    // SAFETY: the program has one thread yet.
+    unsafe {
+        // Never multicast: on a shared host it can put GPUs of others out of service.
+        std::env::set_var("NCCL_NVLS_ENABLE", "0");
+        // NCCL's kernels for symmetric memory, also where one process has several ranks, and for memory that is not registered.
+        std::env::set_var("NCCL_SINGLE_PROC_MEM_REG_ENABLE", "1");
+        std::env::set_var("NCCL_SYM_NOWIN_ENABLE", "1");
+    }
+    let mut bench = Bench::new("collectives");
+    let hardware = gpus::count();
+    let software = hardware == 0;
+    let (kind, devices, most) = if software { ("software", 4, 4 << 20) } else { ("gpu", hardware, 1 << 30) };
+    let nccl = if software { None } else { Nccl::load() };
+    let machine = Machine { kind, software, most: bench.most_bytes(most), nccl };
+    let pool = machine.pool(devices);
+
+    let mut curves = Vec::new();
+    let mut counts = vec![devices, 2];
+    counts.dedup();
+    for &world in counts.iter().filter(|&&world| world > 1 && world <= devices) {
+        curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
+        curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
+    }
+    if let Some(folder) = bench.plot_folder() {
+        curves.iter().for_each(|curve| plot::draw(folder, curve));
+    }
+    extras::run(&mut bench, &machine, &pool);
+    bench.finish();
+    curves.iter().for_each(sweep::Curve::summarise);
+}

@@ -1,0 +1,294 @@
+//! Where the sides play: an operation's operands on every device, calls of either side on them, and the check of what comes out.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use cudarc::driver::{
+    DevicePtr, DevicePtrMut,
+    sys::{self, CUresult},
+};
+use gpu_pool::{Cuda, Device, DeviceBuffer, DeviceCopy, GpuPool, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    nccl::{Club, Rank},
+    ops::{Number, Op, PERIOD, pattern},
+    support::gpus,
+};
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Who {
+    Ours,
+    /// NCCL in memory of our pool.
+    Plain,
+    /// NCCL in its own, registered.
+    Windows,
+}
+
+/// Elements of which buffers are filled again and again.
+const BLOCK: usize = PERIOD << 15;
+/// Results up to this long are checked whole, longer ones in pieces.
+const WHOLE: usize = 1 << 20;
+const PIECES: usize = 16;
+/// After this the others are not coming.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A starting line: threads that come are let go together, and spin, since sleepers would start late.
+pub struct Line {
+    threads: usize,
+    come: AtomicUsize,
+}
+
+impl Line {
+    pub fn new(threads: usize) -> Self {
+        Line { threads, come: AtomicUsize::new(0) }
+    }
+
+    /// Waits for the others; any number of times.
+    pub fn wait(&self) {
+        let mine = self.come.fetch_add(1, Ordering::AcqRel);
+        let all = (mine / self.threads + 1) * self.threads;
+        let (mut polls, since) = (0u32, Instant::now());
+        while self.come.load(Ordering::Acquire) < all {
+            polls += 1;
+            if polls.is_multiple_of(256) {
+                thread::yield_now();
+                assert!(since.elapsed() < PATIENCE, "a device thread did not come to the start");
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A device's operands.
+struct Seat<T: Number> {
+    input: DeviceBuffer<T>,
+    output: DeviceBuffer<T>,
+}
+
+/// An operation on the first devices of a pool.
+pub struct Stage<'a, T: Number> {
+    pool: &'a GpuPool,
+    club: Option<&'a Club>,
+    op: Op,
+    /// Elements of the larger operand.
+    total: usize,
+    devices: Vec<usize>,
+    seats: Vec<Mutex<Seat<T>>>,
+}
+
+/// A side's operation on one device, ready to be called.
+pub struct Player<'a> {
+    /// Enqueues it.
+    pub call: &'a mut dyn FnMut() -> Result<()>,
+    /// Waits until all of them are over.
+    pub wait: &'a mut dyn FnMut() -> Result<()>,
+}
+
+impl<'a, T: Number> Stage<'a, T> {
+    /// Operands of so many bytes, rounded down to something that `world` divides; their contents are noise.
+    pub fn new(pool: &'a GpuPool, club: Option<&'a Club>, world: usize, op: Op, bytes: usize) -> Self {
+        let devices: Vec<usize> = (0..world).collect();
+        let total = bytes / size_of::<T>() / world * world;
+        let (input, output) = op.lengths(total, world);
+        let seats = pool
+            .run_on(&devices, |dev, _| Ok(Mutex::new(Seat { input: dev.zeros(input)?, output: dev.zeros(output)? })));
+        let stage = Stage { pool, club, op, total, devices, seats: seats.expect("memory for the operands") };
+        stage.load_noise();
+        stage
+    }
+
+    /// The same operands, with NCCL among the players.
+    pub fn with(self, club: &'a Club) -> Self {
+        Stage { club: Some(club), ..self }
+    }
+
+    /// The sides that can play here.
+    pub fn players(&self) -> Vec<Who> {
+        let mut players = vec![Who::Ours];
+        if let Some(club) = self.club {
+            players.push(Who::Plain);
+            players.extend(club.windows.then_some(Who::Windows));
+        }
+        players
+    }
+
+    /// How many devices.
+    pub fn world(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Runs `f` on every device with the side's operation there, whose operands are as at the beginning. With `aside` the operation
+    /// is on a stream of its own.
+    pub fn each<R: Send>(
+        &self,
+        who: Who,
+        aside: bool,
+        f: impl Fn(&Device, &mut Player<'_>) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        self.pool.run_on(&self.devices, |home, _| {
+            let stream = if aside { Some(home.stream()?) } else { None };
+            let on = stream.as_ref().map(|stream| home.on(stream));
+            let dev: &Device = on.as_deref().unwrap_or(home);
+            let seat = &mut *self.seats[home.rank()].lock();
+            if self.op.in_place() {
+                dev.copy(&seat.input, &mut seat.output)?;
+            }
+            dev.synchronize()?;
+            if who == Who::Ours {
+                let call = &mut || self.op.ours(dev, &seat.input, &mut seat.output);
+                return f(home, &mut Player { call, wait: &mut || dev.synchronize() });
+            }
+            let rank = &*self.club.expect("NCCL plays").ranks[home.rank()].lock();
+            let cuda = dev.cuda()?;
+            let operands = self.operands(who, rank, &cuda, seat)?;
+            let stream = cuda.stream().cu_stream();
+            let call = &mut || {
+                // SAFETY: the seat's buffers, or the windows, are as long as the operation says; they stay, since the seat is locked
+                // and the streams are waited for at the scope's end; the stream is the device's, whose thread this is.
+                unsafe { rank.call(self.op, T::NCCL, operands, size_of::<T>(), self.total, stream) };
+                Ok(())
+            };
+            // As a program that uses NCCL waits.
+            let wait = &mut || {
+                // SAFETY: the stream lives as long as `cuda`.
+                check(unsafe { sys::cuStreamSynchronize(stream) });
+                Ok(())
+            };
+            f(home, &mut Player { call, wait })
+        })
+    }
+
+    /// Where NCCL finds input and output; windows get the seat's contents.
+    fn operands(&self, who: Who, rank: &Rank, cuda: &Cuda<'_>, seat: &mut Seat<T>) -> Result<[u64; 2]> {
+        let (input, mut output) = (cuda.read(&seat.input)?, cuda.write(&mut seat.output)?);
+        let stream = cuda.stream();
+        let mut operands = [input.device_ptr(stream).0, output.device_ptr_mut(stream).0];
+        if who == Who::Windows {
+            let windows = rank.windows().expect("this rank has windows");
+            let (input, output) = self.op.lengths(self.total, self.devices.len());
+            for ((window, memory), len) in windows.into_iter().zip(operands).zip([input, output]) {
+                let stream = stream.cu_stream();
+                // SAFETY: both are at least as long as that, and the stream has both in order.
+                check(unsafe { sys::cuMemcpyDtoDAsync_v2(window, memory, len * size_of::<T>(), stream) });
+            }
+            operands = windows;
+        }
+        if self.op.in_place() {
+            operands[0] = operands[1];
+        }
+        Ok(operands)
+    }
+
+    /// One turn: microseconds per operation of the slowest device.
+    pub fn turn(&self, who: Who, warm_up: usize, calls: usize) -> f64 {
+        let line = Line::new(self.devices.len());
+        let times = self.each(who, false, |_, player| {
+            for _ in 0..warm_up {
+                (player.call)()?;
+            }
+            (player.wait)()?;
+            line.wait();
+            let clock = Instant::now();
+            for _ in 0..calls {
+                (player.call)()?;
+            }
+            (player.wait)()?;
+            Ok(clock.elapsed().as_secs_f64() * 1e6 / calls as f64)
+        });
+        slowest(times)
+    }
+
+    /// Panics unless every rank gets what it should, from small integers.
+    pub fn check(&self, who: Who, case: &str) {
+        self.load(|rank| (0..BLOCK).map(|i| T::narrow(pattern(rank, i) as f32)).collect());
+        let played = self.each(who, false, |_, player| {
+            (player.call)()?;
+            (player.wait)()
+        });
+        played.unwrap_or_else(|error| panic!("{case}: {who:?}: {error}"));
+        let checked = self.pool.run_on(&self.devices, |dev, _| {
+            let (rank, seat) = (dev.rank(), &mut *self.seats[dev.rank()].lock());
+            if who == Who::Windows {
+                self.fetch(dev, seat)?;
+            }
+            let len = seat.output.len();
+            for range in pieces(len) {
+                let got = dev.download(&seat.output.slice(range.clone()))?;
+                for (i, got) in range.zip(got.into_iter().map(T::wide)) {
+                    let want = self.op.expected(rank, self.devices.len(), len, i) as f32;
+                    assert!(got == want, "{case}: {who:?}: rank {rank}: element {i} is {got} and not {want}");
+                }
+            }
+            Ok(())
+        });
+        checked.unwrap_or_else(|error| panic!("{case}: {who:?}: {error}"));
+        self.load_noise();
+    }
+
+    /// The output window's contents into the seat's.
+    fn fetch(&self, dev: &Device, seat: &mut Seat<T>) -> Result<()> {
+        let rank = self.club.expect("NCCL plays").ranks[dev.rank()].lock();
+        let bytes = seat.output.len() * size_of::<T>();
+        let (cuda, [_, window]) = (dev.cuda()?, rank.windows().expect("this rank has windows"));
+        let (mut output, stream) = (cuda.write(&mut seat.output)?, cuda.stream());
+        let (memory, _ordered) = output.device_ptr_mut(stream);
+        // SAFETY: both are as long as that, and the stream has both in order.
+        check(unsafe { sys::cuMemcpyDtoDAsync_v2(memory, window, bytes, stream.cu_stream()) });
+        Ok(())
+    }
+
+    /// Different noise on each rank, which stands many sums before it overflows.
+    fn load_noise(&self) {
+        self.load(|rank| gpus::noise(BLOCK, rank as u64 + 1).into_iter().map(T::tiny).collect());
+    }
+
+    /// Inputs made of each rank's block, again and again; outputs are cleared.
+    fn load(&self, block: impl Fn(usize) -> Vec<T> + Sync) {
+        let loaded = self.pool.run_on(&self.devices, |dev, _| {
+            let seat = &mut *self.seats[dev.rank()].lock();
+            fill(dev, &mut seat.input, &block(dev.rank()))?;
+            dev.fill(&mut seat.output, T::narrow(0.0))?;
+            dev.synchronize()
+        });
+        loaded.expect("operands");
+    }
+}
+
+/// Repeats the block all over the buffer.
+pub fn fill<T: DeviceCopy>(dev: &Device, buffer: &mut DeviceBuffer<T>, block: &[T]) -> Result<()> {
+    let len = buffer.len();
+    let mut done = block.len().min(len);
+    dev.upload_into(&block[..done], &mut buffer.slice_mut(..done))?;
+    while done < len {
+        // What is there is whole blocks.
+        let more = done.min(len - done);
+        let (from, to) = buffer.split_at_mut(done);
+        dev.copy(&from.slice_mut(..more), &mut to.slice_mut(..more))?;
+        done += more;
+    }
+    Ok(())
+}
+
+/// The largest of what the devices took.
+pub fn slowest(times: Result<Vec<f64>>) -> f64 {
+    times.expect("every call succeeds").into_iter().fold(0.0, f64::max)
+}
+
+/// The driver says that it went well.
+pub fn check(result: CUresult) {
+    assert_eq!(result, CUresult::CUDA_SUCCESS);
+}
+
+/// What of so many elements is looked at.
+fn pieces(len: usize) -> Vec<std::ops::Range<usize>> {
+    if len <= WHOLE {
+        return std::iter::once(0..len).collect();
+    }
+    let piece = WHOLE / PIECES;
+    (0..PIECES).map(|k| k * (len - piece) / (PIECES - 1)).map(|start| start..start + piece).collect()
+}

@@ -1,0 +1,124 @@
+//! The memory through which the kernels of a collective meet on the devices: epochs, flags and packets on each device
+//! (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends their waiting.
+
+use super::kernels::{MOST, signals::BYTES};
+use crate::{
+    GpuPool,
+    driver::Address,
+    error::Result,
+    memory::{DeviceBuffer, link::Link},
+    runtime::{gang::Alarm, worker::Shared},
+    sync::{load_word, store_word},
+};
+use std::sync::Arc;
+
+/// Bytes of page-locked memory for each device: its abort word and its report, each on a line of its own.
+const LINES: usize = 256;
+const REPORT: usize = 128;
+
+/// Of one pool.
+pub(crate) struct Signals {
+    /// On each device, by ordinal.
+    devices: Vec<(Arc<Link>, Address)>,
+    words: Words,
+}
+
+/// Page-locked memory.
+#[derive(Clone, Copy)]
+struct Words(usize);
+
+impl Signals {
+    /// Sets them up, if kernels of these devices can meet: GPUs that all have access to each other, that run what was launched
+    /// while the host goes on, and that no checker watches (which knows no flags).
+    pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<Signals>>> {
+        let shared = &pool.shared;
+        if !can_meet(shared) {
+            return Ok(None);
+        }
+        let made = pool.run(|dev, _| {
+            let link = &dev.worker.link;
+            // Not of the pool: it would be in use for ever in its counts.
+            let own = link.check("signals", link.driver.mem_alloc(BYTES))?;
+            let words = match dev.rank() {
+                0 => link.check("signals", link.driver.host_alloc(MOST * LINES))?.expose_provenance(),
+                _ => 0,
+            };
+            let (peers, words): (Vec<_>, Vec<_>) = dev.exchange((own, words))?.into_iter().unzip();
+            let words = Words(words[0]);
+            let mut head: Vec<u64> = (0..MOST).map(|device| peers.get(device).copied().unwrap_or(0)).collect();
+            head.extend([words.abort(dev.index()) as u64, words.report(dev.index()) as u64]);
+            let head: DeviceBuffer<u64> = dev.upload(&head)?;
+            let op = dev.op("signals")?;
+            op.submit(|driver, stream| {
+                // SAFETY: fresh memory of `BYTES` bytes, which nobody else knows before this closure has ended.
+                unsafe {
+                    driver.fill_u8(own, 0, BYTES, stream)?;
+                    driver.copy_within(own, head.address(), head.len() * 8, stream)
+                }
+            })?;
+            dev.synchronize()?;
+            Ok((link.clone(), own, words))
+        })?;
+        let words = made[0].2;
+        let devices = made.into_iter().map(|(link, own, _)| (link, own)).collect();
+        Ok(Some(Arc::new(Signals { devices, words })))
+    }
+
+    /// What a kernel of this device is given.
+    pub(crate) fn address(&self, device: usize) -> Address {
+        self.devices[device].1
+    }
+
+    /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.
+    pub(crate) fn missing(&self, device: usize, place: u64) -> Option<usize> {
+        // SAFETY: a word of `words`, which lives; kernels write it whole.
+        let report = unsafe { load_word(self.words.report(device)) };
+        (report >> 8 == place && report & 0x80 != 0).then_some((report & 0x7f) as usize)
+    }
+}
+
+fn can_meet(shared: &Shared) -> bool {
+    let n = shared.devices();
+    let hardware = |link: &Arc<Link>| link.driver.info().compute_capability != (0, 0) && link.watch().is_none();
+    let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
+    (2..=MOST).contains(&n)
+        && !serial
+        && shared.links.iter().all(hardware)
+        && shared.are_direct(&(0..n).collect::<Vec<_>>())
+}
+
+impl Words {
+    fn at(&self, device: usize, offset: usize) -> *mut u64 {
+        std::ptr::with_exposed_provenance_mut(self.0 + device * LINES + offset)
+    }
+
+    fn abort(&self, device: usize) -> *mut u64 {
+        self.at(device, 0)
+    }
+
+    fn report(&self, device: usize) -> *mut u64 {
+        self.at(device, REPORT)
+    }
+}
+
+impl Alarm for Signals {
+    /// Kernels of these devices that wait for a peer give up. Each device runs one gang at a time, in the order of places, so the
+    /// word only grows, and what comes later is not meant.
+    fn raise(&self, members: &[usize], place: u64) {
+        for &device in members {
+            // SAFETY: a word of `words`, which lives as long as this; the host writes it here alone.
+            unsafe { store_word(self.words.abort(device), place) };
+        }
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for (link, address) in &self.devices {
+            // SAFETY: the pool's devices have drained: its threads, which had shares of this, are gone.
+            let _ = unsafe { link.driver.mem_free(*address) };
+        }
+        // SAFETY: as above; nothing polls these words any more.
+        let _ = unsafe { self.devices[0].0.driver.host_free(self.words.at(0, 0).cast()) };
+    }
+}

@@ -1,0 +1,188 @@
+//! Kernels that meet by themselves: a start and an end barrier over flags in each other's memory, or the flags in the data.
+//! No event and no second meeting of the host: one launch is the whole collective.
+//!
+//! Such a kernel spins until its peers' kernels run, so all of them must get to run:
+//!
+//! * none is launched before all members have arrived and match (the board), and from the commit on each member launches;
+//! * meanwhile nobody in the process is in a driver call that waits for kernels (the [launch gate](crate::sync::LaunchGate):
+//!   the member that commits opens it for all, each closes it for itself when it has launched);
+//! * on each device they run one at a time, in the order in which all members agree (the gang's), whatever their streams;
+//! * grids are small enough to be resident as a whole.
+//!
+//! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their meetings pair by pair; a member
+//! that has missed one makes up for it when the gang has drained ([`make_up`]).
+
+use super::{
+    DType, Group, ReduceOp,
+    board::Payload,
+    choose::Way,
+    direct,
+    kernels::{Combine, Meet, Part, Push},
+    plan::{Shape, Side},
+    run::{Request, lent},
+    signals::Signals,
+};
+use crate::{
+    driver::gate,
+    error::{Error, Result},
+    op::Op,
+    runtime::worker::Worker,
+    stream::StreamCore,
+    sync::CommitWord,
+};
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
+
+/// What a device thread knows of its spinning kernels.
+#[derive(Default)]
+pub(crate) struct Spinning {
+    /// The last one: its stream and number.
+    last: RefCell<Option<(Arc<StreamCore>, u64)>>,
+    /// Meetings that were committed, and for which nothing was launched.
+    missed: RefCell<Vec<Meet>>,
+    /// Within [`Device::blocking`](crate::Device::blocking).
+    blocked: Cell<u32>,
+}
+
+impl Spinning {
+    /// Until the guard goes, this thread must not wait for others' launches.
+    pub(crate) fn block(&self) -> Blocked<'_> {
+        self.blocked.set(self.blocked.get() + 1);
+        Blocked(&self.blocked)
+    }
+}
+
+pub(crate) struct Blocked<'s>(&'s Cell<u32>);
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// One launch of a window that is open, for this member.
+struct Window;
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        gate::launches().close(1);
+    }
+}
+
+/// Opens the gate for the launches of collective `number` of `members` and commits it; unless a peer has, or the gang has failed.
+pub(super) fn commit(word: &CommitWord, number: u64, members: usize) {
+    let gate = gate::launches();
+    while word.committed() < number && !word.is_aborted() {
+        // Not asleep: a peer may open it meanwhile, and then a blocking call waits for this member's launch.
+        if gate.try_open(members) {
+            if word.lead(number) != Some(true) {
+                gate.close(members);
+            }
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Carries a collective out by one kernel on each member.
+pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Signals, access: Op<'_>) -> Result<()> {
+    let dev = group.dev;
+    let name = request.call.op();
+    let spinning = &dev.worker.spinning;
+    if spinning.blocked.get() > 0 {
+        return Err(Error::invalid(name, "a collective within `blocking` would wait for the closure that calls it"));
+    }
+    if let Some((stream, last)) = &*spinning.last.borrow()
+        && stream.id != dev.stream.id
+    {
+        dev.stream.wait_for(name, stream, *last)?;
+    }
+    let meet = meet(group, signals);
+    let number = group.next_number();
+    let met = group.meet(request.call.clone(), Payload::Memory(request.lend(None)), true);
+    let notices = match met {
+        Err(error) => {
+            // Committed by a peer, before it or this member has seen that the gang has failed.
+            if group.word().committed() >= number {
+                drop(Window);
+                spinning.missed.borrow_mut().push(meet);
+            }
+            return Err(error);
+        }
+        Ok(notices) => notices,
+    };
+    // From here on the others count on this member's launch.
+    let window = Window;
+    // If it is none, then for all members alike, and nobody launches.
+    let shape = group.shape(request, &notices)?;
+    let largest = shape.largest(group.count(), request.grain()) * request.dtype.size();
+    let launched = match way {
+        // Nobody has anything to do, and all know it.
+        _ if largest == 0 => Ok(()),
+        Way::Push => push(group, request, &notices.iter().map(|notice| lent(notice).factor).collect::<Vec<_>>(), meet),
+        _ => {
+            let job = group.resolve(&shape.work(group.count(), group.rank, request.grain()), request, &notices);
+            direct::submit(group, request, &job, meet, largest)
+        }
+    };
+    drop(window);
+    access.submitted();
+    *spinning.last.borrow_mut() = Some((dev.stream.clone(), dev.stream.submitted()));
+    launched.inspect_err(|cause| {
+        spinning.missed.borrow_mut().push(meet);
+        group.fail(request, cause);
+    })
+}
+
+fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
+    let dev = group.dev;
+    let ordinal = |member: usize| (group.ordinal(member) as u64) << (4 * member);
+    Meet {
+        signals: signals.address(dev.index()),
+        members: (0..group.count()).map(ordinal).sum(),
+        place: dev.session.gang.place(),
+        deadline: u64::try_from(dev.worker.shared.deadline.as_nanos()).unwrap_or(0),
+        count: group.count() as u32,
+        me: group.rank as u32,
+        spare: 0,
+    }
+}
+
+/// An all-reduce whose data carries its flags.
+fn push(group: &Group<'_>, request: &Request, factors: &[f64], meet: Meet) -> Result<()> {
+    let Some(Shape::AllReduce { len }) = request.shape else { unreachable!("chosen for all_reduce") };
+    let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { factors } else { &[] };
+    let (dtype, op) = (request.dtype, request.reduce);
+    let part = |side| {
+        let address = request.area(side).expect("all_reduce has a buffer").address;
+        Part { address, bytes: len * dtype.size() }
+    };
+    let (source, destination) = (part(Side::Source), part(Side::Destination));
+    let push = Push { n: len, op, factors, source, destination, meet };
+    let blocks = direct::blocks_of(len * dtype.size(), PUSH_PER_BLOCK);
+    direct::launch(group.dev, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
+}
+
+/// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.
+const PUSH_PER_BLOCK: usize = 512 * 8;
+
+/// The device's gang has failed and drained: kernels that were never launched are launched now, only to be counted, and give up
+/// at once.
+pub(crate) fn make_up(worker: &Worker) -> Result<()> {
+    let missed = worker.spinning.missed.take();
+    for meet in &missed {
+        let none = Combine {
+            dtype: DType::U8,
+            n: 0,
+            op: ReduceOp::Sum,
+            factors: &[],
+            sources: &[],
+            destinations: &[],
+            meet: *meet,
+        };
+        direct::launch_on(worker, &worker.main, "recovery", super::kernels::combine(DType::U8), 1, &none.args(false))?;
+    }
+    if missed.is_empty() { Ok(()) } else { worker.drain() }
+}
