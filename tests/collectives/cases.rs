@@ -2,7 +2,7 @@
 //!
 //! A case's buffers stand within larger ones, from element [`Case::starts`] on, so that what is written beside them is seen.
 
-use crate::numbers::{Num, OPS, Rng, combined, own, value};
+use crate::numbers::{Num, Rng, combined, own, value};
 use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, Group, ReduceOp};
 use std::ops::Range;
 
@@ -71,16 +71,6 @@ impl Case {
         let count = rng.pick(&[0, 1, 2, 3, n - 1, n, n + 1, 17, 128, 129, 1000, 3001]);
         let starts = (rng.pick(&[0, 0, 1, 3]), rng.pick(&[0, 0, 1, 3]));
         Case { kind, op, root: rng.below(n), count, starts, salt: rng.next() }
-    }
-
-    /// Each kind once, with any operation.
-    pub fn one_of_each(rng: &mut Rng, n: usize) -> Vec<Case> {
-        kinds()
-            .map(|kind| {
-                let op = rng.pick(&OPS);
-                Case::any(rng, kind, op, n)
-            })
-            .collect()
     }
 
     fn in_place(&self) -> bool {
