@@ -21,9 +21,11 @@ module! { ELEMENTWISE, "elementwise" }
 module! { REDUCE, "reduce" }
 module! { COLLECTIVE, "collective" }
 module! { PROBE, "probe" }
+module! { COMBINE, "combine" }
+module! { PUSH, "push" }
 
 /// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 4] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE];
+pub(crate) static MODULES: [&Module; 6] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH];
 
 /// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;

@@ -35,7 +35,8 @@ fn one(bench: &mut Bench, machine: &Machine, case: &str, (allocations, most): (u
     let trace = &Trace::rmm_random(allocations, most, SEED + most);
     let work = Work::Trace(trace);
     let builder = machine.builder(1);
-    let pool = slack.map_or(builder.clone(), |slack| builder.memory_slack(slack)).build().expect("the device can be opened");
+    let pool =
+        slack.map_or(builder.clone(), |slack| builder.memory_slack(slack)).build().expect("the device can be opened");
     let ours = Contender::with(&pool, trace, |_| Ours);
     let driver = (!machine.software).then(|| Contender::with(&pool, trace, DriverPool::new));
     let torch = machine.torch.as_ref();

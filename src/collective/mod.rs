@@ -5,6 +5,8 @@
 //! * [`ring`]: all-reduce by a ring of copies and local additions, ordered by cross-device events.
 
 pub(crate) mod board;
+#[allow(dead_code)] // the algorithms that launch them come by another branch
+pub(crate) mod kernels;
 mod ring;
 
 use crate::{
@@ -16,13 +18,21 @@ use board::{Call, Payload};
 use std::panic::Location;
 
 /// How elements of different devices are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
     /// The sum.
     Sum,
+    /// The product.
+    Prod,
+    /// The smallest value; NaN where a device has one.
+    Min,
+    /// The largest value; NaN where a device has one.
+    Max,
     /// The sum divided by the number of devices (computed as times its reciprocal).
     Avg,
+    /// The sum of the values, each first multiplied by its device's factor.
+    Scaled(f64),
 }
 
 /// The name of an element type, as descriptors carry it.
@@ -33,6 +43,22 @@ pub enum DType {
     F32,
     /// `f64`
     F64,
+    /// [`half::f16`]
+    F16,
+    /// [`half::bf16`]
+    BF16,
+    /// `i8`
+    I8,
+    /// `u8`
+    U8,
+    /// `i32`
+    I32,
+    /// `u32`
+    U32,
+    /// `i64`
+    I64,
+    /// `u64`
+    U64,
 }
 
 mod sealed {

@@ -1,0 +1,251 @@
+// Slices of several devices to one, or one to several, in one pass over NVLink: each device does its part of the whole
+// and writes the result where it belongs (NCCL's "RSxLD_AGxST", src/device/symmetric/all_reduce.cuh there).
+//
+//   combine_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
+//           (Meet meet, u64 n, u32 op, u32 sources, u32 destinations, Factors lo, Factors hi,
+//            const T* s0, .. s15, T* d0, .. d15)               d[j][i] = fold of s[0][i], s[1][i], ...  for i < n
+//   pairs   (Meet meet, u32 count, u32 blocks_per_pair, Sizes lo, Sizes hi,
+//            const u8* s0, .. s15, u8* d0, .. d15)             d[k] = s[k], by blocks_per_pair blocks each
+//
+// `op` and the order of a fold are in fold.cuh, meetings in meet.cuh. One source is copied as it is, whatever the
+// operation but SCALED. A source may be a destination, element for element: every element is read and written by one
+// thread, and read from everywhere before it is written anywhere. Elements are computed alone, so bits do not depend on
+// launch dimensions or alignment.
+//
+// Kernels that meet have at most BLOCKS blocks, the same number on all members, all resident at once.
+#include "lanes.cuh"
+#include "meet.cuh"
+#include "move.cuh"
+
+// Bytes of pairs, by number.
+struct Sizes {
+    u64 bytes[8];
+};
+
+// The arguments in shared memory, where they can be indexed.
+template <class T> struct Table {
+    u64 source[MOST], destination[MOST];
+    Acc<T> factor[MOST];
+    u32 epoch[MOST];
+    u64 odd; // bits in which the addresses in use differ
+};
+
+// Where the units of a loop are: unit i < split at `base` and on, the others `gap` bytes further.
+struct Places {
+    u64 units, base, split, gap;
+};
+
+template <class Unit> __device__ inline u64 offset_of(const Places& places, u64 i) {
+    // Only single elements lie in two places, before and after the packs.
+    const u64 gap = sizeof(Unit) < 16 && i >= places.split ? places.gap : 0;
+    return places.base + i * sizeof(Unit) + gap;
+}
+
+template <class T, class Unit, u32 U>
+__device__ inline void store_all(const Table<T>& table, u32 destinations, const u64 (&offset)[U], const bool (&here)[U],
+                                 const Unit (&unit)[U]) {
+#pragma unroll 1
+    for (u32 j = 0; j < destinations; j++) {
+        const u64 to = table.destination[j];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if (here[u]) store(to + offset[u], unit[u]);
+        }
+    }
+}
+
+// Sums of at most K sources. U packs of each are loaded before the first is used: a load from a peer takes
+// microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, are what covers the
+// bandwidth times the delay of NVLink.
+template <class T, u32 K, u32 U>
+__device__ inline void sum_packs(const Table<T>& table, Ending<T> ending, u32 sources, u32 destinations, Places places) {
+    const u32 W = 16 / sizeof(T);
+    const u64 step = grid_size();
+#pragma unroll 1
+    for (u64 i = grid_index(); i < places.units; i += U * step) {
+        u64 offset[U];
+        bool here[U];
+        uint4 in[K][U], out[U];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            offset[u] = offset_of<uint4>(places, i + u * step);
+            here[u] = i + u * step < places.units;
+        }
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (k >= sources) continue;
+            const u64 source = table.source[k];
+#pragma unroll
+            for (u32 u = 0; u < U; u++) {
+                if (here[u]) in[k][u] = load<uint4>(source + offset[u]);
+            }
+        }
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            Acc<T> acc[W];
+#pragma unroll
+            for (u32 w = 0; w < W; w++) acc[w] = widened(lane<T>(in[0][u], w));
+#pragma unroll
+            for (u32 k = 1; k < K; k++) {
+                if (k >= sources) continue;
+#pragma unroll
+                for (u32 w = 0; w < W; w++) acc[w] = added(acc[w], widened(lane<T>(in[k][u], w)));
+            }
+#pragma unroll
+            for (u32 w = 0; w < W; w++) {
+                // Averages of integers come elsewhere.
+                if constexpr (Type<T>::FLOAT) {
+                    set_lane(out[u], w, ending(acc[w]));
+                } else {
+                    set_lane(out[u], w, acc[w]);
+                }
+            }
+        }
+        store_all(table, destinations, offset, here, out);
+    }
+}
+
+// Any number of sources and any operation. G sources are loaded at once.
+template <class T, class Unit>
+__device__ inline void fold_units(const Table<T>& table, u32 op, Ending<T> ending, u32 sources, u32 destinations,
+                                  Places places) {
+    const u32 W = sizeof(Unit) / sizeof(T);
+    const u32 G = 8;
+#pragma unroll 1
+    for (u64 i = grid_index(); i < places.units; i += grid_size()) {
+        const u64 offset = offset_of<Unit>(places, i);
+        Acc<T> acc[W] = {};
+#pragma unroll 1
+        for (u32 k = 0; k < sources; k += G) {
+            Unit in[G];
+#pragma unroll
+            for (u32 g = 0; g < G; g++) {
+                if (k + g < sources) in[g] = load<Unit>(table.source[k + g] + offset);
+            }
+#pragma unroll 1
+            for (u32 g = 0; g < G && k + g < sources; g++) {
+                const Unit unit = pick(in, g);
+                Acc<T> x[W];
+#pragma unroll
+                for (u32 w = 0; w < W; w++) x[w] = widened(lane<T>(unit, w));
+                fold_any<T>(op, k + g, acc, x, table.factor);
+            }
+        }
+        Unit out[1];
+#pragma unroll
+        for (u32 w = 0; w < W; w++) set_lane(out[0], w, ending(acc[w]));
+        store_all(table, destinations, {offset}, {true}, out);
+    }
+}
+
+// Packs where all addresses are aligned alike; the ends, or all when they are not, element by element.
+template <class T>
+__device__ inline void fold(const Table<T>& table, u64 n, u32 op, u32 sources, u32 destinations) {
+    const u32 W = 16 / sizeof(T);
+    const Ending<T> ending(op, sources);
+    Places packs = {0, 0, 0, 0}, rest = {n, 0, n, 0};
+    if (table.odd % 16 == 0) {
+        const u64 to_aligned = ((0 - table.source[0]) & 15) / sizeof(T);
+        const u64 head = n < to_aligned ? n : to_aligned;
+        packs.units = (n - head) / W;
+        packs.base = head * sizeof(T);
+        rest = {n - packs.units * W, 0, head, packs.units * 16};
+    }
+    // What training is made of has its own loops.
+    const bool sum = op == SUM || (Type<T>::FLOAT && op == AVG);
+    if (!sum || sources > 8) {
+        fold_units<T, uint4>(table, op, ending, sources, destinations, packs);
+    } else if (!Type<T>::FLOAT) {
+        sum_packs<T, 8, 1>(table, ending, sources, destinations, packs);
+    } else if (sources <= 2) {
+        sum_packs<T, 2, 6>(table, ending, sources, destinations, packs);
+    } else if (sources <= 4) {
+        sum_packs<T, 4, 4>(table, ending, sources, destinations, packs);
+    } else {
+        sum_packs<T, 8, 2>(table, ending, sources, destinations, packs);
+    }
+    fold_units<T, BitsOf<T>>(table, op, ending, sources, destinations, rest);
+}
+
+template <class T>
+__device__ inline void combine(const Table<T>& table, u64 n, u32 op, u32 sources, u32 destinations) {
+    if (sources != 1 || op == SCALED) return fold(table, n, op, sources, destinations);
+    const Share share = {grid_index(), grid_size()};
+    const auto at = [&](u32 j) { return table.destination[j]; };
+    if (table.odd % 16 == 0) {
+        move_by<uint4>(share, n * sizeof(T), table.source[0], destinations, at);
+    } else {
+        move_by<BitsOf<T>>(share, n * sizeof(T), table.source[0], destinations, at);
+    }
+}
+
+template <class T>
+__device__ inline void fill_table(Table<T>& table, u32 op, u32 sources, u32 destinations, const Factors& lo,
+                                  const Factors& hi, const u64 (&s)[MOST], const u64 (&d)[MOST]) {
+    u64 odd = 0;
+#pragma unroll
+    for (u32 k = 0; k < MOST; k++) {
+        table.source[k] = s[k];
+        table.destination[k] = d[k];
+        if (k < sources) odd |= s[k] ^ s[0];
+        if (k < destinations) odd |= d[k] ^ s[0];
+    }
+    table.odd = odd;
+    if (op == SCALED) fill_factors(table.factor, lo, hi);
+}
+
+#define SIXTEEN(T, x)                                                                                              \
+    T x##0, T x##1, T x##2, T x##3, T x##4, T x##5, T x##6, T x##7, T x##8, T x##9, T x##10, T x##11, T x##12,     \
+        T x##13, T x##14, T x##15
+#define ADDRESSES(x)                                                                                               \
+    {(u64)x##0, (u64)x##1, (u64)x##2,  (u64)x##3,  (u64)x##4,  (u64)x##5,  (u64)x##6,  (u64)x##7,                  \
+     (u64)x##8, (u64)x##9, (u64)x##10, (u64)x##11, (u64)x##12, (u64)x##13, (u64)x##14, (u64)x##15}
+
+#define COMBINE(T)                                                                                                 \
+    KERNEL combine_##T(Meet meet, u64 n, u32 op, u32 sources, u32 destinations, Factors lo, Factors hi,               \
+                    SIXTEEN(const T*, s), SIXTEEN(T*, d)) {                                                        \
+        __shared__ Table<T> table;                                                                                 \
+        const u64 source[MOST] = ADDRESSES(s), destination[MOST] = ADDRESSES(d);                                   \
+        if (threadIdx.x == 0) fill_table(table, op, sources, destinations, lo, hi, source, destination);           \
+        Barrier barrier(meet, table.epoch);                                                                        \
+        if (barrier.start()) {                                                                                     \
+            combine(table, n, op, sources, destinations);                                                          \
+            barrier.end();                                                                                         \
+        }                                                                                                          \
+        barrier.leave();                                                                                           \
+    }
+
+COMBINE(f32)
+COMBINE(f64)
+COMBINE(f16)
+COMBINE(bf16)
+COMBINE(i8)
+COMBINE(u8)
+COMBINE(i32)
+COMBINE(u32)
+COMBINE(i64)
+COMBINE(u64)
+
+KERNEL pairs(Meet meet, u32 count, u32 blocks_per_pair, Sizes lo, Sizes hi,
+                                                           SIXTEEN(const u8*, s), SIXTEEN(u8*, d)) {
+    __shared__ u32 epoch[MOST];
+    const u64 sources[MOST] = ADDRESSES(s), destinations[MOST] = ADDRESSES(d);
+    const u32 pair = blockIdx.x / blocks_per_pair;
+    u64 source = 0, destination = 0, bytes = 0;
+#pragma unroll
+    for (u32 k = 0; k < MOST; k++) {
+        if (k == pair && k < count) {
+            source = sources[k];
+            destination = destinations[k];
+            bytes = k < 8 ? lo.bytes[k % 8] : hi.bytes[k % 8];
+        }
+    }
+    Barrier barrier(meet, epoch);
+    if (barrier.start()) {
+        const u64 first = (u64)(blockIdx.x % blocks_per_pair) * blockDim.x + threadIdx.x;
+        move_bytes({first, (u64)blocks_per_pair * blockDim.x}, bytes, source ^ destination, source, 1,
+                   [&](u32) { return destination; });
+        barrier.end();
+    }
+    barrier.leave();
+}

@@ -1,0 +1,46 @@
+// Elements inside of the units that memory is moved in: a pack of 16 bytes, or one element. Every index is a constant after
+// unrolling, so units stay in registers.
+#pragma once
+#include "fold.cuh"
+
+template <class T, class Unit> __device__ inline T lane(const Unit& unit, u32 i) {
+    static_assert(sizeof(Unit) == sizeof(T), "one element");
+    return from_bits<T>(unit);
+}
+template <class T, class Unit> __device__ inline void set_lane(Unit& unit, u32 i, T x) {
+    static_assert(sizeof(Unit) == sizeof(T), "one element");
+    unit = to_bits(x);
+}
+
+// Bits `8 * sizeof(T) * i` and up of four words. The words that a later lane shares must be set in ascending order.
+template <class T> __device__ inline T lane(const uint4& unit, u32 i) {
+    const u32 byte = i * sizeof(T);
+    const u32 word = byte < 4 ? unit.x : byte < 8 ? unit.y : byte < 12 ? unit.z : unit.w;
+    if constexpr (sizeof(T) == 8) {
+        return from_bits<T>(i == 0 ? (u64)unit.y << 32 | unit.x : (u64)unit.w << 32 | unit.z);
+    } else {
+        return from_bits<T>((BitsOf<T>)(word >> (8 * (byte % 4))));
+    }
+}
+template <class T> __device__ inline void set_lane(uint4& unit, u32 i, T x) {
+    const u32 byte = i * sizeof(T);
+    if constexpr (sizeof(T) == 8) {
+        u64 bits = to_bits(x);
+        if (i == 0) {
+            unit.x = (u32)bits;
+            unit.y = (u32)(bits >> 32);
+        } else {
+            unit.z = (u32)bits;
+            unit.w = (u32)(bits >> 32);
+        }
+    } else {
+        u32& word = byte < 4 ? unit.x : byte < 8 ? unit.y : byte < 12 ? unit.z : unit.w;
+        const u32 bits = (u32)to_bits(x) << (8 * (byte % 4));
+        word = byte % 4 == 0 ? bits : word | bits;
+    }
+}
+
+// The elements of a packet's 8 bytes.
+template <class T> __device__ inline T lane(const u64& unit, u32 i) {
+    return from_bits<T>((BitsOf<T>)(unit >> (8 * sizeof(T) * i)));
+}

@@ -1,0 +1,139 @@
+// How the kernels of one collective, one on each device of a gang, meet: flags and packets in each other's memory.
+//
+// Every device has one `Signals`. Two devices that meet, meet in the same order on both sides, in kernels of the same
+// grid, one at a time on each device; so both count the same epoch for their pair, without asking anyone. A meeting in
+// which every member waits for every other one adds one to the epochs of all its pairs.
+//
+// A kernel that waits looks at an abort word and at a deadline; then it gives up, says whom it was waiting for, and ends.
+// What the gang's buffers hold is unspecified after that, and so are the epochs: a member whose kernel never ran has not
+// counted. Before the devices meet again the host zeroes epoch, flag and packet of all of them.
+#pragma once
+#include "access.cuh"
+
+const u32 MOST = 16;      // devices
+const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
+const u32 PACKETS = 4096; // of each sender and parity: 32 KiB of data
+
+// In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the layout.
+struct Signals {
+    u64 peer[MOST];                  // addresses of every device's Signals, by ordinal in the pool, own included
+    u64 abort;                       // address of a u64 of the host: gangs up to this place have failed
+    u64 report;                      // address of a u64 of the host, this device's own: see `Patience`
+    u32 epoch[MOST];                 // by ordinal: the last meeting with that device
+    u32 ticket;                      // blocks of the running kernel that have read the epochs
+    u32 pad[11];
+    u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
+    uint4 packet[2][MOST][PACKETS];  // [parity of the epoch][ordinal of the sender][i]: {data, epoch, data, epoch}
+};
+static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 2 * MOST * PACKETS * 16, "as the host lays it out");
+
+// An entry; all have at most 512 threads a block, and so up to 128 registers a thread.
+#define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
+
+// The meeting that a kernel is part of, by value.
+struct Meet {
+    Signals* signals; // null: no meeting, events order the kernel: no barrier, no epoch, nothing read
+    u64 members;      // 4 bits each: ordinals in rank order
+    u64 place;        // the gang's: an abort word of `place` or more means failed
+    u64 deadline;     // nanoseconds of waiting in one place after which the kernel gives up; 0: never
+    u32 count, me;    // members, own rank
+    u64 spare;
+};
+
+__device__ inline u32 ordinal(const Meet& meet, u32 rank) { return (u32)(meet.members >> (4 * rank)) & 15u; }
+
+// Never 0, which is in memory that nobody has written yet; and 2 after the last one, so that parities still alternate.
+__device__ inline u32 following(u32 epoch) { return epoch == ~0u ? 2u : epoch + 1; }
+
+// How long one thread has waited in one place.
+struct Patience {
+    u32 polls = 0;
+    u64 since = 0;
+
+    // To be asked after every poll that found nothing. Looks up every 1024th time, since the abort word is at the far end
+    // of the PCIe bus. When it is over, the host can read who was missing.
+    __device__ bool over(const Meet& meet, u32 missing) {
+        if (++polls % 1024 != 0) return false;
+        u64 now = nanoseconds();
+        if (since == 0) since = now;
+        bool late = meet.deadline != 0 && now - since > meet.deadline;
+        if (!late && load_relaxed((const u64*)meet.signals->abort) < meet.place) return false;
+        store_relaxed((u64*)meet.signals->report, meet.place << 8 | 0x80u | missing);
+        return true;
+    }
+};
+
+// The epoch of this meeting for the pair with member `rank`.
+__device__ inline u32 epoch_with(const Meet& meet, u32 rank) {
+    return following(load_relaxed(&meet.signals->epoch[ordinal(meet, rank)]));
+}
+
+// One thread of each block calls this after all threads of the block have read the epochs, and gives the result to
+// `note_epochs` at the end: nothing stalls for it in between.
+__device__ inline u32 take_ticket(const Meet& meet) { return atomicAdd(&meet.signals->ticket, 1u); }
+
+// The block with the last ticket writes the epochs, `epoch[rank]`, for the next kernel: everyone has read the old ones.
+// (No fence: a read whose value has gone through shared memory and a barrier before the ticket was taken is over.)
+__device__ inline void note_epochs(const Meet& meet, u32 ticket, const u32* epoch) {
+    if (ticket != gridDim.x - 1) return;
+    meet.signals->ticket = 0;
+#pragma unroll 1
+    for (u32 rank = 0; rank < meet.count; rank++) {
+        if (rank != meet.me) meet.signals->epoch[ordinal(meet, rank)] = epoch[rank];
+    }
+}
+
+// Blocks of the same index on all members wait for each other, before and after their work. All threads of a block
+// call all functions, in the order written here; a block has more than MOST threads.
+class Barrier {
+    enum Which { START, END };
+
+    const Meet& meet;
+    u32* epoch; // shared, by rank
+    u32 ticket = ~0u;
+
+    // Thread `rank` tells member `rank` and waits for it. One thread's release covers what the block did before the
+    // barrier (https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#causality-order).
+    //
+    // Equal, not "at least": a peer cannot be ahead, since it needs this block's flag to go on, and a flag that was left
+    // 2^31 epochs ago, or never written, must not look like a newer one.
+    __device__ bool meets(Which which) {
+        const u32 rank = threadIdx.x;
+        if (rank >= meet.count || rank == meet.me) return true;
+        const u32 other = ordinal(meet, rank);
+        Signals* peer = (Signals*)meet.signals->peer[other];
+        store_release(&peer->flag[which][blockIdx.x][ordinal(meet, meet.me)], epoch[rank]);
+        const u32* mine = &meet.signals->flag[which][blockIdx.x][other];
+        Patience patience;
+#pragma unroll 1
+        while (load_relaxed(mine) != epoch[rank]) {
+            if (patience.over(meet, other)) return false;
+        }
+        load_acquire(mine);
+        return true;
+    }
+
+  public:
+    // `epoch` is room for MOST numbers in shared memory. Includes a __syncthreads.
+    __device__ Barrier(const Meet& meet, u32* epoch) : meet(meet), epoch(epoch) {
+        if (meet.signals && threadIdx.x < meet.count) epoch[threadIdx.x] = epoch_with(meet, threadIdx.x);
+        __syncthreads();
+        // A thread that does not poll.
+        if (meet.signals && threadIdx.x == blockDim.x - 1) ticket = take_ticket(meet);
+    }
+
+    // Whether the block may work: the members' kernels before this one are done.
+    __device__ bool start() { return !meet.signals || __syncthreads_and(meets(START)); }
+
+    // After the work. The members' writes of this block are visible to the kernels after this one.
+    __device__ void end() {
+        if (!meet.signals) return;
+        __syncthreads();
+        meets(END);
+    }
+
+    // Last, also when the block could not start.
+    __device__ void leave() {
+        if (meet.signals && threadIdx.x == blockDim.x - 1) note_epochs(meet, ticket, epoch);
+    }
+};

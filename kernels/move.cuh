@@ -1,0 +1,66 @@
+// Bytes from one place to one or more others.
+#pragma once
+#include "access.cuh"
+
+// This thread's share of a loop: unit `first`, then every `step`-th.
+struct Share {
+    u64 first, step;
+};
+
+// `at(j)` is the address of the j-th destination. The source may be one of them.
+template <class Unit, class At>
+__device__ inline void move_units(Share share, u64 offset, u64 units, u64 source, u32 destinations, At at) {
+    const u32 U = sizeof(Unit) == 16 ? 8 : 4; // units of a thread in flight
+#pragma unroll 1
+    for (u64 i = share.first; i < units; i += U * share.step) {
+        Unit unit[U];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if (i + u * share.step < units) unit[u] = load<Unit>(source + offset + (i + u * share.step) * sizeof(Unit));
+        }
+#pragma unroll 1
+        for (u32 j = 0; j < destinations; j++) {
+            const u64 to = at(j);
+            if (to == source) continue;
+#pragma unroll
+            for (u32 u = 0; u < U; u++) {
+                if (i + u * share.step < units) store(to + offset + (i + u * share.step) * sizeof(Unit), unit[u]);
+            }
+        }
+    }
+}
+
+// In units of the largest size at which source and destinations are aligned alike, and the ends by bytes.
+template <class Unit, class At>
+__device__ inline void move_by(Share share, u64 bytes, u64 source, u32 destinations, At at) {
+    const u64 to_aligned = (0 - source) & (sizeof(Unit) - 1);
+    const u64 head = bytes < to_aligned ? bytes : to_aligned;
+    const u64 units = (bytes - head) / sizeof(Unit);
+    move_units<Unit>(share, head, units, source, destinations, at);
+    if constexpr (sizeof(Unit) > 1) {
+        const u64 done = head + units * sizeof(Unit);
+#pragma unroll 1
+        for (u64 i = share.first; i < head + (bytes - done); i += share.step) {
+            const u64 byte = i < head ? i : done + (i - head);
+            const u8 x = load<u8>(source + byte);
+#pragma unroll 1
+            for (u32 j = 0; j < destinations; j++) store(at(j) + byte, x);
+        }
+    }
+}
+
+// `odd` has a bit set where the addresses differ in that bit.
+template <class At>
+__device__ inline void move_bytes(Share share, u64 bytes, u64 odd, u64 source, u32 destinations, At at) {
+    if (odd % 16 == 0) {
+        move_by<uint4>(share, bytes, source, destinations, at);
+    } else if (odd % 8 == 0) {
+        move_by<u64>(share, bytes, source, destinations, at);
+    } else if (odd % 4 == 0) {
+        move_by<u32>(share, bytes, source, destinations, at);
+    } else if (odd % 2 == 0) {
+        move_by<u16>(share, bytes, source, destinations, at);
+    } else {
+        move_by<u8>(share, bytes, source, destinations, at);
+    }
+}

@@ -1,0 +1,273 @@
+//! The device kernels of the collectives: how they are named, and how their arguments are laid out.
+//!
+//! The device halves are `kernels/combine.cu` and `kernels/push.cu`; `kernels/meet.cuh` says how the kernels of several
+//! devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
+//!
+//! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank order, half
+//! types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
+
+mod lane;
+#[cfg(test)]
+mod tests;
+mod twin;
+
+use super::{DType, ReduceOp};
+use crate::{
+    Module, builtin,
+    driver::{Address, HostKernel, KernelArg, ValueBytes},
+};
+use smallvec::SmallVec;
+
+/// Devices that a kernel on a GPU can name.
+pub(crate) const MOST: usize = 16;
+/// Blocks of a kernel that meets, at most.
+pub(crate) const BLOCKS: u32 = 128;
+/// Threads of a block, at most. A block of a kernel that meets has more than [`MOST`].
+pub(crate) const THREADS: u32 = 512;
+/// Bytes that one [`Push`] can exchange.
+pub(crate) const PUSH_BYTES: usize = PACKETS * 8;
+
+const PACKETS: usize = 4096;
+
+/// Where things are in a device's `Signals` (`kernels/meet.cuh`), in bytes.
+pub(crate) mod signals {
+    use super::{BLOCKS, MOST, PACKETS};
+
+    /// The addresses of all devices' signals, by ordinal.
+    pub(crate) const PEER: usize = 0;
+    /// The address of the host's abort word.
+    pub(crate) const ABORT: usize = PEER + MOST * 8;
+    /// The address of the host's word that this device reports to.
+    pub(crate) const REPORT: usize = ABORT + 8;
+    /// The last meeting with each device, by ordinal: a `u32` each.
+    pub(crate) const EPOCH: usize = REPORT + 8;
+    /// The flags of barriers.
+    pub(crate) const FLAG: usize = 256;
+    /// The packets of pushes.
+    pub(crate) const PACKET: usize = FLAG + 2 * BLOCKS as usize * MOST * 4;
+    /// All of it.
+    pub(crate) const BYTES: usize = PACKET + 2 * MOST * PACKETS * 16;
+}
+
+/// What a kernel that has given up leaves in its device's report word.
+pub(crate) fn report(place: u64, missing: usize) -> u64 {
+    place << 8 | 0x80 | missing as u64
+}
+
+/// The meeting that a kernel is part of, as `kernels/meet.cuh` has it.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Meet {
+    /// The device's own signals; 0: no meeting, events order the kernel.
+    pub signals: Address,
+    /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
+    pub members: u64,
+    /// The gang's place: an abort word of `place` or more means that it has failed.
+    pub place: u64,
+    /// Nanoseconds of waiting in one place after which the kernel gives up; 0: never.
+    pub deadline: u64,
+    /// Members.
+    pub count: u32,
+    /// The device's own rank.
+    pub me: u32,
+    /// Nothing yet.
+    pub spare: u64,
+}
+
+impl Meet {
+    /// No meeting.
+    pub(crate) const NONE: Meet = Meet { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
+
+    /// Ordinals in rank order, packed.
+    pub(crate) fn members(ordinals: impl IntoIterator<Item = usize>) -> u64 {
+        ordinals.into_iter().enumerate().fold(0, |all, (rank, ordinal)| {
+            assert!(rank < MOST && ordinal < MOST, "a kernel can meet {MOST} devices");
+            all | (ordinal as u64) << (4 * rank)
+        })
+    }
+}
+
+/// A device function with its twin.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub module: &'static Module,
+    pub name: &'static str,
+    pub host: Option<HostKernel>,
+}
+
+/// `f!(dtype, combine)` is the name of the function and the twin for that type.
+macro_rules! by_type {
+    ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal;)+) => {
+        match $dtype {
+            $(DType::$D => (($combine, twin::combine::<$T> as HostKernel), $push),)+
+        }
+    };
+}
+
+fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str) {
+    by_type! { dtype,
+        F32 f32, "combine_f32", "push_f32";
+        F64 f64, "combine_f64", "push_f64";
+        F16 half::f16, "combine_f16", "push_f16";
+        BF16 half::bf16, "combine_bf16", "push_bf16";
+        I8 i8, "combine_i8", "push_i8";
+        U8 u8, "combine_u8", "push_u8";
+        I32 i32, "combine_i32", "push_i32";
+        U32 u32, "combine_u32", "push_u32";
+        I64 i64, "combine_i64", "push_i64";
+        U64 u64, "combine_u64", "push_u64";
+    }
+}
+
+/// Launched with [`Combine::args`].
+pub(crate) fn combine(dtype: DType) -> Entry {
+    let ((name, host), _) = names(dtype);
+    Entry { module: &builtin::COMBINE, name, host: Some(host) }
+}
+
+/// Launched with [`Pairs::args`].
+pub(crate) fn pairs() -> Entry {
+    Entry { module: &builtin::COMBINE, name: "pairs", host: Some(twin::pairs) }
+}
+
+/// Launched with [`Push::args`]. Without a twin: software GPUs have nothing to gain from it.
+pub(crate) fn push(dtype: DType) -> Entry {
+    Entry { module: &builtin::PUSH, name: names(dtype).1, host: None }
+}
+
+/// A range of some device's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub address: Address,
+    pub bytes: usize,
+}
+
+impl Part {
+    fn slice(self, write: bool) -> KernelArg {
+        KernelArg::Slice { address: self.address, bytes: self.bytes, write }
+    }
+}
+
+/// The arguments of a launch.
+pub(crate) type Arguments = SmallVec<[KernelArg; 40]>;
+
+/// `destinations[j][i]` = fold over `k` of `sources[k][i]`, for `i < n`.
+///
+/// A source may be the same memory as a destination, element for element; any other overlap of the two is wrong. GPUs take up
+/// to [`MOST`] of each, software GPUs any number. One source is copied as it is, whatever the operation but `Scaled`.
+pub(crate) struct Combine<'a> {
+    pub dtype: DType,
+    /// Elements of every part.
+    pub n: usize,
+    pub op: ReduceOp,
+    /// One for each source when `op` is `Scaled` (whose own factor is not looked at), else empty.
+    pub factors: &'a [f64],
+    pub sources: &'a [Part],
+    pub destinations: &'a [Part],
+    pub meet: Meet,
+}
+
+impl Combine<'_> {
+    /// For a GPU, or for a software GPU.
+    pub fn args(&self, software: bool) -> Arguments {
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(self.n as u64));
+        args.push(value(code(self.op)));
+        args.push(value(self.sources.len() as u32));
+        args.push(value(self.destinations.len() as u32));
+        push_factors(&mut args, self.factors, 0);
+        push_factors(&mut args, self.factors, 1);
+        push_parts(&mut args, self.sources, self.destinations, software);
+        // Where a GPU has no more.
+        (2..self.factors.len().div_ceil(8)).for_each(|eight| push_factors(&mut args, self.factors, eight));
+        args
+    }
+}
+
+/// `pairs[k].1` = `pairs[k].0`, byte for byte; each pair's parts are equally long and do not overlap unless they are
+/// the same. The grid has `pairs.len() * blocks_per_pair` blocks.
+pub(crate) struct Pairs<'a> {
+    pub pairs: &'a [(Part, Part)],
+    pub blocks_per_pair: u32,
+    pub meet: Meet,
+}
+
+impl Pairs<'_> {
+    /// For a GPU, or for a software GPU.
+    pub fn args(&self, software: bool) -> Arguments {
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(self.pairs.len() as u32));
+        args.push(value(self.blocks_per_pair));
+        let bytes = |k: usize| self.pairs.get(k).map_or(0, |pair| pair.0.bytes as u64);
+        args.push(value::<[u64; 8]>(std::array::from_fn(bytes)));
+        args.push(value::<[u64; 8]>(std::array::from_fn(|k| bytes(8 + k))));
+        let (sources, destinations): (SmallVec<[Part; MOST]>, SmallVec<[Part; MOST]>) =
+            self.pairs.iter().copied().unzip();
+        push_parts(&mut args, &sources, &destinations, software);
+        args
+    }
+}
+
+/// `destination[i]` = fold over the members of their `source[i]`, for `i < n`: at most [`PUSH_BYTES`], on GPUs only.
+/// Every member launches the same grid. `n` is not 0 and there are at least two members.
+pub(crate) struct Push<'a> {
+    pub n: usize,
+    pub op: ReduceOp,
+    /// One for each member when `op` is `Scaled`, else empty.
+    pub factors: &'a [f64],
+    /// This device's own memory.
+    pub source: Part,
+    /// This device's own memory; may be the source.
+    pub destination: Part,
+    pub meet: Meet,
+}
+
+impl Push<'_> {
+    pub fn args(&self) -> Arguments {
+        debug_assert!(self.source.bytes <= PUSH_BYTES && self.meet.signals != 0);
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(self.n as u64));
+        args.push(value(code(self.op)));
+        push_factors(&mut args, self.factors, 0);
+        push_factors(&mut args, self.factors, 1);
+        args.push(self.source.slice(false));
+        args.push(self.destination.slice(true));
+        args
+    }
+}
+
+/// As `kernels/fold.cuh` counts them.
+fn code(op: ReduceOp) -> u32 {
+    match op {
+        ReduceOp::Sum => twin::SUM,
+        ReduceOp::Prod => twin::PROD,
+        ReduceOp::Min => twin::MIN,
+        ReduceOp::Max => twin::MAX,
+        ReduceOp::Avg => twin::AVG,
+        ReduceOp::Scaled(_) => twin::SCALED,
+    }
+}
+
+fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
+    KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&x)))
+}
+
+/// The `eight`-th eight of the factors.
+fn push_factors(args: &mut Arguments, factors: &[f64], eight: usize) {
+    args.push(value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0))));
+}
+
+/// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range may appear
+/// only once (the twin holds it exclusively), so a source that is a destination is named by its number.
+fn push_parts(args: &mut Arguments, sources: &[Part], destinations: &[Part], software: bool) {
+    debug_assert!(software || sources.len().max(destinations.len()) <= MOST, "a GPU's kernel has {MOST} places");
+    let same = |source: &Part| destinations.iter().position(|d| software && d.address == source.address && d.bytes > 0);
+    let unused = |used: usize| (used..MOST).map(|_| value(0_u64));
+    args.extend(sources.iter().map(|source| same(source).map_or(source.slice(false), |j| value(j as u64))));
+    args.extend(unused(sources.len()));
+    args.extend(destinations.iter().map(|destination| destination.slice(true)));
+    args.extend(unused(destinations.len()));
+}
