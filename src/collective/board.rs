@@ -260,6 +260,17 @@ pub(crate) fn forget(worker: &Worker, upto: u64) {
 
 struct NewerGang;
 
+/// Keeps the error for a member that has left for later: the first one.
+fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Option<R>> {
+    match result {
+        Err(error @ Error::Mismatch { .. }) => {
+            absent.get_or_insert(error);
+            Ok(None)
+        }
+        other => other.map(Some),
+    }
+}
+
 impl Group<'_> {
     /// Meets all members of the group: their notices by rank, this member's own among them. When this returns `Ok`, the call is
     /// committed: every member carries it through; with `spins`, by a kernel that waits for the others'.
@@ -270,8 +281,11 @@ impl Group<'_> {
         gang.check()?;
         dev.worker.progress();
         let own = Arc::new(Notice { call, group: self.ranks().clone(), payload });
+        // A member that has left spoils this meeting, but not the next one of those who stay: they hear of this call all the same,
+        // and what they tell is taken out of the rings.
+        let mut absent = None;
         for member in self.others() {
-            self.tell(&own.call, member, Body::Call(own.clone()))?;
+            unless_absent(self.tell(&own.call, member, Body::Call(own.clone())), &mut absent)?;
         }
         let mut all: SmallVec<[Arc<Notice>; 8]> = SmallVec::with_capacity(self.count());
         for member in 0..self.count() {
@@ -279,9 +293,8 @@ impl Group<'_> {
                 all.push(own.clone());
                 continue;
             }
-            let Body::Call(notice) = self.receive(&own.call, member)? else {
-                unreachable!("steps end with their collective")
-            };
+            let Some(body) = unless_absent(self.receive(&own.call, member), &mut absent)? else { continue };
+            let Body::Call(notice) = body else { unreachable!("steps end with their collective") };
             if notice.group != own.group {
                 let error = self.mismatch("group", (self.rank, &own.call), (member, &notice.call));
                 // The members of one group do not hear of it from those of the other.
@@ -289,6 +302,9 @@ impl Group<'_> {
                 return Err(error);
             }
             all.push(notice);
+        }
+        if let Some(error) = absent {
+            return Err(error);
         }
         // Every member compares the same calls in the same order, so every member reports the same pair.
         for (member, notice) in all.iter().enumerate() {

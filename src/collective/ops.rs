@@ -369,6 +369,7 @@ impl Group<'_> {
         let (out, into) = (self.check_counts("all_to_all_v", send)?, self.check_counts("all_to_all_v", receive)?);
         self.fits("all_to_all_v", "src", src.len(), out.total(self.count()))?;
         self.fits("all_to_all_v", "dst", dst.len(), into.total(self.count()))?;
+        self.fits("all_to_all_v", "what this member expects of itself", receive[self.rank], send[self.rank])?;
         let call = Call::new("all_to_all_v").elements(S::Elem::DTYPE, 0);
         let none = Shape::AllToAll { send: Vec::new(), receive: Vec::new() };
         let request = between(call, None, none, Some(src), Some(dst));

@@ -120,8 +120,19 @@ impl Group<'_> {
         match shape.disagreement(self.count()) {
             None => Ok(shape),
             // Every member finds the same, and none has begun.
-            Some((a, b)) => Err(self.mismatch("counts", (a, &notices[a].call), (b, &notices[b].call))),
+            Some((a, b)) => Err(self.not_what_is_expected((a, b), &shape, notices)),
         }
+    }
+
+    /// Member `a` sends member `b` another number of elements than `b` expects.
+    fn not_what_is_expected(&self, (a, b): (usize, usize), shape: &Shape, notices: &[Arc<Notice>]) -> Error {
+        let mut error = self.mismatch("counts", (a, &notices[a].call), (b, &notices[b].call));
+        if let (Error::Mismatch { a_call, b_call, .. }, Shape::AllToAll { send, receive }) = (&mut error, shape) {
+            let (out, into) = (send[a].part(b).len(), receive[b].part(a).len());
+            *a_call = format!("all_to_all_v({out} elements for member {b})");
+            *b_call = format!("all_to_all_v({into} elements from member {a})");
+        }
+        error
     }
 
     fn carry_out(

@@ -1,0 +1,99 @@
+//! What these tests share: pools of every kind, and the reports of calls that must fail.
+
+use crate::support::{Gpus, failure};
+use gpu_pool::{Algorithm, Builder, Device, Error, GpuPool, ReduceOp, Site};
+
+/// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory.
+pub fn builder(gpus: Gpus, count: usize) -> Builder {
+    let builder = gpus.builder(count);
+    match std::env::var("GPU_POOL_TEST_PEERS").as_deref() {
+        Ok("off") => builder.without_peer_access(),
+        _ => builder,
+    }
+}
+
+pub fn pool(gpus: Gpus, count: usize) -> GpuPool {
+    builder(gpus, count).build().unwrap()
+}
+
+/// How collectives are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// As by default, or as `GPU_POOL_ALGORITHM` says.
+    Default,
+    Forced(Algorithm),
+    /// Without access to peers' memory.
+    Staged,
+}
+
+pub const WAYS: [Way; 5] = [
+    Way::Default,
+    Way::Forced(Algorithm::Direct),
+    Way::Forced(Algorithm::Copies),
+    Way::Forced(Algorithm::Ring),
+    Way::Staged,
+];
+
+impl Way {
+    pub fn builder(self, gpus: Gpus, count: usize) -> Builder {
+        match self {
+            Way::Default => builder(gpus, count),
+            Way::Forced(algorithm) => builder(gpus, count).algorithm(algorithm),
+            Way::Staged => gpus.builder(count).without_peer_access(),
+        }
+    }
+
+    pub fn pool(self, gpus: Gpus, count: usize) -> GpuPool {
+        self.builder(gpus, count).build().unwrap()
+    }
+}
+
+/// Ones, summed up over the gang: `count` everywhere.
+#[track_caller]
+pub fn sum_works(dev: &Device) -> Result<(), Error> {
+    let mut x = dev.upload(&[1.0f32; 33])?;
+    dev.all_reduce(&mut x, ReduceOp::Sum)?;
+    assert_eq!(dev.download(&x)?, [dev.count() as f32; 33]);
+    Ok(())
+}
+
+/// A failure has left nothing behind.
+#[track_caller]
+pub fn assert_works(pool: &GpuPool) {
+    for _ in 0..2 {
+        if let Err(error) = pool.run(|dev, _| sum_works(dev)) {
+            panic!("the pool does not go on: {error}");
+        }
+    }
+}
+
+/// A mismatch in parts: what differs, and both members with their calls and places.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Differs {
+    pub what: &'static str,
+    pub a: (usize, String, Site),
+    pub b: (usize, String, Site),
+    pub text: String,
+}
+
+/// A call that must be refused as one that does not match.
+#[track_caller]
+pub fn mismatch<R: std::fmt::Debug>(result: Result<R, Error>) -> Differs {
+    let error = failure(result);
+    let text = error.to_string();
+    match error {
+        Error::Mismatch { what, a, a_call, a_site, b, b_call, b_site } => {
+            Differs { what, a: (a, a_call, a_site), b: (b, b_call, b_site), text }
+        }
+        other => panic!("no mismatch: {other}"),
+    }
+}
+
+/// A call that must be refused before it meets anybody.
+#[track_caller]
+pub fn invalid<R: std::fmt::Debug>(result: Result<R, Error>) -> String {
+    match failure(result) {
+        Error::InvalidArgument { why, .. } => why,
+        other => panic!("not an invalid argument: {other}"),
+    }
+}
