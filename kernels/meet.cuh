@@ -12,7 +12,7 @@
 
 const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
-const u32 PACKETS = 4096; // of each sender and parity: 32 KiB of data
+const u32 PACKETS = 32768; // of each sender and parity: 256 KiB of data
 
 // In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the layout.
 struct Signals {
@@ -23,7 +23,8 @@ struct Signals {
     u32 ticket;                      // blocks of the running kernel that have read the epochs
     u32 pad[11];
     u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
-    uint4 packet[2][MOST][PACKETS];  // [parity of the epoch][ordinal of the sender][i]: {data, epoch, data, epoch}
+    // [ordinal of the sender][parity of the epoch][i]: {data, epoch, data, epoch}. As many senders as the pool has devices.
+    uint4 packet[MOST][2][PACKETS];
 };
 static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 2 * MOST * PACKETS * 16, "as the host lays it out");
 

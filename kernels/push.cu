@@ -8,8 +8,8 @@
 // epoch: {data, epoch, data, epoch}, where each half is one access, so data and flag arrive together ("LL" of NCCL,
 // src/device/prims_ll.h there). No barrier before, between or after, hence one crossing of NVLink.
 //
-// Why two sets of slots are enough, though every pair counts its own epochs. Member s writes the slots of (parity of e,
-// s) at r in the pair's meeting e, and again in e + 2. It starts e + 2 when its kernel of e + 1 has ended. In that, be it
+// Why two sets of slots are enough, though every pair counts its own epochs. Member s writes the slots of (s, parity
+// of e) at r in the pair's meeting e, and again in e + 2. It starts e + 2 when its kernel of e + 1 has ended. In that, be it
 // a push or one with barriers, it has waited for something that r sent in e + 1: that r did after its kernel of e had
 // ended, in which it read all slots of e. So nothing that is still wanted is overwritten. This rests on three things:
 // kernels that meet run one at a time on each device, the members of a meeting all wait for all others in it, and a
@@ -28,8 +28,8 @@ __device__ inline void open_line(Lines& lines, const Meet& meet, u32 rank) {
     const u32 epoch = epoch_with(meet, rank), other = ordinal(meet, rank);
     Signals* peer = (Signals*)meet.signals->peer[other];
     lines.epoch[rank] = epoch;
-    lines.inbox[rank] = (u64)meet.signals->packet[epoch & 1][other];
-    lines.outbox[rank] = (u64)peer->packet[epoch & 1][ordinal(meet, meet.me)];
+    lines.inbox[rank] = (u64)meet.signals->packet[other][epoch & 1];
+    lines.outbox[rank] = (u64)peer->packet[ordinal(meet, meet.me)][epoch & 1];
 }
 
 // A packet's data: elements [i * E, i * E + E) of x, as far as there are.

@@ -393,6 +393,7 @@ impl Builder {
             algorithm: self.algorithm.unwrap_or_default(),
             reduce_order: self.reduce_order,
             staged: self.staged,
+            polls: polls(cores, count, &*links[0].driver),
             copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
             gate: Gate::new(),
             peers: OnceCell::new(),
@@ -447,6 +448,12 @@ fn cuda_devices() -> Result<usize> {
 #[cfg(not(feature = "cuda"))]
 fn cuda_devices() -> Result<usize> {
     Err(Error::NoDevice { reason: "this build of gpu-pool has no CUDA (feature `cuda` is off)".to_owned() })
+}
+
+/// Only where every device thread has a core of its own with one to spare, and where time passes by itself.
+fn polls(cores: usize, devices: usize, driver: &dyn crate::driver::Driver) -> usize {
+    let computed = host::is_stepped(driver) || host::virtual_now(driver).is_some();
+    if computed || cores < 2 * devices { 0 } else { 2000 }
 }
 
 /// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how many

@@ -50,7 +50,7 @@ pub(crate) fn plant<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
 mod tests {
     use super::{Bug, plant};
     use crate::{
-        Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
+        Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
         driver::check::{Kind, Report},
     };
     use std::sync::Arc;
@@ -77,6 +77,10 @@ mod tests {
 
     fn three() -> Builder {
         GpuPool::builder().host(3)
+    }
+
+    fn ring() -> Builder {
+        three().algorithm(Algorithm::Ring)
     }
 
     fn staged() -> Builder {
@@ -145,13 +149,17 @@ mod tests {
 
     #[test]
     fn a_skipped_step_of_a_collective() {
-        let report = found(Bug::StepSkipped, three, sums);
+        let report = found(Bug::StepSkipped, ring, sums);
         assert_eq!((report.kind, report.now.op), (Kind::Race, "all_reduce"), "{report}");
+        // Of a kernel over all members' memory, the step is the last: memory goes while peers are in it.
+        assert_eq!(found(Bug::StepSkipped, three, sums).kind, Kind::FreeInUse);
     }
 
     #[test]
     fn a_collective_that_starts_too_early() {
-        assert_eq!(found(Bug::StartSkipped, three, sums).kind, Kind::Race);
+        for builder in [ring, three] {
+            assert_eq!(found(Bug::StartSkipped, builder, sums).kind, Kind::Race);
+        }
     }
 
     #[test]

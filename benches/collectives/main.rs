@@ -23,7 +23,6 @@
 mod support;
 
 mod extras;
-mod face;
 mod nccl;
 mod ops;
 mod plot;

@@ -2,10 +2,8 @@
 
 use std::ffi::c_int;
 
-use gpu_pool::{Device, DeviceBuffer, DeviceCopy, ReduceOp, Result};
+use gpu_pool::{Device, DeviceBuffer, Element, ReduceOp, Result};
 use half::bf16;
-
-use crate::face::Face;
 
 /// An operation of the whole gang; reductions are sums.
 #[derive(Clone, Copy, PartialEq)]
@@ -79,7 +77,7 @@ impl Op {
     /// Ours. In-place operations ignore the input.
     pub fn ours<T: Number>(self, dev: &Device, input: &DeviceBuffer<T>, output: &mut DeviceBuffer<T>) -> Result<()> {
         match self {
-            Op::AllReduce => T::all_reduce(dev, output),
+            Op::AllReduce => dev.all_reduce(output, ReduceOp::Sum),
             Op::ReduceScatter => dev.reduce_scatter(input, output, ReduceOp::Sum),
             Op::AllGather => dev.all_gather(input, output),
             Op::Broadcast => dev.broadcast(output, 0),
@@ -97,15 +95,13 @@ pub fn pattern(rank: usize, i: usize) -> u32 {
 pub const PERIOD: usize = 23;
 
 /// An element type.
-pub trait Number: DeviceCopy {
+pub trait Number: Element {
     const NAME: &'static str;
     /// NCCL's `ncclDataType_t`.
     const NCCL: c_int;
 
     fn narrow(x: f32) -> Self;
     fn wide(self) -> f32;
-
-    fn all_reduce(dev: &Device, x: &mut DeviceBuffer<Self>) -> Result<()>;
 
     /// A number of random sign near 2^-104, from random bits.
     fn tiny(bits: u32) -> Self {
@@ -124,10 +120,6 @@ impl Number for f32 {
     fn wide(self) -> f32 {
         self
     }
-
-    fn all_reduce(dev: &Device, x: &mut DeviceBuffer<Self>) -> Result<()> {
-        dev.all_reduce(x, ReduceOp::Sum)
-    }
 }
 
 impl Number for bf16 {
@@ -140,9 +132,5 @@ impl Number for bf16 {
 
     fn wide(self) -> f32 {
         self.to_f32()
-    }
-
-    fn all_reduce(dev: &Device, x: &mut DeviceBuffer<Self>) -> Result<()> {
-        dev.all_reduce_by_host(x)
     }
 }

@@ -9,7 +9,7 @@
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
 
-use super::{DType, Group, ReduceOp, plan::Counts, point::Post};
+use super::{DType, Group, ReduceOp, brief::Brief, plan::Counts, point::Post};
 use crate::{
     Event,
     driver::Address,
@@ -50,6 +50,27 @@ impl Call {
         Call { op, dtype: None, count: 0, reduce: None, root: None, counts: None, of: None, site }
     }
 
+    /// A call made there.
+    pub(super) fn at(op: &'static str, site: Site) -> Self {
+        Call { site, ..Call::new(op) }
+    }
+
+    /// With what may be there.
+    pub(super) fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
+        Call { reduce, root: root.map(|root| root as usize), ..self }
+    }
+
+    /// Operation, call site, count, type and root of a call that has no more than these and a reduction.
+    pub(super) fn in_short(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
+        let nothing_else = self.counts.is_none() && self.of.is_none();
+        let dtype = self.dtype.filter(|_| nothing_else)?;
+        Some((self.op, self.site, self.count, dtype, self.root.map(|root| root as u32)))
+    }
+
+    pub(super) fn reduction(&self) -> Option<ReduceOp> {
+        self.reduce
+    }
+
     pub(crate) fn elements(self, dtype: DType, count: usize) -> Self {
         Call { dtype: Some(dtype), count, ..self }
     }
@@ -81,7 +102,7 @@ impl Call {
     }
 
     /// What differs, if anything does.
-    fn differs(&self, other: &Call) -> Option<&'static str> {
+    pub(super) fn differs(&self, other: &Call) -> Option<&'static str> {
         let reduces = match (self.reduce, other.reduce) {
             (Some(a), Some(b)) => a.matches(b),
             (a, b) => a.is_none() && b.is_none(),
@@ -172,8 +193,10 @@ struct Message {
     from: Option<Box<Handover>>,
 }
 
-enum Body {
+pub(super) enum Body {
     Call(Arc<Notice>),
+    /// All of that in short.
+    Brief(Brief),
     /// A step of a collective is done on the sender's stream once the event has passed.
     Step(Event),
 }
@@ -261,7 +284,7 @@ pub(crate) fn forget(worker: &Worker, upto: u64) {
 struct NewerGang;
 
 /// Keeps the error for a member that has left for later: the first one.
-fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Option<R>> {
+pub(super) fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Option<R>> {
     match result {
         Err(error @ Error::Mismatch { .. }) => {
             absent.get_or_insert(error);
@@ -293,27 +316,42 @@ impl Group<'_> {
                 all.push(own.clone());
                 continue;
             }
-            let Some(body) = unless_absent(self.receive(&own.call, member), &mut absent)? else { continue };
-            let Body::Call(notice) = body else { unreachable!("steps end with their collective") };
-            if notice.group != own.group {
-                let error = self.mismatch("group", (self.rank, &own.call), (member, &notice.call));
-                // The members of one group do not hear of it from those of the other.
-                gang.poison(dev.index(), error.clone());
-                return Err(error);
+            match unless_absent(self.receive(&own.call, member), &mut absent)? {
+                None => {}
+                Some(Body::Call(notice)) if self.is(&notice) => all.push(notice),
+                Some(Body::Call(notice)) => return Err(self.other_group(&own.call, member, &notice.call)),
+                Some(Body::Brief(brief)) => {
+                    // Another operation, then; the others' are not needed to see it.
+                    let call = brief.call();
+                    let what = own.call.differs(&call).unwrap_or("group");
+                    let error = self.mismatch(what, (self.rank, &own.call), (member, &call));
+                    gang.poison(dev.index(), error.clone());
+                    return Err(error);
+                }
+                Some(Body::Step(_)) => unreachable!("steps end with their collective"),
             }
-            all.push(notice);
         }
         if let Some(error) = absent {
             return Err(error);
         }
-        // Every member compares the same calls in the same order, so every member reports the same pair.
-        for (member, notice) in all.iter().enumerate() {
-            if let Some(what) = all[0].call.differs(&notice.call) {
-                return Err(self.mismatch(what, (0, &all[0].call), (member, &notice.call)));
-            }
+        if all.iter().any(|notice| all[0].call.differs(&notice.call).is_some()) {
+            return Err(self.differing(|member| all[member].call.clone()));
         }
         self.commit(spins)?;
         Ok(all)
+    }
+
+    /// Whether a notice is to this group.
+    pub(super) fn is(&self, notice: &Notice) -> bool {
+        notice.group == *self.ranks()
+    }
+
+    /// The error for a member that calls another group. The members of this one do not hear of it from those of the other, so it
+    /// fails the gang.
+    pub(super) fn other_group(&self, call: &Call, member: usize, theirs: &Call) -> Error {
+        let error = self.mismatch("group", (self.rank, call), (member, theirs));
+        self.dev.session.gang.poison(self.dev.index(), error.clone());
+        error
     }
 
     pub(super) fn mismatch(
@@ -350,12 +388,12 @@ impl Group<'_> {
         dev.stream.wait_event(call.op, done.0.raw, &done.0.stream, done.0.covered)
     }
 
-    fn tell(&self, call: &Call, member: usize, body: Body) -> Result<()> {
+    pub(super) fn tell(&self, call: &Call, member: usize, body: Body) -> Result<()> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let mut message = Some(Message { gang: gang.place(), body, from: dev.worker.link.hand_over() });
         let to = gang.device(rank);
-        wait::for_peer(dev, call.op, rank, || {
+        let mut push = || {
             let mut endpoint = dev.worker.endpoint.borrow_mut();
             let producer = endpoint.to[to].as_mut().expect("a device does not send to itself");
             match producer.push(message.take().expect("given back when the ring is full")) {
@@ -366,25 +404,39 @@ impl Group<'_> {
                     gang.has_left(rank).then(|| Err(self.absent(call, rank)))
                 }
             }
-        })?;
+        };
+        // Mostly there is room, and no need to look at a clock.
+        push().map_or_else(|| wait::for_peer(dev, call.op, rank, push), |done| done)?;
         gang.waker(rank).notify();
         Ok(())
     }
 
-    fn receive(&self, call: &Call, member: usize) -> Result<Body> {
+    pub(super) fn receive(&self, call: &Call, member: usize) -> Result<Body> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let from = gang.device(rank);
         let poll = || dev.worker.endpoint.borrow_mut().poll(from, gang.place());
-        let message = wait::for_peer(dev, call.op, rank, || {
-            // Asked before the ring: a member sends before it leaves.
-            let left = gang.has_left(rank);
-            match poll() {
-                Ok(Some(message)) => Some(Ok(message)),
-                Ok(None) if !left => None,
-                Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
+        let mut message = None;
+        // Members that run at one pace are here within microseconds.
+        for _ in 0..dev.worker.shared.polls {
+            message = poll().unwrap_or_default();
+            if message.is_some() {
+                break;
             }
-        })?;
+            std::hint::spin_loop();
+        }
+        let message = match message {
+            Some(message) => message,
+            None => wait::for_peer(dev, call.op, rank, || {
+                // Asked before the ring: a member sends before it leaves.
+                let left = gang.has_left(rank);
+                match poll() {
+                    Ok(Some(message)) => Some(Ok(message)),
+                    Ok(None) if !left => None,
+                    Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
+                }
+            })?,
+        };
         // The sender may wait for a free slot.
         gang.waker(rank).notify();
         dev.worker.link.take_over(message.from.as_deref());

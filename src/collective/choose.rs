@@ -1,7 +1,7 @@
 //! Which algorithm carries a collective out, and why. All members must come to the same answer, so it depends only on what
 //! they have in common: the call, the group, the pool.
 
-use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, plan::Shape, run::Request};
+use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, kernels::PUSH_BYTES, plan::Shape, run::Request};
 use crate::runtime::worker::Shared;
 
 /// How a collective is carried out.
@@ -23,8 +23,10 @@ const MOST: usize = 16;
 /// (`prototypes/README.md`), and below it is bound by the time that submitting it takes.
 const RING_FROM: usize = 512 << 20;
 
-/// Bytes up to which an all-reduce is pushed: to everyone, so that it costs `n - 1` times the traffic of the slices.
-const PUSH_UPTO: usize = 32 << 10;
+/// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of flags. On 2 and 4
+/// H200s that was faster than slices with barriers at every size that fits (`benches/results`); on 8 it is the traffic that
+/// decides.
+const PUSH_UPTO: usize = 768 << 10;
 
 /// What [`choose`] goes by.
 pub(crate) struct Case {

@@ -27,7 +27,7 @@ pub(crate) const THREADS: u32 = 512;
 /// Bytes that one [`Push`] can exchange.
 pub(crate) const PUSH_BYTES: usize = PACKETS * 8;
 
-const PACKETS: usize = 4096;
+const PACKETS: usize = 32768;
 
 /// Where things are in a device's `Signals` (`kernels/meet.cuh`), in bytes.
 pub(crate) mod signals {
@@ -46,7 +46,9 @@ pub(crate) mod signals {
     /// The packets of pushes.
     pub(crate) const PACKET: usize = FLAG + 2 * BLOCKS as usize * MOST * 4;
     /// All of it.
-    pub(crate) const BYTES: usize = PACKET + 2 * MOST * PACKETS * 16;
+    pub(crate) const fn bytes(devices: usize) -> usize {
+        PACKET + devices * 2 * PACKETS * 16
+    }
 }
 
 /// What a kernel that has given up leaves in its device's report word.

@@ -3,7 +3,7 @@
 //! From the top: [`device`] and [`ops`] are the public face, [`run`] carries a call out. What it needs:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
-//!   arrived and match, and commit or abort is one compare-and-swap for all.
+//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
 //! * [`plan`]: which part of a collective a member does, on whose memory.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`copies`]: by copies, also through the host; [`ring`]:
@@ -13,6 +13,7 @@
 //! [`point`] has what goes from one device to one other.
 
 pub(crate) mod board;
+mod brief;
 pub(crate) mod choose;
 mod copies;
 mod device;

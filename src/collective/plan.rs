@@ -148,7 +148,9 @@ impl Shape {
         match self {
             Shape::AllReduce { len } => {
                 let part = slice(me, n, *len, grain);
-                combine(part.len(), of_all(part.start), (0..n).map(|k| destination(k, part.start)).collect())
+                // Each begins with another member, or all would write to the first one at once.
+                let to = (0..n).map(|k| destination((me + k) % n, part.start));
+                combine(part.len(), of_all(part.start), to.collect())
             }
             Shape::Reduce { len, root } => {
                 let part = slice(me, n, *len, grain);
@@ -182,7 +184,6 @@ impl Shape {
                 combine(part.len(), [from].into_iter().collect(), [to].into_iter().collect())
             }
             Shape::AllToAll { send, receive } => Work::Pairs(
-                // Each begins with another member, or all would write to the first one at once.
                 (0..n)
                     .map(|k| (me + k) % n)
                     .map(|k| {

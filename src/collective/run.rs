@@ -173,33 +173,17 @@ impl Group<'_> {
         others().filter(|&peer| shape.touches(peer, self.rank)).try_for_each(|peer| self.await_step(call, peer))
     }
 
-    pub(super) fn resolve(&self, work: &Work, request: &Request, notices: &[Arc<Notice>]) -> Job {
-        let size = request.dtype.size();
-        let spot = |place: &Place| {
-            let lent = lent(&notices[place.member]);
-            let area = match place.side {
+    fn resolve(&self, work: &Work, request: &Request, notices: &[Arc<Notice>]) -> Job {
+        let spot = |member: usize, side| {
+            let lent = lent(&notices[member]);
+            let area = match side {
                 Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
                 Side::Destination => lent.destination.as_ref(),
             };
             let area = area.expect("every member lends what its part is done on");
-            let device = area.block.device().unwrap_or(self.dev.index());
-            Spot { device, address: area.address + (place.start * size) as u64 }
+            Spot { device: area.block.device().unwrap_or(self.dev.index()), address: area.address }
         };
-        match work {
-            Work::Combine { len, sources, destinations } => Job::Combine {
-                len: *len,
-                sources: sources.iter().map(spot).collect(),
-                destinations: destinations.iter().map(spot).collect(),
-                factors: match request.reduce {
-                    ReduceOp::Scaled(_) => notices.iter().map(|notice| lent(notice).factor).collect(),
-                    _ => SmallVec::new(),
-                },
-            },
-            Work::Pairs(pairs) => {
-                let pair = |pair: &Pair| (spot(&pair.from), spot(&pair.to), pair.len * size);
-                Job::Pairs(pairs.iter().map(pair).collect())
-            }
-        }
+        request.job(work, spot, notices.iter().map(|notice| lent(notice).factor))
     }
 }
 
@@ -212,6 +196,36 @@ impl Request {
             ready,
             factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
             counts: self.counts.clone(),
+        }
+    }
+
+    /// A part of the work with addresses: `spot` has where a member's buffer begins, `factors` what each member's elements are
+    /// multiplied by.
+    pub(super) fn job(
+        &self,
+        work: &Work,
+        spot: impl Fn(usize, Side) -> Spot,
+        factors: impl Iterator<Item = f64>,
+    ) -> Job {
+        let size = self.dtype.size();
+        let at = |place: &Place| {
+            let first = spot(place.member, place.side);
+            Spot { address: first.address + (place.start * size) as u64, ..first }
+        };
+        match work {
+            Work::Combine { len, sources, destinations } => Job::Combine {
+                len: *len,
+                sources: sources.iter().map(at).collect(),
+                destinations: destinations.iter().map(at).collect(),
+                factors: match self.reduce {
+                    ReduceOp::Scaled(_) => factors.collect(),
+                    _ => SmallVec::new(),
+                },
+            },
+            Work::Pairs(pairs) => {
+                let pair = |pair: &Pair| (at(&pair.from), at(&pair.to), pair.len * size);
+                Job::Pairs(pairs.iter().map(pair).collect())
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The memory through which the kernels of a collective meet on the devices: epochs, flags and packets on each device
 //! (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends their waiting.
 
-use super::kernels::{MOST, signals::BYTES};
+use super::kernels::{MOST, signals};
 use crate::{
     GpuPool,
     driver::Address,
@@ -35,10 +35,11 @@ impl Signals {
         if !can_meet(shared) {
             return Ok(None);
         }
+        let bytes = signals::bytes(shared.devices());
         let made = pool.run(|dev, _| {
             let link = &dev.worker.link;
             // Not of the pool: it would be in use for ever in its counts.
-            let own = link.check("signals", link.driver.mem_alloc(BYTES))?;
+            let own = link.check("signals", link.driver.mem_alloc(bytes))?;
             let words = match dev.rank() {
                 0 => link.check("signals", link.driver.host_alloc(MOST * LINES))?.expose_provenance(),
                 _ => 0,
@@ -50,9 +51,9 @@ impl Signals {
             let head: DeviceBuffer<u64> = dev.upload(&head)?;
             let op = dev.op("signals")?;
             op.submit(|driver, stream| {
-                // SAFETY: fresh memory of `BYTES` bytes, which nobody else knows before this closure has ended.
+                // SAFETY: fresh memory, which nobody else knows before this closure has ended.
                 unsafe {
-                    driver.fill_u8(own, 0, BYTES, stream)?;
+                    driver.fill_u8(own, 0, bytes, stream)?;
                     driver.copy_within(own, head.address(), head.len() * 8, stream)
                 }
             })?;

@@ -14,23 +14,26 @@
 
 use super::{
     DType, Group, ReduceOp,
-    board::Payload,
+    board::{Notice, Payload},
+    brief::Brief,
     choose::Way,
     direct,
     kernels::{Combine, Meet, Part, Push},
     plan::{Shape, Side},
-    run::{Request, lent},
+    run::{Request, Spot, lent},
     signals::Signals,
 };
 use crate::{
-    driver::gate,
+    driver::{Address, gate},
     error::{Error, Result},
     op::Op,
     runtime::worker::Worker,
     stream::StreamCore,
     sync::CommitWord,
 };
+use smallvec::SmallVec;
 use std::{
+    borrow::Cow,
     cell::{Cell, RefCell},
     sync::Arc,
 };
@@ -59,6 +62,35 @@ pub(crate) struct Blocked<'s>(&'s Cell<u32>);
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
+    }
+}
+
+/// What the members have told each other.
+enum Met {
+    Briefly(SmallVec<[Brief; 8]>),
+    InFull(SmallVec<[Arc<Notice>; 8]>),
+}
+
+impl Met {
+    fn factor(&self, member: usize) -> f64 {
+        match self {
+            Met::Briefly(all) => all[member].factor(),
+            Met::InFull(all) => lent(&all[member]).factor,
+        }
+    }
+
+    fn address(&self, member: usize, side: Side) -> Address {
+        match self {
+            Met::Briefly(all) => all[member].address(side),
+            Met::InFull(all) => {
+                let lent = lent(&all[member]);
+                let area = match side {
+                    Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
+                    Side::Destination => lent.destination.as_ref(),
+                };
+                area.expect("every member lends what its part is done on").address
+            }
+        }
     }
 }
 
@@ -101,8 +133,11 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     }
     let meet = meet(group, signals);
     let number = group.next_number();
-    let met = group.meet(request.call.clone(), Payload::Memory(request.lend(None)), true);
-    let notices = match met {
+    let met = match Brief::of(request, (meet.members, group.count() as u8)) {
+        Some(own) => group.meet_briefly(own, &request.call).map(Met::Briefly),
+        None => group.meet(request.call.clone(), Payload::Memory(request.lend(None)), true).map(Met::InFull),
+    };
+    let met = match met {
         Err(error) => {
             // Committed by a peer, before it or this member has seen that the gang has failed.
             if group.word().committed() >= number {
@@ -111,19 +146,27 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
             }
             return Err(error);
         }
-        Ok(notices) => notices,
+        Ok(met) => met,
     };
     // From here on the others count on this member's launch.
     let window = Window;
-    // If it is none, then for all members alike, and nobody launches.
-    let shape = group.shape(request, &notices)?;
-    let largest = shape.largest(group.count(), request.grain()) * request.dtype.size();
+    let shape = match (&request.shape, &met) {
+        (Some(shape), _) => Cow::Borrowed(shape),
+        // If it is none, then for all members alike, and nobody launches.
+        (None, Met::InFull(notices)) => Cow::Owned(group.shape(request, notices)?),
+        (None, Met::Briefly(_)) => unreachable!("a brief is of a shape that is known"),
+    };
+    let (n, grain) = (group.count(), request.grain());
+    let largest = shape.largest(n, grain) * request.dtype.size();
+    let factors = (0..n).map(|member| met.factor(member));
     let launched = match way {
         // Nobody has anything to do, and all know it.
         _ if largest == 0 => Ok(()),
-        Way::Push => push(group, request, &notices.iter().map(|notice| lent(notice).factor).collect::<Vec<_>>(), meet),
+        Way::Push => push(group, request, factors.collect(), meet),
         _ => {
-            let job = group.resolve(&shape.work(group.count(), group.rank, request.grain()), request, &notices);
+            // Whose memory it is does not matter to a kernel.
+            let spot = |member, side| Spot { device: dev.index(), address: met.address(member, side) };
+            let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
             direct::submit(group, request, &job, meet, largest)
         }
     };
@@ -151,9 +194,9 @@ fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
 }
 
 /// An all-reduce whose data carries its flags.
-fn push(group: &Group<'_>, request: &Request, factors: &[f64], meet: Meet) -> Result<()> {
+fn push(group: &Group<'_>, request: &Request, factors: SmallVec<[f64; 8]>, meet: Meet) -> Result<()> {
     let Some(Shape::AllReduce { len }) = request.shape else { unreachable!("chosen for all_reduce") };
-    let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { factors } else { &[] };
+    let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
     let (dtype, op) = (request.dtype, request.reduce);
     let part = |side| {
         let address = request.area(side).expect("all_reduce has a buffer").address;

@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) reduce_order: ReduceOrder,
     /// Peer access was switched off.
     pub(crate) staged: bool,
+    /// How often a member looks for a peer's message before it waits as one waits for others.
+    pub(crate) polls: usize,
     /// Threads that copy one large pageable slice.
     pub(crate) copy_threads: usize,
     pub(crate) gate: Gate,

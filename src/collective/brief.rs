@@ -1,0 +1,135 @@
+//! The meeting in short: for collectives whose kernels meet on the devices, all that a peer needs fits into a message.
+//!
+//! A [`Notice`](super::board::Notice) is shared memory: a peer that reads it fetches its lines from the sender's cache one by
+//! one, and lets go of it by a locked instruction on one more. With a message per peer that is what a meeting costs, so here
+//! there is nothing behind the message. The peers' memory is not kept alive by it either: a member's stream passes the collective
+//! only after the peers' kernels (the exit rule), and its own hazards keep it until then.
+
+use super::{
+    DType, Group, ReduceOp,
+    board::{Body, Call, unless_absent},
+    plan::Side,
+    run::Request,
+};
+use crate::{
+    driver::Address,
+    error::{Error, Result, Site},
+};
+use smallvec::SmallVec;
+
+/// What a member tells the others.
+#[derive(Clone, Copy)]
+pub(super) struct Brief {
+    op: &'static str,
+    site: Site,
+    count: usize,
+    reduce: Option<ReduceOp>,
+    /// Ordinals of the group's members, 4 bits each, by rank; and how many.
+    members: (u64, u8),
+    dtype: DType,
+    root: Option<u32>,
+    source: Address,
+    destination: Address,
+}
+
+impl Brief {
+    /// In short, if it can be said so.
+    pub(super) fn of(request: &Request, members: (u64, u8)) -> Option<Brief> {
+        let call = &request.call;
+        let (op, site, count, dtype, root) = call.in_short()?;
+        let address = |side| request.area(side).map_or(0, |area| area.address);
+        request.shape.as_ref()?;
+        Some(Brief {
+            op,
+            site,
+            count,
+            reduce: call.reduction(),
+            members,
+            dtype,
+            root,
+            source: address(Side::Source),
+            destination: address(Side::Destination),
+        })
+    }
+
+    /// Where a member's buffer begins.
+    pub(super) fn address(&self, side: Side) -> Address {
+        match side {
+            Side::Source => self.source,
+            Side::Destination => self.destination,
+        }
+    }
+
+    /// What the member's elements are multiplied by.
+    pub(super) fn factor(&self) -> f64 {
+        if let Some(ReduceOp::Scaled(factor)) = self.reduce { factor } else { 1.0 }
+    }
+
+    /// In full, for a report.
+    pub(super) fn call(&self) -> Call {
+        Call::at(self.op, self.site).elements(self.dtype, self.count).with(self.reduce, self.root)
+    }
+
+    fn matches(&self, other: &Brief) -> bool {
+        let reduces = match (self.reduce, other.reduce) {
+            (Some(a), Some(b)) => a.matches(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let same =
+            (self.count, self.members, self.dtype, self.root) == (other.count, other.members, other.dtype, other.root);
+        same && reduces && self.op == other.op
+    }
+}
+
+impl Group<'_> {
+    /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed, with the launch gate open.
+    pub(super) fn meet_briefly(&self, own: Brief, call: &Call) -> Result<SmallVec<[Brief; 8]>> {
+        let dev = self.dev;
+        dev.check()?;
+        let mut absent = None;
+        for member in self.others() {
+            unless_absent(self.tell(call, member, Body::Brief(own)), &mut absent)?;
+        }
+        let mut all: SmallVec<[Brief; 8]> = SmallVec::new();
+        all.resize(self.count(), own);
+        let mut other = None;
+        for member in self.others() {
+            match unless_absent(self.receive(call, member), &mut absent)? {
+                None => {}
+                Some(Body::Brief(brief)) => {
+                    if brief.members != own.members {
+                        return Err(self.other_group(call, member, &brief.call()));
+                    }
+                    all[member] = brief;
+                }
+                Some(Body::Call(notice)) => {
+                    if !self.is(&notice) {
+                        return Err(self.other_group(call, member, &notice.call));
+                    }
+                    other = Some((member, notice));
+                }
+                Some(Body::Step(_)) => unreachable!("steps end with their collective"),
+            }
+        }
+        if let Some(error) = absent {
+            return Err(error);
+        }
+        if other.is_some() || !all.iter().all(|brief| brief.matches(&own)) {
+            return Err(self.differing(|member| match &other {
+                Some((at, notice)) if *at == member => notice.call.clone(),
+                _ => all[member].call(),
+            }));
+        }
+        self.commit(true)?;
+        Ok(all)
+    }
+
+    /// The members' calls are not all the same: every member compares them in the same order, so every member reports the same
+    /// pair.
+    pub(super) fn differing(&self, call: impl Fn(usize) -> Call) -> Error {
+        let first = call(0);
+        let differs = |member: usize| first.differs(&call(member)).map(|what| (what, member));
+        let (what, member) = (1..self.count()).find_map(differs).unwrap_or(("call", self.count() - 1));
+        self.mismatch(what, (0, &first), (member, &call(member)))
+    }
+}
