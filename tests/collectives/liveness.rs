@@ -370,8 +370,7 @@ on_both! {
                 cases.iter().try_for_each(|case| case.check(dev))
             })
             .unwrap();
-            let left: u64 = pool.memory_stats().iter().map(|stats| stats.in_use).sum();
-            assert_eq!(left, 0, "{way:?}: something is kept");
+            rig::assert_nothing_kept(&pool);
         }
     }
 
