@@ -67,7 +67,7 @@ on_both! {
         }
     }
 
-    // coll2, allgather2, allgather3: rows of a table, in place and not.
+    // coll2, coll7, allgather2, allgather3: rows of a table, in place and not.
     2: fn coll2_allgather_rows(gpus) {
         let n = gpus.up_to(5);
         let found = rig::pool(gpus, n).run(|dev, _| {
@@ -83,7 +83,7 @@ on_both! {
         assert_eq!(found.unwrap(), vec![(whole.clone(), whole); n]);
     }
 
-    // coll3, allgatherv2, allgatherv3: each a piece longer than the one before.
+    // coll3, coll6, allgatherv2, allgatherv3: each a piece longer than the one before.
     2: fn allgatherv_of_growing_pieces(gpus) {
         let n = gpus.up_to(6);
         let (counts, start) = growing(n);
@@ -135,7 +135,7 @@ on_both! {
         }
     }
 
-    // coll6, coll7, gather, gather2, gatherv.
+    // gather, gather2, gatherv.
     2: fn gatherv(gpus) {
         let n = gpus.up_to(5);
         let (counts, start) = growing(n);
@@ -249,7 +249,7 @@ on_both! {
         }
     }
 
-    // red3, red4, coll8: reductions to each root in turn while the others go on.
+    // reduce, red3, red4, coll8: reductions to each root in turn while the others go on.
     2: fn reductions_to_every_root_in_a_row(gpus) {
         let n = gpus.up_to(5);
         let found = rig::pool(gpus, n).run(|dev, _| {

@@ -228,4 +228,33 @@ on_both! {
             })
             .unwrap();
     }
+
+    // test_pg_wrapper's test_collectives_op_mismatch: 500 that match, and then some that do not.
+    2: fn five_hundred_that_match_and_then_one_that_does_not(gpus) {
+        let n = gpus.up_to(3);
+        let pool = rig::pool(gpus, n);
+        let found = pool.run(|dev, _| {
+            let mut x = dev.upload(&[1.0f32; 200])?;
+            (0..500).try_for_each(|_| dev.all_reduce(&mut x, ReduceOp::Max))?;
+            let first = dev.rank() == 0;
+            let (mut all, own) = (dev.zeros::<f32>(200 * n)?, dev.zeros::<f32>(200)?);
+            let found = [
+                rig::mismatch(if first { dev.all_reduce(&mut x, ReduceOp::Sum) } else { dev.reduce(&mut x, ReduceOp::Sum, 0) }),
+                rig::mismatch(if first { dev.reduce(&mut x, ReduceOp::Sum, 0) } else { dev.barrier() }),
+                rig::mismatch(if first { dev.broadcast(&mut x, 0) } else { dev.all_gather(&own, &mut all) }),
+            ];
+            assert_eq!(dev.download(&x)?, [1.0; 200]);
+            Ok(found)
+        });
+        for found in found.unwrap() {
+            let says = |at: usize, calls: [&str; 2]| {
+                let text = &found[at].text;
+                assert!(found[at].what == "operation" && calls.iter().all(|call| text.contains(call)), "{text}");
+            };
+            says(0, ["all_reduce(200 x F32, Sum)", "reduce(200 x F32, Sum, root 0)"]);
+            says(1, ["reduce(200 x F32, Sum, root 0)", "barrier()"]);
+            says(2, ["broadcast(200 x F32, root 0)", "all_gather(200 x F32)"]);
+        }
+        assert_works(&pool);
+    }
 }
