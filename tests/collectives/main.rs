@@ -14,6 +14,7 @@ mod cases;
 mod checklist;
 mod groups;
 mod liveness;
+mod load;
 mod mismatch;
 mod mpich;
 mod nccl;

@@ -1,6 +1,10 @@
 //! What these tests share: pools of every kind, and the reports of calls that must fail.
 
-use crate::support::{Gpus, failure};
+use crate::{
+    cases::{Case, Prepared, kinds},
+    numbers::{OPS, Rng},
+    support::{Gpus, failure},
+};
 use gpu_pool::{Algorithm, Builder, Device, Error, GpuPool, ReduceOp, Site};
 
 /// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory.
@@ -106,4 +110,14 @@ pub fn invalid<R: std::fmt::Debug>(result: Result<R, Error>) -> String {
         Error::InvalidArgument { why, .. } => why,
         other => panic!("not an invalid argument: {other}"),
     }
+}
+
+/// Each kind once, with any operation, as prepared numbers.
+pub fn one_of_each(seed: u64, n: usize) -> Vec<Prepared<f32>> {
+    let mut rng = Rng(seed);
+    let mut any = |kind| {
+        let op = rng.pick(&OPS);
+        Prepared::new(Case::any(&mut rng, kind, op, n), n)
+    };
+    kinds().map(&mut any).collect()
 }
