@@ -1,1 +1,469 @@
-//! liveness
+//! Members that are late, that fail, that let go of their buffers, or that never come; what others do meanwhile; and a great
+//! deal of everything. Nothing here hangs: elsewhere, each of these does (`README.md` has the threads).
+
+use crate::{
+    cases::{Case, Kind, Prepared, kinds},
+    numbers::{OPS, Rng},
+    on_both, rig,
+    rig::{WAYS, assert_works, mismatch, sum_works},
+    support::{self, Gpus, failure, slow_add, until},
+};
+use gpu_pool::{Algorithm, Device, Error, GpuPool, ReduceOp};
+use parking_lot::Mutex;
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::*},
+    thread,
+    time::Duration,
+};
+
+/// Each kind once, with any operation, as prepared numbers.
+fn one_of_each(seed: u64, n: usize) -> Vec<Prepared<f32>> {
+    let mut rng = Rng(seed);
+    let mut any = |kind| {
+        let op = rng.pick(&OPS);
+        Prepared::new(Case::any(&mut rng, kind, op, n), n)
+    };
+    kinds().map(&mut any).collect()
+}
+
+on_both! {
+    // jax#38503: one device that is late is enough for a hang. Late on the host, and late on the device.
+    2: fn a_member_that_is_a_second_late(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::pool(gpus, n);
+        let cases = one_of_each(31, n);
+        for late in [0, n - 1] {
+            pool.run(|dev, _| {
+                let mut busy = dev.zeros::<u32>(1)?;
+                if dev.rank() == late {
+                    thread::sleep(Duration::from_secs(1));
+                    slow_add(dev, &mut busy, 1, 300_000)?;
+                }
+                cases.iter().try_for_each(|case| case.check(dev))
+            })
+            .unwrap();
+        }
+    }
+
+    // Each kind behind one late member at a time: nobody reads what is not there yet.
+    2: fn everybody_is_late_in_turn(gpus) {
+        let n = gpus.up_to(3);
+        for way in WAYS {
+            let pool = way.pool(gpus, n);
+            let cases = one_of_each(32, n);
+            pool.run(|dev, _| {
+                let mut busy = dev.zeros::<u32>(1)?;
+                for (k, case) in cases.iter().enumerate() {
+                    if dev.rank() == k % n {
+                        slow_add(dev, &mut busy, 1, 2_000)?;
+                    }
+                    case.check(dev)?;
+                }
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    // nccl#279, #829, pytorch#113281: peers of one that fails hang until a watchdog comes, or for ever.
+    2: fn a_member_fails_before_between_and_after_collectives(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::pool(gpus, n);
+        for way in ["panics", "returns an error"] {
+            for after in [0, 1, 7] {
+                let fails = after % n;
+                let told = Mutex::new(Vec::new());
+                let error = failure(pool.run(|dev, _| {
+                    let rounds = || {
+                        let mut x = dev.upload(&vec![1.0f32; 10_000])?;
+                        for k in 0..20 {
+                            if k == after && dev.rank() == fails {
+                                assert!(way != "panics", "goes wrong after {after}");
+                                return Err(Error::custom(format!("goes wrong after {after}")));
+                            }
+                            dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                        }
+                        dev.synchronize()
+                    };
+                    rounds().inspect_err(|error| told.lock().push((dev.rank(), error.clone())))
+                }));
+                let told = told.into_inner();
+                let aborted = |error: &Error| matches!(error, Error::Aborted { by, .. } if *by == fails);
+                assert_eq!(told.iter().filter(|(rank, error)| *rank != fails && aborted(error)).count(), n - 1, "{told:?}");
+                match &error {
+                    Error::Panicked { device, message, .. } => assert!(*device == fails && message.contains("goes wrong"), "{error}"),
+                    _ => assert_eq!(error.to_string(), format!("goes wrong after {after}")),
+                }
+                assert_works(&pool);
+            }
+        }
+    }
+
+    // While others are in every kind of collective.
+    2: fn a_member_fails_while_others_wait_in_any_collective(gpus) {
+        let n = gpus.up_to(3);
+        let pool = rig::pool(gpus, n);
+        let cases = one_of_each(33, n);
+        for case in &cases {
+            let waiting = AtomicUsize::new(0);
+            let error = failure(pool.run(|dev, _| {
+                if dev.rank() == 1 {
+                    until("the others wait", || waiting.load(SeqCst) == n - 1)?;
+                    panic!("mid-operation");
+                }
+                waiting.fetch_add(1, SeqCst);
+                // Where nobody needs the one that fails, such as a send, it may well succeed.
+                case.check(dev)?;
+                until("the other has failed", || dev.check().is_err())
+            }));
+            assert!(matches!(error, Error::Panicked { device: 1, .. }), "{:?}: {error}", case.case);
+            assert_works(&pool);
+        }
+    }
+
+    // The exit rule: when the stream has passed, nobody touches the buffers; so they may be written or be somebody else's.
+    2: fn buffers_dropped_right_after_are_nobodys(gpus) {
+        let n = gpus.up_to(3);
+        for way in WAYS {
+            let found = way.pool(gpus, n).run(|dev, _| {
+                let mut busy = dev.zeros::<u32>(1)?;
+                let (len, mut kept) = (30_001, Vec::new());
+                for round in 0..6 {
+                    let own = dev.upload(&vec![(round + dev.rank()) as f32; len])?;
+                    let (mut sum, mut all) = (dev.zeros::<f32>(len)?, dev.zeros::<f32>(len * n)?);
+                    let mut part = dev.zeros::<f32>(len)?;
+                    if dev.rank() == round % n {
+                        slow_add(dev, &mut busy, 1, 3_000)?;
+                    }
+                    dev.all_reduce_into(&own, &mut sum, ReduceOp::Sum)?;
+                    dev.all_gather(&own, &mut all)?;
+                    dev.reduce_scatter(&all, &mut part, ReduceOp::Max)?;
+                    dev.broadcast(&mut sum, round % n)?;
+                    drop(own);
+                    // The same memory, most likely.
+                    let junk = [dev.upload(&vec![f32::NAN; len])?, dev.upload(&vec![f32::INFINITY; len])?];
+                    drop(all);
+                    drop(junk);
+                    kept.push((sum, part));
+                }
+                kept.iter().map(|(a, b)| Ok((dev.download(a)?, dev.download(b)?))).collect::<Result<Vec<_>, Error>>()
+            });
+            for (rank, rounds) in found.unwrap().into_iter().enumerate() {
+                for (round, (sum, part)) in rounds.into_iter().enumerate() {
+                    let expected = (n * round + n * (n - 1) / 2) as f32;
+                    assert!(sum.iter().all(|x| *x == expected), "{way:?}, round {round}");
+                    assert!(part.iter().all(|x| *x == (round + rank) as f32), "{way:?}, round {round}");
+                }
+            }
+        }
+    }
+
+    // nccl#744, pytorch#50925: memory is mapped, unmapped and trimmed by one while the others wait for it.
+    2: fn allocation_while_others_wait(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::pool(gpus, n);
+        pool.run(|dev, _| {
+            for round in 0..n {
+                if dev.rank() == round {
+                    for k in 1..6usize {
+                        let large = dev.zeros::<u8>(k << 22)?;
+                        let pinned = dev.pinned::<u8>(k << 16)?;
+                        drop((large, pinned));
+                        dev.trim()?;
+                    }
+                }
+                sum_works(dev)?;
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    // torchcomms#2334, nccl#1646: loading modules and making streams while collectives run; here, whole pools with another module.
+    2: fn modules_are_loaded_while_collectives_run(gpus) {
+        let n = gpus.up_to(3);
+        let pool = rig::pool(gpus, n);
+        let stop = AtomicBool::new(false);
+        thread::scope(|s| {
+            let user = s.spawn(|| {
+                let mut rounds = 0;
+                while !stop.load(SeqCst) {
+                    pool.run(|dev, _| {
+                        for _ in 0..10 {
+                            sum_works(dev)?;
+                        }
+                        Ok(())
+                    })
+                    .unwrap();
+                    rounds += 1;
+                }
+                rounds
+            });
+            for _ in 0..4 {
+                let other = rig::pool(gpus, n);
+                let added = other.run(|dev, _| {
+                    let mut x = dev.zeros::<u32>(5)?;
+                    slow_add(dev, &mut x, 3, 10)?;
+                    sum_works(dev)?;
+                    dev.download(&x)
+                });
+                assert_eq!(added.unwrap(), vec![[3; 5]; n]);
+            }
+            stop.store(true, SeqCst);
+            assert!(user.join().unwrap() > 0);
+        });
+    }
+
+    // pytorch#8388: two gangs that each hold a device of the other's.
+    3: fn scopes_at_once_on_devices_of_their_own_and_on_shared_ones(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::pool(gpus, n);
+        let gangs: [Vec<usize>; 4] = [vec![0, 1], (2..n).collect(), vec![1, 2], (0..n).rev().collect()];
+        thread::scope(|s| {
+            for gang in &gangs {
+                let pool = &pool;
+                s.spawn(move || {
+                    for round in 0..15 {
+                        let found = pool.run_on(gang, |dev, _| {
+                            let mut x = dev.upload(&vec![round as f64; 500])?;
+                            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                            dev.broadcast(&mut x, dev.count() - 1)?;
+                            dev.download(&x)
+                        });
+                        let expected = (round * gang.len()) as f64;
+                        assert!(found.unwrap().iter().flatten().all(|x| *x == expected), "{gang:?}, round {round}");
+                    }
+                });
+            }
+        });
+    }
+
+    // Two pools of the same devices: gangs of different pools are in one order, too.
+    2: fn two_pools_of_the_same_devices(gpus) {
+        let n = gpus.up_to(3);
+        let pools = [rig::pool(gpus, n), rig::pool(gpus, n)];
+        thread::scope(|s| {
+            for pool in &pools {
+                s.spawn(move || {
+                    for _ in 0..10 {
+                        assert_works(pool);
+                    }
+                });
+            }
+        });
+    }
+
+    // pytorch#118369: a timeout of half an hour that came after seven. And who it was, which NCCL does not say.
+    2: fn a_member_that_never_comes_is_named_by_every_collective(gpus) {
+        let n = gpus.up_to(3);
+        let pool = rig::builder(gpus, n).timeout(Duration::from_millis(300)).build().unwrap();
+        for kind in kinds() {
+            // At the root, or where everybody gets it from.
+            let mut case = Case { root: 1, count: 10, ..Case::any(&mut Rng(34), kind, ReduceOp::Sum, n) };
+            if kind == Kind::SendRecv {
+                case.root = n - 1;
+            }
+            let case = Prepared::<f32>::new(case, n);
+            let error = failure(pool.run(|dev, _| match dev.rank() {
+                // Busy on the host; but it looks whether it is still wanted.
+                1 => until("the others have given up", || dev.check().is_err()),
+                _ => case.check(dev),
+            }));
+            assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[1]), "{kind:?}: {error}");
+        }
+        assert_works(&pool);
+    }
+
+    3: fn a_member_of_a_group_that_never_comes_is_named(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::builder(gpus, n).timeout(Duration::from_millis(300)).build().unwrap();
+        let error = failure(pool.run(|dev, _| {
+            let ranks: Vec<usize> = (1..n).rev().collect();
+            match dev.rank() {
+                // Has nothing to do with it.
+                0 => Ok(()),
+                2 => until("the others have given up", || dev.check().is_err()),
+                _ => dev.group(&ranks)?.broadcast(&mut dev.zeros::<u8>(9)?, 0),
+            }
+        }));
+        // By its ordinal, not by its rank in the group.
+        assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[2]), "{error}");
+        assert_works(&pool);
+    }
+
+    // llmq, nccl#2353: queues of launches and pools of operations run full.
+    2: fn thousands_in_a_row_without_a_wait(gpus) {
+        let n = gpus.up_to(3);
+        for way in WAYS {
+            let found = way.pool(gpus, n).run(|dev, _| {
+                let mut x = dev.upload(&[1.0f32; 64])?;
+                for k in 0..if gpus.is_cuda() { 5000 } else { 1000 } {
+                    match k % 3 {
+                        0 => dev.all_reduce(&mut x, ReduceOp::Max)?,
+                        1 => dev.broadcast(&mut x, k % n)?,
+                        _ => dev.reduce_scatter_in_place(&mut x.slice_mut(..n), ReduceOp::Avg)?,
+                    }
+                }
+                dev.download(&x)
+            });
+            assert!(found.unwrap().iter().flatten().all(|x| (x - 1.0).abs() < 1e-3), "{way:?}");
+        }
+    }
+
+    // sglang#31117: one communicator on two streams spins for ever. Here, on many, in another order of streams on each device.
+    2: fn many_streams_of_one_device(gpus) {
+        let n = gpus.up_to(3);
+        for way in WAYS {
+            let found = way.pool(gpus, n).run(|dev, _| {
+                let streams = (0..8).map(|_| dev.stream()).collect::<Result<Vec<_>, _>>()?;
+                let mut own = (0..8).map(|k| dev.upload(&vec![k as i32; 300])).collect::<Result<Vec<_>, _>>()?;
+                let mut busy = dev.zeros::<u32>(8)?;
+                for round in 0..10 {
+                    for (k, x) in own.iter_mut().enumerate() {
+                        let on = dev.on(&streams[(k + round + dev.rank()) % 8]);
+                        if (k + dev.rank()) % 5 == 0 {
+                            slow_add(&on, &mut busy.slice_mut(k..k + 1), 1, 200)?;
+                        }
+                        on.all_reduce(x, if round == 0 { ReduceOp::Sum } else { ReduceOp::Min })?;
+                    }
+                }
+                own.iter().map(|x| dev.download(x)).collect::<Result<Vec<_>, _>>()
+            });
+            for own in found.unwrap() {
+                for (k, x) in own.into_iter().enumerate() {
+                    assert_eq!(x, vec![(k * n) as i32; 300], "{way:?}");
+                }
+            }
+        }
+    }
+
+    // Scratch is taken before anybody has begun: who has no room for it says so, and the others learn it.
+    2: fn no_room_for_scratch_is_an_error_and_no_hang(gpus) {
+        let n = gpus.up_to(3);
+        let limit = 32 << 20;
+        let builder = rig::builder(gpus, n).memory_limit(limit).algorithm(Algorithm::Copies);
+        let pool = builder.build().unwrap();
+        let error = failure(pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(1 << 20)?;
+            let mut fills = Vec::new();
+            if dev.rank() == 1 {
+                for bytes in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 1 << 19, 1 << 18] {
+                    while let Ok(fill) = dev.zeros::<u8>(bytes) {
+                        fills.push(fill);
+                    }
+                }
+            }
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.synchronize()
+        }));
+        assert!(matches!(error, Error::OutOfMemory { device: 1, .. }), "{error}");
+        assert_works(&pool);
+    }
+
+    // nccl#864, #2363: 0.5 to 6 GB for communicators. Here they live within what the buffers leave.
+    2: fn collectives_take_little_memory(gpus) {
+        let n = gpus.up_to(4);
+        for way in WAYS {
+            let pool = way.builder(gpus, n).memory_limit(32 << 20).build().unwrap();
+            let cases = one_of_each(35, n);
+            pool.run(|dev, _| {
+                // Most of it.
+                let _large = dev.zeros::<u8>(20 << 20)?;
+                cases.iter().try_for_each(|case| case.check(dev))
+            })
+            .unwrap();
+            rig::assert_nothing_kept(&pool);
+        }
+    }
+
+    // After everything that can go wrong, one after the other in one pool.
+    2: fn failures_of_all_kinds_in_turn(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::builder(gpus, n).timeout(Duration::from_millis(400)).build().unwrap();
+        let mut rng = Rng(36);
+        for round in 0..24 {
+            let odd = rng.below(n);
+            let error = failure(pool.run(|dev, _| {
+                let mut x = dev.zeros::<f32>(100)?;
+                if dev.rank() != odd {
+                    dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                    return sum_works(dev);
+                }
+                match round % 6 {
+                    0 => panic!("round {round}"),
+                    1 => Err(Error::custom("round")),
+                    2 => Ok(()),
+                    3 => dev.barrier(),
+                    4 => dev.all_reduce(&mut x.slice_mut(1..), ReduceOp::Sum),
+                    _ => until("the others have given up", || dev.check().is_err()),
+                }
+            }));
+            let fits = match round % 6 {
+                0 => matches!(error, Error::Panicked { .. }),
+                1 => matches!(error, Error::Custom(_)),
+                5 => matches!(error, Error::Timeout { .. }),
+                _ => matches!(error, Error::Mismatch { .. }),
+            };
+            assert!(fits, "round {round}: {error}");
+            assert_works(&pool);
+        }
+    }
+
+    // One member is far ahead: what it sends has room, or it waits; nothing is lost.
+    2: fn one_runs_ahead(gpus) {
+        let n = gpus.up_to(3);
+        let pool = rig::pool(gpus, n);
+        let found = pool.run(|dev, _| {
+            let mut x = dev.upload(&[0u64; 10])?;
+            let one = dev.upload(&[1u64; 10])?;
+            let mut sum = dev.zeros::<u64>(10)?;
+            for k in 0..200 {
+                if dev.rank() == n - 1 && k % 50 == 0 {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                dev.all_reduce_into(&one, &mut sum, ReduceOp::Sum)?;
+                dev.gather(&sum.slice(..1), (dev.rank() == 0).then(|| x.slice_mut(..n)), 0)?;
+            }
+            dev.download(&x)
+        });
+        assert_eq!(found.unwrap()[0][..n], vec![n as u64; n]);
+    }
+}
+
+/// nccl#774, #750: `CUDA_LAUNCH_BLOCKING=1` makes every launch wait, so members that launch from one thread deadlock; and lazy
+/// loading (torchcomms#2334) makes the first launch of each kernel one that waits for the device. In a process of its own,
+/// since both are read once.
+#[test]
+fn with_launches_that_block_and_modules_that_load_late() {
+    let names = ["pytorch::cuda::all_reduce_ops", "liveness::cuda::many_streams_of_one_device"];
+    for name in names {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([name, "--exact"])
+            .env("CUDA_LAUNCH_BLOCKING", "1")
+            .env("CUDA_MODULE_LOADING", "LAZY")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && text.contains("1 passed"), "{text}");
+    }
+}
+
+/// A closure that ends with a collective under way ends the scope no sooner than the collective.
+#[test]
+fn the_scope_waits_for_what_is_under_way() {
+    support::guarded(|| {
+        let pool: GpuPool = rig::pool(Gpus::software(), 3);
+        let whole = |dev: &Device| -> Result<(), Error> {
+            let mut busy = dev.zeros::<u32>(1)?;
+            slow_add(dev, &mut busy, 1, 20_000)?;
+            dev.all_reduce(&mut dev.zeros::<f32>(1000)?, ReduceOp::Sum)
+        };
+        for _ in 0..5 {
+            pool.run(|dev, _| whole(dev)).unwrap();
+            let pending: u64 = pool.memory_stats().iter().map(|stats| stats.pending + stats.in_use).sum();
+            assert_eq!(pending, 0);
+        }
+        let found = mismatch(pool.run(|dev, _| if dev.rank() == 0 { dev.barrier() } else { whole(dev) }));
+        assert_eq!(found.what, "operation");
+    });
+}

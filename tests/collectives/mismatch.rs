@@ -330,7 +330,7 @@ on_both! {
             sum_works(dev)
         })
         .unwrap();
-        assert_eq!(pool.memory_stats().iter().map(|stats| stats.in_use).sum::<u64>(), 0);
+        rig::assert_nothing_kept(&pool);
     }
 }
 

@@ -91,7 +91,7 @@ on_both! {
             let found: Vec<u32> = found.unwrap().concat();
             assert_eq!(found, (0..n as u32).map(|r| (r + n as u32 - 1) % n as u32).collect::<Vec<_>>());
         }
-        assert_eq!(pool.memory_stats().iter().map(|stats| stats.in_use).sum::<u64>(), 0);
+        rig::assert_nothing_kept(&pool);
     }
 
     // Sent is what the buffer had at that place of the stream, whatever comes before and after it there.

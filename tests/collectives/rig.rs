@@ -67,6 +67,16 @@ pub fn assert_works(pool: &GpuPool) {
     }
 }
 
+/// All memory has come home. Asked in a scope: what a device frees for another one is with that one when it next looks.
+#[track_caller]
+pub fn assert_nothing_kept(pool: &GpuPool) {
+    let kept = pool.run(|dev, _| {
+        dev.barrier()?;
+        Ok(dev.stats().in_use)
+    });
+    assert_eq!(kept.unwrap(), vec![0; pool.devices()]);
+}
+
 /// A mismatch in parts: what differs, and both members with their calls and places.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Differs {
