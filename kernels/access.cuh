@@ -40,11 +40,12 @@ __device__ inline void store(u64 at, u16 x) { asm volatile("st.global.u16 [%0], 
 __device__ inline void store(u64 at, u32 x) { asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory"); }
 __device__ inline void store(u64 at, u64 x) { asm volatile("st.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory"); }
 __device__ inline void store(u64 at, uint4 x) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
 }
 
 // Words that devices, or a device and the host, tell each other something by. Waiting is done by relaxed loads and one
-// acquire at the end: NCCL has measured what it costs to poll with acquires (https://github.com/NVIDIA/nccl/issues/2058).
+// acquire at the end; what it costs to poll with acquires: https://github.com/NVIDIA/nccl/issues/2058
 __device__ inline u32 load_relaxed(const u32* at) {
     u32 x;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
@@ -77,7 +78,9 @@ __device__ inline uint4 load_packet(u64 at) {
     return x;
 }
 __device__ inline void store_packet(u64 at, uint4 x) {
-    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
 }
 

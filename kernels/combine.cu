@@ -58,7 +58,8 @@ __device__ inline void store_all(const Table<T>& table, u32 destinations, const 
 // microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, are what covers the
 // bandwidth times the delay of NVLink.
 template <class T, u32 K, u32 U>
-__device__ inline void sum_packs(const Table<T>& table, Ending<T> ending, u32 sources, u32 destinations, Places places) {
+__device__ inline void sum_packs(const Table<T>& table, Ending<T> ending, u32 sources, u32 destinations,
+                                 Places places) {
     const u32 W = 16 / sizeof(T);
     const u64 step = grid_size();
 #pragma unroll 1

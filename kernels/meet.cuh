@@ -4,9 +4,9 @@
 // grid, one at a time on each device; so both count the same epoch for their pair, without asking anyone. A meeting in
 // which every member waits for every other one adds one to the epochs of all its pairs.
 //
-// A kernel that waits looks at an abort word and at a deadline; then it gives up, says whom it was waiting for, and ends.
-// What the gang's buffers hold is unspecified after that, and so are the epochs: a member whose kernel never ran has not
-// counted. Before the devices meet again the host zeroes epoch, flag and packet of all of them.
+// A kernel that waits looks at an abort word and at a deadline; then it gives up, says whom it was waiting for, and
+// ends. What the gang's buffers hold is unspecified after that, and so are the epochs: a member whose kernel never ran
+// has not counted. Before the devices meet again the host zeroes epoch, flag and packet of all of them.
 #pragma once
 #include "access.cuh"
 
@@ -14,7 +14,8 @@ const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 PACKETS = 32768; // of each sender and parity: 256 KiB of data
 
-// In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the layout.
+// In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the
+// layout.
 struct Signals {
     u64 peer[MOST];                  // addresses of every device's Signals, by ordinal in the pool, own included
     u64 abort;                       // address of a u64 of the host: gangs up to this place have failed
@@ -51,8 +52,8 @@ struct Patience {
     u32 polls = 0;
     u64 since = 0;
 
-    // To be asked after every poll that found nothing. Looks up every 1024th time, since the abort word is at the far end
-    // of the PCIe bus. When it is over, the host can read who was missing.
+    // To be asked after every poll that found nothing. Looks up every 1024th time, since the abort word is at the far
+    // end of the PCIe bus. When it is over, the host can read who was missing.
     __device__ bool over(const Meet& meet, u32 missing) {
         if (++polls % 1024 != 0) return false;
         u64 now = nanoseconds();
@@ -96,18 +97,19 @@ class Barrier {
     // Thread `rank` tells member `rank` and waits for it. One thread's release covers what the block did before the
     // barrier (https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#causality-order).
     //
-    // Equal, not "at least": a peer cannot be ahead, since it needs this block's flag to go on, and a flag that was left
-    // 2^31 epochs ago, or never written, must not look like a newer one.
+    // Equal, not "at least": a peer cannot be ahead, since it needs this block's flag to go on, and a flag that was
+    // left 2^31 epochs ago, or never written, must not look like a newer one.
     __device__ bool meets(Which which) {
         const u32 rank = threadIdx.x;
         if (rank >= meet.count || rank == meet.me) return true;
         const u32 other = ordinal(meet, rank);
         Signals* peer = (Signals*)meet.signals->peer[other];
-        store_release(&peer->flag[which][blockIdx.x][ordinal(meet, meet.me)], epoch[rank]);
+        const u32 expected = epoch[rank];
+        store_release(&peer->flag[which][blockIdx.x][ordinal(meet, meet.me)], expected);
         const u32* mine = &meet.signals->flag[which][blockIdx.x][other];
         Patience patience;
 #pragma unroll 1
-        while (load_relaxed(mine) != epoch[rank]) {
+        while (load_relaxed(mine) != expected) {
             if (patience.over(meet, other)) return false;
         }
         load_acquire(mine);

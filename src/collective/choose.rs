@@ -74,7 +74,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     }
     match case.all_reduce {
-        Some(_) if case.bytes <= PUSH_UPTO => {
+        Some(_) if case.bytes <= PUSH_BYTES && case.bytes * (n - 1) <= PUSH_UPTO => {
             (Way::Push, "small: data that carries its flags needs one trip and no barrier")
         }
         _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),
