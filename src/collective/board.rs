@@ -311,6 +311,7 @@ impl Group<'_> {
             unless_absent(self.tell(&own.call, member, Body::Call(own.clone())), &mut absent)?;
         }
         let mut all: SmallVec<[Arc<Notice>; 8]> = SmallVec::with_capacity(self.count());
+        let mut in_short: SmallVec<[(usize, Call); 2]> = SmallVec::new();
         for member in 0..self.count() {
             if member == self.rank {
                 all.push(own.clone());
@@ -321,12 +322,12 @@ impl Group<'_> {
                 Some(Body::Call(notice)) if self.is(&notice) => all.push(notice),
                 Some(Body::Call(notice)) => return Err(self.other_group(&own.call, member, &notice.call)),
                 Some(Body::Brief(brief)) => {
-                    // Another operation, then; the others' are not needed to see it.
-                    let call = brief.call();
-                    let what = own.call.differs(&call).unwrap_or("group");
-                    let error = self.mismatch(what, (self.rank, &own.call), (member, &call));
-                    gang.poison(dev.index(), error.clone());
-                    return Err(error);
+                    if !brief.is_of(self) {
+                        return Err(self.other_group(&own.call, member, &brief.call()));
+                    }
+                    // Another operation, then.
+                    in_short.push((member, brief.call()));
+                    all.push(own.clone());
                 }
                 Some(Body::Step(_)) => unreachable!("steps end with their collective"),
             }
@@ -334,8 +335,9 @@ impl Group<'_> {
         if let Some(error) = absent {
             return Err(error);
         }
-        if all.iter().any(|notice| all[0].call.differs(&notice.call).is_some()) {
-            return Err(self.differing(|member| all[member].call.clone()));
+        if !in_short.is_empty() || all.iter().any(|notice| all[0].call.differs(&notice.call).is_some()) {
+            let brief = |member| in_short.iter().find(|(at, _)| *at == member).map(|(_, call)| call.clone());
+            return Err(self.differing(|member| brief(member).unwrap_or_else(|| all[member].call.clone())));
         }
         self.commit(spins)?;
         Ok(all)

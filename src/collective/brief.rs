@@ -7,7 +7,7 @@
 
 use super::{
     DType, Group, ReduceOp,
-    board::{Body, Call, unless_absent},
+    board::{Body, Call, Notice, unless_absent},
     plan::Side,
     run::Request,
 };
@@ -16,6 +16,7 @@ use crate::{
     error::{Error, Result, Site},
 };
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// What a member tells the others.
 #[derive(Clone, Copy)]
@@ -70,6 +71,11 @@ impl Brief {
         Call::at(self.op, self.site).elements(self.dtype, self.count).with(self.reduce, self.root)
     }
 
+    /// Whether it is to this group.
+    pub(super) fn is_of(&self, group: &Group<'_>) -> bool {
+        self.members == group.in_short()
+    }
+
     fn matches(&self, other: &Brief) -> bool {
         let reduces = match (self.reduce, other.reduce) {
             (Some(a), Some(b)) => a.matches(b),
@@ -82,6 +88,12 @@ impl Brief {
 }
 
 impl Group<'_> {
+    /// Ordinals of the members, 4 bits each, by rank; and how many: of pools whose kernels can meet, which are small.
+    pub(super) fn in_short(&self) -> (u64, u8) {
+        let ordinal = |member: usize| (self.ordinal(member) as u64) << (4 * member);
+        ((0..self.count()).map(ordinal).sum(), self.count() as u8)
+    }
+
     /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed, with the launch gate open.
     pub(super) fn meet_briefly(&self, own: Brief, call: &Call) -> Result<SmallVec<[Brief; 8]>> {
         let dev = self.dev;
@@ -92,7 +104,7 @@ impl Group<'_> {
         }
         let mut all: SmallVec<[Brief; 8]> = SmallVec::new();
         all.resize(self.count(), own);
-        let mut other = None;
+        let mut in_full: SmallVec<[(usize, Arc<Notice>); 2]> = SmallVec::new();
         for member in self.others() {
             match unless_absent(self.receive(call, member), &mut absent)? {
                 None => {}
@@ -106,7 +118,7 @@ impl Group<'_> {
                     if !self.is(&notice) {
                         return Err(self.other_group(call, member, &notice.call));
                     }
-                    other = Some((member, notice));
+                    in_full.push((member, notice));
                 }
                 Some(Body::Step(_)) => unreachable!("steps end with their collective"),
             }
@@ -114,11 +126,9 @@ impl Group<'_> {
         if let Some(error) = absent {
             return Err(error);
         }
-        if other.is_some() || !all.iter().all(|brief| brief.matches(&own)) {
-            return Err(self.differing(|member| match &other {
-                Some((at, notice)) if *at == member => notice.call.clone(),
-                _ => all[member].call(),
-            }));
+        if !in_full.is_empty() || !all.iter().all(|brief| brief.matches(&own)) {
+            let full = |member| in_full.iter().find(|(at, _)| *at == member).map(|(_, notice)| notice.call.clone());
+            return Err(self.differing(|member| full(member).unwrap_or_else(|| all[member].call())));
         }
         self.commit(true)?;
         Ok(all)

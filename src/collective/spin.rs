@@ -133,7 +133,7 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     }
     let meet = meet(group, signals);
     let number = group.next_number();
-    let met = match Brief::of(request, (meet.members, group.count() as u8)) {
+    let met = match Brief::of(request, group.in_short()) {
         Some(own) => group.meet_briefly(own, &request.call).map(Met::Briefly),
         None => group.meet(request.call.clone(), Payload::Memory(request.lend(None)), true).map(Met::InFull),
     };
@@ -181,10 +181,9 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
 
 fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
     let dev = group.dev;
-    let ordinal = |member: usize| (group.ordinal(member) as u64) << (4 * member);
     Meet {
         signals: signals.address(dev.index()),
-        members: (0..group.count()).map(ordinal).sum(),
+        members: group.in_short().0,
         place: dev.session.gang.place(),
         deadline: u64::try_from(dev.worker.shared.deadline.as_nanos()).unwrap_or(0),
         count: group.count() as u32,

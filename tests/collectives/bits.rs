@@ -4,7 +4,7 @@
 
 use crate::{
     numbers::{Rng, own},
-    on_both, rig,
+    on_both,
     rig::{WAYS, Way},
     support::Gpus,
 };

@@ -5,11 +5,15 @@ use crate::{
     numbers::{OPS, Rng},
     support::{Gpus, failure},
 };
-use gpu_pool::{Algorithm, Builder, Device, Error, GpuPool, ReduceOp, Site};
+use gpu_pool::{Algorithm, Builder, Check, Device, Error, GpuPool, ReduceOp, Site};
 
-/// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory.
+/// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory. GPUs are not watched unless
+/// `GPU_POOL_CHECK` says so: the checker knows no flags, so where it looks on, kernels do not meet by themselves.
 pub fn builder(gpus: Gpus, count: usize) -> Builder {
-    let builder = gpus.builder(count);
+    let mut builder = gpus.builder(count);
+    if gpus.is_cuda() && std::env::var_os("GPU_POOL_CHECK").is_none() {
+        builder = builder.check(Check::Off);
+    }
     match std::env::var("GPU_POOL_TEST_PEERS").as_deref() {
         Ok("off") => builder.without_peer_access(),
         _ => builder,
@@ -25,23 +29,21 @@ pub fn pool(gpus: Gpus, count: usize) -> GpuPool {
 pub enum Way {
     /// As by default, or as `GPU_POOL_ALGORITHM` says.
     Default,
+    /// The same with the checker on, for which kernels are ordered by events.
+    Watched,
     Forced(Algorithm),
     /// Without access to peers' memory.
     Staged,
 }
 
-pub const WAYS: [Way; 5] = [
-    Way::Default,
-    Way::Forced(Algorithm::Direct),
-    Way::Forced(Algorithm::Copies),
-    Way::Forced(Algorithm::Ring),
-    Way::Staged,
-];
+pub const WAYS: [Way; 5] =
+    [Way::Default, Way::Watched, Way::Forced(Algorithm::Copies), Way::Forced(Algorithm::Ring), Way::Staged];
 
 impl Way {
     pub fn builder(self, gpus: Gpus, count: usize) -> Builder {
         match self {
             Way::Default => builder(gpus, count),
+            Way::Watched => builder(gpus, count).algorithm(Algorithm::Direct).check(Check::Races),
             Way::Forced(algorithm) => builder(gpus, count).algorithm(algorithm),
             Way::Staged => gpus.builder(count).without_peer_access(),
         }
