@@ -8,6 +8,7 @@
 use super::{
     DType, Group, ReduceOp,
     board::{Body, Call, Notice, unless_absent},
+    kernels::Meet,
     plan::Side,
     run::Request,
 };
@@ -88,10 +89,9 @@ impl Brief {
 }
 
 impl Group<'_> {
-    /// Ordinals of the members, 4 bits each, by rank; and how many: of pools whose kernels can meet, which are small.
+    /// Ordinals of the members, by rank, and how many: of pools whose kernels can meet, which are small.
     pub(super) fn in_short(&self) -> (u64, u8) {
-        let ordinal = |member: usize| (self.ordinal(member) as u64) << (4 * member);
-        ((0..self.count()).map(ordinal).sum(), self.count() as u8)
+        (Meet::members((0..self.count()).map(|member| self.ordinal(member))), self.count() as u8)
     }
 
     /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed, with the launch gate open.
