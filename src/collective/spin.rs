@@ -181,10 +181,9 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
 
 fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
     let dev = group.dev;
-    let ordinal = |member: usize| (group.ordinal(member) as u64) << (4 * member);
     Meet {
         signals: signals.address(dev.index()),
-        members: (0..group.count()).map(ordinal).sum(),
+        members: Meet::members((0..group.count()).map(|member| group.ordinal(member))),
         place: dev.session.gang.place(),
         deadline: u64::try_from(dev.worker.shared.deadline.as_nanos()).unwrap_or(0),
         count: group.count() as u32,
@@ -216,15 +215,7 @@ const PUSH_PER_BLOCK: usize = 512 * 8;
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
     for meet in &missed {
-        let none = Combine {
-            dtype: DType::U8,
-            n: 0,
-            op: ReduceOp::Sum,
-            factors: &[],
-            sources: &[],
-            destinations: &[],
-            meet: *meet,
-        };
+        let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet: *meet };
         direct::launch_on(worker, &worker.main, "recovery", super::kernels::combine(DType::U8), 1, &none.args(false))?;
     }
     if missed.is_empty() { Ok(()) } else { worker.drain() }
