@@ -5,14 +5,13 @@
 // which every member waits for every other one adds one to the epochs of all its pairs.
 //
 // A kernel that waits looks at an abort word and at a deadline; then it gives up, says whom it was waiting for, and
-// ends. What the gang's buffers hold is unspecified after that, and so are the epochs: a member whose kernel never ran
-// has not counted. Before the devices meet again the host zeroes epoch, flag and packet of all of them.
+// ends. What the gang's buffers hold is unspecified after that. The epochs are counted then, too; for a member whose
+// kernel never ran the host launches one when the gang has failed: it counts, finds the abort word and ends.
 #pragma once
 #include "access.cuh"
 
 const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
-const u32 PACKETS = 32768; // of each sender and parity: 256 KiB of data
 
 // In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the
 // layout.
@@ -22,12 +21,17 @@ struct Signals {
     u64 report;                      // address of a u64 of the host, this device's own: see `Patience`
     u32 epoch[MOST];                 // by ordinal: the last meeting with that device
     u32 ticket;                      // blocks of the running kernel that have read the epochs
-    u32 pad[11];
+    u32 packets;                     // of each sender and parity
+    u32 pad[10];
     u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
-    // [ordinal of the sender][parity of the epoch][i]: {data, epoch, data, epoch}. As many senders as the pool has devices.
-    uint4 packet[MOST][2][PACKETS];
 };
-static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 2 * MOST * PACKETS * 16, "as the host lays it out");
+static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4, "as the host lays it out");
+
+// Behind the signals, for as many senders as the pool has devices: [ordinal of the sender][parity of the epoch][i], each
+// {data, epoch, data, epoch}.
+__device__ inline u64 packets(const Signals* of, u32 sender, u32 epoch, u32 each) {
+    return (u64)(of + 1) + (u64)(2 * sender + (epoch & 1)) * each * sizeof(uint4);
+}
 
 // An entry; all have at most 512 threads a block, and so up to 128 registers a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)

@@ -4,7 +4,7 @@
 //        (Meet meet, u64 n, u32 op, Factors lo, Factors hi, const T* src, T* dst)
 //                                                     dst[i] = fold of src[i] of member 0, 1, ...  for i < n
 //
-// At most 8 * PACKETS bytes; `src` may be `dst`; both are this device's. A packet carries 8 bytes of data and twice the
+// At most 8 bytes for each of `Signals::packets`; `src` may be `dst`; both are this device's. A packet carries 8 bytes of data and twice the
 // epoch: {data, epoch, data, epoch}, where each half is one access, so data and flag arrive together ("LL" of NCCL,
 // src/device/prims_ll.h there). No barrier before, between or after, hence one crossing of NVLink.
 //
@@ -26,10 +26,11 @@ struct Lines {
 
 __device__ inline void open_line(Lines& lines, const Meet& meet, u32 rank) {
     const u32 epoch = epoch_with(meet, rank), other = ordinal(meet, rank);
-    Signals* peer = (Signals*)meet.signals->peer[other];
+    const Signals* peer = (const Signals*)meet.signals->peer[other];
+    const u32 each = meet.signals->packets;
     lines.epoch[rank] = epoch;
-    lines.inbox[rank] = (u64)meet.signals->packet[other][epoch & 1];
-    lines.outbox[rank] = (u64)peer->packet[ordinal(meet, meet.me)][epoch & 1];
+    lines.inbox[rank] = packets(meet.signals, other, epoch, each);
+    lines.outbox[rank] = packets(peer, ordinal(meet, meet.me), epoch, each);
 }
 
 // A packet's data: elements [i * E, i * E + E) of x, as far as there are.

@@ -1,7 +1,7 @@
 //! Which algorithm carries a collective out, and why. All members must come to the same answer, so it depends only on what
 //! they have in common: the call, the group, the pool.
 
-use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, kernels::PUSH_BYTES, plan::Shape, run::Request};
+use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, kernels::signals::PUSHED, plan::Shape, run::Request};
 use crate::runtime::worker::Shared;
 
 /// How a collective is carried out.
@@ -22,11 +22,6 @@ const MOST: usize = 16;
 /// Bytes from which on an all-reduce on GPUs goes round the ring of copy engines: on 8 H200s it was the fastest at 1 GB
 /// (`prototypes/README.md`), and below it is bound by the time that submitting it takes.
 const RING_FROM: usize = 512 << 20;
-
-/// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of flags. On 2 and 4
-/// H200s that was faster than slices with barriers at every size that fits (`benches/results`); on 8 it is the traffic that
-/// decides.
-const PUSH_UPTO: usize = 768 << 10;
 
 /// What [`choose`] goes by.
 pub(crate) struct Case {
@@ -70,11 +65,11 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
     if rings && !software && case.bytes >= RING_FROM && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
-    if n == 1 || shared.signals.get().is_none() {
+    let (Some(signals), true) = (shared.signals.get(), n > 1) else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
-    }
+    };
     match case.all_reduce {
-        Some(_) if case.bytes <= PUSH_BYTES && case.bytes * (n - 1) <= PUSH_UPTO => {
+        Some(_) if case.bytes <= signals.push_bytes() && case.bytes * (n - 1) <= PUSHED => {
             (Way::Push, "small: data that carries its flags needs one trip and no barrier")
         }
         _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),

@@ -24,36 +24,43 @@ pub(crate) const MOST: usize = 16;
 pub(crate) const BLOCKS: u32 = 128;
 /// Threads of a block, at most. A block of a kernel that meets has more than [`MOST`].
 pub(crate) const THREADS: u32 = 512;
-/// Bytes that one [`Push`] can exchange.
-pub(crate) const PUSH_BYTES: usize = PACKETS * 8;
-
-const PACKETS: usize = 32768;
-
-/// Where things are in a device's `Signals` (`kernels/meet.cuh`), in bytes.
+/// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, the packets of pushes.
 pub(crate) mod signals {
-    use super::{BLOCKS, MOST, PACKETS};
+    use super::{BLOCKS, MOST};
 
-    /// The addresses of all devices' signals, by ordinal.
-    pub(crate) const PEER: usize = 0;
-    /// The address of the host's abort word.
-    pub(crate) const ABORT: usize = PEER + MOST * 8;
-    /// The address of the host's word that this device reports to.
-    pub(crate) const REPORT: usize = ABORT + 8;
-    /// The last meeting with each device, by ordinal: a `u32` each.
-    pub(crate) const EPOCH: usize = REPORT + 8;
-    /// The flags of barriers.
-    pub(crate) const FLAG: usize = 256;
-    /// The packets of pushes.
-    pub(crate) const PACKET: usize = FLAG + 2 * BLOCKS as usize * MOST * 4;
+    const HEADER: usize = 256;
+    const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4;
+
+    /// Packets of each sender and parity in a pool of so many devices: as many as are worth pushing to all the others.
+    pub(crate) const fn packets(devices: usize) -> usize {
+        let most = PUSHED / (8 * (devices - 1));
+        if most < 65536 { most / 512 * 512 } else { 65536 }
+    }
+
+    /// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of flags. On 2
+    /// and 4 H200s that was faster than slices with barriers at every size that fits (`benches/results`).
+    pub(crate) const PUSHED: usize = 768 << 10;
+
     /// All of it.
     pub(crate) const fn bytes(devices: usize) -> usize {
-        PACKET + devices * 2 * PACKETS * 16
+        HEADER + FLAGS + devices * 2 * packets(devices) * 16
+    }
+
+    /// How it begins; all else is zero.
+    pub(crate) fn header(peers: &[u64], abort: u64, report: u64) -> Vec<u64> {
+        let mut words = vec![0; HEADER / 8];
+        words[..peers.len()].copy_from_slice(peers);
+        words[MOST] = abort;
+        words[MOST + 1] = report;
+        // Behind the epochs, and the ticket that is the word's lower half.
+        words[MOST + 2 + MOST / 2] = (packets(peers.len()) as u64) << 32;
+        words
     }
 }
 
-/// What a kernel that has given up leaves in its device's report word.
-pub(crate) fn report(place: u64, missing: usize) -> u64 {
-    place << 8 | 0x80 | missing as u64
+/// What a kernel that has given up leaves in its device's report word: the place of the gang, and whom it waited for.
+pub(crate) fn reported(report: u64) -> Option<(u64, usize)> {
+    (report & 0x80 != 0).then_some((report >> 8, (report & 0x7f) as usize))
 }
 
 /// The meeting that a kernel is part of, as `kernels/meet.cuh` has it.
@@ -158,7 +165,6 @@ pub(crate) type Arguments = SmallVec<[KernelArg; 40]>;
 /// A source may be the same memory as a destination, element for element; any other overlap of the two is wrong. GPUs take up
 /// to [`MOST`] of each, software GPUs any number. One source is copied as it is, whatever the operation but `Scaled`.
 pub(crate) struct Combine<'a> {
-    pub dtype: DType,
     /// Elements of every part.
     pub n: usize,
     pub op: ReduceOp,
@@ -212,7 +218,8 @@ impl Pairs<'_> {
     }
 }
 
-/// `destination[i]` = fold over the members of their `source[i]`, for `i < n`: at most [`PUSH_BYTES`], on GPUs only.
+/// `destination[i]` = fold over the members of their `source[i]`, for `i < n`: at most 8 bytes for each of
+/// [`packets`](signals::packets), on GPUs only.
 /// Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,
@@ -228,7 +235,7 @@ pub(crate) struct Push<'a> {
 
 impl Push<'_> {
     pub fn args(&self) -> Arguments {
-        debug_assert!(self.source.bytes <= PUSH_BYTES && self.meet.signals != 0);
+        debug_assert!(self.meet.signals != 0);
         let mut args = Arguments::new();
         args.push(value(self.meet));
         args.push(value(self.n as u64));

@@ -1,7 +1,7 @@
 //! The memory through which the kernels of a collective meet on the devices: epochs, flags and packets on each device
 //! (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends their waiting.
 
-use super::kernels::{MOST, signals};
+use super::kernels::{self, MOST, signals};
 use crate::{
     GpuPool,
     driver::Address,
@@ -46,8 +46,8 @@ impl Signals {
             };
             let (peers, words): (Vec<_>, Vec<_>) = dev.exchange((own, words))?.into_iter().unzip();
             let words = Words(words[0]);
-            let mut head: Vec<u64> = (0..MOST).map(|device| peers.get(device).copied().unwrap_or(0)).collect();
-            head.extend([words.abort(dev.index()) as u64, words.report(dev.index()) as u64]);
+            let (abort, report) = (words.abort(dev.index()) as u64, words.report(dev.index()) as u64);
+            let head = signals::header(&peers, abort, report);
             let head: DeviceBuffer<u64> = dev.upload(&head)?;
             let op = dev.op("signals")?;
             op.submit(|driver, stream| {
@@ -70,11 +70,16 @@ impl Signals {
         self.devices[device].1
     }
 
+    /// The most that one push can carry, in bytes.
+    pub(crate) fn push_bytes(&self) -> usize {
+        signals::packets(self.devices.len()) * 8
+    }
+
     /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.
     pub(crate) fn missing(&self, device: usize, place: u64) -> Option<usize> {
         // SAFETY: a word of `words`, which lives; kernels write it whole.
         let report = unsafe { load_word(self.words.report(device)) };
-        (report >> 8 == place && report & 0x80 != 0).then_some((report & 0x7f) as usize)
+        kernels::reported(report).filter(|&(of, _)| of == place).map(|(_, missing)| missing)
     }
 }
 

@@ -215,15 +215,7 @@ const PUSH_PER_BLOCK: usize = 512 * 8;
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
     for meet in &missed {
-        let none = Combine {
-            dtype: DType::U8,
-            n: 0,
-            op: ReduceOp::Sum,
-            factors: &[],
-            sources: &[],
-            destinations: &[],
-            meet: *meet,
-        };
+        let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet: *meet };
         direct::launch_on(worker, &worker.main, "recovery", super::kernels::combine(DType::U8), 1, &none.args(false))?;
     }
     if missed.is_empty() { Ok(()) } else { worker.drain() }

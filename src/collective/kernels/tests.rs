@@ -129,7 +129,7 @@ fn combined<T: Naive>(
         to.extend_from_slice(&from);
     }
     let factors = if let ReduceOp::Scaled(_) = op { factors } else { &[] };
-    let call = Combine { dtype: T::DTYPE, n, op, factors, sources: &from, destinations: &to, meet: Meet::NONE };
+    let call = Combine { n, op, factors, sources: &from, destinations: &to, meet: Meet::NONE };
     launch(combine(T::DTYPE), &call.args(true));
     if inside {
         others.extend(sources);
@@ -269,9 +269,22 @@ fn pairs_are_copied_each_for_itself() {
 fn members_are_packed_in_rank_order() {
     assert_eq!(Meet::members([5, 0, 15]), 0xf05);
     assert_eq!(Meet::members(0..16), 0xfedc_ba98_7654_3210);
-    assert_eq!(report(3, 11), 0x38b);
+    assert_eq!((reported(0x38b), reported(0x300)), (Some((3, 11)), None));
+}
+
+#[test]
+fn signals_lie_where_the_kernels_look_for_them() {
     // `static_assert`ed in kernels/meet.cuh by the same sum.
-    assert_eq!((signals::EPOCH, signals::PACKET, signals::BYTES), (144, 16640, 16640 + (2 << 20)));
+    assert_eq!(signals::bytes(2), 16640 + 2 * 2 * 65536 * 16);
+    let header = signals::header(&[10, 20], 30, 40);
+    assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
+    // A `u32` at byte 212.
+    assert_eq!(header.iter().skip(18).filter(|word| **word != 0).collect::<Vec<_>>(), [&(65536 << 32)]);
+    assert_eq!(header[212 / 8] >> 32, 65536);
+    for devices in 2..=MOST {
+        let sent = (devices - 1) * signals::packets(devices) * 8;
+        assert!(sent <= signals::PUSHED && signals::bytes(devices) <= 16 << 20, "{devices} devices");
+    }
 }
 
 /// The sizes of an entry's parameters, from the PTX.
@@ -309,7 +322,7 @@ fn arguments_fit_the_compiled_kernels() {
     for dtype in DTYPES {
         let (meet, factors) = (Meet { signals: 256, ..Meet::NONE }, &[1.0; 3][..]);
         let op = ReduceOp::Scaled(1.0);
-        let call = Combine { dtype, n: 1, op, factors, sources: &parts, destinations: &parts[..2], meet };
+        let call = Combine { n: 1, op, factors, sources: &parts, destinations: &parts[..2], meet };
         let entry = combine(dtype);
         assert_eq!(sizes(&call.args(false)), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
         let call = Push { n: 1, op, factors, source: one, destination: one, meet };
@@ -343,8 +356,7 @@ fn software_gpus_run_the_twin() {
         let half = |address: &Address| Part { address: address + 4 * mine.start as u64, bytes: 4 * mine.len() };
         let parts: Vec<Part> = all.iter().map(half).collect();
         let (dtype, op) = (DType::F32, ReduceOp::Avg);
-        let call =
-            Combine { dtype, n: mine.len(), op, factors: &[], sources: &parts, destinations: &parts, meet: Meet::NONE };
+        let call = Combine { n: mine.len(), op, factors: &[], sources: &parts, destinations: &parts, meet: Meet::NONE };
         let (entry, worker) = (combine(dtype), &dev.worker);
         let launch = crate::driver::Launch {
             name: entry.name,
