@@ -131,6 +131,16 @@ fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     (k * each).min(len)..((k + 1) * each).min(len)
 }
 
+/// The slice of a broadcast that member `me` fetches from the root and hands on. The root's own link is the narrow one, which
+/// carries every slice once already, so with several others it does nothing itself.
+fn handed_on(len: usize, root: usize, n: usize, me: usize, grain: usize) -> Range<usize> {
+    match n {
+        0..=2 => slice(me, n, len, grain),
+        _ if me == root => 0..0,
+        _ => slice((me + n - root - 1) % n, n - 1, len, grain),
+    }
+}
+
 fn source(member: usize, start: usize) -> Place {
     Place { member, side: Side::Source, start }
 }
@@ -168,7 +178,7 @@ impl Shape {
                 combine(part.len(), [from].into_iter().collect(), to.map(|k| destination(k, part.start)).collect())
             }
             Shape::Broadcast { len, root } => {
-                let part = slice(me, n, *len, grain);
+                let part = handed_on(*len, *root, n, me, grain);
                 let to = (0..n).map(|k| (me + k) % n).filter(|k| k != root);
                 let from = [source(*root, part.start)].into_iter().collect();
                 combine(part.len(), from, to.map(|k| destination(k, part.start)).collect())
@@ -199,8 +209,9 @@ impl Shape {
     pub(crate) fn largest(&self, n: usize, grain: usize) -> usize {
         let most = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).max().unwrap_or(0);
         match self {
-            Shape::AllReduce { len } | Shape::Reduce { len, .. } | Shape::Broadcast { len, .. } => {
-                slice(0, n, *len, grain).len()
+            Shape::AllReduce { len } | Shape::Reduce { len, .. } => slice(0, n, *len, grain).len(),
+            Shape::Broadcast { len, root } => {
+                (0..n).map(|k| handed_on(*len, *root, n, k, grain).len()).max().unwrap_or(0)
             }
             Shape::ReduceScatter { counts, .. }
             | Shape::AllGather { counts, .. }
