@@ -408,7 +408,7 @@ impl Group<'_> {
             }
         };
         // Mostly there is room, and no need to look at a clock.
-        push().map_or_else(|| wait::for_peer(dev, call.op, rank, push), |done| done)?;
+        push().unwrap_or_else(|| wait::for_peer(dev, call.op, rank, push))?;
         gang.waker(rank).notify();
         Ok(())
     }

@@ -66,6 +66,10 @@ impl Drop for Blocked<'_> {
 }
 
 /// What the members have told each other.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for the length of one call, and a box is an allocation"
+)]
 enum Met {
     Briefly(SmallVec<[Brief; 8]>),
     InFull(SmallVec<[Arc<Notice>; 8]>),

@@ -126,7 +126,7 @@ macro_rules! elements {
 }
 elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 }
 
-/// How a collective is carried out. `src/collective/README.md` compares them.
+/// How a collective is carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {

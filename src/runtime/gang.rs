@@ -13,6 +13,9 @@ use crate::{
     sync::{CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
+/// Ranks, and where they commit.
+type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);
+
 /// Who must hear of a failure besides the members' threads: their devices.
 pub trait Alarm: Send + Sync {
     /// The gang at this place has failed. Ordinals in the pool.
@@ -32,7 +35,7 @@ pub struct Gang {
     left: Box<[Flag]>,
     word: CommitWord,
     /// Where groups of members commit what they do among themselves, by their ranks.
-    groups: Mutex<Vec<(Box<[usize]>, std::sync::Arc<CommitWord>)>>,
+    groups: Mutex<Vec<GroupWord>>,
     cause: Mutex<Option<(usize, Error)>>,
     /// Members that have not drained their streams yet.
     drained: CountLatch,

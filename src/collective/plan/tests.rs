@@ -83,9 +83,9 @@ proptest! {
 
         let mut x = filled(n, |_| len);
         run(&Shape::Reduce { len, root }, &mut x, None);
-        for k in 0..n {
+        for (k, x) in x.iter().enumerate() {
             let wanted = |i| if k == root { sum(n, i) } else { value(k, i) };
-            prop_assert!((0..len).all(|i| x[k][i] == wanted(i)));
+            prop_assert!((0..len).all(|i| x[i] == wanted(i)));
         }
 
         let mut x = filled(n, |_| len);

@@ -73,7 +73,7 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
 }
 
 /// What may wait for running kernels, and what the driver does under a lock that launches need, goes through the
-/// [gate](crate::driver::gate) first: such calls have hung programs in which kernels wait for each other (nccl#744,
+/// launch gate ([`LaunchGate`](crate::sync::LaunchGate)) first: such calls have hung programs in which kernels wait for each other (nccl#744,
 /// torchcomms#2334).
 #[rustfmt::skip]
 impl Driver for CudaGpu {
