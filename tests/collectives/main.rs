@@ -11,7 +11,9 @@ mod support;
 mod basics;
 mod bits;
 mod cases;
+#[path = "../support/checklist.rs"]
 mod checklist;
+mod checklist_tests;
 mod groups;
 mod liveness;
 mod load;

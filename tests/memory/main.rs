@@ -10,7 +10,9 @@ mod support;
 mod aborts;
 mod basics;
 mod callbacks;
+#[path = "../support/checklist.rs"]
 mod checklist;
+mod checklist_tests;
 mod devices;
 mod faults;
 mod fragmentation;
