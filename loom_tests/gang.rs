@@ -57,6 +57,23 @@ mod models {
         });
     }
 
+    /// A group is made, and begins a collective, while the gang fails: it may commit the first, and nothing after the failure.
+    #[test]
+    fn a_group_fails_with_its_gang() {
+        check(|| {
+            let gang = gang(2);
+            let failing = thread::spawn({
+                let gang = gang.clone();
+                move || gang.poison(1, failure(1))
+            });
+            let word = gang.group(&[1, 0]);
+            let first = word.commit(1);
+            assert!(failing.join().unwrap());
+            assert!(word.is_aborted() && !word.commit(2), "made before the failure or after it");
+            assert_eq!(gang.group(&[1, 0]).commit(1), first, "every member has the same word");
+        });
+    }
+
     /// A failure against a collective: both members carry it through or neither does.
     #[test]
     fn never_half_a_gang_in_a_collective() {
