@@ -8,8 +8,8 @@ fn bools(dev: &Device) -> Result<()> {
     dev.zeros::<bool>(4).map(drop) //~ E0277
 }
 
-fn reduce(dev: &Device, x: &mut DeviceBuffer<u8>) -> Result<()> {
-    dev.all_reduce(x, ReduceOp::Sum) //~ E0277: reducing collectives do not know the type `u8`
+fn reduce(dev: &Device, x: &mut DeviceBuffer<u16>) -> Result<()> {
+    dev.all_reduce(x, ReduceOp::Sum) //~ E0277: collectives do not know the type `u16`
 }
 
 fn scale(dev: &Device, x: &mut DeviceBuffer<i32>) -> Result<()> {
