@@ -4,14 +4,16 @@
 use super::{assert_works, collectives, plan};
 use crate::support::{Gpus, failure, on_host, slow_add};
 use gpu_pool::{
-    Device, Error, GpuPool,
+    Algorithm, Device, Error, GpuPool,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::time::Duration;
 
 fn stuck(gpus: Gpus, count: usize, op: FaultOp) -> (FaultPlan, GpuPool) {
     let plan = plan(FaultRule::new(Injected::Stuck).device(1).op(op).nth(1));
-    let pool = gpus.builder(count).timeout(Duration::from_millis(250)).faults(plan.clone()).build().unwrap();
+    // Around a ring, so that collectives have copies, too.
+    let builder = gpus.builder(count).algorithm(Algorithm::Ring).timeout(Duration::from_millis(250));
+    let pool = builder.faults(plan.clone()).build().unwrap();
     plan.resume();
     (plan, pool)
 }
