@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     memory::{DeviceBuffer, link::Link},
     runtime::{gang::Alarm, worker::Shared},
-    sync::{load_word, store_word},
+    sync::{load_word, raise_word},
 };
 use std::sync::Arc;
 
@@ -18,14 +18,34 @@ const REPORT: usize = 128;
 
 /// Of one pool.
 pub(crate) struct Signals {
-    /// On each device, by ordinal.
-    devices: Vec<(Arc<Link>, Address)>,
-    words: Words,
+    /// On each device, by ordinal. Before the words: kernels that are gone poll nothing.
+    devices: Vec<OnDevice>,
+    words: Arc<Words>,
 }
 
-/// Page-locked memory.
-#[derive(Clone, Copy)]
-struct Words(usize);
+/// Memory of a device that is not its pool's: it would be in use for ever in the pool's counts. Given back when it is dropped.
+struct OnDevice(Arc<Link>, Address);
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        // SAFETY: `set_up` has failed before any kernel knew it, or the pool's devices have drained: its threads, which had shares
+        // of `Signals`, are gone.
+        let _ = unsafe { self.0.driver.mem_free(self.1) };
+    }
+}
+
+/// Page-locked memory, [`LINES`] bytes for each device. Given back when it is dropped.
+struct Words {
+    link: Arc<Link>,
+    first: usize,
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: as for `OnDevice`.
+        let _ = unsafe { self.link.driver.host_free(self.at(0, 0).cast()) };
+    }
+}
 
 impl Signals {
     /// Sets them up, if kernels of these devices can meet: GPUs that all have access to each other, that run what was launched
@@ -38,14 +58,16 @@ impl Signals {
         let bytes = signals::bytes(shared.devices());
         let made = pool.run(|dev, _| {
             let link = &dev.worker.link;
-            // Not of the pool: it would be in use for ever in its counts.
-            let own = link.check("signals", link.driver.mem_alloc(bytes))?;
+            let own = OnDevice(link.clone(), link.check("signals", link.driver.mem_alloc(bytes))?);
             let words = match dev.rank() {
-                0 => link.check("signals", link.driver.host_alloc(MOST * LINES))?.expose_provenance(),
-                _ => 0,
+                0 => {
+                    let first = link.check("signals", link.driver.host_alloc(MOST * LINES))?.expose_provenance();
+                    Some(Arc::new(Words { link: link.clone(), first }))
+                }
+                _ => None,
             };
-            let (peers, words): (Vec<_>, Vec<_>) = dev.exchange((own, words))?.into_iter().unzip();
-            let words = Words(words[0]);
+            let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((own.1, words))?.into_iter().unzip();
+            let words = words.swap_remove(0).expect("the first has them");
             let (abort, report) = (words.abort(dev.index()) as u64, words.report(dev.index()) as u64);
             let head = signals::header(&peers, abort, report);
             let head: DeviceBuffer<u64> = dev.upload(&head)?;
@@ -53,16 +75,15 @@ impl Signals {
             op.submit(|driver, stream| {
                 // SAFETY: fresh memory, which nobody else knows before this closure has ended.
                 unsafe {
-                    driver.fill_u8(own, 0, bytes, stream)?;
-                    driver.copy_within(own, head.address(), head.len() * 8, stream)
+                    driver.fill_u8(own.1, 0, bytes, stream)?;
+                    driver.copy_within(own.1, head.address(), head.len() * 8, stream)
                 }
             })?;
             dev.synchronize()?;
-            Ok((link.clone(), own, words))
+            Ok((own, words))
         })?;
-        let words = made[0].2;
-        let devices = made.into_iter().map(|(link, own, _)| (link, own)).collect();
-        Ok(Some(Arc::new(Signals { devices, words })))
+        let (devices, mut words): (Vec<_>, Vec<_>) = made.into_iter().unzip();
+        Ok(Some(Arc::new(Signals { devices, words: words.swap_remove(0) })))
     }
 
     /// What a kernel of this device is given.
@@ -95,7 +116,7 @@ fn can_meet(shared: &Shared) -> bool {
 
 impl Words {
     fn at(&self, device: usize, offset: usize) -> *mut u64 {
-        std::ptr::with_exposed_provenance_mut(self.0 + device * LINES + offset)
+        std::ptr::with_exposed_provenance_mut(self.first + device * LINES + offset)
     }
 
     fn abort(&self, device: usize) -> *mut u64 {
@@ -108,23 +129,13 @@ impl Words {
 }
 
 impl Alarm for Signals {
-    /// Kernels of these devices that wait for a peer give up. Each device runs one gang at a time, in the order of places, so the
-    /// word only grows, and what comes later is not meant.
+    /// Kernels of these devices that wait for a peer give up. Each device runs one gang at a time, in the order of places, so what
+    /// comes later is not meant. An earlier gang may fail later than a later one (members that are done with it have gone on), so
+    /// the word is only ever raised.
     fn raise(&self, members: &[usize], place: u64) {
         for &device in members {
             // SAFETY: a word of `words`, which lives as long as this; the host writes it here alone.
-            unsafe { store_word(self.words.abort(device), place) };
+            unsafe { raise_word(self.words.abort(device), place) };
         }
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        for (link, address) in &self.devices {
-            // SAFETY: the pool's devices have drained: its threads, which had shares of this, are gone.
-            let _ = unsafe { link.driver.mem_free(*address) };
-        }
-        // SAFETY: as above; nothing polls these words any more.
-        let _ = unsafe { self.devices[0].0.driver.host_free(self.words.at(0, 0).cast()) };
     }
 }

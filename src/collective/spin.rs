@@ -152,21 +152,28 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
         }
         Ok(met) => met,
     };
-    // From here on the others count on this member's launch.
+    // From here on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
     let window = Window;
     let shape = match (&request.shape, &met) {
-        (Some(shape), _) => Cow::Borrowed(shape),
-        // If it is none, then for all members alike, and nobody launches.
-        (None, Met::InFull(notices)) => Cow::Owned(group.shape(request, notices)?),
+        (Some(shape), _) => Ok(Cow::Borrowed(shape)),
+        (None, Met::InFull(notices)) => group.shape(request, notices).map(Cow::Owned),
         (None, Met::Briefly(_)) => unreachable!("a brief is of a shape that is known"),
+    };
+    let shape = match shape {
+        Ok(shape) => shape,
+        // The others find the same, and nobody touches anything.
+        Err(error) => {
+            let counted = count(&dev.worker, &dev.stream, name, meet);
+            drop(window);
+            return Err(finish(group, request, meet, access, counted).err().unwrap_or(error));
+        }
     };
     let (n, grain) = (group.count(), request.grain());
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
     let launched = match way {
-        // Nobody has anything to do, and all know it.
-        _ if largest == 0 => Ok(()),
-        Way::Push => push(group, request, factors.collect(), meet),
+        // A push of nothing would wait for nobody, and so not be counted.
+        Way::Push if largest > 0 => push(group, request, factors.collect(), meet),
         _ => {
             // Whose memory it is does not matter to a kernel.
             let spot = |member, side| Spot { device: dev.index(), address: met.address(member, side) };
@@ -175,8 +182,14 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
         }
     };
     drop(window);
+    finish(group, request, meet, access, launched)
+}
+
+/// Notes what was launched; or that nothing was, and tells the gang.
+fn finish(group: &Group<'_>, request: &Request, meet: Meet, access: Op<'_>, launched: Result<()>) -> Result<()> {
+    let (stream, spinning) = (&group.dev.stream, &group.dev.worker.spinning);
     access.submitted();
-    *spinning.last.borrow_mut() = Some((dev.stream.clone(), dev.stream.submitted()));
+    *spinning.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
     launched.inspect_err(|cause| {
         spinning.missed.borrow_mut().push(meet);
         group.fail(request, cause);
@@ -218,9 +231,12 @@ const PUSH_PER_BLOCK: usize = 512 * 8;
 /// at once.
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
-    for meet in &missed {
-        let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet: *meet };
-        direct::launch_on(worker, &worker.main, "recovery", super::kernels::combine(DType::U8), 1, &none.args(false))?;
-    }
+    missed.iter().try_for_each(|meet| count(worker, &worker.main, "recovery", *meet))?;
     if missed.is_empty() { Ok(()) } else { worker.drain() }
+}
+
+/// A kernel that meets its peers' and touches nothing.
+fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
+    let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
+    direct::launch_on(worker, stream, name, super::kernels::combine(DType::U8), 1, &none.args(false))
 }

@@ -8,7 +8,7 @@
 //! | [`RefCount`] | who was the last to hold a piece of memory | nobody |
 //! | [`Mirror`] | one thread's counters, seen by others all at once | the reader |
 //! | [`Spares`] | recycled events | who finds the lock held |
-//! | [`load_word`], [`store_word`] | words that devices write too | nobody |
+//! | [`load_word`], [`store_word`], [`raise_word`] | words that devices write too | nobody |
 //! | [`EventCount`] | sleeping until a condition holds | the condition's reader |
 //! | [`CountLatch`] | "all members are done", in the caller's frame | the caller |
 //! | [`Rendezvous`] | N parties meeting again and again, or aborting | all parties |
@@ -61,4 +61,4 @@ pub use returns::Returns;
 pub use sequence::{Flag, Sequence, unique_id};
 pub use spares::Spares;
 pub use turnstile::Turnstile;
-pub use word::{load_word, store_word};
+pub use word::{load_word, raise_word, store_word};

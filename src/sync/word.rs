@@ -68,6 +68,36 @@ pub unsafe fn store_word(ptr: *mut u64, value: u64) {
     }
 }
 
+/// Stores `value` unless the word is larger already: for a word that several threads raise. Whoever reads the value by
+/// [`load_word`] sees what was done before.
+///
+/// # Safety
+///
+/// As for [`store_word`].
+///
+/// ```
+/// use gpu_pool::sync::raise_word;
+/// let mut word = 5u64;
+/// let ptr = &raw mut word;
+/// // SAFETY: alive, aligned, and this thread's.
+/// unsafe {
+///     raise_word(ptr, 7);
+///     raise_word(ptr, 6);
+/// }
+/// assert_eq!(word, 7);
+/// ```
+pub unsafe fn raise_word(ptr: *mut u64, value: u64) {
+    debug_assert!(ptr.is_aligned());
+    #[cfg(not(loom))]
+    // SAFETY: the caller's promise.
+    unsafe { AtomicU64::from_ptr(ptr) }.fetch_max(value, Release);
+    #[cfg(loom)]
+    // SAFETY: the caller's promise; see the module's docs for why this is no atomic.
+    unsafe {
+        ptr.write_volatile(value.max(ptr.read_volatile()));
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
