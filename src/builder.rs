@@ -3,12 +3,12 @@
 mod collectives;
 mod environment;
 mod memory;
+mod open;
 
 pub(crate) use environment::seed;
 
 use crate::{
     Algorithm, ReduceOrder,
-    collective::{board::Endpoint, signals::Signals},
     driver::{
         DriverRef,
         check::{self, Check},
@@ -16,32 +16,16 @@ use crate::{
     },
     error::{Error, Result},
     kernel::Module,
-    memory::{cache::Settings, link::Link, pinned::PinnedPool},
+    memory::cache::Settings,
     pool::GpuPool,
-    runtime::{
-        dispatch::Queue,
-        panics,
-        presence::{Door, Presence},
-        turn::Turns,
-        worker,
-    },
-    sync::{Gate, unique_id},
+    runtime::worker,
     testing::FaultPlan,
     topology::Topology,
 };
-use once_cell::sync::OnceCell;
-use std::{
-    sync::{Arc, mpsc},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 /// Software GPUs where no number is given and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
-/// A wait in which nothing of the gang advances for this long has failed.
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
-/// Up to so many software GPUs whose operations run one at a time, the means of all staged copies are made when the pool is
-/// built: made when first needed, the numbers of their streams would depend on which device thread came first.
-const STAGED_AT_BUILD: usize = 16;
 /// Software GPUs of one pool.
 const MOST_SOFTWARE_GPUS: usize = 64;
 
@@ -351,90 +335,6 @@ impl Builder {
     pub(crate) fn fault_plan(&self) -> Option<&FaultPlan> {
         self.faults.as_ref()
     }
-
-    /// A pool of these very devices.
-    pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
-        let count = drivers.len();
-        let weights = match &self.weights {
-            Weights::Given(weights) => Some(valid_weights(weights, count)?),
-            Weights::Even | Weights::Measured => None,
-        };
-        panics::note_places();
-        let deadline = self.timeout.unwrap_or(DEFAULT_DEADLINE);
-        let id = unique_id();
-        let audit = self.memory.audit || self.check == Some(Check::Memory);
-        let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
-        let link = |(i, driver)| Arc::new(Link::new(id, i, driver, memory.records()));
-        let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
-        let turns: Vec<_> = links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect();
-        let presence =
-            queues.iter().zip(&turns).map(|(queue, turns)| Presence::new(queue.waker().clone(), turns.clone()));
-        let presence: Vec<_> = presence.collect();
-        let door = Arc::<Door>::default();
-        for (link, presence) in links.iter().zip(&presence) {
-            host::attend(&*link.driver, &(presence.clone() as Arc<dyn host::Attendee>));
-        }
-        host::attend(&*links[0].driver, &(door.clone() as Arc<dyn host::Attendee>));
-        let shared = Arc::new(worker::Shared {
-            pid: std::process::id(),
-            wakers: queues.iter().map(|queue| queue.waker().clone()).collect(),
-            queues,
-            turns,
-            presence,
-            door,
-            homes: (0..count).map(|_| OnceCell::new()).collect(),
-            pinned: PinnedPool::new(&links, &memory)?,
-            weights,
-            modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
-            memory,
-            deadline,
-            algorithm: self.algorithm.unwrap_or_default(),
-            reduce_order: self.reduce_order,
-            staged: self.staged,
-            polls: polls(cores, count, &*links[0].driver),
-            copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
-            gate: Gate::new(),
-            peers: OnceCell::new(),
-            signals: OnceCell::new(),
-            stages: Default::default(),
-            threads: Default::default(),
-            links,
-        });
-        let (opened, openings) = mpsc::channel();
-        let pool = GpuPool { shared: shared.clone() };
-        for (device, endpoint) in Endpoint::all(count).into_iter().enumerate() {
-            let thread = worker::start(&shared, device, endpoint, opened.clone())?;
-            shared.threads.lock().push(thread);
-        }
-        drop(opened);
-        // If one device fails, the pool is dropped here, which stops the others.
-        let opened = openings.iter().collect::<Result<Vec<()>>>()?;
-        if opened.len() < count {
-            // A thread has ended without a word: it has panicked, as `close` will say.
-            pool.close()?;
-            return Err(Error::Closed);
-        }
-        let peers = crate::probe::peers(&pool, self.staged)?;
-        shared.peers.set(peers).map_err(|_| Error::Closed)?;
-        if let Some(signals) = Signals::set_up(&pool)? {
-            shared.signals.set(signals).map_err(|_| Error::Closed)?;
-        }
-        if host::is_stepped(&*shared.links[0].driver) && count <= STAGED_AT_BUILD {
-            let pairs = (0..count * count).map(|pair| (pair / count, pair % count));
-            pairs
-                .filter(|&(from, to)| !shared.is_direct(from, to))
-                .try_for_each(|(from, to)| shared.stage(from, to).map(drop))?;
-        }
-        if !matches!(self.weights, Weights::Measured) {
-            return Ok(pool);
-        }
-        let weights = crate::probe::speeds(&pool)?;
-        let drivers = shared.links.iter().map(|link| link.driver.clone()).collect();
-        pool.close()?;
-        Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)
-    }
 }
 
 #[cfg(feature = "cuda")]
@@ -448,45 +348,4 @@ fn cuda_devices() -> Result<usize> {
 #[cfg(not(feature = "cuda"))]
 fn cuda_devices() -> Result<usize> {
     Err(Error::NoDevice { reason: "this build of gpu-pool has no CUDA (feature `cuda` is off)".to_owned() })
-}
-
-/// Only where every device thread has a core of its own with one to spare, and where time passes by itself.
-fn polls(cores: usize, devices: usize, driver: &dyn crate::driver::Driver) -> usize {
-    let computed = host::is_stepped(driver) || host::virtual_now(driver).is_some();
-    if computed || cores < 2 * devices { 0 } else { 2000 }
-}
-
-/// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how many
-/// cores there are.
-fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
-    if stepped { 1 } else { (cores / devices / 2).clamp(1, 4) }
-}
-
-fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
-    if weights.len() != devices {
-        return Err(Error::invalid("weights", format_args!("{} weights for {devices} devices", weights.len())));
-    }
-    match weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
-        Some(w) => Err(Error::invalid("weights", format_args!("{w} is not a positive number"))),
-        None => Ok(weights.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_do_not_depend_on_the_number_of_cores() {
-        assert_eq!([1, 2, 16, 64].map(|cores| copy_threads(cores, 2, true)), [1; 4]);
-        assert_eq!([1, 2, 16, 64].map(|cores| copy_threads(cores, 2, false)), [1, 1, 4, 4]);
-    }
-
-    #[test]
-    fn weights_must_be_positive() {
-        assert!(valid_weights(&[1.0, 0.0], 2).is_err());
-        assert!(valid_weights(&[1.0, f64::NAN], 2).is_err());
-        assert!(valid_weights(&[1.0], 2).is_err());
-        assert!(valid_weights(&[1.0, 2.0], 2).is_ok());
-    }
 }

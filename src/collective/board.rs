@@ -9,144 +9,21 @@
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
 
-use super::{DType, Group, ReduceOp, brief::Brief, plan::Counts, point::Post};
+use super::{Group, brief::Brief, call::Call, plan::Counts, point::Post};
 use crate::{
     Event,
     driver::Address,
-    error::{Error, Result, Site},
+    error::{Error, Result},
     memory::{block::BlockRef, link::Handover},
     plant::Bug,
     runtime::{panics, wait, worker::Worker},
     sync::ring::{self, Consumer, Producer},
 };
 use smallvec::SmallVec;
-use std::{
-    any::{Any, TypeId},
-    ops::Range,
-    panic::Location,
-    sync::Arc,
-};
+use std::{any::Any, ops::Range, sync::Arc};
 
 /// Messages in flight per ordered pair. A ring step is two; a member runs ahead of its neighbour by at most a few.
 const SLOTS: usize = 16;
-
-/// What a member calls.
-#[derive(Clone)]
-pub(crate) struct Call {
-    op: &'static str,
-    dtype: Option<DType>,
-    count: usize,
-    reduce: Option<ReduceOp>,
-    root: Option<usize>,
-    counts: Option<Arc<[usize]>>,
-    of: Option<(TypeId, &'static str)>,
-    site: Site,
-}
-
-impl Call {
-    #[track_caller]
-    pub(crate) fn new(op: &'static str) -> Self {
-        let site = Location::caller();
-        Call { op, dtype: None, count: 0, reduce: None, root: None, counts: None, of: None, site }
-    }
-
-    /// A call made there.
-    pub(super) fn at(op: &'static str, site: Site) -> Self {
-        Call { site, ..Call::new(op) }
-    }
-
-    /// With what may be there.
-    pub(super) fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
-        Call { reduce, root: root.map(|root| root as usize), ..self }
-    }
-
-    /// Operation, call site, count, type and root of a call that has no more than these and a reduction.
-    pub(super) fn in_short(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
-        let nothing_else = self.counts.is_none() && self.of.is_none();
-        let dtype = self.dtype.filter(|_| nothing_else)?;
-        Some((self.op, self.site, self.count, dtype, self.root.map(|root| root as u32)))
-    }
-
-    pub(super) fn reduction(&self) -> Option<ReduceOp> {
-        self.reduce
-    }
-
-    pub(crate) fn elements(self, dtype: DType, count: usize) -> Self {
-        Call { dtype: Some(dtype), count, ..self }
-    }
-
-    pub(crate) fn reducing(self, op: ReduceOp) -> Self {
-        Call { reduce: Some(op), ..self }
-    }
-
-    pub(crate) fn root(self, root: usize) -> Self {
-        Call { root: Some(root), ..self }
-    }
-
-    /// Elements of each member, which all members must give alike.
-    pub(crate) fn counts(self, counts: &[usize]) -> Self {
-        Call { counts: Some(counts.into()), ..self }
-    }
-
-    pub(crate) fn of_type<T: 'static>(self) -> Self {
-        Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
-    }
-
-    pub(super) fn op(&self) -> &'static str {
-        self.op
-    }
-
-    /// What differs between what is sent and what is received.
-    pub(super) fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
-        if self.dtype != other.dtype { Some("dtype") } else { (self.count != other.count).then_some("count") }
-    }
-
-    /// What differs, if anything does.
-    pub(super) fn differs(&self, other: &Call) -> Option<&'static str> {
-        let reduces = match (self.reduce, other.reduce) {
-            (Some(a), Some(b)) => a.matches(b),
-            (a, b) => a.is_none() && b.is_none(),
-        };
-        [
-            (self.op != other.op, "operation"),
-            (self.dtype != other.dtype || self.of.map(|t| t.0) != other.of.map(|t| t.0), "dtype"),
-            (self.count != other.count, "count"),
-            (!reduces, "reduce op"),
-            (self.root != other.root, "root"),
-            (self.counts != other.counts, "counts"),
-        ]
-        .into_iter()
-        .find_map(|(differs, what)| differs.then_some(what))
-    }
-}
-
-impl std::fmt::Display for Call {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}(", self.op)?;
-        let mut between = "";
-        let mut part = |f: &mut std::fmt::Formatter<'_>, text: std::fmt::Arguments<'_>| {
-            write!(f, "{between}{text}")?;
-            between = ", ";
-            Ok(())
-        };
-        if let Some(dtype) = self.dtype {
-            part(f, format_args!("{} x {dtype:?}", self.count))?;
-        }
-        if let Some((_, of)) = self.of {
-            part(f, format_args!("{of}"))?;
-        }
-        if let Some(reduce) = self.reduce {
-            part(f, format_args!("{reduce:?}"))?;
-        }
-        if let Some(root) = self.root {
-            part(f, format_args!("root {root}"))?;
-        }
-        if let Some(counts) = &self.counts {
-            part(f, format_args!("counts {counts:?}"))?;
-        }
-        f.write_str(")")
-    }
-}
 
 /// What a member tells the others: the same to each, so it is made once and shared.
 pub(crate) struct Notice {

@@ -7,7 +7,8 @@
 
 use super::{
     DType, Group, ReduceOp,
-    board::{Body, Call, Notice, unless_absent},
+    board::{Body, Notice, unless_absent},
+    call::Call,
     kernels::Meet,
     plan::Side,
     run::Request,

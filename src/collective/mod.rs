@@ -14,6 +14,7 @@
 
 pub(crate) mod board;
 mod brief;
+mod call;
 pub(crate) mod choose;
 mod copies;
 mod device;
@@ -33,7 +34,8 @@ pub use group::Group;
 pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
 
 use crate::{Device, error::Result};
-use board::{Call, Notice, Payload};
+use board::{Notice, Payload};
+use call::Call;
 use std::panic::Location;
 
 /// Meetings on the host.

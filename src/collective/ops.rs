@@ -2,7 +2,8 @@
 
 use super::{
     Element, Group, ReduceOp,
-    board::{Area, Call},
+    board::Area,
+    call::Call,
     plan::{Counts, Shape},
     run::Request,
 };

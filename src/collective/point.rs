@@ -6,7 +6,7 @@
 //! that of a link. The parcel knows who has written it, as all memory does, so the receiver's copy is ordered after that without
 //! an event; and when it is dropped it goes back to its device's pool.
 
-use super::{Element, Group, board::Call};
+use super::{Element, Group, call::Call};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result},

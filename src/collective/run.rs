@@ -10,7 +10,8 @@
 
 use super::{
     DType, Group, ReduceOp,
-    board::{Area, Call, Lent, Notice, Payload},
+    board::{Area, Lent, Notice, Payload},
+    call::Call,
     choose::Way,
     copies, direct,
     kernels::Meet,

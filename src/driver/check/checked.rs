@@ -2,18 +2,17 @@
 
 use super::{
     Checker,
+    calls::{is_gone, is_over, read, write},
     heap::Source,
     host::InStream,
     judge::{Operand, refusal},
     note::Call,
-    report::Kind,
-    shadow::Manner,
 };
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::driver::{
-    Address, DeviceInfo, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, ModuleImage, RawEvent,
-    RawFunction, RawGraph, RawModule, RawStream,
+    Address, DeviceInfo, Driver, DriverRef, DriverResult, KernelArg, Launch, ModuleImage, RawEvent, RawFunction,
+    RawGraph, RawModule, RawStream,
 };
 use smallvec::SmallVec;
 use std::{any::Any, sync::Arc, time::Duration};
@@ -23,72 +22,6 @@ pub(super) struct Checked {
     pub inner: DriverRef,
     pub index: usize,
     pub checker: Arc<Checker>,
-}
-
-fn read(address: Address, bytes: usize) -> Operand {
-    Operand { address, bytes, manner: Manner::READ }
-}
-
-fn write(address: Address, bytes: usize) -> Operand {
-    Operand { address, bytes, manner: Manner::WRITE }
-}
-
-/// Whether what was to be given back is gone: it also is where the device is lost.
-fn is_gone(result: &DriverResult) -> bool {
-    result.as_ref().map_or_else(|fault| fault.kind == FaultKind::DeviceLost, |()| true)
-}
-
-impl Checked {
-    fn submit(
-        &self,
-        stream: RawStream,
-        call: Call,
-        operands: &[Operand],
-        forward: impl FnOnce() -> DriverResult,
-    ) -> DriverResult {
-        let (mut state, by) = self.checker.enter();
-        state.submit(by, (self.index, stream.0), call, operands, forward)
-    }
-
-    fn added(&self, address: Address, bytes: usize, source: Source) {
-        let range = address..address.saturating_add(bytes as u64);
-        self.checker.state.lock().mem_added(range, source);
-    }
-
-    /// Nothing runs on a lost device any more, and nothing can be waited for.
-    fn is_lost(&self) -> bool {
-        self.inner.bind().is_err_and(|fault| fault.kind == FaultKind::DeviceLost)
-    }
-
-    /// Takes the memory out of the account first: whoever gets it next from the driver must not find it there.
-    fn free(
-        &self,
-        call: &'static str,
-        address: Address,
-        source: Source,
-        forward: impl FnOnce() -> DriverResult,
-    ) -> DriverResult {
-        let (mut state, by) = self.checker.enter();
-        let removed = match state.free(by, Call::new(call, ""), address, source) {
-            Err(report) if report.kind == Kind::FreeInUse && self.is_lost() => state.free_unasked(address, source),
-            judged => judged.map_err(refusal)?,
-        };
-        drop(state);
-        let freed = forward();
-        if let Some(removed) = removed.filter(|_| !is_gone(&freed)) {
-            self.checker.state.lock().mem_restored(removed);
-        }
-        freed
-    }
-}
-
-/// Whether what was waited for has come to an end: also on a lost device, whose loss a wait reports only when what it
-/// was running has ended.
-fn is_over(waited: &DriverResult<bool>) -> bool {
-    match waited {
-        Ok(done) => *done,
-        Err(fault) => fault.kind == FaultKind::DeviceLost,
-    }
 }
 
 impl Driver for Checked {

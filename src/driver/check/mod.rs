@@ -40,6 +40,7 @@
 //! that two threads cannot slip by each other. Calls that wait, allocate or free are made without the lock; one
 //! that submits and blocks, as CUDA's do when a stream's queue is full, holds up the submissions of all other threads.
 
+mod calls;
 mod checked;
 mod clock;
 mod deferred;

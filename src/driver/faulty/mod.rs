@@ -18,6 +18,7 @@
 //! this, whose memory), `stuck` holds streams back, `lie` has the bytes that a lying peer delivers. Nothing here knows
 //! which driver is inside.
 
+mod calls;
 mod common;
 mod device;
 mod lie;

@@ -34,6 +34,7 @@
 
 mod access;
 mod attend;
+mod calls;
 mod clock;
 mod deadlock;
 mod event;

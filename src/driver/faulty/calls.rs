@@ -1,0 +1,120 @@
+//! What the calls of a driver with faults have in common.
+
+use super::device::Faulty;
+use super::{
+    common::{Common, fault},
+    lie::Liar,
+    stuck::Stuck,
+};
+use crate::{
+    driver::{Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream},
+    testing::{FaultOp, FaultPlan, Injected, Release, Verdict},
+};
+use smallvec::SmallVec;
+use std::{
+    sync::{Arc, Weak},
+    thread,
+    time::Duration,
+};
+
+impl Faulty {
+    pub fn new(inner: DriverRef, index: usize, plan: &FaultPlan, common: &Arc<Common>) -> Self {
+        let stuck = Arc::new(Stuck::new(&inner));
+        let release: Weak<dyn Release> = Arc::<Stuck>::downgrade(&stuck);
+        plan.holds(release);
+        let liar = Liar::new(&inner, index, plan);
+        Faulty { inner, index, plan: plan.clone(), common: common.clone(), stuck, liar }
+    }
+
+    pub(super) fn alive(&self) -> DriverResult {
+        self.common.alive(self.index)
+    }
+
+    /// Judges a call. `Err` if it is to fail; else what is to go wrong with it.
+    pub(super) fn begin(&self, op: FaultOp, peers: &[usize]) -> DriverResult<Verdict> {
+        self.alive()?;
+        let verdict = self.plan.decide(self.index, op, peers);
+        let mut fails = Ok(());
+        for &(injected, _) in &verdict {
+            let Some(fault) = fault(injected) else { continue };
+            if injected.is_sticky() {
+                self.common.lose(self.index, fault.clone());
+            }
+            // A sticky one outlasts the others, so it is what the caller hears.
+            if fails.is_ok() || injected.is_sticky() {
+                fails = Err((injected, fault));
+            }
+        }
+        match fails {
+            Ok(()) => Ok(verdict),
+            // A kernel is accepted first, and fails later: the next call reports it.
+            Err((Injected::LaunchFailed, _)) if op == FaultOp::Launch => {
+                Ok(std::iter::once((Injected::LaunchFailed, None)).collect())
+            }
+            Err((_, fault)) => Err(fault),
+        }
+    }
+
+    /// A call that gives something back: it is made in any case.
+    pub(super) fn give_back(&self, op: FaultOp, call: impl FnOnce() -> DriverResult) -> DriverResult {
+        let begun = self.begin(op, &[]);
+        let done = call();
+        begun.and(done)
+    }
+
+    /// A call that waits: what runs on a device that is lost is waited for, too, before the loss is reported.
+    pub(super) fn waits(&self, op: FaultOp, call: impl FnOnce() -> DriverResult<bool>) -> DriverResult<bool> {
+        match self.begin(op, &[]) {
+            Err(fault) if fault.kind != FaultKind::DeviceLost => Err(fault),
+            begun => {
+                let done = call();
+                begun.and_then(|_| self.alive()).and(done)
+            }
+        }
+    }
+
+    /// Judges an operation that goes to a stream, and submits what is to go before it.
+    pub(super) fn submit(
+        &self,
+        op: FaultOp,
+        peers: &[usize],
+        bytes: usize,
+        stream: RawStream,
+    ) -> DriverResult<Verdict> {
+        let verdict = self.begin(op, peers)?;
+        let mut pause = Duration::ZERO;
+        for (injected, _) in &verdict {
+            match *injected {
+                Injected::Stuck => self.stuck.hold(stream)?,
+                Injected::Slow { per_copy, per_megabyte } => {
+                    pause += per_copy + per_megabyte.mul_f64(bytes as f64 / f64::from(1 << 20));
+                }
+                _ => {}
+            }
+        }
+        if !pause.is_zero() {
+            self.inner.launch_host(stream, Box::new(move || thread::sleep(pause)))?;
+        }
+        Ok(verdict)
+    }
+
+    /// The one other device that a call about rights concerns.
+    pub(super) fn peer(&self, peer: &dyn Driver) -> SmallVec<[usize; 1]> {
+        self.common.index(peer).into_iter().collect()
+    }
+
+    /// The other devices whose memory a kernel names.
+    pub(super) fn peers(&self, launch: &Launch<'_>) -> SmallVec<[usize; 2]> {
+        let mut peers = SmallVec::new();
+        for arg in launch.args {
+            if let KernelArg::Slice { address, bytes: 1.., .. } = *arg
+                && let Some(owner) = self.common.owner(address)
+                && owner != self.index
+                && !peers.contains(&owner)
+            {
+                peers.push(owner);
+            }
+        }
+        peers
+    }
+}

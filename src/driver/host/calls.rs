@@ -1,0 +1,190 @@
+//! What the calls of a software GPU have in common.
+
+use super::{
+    HostConfig, HostGpu,
+    clock::HostCall,
+    event::{Progress, Record},
+    fault,
+    machine::{Owner, State},
+    memory::{Block, HostKind},
+    op::{Engine, Op, Work},
+    pages,
+};
+use crate::driver::{Address, DeviceInfo, Driver, DriverResult, RawEvent, RawStream};
+use parking_lot::MutexGuard;
+use std::{sync::Arc, thread, time::Duration};
+
+impl HostGpu {
+    pub(super) fn new(owner: &Arc<Owner>, index: usize, config: &HostConfig) -> Self {
+        let machine = owner.machine();
+        let window = machine.lock().core.memory.first_window() + index as u64;
+        let mut uuid = *b"software\0\0\0\0\0\0\0\0";
+        uuid[8..].copy_from_slice(&window.to_be_bytes());
+        let info = DeviceInfo {
+            ordinal: index,
+            name: config.name.clone().unwrap_or_else(|| "software GPU".into()),
+            uuid,
+            total_memory: config.memory,
+            compute_capability: (0, 0),
+            pci_bus_id: String::new(),
+            multiprocessors: machine.workers() as u32,
+            stream_values: config.stream_values,
+            concurrent_managed: true,
+        };
+        HostGpu { owner: owner.clone(), index, info, virtual_memory: config.virtual_memory && pages::SUPPORTED }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.owner.machine().lock()
+    }
+
+    /// The lock, if the device is alive.
+    pub(super) fn alive(&self) -> DriverResult<MutexGuard<'_, State>> {
+        let state = self.lock();
+        state.core.check_alive(self.index)?;
+        Ok(state)
+    }
+
+    /// Appends an operation. A refused one is dropped after the lock, which is a local and so goes first: it may own a
+    /// closure, whose drop may call the driver.
+    pub(super) fn submit(&self, stream: RawStream, engine: Engine, work: Work) -> DriverResult {
+        let mut state = self.alive()?;
+        let captures = state.core.stream(self.index, stream.0)?.capture.is_some();
+        state.core.admit(self.index, &work)?;
+        match captures {
+            true => state.core.capture(self.index, stream.0, Op::new(engine, work)),
+            false => self.owner.push(&mut state, stream.0, Op::new(engine, work)),
+        }
+    }
+
+    pub(super) fn copy(
+        &self,
+        dst: Address,
+        src: Address,
+        bytes: usize,
+        stream: RawStream,
+        engine: Engine,
+    ) -> DriverResult {
+        self.submit(stream, engine, Work::Copy { dst, src, bytes })
+    }
+
+    /// Words that streams wait for are there, also in a dry machine.
+    pub(super) fn check_word(&self, address: Address) -> DriverResult {
+        if !self.info.stream_values {
+            return Err(fault::unsupported("this software GPU was made without stream memory operations"));
+        }
+        check_aligned(address, 8)?;
+        match self.alive()?.core.memory.resolve(address, 8) {
+            Ok(place) if !place.block.is_real() => Err(fault::invalid(format!(
+                "the word at {address:#x} is in memory that this dry machine has no room for"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_virtual(&self) -> DriverResult {
+        if self.virtual_memory {
+            Ok(())
+        } else {
+            Err(fault::unsupported("this device has no virtual memory management"))
+        }
+    }
+
+    pub(super) fn peer(&self, peer: &dyn Driver) -> Option<usize> {
+        let peer = peer.as_any().downcast_ref::<HostGpu>()?;
+        peer.owner.is(&self.owner).then_some(peer.index)
+    }
+
+    /// The event's latest record.
+    pub(super) fn record_of(state: &State, event: RawEvent) -> DriverResult<Option<Record>> {
+        Ok(state.core.events.get(event.0).ok_or_else(|| fault::invalid_handle("event"))?.record)
+    }
+
+    pub(super) fn progress(state: &State, record: Record) -> DriverResult<bool> {
+        match state.core.progress(record) {
+            Progress::Pending => Ok(false),
+            Progress::Done => Ok(true),
+            Progress::Failed(lost) => Err(lost),
+        }
+    }
+
+    /// Waits for a record. A lost device is reported only after the operations that still run have ended, or the limit.
+    pub(super) fn wait(
+        &self,
+        record: Option<Record>,
+        limit: Duration,
+        state: &mut MutexGuard<'_, State>,
+    ) -> DriverResult<bool> {
+        if let Some(record) = record {
+            self.owner.machine().wait(state, record.stream, record.seq, limit);
+        }
+        state.core.check_alive(self.index)?;
+        let done = record.map_or(Ok(true), |record| Self::progress(state, record))?;
+        if let Some(record) = record.filter(|_| done) {
+            let time = state.core.streams.get(record.stream).map_or(0, |stream| stream.finish(record.seq));
+            state.core.called(HostCall::Wake, time);
+        }
+        Ok(done)
+    }
+
+    /// Whether a record's work is complete; asking in vain lets a stepped machine go on by a step.
+    pub(super) fn query(&self, record: Option<Record>, mut state: MutexGuard<'_, State>) -> DriverResult<bool> {
+        let done = record.map_or(Ok(true), |record| Self::progress(&state, record))?;
+        let me = thread::current().id();
+        let time = match record {
+            Some(record) if done => state.core.streams.get(record.stream).map_or(0, |s| s.finish(record.seq)),
+            _ => 0,
+        };
+        state.core.called(HostCall::Query, time);
+        if done {
+            state.attendance.acts(me)
+        } else {
+            state.attendance.polls(me)
+        }
+        Ok(done)
+    }
+
+    pub(super) fn record_here(&self, state: &mut State, stream: RawStream) -> DriverResult<Record> {
+        let found = state.core.stream(self.index, stream.0)?;
+        Ok(Record { device: self.index, stream: stream.0, number: found.number, seq: found.submitted })
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The machine, for the functions of this module.
+    pub(super) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    pub(super) fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
+        check_size(bytes)?;
+        drop(self.alive()?);
+        // Pages cannot be locked that are not there; the system would promise them nevertheless, and fail when they are used.
+        if let Some(most) = pages::physical().filter(|&most| bytes as u64 > most) {
+            return Err(fault::out_of_memory(bytes as u64, most));
+        }
+        let block = Block::zeroed(bytes).ok_or_else(|| fault::out_of_memory(bytes as u64, 0))?;
+        Ok(self.alive()?.core.memory.host_insert(block, kind))
+    }
+
+    /// Memory is given back even when the device is lost.
+    pub(super) fn free_host(&self, ptr: *mut u8, kind: HostKind) -> DriverResult {
+        let mut state = self.lock();
+        let freed = state.core.memory.host_remove(ptr, kind);
+        state.core.check_alive(self.index).and(freed)
+    }
+}
+
+pub(super) fn check_size(bytes: usize) -> DriverResult {
+    if bytes == 0 { Err(fault::invalid("0 bytes asked for")) } else { Ok(()) }
+}
+
+pub(super) fn check_aligned(address: Address, to: u64) -> DriverResult {
+    if address.is_multiple_of(to) {
+        Ok(())
+    } else {
+        Err(fault::invalid(format!("{address:#x} is not {to}-byte aligned")))
+    }
+}
