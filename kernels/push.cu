@@ -1,12 +1,16 @@
-// All-reduce of a little: everyone sends all it has to everyone, and adds up what arrives.
+// Collectives of a little: members send what they have to those who want it, who add it up or put it in its place.
 //
 //   push_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
-//        (Meet meet, u64 n, u32 op, Factors lo, Factors hi, const T* src, T* dst)
-//                                                     dst[i] = fold of src[i] of member 0, 1, ...  for i < n
+//        (Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst)
 //
-// At most 8 bytes for each of `Signals::packets`; `src` may be `dst`; both are this device's. A packet carries 8 bytes of data and twice the
-// epoch: {data, epoch, data, epoch}, where each half is one access, so data and flag arrive together ("LL" of NCCL,
-// src/device/prims_ll.h there). No barrier before, between or after, hence one crossing of NVLink.
+// Member a sends `n` elements to b if it is a sender and b a receiver: those at src + b * route.out. The receiver folds
+// what arrives, in rank order, to dst; or writes what a sent to dst + a * route.in. What it sends itself is counted
+// like that of others.
+//
+// At most 8 bytes for each of `Signals::packets`; `src` may be `dst`, part for part; both are this device's. A packet
+// carries 8 bytes of data and twice the epoch: {data, epoch, data, epoch}, where each half is one access, so data and
+// flag arrive together ("LL" of NCCL, src/device/prims_ll.h there). No barrier before, between or after, hence one
+// crossing of NVLink. Where nothing is to be sent, the first packet goes all the same, for its flag.
 //
 // Why two sets of slots are enough, though every pair counts its own epochs. Member s writes the slots of (s, parity
 // of e) at r in the pair's meeting e, and again in e + 2. It starts e + 2 when its kernel of e + 1 has ended. In that,
@@ -16,6 +20,16 @@
 // and a meeting of zero packets, in which nobody would wait, is none: it counts no epoch.
 #include "lanes.cuh"
 #include "meet.cuh"
+
+// Who sends to whom, as bits by rank, and where what one sends begins, in elements for each rank.
+struct Route {
+    u16 senders, receivers;
+    u32 folds;
+    u64 out, in;
+
+    __device__ bool sends(u32 rank) const { return senders >> rank & 1; }
+    __device__ bool receives(u32 rank) const { return receivers >> rank & 1; }
+};
 
 // By rank, in shared memory.
 struct Lines {
@@ -56,11 +70,47 @@ template <class T> __device__ inline void store_data(u64 x, u64 n, u64 i, u64 da
     }
 }
 
-// Members whose packets are waited for together, so that they arrive while others are looked at.
+// Members whose packets are sent, or waited for, together, so that they are on their way while others are looked at.
 const u32 GROUP = 8;
 
-// Packet `i` of members [from, from + GROUP) as far as there are; false when it had to give up.
-__device__ inline bool receive(const Meet& meet, const Lines& lines, u64 i, u32 from, u64 own, u64 (&data)[GROUP]) {
+// The rank `k` after this member's. From the next on, so that not all send to the same member first.
+__device__ inline u32 rank_after(const Meet& meet, u32 k) {
+    const u32 rank = meet.me + k;
+    return rank < meet.count ? rank : rank - meet.count;
+}
+
+// Sends packet `i` to members [1, count) after this one. `own`: what this member has for itself.
+template <class T>
+__device__ inline void send(const Meet& meet, const Lines& lines, const Route& route, u64 n, u64 i, u64 src, u64 own) {
+    const bool sends = route.sends(meet.me);
+#pragma unroll 1
+    for (u32 from = 1; from < meet.count; from += GROUP) {
+        u64 data[GROUP];
+#pragma unroll
+        for (u32 k = 0; k < GROUP; k++) {
+            data[k] = own;
+            const u32 rank = rank_after(meet, from + k);
+            // All are loaded before the first is stored.
+            if (route.out != 0 && sends && from + k < meet.count && route.receives(rank)) {
+                data[k] = load_data<T>(src + rank * route.out * sizeof(T), n, i);
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < GROUP; k++) {
+            const u32 rank = rank_after(meet, from + k);
+            if (from + k < meet.count && ((sends && route.receives(rank)) || i == 0)) {
+                const u32 epoch = lines.epoch[rank];
+                const uint4 packet = make_uint4((u32)data[k], epoch, (u32)(data[k] >> 32), epoch);
+                store_packet(lines.outbox[rank] + i * 16, packet);
+            }
+        }
+    }
+}
+
+// Packet `i` of members [from, from + GROUP) as far as there are; `own` stands for this one's. False when it had to
+// give up.
+__device__ inline bool receive(const Meet& meet, const Lines& lines, const Route& route, u64 i, u32 from, u64 own,
+                               u64 (&data)[GROUP]) {
     u64 inbox[GROUP];
     u32 epoch[GROUP];
     u32 expected = 0;
@@ -68,7 +118,7 @@ __device__ inline bool receive(const Meet& meet, const Lines& lines, u64 i, u32 
     for (u32 k = 0; k < GROUP; k++) {
         data[k] = own;
         const u32 rank = from + k;
-        if (rank < meet.count && rank != meet.me) {
+        if (rank < meet.count && rank != meet.me && (i == 0 || (route.sends(rank) && route.receives(meet.me)))) {
             expected |= 1u << k;
             inbox[k] = lines.inbox[rank] + i * 16;
             epoch[k] = lines.epoch[rank];
@@ -96,14 +146,14 @@ __device__ inline bool receive(const Meet& meet, const Lines& lines, u64 i, u32 
 
 // Packet `i` of all members, folded; false when it had to give up.
 template <class T>
-__device__ inline bool fold_packet(const Meet& meet, const Lines& lines, u32 op, const Acc<T>* factor,
-                                   const Ending<T>& ending, u64 i, u64 own, u64& result) {
+__device__ inline bool fold_packet(const Meet& meet, const Lines& lines, const Route& route, u32 op,
+                                   const Acc<T>* factor, const Ending<T>& ending, u64 i, u64 own, u64& result) {
     const u32 E = 8 / sizeof(T);
     Acc<T> acc[E] = {};
 #pragma unroll 1
     for (u32 from = 0; from < meet.count; from += GROUP) {
         u64 data[GROUP];
-        if (!receive(meet, lines, i, from, own, data)) return false;
+        if (!receive(meet, lines, route, i, from, own, data)) return false;
 #pragma unroll 1
         for (u32 k = 0; k < GROUP && from + k < meet.count; k++) {
             const u64 unit = pick(data, k);
@@ -119,47 +169,65 @@ __device__ inline bool fold_packet(const Meet& meet, const Lines& lines, u32 op,
     return true;
 }
 
+// Packet `i` of all members, each in its place; false when it had to give up.
 template <class T>
-__device__ inline void push(const Meet& meet, u64 n, u32 op, const Factors& lo, const Factors& hi, u64 src, u64 dst) {
+__device__ inline bool spread_packet(const Meet& meet, const Lines& lines, const Route& route, u64 n, u64 i, u64 own,
+                                     u64 dst) {
+    const bool wanted = route.receives(meet.me);
+#pragma unroll 1
+    for (u32 from = 0; from < meet.count; from += GROUP) {
+        u64 data[GROUP];
+        if (!receive(meet, lines, route, i, from, own, data)) return false;
+#pragma unroll
+        for (u32 k = 0; k < GROUP; k++) {
+            const u32 rank = from + k;
+            if (rank < meet.count && wanted && route.sends(rank)) {
+                store_data<T>(dst + rank * route.in * sizeof(T), n, i, data[k]);
+            }
+        }
+    }
+    return true;
+}
+
+template <class T>
+__device__ inline void push(const Meet& meet, u64 n, u32 op, const Route& route, const Factors& lo, const Factors& hi,
+                            u64 src, u64 dst) {
     __shared__ Lines lines;
     __shared__ Acc<T> factor[MOST];
     if (n == 0) return;
     const u32 E = 8 / sizeof(T);
     const u64 packets = (n + E - 1) / E;
     const bool last_thread = threadIdx.x == blockDim.x - 1;
+    const bool folds = route.folds && route.receives(meet.me);
     const Ending<T> ending(op, meet.count);
     u32 ticket = ~0u;
     if (threadIdx.x < meet.count) open_line(lines, meet, threadIdx.x);
     if (op == SCALED && last_thread) fill_factors(factor, lo, hi);
 #pragma unroll 1
     for (u64 i = grid_index();; i += grid_size()) {
-        u64 own = i < packets ? load_data<T>(src, n, i) : 0;
+        const bool has = i < packets && route.sends(meet.me);
+        const u64 own = has ? load_data<T>(src + meet.me * route.out * sizeof(T), n, i) : 0;
         if (i == grid_index()) {
             // All threads come by here once; the first data are on their way while the epochs are read.
             __syncthreads();
             if (last_thread) ticket = take_ticket(meet);
         }
         if (i >= packets) break;
-        // From the next rank on, so that not all send to the same member first.
-#pragma unroll 1
-        for (u32 r = 1; r < meet.count; r++) {
-            const u32 rank = meet.me + r < meet.count ? meet.me + r : meet.me + r - meet.count;
-            const u32 epoch = lines.epoch[rank];
-            store_packet(lines.outbox[rank] + i * 16, make_uint4((u32)own, epoch, (u32)(own >> 32), epoch));
+        send<T>(meet, lines, route, n, i, src, own);
+        if (folds) {
+            u64 result;
+            if (!fold_packet(meet, lines, route, op, factor, ending, i, own, result)) break;
+            store_data<T>(dst, n, i, result);
+        } else if (!spread_packet<T>(meet, lines, route, n, i, own, dst)) {
+            break;
         }
-        u64 result = own;
-        // A member alone keeps what it has, unless that is to be scaled.
-        if (meet.count > 1 || op == SCALED) {
-            if (!fold_packet(meet, lines, op, factor, ending, i, own, result)) break;
-        }
-        store_data<T>(dst, n, i, result);
     }
     if (last_thread) note_epochs(meet, ticket, lines.epoch);
 }
 
 #define PUSH(T)                                                                                                    \
-    KERNEL push_##T(Meet meet, u64 n, u32 op, Factors lo, Factors hi, const T* src, T* dst) {                         \
-        push<T>(meet, n, op, lo, hi, (u64)src, (u64)dst);                                                          \
+    KERNEL push_##T(Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst) {            \
+        push<T>(meet, n, op, route, lo, hi, (u64)src, (u64)dst);                                                   \
     }
 
 PUSH(f32)

@@ -32,6 +32,8 @@ pub(crate) struct Case {
     pub all_reduce: Option<(DType, ReduceOp)>,
     /// and whether it is in place.
     pub in_place: bool,
+    /// As packets: the bytes that one member sends another, and those that leave a member at most.
+    pub packets: Option<(usize, usize)>,
     pub bytes: usize,
 }
 
@@ -68,8 +70,9 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
     let (Some(signals), true) = (shared.signals.get(), n > 1) else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     };
-    match case.all_reduce {
-        Some(_) if case.bytes <= signals.push_bytes() && case.bytes * (n - 1) <= PUSHED => {
+    match case.packets {
+        // A push of nothing would wait for nobody, and so not be counted.
+        Some((each, sent)) if each > 0 && each <= signals.push_bytes() && sent <= PUSHED => {
             (Way::Push, "small: data that carries its flags needs one trip and no barrier")
         }
         _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),
@@ -82,10 +85,10 @@ impl Group<'_> {
         let bytes = shape.map_or(0, |shape| shape.len(self.count()) * request.dtype.size());
         let all_reduce = matches!(shape, Some(Shape::AllReduce { .. })).then_some((request.dtype, request.reduce));
         let in_place = request.source.is_none();
-        choose(
-            &self.dev.worker.shared,
-            &Case { members: self.count(), direct: self.known.direct, all_reduce, in_place, bytes },
-        )
-        .0
+        let size = request.dtype.size();
+        let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));
+        let packets = packets.map(|packets| (packets.each * size, packets.sent() * size));
+        let case = Case { members: self.count(), direct: self.known.direct, all_reduce, in_place, packets, bytes };
+        choose(&self.dev.worker.shared, &case).0
     }
 }

@@ -218,17 +218,31 @@ impl Pairs<'_> {
     }
 }
 
-/// `destination[i]` = fold over the members of their `source[i]`, for `i < n`: at most 8 bytes for each of
-/// [`packets`](signals::packets), on GPUs only.
+/// Who sends to whom in a push, as bits by rank, and where what one sends begins: `Route` in `kernels/push.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Route {
+    pub senders: u16,
+    pub receivers: u16,
+    /// 1: receivers add up what arrives (then all are senders), 0: they put it in its place.
+    pub folds: u32,
+    /// What a sender has for rank `b` is `b * out` elements after the source's begin.
+    pub out: u64,
+    /// What a receiver has of rank `a` goes `a * into` elements after the destination's begin.
+    pub into: u64,
+}
+
+/// Every sender's `n` elements for every receiver: at most 8 bytes for each of [`packets`](signals::packets), on GPUs only.
 /// Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,
+    pub route: Route,
     /// One for each member when `op` is `Scaled`, else empty.
     pub factors: &'a [f64],
     /// This device's own memory.
     pub source: Part,
-    /// This device's own memory; may be the source.
+    /// This device's own memory; may be the source, part for part.
     pub destination: Part,
     pub meet: Meet,
 }
@@ -240,6 +254,7 @@ impl Push<'_> {
         args.push(value(self.meet));
         args.push(value(self.n as u64));
         args.push(value(code(self.op)));
+        args.push(value(self.route));
         push_factors(&mut args, self.factors, 0);
         push_factors(&mut args, self.factors, 1);
         args.push(self.source.slice(false));

@@ -4,7 +4,7 @@
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
-//! * [`plan`]: which part of a collective a member does, on whose memory.
+//! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`copies`]: by copies, also through the host; [`ring`]:
 //!   all-reduce around a ring of copies.
@@ -22,6 +22,7 @@ mod direct;
 pub(crate) mod group;
 pub(crate) mod kernels;
 mod ops;
+mod packets;
 mod plan;
 mod point;
 mod ring;

@@ -172,8 +172,7 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
     let launched = match way {
-        // A push of nothing would wait for nobody, and so not be counted.
-        Way::Push if largest > 0 => push(group, request, factors.collect(), meet),
+        Way::Push => push(group, request, &shape, factors.collect(), meet),
         _ => {
             // Whose memory it is does not matter to a kernel.
             let spot = |member, side| Spot { device: dev.index(), address: met.address(member, side) };
@@ -209,18 +208,20 @@ fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
     }
 }
 
-/// An all-reduce whose data carries its flags.
-fn push(group: &Group<'_>, request: &Request, factors: SmallVec<[f64; 8]>, meet: Meet) -> Result<()> {
-    let Some(Shape::AllReduce { len }) = request.shape else { unreachable!("chosen for all_reduce") };
+/// By data that carries its flags.
+fn push(group: &Group<'_>, request: &Request, shape: &Shape, factors: SmallVec<[f64; 8]>, meet: Meet) -> Result<()> {
+    let packets = shape.packets(group.count(), group.rank).expect("chosen for what packets can carry");
     let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
-    let (dtype, op) = (request.dtype, request.reduce);
-    let part = |side| {
-        let address = request.area(side).expect("all_reduce has a buffer").address;
-        Part { address, bytes: len * dtype.size() }
+    let (dtype, op, size) = (request.dtype, request.reduce, request.dtype.size());
+    // Who only receives has no source, who only sends no destination.
+    let part = |side, start: usize| match request.area(side) {
+        Some(area) => Part { address: area.address + (start * size) as u64, bytes: area.bytes.len() - start * size },
+        None => Part { address: 0, bytes: 0 },
     };
-    let (source, destination) = (part(Side::Source), part(Side::Destination));
-    let push = Push { n: len, op, factors, source, destination, meet };
-    let blocks = direct::blocks_of(len * dtype.size(), PUSH_PER_BLOCK);
+    let source = part(Side::Source, packets.source);
+    let destination = part(Side::Destination, packets.destination);
+    let push = Push { n: packets.each, op, route: packets.route, factors, source, destination, meet };
+    let blocks = direct::blocks_of(packets.each * size, PUSH_PER_BLOCK);
     direct::launch(group.dev, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
 }
 

@@ -38,7 +38,9 @@ impl GpuPool {
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Explanation {
         let members: Vec<usize> = (0..self.devices()).collect();
         let direct = self.shared.are_direct(&members);
-        let case = Case { members: members.len(), direct, all_reduce: Some((dtype, op)), in_place: true, bytes };
+        let packets = Some((bytes, bytes * (members.len() - 1)));
+        let all_reduce = Some((dtype, op));
+        let case = Case { members: members.len(), direct, all_reduce, in_place: true, packets, bytes };
         let (way, reason) = choose(&self.shared, &case);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),

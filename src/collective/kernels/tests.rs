@@ -325,7 +325,8 @@ fn arguments_fit_the_compiled_kernels() {
         let call = Combine { n: 1, op, factors, sources: &parts, destinations: &parts[..2], meet };
         let entry = combine(dtype);
         assert_eq!(sizes(&call.args(false)), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
-        let call = Push { n: 1, op, factors, source: one, destination: one, meet };
+        let route = Route { senders: 1, receivers: 1, folds: 1, out: 0, into: 0 };
+        let call = Push { n: 1, op, route, factors, source: one, destination: one, meet };
         let entry = push(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }

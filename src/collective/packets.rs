@@ -1,0 +1,81 @@
+//! Collectives as packets: what every member sends every other one, for those whose parts are all of one size.
+//!
+//! Of a little that is the fastest way: everyone sends at once what the others need, with the flags in the data, and nobody
+//! waits for anything but what it receives (`kernels/push.cu`).
+
+use super::{
+    kernels::{MOST, Route},
+    plan::{Counts, Shape},
+};
+
+/// What one member sends and receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packets {
+    /// Elements that one member sends another.
+    pub each: usize,
+    pub route: Route,
+    /// The element of the source at which what goes to rank 0 begins.
+    pub source: usize,
+    /// The element of the destination at which what comes from rank 0 goes.
+    pub destination: usize,
+}
+
+impl Packets {
+    /// Elements that leave the member that sends the most.
+    pub(crate) fn sent(&self) -> usize {
+        let receivers = self.route.receivers.count_ones() as usize;
+        // A sender that receives keeps its own.
+        let own = usize::from(self.route.senders & self.route.receivers == self.route.senders);
+        self.each * (receivers - own)
+    }
+}
+
+impl Shape {
+    /// The packets of member `me` of `n`, if its parts are all of one size.
+    pub(crate) fn packets(&self, n: usize, me: usize) -> Option<Packets> {
+        if n > MOST {
+            return None;
+        }
+        let all = if n == MOST { u16::MAX } else { (1 << n) - 1 };
+        let alone = |rank: usize| 1_u16 << rank;
+        let each_of = |counts: &Counts| match counts {
+            Counts::Each(each) => Some(*each),
+            Counts::By(_) => None,
+        };
+        let (each, senders, receivers, folds, source, destination) = match self {
+            Shape::AllReduce { len } => (*len, all, all, true, (0, 0), (0, 0)),
+            Shape::Reduce { len, root } => (*len, all, alone(*root), true, (0, 0), (0, 0)),
+            Shape::ReduceScatter { counts, in_place } => {
+                let each = each_of(counts)?;
+                (each, all, all, true, (0, each), (if *in_place { me * each } else { 0 }, 0))
+            }
+            Shape::AllGather { counts, in_place } => {
+                let each = each_of(counts)?;
+                (each, all, all, false, (if *in_place { me * each } else { 0 }, 0), (0, each))
+            }
+            Shape::Broadcast { len, root } => (*len, alone(*root), all & !alone(*root), false, (0, 0), (0, 0)),
+            Shape::Gather { counts, root } => {
+                let each = each_of(counts)?;
+                (each, all, alone(*root), false, (0, 0), (0, each))
+            }
+            Shape::Scatter { counts, root } => {
+                let each = each_of(counts)?;
+                (each, alone(*root), all, false, (0, each), (0, 0))
+            }
+            Shape::AllToAll { send, receive } => {
+                let each = each_of(send.first()?)?;
+                let even = |all: &[Counts]| all.iter().all(|counts| *counts == Counts::Each(each));
+                if !even(send) || !even(receive) {
+                    return None;
+                }
+                (each, all, all, false, (0, each), (0, each))
+            }
+        };
+        let route = Route { senders, receivers, folds: folds.into(), out: source.1 as u64, into: destination.1 as u64 };
+        Some(Packets { each, route, source: source.0, destination: destination.0 })
+    }
+}
+
+#[cfg(test)]
+#[path = "packets_tests.rs"]
+mod tests;
