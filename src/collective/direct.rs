@@ -77,11 +77,7 @@ impl Combination<'_> {
 
 /// How many blocks a kernel has that moves so many bytes.
 pub(super) fn blocks(bytes: usize) -> u32 {
-    blocks_of(bytes, PER_BLOCK)
-}
-
-pub(super) fn blocks_of(bytes: usize, per_block: usize) -> u32 {
-    bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS as usize) as u32
+    bytes.div_ceil(PER_BLOCK).clamp(1, MOST_BLOCKS as usize) as u32
 }
 
 /// Launches a kernel on memory whose uses the caller has noted.
