@@ -20,18 +20,18 @@
 //! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is launched,
 //! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands.
 
+pub(crate) mod part;
 pub(crate) mod recording;
 
 use crate::{
     Device,
-    driver::RawGraph,
+    collective::Group,
     error::{Error, Result},
     memory::link::Link,
-    runtime::worker::Worker,
-    stream::StreamCore,
+    runtime::{gang::Gang, worker::Worker},
 };
-use recording::{Recording, Touched};
-use smallvec::SmallVec;
+use part::Part;
+use recording::Recording;
 use std::{
     cell::RefCell,
     fmt,
@@ -52,10 +52,11 @@ use std::{
 /// pool.run(|dev, _| Ok(dev.capture(|_| Ok(()))?.0)).unwrap(); // `Graph` is not `Send`
 /// ```
 pub struct Graph {
-    /// Until it is dropped.
-    exec: Option<Exec>,
-    touched: Vec<Touched>,
+    parts: Vec<Part>,
+    /// None without collectives.
+    gathering: Option<Gathering>,
     operations: usize,
+    link: Arc<Link>,
     worker: Weak<Worker>,
     stays: PhantomData<Rc<()>>,
 }
@@ -75,47 +76,44 @@ impl fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let Some(exec) = self.exec.take() else { return };
-        match self.worker.upgrade() {
-            Some(worker) if !exec.is_over() => worker.graphs.borrow_mut().push(exec),
-            _ => drop(exec),
+        let worker = self.worker.upgrade();
+        for part in self.parts.drain(..) {
+            let Part::Segment(segment) = part else { continue };
+            match &worker {
+                Some(worker) if !segment.exec.is_over() => worker.graphs.borrow_mut().push(segment.exec),
+                _ => drop(segment),
+            }
         }
     }
 }
 
-/// The driver's graph, and its launches that may be in flight.
-pub(crate) struct Exec {
-    raw: RawGraph,
-    link: Arc<Link>,
-    launches: RefCell<Launches>,
+/// Who must come together for a graph's collectives, and whether they still can.
+struct Gathering {
+    /// Ordinals in the pool of the collectives' group, by rank.
+    members: Box<[usize]>,
+    /// The gang that has captured the graph, later the one that has launched it last.
+    gang: RefCell<Arc<Gang>>,
+    /// How many gangs had failed on this device when it was captured.
+    failures: u64,
 }
 
-/// The last launch on each stream.
-type Launches = SmallVec<[(Arc<StreamCore>, u64); 2]>;
-
-impl Exec {
-    /// Whether all launches are known to be over.
-    pub(crate) fn is_over(&self) -> bool {
-        self.launches.borrow().iter().all(|(stream, sequence)| stream.has_completed(*sequence))
-    }
-
-    fn launched(&self, stream: &Arc<StreamCore>, sequence: u64) {
-        let mut launches = self.launches.borrow_mut();
-        launches.retain(|(other, sequence)| other.id != stream.id && !other.is_over(*sequence));
-        launches.push((stream.clone(), sequence));
-    }
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        if !self.is_over() {
-            tracing::warn!(device = self.link.device, "a graph still in flight was leaked");
-            return;
+impl Gathering {
+    /// The group in the device's present gang.
+    fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+        let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
+        let same = Arc::ptr_eq(&gang, present);
+        if !same && gang.is_aborted() || dev.worker.failures.get() != self.failures {
+            return Err(Error::GraphInvalidated { op, device: dev.index() });
         }
-        // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
-        if let Err(fault) = unsafe { self.link.driver.graph_destroy(self.raw) } {
-            tracing::debug!(device = self.link.device, %fault, "a graph could not be destroyed");
+        let Some(group) = dev.group_of(&self.members) else {
+            let (members, present) = (&self.members, present.members());
+            let why = format_args!("the graph's collectives are of devices {members:?}, and this gang is {present:?}");
+            return Err(Error::invalid(op, why));
+        };
+        if !same {
+            *gang = present.clone();
         }
+        Ok(group)
     }
 }
 
@@ -170,25 +168,25 @@ impl Device {
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
         let (link, name) = (&self.worker.link, op.name);
-        let exec = graph.exec.as_ref().ok_or_else(|| Error::invalid(name, "the graph is being dropped"))?;
-        if exec.link.pool != link.pool {
+        if graph.link.pool != link.pool {
             return Err(Error::WrongPool { op: name, device: self.index(), site: op.site });
         }
-        if exec.link.device != link.device {
-            return Err(Error::WrongDevice { op: name, buffer: exec.link.device, device: self.index(), site: op.site });
+        if graph.link.device != link.device {
+            return Err(Error::WrongDevice {
+                op: name,
+                buffer: graph.link.device,
+                device: self.index(),
+                site: op.site,
+            });
         }
-        if self.ordered {
-            for Touched { block, bytes, access } in &graph.touched {
-                block.hazards.order(name, &self.stream, bytes, *access)?;
+        let group = graph.gathering.as_ref().map(|gathering| gathering.group(self, name)).transpose()?;
+        for part in &graph.parts {
+            match (part, &group) {
+                (Part::Segment(segment), group) => segment.launch(self, name, op.site, group.as_ref())?,
+                (Part::Collective(captured), Some(group)) => group.replay(captured)?,
+                (Part::Collective(_), None) => unreachable!("who captures a collective says of which group"),
             }
         }
-        // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one.
-        link.check(name, unsafe { link.driver.graph_launch(exec.raw, self.stream.raw) })?;
-        let sequence = self.stream.submit();
-        for Touched { block, bytes, access } in &graph.touched {
-            block.hazards.note(&self.stream, sequence, bytes.clone(), *access);
-        }
-        exec.launched(&self.stream, sequence);
         Ok(())
     }
 }
@@ -212,12 +210,17 @@ impl Open {
         dev.check()?;
         let Some(recording) = self.0.take() else { return Err(Error::invalid("capture", "it has ended")) };
         let link = &dev.worker.link;
-        let raw = link.check("capture", link.driver.capture_end(recording.stream.raw))?;
-        let exec = Exec { raw, link: link.clone(), launches: RefCell::default() };
+        let parts = recording.end(link)?;
+        let gathering = recording.members().map(|members| Gathering {
+            members: members.into(),
+            gang: RefCell::new(dev.session.gang.clone()),
+            failures: dev.worker.failures.get(),
+        });
         Ok(Graph {
-            exec: Some(exec),
-            touched: recording.take(),
+            parts,
+            gathering,
             operations: recording.operations(),
+            link: link.clone(),
             worker: Rc::downgrade(&dev.worker),
             stays: PhantomData,
         })
