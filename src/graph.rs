@@ -2,12 +2,12 @@
 //!
 //! # Contract
 //!
-//! * A graph holds what its capture submitted: kernels, fills, matrix products, and copies of device memory, also between
-//!   devices that reach each other directly. Everything else is refused while a device captures ([`Error::InvalidArgument`],
-//!   named after the operation), and the capture is discarded; so it is when its closure fails or panics.
+//! * A graph holds what its capture submitted: kernels, fills, matrix products, copies of device memory, also between devices that
+//!   reach each other directly, and collectives. Everything else is refused while a device captures
+//!   ([`Error::InvalidArgument`], named after the operation), and the capture is discarded; so it is when its closure fails or panics.
 //! * Capturing touches nothing: no memory, no stream that anybody knows. Its stream is its own.
 //! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting uses, and
-//!   before later ones, on whichever devices.
+//!   before later ones, on whichever devices. Where collectives cut the graph (below) it is as many, one after the other.
 //! * No borrow keeps others from that memory while it is launched. Work on it that *another* thread submits at the very same time
 //!   may come before the launch, after it, or beside it: order the two threads (by a barrier, or the end of a scope), as the checker
 //!   demands. Memory is never used again too early in either case.
@@ -15,13 +15,26 @@
 //!   graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
 //! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would forbid.
 //!
+//! With collectives, which all are of one group:
+//!
+//! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each gets
+//!   [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these devices.
+//! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
+//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies`, sizes for which the ring is faster) it is
+//!   the graph's parts between its collectives, and these as if they were called then: a meeting for each.
+//! * If a scope fails in which the device was, the graph is [`Error::GraphInvalidated`] from then on; graphs without collectives go on.
+//! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
+//!
 //! # Mechanism
 //!
 //! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is launched,
-//! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands.
+//! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands. [`part`] has
+//! what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives get into it and run from there.
 
 pub(crate) mod part;
 pub(crate) mod recording;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     Device,
@@ -143,12 +156,33 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Refused within `f`, which ends the capture: copies from and to the host; collectives, `exchange`, `barrier`; streams,
-    /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory.
-    /// Multiply once before a capture with a [`gemm`](Self::gemm): the first one loads cuBLAS.
+    /// Collectives are captured by all members of their group together, and launched so; all of one graph are of one group. On GPUs
+    /// whose kernels meet by themselves a launch costs one meeting of the host however many there are, elsewhere one for each.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, ReduceOp};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let found = pool.run(|dev, shard| {
+    ///     let (mut x, mut sum) = (dev.upload(&[1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
+    ///     let (step, ()) = dev.capture(|dev| {
+    ///         dev.axpy(shard.index() as f32, &x, &mut sum)?;
+    ///         dev.all_reduce(&mut sum, ReduceOp::Sum)?;
+    ///         dev.scale(&mut x, 10.0)
+    ///     })?;
+    ///     (0..3).try_for_each(|_| dev.launch_graph(&step))?;
+    ///     dev.download(&sum)
+    /// })?;
+    /// assert_eq!(found, [[124.0, 248.0], [124.0, 248.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`; streams,
+    /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory; collectives
+    /// of a second group. Multiply once before a capture with a [`gemm`](Self::gemm): the first one loads cuBLAS.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what was refused; those of `f`; [`Error::Aborted`], the driver's.
+    /// [`Error::InvalidArgument`] for what was refused; those of `f`, and of its collectives; [`Error::Mismatch`] also when
+    /// another member calls the same without capturing it; [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
         let op = self.op("capture")?;
@@ -160,10 +194,13 @@ impl Device {
     }
 
     /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
-    /// its memory.
+    /// its memory. With collectives it is one itself: all members of their group launch the graph that they have captured together, in
+    /// this scope or in an earlier one.
     ///
     /// # Errors
-    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
+    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:
+    /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without one of the
+    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;

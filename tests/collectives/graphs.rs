@@ -111,9 +111,9 @@ on_both! {
     }
 
     2: fn a_thousand_launches_are_a_thousand_steps(gpus) {
-        let n = gpus.up_to(3);
+        let n = gpus.up_to(if gpus.is_cuda() { 4 } else { 2 });
         let pool = rig::pool(gpus, n);
-        for (each, steps) in [(333, 1000), (70_001, 20)] {
+        for (each, steps) in [(33, 1000), (70_001, 10)] {
             let found = pool.run(|dev, _| {
                 let mut plain = Replica::new(dev, each)?;
                 (0..steps).try_for_each(|_| plain.step(dev))?;
