@@ -9,7 +9,7 @@ use crate::{
     rig::{WAYS, assert_nothing_kept, assert_works, mismatch, sum_works},
     support::{failure, slow_add, until},
 };
-use gpu_pool::{Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
+use gpu_pool::{Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result, testing::FaultPlan};
 use half::bf16;
 use parking_lot::Mutex;
 use std::{
@@ -423,6 +423,78 @@ on_both! {
             // Captured again, all is well; also in the rings, where the failed ones have left something.
             pool.run(|dev, _| Kept::new(dev)?.check(dev, n)).unwrap();
             assert_works(&pool);
+        }
+    }
+
+    // After the meeting the others count on the launch. Where kernels meet on the devices, theirs wait for ones that never come, and
+    // are ended by the gang's failure, of which a graph's kernels learn by a word; and the one that failed counts its meetings all
+    // the same, or the next collective would wait for ever.
+    2: fn a_launch_that_fails_after_the_meeting(gpus) {
+        let n = gpus.up_to(3);
+        for failing in ["1:graph-launch:1:error", "1:graph-launch:4:error"] {
+            let plan: FaultPlan = failing.parse().unwrap();
+            let plan = plan.paused();
+            let pool = rig::builder(gpus, n).faults(plan.clone()).build().unwrap();
+            let capture = |dev: &Device, x: &mut DeviceBuffer<u64>, y: &mut DeviceBuffer<u32>| {
+                let captured = dev.capture(|dev| {
+                    slow_add(dev, y, 1, 0)?;
+                    (0..5).try_for_each(|_| dev.all_reduce(x, ReduceOp::Max))?;
+                    slow_add(dev, y, 1, 0)?;
+                    dev.all_reduce(x, ReduceOp::Sum)
+                });
+                Ok::<_, Error>(captured?.0)
+            };
+            let error = failure(pool.run(|dev, _| {
+                let (mut x, mut y) = (dev.upload(&[1u64; 10_000])?, dev.zeros::<u32>(1)?);
+                let graph = capture(dev, &mut x, &mut y)?;
+                dev.launch_graph(&graph)?;
+                dev.synchronize()?;
+                if dev.rank() == 1 {
+                    plan.resume();
+                }
+                (0..10).try_for_each(|_| dev.launch_graph(&graph))?;
+                dev.synchronize()
+            }));
+            plan.pause();
+            assert!(matches!(&error, Error::Driver { op: "launch_graph", device: 1, .. }), "{failing}: {error}");
+            assert_eq!(plan.fired().len(), 1);
+            assert_works(&pool);
+            let again = pool.run(|dev, _| {
+                let (mut x, mut y) = (dev.upload(&[1u64; 10_000])?, dev.zeros::<u32>(1)?);
+                let graph = capture(dev, &mut x, &mut y)?;
+                (0..3).try_for_each(|_| dev.launch_graph(&graph))?;
+                assert_eq!((dev.download(&x)?, dev.download(&y)?), (vec![(n as u64).pow(3); 10_000], vec![6]));
+                Ok(())
+            });
+            again.unwrap();
+        }
+    }
+
+    // The driver's other calls, at the capture's ends and where it is cut.
+    2: fn a_capture_that_fails_in_the_driver(gpus) {
+        let n = gpus.up_to(3);
+        for failing in ["capture-begin:1", "capture-end:1", "capture-begin:2", "capture-end:2"] {
+            let cut = failing.ends_with('2');
+            if cut && gpus.is_cuda() {
+                // One graph, where kernels meet.
+                continue;
+            }
+            let plan: FaultPlan = format!("1:{failing}:error").parse().unwrap();
+            let pool = rig::builder(gpus, n).faults(plan.clone()).build().unwrap();
+            let error = failure(pool.run(|dev, _| {
+                let (mut x, mut y) = (dev.upload(&[1u64; 100])?, dev.zeros::<u32>(1)?);
+                let captured = dev.capture(|dev| {
+                    slow_add(dev, &mut y, 1, 0)?;
+                    dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                    slow_add(dev, &mut y, 1, 0)
+                });
+                captured.map(drop)
+            }));
+            assert!(matches!(&error, Error::Driver { op: "capture", device: 1, .. }), "{failing}: {error}");
+            assert_eq!(plan.fired().len(), 1, "{failing}");
+            assert_works(&pool);
+            pool.run(|dev, _| Kept::new(dev)?.check(dev, n)).unwrap();
+            assert_nothing_kept(&pool);
         }
     }
 
