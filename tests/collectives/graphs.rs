@@ -509,6 +509,7 @@ on_both! {
             captured.check(dev, n)?;
             *slots.borrow(dev)?.lock() = Some(captured);
             kept.lock().push(dev.index());
+            dev.barrier()?;
             if dev.rank() == 1 { Err(Error::custom("after the capture")) } else { until("it fails", || dev.check().is_err()) }
         }));
         assert!(matches!(error, Error::Custom(_)), "{error}");
