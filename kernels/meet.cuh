@@ -17,7 +17,8 @@ const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 // layout.
 struct Signals {
     u64 peer[MOST];                  // addresses of every device's Signals, by ordinal in the pool, own included
-    u64 abort;                       // address of a u64 of the host: gangs up to this place have failed
+    u64 abort;                       // address of two u64 of the host: gangs up to this place have failed; the place of
+                                     // the gang whose graphs run on this device
     u64 report;                      // address of a u64 of the host, this device's own: see `Patience`
     u32 epoch[MOST];                 // by ordinal: the last meeting with that device
     u32 ticket;                      // blocks of the running kernel that have read the epochs
@@ -40,7 +41,8 @@ __device__ inline u64 packets(const Signals* of, u32 sender, u32 epoch, u32 each
 struct Meet {
     Signals* signals; // null: no meeting, events order the kernel: no barrier, no epoch, nothing read
     u64 members;      // 4 bits each: ordinals in rank order
-    u64 place;        // the gang's: an abort word of `place` or more means failed
+    u64 place;        // the gang's: an abort word of `place` or more means failed; 0: a graph holds the kernel, and each of
+                      // its launches may be another gang's, which the word behind the abort word names
     u64 deadline;     // nanoseconds of waiting in one place after which the kernel gives up; 0: never
     u32 count, me;    // members, own rank
     u64 spare;
@@ -63,8 +65,10 @@ struct Patience {
         u64 now = nanoseconds();
         if (since == 0) since = now;
         bool late = meet.deadline != 0 && now - since > meet.deadline;
-        if (!late && load_relaxed((const u64*)meet.signals->abort) < meet.place) return false;
-        store_relaxed((u64*)meet.signals->report, meet.place << 8 | 0x80u | missing);
+        const u64* words = (const u64*)meet.signals->abort;
+        const u64 place = meet.place != 0 ? meet.place : load_relaxed(words + 1);
+        if (!late && load_relaxed(words) < place) return false;
+        store_relaxed((u64*)meet.signals->report, place << 8 | 0x80u | missing);
         return true;
     }
 };

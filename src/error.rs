@@ -74,7 +74,8 @@ pub enum Error {
         "collectives do not match ({what}): device {a} called {a_call} at {a_site}, device {b} called {b_call} at {b_site}"
     )]
     Mismatch {
-        /// What differs: "operation", "count", "dtype", "reduce op".
+        /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is not, "graph"
+        /// if they are of different graphs.
         what: &'static str,
         /// One device,
         a: usize,
@@ -96,6 +97,17 @@ pub enum Error {
         by: usize,
         /// Its failure.
         cause: Arc<Error>,
+    },
+    /// A graph with collectives, and since it was captured a scope has failed in which this device was: what the collectives'
+    /// memory holds is unspecified, and not every member may have the graph. Capture it again, on all members.
+    #[error(
+        "{op}: a scope has failed on device {device} since the graph was captured, and it has collectives: capture it again"
+    )]
+    GraphInvalidated {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: usize,
     },
     /// Nothing moved for the pool's deadline.
     #[error("device {device}: no progress for {waited:?} in {op}; missing: {missing:?}")]

@@ -2,12 +2,12 @@
 //!
 //! # Contract
 //!
-//! * A graph holds what its capture submitted: kernels, fills, matrix products, and copies of device memory, also between
-//!   devices that reach each other directly. Everything else is refused while a device captures ([`Error::InvalidArgument`],
-//!   named after the operation), and the capture is discarded; so it is when its closure fails or panics.
+//! * A graph holds what its capture submitted: kernels, fills, matrix products, copies of device memory, also between devices that
+//!   reach each other directly, and collectives. Everything else is refused while a device captures
+//!   ([`Error::InvalidArgument`], named after the operation), and the capture is discarded; so it is when its closure fails or panics.
 //! * Capturing touches nothing: no memory, no stream that anybody knows. Its stream is its own.
 //! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting uses, and
-//!   before later ones, on whichever devices.
+//!   before later ones, on whichever devices. Where collectives cut the graph (below) it is as many, one after the other.
 //! * No borrow keeps others from that memory while it is launched. Work on it that *another* thread submits at the very same time
 //!   may come before the launch, after it, or beside it: order the two threads (by a barrier, or the end of a scope), as the checker
 //!   demands. Memory is never used again too early in either case.
@@ -15,23 +15,36 @@
 //!   graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
 //! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would forbid.
 //!
+//! With collectives, which all are of one group:
+//!
+//! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each gets
+//!   [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these devices.
+//! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
+//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies`, sizes for which the ring is faster) it is
+//!   the graph's parts between its collectives, and these as if they were called then: a meeting for each.
+//! * If a scope fails in which the device was, the graph is [`Error::GraphInvalidated`] from then on; graphs without collectives go on.
+//! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
+//!
 //! # Mechanism
 //!
 //! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is launched,
-//! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands.
+//! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands. [`part`] has
+//! what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives get into it and run from there.
 
+pub(crate) mod part;
 pub(crate) mod recording;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     Device,
-    driver::RawGraph,
+    collective::Group,
     error::{Error, Result},
     memory::link::Link,
-    runtime::worker::Worker,
-    stream::StreamCore,
+    runtime::{gang::Gang, worker::Worker},
 };
-use recording::{Recording, Touched};
-use smallvec::SmallVec;
+use part::Part;
+use recording::Recording;
 use std::{
     cell::RefCell,
     fmt,
@@ -52,10 +65,11 @@ use std::{
 /// pool.run(|dev, _| Ok(dev.capture(|_| Ok(()))?.0)).unwrap(); // `Graph` is not `Send`
 /// ```
 pub struct Graph {
-    /// Until it is dropped.
-    exec: Option<Exec>,
-    touched: Vec<Touched>,
+    parts: Vec<Part>,
+    /// None without collectives.
+    gathering: Option<Gathering>,
     operations: usize,
+    link: Arc<Link>,
     worker: Weak<Worker>,
     stays: PhantomData<Rc<()>>,
 }
@@ -75,47 +89,44 @@ impl fmt::Debug for Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        let Some(exec) = self.exec.take() else { return };
-        match self.worker.upgrade() {
-            Some(worker) if !exec.is_over() => worker.graphs.borrow_mut().push(exec),
-            _ => drop(exec),
+        let worker = self.worker.upgrade();
+        for part in self.parts.drain(..) {
+            let Part::Segment(segment) = part else { continue };
+            match &worker {
+                Some(worker) if !segment.exec.is_over() => worker.graphs.borrow_mut().push(segment.exec),
+                _ => drop(segment),
+            }
         }
     }
 }
 
-/// The driver's graph, and its launches that may be in flight.
-pub(crate) struct Exec {
-    raw: RawGraph,
-    link: Arc<Link>,
-    launches: RefCell<Launches>,
+/// Who must come together for a graph's collectives, and whether they still can.
+struct Gathering {
+    /// Ordinals in the pool of the collectives' group, by rank.
+    members: Box<[usize]>,
+    /// The gang that has captured the graph, later the one that has launched it last.
+    gang: RefCell<Arc<Gang>>,
+    /// How many gangs had failed on this device when it was captured.
+    failures: u64,
 }
 
-/// The last launch on each stream.
-type Launches = SmallVec<[(Arc<StreamCore>, u64); 2]>;
-
-impl Exec {
-    /// Whether all launches are known to be over.
-    pub(crate) fn is_over(&self) -> bool {
-        self.launches.borrow().iter().all(|(stream, sequence)| stream.has_completed(*sequence))
-    }
-
-    fn launched(&self, stream: &Arc<StreamCore>, sequence: u64) {
-        let mut launches = self.launches.borrow_mut();
-        launches.retain(|(other, sequence)| other.id != stream.id && !other.is_over(*sequence));
-        launches.push((stream.clone(), sequence));
-    }
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        if !self.is_over() {
-            tracing::warn!(device = self.link.device, "a graph still in flight was leaked");
-            return;
+impl Gathering {
+    /// The group in the device's present gang.
+    fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+        let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
+        let same = Arc::ptr_eq(&gang, present);
+        if !same && gang.is_aborted() || dev.worker.failures.get() != self.failures {
+            return Err(Error::GraphInvalidated { op, device: dev.index() });
         }
-        // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
-        if let Err(fault) = unsafe { self.link.driver.graph_destroy(self.raw) } {
-            tracing::debug!(device = self.link.device, %fault, "a graph could not be destroyed");
+        let Some(group) = dev.group_of(&self.members) else {
+            let (members, present) = (&self.members, present.members());
+            let why = format_args!("the graph's collectives are of devices {members:?}, and this gang is {present:?}");
+            return Err(Error::invalid(op, why));
+        };
+        if !same {
+            *gang = present.clone();
         }
+        Ok(group)
     }
 }
 
@@ -145,12 +156,33 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Refused within `f`, which ends the capture: copies from and to the host; collectives, `exchange`, `barrier`; streams,
-    /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory.
-    /// Multiply once before a capture with a [`gemm`](Self::gemm): the first one loads cuBLAS.
+    /// Collectives are captured by all members of their group together, and launched so; all of one graph are of one group. On GPUs
+    /// whose kernels meet by themselves a launch costs one meeting of the host however many there are, elsewhere one for each.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, ReduceOp};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let found = pool.run(|dev, shard| {
+    ///     let (mut x, mut sum) = (dev.upload(&[1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
+    ///     let (step, ()) = dev.capture(|dev| {
+    ///         dev.axpy(shard.index() as f32, &x, &mut sum)?;
+    ///         dev.all_reduce(&mut sum, ReduceOp::Sum)?;
+    ///         dev.scale(&mut x, 10.0)
+    ///     })?;
+    ///     (0..3).try_for_each(|_| dev.launch_graph(&step))?;
+    ///     dev.download(&sum)
+    /// })?;
+    /// assert_eq!(found, [[124.0, 248.0], [124.0, 248.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`; streams,
+    /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory; collectives
+    /// of a second group. Multiply once before a capture with a [`gemm`](Self::gemm): the first one loads cuBLAS.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what was refused; those of `f`; [`Error::Aborted`], the driver's.
+    /// [`Error::InvalidArgument`] for what was refused; those of `f`, and of its collectives; [`Error::Mismatch`] also when
+    /// another member calls the same without capturing it; [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
         let op = self.op("capture")?;
@@ -162,33 +194,36 @@ impl Device {
     }
 
     /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
-    /// its memory.
+    /// its memory. With collectives it is one itself: all members of their group launch the graph that they have captured together, in
+    /// this scope or in an earlier one.
     ///
     /// # Errors
-    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
+    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:
+    /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without one of the
+    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
         let (link, name) = (&self.worker.link, op.name);
-        let exec = graph.exec.as_ref().ok_or_else(|| Error::invalid(name, "the graph is being dropped"))?;
-        if exec.link.pool != link.pool {
+        if graph.link.pool != link.pool {
             return Err(Error::WrongPool { op: name, device: self.index(), site: op.site });
         }
-        if exec.link.device != link.device {
-            return Err(Error::WrongDevice { op: name, buffer: exec.link.device, device: self.index(), site: op.site });
+        if graph.link.device != link.device {
+            return Err(Error::WrongDevice {
+                op: name,
+                buffer: graph.link.device,
+                device: self.index(),
+                site: op.site,
+            });
         }
-        if self.ordered {
-            for Touched { block, bytes, access } in &graph.touched {
-                block.hazards.order(name, &self.stream, bytes, *access)?;
+        let group = graph.gathering.as_ref().map(|gathering| gathering.group(self, name)).transpose()?;
+        for part in &graph.parts {
+            match (part, &group) {
+                (Part::Segment(segment), group) => segment.launch(self, name, op.site, group.as_ref())?,
+                (Part::Collective(captured), Some(group)) => group.replay(captured)?,
+                (Part::Collective(_), None) => unreachable!("who captures a collective says of which group"),
             }
         }
-        // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one.
-        link.check(name, unsafe { link.driver.graph_launch(exec.raw, self.stream.raw) })?;
-        let sequence = self.stream.submit();
-        for Touched { block, bytes, access } in &graph.touched {
-            block.hazards.note(&self.stream, sequence, bytes.clone(), *access);
-        }
-        exec.launched(&self.stream, sequence);
         Ok(())
     }
 }
@@ -212,12 +247,17 @@ impl Open {
         dev.check()?;
         let Some(recording) = self.0.take() else { return Err(Error::invalid("capture", "it has ended")) };
         let link = &dev.worker.link;
-        let raw = link.check("capture", link.driver.capture_end(recording.stream.raw))?;
-        let exec = Exec { raw, link: link.clone(), launches: RefCell::default() };
+        let parts = recording.end(link)?;
+        let gathering = recording.members().map(|members| Gathering {
+            members: members.into(),
+            gang: RefCell::new(dev.session.gang.clone()),
+            failures: dev.worker.failures.get(),
+        });
         Ok(Graph {
-            exec: Some(exec),
-            touched: recording.take(),
+            parts,
+            gathering,
             operations: recording.operations(),
+            link: link.clone(),
             worker: Rc::downgrade(&dev.worker),
             stays: PhantomData,
         })

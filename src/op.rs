@@ -57,7 +57,7 @@ impl Device {
     /// For what a graph cannot hold: refuses it while the device captures.
     pub(crate) fn not_in_graph(&self, op: &'static str) -> Result<()> {
         let refuse = |recording: &Rc<Recording>| {
-            let why = "a graph holds kernels, fills, matrix products and copies of device memory, nothing that waits or meets";
+            let why = "a graph holds kernels, fills, matrix products, copies of device memory and collectives, nothing that waits";
             Err(recording.refuse(op, why))
         };
         self.recording.as_ref().map_or(Ok(()), refuse)

@@ -176,6 +176,7 @@ where
     }
     gang.drained();
     if gang.is_aborted() {
+        worker.failures.set(worker.failures.get() + 1);
         let recovering = gang.clone();
         worker.shared.presence[device].while_so(move || !recovering.is_recovered(), || gang.recover());
         // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.

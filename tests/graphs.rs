@@ -4,7 +4,7 @@
 mod support;
 
 use gpu_pool::{
-    AsViewMut, Check, Device, DeviceBuffer, Error, GpuPool, Graph, Module, ReduceOp, Result, Schedule, Topology,
+    AsViewMut, Check, Device, DeviceBuffer, Error, GpuPool, Graph, Module, Result, Schedule, Topology,
     driver::check::Kind, testing::FaultPlan,
 };
 use parking_lot::Mutex;
@@ -276,14 +276,13 @@ on_both! {
             stream: gpu_pool::Stream,
             graph: Graph,
         }
-        let tries: [(&str, Try); 16] = [
+        let tries: [(&str, Try); 15] = [
             ("upload", |dev, _, _| dev.upload(&[1u32; 10]).map(drop)),
             ("upload", |dev, _, kept| dev.upload_into(&[1; 100], &mut kept.x)),
             ("download", |dev, _, kept| dev.download(&kept.x).map(drop)),
             ("upload_pinned", |dev, pool, _| dev.upload_pinned(&pool.pinned::<u8>(10)?).map(drop)),
             ("download_pinned", |dev, pool, kept| dev.download_pinned(&kept.x, &mut pool.pinned(100)?)),
             ("synchronize", |dev, _, _| dev.synchronize()),
-            ("all_reduce", |dev, _, _| dev.all_reduce(&mut dev.zeros::<f32>(10)?, ReduceOp::Sum)),
             ("barrier", |dev, _, _| dev.barrier()),
             ("exchange", |dev, _, _| dev.exchange(1).map(drop)),
             ("record", |dev, _, _| dev.record().map(drop)),

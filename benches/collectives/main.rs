@@ -9,6 +9,7 @@
 //! [nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 //!
 //! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
+//! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: of each all-reduce of 20 in a graph, NCCL's in one as well
 //! * `.../setup/<devices>`: a further pool on GPUs that are in use already, or communicators there, until the first all-reduce
 //!   is over; `.../memory`: what that has taken of the fullest GPU
 //! * `.../late_1ms/<devices>`: how much longer than that one millisecond the others are in an all-reduce of 64 KB that one calls late
@@ -23,6 +24,7 @@
 mod support;
 
 mod extras;
+mod graph;
 mod nccl;
 mod ops;
 mod plot;
@@ -81,6 +83,7 @@ fn main() {
     for &world in counts.iter().filter(|&&world| world > 1 && world <= devices) {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
+        graph::run(&mut bench, &machine, &pool, world);
     }
     if let Some(folder) = bench.plot_folder() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));

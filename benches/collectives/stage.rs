@@ -163,6 +163,24 @@ impl<'a, T: Number> Stage<'a, T> {
         })
     }
 
+    /// Runs `f` on every device with a graph of so many of our operations, one after the other.
+    pub fn each_captured<R: Send>(
+        &self,
+        count: usize,
+        f: impl Fn(&Device, &mut Player<'_>) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        self.pool.run_on(&self.devices, |dev, _| {
+            let seat = &mut *self.seats[dev.rank()].lock();
+            if self.op.in_place() {
+                dev.copy(&seat.input, &mut seat.output)?;
+            }
+            let mut call = |dev: &Device| self.op.ours(dev, &seat.input, &mut seat.output);
+            let (graph, ()) = dev.capture(|dev| (0..count).try_for_each(|_| call(dev)))?;
+            dev.synchronize()?;
+            f(dev, &mut Player { call: &mut || dev.launch_graph(&graph), wait: &mut || dev.synchronize() })
+        })
+    }
+
     /// Where NCCL finds input and output; windows get the seat's contents.
     fn operands(&self, who: Who, rank: &Rank, cuda: &Cuda<'_>, seat: &mut Seat<T>) -> Result<[u64; 2]> {
         let (input, mut output) = (cuda.read(&seat.input)?, cuda.write(&mut seat.output)?);

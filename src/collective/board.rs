@@ -9,7 +9,13 @@
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
 
-use super::{Group, brief::Brief, call::Call, plan::Counts, point::Post};
+use super::{
+    Group,
+    brief::Brief,
+    call::{Call, Origin},
+    plan::Counts,
+    point::Post,
+};
 use crate::{
     Event,
     driver::Address,
@@ -176,7 +182,9 @@ impl Group<'_> {
     /// committed: every member carries it through; with `spins`, by a kernel that waits for the others'.
     pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Notice>; 8]>> {
         let dev = self.dev;
-        dev.not_in_graph(call.op)?;
+        if call.origin != Origin::CAPTURE {
+            dev.not_in_graph(call.op)?;
+        }
         let gang = &dev.session.gang;
         gang.check()?;
         dev.worker.progress();

@@ -8,7 +8,7 @@
 use super::{
     DType, Group, ReduceOp,
     board::{Body, Notice, unless_absent},
-    call::Call,
+    call::{Call, LAUNCH, Origin},
     kernels::Meet,
     plan::Side,
     run::Request,
@@ -23,13 +23,14 @@ use std::sync::Arc;
 /// What a member tells the others.
 #[derive(Clone, Copy)]
 pub(super) struct Brief {
+    origin: Origin,
     op: &'static str,
     site: Site,
     count: usize,
     reduce: Option<ReduceOp>,
     /// Ordinals of the group's members, 4 bits each, by rank; and how many.
     members: (u64, u8),
-    dtype: DType,
+    dtype: Option<DType>,
     root: Option<u32>,
     source: Address,
     destination: Address,
@@ -43,16 +44,23 @@ impl Brief {
         let address = |side| request.area(side).map_or(0, |area| area.address);
         request.shape.as_ref()?;
         Some(Brief {
+            origin: call.origin,
             op,
             site,
             count,
             reduce: call.reduction(),
             members,
-            dtype,
+            dtype: Some(dtype),
             root,
             source: address(Side::Source),
             destination: address(Side::Destination),
         })
+    }
+
+    /// Of the launch of a graph with so many collectives.
+    pub(super) fn of_launch(origin: Origin, count: usize, site: Site, members: (u64, u8)) -> Brief {
+        let (reduce, dtype, root, source, destination) = Default::default();
+        Brief { origin, op: LAUNCH, site, count, reduce, members, dtype, root, source, destination }
     }
 
     /// Where a member's buffer begins.
@@ -70,7 +78,8 @@ impl Brief {
 
     /// In full, for a report.
     pub(super) fn call(&self) -> Call {
-        Call::at(self.op, self.site).elements(self.dtype, self.count).with(self.reduce, self.root)
+        let call = Call { origin: self.origin, count: self.count, dtype: self.dtype, ..Call::at(self.op, self.site) };
+        call.with(self.reduce, self.root)
     }
 
     /// Whether it is to this group.
@@ -85,7 +94,7 @@ impl Brief {
         };
         let same =
             (self.count, self.members, self.dtype, self.root) == (other.count, other.members, other.dtype, other.root);
-        same && reduces && self.op == other.op
+        same && reduces && (self.op, self.origin) == (other.op, other.origin)
     }
 }
 
@@ -95,8 +104,8 @@ impl Group<'_> {
         (Meet::members((0..self.count()).map(|member| self.ordinal(member))), self.count() as u8)
     }
 
-    /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed, with the launch gate open.
-    pub(super) fn meet_briefly(&self, own: Brief, call: &Call) -> Result<SmallVec<[Brief; 8]>> {
+    /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed; with `spins`, the launch gate is open.
+    pub(super) fn meet_briefly(&self, own: Brief, call: &Call, spins: bool) -> Result<SmallVec<[Brief; 8]>> {
         let dev = self.dev;
         dev.check()?;
         let mut absent = None;
@@ -131,7 +140,7 @@ impl Group<'_> {
             let full = |member| in_full.iter().find(|(at, _)| *at == member).map(|(_, notice)| notice.call.clone());
             return Err(self.differing(|member| full(member).unwrap_or_else(|| all[member].call())));
         }
-        self.commit(true)?;
+        self.commit(spins)?;
         Ok(all)
     }
 

@@ -4,9 +4,28 @@ use super::{DType, ReduceOp};
 use crate::error::Site;
 use std::{any::TypeId, panic::Location, sync::Arc};
 
+/// The operation that launches a graph's collectives together.
+pub(super) const LAUNCH: &str = "launch_graph";
+
+/// Whether a call is made now, or for a graph, or from one: members must agree on that, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Origin(u64);
+
+impl Origin {
+    /// It only goes into a graph.
+    pub(super) const CAPTURE: Origin = Origin(1);
+
+    /// From graphs whose first collective was the `number`-th that its group called in the gang at `place`: all members know that
+    /// alike, and no other graph has it (nor one of these two numbers).
+    pub(super) fn graph(place: u64, number: u64) -> Self {
+        Origin(place.rotate_left(32) ^ number)
+    }
+}
+
 /// What a member calls.
 #[derive(Clone)]
 pub(crate) struct Call {
+    pub(super) origin: Origin,
     pub(super) op: &'static str,
     pub(super) dtype: Option<DType>,
     pub(super) count: usize,
@@ -21,7 +40,17 @@ impl Call {
     #[track_caller]
     pub(crate) fn new(op: &'static str) -> Self {
         let site = Location::caller();
-        Call { op, dtype: None, count: 0, reduce: None, root: None, counts: None, of: None, site }
+        Call {
+            origin: Origin::default(),
+            op,
+            dtype: None,
+            count: 0,
+            reduce: None,
+            root: None,
+            counts: None,
+            of: None,
+            site,
+        }
     }
 
     /// A call made there.
@@ -83,6 +112,7 @@ impl Call {
         };
         [
             (self.op != other.op, "operation"),
+            (self.origin != other.origin, self.differs_in_origin(other)),
             (self.dtype != other.dtype || self.of.map(|t| t.0) != other.of.map(|t| t.0), "dtype"),
             (self.count != other.count, "count"),
             (!reduces, "reduce op"),
@@ -91,6 +121,10 @@ impl Call {
         ]
         .into_iter()
         .find_map(|(differs, what)| differs.then_some(what))
+    }
+
+    fn differs_in_origin(&self, other: &Call) -> &'static str {
+        if [self, other].iter().any(|call| call.origin == Origin::CAPTURE) { "capture" } else { "graph" }
     }
 }
 
@@ -106,6 +140,9 @@ impl std::fmt::Display for Call {
         if let Some(dtype) = self.dtype {
             part(f, format_args!("{} x {dtype:?}", self.count))?;
         }
+        if self.op == LAUNCH {
+            part(f, format_args!("of {} collectives", self.count))?;
+        }
         if let Some((_, of)) = self.of {
             part(f, format_args!("{of}"))?;
         }
@@ -118,6 +155,10 @@ impl std::fmt::Display for Call {
         if let Some(counts) = &self.counts {
             part(f, format_args!("counts {counts:?}"))?;
         }
-        f.write_str(")")
+        f.write_str(match self.origin {
+            Origin(0) => ")",
+            Origin::CAPTURE => ") in a capture",
+            _ => ") of a graph",
+        })
     }
 }

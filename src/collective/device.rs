@@ -20,6 +20,8 @@ use crate::{
 /// order of its own, as fixed, unless [`ReduceOrder::Rank`](crate::ReduceOrder) is asked for. A sum of `n` members is off by at
 /// most `n - 1` roundings of the accumulator's type, each of the size of the sum of magnitudes, and one of the element's.
 ///
+/// **Graphs.** Within [`capture`](Device::capture) they go into the graph; the meeting at the launch is for all that it holds.
+///
 /// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do not
 /// fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted), `OutOfMemory` for scratch,
 /// and the driver's. A failure of one member after the meeting fails the gang: the buffers' contents are unspecified then.

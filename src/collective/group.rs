@@ -6,6 +6,7 @@ use crate::{
     error::{Error, Result},
     sync::CommitWord,
 };
+use smallvec::SmallVec;
 use std::{
     cell::{Cell, OnceCell, RefCell},
     rc::Rc,
@@ -107,6 +108,16 @@ impl Device {
         Ok(Group { dev: self, known: self.session.groups.know(self, ranks), rank })
     }
 
+    /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless all of
+    /// them are in the gang.
+    pub(crate) fn group_of(&self, ordinals: &[usize]) -> Option<Group<'_>> {
+        let members = self.session.gang.members();
+        let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
+        let ranks: SmallVec<[usize; 8]> = ordinals.iter().map(rank_of).collect::<Option<_>>()?;
+        let rank = ranks.iter().position(|&rank| rank == self.rank())?;
+        Some(Group { dev: self, known: self.session.groups.know(self, &ranks), rank })
+    }
+
     /// All members.
     pub(crate) fn everyone(&self) -> Group<'_> {
         let groups = &self.session.groups;
@@ -135,6 +146,11 @@ impl<'d> Group<'d> {
     /// The ordinal in the pool of a member.
     pub(super) fn ordinal(&self, member: usize) -> usize {
         self.known.ordinals[member]
+    }
+
+    /// The ordinals in the pool of all members, by rank.
+    pub(super) fn ordinals(&self) -> &[usize] {
+        &self.known.ordinals
     }
 
     /// Members that are not this one, each beginning with another.

@@ -71,7 +71,8 @@ pub(crate) struct Meet {
     pub signals: Address,
     /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
     pub members: u64,
-    /// The gang's place: an abort word of `place` or more means that it has failed.
+    /// The gang's place: an abort word of `place` or more means that it has failed; 0 in a graph, where the place is a word
+    /// beside that.
     pub place: u64,
     /// Nanoseconds of waiting in one place after which the kernel gives up; 0: never.
     pub deadline: u64,

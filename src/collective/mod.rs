@@ -10,6 +10,7 @@
 //!   all-reduce around a ring of copies.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
+//! [`replay`]: how collectives get into graphs, and run from there.
 //! [`point`] has what goes from one device to one other.
 
 pub(crate) mod board;
@@ -25,6 +26,7 @@ mod ops;
 mod packets;
 mod plan;
 mod point;
+pub(crate) mod replay;
 mod ring;
 mod run;
 pub(crate) mod signals;

@@ -22,7 +22,8 @@ use crate::{
     DeviceBuffer, Event,
     driver::Address,
     error::{Error, Result},
-    memory::{AsView, hazard::Access},
+    memory::{AsView, block::BlockRef, hazard::Access},
+    op::Op,
     plant::Bug,
 };
 use smallvec::SmallVec;
@@ -62,21 +63,36 @@ pub(super) enum Job {
 }
 
 impl Group<'_> {
-    /// Carries a collective out. Asynchronous on the current stream.
+    /// Carries a collective out, or captures it. Asynchronous on the current stream.
     #[track_caller]
     pub(super) fn run(&self, request: Request) -> Result<()> {
-        let dev = self.dev;
-        let name = request.call.op();
-        let mut access = dev.op(name)?;
+        match &self.dev.recording {
+            Some(recording) => self.capture(recording, request),
+            None => self.carry(&request),
+        }
+    }
+
+    /// Announces what a collective touches of this member's memory.
+    #[track_caller]
+    pub(super) fn access(&self, request: &Request) -> Result<Op<'_>> {
+        let mut access = self.dev.op_in_graph(request.call.op())?;
         if let Some(source) = &request.source {
             access.touch(&source.block, source.bytes.clone(), Access::Read, false)?;
         }
         if let Some(destination) = &request.destination {
             access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
         }
-        let way = self.way(&request);
+        Ok(access)
+    }
+
+    /// Carries a collective out.
+    #[track_caller]
+    pub(super) fn carry(&self, request: &Request) -> Result<()> {
+        let (dev, name) = (self.dev, request.call.op());
+        let mut access = self.access(request)?;
+        let way = self.way(request);
         if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
-            return spin::run(self, &request, way, signals, access);
+            return spin::run(self, request, way, signals, access);
         }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
@@ -92,18 +108,23 @@ impl Group<'_> {
         }
         let ready = (self.count() > 1).then(|| Event::record(&dev.stream, name, false)).transpose()?;
         let notices = self.meet(request.call.clone(), Payload::Memory(request.lend(ready)), false)?;
-        let shape = self.shape(&request, &notices)?;
-        let done = self.carry_out(&request, &shape, way, scratch.as_ref(), &notices);
+        let shape = self.shape(request, &notices)?;
+        let done = self.carry_out(request, &shape, way, scratch.as_ref(), &notices);
         access.submitted();
-        done.inspect_err(|cause| self.fail(&request, cause))
+        done.inspect_err(|cause| self.fail(request, cause))
     }
 
     /// A committed collective has failed here.
     pub(super) fn fail(&self, request: &Request, cause: &Error) {
-        let dev = self.dev;
         // Peers may have accesses to these buffers under way that no event of ours covers.
         let areas = request.source.iter().chain(&request.destination);
-        dev.worker.suspects.borrow_mut().extend(areas.map(|area| area.block.clone()));
+        self.fail_on(areas.map(|area| &area.block), cause);
+    }
+
+    /// The same, with these blocks.
+    pub(super) fn fail_on<'b>(&self, blocks: impl Iterator<Item = &'b BlockRef>, cause: &Error) {
+        let dev = self.dev;
+        dev.worker.suspects.borrow_mut().extend(blocks.cloned());
         // The peers count on this member; they must not wait for it.
         if !matches!(cause, Error::Aborted { .. }) {
             dev.session.gang.poison(dev.index(), cause.clone());

@@ -8,12 +8,14 @@ use crate::{
     error::Result,
     memory::{DeviceBuffer, link::Link},
     runtime::{gang::Alarm, worker::Shared},
-    sync::{load_word, raise_word},
+    sync::{load_word, raise_word, store_word},
 };
 use std::sync::Arc;
 
-/// Bytes of page-locked memory for each device: its abort word and its report, each on a line of its own.
+/// Bytes of page-locked memory for each device: its abort word with the place of the gang that launches graphs on it, and its
+/// report, each on a line of its own.
 const LINES: usize = 256;
+const PLACE: usize = 8;
 const REPORT: usize = 128;
 
 /// Of one pool.
@@ -94,6 +96,13 @@ impl Signals {
     /// The most that one push can carry, in bytes.
     pub(crate) fn push_bytes(&self) -> usize {
         signals::packets(self.devices.len()) * 8
+    }
+
+    /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the launch. All
+    /// work of gangs before it is over.
+    pub(crate) fn launches_in(&self, device: usize, place: u64) {
+        // SAFETY: a word of `words`, which lives; one thread of the host writes it.
+        unsafe { store_word(self.words.at(device, PLACE), place) };
     }
 
     /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.

@@ -24,6 +24,7 @@ use super::{
     signals::Signals,
 };
 use crate::{
+    Device,
     driver::{Address, gate},
     error::{Error, Result},
     op::Op,
@@ -35,6 +36,7 @@ use smallvec::SmallVec;
 use std::{
     borrow::Cow,
     cell::{Cell, RefCell},
+    iter,
     sync::Arc,
 };
 
@@ -44,7 +46,7 @@ pub(crate) struct Spinning {
     /// The last one: its stream and number.
     last: RefCell<Option<(Arc<StreamCore>, u64)>>,
     /// Meetings that were committed, and for which nothing was launched.
-    missed: RefCell<Vec<Meet>>,
+    missed: RefCell<Vec<Missed>>,
     /// Within [`Device::blocking`](crate::Device::blocking).
     blocked: Cell<u32>,
 }
@@ -76,6 +78,23 @@ enum Met {
 }
 
 impl Met {
+    /// With `spins`, the launch gate is open when they have met.
+    fn of(group: &Group<'_>, request: &Request, spins: bool) -> Result<Met> {
+        match Brief::of(request, group.in_short()) {
+            Some(own) => group.meet_briefly(own, &request.call, spins).map(Met::Briefly),
+            None => group.meet(request.call.clone(), Payload::Memory(request.lend(None)), spins).map(Met::InFull),
+        }
+    }
+
+    /// What was asked for, or what all say together.
+    fn shape<'r>(&self, group: &Group<'_>, request: &'r Request) -> Result<Cow<'r, Shape>> {
+        match (&request.shape, self) {
+            (Some(shape), _) => Ok(Cow::Borrowed(shape)),
+            (None, Met::InFull(notices)) => group.shape(request, notices).map(Cow::Owned),
+            (None, Met::Briefly(_)) => unreachable!("a brief is of a shape that is known"),
+        }
+    }
+
     fn factor(&self, member: usize) -> f64 {
         match self {
             Met::Briefly(all) => all[member].factor(),
@@ -99,7 +118,7 @@ impl Met {
 }
 
 /// One launch of a window that is open, for this member.
-struct Window;
+pub(super) struct Window;
 
 impl Drop for Window {
     fn drop(&mut self) {
@@ -122,85 +141,119 @@ pub(super) fn commit(word: &CommitWord, number: u64, members: usize) {
     }
 }
 
-/// Carries a collective out by one kernel on each member.
-pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Signals, access: Op<'_>) -> Result<()> {
-    let dev = group.dev;
-    let name = request.call.op();
-    let spinning = &dev.worker.spinning;
-    if spinning.blocked.get() > 0 {
-        return Err(Error::invalid(name, "a collective within `blocking` would wait for the closure that calls it"));
-    }
-    if let Some((stream, last)) = &*spinning.last.borrow()
+/// Meetings that were committed, and for which this member has launched nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Missed {
+    pub meet: Meet,
+    pub times: usize,
+}
+
+/// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that spins.
+pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
+    check_not_blocked(dev, name)?;
+    if let Some((stream, last)) = &*dev.worker.spinning.last.borrow()
         && stream.id != dev.stream.id
     {
         dev.stream.wait_for(name, stream, *last)?;
     }
-    let meet = meet(group, signals);
+    Ok(())
+}
+
+fn check_not_blocked(dev: &Device, name: &'static str) -> Result<()> {
+    if dev.worker.spinning.blocked.get() > 0 {
+        return Err(Error::invalid(name, "a collective within `blocking` would wait for the closure that calls it"));
+    }
+    Ok(())
+}
+
+/// A meeting that commits to a launch, which must come before the window is dropped.
+pub(super) fn commit_by<R>(
+    group: &Group<'_>,
+    missed: Missed,
+    meeting: impl FnOnce() -> Result<R>,
+) -> Result<(R, Window)> {
     let number = group.next_number();
-    let met = match Brief::of(request, group.in_short()) {
-        Some(own) => group.meet_briefly(own, &request.call).map(Met::Briefly),
-        None => group.meet(request.call.clone(), Payload::Memory(request.lend(None)), true).map(Met::InFull),
-    };
-    let met = match met {
+    match meeting() {
+        Ok(met) => Ok((met, Window)),
         Err(error) => {
             // Committed by a peer, before it or this member has seen that the gang has failed.
             if group.word().committed() >= number {
                 drop(Window);
-                spinning.missed.borrow_mut().push(meet);
+                group.dev.worker.spinning.missed.borrow_mut().push(missed);
             }
-            return Err(error);
+            Err(error)
         }
-        Ok(met) => met,
-    };
-    // From here on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
-    let window = Window;
-    let shape = match (&request.shape, &met) {
-        (Some(shape), _) => Ok(Cow::Borrowed(shape)),
-        (None, Met::InFull(notices)) => group.shape(request, notices).map(Cow::Owned),
-        (None, Met::Briefly(_)) => unreachable!("a brief is of a shape that is known"),
-    };
-    let shape = match shape {
-        Ok(shape) => shape,
+    }
+}
+
+/// After the window: what was submitted last spins; or, where that has failed, is missing.
+pub(super) fn end(dev: &Device, missed: Missed, launched: &Result<()>) {
+    let (stream, spinning) = (&dev.stream, &dev.worker.spinning);
+    *spinning.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
+    if launched.is_err() {
+        spinning.missed.borrow_mut().push(missed);
+    }
+}
+
+/// Carries a collective out by one kernel on each member.
+pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Signals, access: Op<'_>) -> Result<()> {
+    let (dev, name) = (group.dev, request.call.op());
+    prepare(dev, name)?;
+    let meet = meet(group, signals, dev.session.gang.place());
+    // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
+    let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, true))?;
+    match met.shape(group, request) {
+        Ok(shape) => {
+            let launched = submit(group, request, way, &shape, &met, meet);
+            drop(window);
+            finish(group, request, meet, access, launched)
+        }
         // The others find the same, and nobody touches anything.
         Err(error) => {
             let counted = count(&dev.worker, &dev.stream, name, meet);
             drop(window);
-            return Err(finish(group, request, meet, access, counted).err().unwrap_or(error));
+            Err(finish(group, request, meet, access, counted).err().unwrap_or(error))
         }
-    };
+    }
+}
+
+/// Captures the kernel of a collective. The members meet now, on the host; their kernels do whenever the graph is launched, in
+/// whichever gang.
+pub(super) fn capture(group: &Group<'_>, request: &Request, way: Way, signals: &Signals) -> Result<Meet> {
+    check_not_blocked(group.dev, request.call.op())?;
+    let met = Met::of(group, request, false)?;
+    let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
+    submit(group, request, way, &shape, &met, meet)?;
+    Ok(meet)
+}
+
+/// Submits this member's kernel to the current stream.
+fn submit(group: &Group<'_>, request: &Request, way: Way, shape: &Shape, met: &Met, meet: Meet) -> Result<()> {
     let (n, grain) = (group.count(), request.grain());
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
-    let launched = match way {
-        Way::Push => push(group, request, &shape, factors.collect(), meet),
-        _ => {
-            // Whose memory it is does not matter to a kernel.
-            let spot = |member, side| Spot { device: dev.index(), address: met.address(member, side) };
-            let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
-            direct::submit(group, request, &job, meet, largest)
-        }
-    };
-    drop(window);
-    finish(group, request, meet, access, launched)
+    if way == Way::Push {
+        return push(group, request, shape, factors.collect(), meet);
+    }
+    // Whose memory it is does not matter to a kernel.
+    let spot = |member, side| Spot { device: group.dev.index(), address: met.address(member, side) };
+    let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
+    direct::submit(group, request, &job, meet, largest)
 }
 
 /// Notes what was launched; or that nothing was, and tells the gang.
 fn finish(group: &Group<'_>, request: &Request, meet: Meet, access: Op<'_>, launched: Result<()>) -> Result<()> {
-    let (stream, spinning) = (&group.dev.stream, &group.dev.worker.spinning);
     access.submitted();
-    *spinning.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
-    launched.inspect_err(|cause| {
-        spinning.missed.borrow_mut().push(meet);
-        group.fail(request, cause);
-    })
+    end(group.dev, Missed { meet, times: 1 }, &launched);
+    launched.inspect_err(|cause| group.fail(request, cause))
 }
 
-fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
+fn meet(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
     let dev = group.dev;
     Meet {
         signals: signals.address(dev.index()),
         members: group.in_short().0,
-        place: dev.session.gang.place(),
+        place,
         deadline: u64::try_from(dev.worker.shared.deadline.as_nanos()).unwrap_or(0),
         count: group.count() as u32,
         me: group.rank as u32,
@@ -234,7 +287,8 @@ const PUSH_PER_BLOCK: usize = 512 * 8;
 /// at once.
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
-    missed.iter().try_for_each(|meet| count(worker, &worker.main, "recovery", *meet))?;
+    let each = missed.iter().flat_map(|missed| iter::repeat_n(missed.meet, missed.times));
+    each.into_iter().try_for_each(|meet| count(worker, &worker.main, "recovery", meet))?;
     if missed.is_empty() { Ok(()) } else { worker.drain() }
 }
 

@@ -1,13 +1,15 @@
 //! What is known while a device captures: its stream, what was touched, what was refused.
 
+use super::part::{Part, Segment};
 use crate::{
+    collective::replay::{Captured, Meetings},
     error::{Error, Result},
     memory::{block::BlockRef, hazard::Access, link::Link},
     stream::StreamCore,
 };
 use smallvec::SmallVec;
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     ops::Range,
     rc::Rc,
@@ -21,7 +23,14 @@ const PARTS: usize = 8;
 pub(crate) struct Recording {
     /// Known to nobody else: who waits for a stream that captures breaks the capture.
     pub(crate) stream: Arc<StreamCore>,
+    /// What came before the last cut.
+    parts: RefCell<Vec<Part>>,
+    /// Of the part that is being captured: what was touched, how many operations, and which of them meet.
     touched: RefCell<Touches>,
+    pending: Cell<usize>,
+    meetings: Cell<Option<Meetings>>,
+    /// Ordinals of the group that meets, by rank.
+    members: OnceCell<Box<[usize]>>,
     operations: Cell<usize>,
     /// Why there will be no graph.
     failed: RefCell<Option<Error>>,
@@ -39,8 +48,8 @@ impl Recording {
     pub(crate) fn begin(link: &Arc<Link>) -> Result<Rc<Self>> {
         let stream = StreamCore::new(link, "capture")?;
         link.check("capture", link.driver.capture_begin(stream.raw))?;
-        let (touched, operations, failed) = Default::default();
-        Ok(Rc::new(Recording { stream, touched, operations, failed }))
+        let (parts, touched, pending, meetings, members, operations, failed) = Default::default();
+        Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, failed }))
     }
 
     /// An operation that no graph can hold, and so the end of this one.
@@ -61,16 +70,65 @@ impl Recording {
 
     /// Notes what an operation touches that was captured.
     pub(crate) fn note(&self, touched: impl Iterator<Item = Touched>) {
-        self.operations.set(self.operations.get() + 1);
+        self.count();
+        self.pending.set(self.pending.get() + 1);
         let mut all = self.touched.borrow_mut();
         touched.for_each(|one| all.add(one));
+    }
+
+    fn count(&self) {
+        self.operations.set(self.operations.get() + 1);
     }
 
     pub(crate) fn operations(&self) -> usize {
         self.operations.get()
     }
 
-    pub(crate) fn take(&self) -> Vec<Touched> {
+    /// Whether the graph's collectives are of the group of these ordinals: the first one says it.
+    pub(crate) fn is_of(&self, ordinals: &[usize]) -> bool {
+        **self.members.get_or_init(|| ordinals.into()) == *ordinals
+    }
+
+    /// The group of the graph's collectives, if it has any.
+    pub(crate) fn members(&self) -> Option<&[usize]> {
+        self.members.get().map(|members| &**members)
+    }
+
+    /// A kernel was captured that meets its peers'.
+    pub(crate) fn meets(&self, with: impl FnOnce(Option<Meetings>) -> Meetings) {
+        self.meetings.set(Some(with(self.meetings.take())));
+    }
+
+    /// A collective that no graph of the driver's can hold comes between two parts.
+    pub(crate) fn cut(&self, link: &Arc<Link>, collective: Captured) -> Result<()> {
+        if self.pending.get() > 0 {
+            let segment = self.end_segment(link)?;
+            self.parts.borrow_mut().push(Part::Segment(segment));
+            link.check("capture", link.driver.capture_begin(self.stream.raw))?;
+        }
+        self.parts.borrow_mut().push(Part::Collective(collective));
+        self.count();
+        Ok(())
+    }
+
+    /// Ends the capture: all parts in their order.
+    pub(crate) fn end(&self, link: &Arc<Link>) -> Result<Vec<Part>> {
+        let empty = self.pending.get() == 0;
+        let last = self.end_segment(link)?;
+        let mut parts = self.parts.take();
+        if !empty || parts.is_empty() {
+            parts.push(Part::Segment(last));
+        }
+        Ok(parts)
+    }
+
+    fn end_segment(&self, link: &Arc<Link>) -> Result<Segment> {
+        self.pending.set(0);
+        let raw = link.check("capture", link.driver.capture_end(self.stream.raw))?;
+        Ok(Segment::new(raw, link, self.take(), self.meetings.take()))
+    }
+
+    fn take(&self) -> Vec<Touched> {
         let blocks = std::mem::take(&mut *self.touched.borrow_mut()).blocks;
         let parts = |(block, parts): (BlockRef, Parts)| {
             parts.into_iter().map(move |(bytes, access)| Touched { block: block.clone(), bytes, access })

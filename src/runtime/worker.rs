@@ -15,7 +15,7 @@ use crate::{
     },
     driver::{RawFunction, RawModule},
     error::{Error, Result},
-    graph::Exec,
+    graph::part::Exec,
     kernel::Module,
     memory::{
         backing::Trial,
@@ -139,6 +139,8 @@ pub(crate) struct Worker {
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) suspects: RefCell<Vec<BlockRef>>,
+    /// How many gangs have failed in which this device was.
+    pub(crate) failures: Cell<u64>,
     /// Graphs that were dropped in flight.
     pub(crate) graphs: RefCell<Vec<Exec>>,
     /// `PerDevice` state by handle.
@@ -167,6 +169,7 @@ impl Worker {
             modules: RefCell::default(),
             functions: RefCell::default(),
             suspects: RefCell::default(),
+            failures: Cell::default(),
             graphs: RefCell::default(),
             slots: RefCell::default(),
             shared: shared.clone(),

@@ -211,6 +211,15 @@ impl<T: Num> Prepared<T> {
         self.within(dev, dev.rank(), |case, src, dst| call!(dev, case, src, dst))
     }
 
+    /// The same from a graph. Not for [`SendRecv`].
+    #[track_caller]
+    pub fn check_captured(&self, dev: &Device) -> Result<(), Error> {
+        self.within(dev, dev.rank(), |case, src, dst| {
+            let (graph, ()) = dev.capture(|dev| call!(dev, case, src, dst))?;
+            dev.launch_graph(&graph)
+        })
+    }
+
     /// A member's part, through [`Group`]'s methods, on the stream of `dev`.
     #[track_caller]
     pub fn check_in(&self, group: &Group<'_>) -> Result<(), Error> {

@@ -5,7 +5,7 @@
 //! ([`CUDAStreamCaptureModeGuard`](https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAGraphsC10Utils.h)). What the
 //! modes guard against, work that slips into a capture or past it, cannot happen here: the streams are the capture's own.
 
-use std::{collections::HashMap, ptr};
+use std::{collections::HashMap, ptr, time::Duration};
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 use parking_lot::Mutex;
@@ -27,6 +27,9 @@ pub(super) struct Graphs {
     /// Graphs with a work space.
     spaces: Mutex<HashMap<RawGraph, Address>>,
 }
+
+/// An upload takes microseconds; who has waited so long goes on, and the first launch waits for the rest.
+const UPLOAD: Duration = Duration::from_secs(1);
 
 fn exec(graph: RawGraph) -> CUgraphExec {
     ptr::with_exposed_provenance_mut(graph.0 as usize)
@@ -88,7 +91,13 @@ impl CudaGpu {
             // SAFETY: made above, and used no more: what was instantiated stands by itself.
             let _ = unsafe { sys::cuGraphDestroy(template) };
         }
-        made.map(|()| RawGraph(graph.expose_provenance() as u64))
+        made?;
+        // Here, where blocking calls may be made, and not at the first launch: other devices' kernels may be waiting for that.
+        // What goes wrong with it, the launch says as well.
+        // SAFETY: a graph that was just made, and a live stream of this device, which no longer captures.
+        let uploaded = self.check(unsafe { sys::cuGraphUpload(graph, stream(s)) });
+        let _ = uploaded.and_then(|()| self.stream_wait_idle(s, UPLOAD));
+        Ok(RawGraph(graph.expose_provenance() as u64))
     }
 
     /// # Safety

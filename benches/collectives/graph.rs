@@ -1,0 +1,123 @@
+//! All-reduces in graphs: both sides capture a chain of them, each in place and so dependent on the one before, and launch it.
+
+use std::{ptr, time::Instant};
+
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
+use gpu_pool::{GpuPool, Result};
+use half::bf16;
+
+use crate::{
+    Machine,
+    nccl::Club,
+    ops::{Number, Op},
+    stage::{Line, Player, Stage, Who, check, slowest},
+    support::{Bench, MICROSECONDS, Side},
+};
+
+/// All-reduces of a graph.
+const CHAIN: usize = 20;
+/// Launches of a turn that count, at most; one before them does not.
+const LAUNCHES: usize = 10;
+const SIZES: [usize; 9] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+
+pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
+    sweep::<f32>(bench, machine, pool, world);
+    sweep::<bf16>(bench, machine, pool, world);
+}
+
+fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
+    let case = |bytes: usize| format!("{}/graph/all_reduce/{}/{world}/{bytes}", machine.kind, T::NAME);
+    let wanted = |&bytes: &usize| bytes <= machine.most && bench.wants(&case(bytes));
+    let sizes: Vec<usize> = SIZES.into_iter().filter(wanted).collect();
+    let Some(&most) = sizes.last() else { return };
+    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most));
+    let name = machine.nccl.map_or("", |nccl| &nccl.name);
+    let (plain, windows) = (format!("{name}, plain, graph"), format!("{name}, windows, graph"));
+    bench.set_turns(1, bench.size(15, 3));
+    for bytes in sizes {
+        let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, bytes);
+        // Connections are made before anything is captured.
+        stage.players().into_iter().for_each(|who| stage.check(who, &case(bytes)));
+        let stage = &stage;
+        let side = |name, who| Side::new(name, move || turn(stage, who));
+        let peers = stage.players().into_iter().filter_map(|who| match who {
+            Who::Ours => None,
+            Who::Plain => Some(side(&plain, who)),
+            Who::Windows => Some(side(&windows, who)),
+        });
+        let peers = peers.collect();
+        bench.compare(&case(bytes), MICROSECONDS, side("gpu-pool", Who::Ours), peers);
+    }
+    if let Some(club) = club {
+        club.leave(pool);
+    }
+}
+
+/// Microseconds for each all-reduce of the slowest device.
+fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
+    let launches = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1).clamp(1, LAUNCHES);
+    let line = Line::new(stage.world());
+    let timed = |player: &mut Player<'_>| -> Result<f64> {
+        // Nobody launches while others still make their graphs: NCCL takes no care of that.
+        line.wait();
+        (player.call)()?;
+        (player.wait)()?;
+        line.wait();
+        let clock = Instant::now();
+        for _ in 0..launches {
+            (player.call)()?;
+        }
+        (player.wait)()?;
+        Ok(clock.elapsed().as_secs_f64() * 1e6 / (launches * CHAIN) as f64)
+    };
+    slowest(match who {
+        Who::Ours => stage.each_captured(CHAIN, |_, player| timed(player)),
+        _ => stage.each(who, false, |dev, player| {
+            let cuda = dev.cuda()?;
+            let stream = cuda.stream().cu_stream();
+            let chain = Chain::capture(stream, || (0..CHAIN).try_for_each(|_| (player.call)()))?;
+            timed(&mut Player { call: &mut || chain.launch(), wait: player.wait })
+        }),
+    })
+}
+
+/// NCCL's calls in a graph, as its guide says
+/// (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/cudagraph.html>).
+struct Chain {
+    exec: CUgraphExec,
+    stream: CUstream,
+}
+
+impl Chain {
+    /// What `calls` enqueues to the stream.
+    fn capture(stream: CUstream, calls: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let (mut graph, mut exec): (CUgraph, CUgraphExec) = (ptr::null_mut(), ptr::null_mut());
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream of the context that is current.
+        check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) });
+        calls()?;
+        // SAFETY: the pointers are to live handles; the stream captures; the template is destroyed when it is no longer needed.
+        unsafe {
+            check(sys::cuStreamEndCapture(stream, &mut graph));
+            check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            check(sys::cuGraphDestroy(graph));
+            // As ours: the first launch is like the others.
+            check(sys::cuGraphUpload(exec, stream));
+            check(sys::cuStreamSynchronize(stream));
+        }
+        Ok(Chain { exec, stream })
+    }
+
+    fn launch(&self) -> Result<()> {
+        // SAFETY: both live; the memory of the calls stays as long as the stage.
+        check(unsafe { sys::cuGraphLaunch(self.exec, self.stream) });
+        Ok(())
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // SAFETY: the graph's own; its launches have been waited for, or the driver keeps it until they are over.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
+    }
+}

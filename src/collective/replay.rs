@@ -1,0 +1,107 @@
+//! Collectives in graphs.
+//!
+//! While a graph is captured its collectives meet on the host, as ever: members that do not all capture the same calls learn it
+//! there, and all know by which number they have met, which is how they know each other's graphs again. What is captured:
+//!
+//! * Where kernels meet on the devices, the kernel. It counts its epochs on the device, so it can run any number of times. A launch
+//!   of the graph is one meeting of the host for all its collectives ([`Group::launch`]), and from then on as one of them.
+//! * Elsewhere, nothing: the graph is cut there, and a launch carries the collective out between two parts of the graph, as if it
+//!   were called then ([`Captured`]). Members must still launch the same graph: the calls say which one they are of.
+
+use super::{
+    Group,
+    board::Payload,
+    brief::Brief,
+    call::{LAUNCH, Origin},
+    choose::Way,
+    kernels::Meet,
+    run::Request,
+    spin::{self, Missed},
+};
+use crate::{
+    error::{Error, Result, Site},
+    graph::recording::Recording,
+    memory::block::BlockRef,
+};
+
+/// The meetings of kernels in a graph, all of one group.
+pub(crate) struct Meetings {
+    origin: Origin,
+    /// The last one. They differ in nothing.
+    meet: Meet,
+    count: usize,
+}
+
+/// A collective between two parts of a graph. It keeps this member's memory.
+pub(crate) struct Captured(Request);
+
+impl Group<'_> {
+    /// Puts a collective into a graph.
+    #[track_caller]
+    pub(super) fn capture(&self, recording: &Recording, mut request: Request) -> Result<()> {
+        request.call.origin = Origin::CAPTURE;
+        let captured = match self.count() {
+            // It meets nobody, and is an operation like others.
+            1 => self.carry(&request),
+            _ => self.capture_meeting(recording, request),
+        };
+        // A graph that lacks an operation is none, whatever the closure makes of the error.
+        captured.inspect_err(|error| recording.fail(error))
+    }
+
+    #[track_caller]
+    fn capture_meeting(&self, recording: &Recording, mut request: Request) -> Result<()> {
+        let (dev, name) = (self.dev, request.call.op());
+        let access = self.access(&request)?;
+        if !recording.is_of(self.ordinals()) {
+            return Err(recording.refuse(name, "all collectives of a graph are of one group"));
+        }
+        let origin = Origin::graph(dev.session.gang.place(), self.next_number());
+        let way = self.way(&request);
+        if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
+            let meet = spin::capture(self, &request, way, signals)?;
+            access.submitted();
+            recording.meets(|before| match before {
+                Some(meetings) => Meetings { count: meetings.count + 1, ..meetings },
+                None => Meetings { origin, meet, count: 1 },
+            });
+            return Ok(());
+        }
+        let notices = self.meet(request.call.clone(), Payload::Memory(request.lend(None)), false)?;
+        self.shape(&request, &notices)?;
+        request.call.origin = origin;
+        recording.cut(&dev.worker.link, Captured(request))
+    }
+
+    /// Carries a captured collective out.
+    #[track_caller]
+    pub(crate) fn replay(&self, Captured(request): &Captured) -> Result<()> {
+        self.carry(request)
+    }
+
+    /// One meeting for all collectives of a part of a graph, and the launch of it. `launch` makes the call; `note` notes it,
+    /// whatever has come of it: it counts as launched. `blocks` are what it touches.
+    pub(crate) fn launch<'b>(
+        &self,
+        meetings: &Meetings,
+        site: Site,
+        launch: impl FnOnce() -> Result<()>,
+        note: impl FnOnce(),
+        blocks: impl Iterator<Item = &'b BlockRef>,
+    ) -> Result<()> {
+        let (dev, place) = (self.dev, self.dev.session.gang.place());
+        let Some(signals) = dev.worker.shared.signals.get() else {
+            return Err(Error::invalid(LAUNCH, "kernels that meet were captured where none can"));
+        };
+        spin::prepare(dev, LAUNCH)?;
+        signals.launches_in(dev.index(), place);
+        let own = Brief::of_launch(meetings.origin, meetings.count, site, self.in_short());
+        let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.count };
+        let (_, window) = spin::commit_by(self, missed, || self.meet_briefly(own, &own.call(), true))?;
+        let launched = launch();
+        drop(window);
+        note();
+        spin::end(dev, missed, &launched);
+        launched.inspect_err(|cause| self.fail_on(blocks, cause))
+    }
+}

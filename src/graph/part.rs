@@ -1,0 +1,108 @@
+//! What a graph consists of: graphs of the driver, and collectives between them.
+
+use super::recording::Touched;
+use crate::{
+    Device,
+    collective::{
+        Group,
+        replay::{Captured, Meetings},
+    },
+    driver::RawGraph,
+    error::{Error, Result, Site},
+    memory::link::Link,
+    stream::StreamCore,
+};
+use smallvec::SmallVec;
+use std::{cell::RefCell, sync::Arc};
+
+/// A part of a graph. All that was captured is one, but where a collective has cut it.
+pub(crate) enum Part {
+    Segment(Segment),
+    Collective(Captured),
+}
+
+/// What one call of the driver launches.
+pub(crate) struct Segment {
+    pub(super) exec: Exec,
+    touched: Vec<Touched>,
+    /// Of kernels that meet their peers'.
+    meetings: Option<Meetings>,
+}
+
+impl Segment {
+    pub(super) fn new(raw: RawGraph, link: &Arc<Link>, touched: Vec<Touched>, meetings: Option<Meetings>) -> Self {
+        let exec = Exec { raw, link: link.clone(), launches: RefCell::default() };
+        Segment { exec, touched, meetings }
+    }
+
+    /// Launches it on the device's current stream, as one operation. `group` is that of its meetings.
+    pub(super) fn launch(&self, dev: &Device, name: &'static str, site: Site, group: Option<&Group<'_>>) -> Result<()> {
+        if dev.ordered {
+            for Touched { block, bytes, access } in &self.touched {
+                block.hazards.order(name, &dev.stream, bytes, *access)?;
+            }
+        }
+        let launch = || {
+            let link = &dev.worker.link;
+            // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one. That of peers,
+            // for kernels which meet theirs, is kept by the peers' graphs, of which each is launched as this one is.
+            link.check(name, unsafe { link.driver.graph_launch(self.exec.raw, dev.stream.raw) })
+        };
+        match (&self.meetings, group) {
+            (None, _) => {
+                launch()?;
+                self.note(dev);
+                Ok(())
+            }
+            (Some(meetings), Some(group)) => {
+                let blocks = self.touched.iter().map(|touched| &touched.block);
+                group.launch(meetings, site, launch, || self.note(dev), blocks)
+            }
+            (Some(_), None) => Err(Error::invalid(name, "its collectives have no group here")),
+        }
+    }
+
+    fn note(&self, dev: &Device) {
+        let sequence = dev.stream.submit();
+        for Touched { block, bytes, access } in &self.touched {
+            block.hazards.note(&dev.stream, sequence, bytes.clone(), *access);
+        }
+        self.exec.launched(&dev.stream, sequence);
+    }
+}
+
+/// The driver's graph, and its launches that may be in flight.
+pub(crate) struct Exec {
+    raw: RawGraph,
+    link: Arc<Link>,
+    launches: RefCell<Launches>,
+}
+
+/// The last launch on each stream.
+type Launches = SmallVec<[(Arc<StreamCore>, u64); 2]>;
+
+impl Exec {
+    /// Whether all launches are known to be over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.launches.borrow().iter().all(|(stream, sequence)| stream.has_completed(*sequence))
+    }
+
+    fn launched(&self, stream: &Arc<StreamCore>, sequence: u64) {
+        let mut launches = self.launches.borrow_mut();
+        launches.retain(|(other, sequence)| other.id != stream.id && !other.is_over(*sequence));
+        launches.push((stream.clone(), sequence));
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if !self.is_over() {
+            tracing::warn!(device = self.link.device, "a graph still in flight was leaked");
+            return;
+        }
+        // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
+        if let Err(fault) = unsafe { self.link.driver.graph_destroy(self.raw) } {
+            tracing::debug!(device = self.link.device, %fault, "a graph could not be destroyed");
+        }
+    }
+}
