@@ -1,7 +1,7 @@
 //! Which algorithm carries a collective out, and why. All members must come to the same answer, so it depends only on what
 //! they have in common: the call, the group, the pool.
 
-use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, kernels::signals::PUSHED, plan::Shape, run::Request};
+use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, plan::Shape, run::Request, tuner::Limits};
 use crate::runtime::worker::Shared;
 
 /// How a collective is carried out.
@@ -19,9 +19,6 @@ pub(crate) enum Way {
 
 /// Devices whose memory one kernel can name on a GPU.
 const MOST: usize = 16;
-/// Bytes from which on an all-reduce on GPUs goes round the ring of copy engines: on 8 H200s it was the fastest at 1 GB
-/// (`prototypes/README.md`), and below it is bound by the time that submitting it takes.
-const RING_FROM: usize = 512 << 20;
 
 /// What [`choose`] goes by.
 pub(crate) struct Case {
@@ -35,8 +32,8 @@ pub(crate) struct Case {
     pub bytes: usize,
 }
 
-/// The way, and the reason.
-pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
+/// The way, and the reason. `limits` are those of so many members.
+pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'static str) {
     let (n, direct) = (case.members, case.direct);
     let link = &shared.links[0];
     let software = link.driver.info().compute_capability == (0, 0);
@@ -62,14 +59,14 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
     if !software && n > MOST {
         return (Way::Copies, "more members than a kernel can name");
     }
-    if rings && !software && case.bytes >= RING_FROM && shared.algorithm != Algorithm::Direct {
+    if rings && !software && case.bytes >= limits.ring && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
     let (Some(signals), true) = (shared.signals.get(), n > 1) else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     };
     match case.all_reduce {
-        Some(_) if case.bytes <= signals.push_bytes() && case.bytes * (n - 1) <= PUSHED => {
+        Some(_) if case.bytes <= limits.push.min(signals.push_bytes()) => {
             (Way::Push, "small: data that carries its flags needs one trip and no barrier")
         }
         _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),
@@ -77,6 +74,11 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
 }
 
 impl Group<'_> {
+    /// How big and how many what this group does is worth being.
+    pub(super) fn limits(&self) -> &Limits {
+        self.dev.worker.shared.limits().of(self.count())
+    }
+
     pub(super) fn way(&self, request: &Request) -> Way {
         let shape = request.shape.as_ref();
         let bytes = shape.map_or(0, |shape| shape.len(self.count()) * request.dtype.size());
@@ -85,6 +87,7 @@ impl Group<'_> {
         choose(
             &self.dev.worker.shared,
             &Case { members: self.count(), direct: self.known.direct, all_reduce, in_place, bytes },
+            self.limits(),
         )
         .0
     }

@@ -17,6 +17,7 @@ use super::{
     kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
     ring, spin,
+    tuner::Limits,
 };
 use crate::{
     DeviceBuffer, Event,
@@ -43,7 +44,7 @@ pub(super) struct Request {
 }
 
 /// Slices of what is divided begin at multiples of so many bytes: a line of the cache, so that no two devices write into one.
-const GRAIN: usize = 128;
+pub(crate) const GRAIN: usize = 128;
 
 /// Memory of a member: where it is, and whose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,13 @@ impl Group<'_> {
     /// Carries a collective out. Asynchronous on the current stream.
     #[track_caller]
     pub(super) fn run(&self, request: Request) -> Result<()> {
+        let way = self.way(&request);
+        self.run_by(request, way, self.limits())
+    }
+
+    /// [`run`](Self::run) in a given way. All members give the same, and one that they can go.
+    #[track_caller]
+    pub(super) fn run_by(&self, request: Request, way: Way, limits: &Limits) -> Result<()> {
         let dev = self.dev;
         let name = request.call.op();
         let mut access = dev.op(name)?;
@@ -74,9 +82,8 @@ impl Group<'_> {
         if let Some(destination) = &request.destination {
             access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
         }
-        let way = self.way(&request);
         if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
-            return spin::run(self, &request, way, signals, access);
+            return spin::run(self, &request, way, limits, signals, access);
         }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
@@ -162,7 +169,7 @@ impl Group<'_> {
                 Way::Copies | Way::Ring => copies::submit(self, request, &job, scratch)?,
                 _ => {
                     let largest = shape.largest(self.count(), request.grain()) * request.dtype.size();
-                    direct::submit(self, request, &job, Meet::NONE, largest)?;
+                    direct::submit(self, request, &job, Meet::NONE, largest, self.limits())?;
                 }
             }
         }

@@ -22,6 +22,7 @@ use super::{
     plan::{Shape, Side},
     run::{Request, Spot, lent},
     signals::Signals,
+    tuner::Limits,
 };
 use crate::{
     driver::{Address, gate},
@@ -123,7 +124,14 @@ pub(super) fn commit(word: &CommitWord, number: u64, members: usize) {
 }
 
 /// Carries a collective out by one kernel on each member.
-pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Signals, access: Op<'_>) -> Result<()> {
+pub(super) fn run(
+    group: &Group<'_>,
+    request: &Request,
+    way: Way,
+    limits: &Limits,
+    signals: &Signals,
+    access: Op<'_>,
+) -> Result<()> {
     let dev = group.dev;
     let name = request.call.op();
     let spinning = &dev.worker.spinning;
@@ -173,12 +181,12 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     let factors = (0..n).map(|member| met.factor(member));
     let launched = match way {
         // A push of nothing would wait for nobody, and so not be counted.
-        Way::Push if largest > 0 => push(group, request, factors.collect(), meet),
+        Way::Push if largest > 0 => push(group, request, factors.collect(), meet, limits),
         _ => {
             // Whose memory it is does not matter to a kernel.
             let spot = |member, side| Spot { device: dev.index(), address: met.address(member, side) };
             let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
-            direct::submit(group, request, &job, meet, largest)
+            direct::submit(group, request, &job, meet, largest, limits)
         }
     };
     drop(window);
@@ -210,7 +218,7 @@ fn meet(group: &Group<'_>, signals: &Signals) -> Meet {
 }
 
 /// An all-reduce whose data carries its flags.
-fn push(group: &Group<'_>, request: &Request, factors: SmallVec<[f64; 8]>, meet: Meet) -> Result<()> {
+fn push(group: &Group<'_>, request: &Request, factors: SmallVec<[f64; 8]>, meet: Meet, limits: &Limits) -> Result<()> {
     let Some(Shape::AllReduce { len }) = request.shape else { unreachable!("chosen for all_reduce") };
     let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
     let (dtype, op) = (request.dtype, request.reduce);
@@ -220,8 +228,13 @@ fn push(group: &Group<'_>, request: &Request, factors: SmallVec<[f64; 8]>, meet:
     };
     let (source, destination) = (part(Side::Source), part(Side::Destination));
     let push = Push { n: len, op, factors, source, destination, meet };
-    let blocks = direct::blocks_of(len * dtype.size(), PUSH_PER_BLOCK);
+    let blocks = pushing(len * dtype.size(), limits);
     direct::launch(group.dev, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
+}
+
+/// How many blocks a push of so many bytes has.
+pub(crate) fn pushing(bytes: usize, limits: &Limits) -> u32 {
+    direct::blocks_of(bytes, PUSH_PER_BLOCK, limits.blocks)
 }
 
 /// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.
