@@ -192,7 +192,7 @@ pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
     if wish == Tune::Table || !meets {
         return default("default");
     }
-    match measure::measure(pool, BUDGET) {
+    match measure::measure(pool, BUDGET, measure::LARGE).map(|found| found[0]) {
         Ok(Measured { push: None, large_blocks: None }) => default("default, since measuring took too long"),
         Ok(measured) => Tuned::new(shared, "measured when the pool was built", |members| measured.limits(n, members)),
         Err(error) => {

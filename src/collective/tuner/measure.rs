@@ -14,7 +14,7 @@ use std::{
 /// The least that is pushed, as a power of two of bytes. Below, a push is the shortest way on any machine.
 const LEAST: u32 = 10;
 /// Bytes of an all-reduce with large parts.
-const LARGE: usize = 32 << 20;
+pub(super) const LARGE: usize = 32 << 20;
 /// Bytes that a device's pool may take for large parts to be measured.
 const ROOMY: u64 = 256 << 20;
 /// Numbers of blocks that are tried on large parts, the likeliest first.
@@ -27,16 +27,15 @@ const CALLS: RangeInclusive<u32> = 2..=24;
 /// Who is slower by less is not slower: back to back, small ones take the time that the host needs to launch them.
 const TIE: f64 = 1.05;
 
-/// Measures until the time is up.
-pub(super) fn measure(pool: &GpuPool, budget: Duration) -> Result<Measured> {
+/// Measures until the time is up: what each device has found, which is the same. With all-reduces of up to `large` bytes.
+pub(super) fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<Vec<Measured>> {
     let end = Instant::now() + budget;
-    let mut found = pool.run(|dev, _| {
-        let found = Trial::new(dev, end)?.run();
+    pool.run(|dev, _| {
+        let found = Trial::new(dev, end, large)?.run();
         // The pool begins without what was taken for this.
         dev.trim()?;
         found
-    })?;
-    Ok(found.swap_remove(0))
+    })
 }
 
 /// What is compared: a way, with limits of which it uses the numbers of blocks.
@@ -46,19 +45,21 @@ type Side = (Way, Limits);
 struct Trial<'d> {
     group: Group<'d>,
     x: DeviceBuffer<f32>,
-    /// Bytes that packets have room for.
+    /// Bytes that packets have room for,
     room: usize,
+    /// and of an all-reduce with large parts, if there is memory for it.
+    large: Option<usize>,
     end: Instant,
 }
 
 impl<'d> Trial<'d> {
-    fn new(dev: &'d Device, end: Instant) -> Result<Self> {
+    fn new(dev: &'d Device, end: Instant, large: usize) -> Result<Self> {
         let room = dev.worker.shared.signals.get().map_or(0, |signals| signals.push_bytes());
         let poor = dev.worker.cache.borrow().limit().is_some_and(|limit| limit < ROOMY);
         // All take the same, or they would not call the same.
-        let poor = dev.exchange(poor)?.contains(&true);
-        let bytes = if poor { room.max(4) } else { LARGE };
-        Ok(Trial { group: dev.everyone(), x: noise(dev, bytes / 4)?, room, end })
+        let large = if dev.exchange(poor)?.contains(&true) { None } else { Some(large) };
+        let x = noise(dev, room.max(large.unwrap_or(4)) / 4)?;
+        Ok(Trial { group: dev.everyone(), x, room, large, end })
     }
 
     fn run(mut self) -> Result<Measured> {
@@ -78,9 +79,9 @@ impl<'d> Trial<'d> {
                 Crossing::UpTo(log) => Some(1 << log),
             };
         }
-        if self.x.len() * 4 == LARGE {
+        if let Some(large) = self.large {
             let sides = BLOCKS.map(|blocks| (Way::Spin, Limits { large: 0, large_blocks: blocks, ..default }));
-            if let Some(times) = self.contest(&sides, LARGE)? {
+            if let Some(times) = self.contest(&sides, large)? {
                 let (blocks, _) = best(BLOCKS.into_iter().zip(times));
                 measured.large_blocks = Some(blocks);
             }

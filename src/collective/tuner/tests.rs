@@ -1,11 +1,15 @@
 use super::{
     Bytes, Limits, Measured, Tune,
-    measure::{Crossing, best, crossing},
+    measure::{Crossing, best, crossing, measure},
     table,
 };
-use crate::{DType, GpuPool, ReduceOp};
+use crate::{
+    DType, GpuPool, ReduceOp,
+    driver::check::Check,
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+};
 use proptest::prelude::*;
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 fn h200() -> &'static [(usize, Limits)] {
     table::of("NVIDIA H200").unwrap()
@@ -153,4 +157,39 @@ fn tunes_by_name() {
         assert_eq!(name.parse(), Ok(tune));
     }
     assert!("fast".parse::<Tune>().is_err());
+}
+
+/// The same steps on software GPUs, where events order what spins on others: every device finds the same, and nothing is left.
+#[test]
+fn all_devices_find_the_same_and_leave_nothing_behind() {
+    let pool = GpuPool::builder().host(3).build().unwrap();
+    let found = measure(&pool, Duration::from_secs(60), 100_000).unwrap();
+    assert!(found[0].large_blocks.is_some() && found == vec![found[0]; 3], "{found:?}");
+    assert_eq!(found[0].push, None, "software GPUs push nothing");
+    // What would take longer is not begun.
+    assert_eq!(measure(&pool, Duration::ZERO, 100_000).unwrap(), [Measured::default(); 3]);
+    assert!(
+        pool.memory_stats().iter().all(|stats| stats.in_use == 0 && stats.reserved == 0),
+        "{:?}",
+        pool.memory_stats()
+    );
+}
+
+/// Measuring that fails is an error here and defaults there, and the pool is as it was.
+#[test]
+fn a_failure_while_measuring_harms_nobody() {
+    for (op, n) in [(FaultOp::Launch, 1), (FaultOp::Launch, 9), (FaultOp::Record, 3), (FaultOp::CopyUp, 1)] {
+        let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).device(1).op(op).nth(n)).paused();
+        let pool = GpuPool::builder().host(3).check(Check::Off).faults(plan.clone()).build().unwrap();
+        plan.resume();
+        let failed = measure(&pool, Duration::from_secs(60), 100_000);
+        plan.pause();
+        assert_eq!((failed.is_err(), plan.fired().len()), (true, 1), "{op:?}: {failed:?}");
+        let sums = pool.run(|dev, _| {
+            let mut x = dev.upload(&[1.0f32; 99])?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.download(&x)
+        });
+        assert_eq!(sums.unwrap(), [[3.0; 99]; 3]);
+    }
 }
