@@ -4,7 +4,7 @@ use super::{
     table,
 };
 use crate::{
-    DType, GpuPool, ReduceOp,
+    Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
     driver::check::Check,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
@@ -192,4 +192,13 @@ fn a_failure_while_measuring_harms_nobody() {
         });
         assert_eq!(sums.unwrap(), [[3.0; 99]; 3]);
     }
+}
+
+#[test]
+fn survivors_keep_how_collectives_are_carried_out() {
+    let builder =
+        GpuPool::builder().host(3).algorithm(Algorithm::Copies).reduce_order(ReduceOrder::Rank).tune(Tune::Off);
+    let pool = builder.build().unwrap().survivors().unwrap();
+    assert_eq!(pool.explain(DType::F32, ReduceOp::Sum, 1 << 20).algorithm, Algorithm::Copies);
+    assert_eq!((pool.shared.reduce_order, pool.shared.tune), (ReduceOrder::Rank, Tune::Off));
 }
