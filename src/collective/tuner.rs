@@ -114,6 +114,13 @@ impl Measured {
     }
 }
 
+/// Of the smallest device; a software GPU's kernels wait for nobody, so it counts as large.
+fn multiprocessors(shared: &Shared) -> u32 {
+    let infos = shared.links.iter().map(|link| link.driver.info());
+    let hardware = infos.filter(|info| info.compute_capability != (0, 0));
+    hardware.map(|info| info.multiprocessors).min().unwrap_or(u32::MAX)
+}
+
 /// A pool's limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuned {
@@ -126,10 +133,7 @@ pub(crate) struct Tuned {
 impl Tuned {
     /// Fills them in for any number of members.
     fn new(shared: &Shared, origin: impl Into<String>, of: impl Fn(usize) -> Limits) -> Tuned {
-        let infos = shared.links.iter().map(|link| link.driver.info());
-        // A software GPU's kernels wait for nobody.
-        let hardware = infos.filter(|info| info.compute_capability != (0, 0));
-        let least = hardware.map(|info| info.multiprocessors).min().unwrap_or(u32::MAX);
+        let least = multiprocessors(shared);
         Tuned {
             limits: (0..=shared.devices()).map(|members| of(members).capped(least)).collect(),
             origin: origin.into(),

@@ -31,7 +31,8 @@ mod cuda {
                 let limits = pools.each_ref().map(pushed);
                 let meet = pools[0].explain(DType::F32, ReduceOp::Sum, 1 << 20).meets == "flags";
                 let text = &pools[0].report().collectives;
-                assert_eq!(text.starts_with("measured"), meet, "{text}");
+                // Or that it took too long.
+                assert_eq!(text.contains("measur"), meet, "{text}");
                 // The machine may be busy with something else, but not that busy.
                 let [a, b] = limits.map(|bytes| bytes.max(1 << 10));
                 assert!(a.max(b) / a.min(b) <= 8, "{limits:?}");

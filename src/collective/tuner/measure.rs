@@ -1,6 +1,6 @@
 //! Measuring, on all devices of a pool at once. All come to the same answers: what decides is exchanged before it does.
 
-use super::{Limits, Measured};
+use super::{Limits, Measured, multiprocessors};
 use crate::{
     Device, DeviceBuffer, GpuPool, ReduceOp,
     collective::{Group, choose::Way},
@@ -32,8 +32,10 @@ pub(super) fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<
     let end = Instant::now() + budget;
     pool.run(|dev, _| {
         let found = Trial::new(dev, end, large)?.run();
-        // The pool begins without what was taken for this.
-        dev.trim()?;
+        // The pool begins without what was taken for this, unless it is to begin with some.
+        if dev.worker.shared.memory.reserve.is_none() {
+            dev.trim()?;
+        }
         found
     })
 }
@@ -49,6 +51,8 @@ struct Trial<'d> {
     room: usize,
     /// and of an all-reduce with large parts, if there is memory for it.
     large: Option<usize>,
+    /// What kernels are like that are not on trial.
+    default: Limits,
     end: Instant,
 }
 
@@ -59,11 +63,12 @@ impl<'d> Trial<'d> {
         // All take the same, or they would not call the same.
         let large = if dev.exchange(poor)?.contains(&true) { None } else { Some(large) };
         let x = noise(dev, room.max(large.unwrap_or(4)) / 4)?;
-        Ok(Trial { group: dev.everyone(), x, room, large, end })
+        let default = Limits::default_of(dev.count()).capped(multiprocessors(&dev.worker.shared));
+        Ok(Trial { group: dev.everyone(), x, room, large, default, end })
     }
 
     fn run(mut self) -> Result<Measured> {
-        let default = Limits::default_of(self.group.count());
+        let default = self.default;
         let mut measured = Measured::default();
         if self.room >> LEAST > 0 {
             let sides = [(Way::Push, default), (Way::Spin, default)];
@@ -80,9 +85,14 @@ impl<'d> Trial<'d> {
             };
         }
         if let Some(large) = self.large {
-            let sides = BLOCKS.map(|blocks| (Way::Spin, Limits { large: 0, large_blocks: blocks, ..default }));
-            if let Some(times) = self.contest(&sides, large)? {
-                let (blocks, _) = best(BLOCKS.into_iter().zip(times));
+            // As many as are at work at once: more would wait for those to end, and those for their peers' others.
+            let blocks: Vec<u32> = BLOCKS.into_iter().filter(|&blocks| blocks <= default.blocks).collect();
+            let of = |&blocks| (Way::Spin, Limits { large: 0, large_blocks: blocks, ..default });
+            let sides: Vec<Side> = blocks.iter().map(of).collect();
+            if let Some(times) = self.contest(&sides, large)?
+                && !sides.is_empty()
+            {
+                let (blocks, _) = best(blocks.into_iter().zip(times));
                 measured.large_blocks = Some(blocks);
             }
         }

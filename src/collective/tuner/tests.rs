@@ -173,6 +173,10 @@ fn all_devices_find_the_same_and_leave_nothing_behind() {
         "{:?}",
         pool.memory_stats()
     );
+    // But for what was reserved.
+    let pool = GpuPool::builder().host(2).memory_reserve(4 << 20).build().unwrap();
+    measure(&pool, Duration::from_secs(60), 1000).unwrap();
+    assert!(pool.memory_stats().iter().all(|stats| stats.reserved >= 4 << 20), "{:?}", pool.memory_stats());
 }
 
 /// Measuring that fails is an error here and defaults there, and the pool is as it was.
