@@ -9,6 +9,9 @@
 # `collectives` is not among them, since it takes minutes by itself: `benches/run-gpu.sh collectives`. NCCL is its peer where
 # libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz.
 #
+# `benches/run-gpu.sh pair` is the same on the first two GPUs in less than 150 s, with shorter turns, and its results go to
+# $OUT/2x<GPU>/collectives.json: to $OUT/2xH200, where README takes its table from, on H200s.
+#
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;
 # the default ones' limits together are under 8 minutes without `memory`, whose own is 3 more, and the whole takes about 3 without it on
@@ -20,8 +23,24 @@ mkdir -p "$OUT"
 benches=("$@")
 [ ${#benches[@]} -gt 0 ] || benches=(scope copy launch check predict build data_parallel ring memory)
 
+# The GPUs by which the machine is called, and what else the collectives are told.
+gpus=()
+collectives=()
+limit_of_collectives=480
+if [ "${benches[*]}" = pair ]; then
+  benches=(collectives)
+  gpus=(-i 0,1)
+  CUDA_VISIBLE_DEVICES=$(cut -d, -f1,2 <<<"${CUDA_VISIBLE_DEVICES:-0,1}")
+  export CUDA_VISIBLE_DEVICES
+  collectives=(--case-ms 300)
+  limit_of_collectives=150
+  gpu=$(nvidia-smi -i 0 --query-gpu=name --format=csv,noheader 2>/dev/null | sed 's/^NVIDIA *//; s/ /-/g')
+  OUT=$OUT/2x${gpu:-GPU}
+  mkdir -p "$OUT"
+fi
+
 if [ -z "${GPU_POOL_MACHINE:-}" ]; then
-  GPU_POOL_MACHINE=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null |
+  GPU_POOL_MACHINE=$(nvidia-smi "${gpus[@]}" --query-gpu=name --format=csv,noheader 2>/dev/null |
     sort | uniq -c | awk '{ n = $1; $1 = ""; printf "%s%d x%s", sep, n, $0; sep = " + " }')
 fi
 # Without nvidia-smi each bench names the CPU.
@@ -33,7 +52,7 @@ limit() {
     build) echo 150 ;;
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
-    collectives) echo 480 ;;
+    collectives) echo "$limit_of_collectives" ;;
     *) echo 50 ;;
   esac
 }
@@ -85,8 +104,12 @@ for bench in "${benches[@]}"; do
   fi
   start=$SECONDS
   pictures=()
-  [ "$bench" != collectives ] || pictures=(--plot "$(mktemp -d)")
-  timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
+  options=()
+  if [ "$bench" = collectives ]; then
+    pictures=(--plot "$(mktemp -d)")
+    options=("${collectives[@]}")
+  fi
+  timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" "${options[@]}" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
   code=${PIPESTATUS[0]}
   [ ${#pictures[@]} -eq 0 ] || tar -C "${pictures[1]}" -czf "$OUT/$bench-plots.tar.gz" .
   echo "$bench: $((SECONDS - start)) s"

@@ -155,16 +155,21 @@ def sweeps(bench):
 
 def sizes(bench):
     found = {key: sizes for key, sizes in curves(bench).items() if key[1:3] == ("all_reduce", "f32")}
+    # Multiprocessors that our kernels are on, where the file says so.
+    blocks = {(row["machine"], row["case"]): row["blocks"] for row in read(bench) if "blocks" in row}
     out = []
     for machine in dict.fromkeys(key[0] for key in found):
         devices = max(key[3] for key in found if key[0] == machine)
         points = found[machine, "all_reduce", "f32", devices]
         names = list(dict.fromkeys(name for _, peers in points.values() for name in peers))
         blank = out[-1:] and [""]
-        head = [f"{devices} of {machine}", "here", "bus bandwidth", *names, "best / here"]
+        told = any(at == machine for at, _ in blocks)
+        head = [f"{devices} of {machine}", "here", "bus bandwidth", *["SMs"][: told], *names, "best / here"]
         out += [*blank, f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
         for size, (here, peers) in points.items():
             cells = [f"{number(here)} us", f"{number(bus('all_reduce', devices, size, here))} GB/s"]
+            if told:
+                cells.append(number(blocks.get((machine, f"gpu/all_reduce/f32/{devices}/{size}"))))
             cells += [f"{number(peers[name])} us" if name in peers else "" for name in names]
             cells.append(f"{min(peers.values()) / here:.2f}" if peers else "")
             out.append(f"| {size_name(size)} | {' | '.join(cells)} |")

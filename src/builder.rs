@@ -8,7 +8,7 @@ mod open;
 pub(crate) use environment::seed;
 
 use crate::{
-    Algorithm, ReduceOrder,
+    Algorithm, ReduceOrder, Tune,
     driver::{
         DriverRef,
         check::{self, Check},
@@ -53,6 +53,7 @@ pub enum Backend {
 /// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
 /// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `copies` or `ring` |
+/// | `GPU_POOL_TUNE` | where the collectives have their limits from: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
@@ -75,6 +76,7 @@ pub struct Builder {
     timeout: Option<Duration>,
     algorithm: Option<Algorithm>,
     reduce_order: ReduceOrder,
+    tune: Option<Tune>,
     staged: bool,
     check: Option<Check>,
     machine: host::MachineConfig,

@@ -33,7 +33,7 @@ pub mod topology;
 
 pub use builder::{Backend, Builder};
 pub use builtin::{CastTo, Float};
-pub use collective::{Algorithm, DType, Element, Group, ReduceOp, ReduceOrder};
+pub use collective::{Algorithm, DType, Element, Group, ReduceOp, ReduceOrder, Tune};
 pub use copy::route::{PeerReport, Route};
 pub use device::{Device, DeviceThreadOnly, OnStream};
 pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};

@@ -273,6 +273,7 @@ impl GpuPool {
             devices: self.shared.links.iter().map(|link| link.driver.info().clone()).collect(),
             lost: self.shared.links.iter().map(|link| link.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
+            collectives: self.shared.limits().describe(self.devices()),
         }
     }
 
@@ -301,7 +302,8 @@ impl GpuPool {
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });
         }
-        let mut builder = Builder::default().timeout(self.shared.deadline);
+        let mut builder = Builder::default().timeout(self.shared.deadline).tune(self.shared.tune);
+        builder = builder.algorithm(self.shared.algorithm).reduce_order(self.shared.reduce_order);
         builder = builder.memory(self.shared.memory.clone());
         if self.shared.staged {
             builder = builder.without_peer_access();

@@ -13,12 +13,19 @@ pub struct PoolReport {
     pub lost: Vec<bool>,
     /// Every ordered pair of devices, by `from * devices + to`.
     pub peers: Vec<PeerReport>,
+    /// By what the collectives of all devices go, and where that is from: see [`Builder::tune`](crate::Builder::tune).
+    pub collectives: String,
 }
 
 impl PoolReport {
     /// How `from` reaches `to`.
     pub fn peer(&self, from: usize, to: usize) -> &PeerReport {
         &self.peers[from * self.devices.len() + to]
+    }
+
+    /// One device has none.
+    fn fmt_collectives(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.devices.len() > 1 { writeln!(f, "collectives: {}", self.collectives) } else { Ok(()) }
     }
 }
 
@@ -34,7 +41,8 @@ impl fmt::Display for PoolReport {
         let same = |p: &&PeerReport| p.route == pairs[0].route && p.note == pairs[0].note && p.latency.is_none();
         if pairs.len() > 1 && pairs.iter().all(same) {
             let note = if pairs[0].note.is_empty() { String::new() } else { format!(" ({})", pairs[0].note) };
-            return writeln!(f, "all {} ordered pairs: {:?}{note}", pairs.len(), pairs[0].route);
+            writeln!(f, "all {} ordered pairs: {:?}{note}", pairs.len(), pairs[0].route)?;
+            return self.fmt_collectives(f);
         }
         for peer in pairs {
             write!(f, "{} -> {}: {:?}", peer.from, peer.to, peer.route)?;
@@ -46,6 +54,6 @@ impl fmt::Display for PoolReport {
             }
             writeln!(f)?;
         }
-        Ok(())
+        self.fmt_collectives(f)
     }
 }

@@ -11,8 +11,15 @@ use std::{
 /// Says in the subprocess what it is to do.
 const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
 
-const VARIABLES: [&str; 6] =
-    ["GPU_POOL_BACKEND", "GPU_POOL_DEVICES", "GPU_POOL_TIMEOUT", "GPU_POOL_CHECK", "GPU_POOL_SEED", "GPU_POOL_FAULTS"];
+const VARIABLES: [&str; 7] = [
+    "GPU_POOL_BACKEND",
+    "GPU_POOL_DEVICES",
+    "GPU_POOL_TIMEOUT",
+    "GPU_POOL_CHECK",
+    "GPU_POOL_SEED",
+    "GPU_POOL_FAULTS",
+    "GPU_POOL_TUNE",
+];
 
 /// What the pool of a process with these variables is like.
 fn with(task: &str, variables: &[(&str, &str)]) -> String {
@@ -173,6 +180,7 @@ fn values_that_are_not_understood_are_errors_that_name_the_variable() {
         ("GPU_POOL_TIMEOUT", "0"),
         ("GPU_POOL_TIMEOUT", "10 parsecs"),
         ("GPU_POOL_CHECK", "yes"),
+        ("GPU_POOL_TUNE", "fast"),
         ("GPU_POOL_SEED", "-1"),
         ("GPU_POOL_FAULTS", "everything"),
     ] {

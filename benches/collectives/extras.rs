@@ -1,12 +1,8 @@
-//! What is not a sweep of sizes: set-up, a late member, a busy host, recovery, the meeting, and a neighbour on the GPU.
+//! What is not a sweep of sizes: set-up, a late member, recovery, the meeting, and a neighbour on the GPU.
 
 use std::{
-    hint, iter,
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
+    hint,
+    sync::Barrier,
     time::{Duration, Instant},
 };
 
@@ -39,7 +35,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     if bench.wants(&case("abort_recovery")) {
         abort_recovery(bench, pool, &case("abort_recovery"));
     }
-    let names = ["late_1ms", "host_load", "beside_gemm"].map(case);
+    let names = ["late_1ms", "beside_gemm"].map(case);
     if world < 2 || !names.iter().any(|name| bench.wants(name)) {
         return;
     }
@@ -55,13 +51,10 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
         let repeats = bench.size(20, 3);
         compare(bench, &names[0], &stage, machine.nccl, |who, samples| late(&stage, who, repeats, samples));
     }
-    if bench.wants(&names[1]) {
-        host_load(bench, &names[1], &stage, machine.nccl);
-    }
     drop(stage);
-    if bench.wants(&names[2]) {
+    if bench.wants(&names[1]) {
         let stage = Stage::<f32>::new(pool, club.as_ref(), world, Op::AllReduce, large);
-        beside_gemm(bench, machine, &names[2], &stage);
+        beside_gemm(bench, machine, &names[1], &stage);
     }
     if let Some(club) = club {
         club.leave(pool);
@@ -69,7 +62,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
 }
 
 /// A case with every side that plays on the stage.
-fn compare<T: Number>(
+pub fn compare<T: Number>(
     bench: &mut Bench,
     case: &str,
     stage: &Stage<'_, T>,
@@ -229,49 +222,10 @@ fn late(stage: &Stage<'_, f32>, who: Who, repeats: usize, samples: &mut Vec<f64>
 }
 
 /// Of each repeat, the slowest device's.
-fn slowest_each(times: Result<Vec<Vec<f64>>>) -> impl Iterator<Item = f64> {
+pub fn slowest_each(times: Result<Vec<Vec<f64>>>) -> impl Iterator<Item = f64> {
     let times = times.expect("every call succeeds");
     let repeats = times.first().map_or(0, Vec::len);
     (0..repeats).map(move |k| times.iter().map(|device| device[k]).fold(f64::MIN, f64::max))
-}
-
-/// Every core has something else to do.
-fn host_load(bench: &mut Bench, case: &str, stage: &Stage<'_, f32>, nccl: Option<&Nccl>) {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let (over, repeats) = (AtomicBool::new(false), bench.size(50, 10));
-    bench.set_turns(1, bench.size(31, 5));
-    thread::scope(|scope| {
-        for _ in 0..cores {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    hint::spin_loop();
-                }
-            });
-        }
-        // Also when the bench panics: the scope waits for them.
-        let _over = Raise(&over);
-        compare(bench, case, stage, nccl, |who, samples| {
-            let times = stage.each(who, false, |_, player| {
-                let once = || {
-                    let clock = Instant::now();
-                    (player.call)()?;
-                    (player.wait)()?;
-                    Ok(clock.elapsed().as_secs_f64() * 1e6)
-                };
-                iter::repeat_with(once).take(repeats).collect()
-            });
-            samples.extend(slowest_each(times));
-        });
-    });
-}
-
-/// Sets a flag when it goes.
-struct Raise<'a>(&'a AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Products on the device's own stream, for as long as all-reduces are on another.

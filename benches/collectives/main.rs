@@ -13,16 +13,21 @@
 //! * `.../setup/<devices>`: a further pool on GPUs that are in use already, or communicators there, until the first all-reduce
 //!   is over; `.../memory`: what that has taken of the fullest GPU
 //! * `.../late_1ms/<devices>`: how much longer than that one millisecond the others are in an all-reduce of 64 KB that one calls late
-//! * `.../host_load/<devices>`: all-reduce of 64 KB and the wait for it, while every core is kept busy; see its p99
+//! * `.../single/<devices>/<bytes>`: an all-reduce and the wait for it, one after the other; see its p99
+//! * `.../host_load/<devices>/<bytes>`: the same while every core is kept busy
+//! * `.../tune/<devices>`: a pool that measures its limits when it is built, against one that does not
 //! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's all-reduce
 //! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`
 //! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
 //!
-//! `--plot DIR` draws each sweep of sizes. Without GPUs only ours run, on software GPUs, up to 4 MB.
+//! `SMs` are the blocks of our kernels; NCCL tells its own only in its log, so they are not compared.
+//!
+//! `--plot DIR` draws each sweep of sizes; `--case-ms MS` is how long each size is measured. Without GPUs only ours run, on software GPUs, up to 4 MB.
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod calls;
 mod extras;
 mod graph;
 mod nccl;
@@ -31,7 +36,7 @@ mod plot;
 mod stage;
 mod sweep;
 
-use gpu_pool::{Check, GpuPool};
+use gpu_pool::{Builder, Check, GpuPool};
 use half::bf16;
 use nccl::Nccl;
 use ops::Op;
@@ -52,11 +57,16 @@ pub struct Machine {
 impl Machine {
     /// A pool of the first so many devices, as a program has it in production: no checker, no records.
     pub fn pool(&self, devices: usize) -> GpuPool {
+        self.builder(devices).build().expect("the devices can be opened")
+    }
+
+    /// The same, before it is built.
+    pub fn builder(&self, devices: usize) -> Builder {
         let builder = match self.software {
             true => GpuPool::builder().host(devices),
             false => GpuPool::builder().cuda().devices(&(0..devices).collect::<Vec<_>>()),
         };
-        builder.check(Check::Off).record_memory(false).build().expect("the devices can be opened")
+        builder.check(Check::Off).record_memory(false)
     }
 }
 
@@ -89,6 +99,7 @@ fn main() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));
     }
     extras::run(&mut bench, &machine, &pool);
+    calls::run(&mut bench, &machine, &pool);
     bench.finish();
     curves.iter().for_each(sweep::Curve::summarise);
 }

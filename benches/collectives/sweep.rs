@@ -1,6 +1,6 @@
 //! Sweeps over sizes, both sides in turn.
 
-use gpu_pool::GpuPool;
+use gpu_pool::{GpuPool, ReduceOp};
 
 use crate::{
     Machine,
@@ -34,6 +34,9 @@ pub struct Point {
     pub ours: Times,
     pub plain: Option<Times>,
     pub windows: Option<Times>,
+    /// Multiprocessors that our kernels are on, where the pool says so: of all-reduces. NCCL says so only in its log, and logging
+    /// takes time.
+    pub blocks: Option<u32>,
 }
 
 impl Point {
@@ -72,15 +75,16 @@ impl Curve {
     fn print(&self) {
         let or_blank = |number: Option<f64>| number.map(|x| format!("{x:.2}")).unwrap_or_default();
         println!("\n{}: us and GB/s of bus bandwidth", self.name());
-        println!("      bytes       ours        p99    GB/s      plain    windows    GB/s   ratio");
+        println!("      bytes       ours        p99    GB/s    SMs      plain    windows    GB/s   ratio");
         for point in &self.points {
             let (bytes, ours) = (point.bytes, &point.ours);
             let [plain, windows] = [&point.plain, &point.windows].map(|times| times.as_ref().map(Times::median));
             println!(
-                "{bytes:>11} {:>10.2} {:>10.2} {:>7.1} {:>10} {:>10} {:>7} {:>7}",
+                "{bytes:>11} {:>10.2} {:>10.2} {:>7.1} {:>6} {:>10} {:>10} {:>7} {:>7}",
                 ours.median(),
                 ours.p99(),
                 self.bus(bytes, ours.median()),
+                point.blocks.map(|blocks| blocks.to_string()).unwrap_or_default(),
                 or_blank(plain),
                 or_blank(windows),
                 or_blank(point.best().map(|best| self.bus(bytes, best))),
@@ -122,7 +126,10 @@ pub fn run<T: Number>(
         let mut curve = Curve { op, dtype: T::NAME, world, peer, points: Vec::new() };
         for bytes in wanted(bench, op) {
             let (case, stage) = (case(op, bytes), Stage::<T>::new(pool, club.as_ref(), world, op, bytes));
-            let point = measure(bench, &stage, op, bytes, &case);
+            let mut point = measure(bench, &stage, op, bytes, &case);
+            // What the pool says is of all its devices.
+            let explained = op == Op::AllReduce && world == pool.devices();
+            point.blocks = explained.then(|| pool.explain(T::DTYPE, ReduceOp::Sum, bytes).blocks);
             record(bench, &case, &point, peer.unwrap_or_default());
             curve.points.push(point);
         }
@@ -146,7 +153,7 @@ fn sizes(most: usize, step: usize) -> Vec<usize> {
     sizes
 }
 
-/// Both sides, in turns that take about a second all together.
+/// Both sides, in turns that take about a second all together, or `--case-ms`.
 fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize, case: &str) -> Point {
     let players = stage.players();
     players.iter().for_each(|&who| stage.check(who, case));
@@ -159,7 +166,7 @@ fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize,
     let calls = (bench.size(3000, 500) as f64 / fastest) as usize;
     let calls = calls.clamp(3, bench.size(100, 20).min(room));
     let round: f64 = estimates.iter().map(|micros| micros * (WARM_UP + calls) as f64 + 200.0).sum();
-    let turns = (bench.size(1_000_000, 100_000) as f64 / round) as usize;
+    let turns = (bench.micros_of_case() as f64 / round) as usize;
     let turns = turns.clamp(bench.size(7, 3), bench.size(61, 5));
 
     let mut times = vec![Vec::with_capacity(turns); players.len()];
@@ -174,7 +181,7 @@ fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize,
         (who, Times(times))
     });
     let (_, ours) = of.next().expect("ours plays");
-    let mut point = Point { bytes, ours, plain: None, windows: None };
+    let mut point = Point { bytes, ours, plain: None, windows: None, blocks: None };
     for (who, times) in of {
         let side = if who == Who::Plain { &mut point.plain } else { &mut point.windows };
         *side = Some(times);
@@ -192,5 +199,8 @@ fn record(bench: &mut Bench, case: &str, point: &Point, peer: &str) {
     let theirs = [&point.plain, &point.windows].into_iter().zip(&names);
     let peers = theirs.filter_map(|(times, name)| Some(side(name.as_str(), times.as_ref()?))).collect();
     bench.set_turns(0, 1);
+    if let Some(blocks) = point.blocks {
+        bench.note("blocks", blocks.into());
+    }
     bench.compare(case, MICROSECONDS, side("gpu-pool", &point.ours), peers);
 }

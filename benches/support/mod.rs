@@ -41,6 +41,9 @@ struct Options {
     /// Draw pictures into this folder, where a bench has some
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
+    /// How long a case of a sweep over sizes is measured, in milliseconds, where a bench has some
+    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    case_ms: u32,
     /// Run only the cases whose name contains this
     #[arg(value_name = "CASE")]
     filter: Option<String>,
@@ -116,6 +119,8 @@ pub struct Bench {
     table: Table,
     /// Turns that do not count, and turns that do.
     turns: (usize, usize),
+    /// What else is to be known of the next case.
+    notes: Vec<(&'static str, f64)>,
 }
 
 impl Bench {
@@ -131,7 +136,7 @@ impl Bench {
         }
         let options = Options::parse();
         let turns = if options.quick { (1, 5) } else { (3, 31) };
-        Self { name, options, machine, table, turns }
+        Self { name, options, machine, table, turns, notes: Vec::new() }
     }
 
     /// For turns that take seconds: so many that do not count, and so many that do, from the next case on.
@@ -149,6 +154,16 @@ impl Bench {
         self.options.max.map_or(most, |max| max.min(most))
     }
 
+    /// How long a case of a sweep is measured, in microseconds.
+    pub fn micros_of_case(&self) -> usize {
+        self.size(self.options.case_ms as usize * 1000, 100_000)
+    }
+
+    /// A further number in the JSON lines of the next case.
+    pub fn note(&mut self, name: &'static str, value: f64) {
+        self.notes.push((name, value));
+    }
+
     /// Where pictures are wanted.
     pub fn plot_folder(&self) -> Option<&Path> {
         self.options.plot.as_deref()
@@ -162,6 +177,7 @@ impl Bench {
     /// Measures `ours` and `peers` in turns. Without peers it only records ours.
     pub fn compare(&mut self, case: &str, unit: Unit, ours: Side<'_>, peers: Vec<Side<'_>>) {
         if !self.wants(case) {
+            self.notes.clear();
             return;
         }
         let (warm_up, turns) = self.turns;
@@ -190,6 +206,7 @@ impl Bench {
         for peer in peers {
             self.record(case, unit, ours, Some(peer));
         }
+        self.notes.clear();
     }
 
     fn record(&mut self, case: &str, unit: Unit, ours: &Side<'_>, peer: Option<&Side<'_>>) {
@@ -198,7 +215,7 @@ impl Bench {
             true => value / peer.median(),
             false => peer.median() / value,
         });
-        let line = json!({
+        let mut line = json!({
             "bench": self.name, "case": case, "unit": unit.name, "value": value, "p99": p99,
             "peer": peer.map(|peer| peer.name),
             "peer_value": peer.map(Side::median),
@@ -206,6 +223,9 @@ impl Bench {
             "ratio": ratio,
             "machine": self.machine,
         });
+        for (name, value) in &self.notes {
+            line[*name] = json!(value);
+        }
         self.append(&line.to_string());
 
         let or_blank = |number: Option<f64>| number.map(show).unwrap_or_default();

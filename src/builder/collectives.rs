@@ -1,7 +1,7 @@
 //! How collectives are carried out.
 
 use super::Builder;
-use crate::{Algorithm, ReduceOrder};
+use crate::{Algorithm, ReduceOrder, Tune};
 
 impl Builder {
     /// By which algorithm (default: what is fastest for the operation, its size and the machine). Where the one that is asked
@@ -27,6 +27,20 @@ impl Builder {
     /// buffer, of the buffer's size and of the algorithm; it keeps `all_reduce` from the ring.
     pub fn reduce_order(mut self, order: ReduceOrder) -> Self {
         self.reduce_order = order;
+        self
+    }
+    /// Where the collectives have their limits from: up to which size an `all_reduce` is pushed, how many blocks kernels have.
+    /// Default: a table where the crate has one for these GPUs; else GPUs that can meet are measured when the pool is built, which
+    /// takes up to about 100 ms. What was decided, [`GpuPool::explain`](crate::GpuPool::explain) says. No bit depends on it.
+    ///
+    /// ```
+    /// # use gpu_pool::{DType, GpuPool, ReduceOp, Tune};
+    /// let pool = GpuPool::builder().host(2).tune(Tune::Off).build()?;
+    /// assert!(pool.explain(DType::F32, ReduceOp::Sum, 1 << 20).limits.starts_with("default"));
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn tune(mut self, tune: Tune) -> Self {
+        self.tune = Some(tune);
         self
     }
 }

@@ -47,6 +47,9 @@ impl Builder {
         if self.algorithm.is_none() {
             self.algorithm = variable("GPU_POOL_ALGORITHM", "auto, direct, copies or ring", |text| text.parse().ok())?;
         }
+        if self.tune.is_none() {
+            self.tune = variable("GPU_POOL_TUNE", "auto, off, table or measure", |text| text.parse().ok())?;
+        }
         if self.timeout.is_none() {
             self.timeout = variable("GPU_POOL_TIMEOUT", "a time above zero like 500ms, 30s or 10m", parse_duration)?;
         }

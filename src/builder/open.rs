@@ -2,7 +2,7 @@
 
 use super::{Builder, Weights};
 use crate::{
-    collective::{board::Endpoint, signals::Signals},
+    collective::{board::Endpoint, signals::Signals, tuner},
     driver::{DriverRef, check::Check, host},
     error::{Error, Result},
     memory::{cache::Settings, link::Link, pinned::PinnedPool},
@@ -75,6 +75,8 @@ impl Builder {
             gate: Gate::new(),
             peers: OnceCell::new(),
             signals: OnceCell::new(),
+            tune: self.tune.unwrap_or_default(),
+            tuned: OnceCell::new(),
             stages: Default::default(),
             threads: Default::default(),
             links,
@@ -105,6 +107,7 @@ impl Builder {
                 .try_for_each(|(from, to)| shared.stage(from, to).map(drop))?;
         }
         if !matches!(self.weights, Weights::Measured) {
+            shared.tuned.set(tuner::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
             return Ok(pool);
         }
         let weights = crate::probe::speeds(&pool)?;

@@ -1,7 +1,7 @@
 //! Which algorithm carries a collective out, and why. All members must come to the same answer, so it depends only on what
 //! they have in common: the call, the group, the pool.
 
-use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, kernels::signals::PUSHED, plan::Shape, run::Request};
+use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, plan::Shape, run::Request, tuner::Limits};
 use crate::runtime::worker::Shared;
 
 /// How a collective is carried out.
@@ -19,9 +19,6 @@ pub(crate) enum Way {
 
 /// Devices whose memory one kernel can name on a GPU.
 const MOST: usize = 16;
-/// Bytes from which on an all-reduce on GPUs goes round the ring of copy engines: on 8 H200s it was the fastest at 1 GB
-/// (`prototypes/README.md`), and below it is bound by the time that submitting it takes.
-const RING_FROM: usize = 512 << 20;
 
 /// What [`choose`] goes by.
 pub(crate) struct Case {
@@ -32,13 +29,13 @@ pub(crate) struct Case {
     pub all_reduce: Option<(DType, ReduceOp)>,
     /// and whether it is in place.
     pub in_place: bool,
-    /// As packets: the bytes that one member sends another, and those that leave a member at most.
-    pub packets: Option<(usize, usize)>,
+    /// As packets: the bytes that one member sends another.
+    pub packets: Option<usize>,
     pub bytes: usize,
 }
 
-/// The way, and the reason.
-pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
+/// The way, and the reason. `limits` are those of so many members.
+pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'static str) {
     let (n, direct) = (case.members, case.direct);
     let link = &shared.links[0];
     let software = link.driver.info().compute_capability == (0, 0);
@@ -64,7 +61,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
     if !software && n > MOST {
         return (Way::Copies, "more members than a kernel can name");
     }
-    if rings && !software && case.bytes >= RING_FROM && shared.algorithm != Algorithm::Direct {
+    if rings && !software && case.bytes >= limits.ring && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
     let (Some(signals), true) = (shared.signals.get(), n > 1) else {
@@ -72,7 +69,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
     };
     match case.packets {
         // A push of nothing would wait for nobody, and so not be counted.
-        Some((each, sent)) if each > 0 && each <= signals.push_bytes() && sent <= PUSHED => {
+        Some(each) if each > 0 && each <= limits.push.min(signals.push_bytes()) => {
             (Way::Push, "small: data that carries its flags needs one trip and no barrier")
         }
         _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),
@@ -80,6 +77,11 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
 }
 
 impl Group<'_> {
+    /// How big and how many what this group does is worth being.
+    pub(super) fn limits(&self) -> &Limits {
+        self.dev.worker.shared.limits().of(self.count())
+    }
+
     pub(super) fn way(&self, request: &Request) -> Way {
         let shape = request.shape.as_ref();
         let bytes = shape.map_or(0, |shape| shape.len(self.count()) * request.dtype.size());
@@ -87,8 +89,8 @@ impl Group<'_> {
         let in_place = request.source.is_none();
         let size = request.dtype.size();
         let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));
-        let packets = packets.map(|packets| (packets.each * size, packets.sent() * size));
+        let packets = packets.map(|packets| packets.each * size);
         let case = Case { members: self.count(), direct: self.known.direct, all_reduce, in_place, packets, bytes };
-        choose(&self.dev.worker.shared, &case).0
+        choose(&self.dev.worker.shared, &case, self.limits()).0
     }
 }

@@ -4,6 +4,7 @@ use super::{
     DType, Group, ReduceOp,
     kernels::{self, Combine, Entry, Meet, Pairs, Part, THREADS},
     run::{Job, Request, Spot},
+    tuner::Limits,
 };
 use crate::{
     Device,
@@ -14,33 +15,31 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-/// Bytes that a block is worth starting for.
+/// Bytes that a block of a kernel on a device's own memory is worth starting for, and the most blocks.
 const PER_BLOCK: usize = 16 << 10;
-/// More do not make a link faster (prototypes/README.md), and leave less to other work.
 const MOST_BLOCKS: u32 = 64;
 
-/// Bytes of a part from which on it is large,
-const LARGE: usize = 8 << 20;
-/// and done by so many blocks.
-const FEW_BLOCKS: u32 = 16;
-
 /// Submits a member's part to the current stream. `largest`: bytes of the largest part of any member, which decides how many
-/// blocks each of them starts.
-pub(super) fn submit(group: &Group<'_>, request: &Request, job: &Job, meet: Meet, largest: usize) -> Result<()> {
+/// blocks each of them starts, within `limits`; all members must come to the same number.
+pub(super) fn submit(
+    group: &Group<'_>,
+    request: &Request,
+    job: &Job,
+    meet: Meet,
+    largest: usize,
+    limits: &Limits,
+) -> Result<()> {
     let (dev, name) = (group.dev, request.call.op());
     match job {
         Job::Combine { len, sources, destinations, factors } => {
             let what = (request.dtype, request.reduce);
             let work = Combination { name, what, len: *len, sources, destinations, factors };
-            // Reading from several while writing to several, few blocks are faster: 64 MB on 4 H200s took 330 us by 16 blocks and
-            // 342 by 64. All members must come to the same number.
-            let large = group.count() > 2 && sources.len() > 2 && largest >= LARGE;
-            work.submit(dev, meet, blocks(largest).min(if large { FEW_BLOCKS } else { MOST_BLOCKS }))
+            work.submit(dev, meet, combining(largest, sources.len(), limits))
         }
         Job::Pairs(pairs) => {
             let part = |spot: &Spot, bytes| Part { address: spot.address, bytes };
             let parts: Vec<_> = pairs.iter().map(|(from, to, bytes)| (part(from, *bytes), part(to, *bytes))).collect();
-            let each = blocks(largest).min((MOST_BLOCKS / pairs.len() as u32).max(1));
+            let each = blocks_of(largest, limits.per_block, (limits.blocks / pairs.len() as u32).max(1));
             let args = Pairs { pairs: &parts, blocks_per_pair: each, meet }.args(dev.worker.is_software());
             launch(dev, name, kernels::pairs(), each * pairs.len() as u32, &args)
         }
@@ -75,9 +74,19 @@ impl Combination<'_> {
     }
 }
 
-/// How many blocks a kernel has that moves so many bytes.
-pub(super) fn blocks(bytes: usize) -> u32 {
-    bytes.div_ceil(PER_BLOCK).clamp(1, MOST_BLOCKS as usize) as u32
+/// How many blocks a kernel has that combines parts of so many sources.
+pub(crate) fn combining(largest: usize, sources: usize, limits: &Limits) -> u32 {
+    let large = sources > 1 && largest >= limits.large;
+    blocks_of(largest, limits.per_block, if large { limits.large_blocks } else { limits.blocks })
+}
+
+/// How many blocks a kernel has that works on so many bytes of its own device.
+pub(crate) fn blocks(bytes: usize) -> u32 {
+    blocks_of(bytes, PER_BLOCK, MOST_BLOCKS)
+}
+
+pub(super) fn blocks_of(bytes: usize, per_block: usize, most: u32) -> u32 {
+    bytes.div_ceil(per_block).clamp(1, most as usize) as u32
 }
 
 /// Launches a kernel on memory whose uses the caller has noted.

@@ -56,6 +56,11 @@ pub(crate) mod signals {
         words[MOST + 2 + MOST / 2] = (packets(peers.len()) as u64) << 32;
         words
     }
+
+    /// The last meeting with each device, in a header.
+    pub(crate) fn count_up_to(header: &mut [u64], epoch: u32) {
+        header[MOST + 2..][..MOST / 2].fill(u64::from(epoch) << 32 | u64::from(epoch));
+    }
 }
 
 /// What a kernel that has given up leaves in its device's report word: the place of the gang, and whom it waited for.

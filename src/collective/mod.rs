@@ -7,7 +7,7 @@
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`copies`]: by copies, also through the host; [`ring`]:
-//!   all-reduce around a ring of copies.
+//!   all-reduce around a ring of copies. [`tuner`]: from which size on which.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
 //! [`replay`]: how collectives get into graphs, and run from there.
@@ -19,21 +19,23 @@ mod call;
 pub(crate) mod choose;
 mod copies;
 mod device;
-mod direct;
+pub(crate) mod direct;
 pub(crate) mod group;
 pub(crate) mod kernels;
 mod ops;
 mod packets;
-mod plan;
+pub(crate) mod plan;
 mod point;
 pub(crate) mod replay;
 mod ring;
-mod run;
+pub(crate) mod run;
 pub(crate) mod signals;
 pub(crate) mod spin;
+pub(crate) mod tuner;
 mod types;
 
 pub use group::Group;
+pub use tuner::Tune;
 pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
 
 use crate::{Device, error::Result};

@@ -4,8 +4,10 @@ use super::{
     Element, Group, ReduceOp,
     board::Area,
     call::Call,
+    choose::Way,
     plan::{Counts, Shape},
     run::Request,
+    tuner::Limits,
 };
 use crate::{
     error::{Error, Result},
@@ -97,6 +99,18 @@ impl Group<'_> {
     {
         let call = Call::new("all_reduce").elements(V::Elem::DTYPE, x.view().len());
         self.run(in_place(call, Some(op), Shape::AllReduce { len: x.view().len() }, x.view_mut()))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) in a given way, for the tuner.
+    pub(super) fn all_reduce_by<T: Element>(
+        &self,
+        x: DeviceViewMut<'_, T>,
+        op: ReduceOp,
+        way: Way,
+        limits: &Limits,
+    ) -> Result<()> {
+        let (len, call) = (x.len(), Call::new("all_reduce").elements(T::DTYPE, x.len()));
+        self.carry_by(&in_place(call, Some(op), Shape::AllReduce { len }, x), way, limits)
     }
 
     /// [`Device::all_reduce_into`](crate::Device::all_reduce_into).

@@ -20,16 +20,6 @@ pub(crate) struct Packets {
     pub destination: usize,
 }
 
-impl Packets {
-    /// Elements that leave the member that sends the most.
-    pub(crate) fn sent(&self) -> usize {
-        let receivers = self.route.receivers.count_ones() as usize;
-        // A sender that receives keeps its own.
-        let own = usize::from(self.route.senders & self.route.receivers == self.route.senders);
-        self.each * (receivers - own)
-    }
-}
-
 impl Shape {
     /// The packets of member `me` of `n`, if its parts are all of one size.
     pub(crate) fn packets(&self, n: usize, me: usize) -> Option<Packets> {

@@ -17,6 +17,7 @@ use super::{
     kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
     ring, spin,
+    tuner::Limits,
 };
 use crate::{
     DeviceBuffer, Event,
@@ -44,7 +45,7 @@ pub(super) struct Request {
 }
 
 /// Slices of what is divided begin at multiples of so many bytes: a line of the cache, so that no two devices write into one.
-const GRAIN: usize = 128;
+pub(crate) const GRAIN: usize = 128;
 
 /// Memory of a member: where it is, and whose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +89,16 @@ impl Group<'_> {
     /// Carries a collective out.
     #[track_caller]
     pub(super) fn carry(&self, request: &Request) -> Result<()> {
+        self.carry_by(request, self.way(request), self.limits())
+    }
+
+    /// [`carry`](Self::carry) in a given way. All members give the same, and one that they can go.
+    #[track_caller]
+    pub(super) fn carry_by(&self, request: &Request, way: Way, limits: &Limits) -> Result<()> {
         let (dev, name) = (self.dev, request.call.op());
         let mut access = self.access(request)?;
-        let way = self.way(request);
         if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
-            return spin::run(self, request, way, signals, access);
+            return spin::run(self, request, (way, limits), signals, access);
         }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
@@ -183,7 +189,7 @@ impl Group<'_> {
                 Way::Copies | Way::Ring => copies::submit(self, request, &job, scratch)?,
                 _ => {
                     let largest = shape.largest(self.count(), request.grain()) * request.dtype.size();
-                    direct::submit(self, request, &job, Meet::NONE, largest)?;
+                    direct::submit(self, request, &job, Meet::NONE, largest, self.limits())?;
                 }
             }
         }

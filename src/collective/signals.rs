@@ -3,7 +3,7 @@
 
 use super::kernels::{self, MOST, signals};
 use crate::{
-    GpuPool,
+    Device, GpuPool,
     driver::Address,
     error::Result,
     memory::{DeviceBuffer, link::Link},
@@ -71,21 +71,31 @@ impl Signals {
             let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((own.1, words))?.into_iter().unzip();
             let words = words.swap_remove(0).expect("the first has them");
             let (abort, report) = (words.abort(dev.index()) as u64, words.report(dev.index()) as u64);
-            let head = signals::header(&peers, abort, report);
-            let head: DeviceBuffer<u64> = dev.upload(&head)?;
-            let op = dev.op("signals")?;
-            op.submit(|driver, stream| {
-                // SAFETY: fresh memory, which nobody else knows before this closure has ended.
-                unsafe {
-                    driver.fill_u8(own.1, 0, bytes, stream)?;
-                    driver.copy_within(own.1, head.address(), head.len() * 8, stream)
-                }
-            })?;
-            dev.synchronize()?;
+            let header = signals::header(&peers, abort, report);
+            // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
+            unsafe { lay_out(dev, own.1, bytes, &header)? };
             Ok((own, words))
         })?;
         let (devices, mut words): (Vec<_>, Vec<_>) = made.into_iter().unzip();
         Ok(Some(Arc::new(Signals { devices, words: words.swap_remove(0) })))
+    }
+
+    /// As new, but every pair of devices has counted up to `epoch`: for tests of what comes after the last number. What is left of
+    /// earlier meetings goes, too, since some of it may have numbers that come again.
+    pub(crate) fn restart(&self, pool: &GpuPool, epoch: u32) -> Result<()> {
+        let peers: Vec<_> = self.devices.iter().map(|device| device.1).collect();
+        let restarted = pool.run(|dev, _| {
+            let me = dev.index();
+            let (abort, report) = (self.words.abort(me) as u64, self.words.report(me) as u64);
+            let mut header = signals::header(&peers, abort, report);
+            signals::count_up_to(&mut header, epoch);
+            // All are here, and have drained what was before: nobody writes flags or packets any more.
+            dev.barrier()?;
+            // SAFETY: the memory is this device's own, and no kernel that knows it runs before the barrier below.
+            unsafe { lay_out(dev, peers[me], signals::bytes(peers.len()), &header)? };
+            dev.barrier()
+        });
+        restarted.map(drop)
     }
 
     /// What a kernel of this device is given.
@@ -111,6 +121,23 @@ impl Signals {
         let report = unsafe { load_word(self.words.report(device)) };
         kernels::reported(report).filter(|&(of, _)| of == place).map(|(_, missing)| missing)
     }
+}
+
+/// Zeroes that begin with a header, when it returns.
+///
+/// # Safety
+/// There are so many bytes, and nobody else uses them meanwhile.
+unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Result<()> {
+    let header: DeviceBuffer<u64> = dev.upload(header)?;
+    let op = dev.op("signals")?;
+    op.submit(|driver, stream| {
+        // SAFETY: the caller's promise; the header is no longer than the memory.
+        unsafe {
+            driver.fill_u8(at, 0, bytes, stream)?;
+            driver.copy_within(at, header.address(), header.len() * 8, stream)
+        }
+    })?;
+    dev.synchronize()
 }
 
 fn can_meet(shared: &Shared) -> bool {

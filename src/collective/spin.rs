@@ -18,10 +18,11 @@ use super::{
     brief::Brief,
     choose::Way,
     direct,
-    kernels::{BLOCKS, Combine, Meet, Part, Push},
+    kernels::{Combine, Meet, Part, Push},
     plan::{Shape, Side},
     run::{Request, Spot, lent},
     signals::Signals,
+    tuner::Limits,
 };
 use crate::{
     Device,
@@ -196,7 +197,13 @@ pub(super) fn end(dev: &Device, missed: Missed, launched: &Result<()>) {
 }
 
 /// Carries a collective out by one kernel on each member.
-pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Signals, access: Op<'_>) -> Result<()> {
+pub(super) fn run(
+    group: &Group<'_>,
+    request: &Request,
+    (way, limits): (Way, &Limits),
+    signals: &Signals,
+    access: Op<'_>,
+) -> Result<()> {
     let (dev, name) = (group.dev, request.call.op());
     prepare(dev, name)?;
     let meet = meet(group, signals, dev.session.gang.place());
@@ -204,7 +211,7 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, true))?;
     match met.shape(group, request) {
         Ok(shape) => {
-            let launched = submit(group, request, way, &shape, &met, meet);
+            let launched = submit(group, request, (way, limits), &shape, &met, meet);
             drop(window);
             finish(group, request, meet, access, launched)
         }
@@ -223,22 +230,29 @@ pub(super) fn capture(group: &Group<'_>, request: &Request, way: Way, signals: &
     check_not_blocked(group.dev, request.call.op())?;
     let met = Met::of(group, request, false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
-    submit(group, request, way, &shape, &met, meet)?;
+    submit(group, request, (way, group.limits()), &shape, &met, meet)?;
     Ok(meet)
 }
 
 /// Submits this member's kernel to the current stream.
-fn submit(group: &Group<'_>, request: &Request, way: Way, shape: &Shape, met: &Met, meet: Meet) -> Result<()> {
+fn submit(
+    group: &Group<'_>,
+    request: &Request,
+    (way, limits): (Way, &Limits),
+    shape: &Shape,
+    met: &Met,
+    meet: Meet,
+) -> Result<()> {
     let (n, grain) = (group.count(), request.grain());
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
     if way == Way::Push {
-        return push(group, request, shape, factors.collect(), meet);
+        return push(group, request, shape, factors.collect(), meet, limits);
     }
     // Whose memory it is does not matter to a kernel.
     let spot = |member, side| Spot { device: group.dev.index(), address: met.address(member, side) };
     let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
-    direct::submit(group, request, &job, meet, largest)
+    direct::submit(group, request, &job, meet, largest, limits)
 }
 
 /// Notes what was launched; or that nothing was, and tells the gang.
@@ -262,7 +276,14 @@ fn meet(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
 }
 
 /// By data that carries its flags.
-fn push(group: &Group<'_>, request: &Request, shape: &Shape, factors: SmallVec<[f64; 8]>, meet: Meet) -> Result<()> {
+fn push(
+    group: &Group<'_>,
+    request: &Request,
+    shape: &Shape,
+    factors: SmallVec<[f64; 8]>,
+    meet: Meet,
+    limits: &Limits,
+) -> Result<()> {
     let packets = shape.packets(group.count(), group.rank).expect("chosen for what packets can carry");
     let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
     let (dtype, op, size) = (request.dtype, request.reduce, request.dtype.size());
@@ -274,13 +295,16 @@ fn push(group: &Group<'_>, request: &Request, shape: &Shape, factors: SmallVec<[
     let source = part(Side::Source, packets.source);
     let destination = part(Side::Destination, packets.destination);
     let push = Push { n: packets.each, op, route: packets.route, factors, source, destination, meet };
-    let blocks = (packets.each * size).div_ceil(PUSH_PER_BLOCK).clamp(1, BLOCKS as usize) as u32;
+    let blocks = pushing(packets.each * size, limits);
     direct::launch(group.dev, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
 }
 
-/// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once. (With a second
-/// one for each, 512 KB between 2 H200s took 12.4 us, where 256 KB take 7.3.) Blocks need not run at the same time: each waits
-/// only for its peers' of the same index, and all devices start them in one order.
+/// How many blocks a push of so many bytes has.
+pub(crate) fn pushing(bytes: usize, limits: &Limits) -> u32 {
+    direct::blocks_of(bytes, PUSH_PER_BLOCK, limits.push_blocks)
+}
+
+/// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.
 const PUSH_PER_BLOCK: usize = 512 * 8;
 
 /// The device's gang has failed and drained: kernels that were never launched are launched now, only to be counted, and give up

@@ -2,7 +2,13 @@
 
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
-    collective::choose::{Case, Way, choose},
+    collective::{
+        choose::{Case, Way, choose},
+        direct,
+        plan::Shape,
+        run::GRAIN,
+        spin,
+    },
 };
 use std::fmt;
 
@@ -16,11 +22,17 @@ pub struct Explanation {
     pub meets: &'static str,
     /// Why this one.
     pub reason: &'static str,
+    /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of `Copies` and
+    /// `Ring`, it is the kernels that add up what has arrived.
+    pub blocks: u32,
+    /// The limits that this goes by, and where they are from: see [`Builder::tune`](crate::Builder::tune).
+    pub limits: String,
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, meeting by {}: {}", self.algorithm, self.meets, self.reason)
+        write!(f, "{:?}, meeting by {}: {}", self.algorithm, self.meets, self.reason)?;
+        write!(f, " ({} blocks; {})", self.blocks, self.limits)
     }
 }
 
@@ -38,10 +50,11 @@ impl GpuPool {
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Explanation {
         let members: Vec<usize> = (0..self.devices()).collect();
         let direct = self.shared.are_direct(&members);
-        let packets = Some((bytes, bytes * (members.len() - 1)));
+        let (shared, n) = (&self.shared, members.len());
+        let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
-        let case = Case { members: members.len(), direct, all_reduce, in_place: true, packets, bytes };
-        let (way, reason) = choose(&self.shared, &case);
+        let case = Case { members: n, direct, all_reduce, in_place: true, packets: Some(bytes), bytes };
+        let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
             Way::Spin => (Algorithm::Direct, "flags"),
@@ -49,6 +62,12 @@ impl GpuPool {
             Way::Copies => (Algorithm::Copies, "events"),
             Way::Ring => (Algorithm::Ring, "events"),
         };
-        Explanation { algorithm, meets, reason }
+        let part = Shape::AllReduce { len: bytes / dtype.size() }.largest(n, GRAIN / dtype.size()) * dtype.size();
+        let blocks = match way {
+            Way::Push => spin::pushing(bytes, limits),
+            Way::Direct | Way::Spin => direct::combining(part, n, limits),
+            Way::Copies | Way::Ring => direct::blocks(part),
+        };
+        Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }
     }
 }

@@ -7,7 +7,7 @@ use super::{
     turn::Turns,
 };
 use crate::{
-    collective::{Algorithm, ReduceOrder, board::Endpoint, signals::Signals, spin::Spinning},
+    collective::{Algorithm, ReduceOrder, Tune, board::Endpoint, signals::Signals, spin::Spinning, tuner::Tuned},
     copy::{
         host::Staging,
         peer::Stage,
@@ -73,6 +73,10 @@ pub(crate) struct Shared {
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
     pub(crate) signals: OnceCell<Arc<Signals>>,
+    /// Where the collectives' limits are to come from,
+    pub(crate) tune: Tune,
+    /// and what they are. Set once, when the pool is built.
+    pub(crate) tuned: OnceCell<Tuned>,
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<Stage>>>,
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -85,6 +89,11 @@ impl Shared {
     /// Whether `device` may touch the memory of `peer`, verified.
     pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
         device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
+    }
+
+    /// What the collectives go by. Only the tuner runs any before it is known, and brings its own.
+    pub(crate) fn limits(&self) -> &Tuned {
+        self.tuned.get().expect("the pool is built")
     }
 
     /// Whether each of them may touch the memory of each.

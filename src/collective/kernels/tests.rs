@@ -281,6 +281,10 @@ fn signals_lie_where_the_kernels_look_for_them() {
     // A `u32` at byte 212.
     assert_eq!(header.iter().skip(18).filter(|word| **word != 0).collect::<Vec<_>>(), [&(65536 << 32)]);
     assert_eq!(header[212 / 8] >> 32, 65536);
+    let mut later = header.clone();
+    signals::count_up_to(&mut later, 7);
+    // `epoch[16]` at byte 144, and nothing else.
+    assert_eq!((&later[..18], &later[18..26], &later[26..]), (&header[..18], &[7 << 32 | 7; 8][..], &header[26..]));
     for devices in 2..=MOST {
         let sent = (devices - 1) * signals::packets(devices) * 8;
         assert!(sent <= signals::PUSHED && signals::bytes(devices) <= 16 << 20, "{devices} devices");

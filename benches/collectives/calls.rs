@@ -1,0 +1,115 @@
+//! Single all-reduces, each with the wait for it: what a step that needs the sum at once has to wait. On a host that does nothing
+//! else, and while every core is kept busy; what counts here is the 99th percentile.
+
+use std::{
+    hint, iter,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Instant,
+};
+
+use gpu_pool::{GpuPool, Tune};
+
+use crate::{
+    Machine,
+    extras::{compare, slowest_each},
+    nccl::Club,
+    ops::Op,
+    stage::{Stage, Who},
+    support::{Bench, MILLISECONDS, Side},
+};
+
+const SIZES: [usize; 3] = [1 << 10, 64 << 10, 4 << 20];
+
+pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
+    let world = pool.devices();
+    if !machine.software {
+        tune(bench, machine, world);
+    }
+    let case = |name: &str, bytes: usize| format!("{}/{name}/{world}/{bytes}", machine.kind);
+    let most = if machine.software { 64 << 10 } else { machine.most };
+    let sizes = SIZES.into_iter().filter(|&bytes| bytes <= most);
+    let cases: Vec<_> = sizes.map(|bytes| (bytes, case("single", bytes), case("host_load", bytes))).collect();
+    let wanted = |bench: &Bench| cases.iter().any(|(_, alone, loaded)| bench.wants(alone) || bench.wants(loaded));
+    if world < 2 || !wanted(bench) {
+        return;
+    }
+    let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, most.min(SIZES[2])));
+    for (bytes, alone, loaded) in &cases {
+        let stage = Stage::<f32>::new(pool, club.as_ref(), world, Op::AllReduce, *bytes);
+        for who in stage.players() {
+            stage.turn(who, 2, 10);
+        }
+        if bench.wants(alone) {
+            singles(bench, machine, alone, &stage);
+        }
+        if bench.wants(loaded) {
+            beside_load(|| singles(bench, machine, loaded, &stage));
+        }
+    }
+    if let Some(club) = club {
+        club.leave(pool);
+    }
+}
+
+/// One after the other; of each, the slowest device's time.
+fn singles(bench: &mut Bench, machine: &Machine, case: &str, stage: &Stage<'_, f32>) {
+    let repeats = bench.size(50, 10);
+    bench.set_turns(1, bench.size(31, 5));
+    compare(bench, case, stage, machine.nccl, |who: Who, samples| {
+        let times = stage.each(who, false, |_, player| {
+            let once = || {
+                let clock = Instant::now();
+                (player.call)()?;
+                (player.wait)()?;
+                Ok(clock.elapsed().as_secs_f64() * 1e6)
+            };
+            iter::repeat_with(once).take(repeats).collect()
+        });
+        samples.extend(slowest_each(times));
+    });
+}
+
+/// Meanwhile every core has something else to do.
+fn beside_load(f: impl FnOnce()) {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    hint::spin_loop();
+                }
+            });
+        }
+        // Also when the bench panics: the scope waits for them.
+        let _over = Raise(&over);
+        f();
+    });
+}
+
+/// Sets a flag when it goes.
+struct Raise<'a>(&'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What it costs to build a pool that measures, and to build one that does not.
+fn tune(bench: &mut Bench, machine: &Machine, world: usize) {
+    let case = format!("{}/tune/{world}", machine.kind);
+    let build = |tune| {
+        move || {
+            let clock = Instant::now();
+            let pool = machine.builder(world).tune(tune).build().expect("the devices can be opened");
+            let taken = clock.elapsed().as_secs_f64() * 1e3;
+            pool.close().expect("its devices end");
+            taken
+        }
+    };
+    bench.set_turns(1, bench.size(5, 1));
+    let off = Side::new("without", build(Tune::Off));
+    bench.compare(&case, MILLISECONDS, Side::new("measuring", build(Tune::Measure)), vec![off]);
+}

@@ -1,0 +1,213 @@
+//! Numbers that [`choose`](super::choose) and [`direct`](super::direct) go by: up to which size one way is faster than another, and
+//! how many blocks a kernel is worth.
+//!
+//! They come from a [`table`] for machines that were measured with care; else from the devices themselves, when the pool is built
+//! ([`measure`]: pushes against barriers, and numbers of blocks); else, and for all that was not reached, from the defaults,
+//! which are what was best on H200s. Software GPUs have the defaults: what they do must not depend on time.
+//!
+//! **Nothing that is measured decides over bits.** A push and a kernel with barriers add up in the same order, whatever their
+//! blocks. Around a ring the order is another one, so from which size on there is one comes from the table or is the default,
+//! and the same call gives the same bits in every run.
+
+mod measure;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    Algorithm,
+    kernels::{BLOCKS, signals::PUSHED},
+};
+use crate::{GpuPool, runtime::worker::Shared};
+use std::{fmt, str::FromStr, time::Duration};
+
+/// Where a pool's collectives have their limits from: up to which size an `all_reduce` is pushed, how many blocks kernels have.
+/// For [`Builder::tune`](crate::Builder::tune).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Tune {
+    /// A table, where the crate has one for these GPUs; else they are measured.
+    #[default]
+    Auto,
+    /// The defaults, whatever the machine.
+    Off,
+    /// A table, where the crate has one for these GPUs; else the defaults.
+    Table,
+    /// GPUs are measured when the pool is built, for up to 100 ms, even where there is a table.
+    Measure,
+}
+
+impl FromStr for Tune {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Tune::Auto),
+            "off" => Ok(Tune::Off),
+            "table" => Ok(Tune::Table),
+            "measure" => Ok(Tune::Measure),
+            _ => Err(format!("{name:?} is none of auto, off, table and measure")),
+        }
+    }
+}
+
+/// How long measuring may take. What would take longer is not begun.
+const BUDGET: Duration = Duration::from_millis(100);
+
+/// For a number of members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Bytes from one member to another up to which they are pushed, where packets have room for them,
+    pub push: usize,
+    /// and the most blocks that push: with a second packet for each of their threads, 512 KB between 2 H200s took 12.4 us, where 256
+    /// KB take 7.3.
+    pub push_blocks: u32,
+    /// Bytes from which on a sum goes round the ring of copy engines.
+    pub ring: usize,
+    /// Bytes that a block is worth starting for,
+    pub per_block: usize,
+    /// and the most blocks of a kernel: more do not make a link faster, and leave less to other work.
+    pub blocks: u32,
+    /// Bytes of a part from which on it is large,
+    pub large: usize,
+    /// and the most blocks of a kernel that adds up such parts.
+    pub large_blocks: u32,
+}
+
+impl Limits {
+    /// What was best on H200s (`benches/results`; the ring on 8 of them, `prototypes/README.md`), for any number of members.
+    pub(crate) fn default_of(members: usize) -> Limits {
+        Limits {
+            push: PUSHED / members.saturating_sub(1).max(1),
+            push_blocks: BLOCKS,
+            // Below it, the ring is bound by the time that submitting it takes.
+            ring: 512 << 20,
+            per_block: 16 << 10,
+            blocks: 64,
+            large: 8 << 20,
+            // Reading from several while writing to several, few are faster: 64 MB on 4 H200s took 330 us by 16 and 342 by 64.
+            large_blocks: if members > 2 { 16 } else { 64 },
+        }
+    }
+
+    /// With at most so many blocks: a kernel that meets its peers' must be on its device as a whole, and one multiprocessor has
+    /// room for at least one of its blocks.
+    fn capped(self, multiprocessors: u32) -> Limits {
+        let most = multiprocessors.clamp(1, BLOCKS);
+        let [blocks, large_blocks, push_blocks] =
+            [self.blocks, self.large_blocks, self.push_blocks].map(|of| of.clamp(1, most));
+        Limits { blocks, large_blocks, push_blocks, ..self }
+    }
+}
+
+/// What measuring has found, of all devices of a pool together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Measured {
+    /// `Limits::push`, unless it was not reached.
+    push: Option<usize>,
+    /// `Limits::large_blocks`, likewise.
+    large_blocks: Option<u32>,
+}
+
+impl Measured {
+    /// The limits of some of a pool's devices. They push as much in all as all of them do, as by default.
+    fn limits(self, devices: usize, members: usize) -> Limits {
+        let default = Limits::default_of(members);
+        let push = self.push.map_or(default.push, |bytes| bytes * (devices - 1) / members.saturating_sub(1).max(1));
+        // For two, which have one link each, it is another question than for more.
+        let blocks = self.large_blocks.filter(|_| (members > 2) == (devices > 2));
+        Limits { push, large_blocks: blocks.unwrap_or(default.large_blocks), ..default }
+    }
+}
+
+/// Of the smallest device; a software GPU's kernels wait for nobody, so it counts as large.
+fn multiprocessors(shared: &Shared) -> u32 {
+    let infos = shared.links.iter().map(|link| link.driver.info());
+    let hardware = infos.filter(|info| info.compute_capability != (0, 0));
+    hardware.map(|info| info.multiprocessors).min().unwrap_or(u32::MAX)
+}
+
+/// A pool's limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Tuned {
+    /// By the number of members.
+    limits: Vec<Limits>,
+    /// Where they are from.
+    pub origin: String,
+}
+
+impl Tuned {
+    /// Fills them in for any number of members.
+    fn new(shared: &Shared, origin: impl Into<String>, of: impl Fn(usize) -> Limits) -> Tuned {
+        let least = multiprocessors(shared);
+        Tuned {
+            limits: (0..=shared.devices()).map(|members| of(members).capped(least)).collect(),
+            origin: origin.into(),
+        }
+    }
+
+    pub(crate) fn of(&self, members: usize) -> &Limits {
+        &self.limits[members]
+    }
+
+    /// In words, for so many members.
+    pub(crate) fn describe(&self, members: usize) -> String {
+        format!("{}: {}", self.origin, self.of(members))
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Limits { push, ring, per_block, blocks, large, large_blocks, .. } = *self;
+        let [push, ring, per_block, large] = [push, ring, per_block, large].map(Bytes);
+        write!(f, "pushed up to {push}, a ring from {ring} on, a block for {per_block}, at most {blocks}")?;
+        if large_blocks != blocks {
+            write!(f, ", {large_blocks} for sums in parts of {large}")?;
+        }
+        Ok(())
+    }
+}
+
+struct Bytes(usize);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes >= 1 << 20 && bytes % (1 << 20) == 0 => write!(f, "{} MB", bytes >> 20),
+            bytes if bytes >= 1 << 10 => write!(f, "{} KB", bytes >> 10),
+            bytes => write!(f, "{bytes} B"),
+        }
+    }
+}
+
+/// Decides on the limits of a pool whose peers and signals are known. It never fails: what cannot be measured has its default.
+pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
+    let shared = &pool.shared;
+    let n = shared.devices();
+    let default = |why: &str| Tuned::new(shared, why, Limits::default_of);
+    let everyone: Vec<usize> = (0..n).collect();
+    let software = shared.links[0].driver.info().compute_capability == (0, 0);
+    if wish == Tune::Off || software || n < 2 || !shared.are_direct(&everyone) {
+        return default("default");
+    }
+    let name = &shared.links[0].driver.info().name;
+    let alike = shared.links.iter().all(|link| link.driver.info().name == *name);
+    if wish != Tune::Measure
+        && alike
+        && let Some(rows) = table::of(name)
+    {
+        return Tuned::new(shared, format!("table for {name}"), |members| table::between(rows, members));
+    }
+    let meets = shared.signals.get().is_some() && matches!(shared.algorithm, Algorithm::Auto | Algorithm::Direct);
+    if wish == Tune::Table || !meets {
+        return default("default");
+    }
+    match measure::measure(pool, BUDGET, measure::LARGE).map(|found| found[0]) {
+        Ok(Measured { push: None, large_blocks: None }) => default("default, since measuring took too long"),
+        Ok(measured) => Tuned::new(shared, "measured when the pool was built", |members| measured.limits(n, members)),
+        Err(error) => {
+            tracing::warn!(%error, "the collectives could not be measured; they go by defaults");
+            default("default, since measuring failed")
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Machines that were measured with care: `benches/results`, and `prototypes/README.md`.
+
+use super::{BLOCKS, Limits};
+
+/// Limits for a number of members.
+type Row = (usize, Limits);
+
+const KB: usize = 1 << 10;
+const MB: usize = 1 << 20;
+
+/// By the name that the driver gives; all devices of a pool have it, and access to each other's memory. `NVIDIA H200` is the one
+/// with NVLink to a switch; the PCIe card has another name.
+///
+/// On 2 and 4 of them a push was faster than barriers at every size that packets have room for, and the ring of copy engines within
+/// 2 % of kernels from 512 MB on, while it leaves the processors to others (`benches/results/4xH200/collectives.json`). The sizes
+/// for 8 keep what one device sends; the ring there was the fastest at 1 GB (4947 us, kernels about 5700).
+const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
+
+const H200_2: Limits = Limits {
+    push: 512 * KB,
+    push_blocks: BLOCKS,
+    ring: 512 * MB,
+    per_block: 16 * KB,
+    blocks: 64,
+    large: 8 * MB,
+    large_blocks: 64,
+};
+const H200_4: Limits = Limits { push: 256 * KB, large_blocks: 16, ..H200_2 };
+const H200_8: Limits = Limits { push: 768 * KB / 7, ..H200_4 };
+
+/// The rows of a device, by members.
+pub(super) fn of(name: &str) -> Option<&'static [Row]> {
+    TABLE.iter().find(|(device, _)| *device == name).map(|(_, rows)| *rows)
+}
+
+/// Limits for any number of members: between two rows, sizes on the straight line between the two when both axes are
+/// logarithmic, and blocks as in the larger row, since fewer are right for more members. Beyond the last row a device does
+/// not send more than there.
+pub(super) fn between(rows: &[Row], members: usize) -> Limits {
+    let above = rows.iter().position(|&(n, _)| n >= members);
+    match above {
+        Some(0) => rows[0].1,
+        None => {
+            let &(n, last) = rows.last().expect("a table has rows");
+            Limits { push: last.push * (n - 1) / (members - 1), ..last }
+        }
+        Some(at) => {
+            let ((low_n, low), (high_n, high)) = (rows[at - 1], rows[at]);
+            let ln = |n: usize| (n as f64).ln();
+            let way = (ln(members) - ln(low_n)) / (ln(high_n) - ln(low_n));
+            let size = |low: usize, high: usize| match members == high_n {
+                true => high,
+                false => (ln(low.max(1)) * (1.0 - way) + ln(high.max(1)) * way).exp().round() as usize,
+            };
+            Limits {
+                push: size(low.push, high.push),
+                ring: size(low.ring, high.ring),
+                per_block: size(low.per_block, high.per_block),
+                large: size(low.large, high.large),
+                ..high
+            }
+        }
+    }
+}
