@@ -6,8 +6,8 @@
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
 //! * [`plan`]: which part of a collective a member does, on whose memory.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
-//!   by kernels that meet on the devices ([`signals`]); [`copies`]: by copies, also through the host; [`ring`]:
-//!   all-reduce around a ring of copies.
+//!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
+//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring of copies.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
 //! [`point`] has what goes from one device to one other.
@@ -28,6 +28,8 @@ mod ring;
 mod run;
 pub(crate) mod signals;
 pub(crate) mod spin;
+mod stage;
+mod staged;
 mod types;
 
 pub use group::Group;

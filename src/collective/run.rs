@@ -16,7 +16,7 @@ use super::{
     copies, direct,
     kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
-    ring, spin,
+    ring, spin, staged,
 };
 use crate::{
     DeviceBuffer, Event,
@@ -75,8 +75,13 @@ impl Group<'_> {
             access.touch(&destination.block, destination.bytes.clone(), Access::Write, false)?;
         }
         let way = self.way(&request);
-        if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
-            return spin::run(self, &request, way, signals, access);
+        match (way, dev.worker.shared.signals.get()) {
+            (Way::Spin | Way::Push, Some(signals)) => return spin::run(self, &request, way, signals, access),
+            (Way::Staged, Some(signals)) if signals.have_stages() => {
+                return spin::run(self, &request, way, signals, access);
+            }
+            (Way::Staged, _) => return staged::run(self, &request, access),
+            _ => {}
         }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
@@ -197,6 +202,7 @@ impl Request {
             ready,
             factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
             counts: self.counts.clone(),
+            stage: None,
         }
     }
 

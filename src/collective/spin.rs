@@ -22,6 +22,7 @@ use super::{
     plan::{Shape, Side},
     run::{Request, Spot, lent},
     signals::Signals,
+    staged,
 };
 use crate::{
     driver::{Address, gate},
@@ -174,6 +175,11 @@ pub(super) fn run(group: &Group<'_>, request: &Request, way: Way, signals: &Sign
     let launched = match way {
         // A push of nothing would wait for nobody, and so not be counted.
         Way::Push if largest > 0 => push(group, request, factors.collect(), meet),
+        Way::Staged => {
+            let factors: SmallVec<[f64; 8]> = factors.collect();
+            let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
+            staged::launch(group, request, &shape, factors, meet, signals)
+        }
         _ => {
             // Whose memory it is does not matter to a kernel.
             let spot = |member, side| Spot { device: dev.index(), address: met.address(member, side) };
@@ -236,7 +242,7 @@ pub(crate) fn make_up(worker: &Worker) -> Result<()> {
 }
 
 /// A kernel that meets its peers' and touches nothing.
-fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
+pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
     let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
     direct::launch_on(worker, stream, name, super::kernels::combine(DType::U8), 1, &none.args(false))
 }

@@ -43,7 +43,12 @@ impl GpuPool {
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
             Way::Spin => (Algorithm::Direct, "flags"),
-            Way::Push => (Algorithm::Direct, "packets"),
+            Way::Push if direct => (Algorithm::Direct, "packets"),
+            Way::Push => (Algorithm::Staged, "packets"),
+            Way::Staged if self.shared.signals.get().is_some_and(|signals| signals.have_stages()) => {
+                (Algorithm::Staged, "flags")
+            }
+            Way::Staged => (Algorithm::Staged, "events"),
             Way::Copies => (Algorithm::Copies, "events"),
             Way::Ring => (Algorithm::Ring, "events"),
         };

@@ -275,15 +275,18 @@ fn members_are_packed_in_rank_order() {
 #[test]
 fn signals_lie_where_the_kernels_look_for_them() {
     // `static_assert`ed in kernels/meet.cuh by the same sum.
-    assert_eq!(signals::bytes(2), 16640 + 2 * 2 * 65536 * 16);
-    let header = signals::header(&[10, 20], 30, 40);
+    assert_eq!(signals::bytes(2, 65536), 16640 + 12288 + 2 * 2 * 65536 * 16);
+    let header = signals::header(&[10, 20], 30, 40, 65536);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
     // A `u32` at byte 212.
     assert_eq!(header.iter().skip(18).filter(|word| **word != 0).collect::<Vec<_>>(), [&(65536 << 32)]);
     assert_eq!(header[212 / 8] >> 32, 65536);
     for devices in 2..=MOST {
-        let sent = (devices - 1) * signals::packets(devices) * 8;
-        assert!(sent <= signals::PUSHED && signals::bytes(devices) <= 16 << 20, "{devices} devices");
+        for pushed in [signals::PUSHED, signals::PUSHED_THROUGH_HOST] {
+            let packets = signals::packets(devices, pushed);
+            let sent = (devices - 1) * packets * 8;
+            assert!(packets > 0 && sent <= pushed && signals::bytes(devices, packets) <= 16 << 20, "{devices} devices");
+        }
     }
 }
 
