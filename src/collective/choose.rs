@@ -68,7 +68,10 @@ pub(crate) fn choose(shared: &Shared, case: &Case) -> (Way, &'static str) {
             Some(_) if case.bytes <= signals.push_bytes() && case.bytes * (n - 1) <= PUSHED_STAGED => {
                 (Way::Push, "small, without peer access: data that carries its flags, through the host's memory")
             }
-            _ => (Way::Staged, "not all members have peer access, but their kernels can meet in the host's memory: one launch each"),
+            _ => (
+                Way::Staged,
+                "not all members have peer access, but their kernels can meet in the host's memory: one launch each",
+            ),
         };
     }
     if rings && !direct {

@@ -116,11 +116,8 @@ pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> R
     let block = dev.worker.shared.pinned.block(name, bytes, Near::Device(dev.index()))?;
     access.touch(&block, 0..bytes, Access::Write, false)?;
     let stage = Area { address: block.address, block: block.clone(), bytes: 0..bytes };
-    let notices = group.meet(
-        request.call.clone(),
-        Payload::Memory(Lent { stage: Some(stage), ..request.lend(None) }),
-        false,
-    )?;
+    let notices =
+        group.meet(request.call.clone(), Payload::Memory(Lent { stage: Some(stage), ..request.lend(None) }), false)?;
     let shape = group.shape(request, &notices)?;
     let done = Stepped::new(group, request, &shape, &notices).and_then(|stepped| stepped.run());
     access.submitted();
@@ -223,8 +220,7 @@ impl<'g> Stepped<'g> {
         let dev = self.group.dev;
         let part = |address, bytes| Part { address, bytes };
         let moves = moves.filter(|(_, _, bytes)| *bytes > 0);
-        let pairs: SmallVec<[_; MOST]> =
-            moves.map(|(from, to, bytes)| (part(from, bytes), part(to, bytes))).collect();
+        let pairs: SmallVec<[_; MOST]> = moves.map(|(from, to, bytes)| (part(from, bytes), part(to, bytes))).collect();
         if pairs.is_empty() {
             return Ok(());
         }
