@@ -64,6 +64,14 @@ __device__ inline u32 load_acquire(const u32* at) {
 __device__ inline void store_release(u32* at, u32 x) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
+__device__ inline u64 load_acquire(const u64* at) {
+    u64 x;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+}
+__device__ inline void store_release(u64* at, u64 x) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
+}
 __device__ inline void store_relaxed(u64* at, u64 x) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
 }
@@ -88,4 +96,27 @@ __device__ inline u64 nanoseconds() {
     u64 t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
+}
+
+// Barriers of some of a block's warps, by number (0 is __syncthreads'), and words in shared memory that they tell each
+// other something by: `store_block` comes after what the thread did before it.
+__device__ inline void sync_some(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline bool all_of_some(u32 id, u32 threads, bool x) {
+    u32 all;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.and.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
+                 : "=r"(all)
+                 : "r"(id), "r"(threads), "r"((u32)x)
+                 : "memory");
+    return all != 0;
+}
+__device__ inline void store_block(u32* at, u32 x) {
+    __threadfence_block();
+    *(volatile u32*)at = x;
+}
+__device__ inline u32 load_block(const u32* at) {
+    const u32 x = *(const volatile u32*)at;
+    __threadfence_block();
+    return x;
 }

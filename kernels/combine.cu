@@ -13,46 +13,12 @@
 // launch dimensions or alignment.
 //
 // Kernels that meet have at most BLOCKS blocks, the same number on all members, all resident at once.
-#include "lanes.cuh"
-#include "meet.cuh"
-#include "move.cuh"
+#include "combine.cuh"
 
 // Bytes of pairs, by number.
 struct Sizes {
     u64 bytes[8];
 };
-
-// The arguments in shared memory, where they can be indexed.
-template <class T> struct Table {
-    u64 source[MOST], destination[MOST];
-    Acc<T> factor[MOST];
-    u32 epoch[MOST];
-    u64 odd; // bits in which the addresses in use differ
-};
-
-// Where the units of a loop are: unit i < split at `base` and on, the others `gap` bytes further.
-struct Places {
-    u64 units, base, split, gap;
-};
-
-template <class Unit> __device__ inline u64 offset_of(const Places& places, u64 i) {
-    // Only single elements lie in two places, before and after the packs.
-    const u64 gap = sizeof(Unit) < 16 && i >= places.split ? places.gap : 0;
-    return places.base + i * sizeof(Unit) + gap;
-}
-
-template <class T, class Unit, u32 U>
-__device__ inline void store_all(const Table<T>& table, u32 destinations, const u64 (&offset)[U], const bool (&here)[U],
-                                 const Unit (&unit)[U]) {
-#pragma unroll 1
-    for (u32 j = 0; j < destinations; j++) {
-        const u64 to = table.destination[j];
-#pragma unroll
-        for (u32 u = 0; u < U; u++) {
-            if (here[u]) store(to + offset[u], unit[u]);
-        }
-    }
-}
 
 // Sums of at most K sources. U packs of each are loaded before the first is used: a load from a peer takes
 // microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, are what covers the
@@ -106,56 +72,15 @@ __device__ inline void sum_packs(const Table<T>& table, Ending<T> ending, u32 so
     }
 }
 
-// Any number of sources and any operation. G sources are loaded at once.
-template <class T, class Unit>
-__device__ inline void fold_units(const Table<T>& table, u32 op, Ending<T> ending, u32 sources, u32 destinations,
-                                  Places places) {
-    const u32 W = sizeof(Unit) / sizeof(T);
-    const u32 G = 8;
-#pragma unroll 1
-    for (u64 i = grid_index(); i < places.units; i += grid_size()) {
-        const u64 offset = offset_of<Unit>(places, i);
-        Acc<T> acc[W] = {};
-#pragma unroll 1
-        for (u32 k = 0; k < sources; k += G) {
-            Unit in[G];
-#pragma unroll
-            for (u32 g = 0; g < G; g++) {
-                if (k + g < sources) in[g] = load<Unit>(table.source[k + g] + offset);
-            }
-#pragma unroll 1
-            for (u32 g = 0; g < G && k + g < sources; g++) {
-                const Unit unit = pick(in, g);
-                Acc<T> x[W];
-#pragma unroll
-                for (u32 w = 0; w < W; w++) x[w] = widened(lane<T>(unit, w));
-                fold_any<T>(op, k + g, acc, x, table.factor);
-            }
-        }
-        Unit out[1];
-#pragma unroll
-        for (u32 w = 0; w < W; w++) set_lane(out[0], w, ending(acc[w]));
-        store_all(table, destinations, {offset}, {true}, out);
-    }
-}
-
-// Packs where all addresses are aligned alike; the ends, or all when they are not, element by element.
 template <class T>
 __device__ inline void fold(const Table<T>& table, u64 n, u32 op, u32 sources, u32 destinations) {
-    const u32 W = 16 / sizeof(T);
     const Ending<T> ending(op, sources);
-    Places packs = {0, 0, 0, 0}, rest = {n, 0, n, 0};
-    if (table.odd % 16 == 0) {
-        const u64 to_aligned = ((0 - table.source[0]) & 15) / sizeof(T);
-        const u64 head = n < to_aligned ? n : to_aligned;
-        packs.units = (n - head) / W;
-        packs.base = head * sizeof(T);
-        rest = {n - packs.units * W, 0, head, packs.units * 16};
-    }
+    const auto [packs, rest] = cut(table, n);
+    const Share share = {grid_index(), grid_size()};
     // What training is made of has its own loops.
     const bool sum = op == SUM || (Type<T>::FLOAT && op == AVG);
     if (!sum || sources > 8) {
-        fold_units<T, uint4>(table, op, ending, sources, destinations, packs);
+        fold_units<T, uint4>(share, table, op, ending, sources, destinations, packs);
     } else if (!Type<T>::FLOAT) {
         sum_packs<T, 8, 1>(table, ending, sources, destinations, packs);
     } else if (sources <= 2) {
@@ -165,7 +90,7 @@ __device__ inline void fold(const Table<T>& table, u64 n, u32 op, u32 sources, u
     } else {
         sum_packs<T, 8, 2>(table, ending, sources, destinations, packs);
     }
-    fold_units<T, BitsOf<T>>(table, op, ending, sources, destinations, rest);
+    fold_units<T, BitsOf<T>>(share, table, op, ending, sources, destinations, rest);
 }
 
 template <class T>

@@ -1,6 +1,10 @@
-// How the kernels of one collective, one on each device of a gang, meet: flags and packets in each other's memory.
+// How the kernels of one collective, one on each device of a gang, meet: flags and packets in each other's memory; or in
+// page-locked memory of the host, for devices that cannot name each other's.
 //
-// Every device has one `Signals`. Two devices that meet, meet in the same order on both sides, in kernels of the same
+// Every device has one `Signals`. Where the host's memory is used it has two: the one that its kernels are given, in its own memory
+// (an atomic addition over PCIe is more than every machine can do), of which the addresses, the epochs and the ticket are used;
+// and the one in the host's memory, which `peer` names, for what others write.
+// Two devices that meet, meet in the same order on both sides, in kernels of the same
 // grid, one at a time on each device; so both count the same epoch for their pair, without asking anyone. A meeting in
 // which every member waits for every other one adds one to the epochs of all its pairs.
 //
@@ -12,6 +16,10 @@
 
 const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
+const u32 STAGED = 32;    // and of one that goes through the host's memory
+
+// What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away.
+enum Step : u32 { PUT, DONE, TAKEN };
 
 // In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the
 // layout.
@@ -25,8 +33,9 @@ struct Signals {
     u32 packets;                     // of each sender and parity
     u32 pad[10];
     u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
+    u64 step[3][STAGED][MOST];       // [`Step`][block][ordinal of the sender]: the epoch, and below it how many
 };
-static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4, "as the host lays it out");
+static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 3 * STAGED * MOST * 8, "as the host lays it out");
 
 // Behind the signals, for as many senders as the pool has devices: [ordinal of the sender][parity of the epoch][i], each
 // {data, epoch, data, epoch}.
@@ -52,6 +61,11 @@ __device__ inline u32 ordinal(const Meet& meet, u32 rank) { return (u32)(meet.me
 
 // Never 0, which is in memory that nobody has written yet; and 2 after the last one, so that parities still alternate.
 __device__ inline u32 following(u32 epoch) { return epoch == ~0u ? 2u : epoch + 1; }
+
+// Where a member's flags and packets arrive, the own ones too.
+__device__ inline Signals* signals_of(const Meet& meet, u32 rank) {
+    return (Signals*)meet.signals->peer[ordinal(meet, rank)];
+}
 
 // How long one thread has waited in one place.
 struct Patience {
@@ -111,10 +125,9 @@ class Barrier {
         const u32 rank = threadIdx.x;
         if (rank >= meet.count || rank == meet.me) return true;
         const u32 other = ordinal(meet, rank);
-        Signals* peer = (Signals*)meet.signals->peer[other];
         const u32 expected = epoch[rank];
-        store_release(&peer->flag[which][blockIdx.x][ordinal(meet, meet.me)], expected);
-        const u32* mine = &meet.signals->flag[which][blockIdx.x][other];
+        const u32* mine = &signals_of(meet, meet.me)->flag[which][blockIdx.x][other];
+        store_release(&signals_of(meet, rank)->flag[which][blockIdx.x][ordinal(meet, meet.me)], expected);
         Patience patience;
 #pragma unroll 1
         while (load_relaxed(mine) != expected) {

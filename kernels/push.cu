@@ -40,11 +40,10 @@ struct Lines {
 
 __device__ inline void open_line(Lines& lines, const Meet& meet, u32 rank) {
     const u32 epoch = epoch_with(meet, rank), other = ordinal(meet, rank);
-    const Signals* peer = (const Signals*)meet.signals->peer[other];
     const u32 each = meet.signals->packets;
     lines.epoch[rank] = epoch;
-    lines.inbox[rank] = packets(meet.signals, other, epoch, each);
-    lines.outbox[rank] = packets(peer, ordinal(meet, meet.me), epoch, each);
+    lines.inbox[rank] = packets(signals_of(meet, meet.me), other, epoch, each);
+    lines.outbox[rank] = packets(signals_of(meet, rank), ordinal(meet, meet.me), epoch, each);
 }
 
 // A packet's data: elements [i * E, i * E + E) of x, as far as there are.

@@ -18,6 +18,7 @@
 //! * `.../tune/<devices>`: a pool that measures its limits when it is built, against one that does not
 //! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's all-reduce
 //! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`
+//! * `.../no_peer/..`: without access to each other's memory, see `no_peer.rs`
 //! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
 //!
 //! `SMs` are the blocks of our kernels; NCCL tells its own only in its log, so they are not compared.
@@ -31,6 +32,7 @@ mod calls;
 mod extras;
 mod graph;
 mod nccl;
+mod no_peer;
 mod ops;
 mod plot;
 mod stage;
@@ -71,6 +73,9 @@ impl Machine {
 }
 
 fn main() {
+    if no_peer::is_child() {
+        return;
+    }
     // SAFETY: the program has one thread yet.
     unsafe {
         // Never multicast: on a shared host it can put GPUs of others out of service.
@@ -90,7 +95,8 @@ fn main() {
     let mut curves = Vec::new();
     let mut counts = vec![devices, 2];
     counts.dedup();
-    for &world in counts.iter().filter(|&&world| world > 1 && world <= devices) {
+    counts.retain(|&world| world > 1 && world <= devices);
+    for &world in &counts {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
         graph::run(&mut bench, &machine, &pool, world);
@@ -100,6 +106,9 @@ fn main() {
     }
     extras::run(&mut bench, &machine, &pool);
     calls::run(&mut bench, &machine, &pool);
+    // By itself: contexts of other processes come and go.
+    drop(pool);
+    no_peer::run(&mut bench, &machine, &counts);
     bench.finish();
     curves.iter().for_each(sweep::Curve::summarise);
 }

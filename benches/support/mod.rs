@@ -164,6 +164,11 @@ impl Bench {
         self.notes.push((name, value));
     }
 
+    /// The largest size, if one was asked for.
+    pub fn asked_for(&self) -> Option<usize> {
+        self.options.max
+    }
+
     /// Where pictures are wanted.
     pub fn plot_folder(&self) -> Option<&Path> {
         self.options.plot.as_deref()

@@ -58,6 +58,8 @@ pub(crate) struct Lent {
     pub(crate) factor: f64,
     /// What this member sends to each, and receives from each.
     pub(crate) counts: Option<(Counts, Counts)>,
+    /// Memory of the host through which the others get what it has.
+    pub(crate) stage: Option<Area>,
 }
 
 /// Memory of one device.

@@ -1,7 +1,9 @@
 //! Which algorithm carries a collective out, and why. All members must come to the same answer, so it depends only on what
 //! they have in common: the call, the group, the pool.
 
-use super::{Algorithm, DType, Group, ReduceOp, ReduceOrder, plan::Shape, run::Request, tuner::Limits};
+use super::{
+    Algorithm, DType, Group, ReduceOp, ReduceOrder, plan::Shape, run::Request, signals::Signals, tuner::Limits,
+};
 use crate::runtime::worker::Shared;
 
 /// How a collective is carried out.
@@ -13,12 +15,18 @@ pub(crate) enum Way {
     Spin,
     /// The same, with the flags in the data.
     Push,
+    /// Through stages in the host's memory: one kernel each, which meets its peers' there; or by events, as a stepped one.
+    Staged,
     Copies,
     Ring,
 }
 
 /// Devices whose memory one kernel can name on a GPU.
 const MOST: usize = 16;
+
+/// Bytes that a device sends up to which packets go through the host's memory: who waits reads all that it waits for again
+/// and again over the bus, so more than a microsecond's worth is slower than a flag.
+const PUSHED_STAGED: usize = 32 << 10;
 
 /// What [`choose`] goes by.
 pub(crate) struct Case {
@@ -41,9 +49,11 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     let software = link.driver.info().compute_capability == (0, 0);
     let sums = matches!(case.all_reduce, Some((DType::F32 | DType::F64, ReduceOp::Sum | ReduceOp::Avg)));
     let rings = sums && case.in_place && n > 1 && shared.reduce_order != ReduceOrder::Rank;
+    let most = if software { usize::MAX } else { MOST };
     match shared.algorithm {
         Algorithm::Ring if rings => return (Way::Ring, "asked for"),
         Algorithm::Copies => return (Way::Copies, "asked for"),
+        Algorithm::Staged if (2..=most).contains(&n) && !link.in_virtual_time() => return (Way::Staged, "asked for"),
         _ => {}
     }
     if rings && link.in_virtual_time() {
@@ -51,6 +61,19 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     }
     if link.in_virtual_time() {
         return (Way::Copies, "virtual time is for copies; what kernels do with peers' memory is not modelled");
+    }
+    if let (false, true, Some(signals)) = (direct, n > 1, shared.signals.get())
+        && signals.have_stages()
+    {
+        return match case.packets {
+            Some(each) if each > 0 && each <= signals.push_bytes() && each * (n - 1) <= PUSHED_STAGED => {
+                (Way::Push, "small, without peer access: data that carries its flags, through the host's memory")
+            }
+            _ => (
+                Way::Staged,
+                "not all members have peer access, but their kernels can meet in the host's memory: one launch each",
+            ),
+        };
     }
     if rings && !direct {
         return (Way::Ring, "not all members have peer access: a ring keeps every link of the host busy in turn");
@@ -64,7 +87,8 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     if rings && !software && case.bytes >= limits.ring && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
-    let (Some(signals), true) = (shared.signals.get(), n > 1) else {
+    // Of a group with peer access in a pool without, kernels do not meet: flags in the host's memory are slow.
+    let (Some(signals), true) = (shared.signals.get().filter(|signals| !signals.have_stages()), n > 1) else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     };
     match case.packets {
@@ -77,6 +101,16 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
 }
 
 impl Group<'_> {
+    /// Where the kernels meet on the devices, if they do that way.
+    pub(super) fn signals(&self, way: Way) -> Option<&Signals> {
+        let signals = self.dev.worker.shared.signals.get()?;
+        match way {
+            Way::Spin | Way::Push => Some(signals),
+            Way::Staged if signals.have_stages() => Some(signals),
+            _ => None,
+        }
+    }
+
     /// How big and how many what this group does is worth being.
     pub(super) fn limits(&self) -> &Limits {
         self.dev.worker.shared.limits().of(self.count())

@@ -1,12 +1,13 @@
 //! The device kernels of the collectives: how they are named, and how their arguments are laid out.
 //!
-//! The device halves are `kernels/combine.cu` and `kernels/push.cu`; `kernels/meet.cuh` says how the kernels of several
+//! The device halves are `kernels/combine.cu`, `kernels/push.cu` and `kernels/staged.cu`; `kernels/meet.cuh` says how the kernels of several
 //! devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
 //!
 //! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank order, half
 //! types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
 mod lane;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod twin;
@@ -18,6 +19,8 @@ use crate::{
 };
 use smallvec::SmallVec;
 
+pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_SLOTS, Stage, Staged};
+
 /// Devices that a kernel on a GPU can name.
 pub(crate) const MOST: usize = 16;
 /// Blocks of a kernel that meets, at most.
@@ -26,14 +29,16 @@ pub(crate) const BLOCKS: u32 = 128;
 pub(crate) const THREADS: u32 = 512;
 /// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, the packets of pushes.
 pub(crate) mod signals {
-    use super::{BLOCKS, MOST};
+    use super::{BLOCKS, MOST, STAGED_BLOCKS};
 
-    const HEADER: usize = 256;
-    const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4;
+    /// What a device alone writes, with the addresses.
+    pub(crate) const HEADER: usize = 256;
+    const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4 + 3 * STAGED_BLOCKS * MOST * 8;
 
-    /// Packets of each sender and parity in a pool of so many devices: as many as are worth pushing to all the others.
-    pub(crate) const fn packets(devices: usize) -> usize {
-        let most = PUSHED / (8 * (devices - 1));
+    /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as are worth
+    /// pushing to all the others.
+    pub(crate) const fn packets(devices: usize, pushed: usize) -> usize {
+        let most = pushed / (8 * (devices - 1));
         if most < 65536 { most / 512 * 512 } else { 65536 }
     }
 
@@ -41,19 +46,22 @@ pub(crate) mod signals {
     /// and 4 H200s that was faster than slices with barriers at every size that fits (`benches/results`).
     pub(crate) const PUSHED: usize = 768 << 10;
 
-    /// All of it.
-    pub(crate) const fn bytes(devices: usize) -> usize {
-        HEADER + FLAGS + devices * 2 * packets(devices) * 16
+    /// The same where packets cross the host's memory: what there is room for. How much is worth it is less ([`choose`](super::super::choose)).
+    pub(crate) const PUSHED_THROUGH_HOST: usize = 64 << 10;
+
+    /// All of it, with so many packets.
+    pub(crate) const fn bytes(devices: usize, packets: usize) -> usize {
+        HEADER + FLAGS + devices * 2 * packets * 16
     }
 
     /// How it begins; all else is zero.
-    pub(crate) fn header(peers: &[u64], abort: u64, report: u64) -> Vec<u64> {
+    pub(crate) fn header(peers: &[u64], abort: u64, report: u64, packets: usize) -> Vec<u64> {
         let mut words = vec![0; HEADER / 8];
         words[..peers.len()].copy_from_slice(peers);
         words[MOST] = abort;
         words[MOST + 1] = report;
         // Behind the epochs, and the ticket that is the word's lower half.
-        words[MOST + 2 + MOST / 2] = (packets(peers.len()) as u64) << 32;
+        words[MOST + 2 + MOST / 2] = (packets as u64) << 32;
         words
     }
 
@@ -112,31 +120,31 @@ pub(crate) struct Entry {
 
 /// `f!(dtype, combine)` is the name of the function and the twin for that type.
 macro_rules! by_type {
-    ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal;)+) => {
+    ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal, $staged:literal;)+) => {
         match $dtype {
-            $(DType::$D => (($combine, twin::combine::<$T> as HostKernel), $push),)+
+            $(DType::$D => (($combine, twin::combine::<$T> as HostKernel), $push, $staged),)+
         }
     };
 }
 
-fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str) {
+fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str, &'static str) {
     by_type! { dtype,
-        F32 f32, "combine_f32", "push_f32";
-        F64 f64, "combine_f64", "push_f64";
-        F16 half::f16, "combine_f16", "push_f16";
-        BF16 half::bf16, "combine_bf16", "push_bf16";
-        I8 i8, "combine_i8", "push_i8";
-        U8 u8, "combine_u8", "push_u8";
-        I32 i32, "combine_i32", "push_i32";
-        U32 u32, "combine_u32", "push_u32";
-        I64 i64, "combine_i64", "push_i64";
-        U64 u64, "combine_u64", "push_u64";
+        F32 f32, "combine_f32", "push_f32", "staged_f32";
+        F64 f64, "combine_f64", "push_f64", "staged_f64";
+        F16 half::f16, "combine_f16", "push_f16", "staged_f16";
+        BF16 half::bf16, "combine_bf16", "push_bf16", "staged_bf16";
+        I8 i8, "combine_i8", "push_i8", "staged_i8";
+        U8 u8, "combine_u8", "push_u8", "staged_u8";
+        I32 i32, "combine_i32", "push_i32", "staged_i32";
+        U32 u32, "combine_u32", "push_u32", "staged_u32";
+        I64 i64, "combine_i64", "push_i64", "staged_i64";
+        U64 u64, "combine_u64", "push_u64", "staged_u64";
     }
 }
 
 /// Launched with [`Combine::args`].
 pub(crate) fn combine(dtype: DType) -> Entry {
-    let ((name, host), _) = names(dtype);
+    let ((name, host), ..) = names(dtype);
     Entry { module: &builtin::COMBINE, name, host: Some(host) }
 }
 
@@ -148,6 +156,11 @@ pub(crate) fn pairs() -> Entry {
 /// Launched with [`Push::args`]. Without a twin: software GPUs have nothing to gain from it.
 pub(crate) fn push(dtype: DType) -> Entry {
     Entry { module: &builtin::PUSH, name: names(dtype).1, host: None }
+}
+
+/// Launched with [`Staged::args`]. Without a twin: software GPUs do the same by `combine` and `pairs`.
+pub(crate) fn staged(dtype: DType) -> Entry {
+    Entry { module: &builtin::STAGED, name: names(dtype).2, host: None }
 }
 
 /// A range of some device's memory.

@@ -6,8 +6,9 @@
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
-//!   by kernels that meet on the devices ([`signals`]); [`copies`]: by copies, also through the host; [`ring`]:
-//!   all-reduce around a ring of copies. [`tuner`]: from which size on which.
+//!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
+//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring of copies. [`tuner`]: from which size
+//!   on which.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
 //! [`replay`]: how collectives get into graphs, and run from there.
@@ -31,6 +32,8 @@ mod ring;
 pub(crate) mod run;
 pub(crate) mod signals;
 pub(crate) mod spin;
+mod stage;
+pub(crate) mod staged;
 pub(crate) mod tuner;
 mod types;
 

@@ -13,7 +13,6 @@ use super::{
     board::Payload,
     brief::Brief,
     call::{LAUNCH, Origin},
-    choose::Way,
     kernels::Meet,
     run::Request,
     spin::{self, Missed},
@@ -58,7 +57,7 @@ impl Group<'_> {
         }
         let origin = Origin::graph(dev.session.gang.place(), self.next_number());
         let way = self.way(&request);
-        if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
+        if let Some(signals) = self.signals(way) {
             let meet = spin::capture(self, &request, way, signals)?;
             access.submitted();
             recording.meets(|before| match before {

@@ -16,7 +16,7 @@ use super::{
     copies, direct,
     kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
-    ring, spin,
+    ring, spin, staged,
     tuner::Limits,
 };
 use crate::{
@@ -97,8 +97,11 @@ impl Group<'_> {
     pub(super) fn carry_by(&self, request: &Request, way: Way, limits: &Limits) -> Result<()> {
         let (dev, name) = (self.dev, request.call.op());
         let mut access = self.access(request)?;
-        if let (Way::Spin | Way::Push, Some(signals)) = (way, dev.worker.shared.signals.get()) {
+        if let Some(signals) = self.signals(way) {
             return spin::run(self, request, (way, limits), signals, access);
+        }
+        if way == Way::Staged {
+            return staged::run(self, request, access);
         }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
@@ -224,6 +227,7 @@ impl Request {
             ready,
             factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
             counts: self.counts.clone(),
+            stage: None,
         }
     }
 

@@ -1,7 +1,10 @@
 //! The memory through which the kernels of a collective meet on the devices: epochs, flags and packets on each device
 //! (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends their waiting.
+//!
+//! Between devices that cannot name each other's memory, what others write (flags and packets) and read (the stages) is in
+//! page-locked memory of the host, a piece for each device; on the device there is only what it alone writes.
 
-use super::kernels::{self, MOST, signals};
+use super::kernels::{self, MOST, STAGED_BLOCKS, STAGED_SLOTS, signals};
 use crate::{
     Device, GpuPool,
     driver::Address,
@@ -18,11 +21,20 @@ const LINES: usize = 256;
 const PLACE: usize = 8;
 const REPORT: usize = 128;
 
+/// Bytes of a slot of a stage. A stage has 4 MiB then: pieces that a device writes are still in the host's cache when others read
+/// them.
+pub(super) const SLOT: usize = 32 << 10;
+const STAGE: usize = SLOT * STAGED_SLOTS * STAGED_BLOCKS;
+
 /// Of one pool.
 pub(crate) struct Signals {
     /// On each device, by ordinal. Before the words: kernels that are gone poll nothing.
     devices: Vec<OnDevice>,
+    /// Where devices meet in the host's memory: a piece for each.
+    rooms: Vec<Pinned>,
     words: Arc<Words>,
+    /// Of each sender and parity.
+    packets: usize,
 }
 
 /// Memory of a device that is not its pool's: it would be in use for ever in the pool's counts. Given back when it is dropped.
@@ -36,66 +48,115 @@ impl Drop for OnDevice {
     }
 }
 
-/// Page-locked memory, [`LINES`] bytes for each device. Given back when it is dropped.
-struct Words {
+/// Page-locked memory. Given back when it is dropped.
+struct Pinned {
     link: Arc<Link>,
     first: usize,
 }
 
-impl Drop for Words {
-    fn drop(&mut self) {
-        // SAFETY: as for `OnDevice`.
-        let _ = unsafe { self.link.driver.host_free(self.at(0, 0).cast()) };
+impl Pinned {
+    fn new(link: &Arc<Link>, bytes: usize) -> Result<Self> {
+        let first = link.check("signals", link.driver.host_alloc(bytes))?.expose_provenance();
+        Ok(Pinned { link: link.clone(), first })
+    }
+
+    fn at(&self, offset: usize) -> *mut u64 {
+        std::ptr::with_exposed_provenance_mut(self.first + offset)
     }
 }
 
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: as for `OnDevice`.
+        let _ = unsafe { self.link.driver.host_free(self.at(0).cast()) };
+    }
+}
+
+/// [`LINES`] bytes for each device.
+struct Words(Pinned);
+
 impl Signals {
-    /// Sets them up, if kernels of these devices can meet: GPUs that all have access to each other, that run what was launched
-    /// while the host goes on, and that no checker watches (which knows no flags).
+    /// Sets them up, if kernels of these devices can meet: GPUs that run what was launched while the host goes on, and that no
+    /// checker watches (which knows no flags). In the host's memory unless all have access to each other.
     pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<Signals>>> {
         let shared = &pool.shared;
         if !can_meet(shared) {
             return Ok(None);
         }
-        let bytes = signals::bytes(shared.devices());
+        let n = shared.devices();
+        let direct = shared.are_direct(&(0..n).collect::<Vec<_>>());
+        let packets = signals::packets(n, if direct { signals::PUSHED } else { signals::PUSHED_THROUGH_HOST });
+        let bytes = if direct { signals::bytes(n, packets) } else { signals::HEADER };
         let made = pool.run(|dev, _| {
             let link = &dev.worker.link;
             let own = OnDevice(link.clone(), link.check("signals", link.driver.mem_alloc(bytes))?);
+            // By this thread, which is near to its device.
+            let room = (!direct).then(|| Pinned::new(link, signals::bytes(n, packets) + STAGE)).transpose()?;
+            let inbox = room.as_ref().map_or(own.1, |room| room.first as u64);
             let words = match dev.rank() {
-                0 => {
-                    let first = link.check("signals", link.driver.host_alloc(MOST * LINES))?.expose_provenance();
-                    Some(Arc::new(Words { link: link.clone(), first }))
-                }
+                0 => Some(Arc::new(Words(Pinned::new(link, MOST * LINES)?))),
                 _ => None,
             };
-            let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((own.1, words))?.into_iter().unzip();
+            let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((inbox, words))?.into_iter().unzip();
             let words = words.swap_remove(0).expect("the first has them");
             let (abort, report) = (words.abort(dev.index()) as u64, words.report(dev.index()) as u64);
-            let header = signals::header(&peers, abort, report);
+            let header = signals::header(&peers, abort, report, packets);
             // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
             unsafe { lay_out(dev, own.1, bytes, &header)? };
-            Ok((own, words))
+            Ok((own, room, words))
         })?;
-        let (devices, mut words): (Vec<_>, Vec<_>) = made.into_iter().unzip();
-        Ok(Some(Arc::new(Signals { devices, words: words.swap_remove(0) })))
+        let (mut devices, mut rooms) = (Vec::with_capacity(n), Vec::new());
+        let mut first = None;
+        for (own, room, words) in made {
+            devices.push(own);
+            rooms.extend(room);
+            first = Some(words);
+        }
+        let words = first.expect("there are several devices");
+        Ok(Some(Arc::new(Signals { devices, rooms, words, packets })))
+    }
+
+    /// Whether devices meet in the host's memory, where they have stages.
+    pub(crate) fn have_stages(&self) -> bool {
+        !self.rooms.is_empty()
+    }
+
+    /// Bytes from a device's signals to its stage, where it has one.
+    pub(crate) fn stage_offset(&self) -> u64 {
+        signals::bytes(self.devices.len(), self.packets) as u64
     }
 
     /// As new, but every pair of devices has counted up to `epoch`: for tests of what comes after the last number. What is left of
     /// earlier meetings goes, too, since some of it may have numbers that come again.
     pub(crate) fn restart(&self, pool: &GpuPool, epoch: u32) -> Result<()> {
-        let peers: Vec<_> = self.devices.iter().map(|device| device.1).collect();
+        let n = self.devices.len();
+        let inboxes: Vec<_> = (0..n).map(|k| self.inbox(k)).collect();
+        let (bytes, packets) = (signals::bytes(n, self.packets), self.packets);
         let restarted = pool.run(|dev, _| {
             let me = dev.index();
             let (abort, report) = (self.words.abort(me) as u64, self.words.report(me) as u64);
-            let mut header = signals::header(&peers, abort, report);
+            let mut header = signals::header(&inboxes, abort, report, packets);
             signals::count_up_to(&mut header, epoch);
             // All are here, and have drained what was before: nobody writes flags or packets any more.
             dev.barrier()?;
             // SAFETY: the memory is this device's own, and no kernel that knows it runs before the barrier below.
-            unsafe { lay_out(dev, peers[me], signals::bytes(peers.len()), &header)? };
+            unsafe {
+                match self.rooms.get(me) {
+                    None => lay_out(dev, self.address(me), bytes, &header)?,
+                    Some(room) => {
+                        lay_out(dev, self.address(me), signals::HEADER, &header)?;
+                        room.at(0).cast::<u8>().write_bytes(0, bytes);
+                    }
+                }
+            }
             dev.barrier()
         });
         restarted.map(drop)
+    }
+
+    /// Where the others find a device's flags and packets.
+    fn inbox(&self, device: usize) -> Address {
+        self.rooms.get(device).map_or(self.address(device), |room| room.first as u64)
     }
 
     /// What a kernel of this device is given.
@@ -105,14 +166,14 @@ impl Signals {
 
     /// The most that one push can carry, in bytes.
     pub(crate) fn push_bytes(&self) -> usize {
-        signals::packets(self.devices.len()) * 8
+        self.packets * 8
     }
 
     /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the launch. All
     /// work of gangs before it is over.
     pub(crate) fn launches_in(&self, device: usize, place: u64) {
         // SAFETY: a word of `words`, which lives; one thread of the host writes it.
-        unsafe { store_word(self.words.at(device, PLACE), place) };
+        unsafe { store_word(self.words.place(device), place) };
     }
 
     /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.
@@ -144,23 +205,20 @@ fn can_meet(shared: &Shared) -> bool {
     let n = shared.devices();
     let hardware = |link: &Arc<Link>| link.driver.info().compute_capability != (0, 0) && link.watch().is_none();
     let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
-    (2..=MOST).contains(&n)
-        && !serial
-        && shared.links.iter().all(hardware)
-        && shared.are_direct(&(0..n).collect::<Vec<_>>())
+    (2..=MOST).contains(&n) && !serial && shared.links.iter().all(hardware)
 }
 
 impl Words {
-    fn at(&self, device: usize, offset: usize) -> *mut u64 {
-        std::ptr::with_exposed_provenance_mut(self.first + device * LINES + offset)
+    fn abort(&self, device: usize) -> *mut u64 {
+        self.0.at(device * LINES)
     }
 
-    fn abort(&self, device: usize) -> *mut u64 {
-        self.at(device, 0)
+    fn place(&self, device: usize) -> *mut u64 {
+        self.0.at(device * LINES + PLACE)
     }
 
     fn report(&self, device: usize) -> *mut u64 {
-        self.at(device, REPORT)
+        self.0.at(device * LINES + REPORT)
     }
 }
 

@@ -22,6 +22,7 @@ use super::{
     plan::{Shape, Side},
     run::{Request, Spot, lent},
     signals::Signals,
+    staged,
     tuner::Limits,
 };
 use crate::{
@@ -211,7 +212,7 @@ pub(super) fn run(
     let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, true))?;
     match met.shape(group, request) {
         Ok(shape) => {
-            let launched = submit(group, request, (way, limits), &shape, &met, meet);
+            let launched = submit(group, request, (way, limits, signals), &shape, &met, meet);
             drop(window);
             finish(group, request, meet, access, launched)
         }
@@ -230,7 +231,7 @@ pub(super) fn capture(group: &Group<'_>, request: &Request, way: Way, signals: &
     check_not_blocked(group.dev, request.call.op())?;
     let met = Met::of(group, request, false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
-    submit(group, request, (way, group.limits()), &shape, &met, meet)?;
+    submit(group, request, (way, group.limits(), signals), &shape, &met, meet)?;
     Ok(meet)
 }
 
@@ -238,7 +239,7 @@ pub(super) fn capture(group: &Group<'_>, request: &Request, way: Way, signals: &
 fn submit(
     group: &Group<'_>,
     request: &Request,
-    (way, limits): (Way, &Limits),
+    (way, limits, signals): (Way, &Limits, &Signals),
     shape: &Shape,
     met: &Met,
     meet: Meet,
@@ -246,13 +247,20 @@ fn submit(
     let (n, grain) = (group.count(), request.grain());
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
-    if way == Way::Push {
-        return push(group, request, shape, factors.collect(), meet, limits);
+    match way {
+        Way::Push => push(group, request, shape, factors.collect(), meet, limits),
+        Way::Staged => {
+            let factors: SmallVec<[f64; 8]> = factors.collect();
+            let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
+            staged::launch(group, request, shape, factors, meet, signals)
+        }
+        _ => {
+            // Whose memory it is does not matter to a kernel.
+            let spot = |member, side| Spot { device: group.dev.index(), address: met.address(member, side) };
+            let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
+            direct::submit(group, request, &job, meet, largest, limits)
+        }
     }
-    // Whose memory it is does not matter to a kernel.
-    let spot = |member, side| Spot { device: group.dev.index(), address: met.address(member, side) };
-    let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
-    direct::submit(group, request, &job, meet, largest, limits)
 }
 
 /// Notes what was launched; or that nothing was, and tells the gang.
@@ -317,7 +325,7 @@ pub(crate) fn make_up(worker: &Worker) -> Result<()> {
 }
 
 /// A kernel that meets its peers' and touches nothing.
-fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
+pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
     let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
     direct::launch_on(worker, stream, name, super::kernels::combine(DType::U8), 1, &none.args(false))
 }

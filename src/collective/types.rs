@@ -138,6 +138,9 @@ pub enum Algorithm {
     Direct,
     /// The same parts by copies, with the arithmetic in local memory: also through the host where there is no peer access.
     Copies,
+    /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it there. What
+    /// is fastest where there is no peer access; GPUs that have it go by events.
+    Staged,
     /// `all_reduce` around a ring of copies (`f32` and `f64`, `Sum` and `Avg`); it leaves the processors to other work. What it
     /// cannot do runs as under `Auto`.
     Ring,
@@ -151,8 +154,9 @@ impl std::str::FromStr for Algorithm {
             "auto" => Ok(Algorithm::Auto),
             "direct" => Ok(Algorithm::Direct),
             "copies" => Ok(Algorithm::Copies),
+            "staged" => Ok(Algorithm::Staged),
             "ring" => Ok(Algorithm::Ring),
-            _ => Err(format!("{name:?} is no algorithm: auto, direct, copies or ring")),
+            _ => Err(format!("{name:?} is no algorithm: auto, direct, copies, staged or ring")),
         }
     }
 }

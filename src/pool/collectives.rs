@@ -7,7 +7,7 @@ use crate::{
         direct,
         plan::Shape,
         run::GRAIN,
-        spin,
+        spin, staged,
     },
 };
 use std::fmt;
@@ -58,15 +58,22 @@ impl GpuPool {
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
             Way::Spin => (Algorithm::Direct, "flags"),
-            Way::Push => (Algorithm::Direct, "packets"),
+            Way::Push if direct => (Algorithm::Direct, "packets"),
+            Way::Push => (Algorithm::Staged, "packets"),
+            Way::Staged if self.shared.signals.get().is_some_and(|signals| signals.have_stages()) => {
+                (Algorithm::Staged, "flags")
+            }
+            Way::Staged => (Algorithm::Staged, "events"),
             Way::Copies => (Algorithm::Copies, "events"),
             Way::Ring => (Algorithm::Ring, "events"),
         };
-        let part = Shape::AllReduce { len: bytes / dtype.size() }.largest(n, GRAIN / dtype.size()) * dtype.size();
+        let shape = Shape::AllReduce { len: bytes / dtype.size() };
+        let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
         let blocks = match way {
             Way::Push => spin::pushing(bytes, limits),
             Way::Direct | Way::Spin => direct::combining(part, n, limits),
-            Way::Copies | Way::Ring => direct::blocks(part),
+            Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype),
+            Way::Staged | Way::Copies | Way::Ring => direct::blocks(part),
         };
         Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }
     }

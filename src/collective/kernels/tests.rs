@@ -275,8 +275,8 @@ fn members_are_packed_in_rank_order() {
 #[test]
 fn signals_lie_where_the_kernels_look_for_them() {
     // `static_assert`ed in kernels/meet.cuh by the same sum.
-    assert_eq!(signals::bytes(2), 16640 + 2 * 2 * 65536 * 16);
-    let header = signals::header(&[10, 20], 30, 40);
+    assert_eq!(signals::bytes(2, 65536), 16640 + 12288 + 2 * 2 * 65536 * 16);
+    let header = signals::header(&[10, 20], 30, 40, 65536);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
     // A `u32` at byte 212.
     assert_eq!(header.iter().skip(18).filter(|word| **word != 0).collect::<Vec<_>>(), [&(65536 << 32)]);
@@ -286,8 +286,11 @@ fn signals_lie_where_the_kernels_look_for_them() {
     // `epoch[16]` at byte 144, and nothing else.
     assert_eq!((&later[..18], &later[18..26], &later[26..]), (&header[..18], &[7 << 32 | 7; 8][..], &header[26..]));
     for devices in 2..=MOST {
-        let sent = (devices - 1) * signals::packets(devices) * 8;
-        assert!(sent <= signals::PUSHED && signals::bytes(devices) <= 16 << 20, "{devices} devices");
+        for pushed in [signals::PUSHED, signals::PUSHED_THROUGH_HOST] {
+            let packets = signals::packets(devices, pushed);
+            let sent = (devices - 1) * packets * 8;
+            assert!(packets > 0 && sent <= pushed && signals::bytes(devices, packets) <= 16 << 20, "{devices} devices");
+        }
     }
 }
 
@@ -333,6 +336,11 @@ fn arguments_fit_the_compiled_kernels() {
         let call = Push { n: 1, op, route, factors, source: one, destination: one, meet };
         let entry = push(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        let stage = Stage { offset: 0, chunk: 128, slot: 128, steps: 1, lanes: 1, two: 0, spare: [0; 5] };
+        let (role, puts, pulls) = (Role::default(), Moves::default(), Moves::default());
+        let call = Staged { meet, stage, role, op, factors, puts, pulls };
+        let entry = staged(dtype);
+        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }
     let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: Meet::NONE };
     assert_eq!(sizes(&call.args(false)), parameters(pairs().module.image.ptx.unwrap(), pairs().name));
@@ -341,7 +349,7 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    for entry in [combine(DType::F32), push(DType::F32)] {
+    for entry in [combine(DType::F32), push(DType::F32), staged(DType::F32)] {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
     }

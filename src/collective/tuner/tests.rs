@@ -96,8 +96,10 @@ proptest! {
     fn kernels_fit_on_the_smallest_device(multiprocessors in 0u32..300, members in 1usize..64) {
         let limits = Limits::default_of(members).capped(multiprocessors);
         let most = multiprocessors.clamp(1, 128);
-        prop_assert!((1..=most).contains(&limits.blocks) && (1..=most).contains(&limits.large_blocks));
-        prop_assert!(multiprocessors < 64 || limits == Limits::default_of(members));
+        for blocks in [limits.blocks, limits.large_blocks, limits.push_blocks] {
+            prop_assert!((1..=most).contains(&blocks));
+        }
+        prop_assert!(multiprocessors < 128 || limits == Limits::default_of(members));
     }
 }
 

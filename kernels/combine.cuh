@@ -1,0 +1,89 @@
+// Memory of several places folded into memory of several places, by all or by some of a kernel's threads.
+#pragma once
+#include "lanes.cuh"
+#include "meet.cuh"
+#include "move.cuh"
+
+// The arguments in shared memory, where they can be indexed.
+template <class T> struct Table {
+    u64 source[MOST], destination[MOST];
+    Acc<T> factor[MOST];
+    u32 epoch[MOST];
+    u64 odd; // bits in which the addresses in use differ
+};
+
+// Where the units of a loop are: unit i < split at `base` and on, the others `gap` bytes further.
+struct Places {
+    u64 units, base, split, gap;
+};
+
+template <class Unit> __device__ inline u64 offset_of(const Places& places, u64 i) {
+    // Only single elements lie in two places, before and after the packs.
+    const u64 gap = sizeof(Unit) < 16 && i >= places.split ? places.gap : 0;
+    return places.base + i * sizeof(Unit) + gap;
+}
+
+template <class T, class Unit, u32 U>
+__device__ inline void store_all(const Table<T>& table, u32 destinations, const u64 (&offset)[U], const bool (&here)[U],
+                                 const Unit (&unit)[U]) {
+#pragma unroll 1
+    for (u32 j = 0; j < destinations; j++) {
+        const u64 to = table.destination[j];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            if (here[u]) store(to + offset[u], unit[u]);
+        }
+    }
+}
+
+// Any number of sources and any operation. G sources are loaded at once.
+template <class T, class Unit>
+__device__ inline void fold_units(Share share, const Table<T>& table, u32 op, Ending<T> ending, u32 sources,
+                                  u32 destinations, Places places) {
+    const u32 W = sizeof(Unit) / sizeof(T);
+    const u32 G = 8;
+#pragma unroll 1
+    for (u64 i = share.first; i < places.units; i += share.step) {
+        const u64 offset = offset_of<Unit>(places, i);
+        Acc<T> acc[W] = {};
+#pragma unroll 1
+        for (u32 k = 0; k < sources; k += G) {
+            Unit in[G];
+#pragma unroll
+            for (u32 g = 0; g < G; g++) {
+                if (k + g < sources) in[g] = load<Unit>(table.source[k + g] + offset);
+            }
+#pragma unroll 1
+            for (u32 g = 0; g < G && k + g < sources; g++) {
+                const Unit unit = pick(in, g);
+                Acc<T> x[W];
+#pragma unroll
+                for (u32 w = 0; w < W; w++) x[w] = widened(lane<T>(unit, w));
+                fold_any<T>(op, k + g, acc, x, table.factor);
+            }
+        }
+        Unit out[1];
+#pragma unroll
+        for (u32 w = 0; w < W; w++) set_lane(out[0], w, ending(acc[w]));
+        store_all(table, destinations, {offset}, {true}, out);
+    }
+}
+
+// What n elements are folded in: packs where all addresses are aligned alike; the ends, or all when they are not, element
+// by element.
+struct Cut {
+    Places packs, rest;
+};
+
+template <class T> __device__ inline Cut cut(const Table<T>& table, u64 n) {
+    const u32 W = 16 / sizeof(T);
+    Cut all = {{0, 0, 0, 0}, {n, 0, n, 0}};
+    if (table.odd % 16 == 0) {
+        const u64 to_aligned = ((0 - table.source[0]) & 15) / sizeof(T);
+        const u64 head = n < to_aligned ? n : to_aligned;
+        all.packs.units = (n - head) / W;
+        all.packs.base = head * sizeof(T);
+        all.rest = {n - all.packs.units * W, 0, head, all.packs.units * 16};
+    }
+    return all;
+}

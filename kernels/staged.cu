@@ -1,0 +1,301 @@
+// Collectives of devices that cannot name each other's memory, in one launch: through page-locked memory of the host. Each
+// member has a *stage* there, behind its `Signals`.
+//
+//   staged_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
+//        (Meet meet, Stage stage, Role role, u32 op, Factors lo, Factors hi, and by eights, low and high:
+//         put_from, put_bytes, pull_to, pull_bytes)
+//
+// What there is to move is cut into pieces, and each piece into parts, one for each block. A block goes through its parts
+// piece by piece, in three teams of warps that work at the same time, so that the bus is busy in both directions:
+//
+//   putters   own memory -> own stage      what others need, a lane for each; and what stays, own memory -> own memory
+//   readers   the others' stages -> own    fold what the others have put for this member with its own, in rank order, to
+//                                          its destination, and to the stage if others want the result
+//   pullers   the others' stages -> own    results, or what was only to be moved
+//
+// With no results to pull (`two` is 0) readers and pullers are one team. A stage has SLOTS slots for each block, which the
+// pieces use in turn. Who fills a slot waits until the others are through with what was in it:
+//
+//   PUT(j)     the sender's piece j is on its stage        before it: DONE(j - SLOTS) of all, for the slot
+//   DONE(j)    it has used everybody's piece j, and its    before it: PUT(j) of all, and its own; TAKEN(j - SLOTS) of all,
+//              own result of piece j is on its stage       for the room of the result
+//   TAKEN(j)   it has everybody's result of piece j        before it: DONE(j) of all
+//
+// Each waits for earlier things only, so nobody waits in a ring. A kernel ends when all others are through with its stage: the next
+// one finds it empty. The pieces are counted from 1 and carry the meeting's epoch, so nothing is reset, and an old
+// count is none; a peer cannot be an epoch ahead, since it needs this kernel's DONE (or TAKEN) to end.
+//
+// In place: a piece of the source is overwritten at the end of the chain PUT, DONE, TAKEN of that piece only, or, by the own reader,
+// after the own PUT.
+#include "combine.cuh"
+
+const u32 SLOTS = 4;
+
+// What all members agree on.
+struct Stage {
+    u64 offset; // of a stage from its member's signals
+    u64 chunk;  // bytes of a lane's part, a multiple of 128
+    u64 slot;   // bytes of a slot, for all lanes
+    u32 steps;  // pieces, at least one
+    u32 lanes;  // 1: one for all; else one for each member, by rank, where an own one is for results
+    u32 two;    // whether results are pulled
+    u32 spare[5];
+};
+
+// The own part.
+struct Role {
+    u64 from, to, bytes;                   // of the fold: own source, own destination or null
+    u64 local_from, local_to, local_bytes; // what stays
+    u64 result;                            // whether the fold's result goes to the stage
+    u64 spare;
+};
+
+struct Eight {
+    u64 x[8];
+};
+
+// By rank, but `put_*`, which is by lane.
+struct Desk {
+    u64 stage[MOST];                       // this block's slots there
+    u64 put_from[MOST], put_bytes[MOST];
+    u64 pull_to[MOST], pull_bytes[MOST];
+    u32 puts;                              // pieces that this block has put; all ones when it has given up
+};
+
+// Some of a block's warps, with a barrier of their own.
+struct Team {
+    u32 id, first, count;
+
+    __device__ u32 index() const { return threadIdx.x - first; }
+    __device__ void sync() const { sync_some(id, count); }
+    // Whether all of them say so. A barrier, too.
+    __device__ bool all(bool x) const { return all_of_some(id, count, x); }
+};
+
+// What a team's functions have at hand.
+template <class T> struct Play {
+    const Meet& meet;
+    const Stage& stage;
+    const Role& role;
+    Desk& desk;
+    Table<T>& table;
+    u32 op;
+    Team team;
+
+    // Everything before it is done, for everybody who waits for it.
+    __device__ void post(Step step, u32 count) const {
+        team.sync();
+        const u32 rank = team.index();
+        if (rank >= meet.count) return;
+        if (rank != meet.me) {
+            u64* to = &signals_of(meet, rank)->step[step][blockIdx.x][ordinal(meet, meet.me)];
+            store_release(to, (u64)table.epoch[rank] << 32 | count);
+        } else if (step == PUT) {
+            store_block(&desk.puts, count);
+        }
+    }
+
+    // Whether all others have come so far. Not when it had to give up.
+    __device__ bool wait(Step step, u32 count) const {
+        const u32 rank = team.index();
+        bool come = true;
+        if (rank < meet.count && rank != meet.me) {
+            const u32 other = ordinal(meet, rank), epoch = table.epoch[rank];
+            const u64* at = &signals_of(meet, meet.me)->step[step][blockIdx.x][other];
+            Patience patience;
+#pragma unroll 1
+            for (;;) {
+                const u64 seen = load_relaxed(at);
+                if ((u32)(seen >> 32) == epoch && (u32)seen >= count) break;
+                // Where there is more to come, looking all the time would take a share of the bus.
+                if (stage.steps > 1 && patience.polls >= 4) __nanosleep(200);
+                if (patience.over(meet, other)) {
+                    come = false;
+                    break;
+                }
+            }
+            load_acquire(at);
+        }
+        return team.all(come);
+    }
+
+    // The same for the putters of this block, who give up by themselves.
+    __device__ bool wait_for_own_put(u32 count) const {
+        bool come = true;
+        if (team.index() == 0) {
+            u32 puts;
+            while ((puts = load_block(&desk.puts)) < count) {}
+            come = puts != ~0u;
+        }
+        return team.all(come);
+    }
+
+    // Where this block's part of piece `j` begins in a lane.
+    __device__ u64 begin(u32 j) const { return ((u64)j * gridDim.x + blockIdx.x) * stage.chunk; }
+
+    __device__ u64 bytes(u64 all, u64 begin) const {
+        return begin >= all ? 0 : all - begin < stage.chunk ? all - begin : stage.chunk;
+    }
+
+    // A lane of the slot of piece `j` on a member's stage.
+    __device__ u64 lane_of(u32 rank, u32 j, u32 lane) const {
+        return desk.stage[rank] + (j % SLOTS) * stage.slot + lane * stage.chunk;
+    }
+
+    // Warp by warp, `count` moves at once: move(k) has {from, to, bytes}.
+    struct Move {
+        u64 from, to, bytes;
+    };
+    template <class F> __device__ void move_all(u32 count, F move) const {
+        const u32 warps = team.count / 32, warp = team.index() / 32;
+        const u32 each = warps / count > 0 ? warps / count : 1;
+        const Share share = {(u64)(warp / count % each) * 32 + team.index() % 32, each * 32};
+        if (warps > count && warp >= each * count) return;
+#pragma unroll 1
+        for (u32 k = warp % count; k < count; k += warps) {
+            const Move m = move(k);
+            const auto to = [&](u32) { return m.to; };
+            if ((m.from ^ m.to) % 16 == 0) {
+                move_by<uint4>(share, m.bytes, m.from, 1, to);
+            } else {
+                move_by<BitsOf<T>>(share, m.bytes, m.from, 1, to);
+            }
+        }
+    }
+
+    __device__ void put(u32 j) const {
+        const u64 at = begin(j);
+        move_all(stage.lanes + (role.local_bytes > 0), [&](u32 k) -> Move {
+            if (k == stage.lanes) return {role.local_from + at, role.local_to + at, bytes(role.local_bytes, at)};
+            return {desk.put_from[k] + at, lane_of(meet.me, j, k), bytes(desk.put_bytes[k], at)};
+        });
+    }
+
+    __device__ void pull(u32 j) const {
+        const u64 at = begin(j);
+        move_all(meet.count, [&](u32 k) -> Move {
+            const u32 lane = stage.lanes == 1 ? 0 : stage.two ? k : meet.me;
+            return {lane_of(k, j, lane), desk.pull_to[k] + at, bytes(desk.pull_bytes[k], at)};
+        });
+    }
+
+    __device__ void fold(u32 j) const {
+        const u64 at = begin(j), here = bytes(role.bytes, at);
+        if (here == 0) return;
+        const u32 lane = stage.lanes == 1 ? 0 : meet.me, rank = team.index();
+        const u32 destinations = (role.to != 0) + (role.result != 0);
+        if (rank < meet.count) table.source[rank] = rank == meet.me ? role.from + at : lane_of(rank, j, lane);
+        if (rank == 0) {
+            u32 d = 0;
+            if (role.to != 0) table.destination[d++] = role.to + at;
+            if (role.result != 0) table.destination[d++] = lane_of(meet.me, j, lane);
+            // Stages are aligned all alike.
+            table.odd = (role.from | (role.to != 0 ? role.to : 0)) % 16;
+        }
+        team.sync();
+        const u64 n = here / sizeof(T);
+        const Cut parts = cut(table, n);
+        const Ending<T> ending(op, meet.count);
+        const Share share = {team.index(), team.count};
+        fold_units<T, uint4>(share, table, op, ending, meet.count, destinations, parts.packs);
+        fold_units<T, BitsOf<T>>(share, table, op, ending, meet.count, destinations, parts.rest);
+    }
+
+    __device__ void put_all() const {
+#pragma unroll 1
+        for (u32 j = 0; j < stage.steps; j++) {
+            if (j >= SLOTS && !wait(DONE, j + 1 - SLOTS)) {
+                if (team.index() == 0) store_block(&desk.puts, ~0u);
+                return;
+            }
+            put(j);
+            post(PUT, j + 1);
+        }
+        wait(DONE, stage.steps);
+    }
+
+    __device__ void read_all() const {
+#pragma unroll 1
+        for (u32 j = 0; j < stage.steps; j++) {
+            if (!wait(PUT, j + 1) || !wait_for_own_put(j + 1)) return;
+            if (stage.two && j >= SLOTS && !wait(TAKEN, j + 1 - SLOTS)) return;
+            fold(j);
+            if (!stage.two) pull(j);
+            post(DONE, j + 1);
+        }
+        if (stage.two) wait(TAKEN, stage.steps);
+    }
+
+    __device__ void pull_all() const {
+#pragma unroll 1
+        for (u32 j = 0; j < stage.steps; j++) {
+            if (!wait(DONE, j + 1)) return;
+            pull(j);
+            post(TAKEN, j + 1);
+        }
+    }
+};
+
+__device__ inline void spread(u64 (&to)[MOST], const Eight& lo, const Eight& hi) {
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        to[k] = lo.x[k];
+        to[8 + k] = hi.x[k];
+    }
+}
+
+// blockDim.x is a multiple of 128.
+template <class T>
+__device__ inline void staged(const Meet& meet, const Stage& stage, const Role& role, u32 op, Desk& desk,
+                              Table<T>& table) {
+    const u32 rank = threadIdx.x;
+    if (rank < meet.count) {
+        table.epoch[rank] = epoch_with(meet, rank);
+        desk.stage[rank] = (u64)signals_of(meet, rank) + stage.offset + (u64)blockIdx.x * SLOTS * stage.slot;
+    }
+    __syncthreads();
+    const bool last = threadIdx.x == blockDim.x - 1;
+    const u32 ticket = last ? take_ticket(meet) : 0;
+    const u32 quarter = blockDim.x / 4, half = 2 * quarter;
+    const Team putters = {1, 0, stage.two ? quarter : half};
+    const Team readers = {2, putters.count, stage.two ? quarter : half};
+    const Team pullers = {3, half, half};
+    const u32 mine = threadIdx.x < putters.count ? 0 : !stage.two || threadIdx.x < half ? 1 : 2;
+    const Play<T> play = {meet, stage, role, desk, table, op, mine == 0 ? putters : mine == 1 ? readers : pullers};
+    if (mine == 0) {
+        play.put_all();
+    } else if (mine == 1) {
+        play.read_all();
+    } else {
+        play.pull_all();
+    }
+    if (last) note_epochs(meet, ticket, table.epoch);
+}
+
+#define STAGED_KERNEL(T)                                                                                           \
+    KERNEL staged_##T(Meet meet, Stage stage, Role role, u32 op, Factors lo, Factors hi, Eight put_from_lo,           \
+                      Eight put_from_hi, Eight put_bytes_lo, Eight put_bytes_hi, Eight pull_to_lo,                 \
+                      Eight pull_to_hi, Eight pull_bytes_lo, Eight pull_bytes_hi) {                                \
+        __shared__ Desk desk;                                                                                      \
+        __shared__ Table<T> table;                                                                                 \
+        if (threadIdx.x == blockDim.x - 1) {                                                                       \
+            spread(desk.put_from, put_from_lo, put_from_hi);                                                       \
+            spread(desk.put_bytes, put_bytes_lo, put_bytes_hi);                                                    \
+            spread(desk.pull_to, pull_to_lo, pull_to_hi);                                                          \
+            spread(desk.pull_bytes, pull_bytes_lo, pull_bytes_hi);                                                 \
+            desk.puts = 0;                                                                                         \
+            if (op == SCALED) fill_factors(table.factor, lo, hi);                                                  \
+        }                                                                                                          \
+        staged<T>(meet, stage, role, op, desk, table);                                                             \
+    }
+
+STAGED_KERNEL(f32)
+STAGED_KERNEL(f64)
+STAGED_KERNEL(f16)
+STAGED_KERNEL(bf16)
+STAGED_KERNEL(i8)
+STAGED_KERNEL(u8)
+STAGED_KERNEL(i32)
+STAGED_KERNEL(u32)
+STAGED_KERNEL(i64)
+STAGED_KERNEL(u64)
