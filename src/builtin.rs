@@ -23,9 +23,10 @@ module! { COLLECTIVE, "collective" }
 module! { PROBE, "probe" }
 module! { COMBINE, "combine" }
 module! { PUSH, "push" }
+module! { GRADIENTS, "gradients" }
 
 /// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 6] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH];
+pub(crate) static MODULES: [&Module; 7] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &GRADIENTS];
 
 /// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;
