@@ -48,8 +48,7 @@ struct Report {
 impl GradientExchange {
     /// Whether a step of this exchange can go on, on this device.
     #[track_caller]
-    fn check(&self, dev: &Device, op: &'static str) -> Result<()> {
-        dev.check()?;
+    fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         let here = &self.device;
         if here.pool != dev.worker.link.pool {
             return Err(Error::WrongPool { op, device: dev.index(), site: Location::caller() });
@@ -62,6 +61,8 @@ impl GradientExchange {
             let (rank, count) = self.place;
             return Err(Error::invalid(op, format_args!("it was made by member {rank} of {count}, in another gang")));
         }
+        // A gang that has failed does not finish the step.
+        dev.check().inspect_err(|_| self.broken = true)?;
         match self.broken {
             true => Err(Error::invalid(op, "a step has failed; all members call `reset` before the next one")),
             false => Ok(()),
@@ -157,7 +158,7 @@ impl GradientExchange {
     }
 
     #[track_caller]
-    fn check_end(&self, dev: &Device, op: &'static str) -> Result<()> {
+    fn check_end(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.check(dev, op)?;
         match self.marks.has_begun() || self.is_empty() {
             true => Ok(()),
