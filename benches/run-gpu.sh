@@ -7,7 +7,8 @@
 # that python3 has; if that fails, the Python face stands in for it, and the output says so.
 #
 # `collectives` is not among them, since it takes minutes by itself: `benches/run-gpu.sh collectives`. NCCL is its peer where
-# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz.
+# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz. Nor is `overlap`, for the same reason; its
+# peer is PyTorch's DDP, started by torchrun where python3 has torch. Run it from the root of the repository.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;
@@ -34,6 +35,7 @@ limit() {
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
     collectives) echo 480 ;;
+    overlap) echo 300 ;;
     *) echo 50 ;;
   esac
 }

@@ -3,6 +3,9 @@
 //! On a GPU the table has addresses; a twin finds the same memory in slices behind the table, which also tell the checker
 //! what is touched. A GPU takes no notice of arguments that its kernel does not have.
 
+#[cfg(test)]
+mod tests;
+
 use crate::{
     Device, LaunchDims, builtin,
     driver::{Address, HostArg, HostKernel, KernelArg, Launch, ValueBytes},
@@ -13,7 +16,8 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Segments of a launch, at most.
+/// Segments of a launch, at most. Addresses are arguments, not a table in memory: they may change at every step, and a table
+/// would have to be copied there before the launch.
 pub(super) const SEGMENTS: usize = 64;
 /// Blocks of a launch, at most.
 const BLOCKS: usize = 256;
@@ -91,6 +95,42 @@ fn push_table(args: &mut Arguments, segments: &[Segment<'_>], write: bool) {
     args.extend(places.map(|(address, len)| slice(address, len * size_of::<f32>(), write)));
 }
 
+fn pack_args<T: OnWire>(segments: &[Segment<'_>], factor: f32, wire: &DeviceView<'_, T>) -> Arguments {
+    let mut args = Arguments::new();
+    args.push(slice(wire.address(), size_of::<T>() * wire.len(), true));
+    args.push(value(segments.len() as u32));
+    args.push(value(factor));
+    push_table(&mut args, segments, false);
+    args
+}
+
+fn unpack_args<T: OnWire>(
+    wire: &DeviceView<'_, T>,
+    (first, n): (usize, usize),
+    segments: &[Segment<'_>],
+    partial: Option<&DeviceView<'_, f64>>,
+) -> Arguments {
+    let mut args = Arguments::new();
+    args.push(slice(wire.address(), size_of::<T>() * wire.len(), false));
+    args.push(match partial {
+        Some(partial) => slice(partial.address(), size_of::<f64>() * partial.len(), true),
+        None => value(0u64),
+    });
+    args.push(value(first as u64));
+    args.push(value(n as u64));
+    args.push(value(segments.len() as u32));
+    push_table(&mut args, segments, true);
+    args
+}
+
+fn norm_args(partial: &DeviceView<'_, f64>, out: &DeviceView<'_, f32>) -> Arguments {
+    let mut args = Arguments::new();
+    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), false));
+    args.push(slice(out.address(), size_of::<f32>(), true));
+    args.push(value(partial.len() as u32));
+    args
+}
+
 /// Launches one of the kernels, with what it touches.
 #[track_caller]
 fn launch(
@@ -127,11 +167,7 @@ pub(super) fn pack<T: OnWire>(
 ) -> Result<()> {
     let (first, last) = (segments[0], segments[segments.len() - 1]);
     let covered = (last.start + last.len).next_multiple_of(4) - first.start;
-    let mut args = Arguments::new();
-    args.push(slice(wire.address(), size_of::<T>() * wire.len(), true));
-    args.push(value(segments.len() as u32));
-    args.push(value(factor));
-    push_table(&mut args, segments, false);
+    let args = pack_args(segments, factor, wire);
     let mut touched = touched((wire.block, wire.bytes()), Access::Write);
     let sources = segments.iter().filter_map(|segment| segment.memory.as_ref());
     touched.extend(sources.map(|memory| (memory.block, memory.bytes(), Access::Read)));
@@ -147,16 +183,7 @@ pub(super) fn unpack<T: OnWire>(
     segments: &[Segment<'_>],
     partial: Option<DeviceView<'_, f64>>,
 ) -> Result<()> {
-    let mut args = Arguments::new();
-    args.push(slice(wire.address(), size_of::<T>() * wire.len(), false));
-    args.push(match &partial {
-        Some(partial) => slice(partial.address(), size_of::<f64>() * partial.len(), true),
-        None => value(0u64),
-    });
-    args.push(value(first as u64));
-    args.push(value(n as u64));
-    args.push(value(segments.len() as u32));
-    push_table(&mut args, segments, true);
+    let args = unpack_args(wire, (first, n), segments, partial.as_ref());
     let mut touched = touched((wire.block, wire.bytes()), Access::Read);
     touched.extend(partial.as_ref().map(|partial| (partial.block, partial.bytes(), Access::Write)));
     let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
@@ -167,10 +194,7 @@ pub(super) fn unpack<T: OnWire>(
 /// The root of the sum of `partial`.
 #[track_caller]
 pub(super) fn norm(dev: &Device, partial: &DeviceView<'_, f64>, out: &DeviceView<'_, f32>) -> Result<()> {
-    let mut args = Arguments::new();
-    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), false));
-    args.push(slice(out.address(), size_of::<f32>(), true));
-    args.push(value(partial.len() as u32));
+    let args = norm_args(partial, out);
     let mut touched = touched((partial.block, partial.bytes()), Access::Read);
     touched.push((out.block, out.bytes(), Access::Write));
     launch(dev, ("gradient_norm", norm_twin), 1, &args, &touched)
