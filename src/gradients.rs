@@ -279,7 +279,7 @@ impl GradientExchange {
         lent.ok_or_else(|| Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")))
     }
 
-    /// This member's weight from the next bucket on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
+    /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
     /// of the batch, as a part of all rows.
     ///
     /// # Errors

@@ -164,9 +164,9 @@ on_both! {
                         let done = exchange.finish(dev)?;
                         let norm = dev.download(&done.norm().unwrap())?[0];
                         let found = all(dev, exchange)?;
-                        for gradient in 0..sizes.len() {
+                        for (gradient, found) in found.iter().enumerate() {
                             if let Ok(own) = exchange.take(gradient) {
-                                assert_eq!(dev.download(&own)?, found[gradient]);
+                                assert_eq!(dev.download(&own)?, *found);
                             }
                         }
                         Ok((norm.to_bits(), bits(&found)))
