@@ -7,7 +7,8 @@
 # that python3 has; if that fails, the Python face stands in for it, and the output says so.
 #
 # `collectives` is not among them, since it takes minutes by itself: `benches/run-gpu.sh collectives`. NCCL is its peer where
-# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz.
+# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz. Nor is `overlap`, for the same reason; its
+# peer is PyTorch's DDP, started by torchrun where python3 has torch. Run it from the root of the repository.
 #
 # `benches/run-gpu.sh pair` is the same on the first two GPUs in less than 150 s, with shorter turns, and its results go to
 # $OUT/2x<GPU>/collectives.json: to $OUT/2xH200, where README takes its table from, on H200s.
@@ -52,7 +53,12 @@ limit() {
     build) echo 150 ;;
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
+<<<<<<< HEAD
     collectives) echo "$limit_of_collectives" ;;
+=======
+    collectives) echo 480 ;;
+    overlap) echo 300 ;;
+>>>>>>> gradients
     *) echo 50 ;;
   esac
 }

@@ -165,9 +165,19 @@ impl Device {
     /// # Errors
     /// [`Error::Aborted`], the driver's.
     pub fn stream(&self) -> Result<Stream> {
+        self.stream_with_priority(0)
+    }
+
+    /// [`stream`](Self::stream) whose work goes before that of streams with a higher number, where both wait for the device's
+    /// processors; 0 is what other streams have. What a GPU does not distinguish (an H200: below -5, above 0) is the nearest
+    /// that it does.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream).
+    pub fn stream_with_priority(&self, priority: i32) -> Result<Stream> {
         self.not_in_graph("stream")?;
         self.check()?;
-        let Further { core, held } = self.worker.stream()?;
+        let Further { core, held, .. } = self.worker.stream(priority)?;
         Ok(Stream { core, _held: held })
     }
 

@@ -10,6 +10,7 @@ mod device;
 pub mod driver;
 pub mod error;
 mod event;
+mod gradients;
 mod graph;
 #[cfg(feature = "cuda")]
 mod interop;
@@ -39,6 +40,7 @@ pub use device::{Device, DeviceThreadOnly, OnStream};
 pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};
 pub use error::{Error, Result, Site};
 pub use event::Event;
+pub use gradients::{Exchanged, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};

@@ -51,7 +51,12 @@ pub(crate) struct StreamCore {
 
 impl StreamCore {
     pub(crate) fn new(link: &Arc<Link>, op: &'static str) -> Result<Arc<Self>> {
-        let raw = link.check(op, link.driver.stream_create(0))?;
+        Self::with_priority(link, op, 0)
+    }
+
+    /// The lower, the sooner: see [`Driver::stream_create`](crate::driver::Driver::stream_create).
+    pub(crate) fn with_priority(link: &Arc<Link>, op: &'static str, priority: i32) -> Result<Arc<Self>> {
+        let raw = link.check(op, link.driver.stream_create(priority))?;
         Ok(Arc::new(StreamCore {
             link: link.clone(),
             raw,

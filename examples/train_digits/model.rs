@@ -5,19 +5,25 @@ use crate::{
     kernels::{BIAS_ADD, BIAS_RELU, COL_SUM, COUNT_CORRECT, RELU_BACKWARD, SGD, SOFTMAX_XENT},
     rng::Rng,
 };
-use gpu_pool::{Device, DeviceBuffer, Event, LaunchDims, Matrix, ReduceOp, Result, Shard};
+use gpu_pool::{Device, DeviceBuffer, Event, GradientExchange, LaunchDims, Matrix, ReduceOp, Result, Shard};
 use std::ops::Range;
 
 /// Neurons of the hidden layer.
 pub const HIDDEN: usize = 128;
 
-// All parameters lie in one buffer, and the gradients in another of the same layout, so that one all-reduce serves.
+// All parameters lie in one buffer; their gradients in the buckets of an exchange, under these numbers.
 const W1: Range<usize> = 0..PIXELS * HIDDEN;
 const B1: Range<usize> = W1.end..W1.end + HIDDEN;
 const W2: Range<usize> = B1.end..B1.end + HIDDEN * CLASSES;
 const B2: Range<usize> = W2.end..W2.end + CLASSES;
 /// Parameters of the model.
 pub const PARAMETERS: usize = B2.end;
+/// In the order of the forward pass.
+const LAYOUT: [Range<usize>; 4] = [W1, B1, W2, B2];
+const DW1: usize = 0;
+const DB1: usize = 1;
+const DW2: usize = 2;
+const DB2: usize = 3;
 
 /// The weights that training starts from: even (He, 2015) from a fixed seed, biases 0.
 pub fn initial_weights(seed: u64) -> Vec<f32> {
@@ -33,7 +39,7 @@ pub fn initial_weights(seed: u64) -> Vec<f32> {
 /// What a device keeps from scope to scope.
 pub struct Replica {
     weights: DeviceBuffer<f32>,
-    grads: DeviceBuffer<f32>,
+    gradients: GradientExchange,
     /// The cross-entropy of every row of this device's shards in the current epoch.
     losses: DeviceBuffer<f32>,
     rows_done: usize,
@@ -44,7 +50,7 @@ pub struct Replica {
 pub struct StepTimes {
     /// The shard is there,
     pub uploaded: Event,
-    /// so are its gradients,
+    /// so are its gradients, some of which are on their way already,
     pub computed: Event,
     /// everybody's,
     pub exchanged: Event,
@@ -61,9 +67,12 @@ fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
 impl Replica {
     /// The same weights everywhere, this device's shard of the images held out, and room for `rows` losses.
     pub fn new(dev: &Device, shard: &Shard, weights: &[f32], held_out: &Images, rows: usize) -> Result<Replica> {
+        // Each device scales by the rows of the whole batch, so the sum is the mean over rows, not over devices. A bucket for
+        // each layer, which is much too small: so there is something to overlap.
+        let exchange = GradientExchange::builder().reduce(ReduceOp::Sum).first_bucket_bytes(4 << 10);
         Ok(Replica {
             weights: dev.upload(weights)?,
-            grads: dev.zeros(PARAMETERS)?,
+            gradients: exchange.build(dev, &LAYOUT.map(|range| range.len()))?,
             losses: dev.zeros(rows)?,
             rows_done: 0,
             held_out: (dev.upload(shard.rows(&held_out.pixels, PIXELS))?, dev.upload(shard.of(&held_out.labels))?),
@@ -77,21 +86,24 @@ impl Replica {
         let uploaded = dev.record_timed()?;
         if labels.is_empty() {
             // The last batch may have fewer rows than there are devices: nothing is what this one has to add.
-            dev.fill(&mut self.grads, 0.0)?;
+            self.gradients.nothing();
         } else {
             self.gradients(dev, &x, &labels, batch)?;
         }
         let computed = dev.record_timed()?;
-        // Each device has scaled by the rows of the whole batch, so the sum is the mean over rows, not over devices.
-        dev.all_reduce(&mut self.grads, ReduceOp::Sum)?;
+        self.gradients.finish(dev)?;
         let exchanged = dev.record_timed()?;
-        let n = PARAMETERS;
-        // SAFETY: the kernel reads `n` gradients and writes `n` weights.
-        unsafe { dev.launch(&SGD, LaunchDims::cover(n), (&mut self.weights, &self.grads, n as u64, lr))? };
+        for (gradient, range) in LAYOUT.into_iter().enumerate() {
+            let n = range.len();
+            let args = (self.weights.slice_mut(range), self.gradients.grad(gradient)?, n as u64, lr);
+            // SAFETY: the kernel reads `n` gradients and writes `n` weights.
+            unsafe { dev.launch(&SGD, LaunchDims::cover(n), args)? };
+        }
         Ok(StepTimes { uploaded, computed, exchanged, updated: dev.record_timed()? })
     }
 
-    /// Forward and backward; leaves the rows' losses behind those of the steps before.
+    /// Forward and backward; leaves the rows' losses behind those of the steps before. The exchange of the second layer's
+    /// gradients begins before the first layer's are computed.
     fn gradients(
         &mut self,
         dev: &Device,
@@ -111,10 +123,12 @@ impl Replica {
 
         let (xm, hm) = (Matrix::new(x, rows, PIXELS)?, Matrix::new(&h, rows, HIDDEN)?);
         let dlm = Matrix::new(&dlogits, rows, CLASSES)?;
-        dev.gemm(1.0, hm.t(), dlm, 0.0, &mut self.grads.slice_mut(W2))?;
-        let args = (&dlogits, self.grads.slice_mut(B2), rows as u32, CLASSES as u32);
+        let args = (&dlogits, self.gradients.grad_mut(DB2)?, rows as u32, CLASSES as u32);
         // SAFETY: `dlogits` is rows x CLASSES and the bias has an element per column.
         unsafe { dev.launch(&COL_SUM, LaunchDims::cover(CLASSES), args)? };
+        self.gradients.ready(dev, DB2)?;
+        dev.gemm(1.0, hm.t(), dlm, 0.0, &mut self.gradients.grad_mut(DW2)?)?;
+        self.gradients.ready(dev, DW2)?;
 
         let mut dh = room(dev, rows * HIDDEN)?;
         let w2 = self.weights.slice(W2);
@@ -122,10 +136,12 @@ impl Replica {
         let n = rows * HIDDEN;
         // SAFETY: both have `n` elements.
         unsafe { dev.launch(&RELU_BACKWARD, LaunchDims::cover(n), (&mut dh, &h, n as u64))? };
-        dev.gemm(1.0, xm.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut self.grads.slice_mut(W1))?;
-        let args = (&dh, self.grads.slice_mut(B1), rows as u32, HIDDEN as u32);
+        let args = (&dh, self.gradients.grad_mut(DB1)?, rows as u32, HIDDEN as u32);
         // SAFETY: `dh` is rows x HIDDEN and the bias has an element per column.
-        unsafe { dev.launch(&COL_SUM, LaunchDims::cover(HIDDEN), args) }
+        unsafe { dev.launch(&COL_SUM, LaunchDims::cover(HIDDEN), args)? };
+        self.gradients.ready(dev, DB1)?;
+        dev.gemm(1.0, xm.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut self.gradients.grad_mut(DW1)?)?;
+        self.gradients.ready(dev, DW1)
     }
 
     /// The hidden layer and the logits.

@@ -127,6 +127,7 @@ pub(crate) fn on_device_thread() -> bool {
 pub(crate) struct Further {
     pub(crate) core: Arc<StreamCore>,
     pub(crate) held: Rc<()>,
+    priority: i32,
 }
 
 /// Of so many streams one is handed out again even if it still has work.
@@ -205,16 +206,19 @@ impl Worker {
 
     /// A further stream, with what says that somebody holds it: one that nobody holds, if there is one that is idle, or if there
     /// are many. Memory and events that name a stream do not hold it: its numbers go on.
-    pub(crate) fn stream(&self) -> Result<Further> {
+    pub(crate) fn stream(&self, priority: i32) -> Result<Further> {
         let mut streams = self.streams.borrow_mut();
         // In steps nothing may depend on what happens to be over.
         let any = self.link.stepped || streams.len() >= MANY_STREAMS;
         let is_idle = |core: &StreamCore| core.is_over(core.submitted());
-        let spare = |further: &&Further| Rc::strong_count(&further.held) == 1 && (any || is_idle(&further.core));
+        let spare = |further: &&Further| {
+            further.priority == priority && Rc::strong_count(&further.held) == 1 && (any || is_idle(&further.core))
+        };
         if let Some(spare) = streams.iter().find(spare) {
             return Ok(spare.clone());
         }
-        let further = Further { core: StreamCore::new(&self.link, "stream")?, held: Rc::new(()) };
+        let core = StreamCore::with_priority(&self.link, "stream", priority)?;
+        let further = Further { core, held: Rc::new(()), priority };
         streams.push(further.clone());
         Ok(further)
     }

@@ -1,0 +1,144 @@
+// Buckets of gradients: to the wire and back by tables of segments, with the sum of squares on the way.
+//
+//   pack_{f32,f16,bf16}    (T* wire, u32 count, f32 factor, Eight s0..s7, l0..l7, a0..a7)
+//       wire[s + j] = a[j] * factor for j < l, 0 up to the next multiple of 4; all 0 where a is null
+//   unpack_{f32,f16,bf16}  (const T* wire, f64* partial, u64 first, u64 n, u32 count, Eight s0..s7, l0..l7, a0..a7)
+//       a[j] = wire[s + j] for j < l, except where a is null; partial[block] = the sum of the squares of wire[first ..
+//       first + n), unless partial is null
+//   gradient_norm          (const f64* partial, f32* out, u32 count)   one block: out = sqrt of the sum of all partials
+//
+// Segments are in rising order and begin at multiples of 4 elements. 64 of them come as arguments, so a bucket is one
+// launch and its table no copy. A host launch may carry further arguments: the same memory once more, for software GPUs.
+//
+// Bits: products and sums of squares are in f64, where a square of an f32 is exact. Which element a thread takes depends
+// on the launch dimensions and on first and n, not on the table: devices whose gradients lie elsewhere get the same bits.
+#include "common.cuh"
+
+const u32 MOST = 64;
+const u32 THREADS = 512;
+
+// As many as a by-value argument of a launch holds.
+struct Eight {
+    u64 at[8];
+};
+
+struct Table {
+    u64 start[MOST], len[MOST], place[MOST];
+};
+
+#define EIGHTS(x) Eight x##0, Eight x##1, Eight x##2, Eight x##3, Eight x##4, Eight x##5, Eight x##6, Eight x##7
+#define LIST(x) {x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7}
+
+// Parameters cannot be indexed at run time without a copy in local memory; shared memory can.
+__device__ inline void fill_table(Table& table, const Eight (&s)[8], const Eight (&l)[8], const Eight (&a)[8]) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (u32 k = 0; k < MOST; k++) {
+            table.start[k] = s[k / 8].at[k % 8];
+            table.len[k] = l[k / 8].at[k % 8];
+            table.place[k] = a[k / 8].at[k % 8];
+        }
+    }
+    __syncthreads();
+}
+
+// The last segment that begins at or before element i; the first one does.
+__device__ inline u32 segment_of(const Table& table, u32 count, u64 i) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (table.start[middle] <= i) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Loads in flight per thread: what covers the memory's delay.
+const u32 UNROLL = 4;
+
+template <class T> __device__ inline void pack(T* wire, const Table& table, u32 count, f32 factor) {
+    const u64 first = table.start[0], end = table.start[count - 1] + ((table.len[count - 1] + 3) & ~3ull);
+    const u64 step = grid_size();
+#pragma unroll 1
+    for (u64 i = first + grid_index(); i < end; i += UNROLL * step) {
+        f32 value[UNROLL];
+        bool here[UNROLL];
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            const u64 at = i + u * step;
+            value[u] = 0.0f;
+            here[u] = at < end;
+            if (!here[u]) continue;
+            const u32 k = segment_of(table, count, at);
+            const u64 j = at - table.start[k], len = table.len[k];
+            here[u] = j < ((len + 3) & ~3ull);
+            if (j < len && table.place[k] != 0) value[u] = reinterpret_cast<const f32*>(table.place[k])[j] * factor;
+        }
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++)
+            if (here[u]) wire[i + u * step] = narrow<T>(value[u]);
+    }
+}
+
+// The block's sum, valid in thread 0.
+__device__ inline f64 block_sum(f64 value) {
+    __shared__ f64 lane[THREADS];
+    lane[threadIdx.x] = value;
+    for (u32 width = THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width && threadIdx.x + width < blockDim.x) lane[threadIdx.x] += lane[threadIdx.x + width];
+    }
+    return lane[0];
+}
+
+template <class T>
+__device__ inline void unpack(const T* wire, f64* partial, u64 first, u64 n, const Table& table, u32 count) {
+    const u64 step = grid_size(), end = first + n;
+    f64 sum = 0.0;
+#pragma unroll 1
+    for (u64 i = first + grid_index(); i < end; i += UNROLL * step) {
+        f32 value[UNROLL];
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) value[u] = i + u * step < end ? wide(wire[i + u * step]) : 0.0f;
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            sum += (f64)value[u] * (f64)value[u];
+            const u64 at = i + u * step;
+            if (count == 0 || at >= end || at < table.start[0]) continue;
+            const u32 k = segment_of(table, count, at);
+            const u64 j = at - table.start[k];
+            if (j < table.len[k] && table.place[k] != 0) reinterpret_cast<f32*>(table.place[k])[j] = value[u];
+        }
+    }
+    if (partial == nullptr) return;
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+#define BUCKET(T)                                                                                                  \
+    extern "C" __global__ void pack_##T(T* wire, u32 count, f32 factor, EIGHTS(s), EIGHTS(l), EIGHTS(a)) {         \
+        __shared__ Table table;                                                                                    \
+        fill_table(table, LIST(s), LIST(l), LIST(a));                                                              \
+        pack<T>(wire, table, count, factor);                                                                       \
+    }                                                                                                              \
+    extern "C" __global__ void unpack_##T(const T* wire, f64* partial, u64 first, u64 n, u32 count, EIGHTS(s),     \
+                                          EIGHTS(l), EIGHTS(a)) {                                                  \
+        __shared__ Table table;                                                                                    \
+        fill_table(table, LIST(s), LIST(l), LIST(a));                                                              \
+        unpack<T>(wire, partial, first, n, table, count);                                                          \
+    }
+
+BUCKET(f32)
+BUCKET(f16)
+BUCKET(bf16)
+
+extern "C" __global__ void gradient_norm(const f64* partial, f32* out, u32 count) {
+    if (blockIdx.x != 0) return;
+    f64 sum = 0.0;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) sum += partial[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *out = __double2float_rn(sqrt(sum));
+}

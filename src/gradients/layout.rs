@@ -1,0 +1,126 @@
+//! Which gradient lies where, in which bucket.
+
+use crate::error::{Error, Result};
+use std::ops::Range;
+
+/// Gradients begin at multiples of so many elements: 16 bytes, so that products write them at full speed.
+const GRAIN: usize = 4;
+
+/// Where a gradient lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub bucket: usize,
+    /// The first element, in the bucket.
+    pub start: usize,
+    /// Without the zeros up to the next gradient.
+    pub len: usize,
+}
+
+impl Place {
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    /// With those zeros.
+    pub fn padded(&self) -> usize {
+        self.len.next_multiple_of(GRAIN)
+    }
+}
+
+/// Gradients that are exchanged together, one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bucket {
+    /// Elements.
+    pub len: usize,
+    /// In their order in memory.
+    pub gradients: Vec<usize>,
+}
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// By gradient.
+    pub places: Vec<Place>,
+    pub buckets: Vec<Bucket>,
+}
+
+impl Layout {
+    /// Fills buckets in the given order, as DDP does: a bucket is full when it has reached its size, so a gradient that is
+    /// larger has its bucket for itself and what came before it. The first one has a size of its own, so that the exchange
+    /// begins early.
+    pub fn new(sizes: &[usize], order: &[usize], first_bytes: usize, bytes: usize) -> Result<Self> {
+        let too_many = || Error::invalid("GradientExchange", "more elements than there are addresses");
+        let mut places = vec![Place { bucket: 0, start: 0, len: 0 }; sizes.len()];
+        let mut buckets: Vec<Bucket> = Vec::new();
+        let (mut total, mut full) = (0usize, true);
+        for &gradient in order {
+            if full {
+                buckets.push(Bucket { len: 0, gradients: Vec::new() });
+            }
+            let (bucket, len) = (buckets.len() - 1, sizes[gradient]);
+            let open = &mut buckets[bucket];
+            places[gradient] = Place { bucket, start: open.len, len };
+            let padded = len.checked_next_multiple_of(GRAIN).ok_or_else(too_many)?;
+            total = total.checked_add(padded).filter(|total| *total <= isize::MAX as usize / 8).ok_or_else(too_many)?;
+            open.len += padded;
+            open.gradients.push(gradient);
+            full = open.len * size_of::<f32>() >= if bucket == 0 { first_bytes } else { bytes };
+        }
+        Ok(Layout { places, buckets })
+    }
+
+    /// Elements of the largest bucket.
+    pub fn largest(&self) -> usize {
+        self.buckets.iter().map(|bucket| bucket.len).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn buckets(sizes: &[usize], first: usize, bytes: usize) -> Vec<Vec<usize>> {
+        let order: Vec<usize> = (0..sizes.len()).rev().collect();
+        let layout = Layout::new(sizes, &order, first, bytes).unwrap();
+        layout.buckets.into_iter().map(|bucket| bucket.gradients).collect()
+    }
+
+    #[test]
+    fn buckets_are_filled_in_order() {
+        assert_eq!(buckets(&[4, 4, 4, 4, 4], 16, 32), [vec![4], vec![3, 2], vec![1, 0]]);
+        assert_eq!(buckets(&[1, 1000, 1], 4, 64), [vec![2], vec![1], vec![0]]);
+        assert_eq!(buckets(&[0, 0, 3], 1, 1), [vec![2], vec![1, 0]]);
+        assert_eq!(buckets(&[], 1, 1), Vec::<Vec<usize>>::new());
+    }
+
+    #[test]
+    fn too_much_is_told() {
+        for sizes in [vec![usize::MAX], vec![usize::MAX / 2; 3], vec![isize::MAX as usize]] {
+            let order: Vec<usize> = (0..sizes.len()).collect();
+            assert!(matches!(Layout::new(&sizes, &order, 1, 1), Err(Error::InvalidArgument { .. })));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn gradients_tile_their_buckets(
+            sizes in prop::collection::vec(0..100usize, 0..40), first in 1..300usize, bytes in 1..600usize,
+        ) {
+            let order: Vec<usize> = (0..sizes.len()).collect();
+            let layout = Layout::new(&sizes, &order, first, bytes).unwrap();
+            let mut seen = Vec::new();
+            for (at, bucket) in layout.buckets.iter().enumerate() {
+                let mut next = 0;
+                for &gradient in &bucket.gradients {
+                    let place = layout.places[gradient];
+                    prop_assert_eq!((place.bucket, place.start, place.len), (at, next, sizes[gradient]));
+                    next += place.padded();
+                    seen.push(gradient);
+                }
+                prop_assert_eq!(next, bucket.len);
+            }
+            prop_assert_eq!(seen, order);
+        }
+    }
+}

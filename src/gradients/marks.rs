@@ -1,0 +1,215 @@
+//! How far a step is: which gradients are there, and which buckets may be started.
+//!
+//! Nothing here knows of devices. All members start buckets in the order of their numbers, whatever the order in which
+//! gradients become ready, so members that differ in that cannot mismatch.
+
+use super::layout::Layout;
+use crate::error::{Error, Result};
+
+/// What a gradient is within a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// Nothing yet, in this step.
+    Idle,
+    /// Written in a step whose exchange was left out.
+    Held,
+    /// Written; its bucket is under way, or waits for others.
+    Ready,
+    /// Its bucket is over, for the stream that has asked for it.
+    Over,
+}
+
+/// The marks of a step.
+#[derive(Debug)]
+pub(super) struct Marks {
+    marks: Vec<Mark>,
+    /// Whether this member has added to a gradient since the last exchange.
+    used: Vec<bool>,
+    /// Gradients that a bucket still waits for.
+    missing: Vec<usize>,
+    /// The first bucket that was not started.
+    next: usize,
+    /// In which order they were ready.
+    order: Vec<usize>,
+    /// Whether anything was said since the last step.
+    begun: bool,
+}
+
+impl Marks {
+    pub fn new(layout: &Layout) -> Self {
+        let count = layout.places.len();
+        let missing = layout.buckets.iter().map(|bucket| bucket.gradients.len()).collect();
+        let order = Vec::with_capacity(count);
+        Marks { marks: vec![Mark::Idle; count], used: vec![false; count], missing, next: 0, order, begun: false }
+    }
+
+    /// `Err` unless there is such a gradient.
+    pub fn check(&self, op: &'static str, gradient: usize) -> Result<Mark> {
+        let known = self.marks.get(gradient).copied();
+        known.ok_or_else(|| Error::invalid(op, format_args!("gradient {gradient} of {}", self.marks.len())))
+    }
+
+    /// `Err` unless its memory is the caller's to write.
+    pub fn check_open(&self, op: &'static str, gradient: usize) -> Result<()> {
+        match self.check(op, gradient)? {
+            Mark::Idle | Mark::Held => Ok(()),
+            Mark::Ready => Err(under_way(op, gradient)),
+            Mark::Over => Err(Error::invalid(op, format_args!("gradient {gradient}: `finish` ends the step first"))),
+        }
+    }
+
+    /// `Err` while its exchange is under way.
+    pub fn check_there(&self, op: &'static str, gradient: usize) -> Result<()> {
+        match self.check(op, gradient)? {
+            Mark::Ready => Err(under_way(op, gradient)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A gradient is there.
+    pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
+        match self.check(op, gradient)? {
+            Mark::Idle | Mark::Held => {}
+            Mark::Ready => return Err(Error::invalid(op, format_args!("gradient {gradient} was ready already"))),
+            Mark::Over => return Err(Error::invalid(op, format_args!("gradient {gradient} comes after its exchange"))),
+        }
+        self.marks[gradient] = Mark::Ready;
+        self.used[gradient] = true;
+        self.missing[layout.places[gradient].bucket] -= 1;
+        self.order.push(gradient);
+        self.begun = true;
+        Ok(())
+    }
+
+    /// This member has nothing for this step.
+    pub fn nothing(&mut self) {
+        self.begun = true;
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether a bucket has all it waits for.
+    pub fn is_complete(&self, bucket: usize) -> bool {
+        self.missing[bucket] == 0
+    }
+
+    /// The next bucket to start, if it is complete, or in any case.
+    pub fn start_next(&mut self, in_any_case: bool) -> Option<usize> {
+        let next = self.next;
+        let may = next < self.missing.len() && (in_any_case || self.is_complete(next));
+        may.then(|| {
+            self.next += 1;
+            next
+        })
+    }
+
+    /// Whether `bucket` must wait for an earlier one.
+    pub fn is_behind(&self, bucket: usize) -> bool {
+        bucket > self.next
+    }
+
+    /// What is not ready never will be, in this step: it is under way like the rest.
+    pub fn close(&mut self) {
+        self.marks.iter_mut().filter(|mark| **mark != Mark::Over).for_each(|mark| *mark = Mark::Ready);
+    }
+
+    pub fn over(&mut self, bucket: usize, layout: &Layout) {
+        layout.buckets[bucket].gradients.iter().for_each(|&gradient| self.marks[gradient] = Mark::Over);
+    }
+
+    /// What it holds has gone elsewhere.
+    pub fn forget(&mut self, gradient: usize) {
+        if self.marks[gradient] == Mark::Held {
+            self.marks[gradient] = Mark::Idle;
+            self.used[gradient] = false;
+        }
+    }
+
+    /// Whether this member has added to it since the last exchange.
+    pub fn is_used(&self, gradient: usize) -> bool {
+        self.used[gradient]
+    }
+
+    pub fn used(&self) -> &[bool] {
+        &self.used
+    }
+
+    /// In which order gradients were ready in this step; what was not, in the order of `otherwise`.
+    pub fn order(&self, otherwise: impl Iterator<Item = usize>) -> Vec<usize> {
+        let mut seen = vec![false; self.marks.len()];
+        self.order.iter().for_each(|&gradient| seen[gradient] = true);
+        self.order.iter().copied().chain(otherwise.filter(|&gradient| !seen[gradient])).collect()
+    }
+
+    /// The step is over; with `held`, nothing was exchanged and what was written stays.
+    pub fn end(&mut self, held: bool, layout: &Layout) {
+        for (mark, used) in self.marks.iter_mut().zip(&mut self.used) {
+            *mark = if held && *used { Mark::Held } else { Mark::Idle };
+            *used = held && *used;
+        }
+        let full = layout.buckets.iter().map(|bucket| bucket.gradients.len());
+        self.missing.clear();
+        self.missing.extend(full);
+        (self.next, self.begun) = (0, false);
+        self.order.clear();
+    }
+}
+
+fn under_way(op: &'static str, gradient: usize) -> Error {
+    Error::invalid(op, format_args!("gradient {gradient} is being exchanged; it is there again after `finish`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn layout(count: usize, bytes: usize) -> Layout {
+        let order: Vec<usize> = (0..count).rev().collect();
+        Layout::new(&vec![4; count], &order, bytes, bytes).unwrap()
+    }
+
+    proptest! {
+        /// Any order of readiness starts all buckets, in the order of their numbers, each when it and all before it are complete.
+        #[test]
+        fn buckets_start_in_order(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), unused in 0..12usize) {
+            let layout = layout(12, 32);
+            let mut marks = Marks::new(&layout);
+            let mut started = Vec::new();
+            for &gradient in &order[unused..] {
+                marks.ready("ready", gradient, &layout).unwrap();
+                prop_assert!(marks.ready("ready", gradient, &layout).is_err());
+                while let Some(bucket) = marks.start_next(false) {
+                    prop_assert!(layout.buckets[..=bucket].iter().flat_map(|b| &b.gradients).all(|&g| marks.is_used(g)));
+                    started.push(bucket);
+                }
+            }
+            prop_assert!(unused > 0 || started.len() == layout.buckets.len());
+            marks.close();
+            while let Some(bucket) = marks.start_next(true) {
+                started.push(bucket);
+            }
+            prop_assert_eq!(started, (0..layout.buckets.len()).collect::<Vec<_>>());
+            let recorded = marks.order((0..12).rev());
+            prop_assert_eq!(&recorded[..12 - unused], &order[unused..]);
+            marks.end(false, &layout);
+            prop_assert!(!marks.has_begun() && marks.used().iter().all(|used| !used));
+        }
+    }
+
+    #[test]
+    fn what_is_held_counts_in_the_next_step() {
+        let layout = layout(3, 16);
+        let mut marks = Marks::new(&layout);
+        marks.ready("ready", 1, &layout).unwrap();
+        marks.end(true, &layout);
+        assert_eq!([0, 1, 2].map(|g| marks.check("mark", g).unwrap()), [Mark::Idle, Mark::Held, Mark::Idle]);
+        assert!(marks.is_used(1) && marks.check_open("grad_mut", 1).is_ok());
+        marks.ready("ready", 0, &layout).unwrap();
+        assert_eq!(marks.used(), [true, true, false]);
+        marks.end(false, &layout);
+        assert_eq!(marks.used(), [false; 3]);
+    }
+}

@@ -1,0 +1,218 @@
+//! A bucket on its way: packed where it has to be, reduced, and brought back, on the stream of its priority.
+
+use super::{
+    GradientExchange, exclusive,
+    kernels::{self, OnWire, SEGMENTS, Segment},
+    settings::Wire,
+};
+use crate::{
+    Device, DeviceBuffer, Element, ReduceOp, Stream,
+    error::Result,
+    memory::{AsView, DeviceView},
+};
+use half::{bf16, f16};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Where buckets are while they are exchanged in another type; as large as the largest.
+pub(super) enum Scratch {
+    Same,
+    F16(DeviceBuffer<f16>),
+    Bf16(DeviceBuffer<bf16>),
+}
+
+impl Scratch {
+    #[track_caller]
+    pub fn new(dev: &Device, wire: Wire, len: usize) -> Result<Self> {
+        Ok(match wire {
+            Wire::Same => Scratch::Same,
+            Wire::F16 => Scratch::F16(dev.zeros(len)?),
+            Wire::Bf16 => Scratch::Bf16(dev.zeros(len)?),
+        })
+    }
+}
+
+/// The sums of squares that buckets leave, and what becomes of them.
+pub(super) struct Sums {
+    pub partial: DeviceBuffer<f64>,
+    /// By bucket, where its sums are.
+    pub slots: Vec<Range<usize>>,
+    pub norm: DeviceBuffer<f32>,
+}
+
+impl GradientExchange {
+    /// Starts a bucket: what is not ready in it counts as zero. All members come here with the same buckets in the same order.
+    #[track_caller]
+    pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
+        let written = self.written[bucket].take();
+        let comm = dev.on(self.stream(bucket));
+        if let Some(written) = written {
+            comm.wait(&written)?;
+        }
+        match &self.scratch {
+            Scratch::Same => self.start_in_place(&comm, bucket)?,
+            Scratch::F16(wire) => self.start_through(&comm, bucket, wire)?,
+            Scratch::Bf16(wire) => self.start_through(&comm, bucket, wire)?,
+        }
+        let reduced = comm.record()?;
+        self.reduced[bucket] = Some(reduced);
+        Ok(())
+    }
+
+    fn stream(&self, bucket: usize) -> &Stream {
+        let priority = self.settings.priority(bucket);
+        let found = self.streams.iter().find(|(at, _)| *at == priority);
+        &found.expect("there is one for every priority").1
+    }
+
+    /// The bucket's own memory is the wire.
+    #[track_caller]
+    fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<()> {
+        // What is in the bucket already is where it belongs.
+        let away = |i: usize| !self.marks.is_used(i) || self.lent[i].is_some();
+        let segments = self.segments(bucket, &away, &|i| self.marks.is_used(i));
+        let wire = self.memory[bucket].view();
+        segments.chunks(SEGMENTS).try_for_each(|some| kernels::pack(comm, some, 1.0, &wire))?;
+        let op = match self.settings.reduce {
+            ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
+            other => other,
+        };
+        comm.all_reduce(&mut exclusive(wire), op)?;
+        let segments = self.segments(bucket, &|i| self.lent[i].is_some(), &|_| true);
+        self.bring_back(comm, bucket, &wire, &segments)
+    }
+
+    /// Through memory of another type.
+    #[track_caller]
+    fn start_through<T: OnWire + Element>(
+        &self,
+        comm: &Device,
+        bucket: usize,
+        scratch: &DeviceBuffer<T>,
+    ) -> Result<()> {
+        // Members are weighted before the type gets narrow; averages are made after the sum, in f32, where nothing overflows.
+        let (factor, op) = match self.settings.reduce {
+            ReduceOp::Scaled(_) => (self.weight as f32, ReduceOp::Sum),
+            other => (1.0, other),
+        };
+        let segments = self.segments(bucket, &|_| true, &|i| self.marks.is_used(i));
+        let wire = scratch.slice(..self.layout.buckets[bucket].len);
+        segments.chunks(SEGMENTS).try_for_each(|some| kernels::pack(comm, some, factor, &wire))?;
+        comm.all_reduce(&mut exclusive(wire), op)?;
+        let segments = self.segments(bucket, &|_| true, &|_| true);
+        self.bring_back(comm, bucket, &wire, &segments)
+    }
+
+    /// From the wire to the gradients, and their squares to the sums.
+    #[track_caller]
+    fn bring_back<T: OnWire>(
+        &self,
+        comm: &Device,
+        bucket: usize,
+        wire: &DeviceView<'_, T>,
+        segments: &[Segment<'_>],
+    ) -> Result<()> {
+        let all = (0, wire.len());
+        let partial = self.sums.as_ref().map(|sums| sums.partial.slice(sums.slots[bucket].clone()));
+        if wire.is_empty() {
+            return Ok(());
+        }
+        // Whether one launch can do both must not depend on where a member has its gradients: the sums would differ in their bits.
+        if partial.is_some() && self.layout.buckets[bucket].gradients.len() <= SEGMENTS {
+            return kernels::unpack(comm, wire, all, segments, partial);
+        }
+        for some in segments.chunks(SEGMENTS) {
+            let (first, last) = (some[0].start, some[some.len() - 1]);
+            kernels::unpack(comm, wire, (first, last.start + last.len - first), some, None)?;
+        }
+        match partial {
+            Some(partial) => kernels::unpack(comm, wire, all, &[], Some(partial)),
+            None => Ok(()),
+        }
+    }
+
+    /// The segments of those gradients of a bucket that are `wanted`, with memory where `filled`. Neighbours in the bucket that
+    /// are neighbours in memory are one.
+    fn segments(
+        &self,
+        bucket: usize,
+        wanted: &dyn Fn(usize) -> bool,
+        filled: &dyn Fn(usize) -> bool,
+    ) -> SmallVec<[Segment<'_>; 8]> {
+        let memory = &self.memory[bucket];
+        let mut found: SmallVec<[Segment<'_>; 8]> = SmallVec::new();
+        // Whether the last one lies in the bucket, or nowhere: then the next of its kind goes on where it ends.
+        let mut open = None;
+        for &gradient in &self.layout.buckets[bucket].gradients {
+            let place = self.layout.places[gradient];
+            if place.len == 0 {
+                continue;
+            }
+            if !wanted(gradient) {
+                open = None;
+                continue;
+            }
+            let kind = match &self.lent[gradient] {
+                _ if !filled(gradient) => Some(false),
+                None => Some(true),
+                Some(_) => None,
+            };
+            if let (Some(in_bucket), Some(last)) = (kind.filter(|_| kind == open), found.last_mut()) {
+                last.len += place.padded();
+                last.memory = in_bucket.then(|| memory.slice(last.start..last.start + last.len));
+                continue;
+            }
+            let (start, padded) = (place.start, place.padded());
+            let (len, memory) = match (kind, &self.lent[gradient]) {
+                (None, Some(lent)) => (place.len, Some(lent.view())),
+                (Some(true), _) => (padded, Some(memory.slice(start..start + padded))),
+                _ => (padded, None),
+            };
+            found.push(Segment { start, len, memory });
+            open = kind;
+        }
+        found
+    }
+
+    /// Behind the last bucket: the root of all sums.
+    #[track_caller]
+    pub(super) fn start_norm(&mut self, dev: &Device) -> Result<()> {
+        let Some(sums) = &self.sums else { return Ok(()) };
+        let last = self.layout.buckets.len().saturating_sub(1);
+        let comm = dev.on(self.stream(last));
+        kernels::norm(&comm, &sums.partial.view(), &sums.norm.view())?;
+        let normed = comm.record()?;
+        self.normed = Some(normed);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GpuPool;
+
+    /// A stream for each priority, and none that was handed out for another.
+    #[test]
+    fn buckets_have_streams_of_their_priority() {
+        let pool = GpuPool::builder().host(1).build().unwrap();
+        pool.run(|dev, _| {
+            let plain = dev.stream()?.core.id;
+            let exchange =
+                GradientExchange::builder().first_bucket_bytes(1).bucket_bytes(1).bucket_priorities(&[0, -1]);
+            let exchange = exchange.build(dev, &[1; 4])?;
+            let id = |bucket| exchange.stream(bucket).core.id;
+            assert_eq!(exchange.streams.len(), 2);
+            assert_eq!(id(0), plain, "an idle stream of the same priority is used again");
+            assert!(id(1) != id(0) && id(1) == id(2) && id(2) == id(3));
+            let priorities: Vec<i32> = (0..4).map(|bucket| exchange.settings.priority(bucket)).collect();
+            assert_eq!(priorities, [0, -1, -1, -1]);
+            let urgent = id(1);
+            drop(exchange);
+            assert_eq!(dev.stream_with_priority(-1)?.core.id, urgent);
+            assert_ne!(dev.stream_with_priority(-2)?.core.id, urgent);
+            Ok(())
+        })
+        .unwrap();
+    }
+}

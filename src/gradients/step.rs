@@ -1,0 +1,272 @@
+//! A step: gradients become ready, buckets start, and the step ends.
+
+use super::{GradientExchange, buckets, first_layout, layout::Layout, marks::Marks};
+use crate::{
+    Device, DeviceBuffer,
+    error::{Error, Result, Site},
+    memory::{AsView, DeviceView},
+};
+use smallvec::SmallVec;
+use std::{panic::Location, sync::Arc};
+
+/// What a step has left, from [`GradientExchange::finish`].
+#[derive(Debug)]
+pub struct Exchanged<'a> {
+    exchange: &'a GradientExchange,
+    exchanged: bool,
+}
+
+impl<'a> Exchanged<'a> {
+    /// The root of the sum of the squares of all gradients, as exchanged: one number on the device, with the same bits on all
+    /// members. The host has not waited for it. None unless [asked for](super::GradientExchangeBuilder::norm), or when
+    /// nothing was exchanged.
+    pub fn norm(&self) -> Option<DeviceView<'a, f32>> {
+        self.exchange.sums.as_ref().filter(|_| self.exchanged).map(|sums| sums.norm.view())
+    }
+
+    /// Gradients that no member had since the last exchange; they are zeros. Empty without
+    /// [`find_unused`](super::GradientExchangeBuilder::find_unused), or when nothing was exchanged.
+    pub fn unused(&self) -> &'a [usize] {
+        if self.exchanged { &self.exchange.unused } else { &[] }
+    }
+
+    /// Whether gradients were exchanged: not while [`set_sync(false)`](GradientExchange::set_sync) holds.
+    pub fn was_exchanged(&self) -> bool {
+        self.exchanged
+    }
+}
+
+/// What members tell each other at the end of a step.
+struct Report {
+    step: u64,
+    used: Vec<bool>,
+    /// In which order gradients were ready, while that matters.
+    order: Option<Vec<usize>>,
+    site: Site,
+}
+
+impl GradientExchange {
+    /// Whether a step of this exchange can go on, on this device.
+    #[track_caller]
+    fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
+        let here = &self.device;
+        if here.pool != dev.worker.link.pool {
+            return Err(Error::WrongPool { op, device: dev.index(), site: Location::caller() });
+        }
+        if here.device != dev.index() {
+            let (buffer, device) = (here.device, dev.index());
+            return Err(Error::WrongDevice { op, buffer, device, site: Location::caller() });
+        }
+        if self.place != (dev.rank(), dev.count()) {
+            let (rank, count) = self.place;
+            return Err(Error::invalid(op, format_args!("it was made by member {rank} of {count}, in another gang")));
+        }
+        // A gang that has failed does not finish the step.
+        dev.check().inspect_err(|_| self.broken = true)?;
+        match self.broken {
+            true => Err(Error::invalid(op, "a step has failed; all members call `reset` before the next one")),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs what other members count on: a failure ends the step.
+    fn surely<R>(&mut self, f: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let done = f(self);
+        self.broken |= done.is_err();
+        done
+    }
+
+    /// A gradient is there: written by what was submitted so far. Starts its bucket, and those behind it that waited, when
+    /// they are complete.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such gradient, it was ready already in this step, or its bucket was
+    /// started without it; else those of [`Device::all_reduce`].
+    #[track_caller]
+    pub fn ready(&mut self, dev: &Device, gradient: usize) -> Result<()> {
+        self.check(dev, "ready")?;
+        self.marks.ready("ready", gradient, &self.layout)?;
+        if !self.sync {
+            return Ok(());
+        }
+        let bucket = self.layout.places[gradient].bucket;
+        if self.marks.is_complete(bucket) && self.marks.is_behind(bucket) {
+            // Later the stream has more to do than what the bucket needs.
+            let written = dev.record().inspect_err(|_| self.broken = true)?;
+            self.written[bucket] = Some(written);
+        }
+        while let Some(next) = self.marks.start_next(false) {
+            self.start(dev, next).inspect_err(|_| self.broken = true)?;
+        }
+        Ok(())
+    }
+
+    /// [`lend`](Self::lend) and [`ready`](Self::ready) at once.
+    ///
+    /// # Errors
+    /// Those of both. The buffer is dropped if it could not be lent.
+    #[track_caller]
+    pub fn ready_from(&mut self, dev: &Device, gradient: usize, memory: DeviceBuffer<f32>) -> Result<()> {
+        self.check(dev, "ready_from")?;
+        self.lend(gradient, memory)?;
+        self.ready(dev, gradient)
+    }
+
+    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as zero.
+    /// Without it a [`finish`](Self::finish) for which nothing was ready is an error, since it mostly is one.
+    pub fn nothing(&mut self) {
+        self.marks.nothing();
+    }
+
+    /// Starts what is left, in order.
+    #[track_caller]
+    fn close(&mut self, dev: &Device) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        while let Some(next) = self.marks.start_next(true) {
+            self.start(dev, next)?;
+        }
+        self.marks.close();
+        self.closed = true;
+        self.start_norm(dev)
+    }
+
+    /// Nothing more gets ready: starts all buckets that are left, and makes the current stream wait for this one only. So the
+    /// optimizer can begin with the first bucket while others are under way. Returns its gradients. [`finish`](Self::finish) is
+    /// needed all the same.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without exchange.
+    #[track_caller]
+    pub fn finish_bucket(&mut self, dev: &Device, bucket: usize) -> Result<&[usize]> {
+        self.check_end(dev, "finish_bucket")?;
+        if bucket >= self.buckets() {
+            let why = format_args!("bucket {bucket} of {}", self.buckets());
+            return Err(Error::invalid("finish_bucket", why));
+        }
+        if !self.sync {
+            return Err(Error::invalid("finish_bucket", "this step exchanges nothing (`set_sync`)"));
+        }
+        // Not in a closure: errors name the caller's line.
+        self.close(dev).inspect_err(|_| self.broken = true)?;
+        if let Some(reduced) = self.reduced[bucket].take() {
+            dev.wait(&reduced).inspect_err(|_| self.broken = true)?;
+            self.marks.over(bucket, &self.layout);
+        }
+        Ok(self.bucket(bucket))
+    }
+
+    #[track_caller]
+    fn check_end(&mut self, dev: &Device, op: &'static str) -> Result<()> {
+        self.check(dev, op)?;
+        match self.marks.has_begun() || self.is_empty() {
+            true => Ok(()),
+            false => Err(Error::invalid(op, "no gradient was ready since the last step; who has none says `nothing`")),
+        }
+    }
+
+    /// Ends the step: what is not ready counts as zero, all buckets are started, and the current stream's later work waits for them.
+    /// All members call it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when nothing was ready since the last step, nor said to be [`nothing`](Self::nothing);
+    /// [`Error::Mismatch`] when members are not in the same step; else those of [`Device::all_reduce`].
+    #[track_caller]
+    pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_>> {
+        self.check_end(dev, "finish")?;
+        if !self.sync {
+            self.marks.end(true, &self.layout);
+            return Ok(Exchanged { exchange: self, exchanged: false });
+        }
+        let site = Location::caller();
+        self.surely(|this| {
+            this.close(dev)?;
+            // The last of each stream stands for those before it.
+            let mut waited: SmallVec<[i32; 4]> = SmallVec::new();
+            for bucket in (0..this.buckets()).rev() {
+                let priority = this.settings.priority(bucket);
+                if let Some(reduced) = this.reduced[bucket].take().filter(|_| !waited.contains(&priority)) {
+                    dev.wait(&reduced)?;
+                    waited.push(priority);
+                }
+            }
+            if let Some(normed) = this.normed.take() {
+                dev.wait(&normed)?;
+            }
+            this.meet(dev, site)
+        })?;
+        self.marks.end(false, &self.layout);
+        (self.closed, self.steps) = (false, self.steps + 1);
+        Ok(Exchanged { exchange: self, exchanged: true })
+    }
+
+    /// Learns what nobody had, and after the first step the order of the buckets.
+    fn meet(&mut self, dev: &Device, site: Site) -> Result<()> {
+        if self.ordered && !self.settings.find_unused {
+            return Ok(());
+        }
+        let used = self.marks.used().to_vec();
+        // A member that had nothing has seen no order.
+        let seen = !self.ordered && used.iter().any(|used| *used);
+        let order = seen.then(|| self.marks.order((0..self.len()).rev()));
+        let all = dev.exchange(Arc::new(Report { step: self.steps, used, order, site }))?;
+        if let Some(rank) = (1..all.len()).find(|&rank| all[rank].step != all[0].step) {
+            let call = |report: &Report| format!("finish of step {}", report.step);
+            let (first, other) = (&all[0], &all[rank]);
+            let (a, b) = (dev.session.gang.device(0), dev.session.gang.device(rank));
+            let (a_call, b_call) = (call(first), call(other));
+            return Err(Error::Mismatch { what: "step", a, a_call, a_site: first.site, b, b_call, b_site: other.site });
+        }
+        self.unused.clear();
+        let nobodys = |gradient: &usize| all.iter().all(|report| !report.used[*gradient]);
+        self.unused.extend((0..self.sizes.len()).filter(nobodys));
+        match &all[0].order {
+            Some(order) if !self.ordered => {
+                self.ordered = true;
+                self.reorder(dev, order)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Buckets in another order, with what is in them.
+    fn reorder(&mut self, dev: &Device, order: &[usize]) -> Result<()> {
+        let layout = Layout::new(&self.sizes, order, self.settings.first_bucket_bytes, self.settings.bucket_bytes)?;
+        if layout == self.layout {
+            return Ok(());
+        }
+        let mut memory = buckets(dev, &layout)?;
+        for (old, new) in self.layout.places.iter().zip(&layout.places).filter(|(old, _)| old.len > 0) {
+            let from = self.memory[old.bucket].slice(old.range());
+            dev.copy(&from, &mut memory[new.bucket].slice_mut(new.range()))?;
+        }
+        (self.layout, self.memory) = (layout, memory);
+        self.furnish(dev)
+    }
+
+    /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start. All members call it,
+    /// in a scope that has not failed. Memory that was lent stays, with whatever is in it.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
+    #[track_caller]
+    pub fn reset(&mut self, dev: &Device) -> Result<()> {
+        dev.check()?;
+        self.broken = true;
+        let layout = first_layout(&self.settings, &self.sizes)?;
+        if layout != self.layout {
+            self.memory = buckets(dev, &layout)?;
+            self.layout = layout;
+        } else {
+            self.memory.iter_mut().try_for_each(|bucket| dev.fill(bucket, 0.0))?;
+        }
+        self.furnish(dev)?;
+        self.marks = Marks::new(&self.layout);
+        (self.sync, self.closed, self.steps) = (true, false, 0);
+        self.ordered = !self.settings.ready_order;
+        self.unused.clear();
+        self.broken = false;
+        Ok(())
+    }
+}

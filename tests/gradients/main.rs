@@ -1,0 +1,23 @@
+//! The gradient exchange, from outside: that it gives what a plain all-reduce gives, whatever the order, the buckets and the
+//! memory; and what has bitten the users of PyTorch's DDP.
+//!
+//! | theirs | here |
+//! |---|---|
+//! | "Expected to have finished reduction in the prior iteration", DDP's best known error; `find_unused_parameters` | `steps::what_is_unused_counts_as_zero`, `steps::a_member_without_rows` |
+//! | buckets are rebuilt after the first iteration, in rank 0's order | `steps::buckets_follow_the_order_of_rank_0` |
+//! | `no_sync`, and gradients that only its steps have used | `steps::accumulation_exchanges_once` |
+//! | `gradient_as_bucket_view`: gradients are flattened and copied back otherwise | `steps::memory_of_the_callers` |
+//! | bf16 and fp16 compression hooks (`test_ddp_hooks`) | `wires::half_types_are_within_their_bounds` |
+//! | parameters that differ between ranks hang or corrupt (nccl#1417) | `failures::what_members_must_agree_on` |
+//! | a rank that fails leaves the others in a hang (pytorch#113281, nccl#829) | `failures::a_member_fails_in_the_backward_pass` |
+//! | bits that depend on the run or the rank (nccl#1497, sglang#34159) | `bits::the_same_in_every_run` |
+//! | 25 MB buckets are too small on fast links (pytorch#118421) | `bits::bucket_sizes_do_not_matter` |
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bits;
+mod failures;
+mod rig;
+mod steps;
+mod wires;
