@@ -53,12 +53,8 @@ limit() {
     build) echo 150 ;;
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
-<<<<<<< HEAD
     collectives) echo "$limit_of_collectives" ;;
-=======
-    collectives) echo 480 ;;
     overlap) echo 300 ;;
->>>>>>> gradients
     *) echo 50 ;;
   esac
 }

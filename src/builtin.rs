@@ -23,17 +23,12 @@ module! { COLLECTIVE, "collective" }
 module! { PROBE, "probe" }
 module! { COMBINE, "combine" }
 module! { PUSH, "push" }
-<<<<<<< HEAD
 module! { STAGED, "staged" }
-
-/// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 7] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &STAGED];
-=======
 module! { GRADIENTS, "gradients" }
 
 /// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 7] = [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &GRADIENTS];
->>>>>>> gradients
+pub(crate) static MODULES: [&Module; 8] =
+    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &STAGED, &GRADIENTS];
 
 /// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;
