@@ -53,11 +53,12 @@ impl Signals {
     /// Sets them up, if kernels of these devices can meet: GPUs that all have access to each other, that run what was launched
     /// while the host goes on, and that no checker watches (which knows no flags).
     pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<Signals>>> {
-        let shared = &pool.shared;
-        if !can_meet(shared) {
-            return Ok(None);
-        }
-        let bytes = signals::bytes(shared.devices());
+        if can_meet(&pool.shared) { Signals::make(pool).map(Some) } else { Ok(None) }
+    }
+
+    /// The same, whether or not the kernels can meet.
+    pub(crate) fn make(pool: &GpuPool) -> Result<Arc<Signals>> {
+        let bytes = signals::bytes(pool.shared.devices());
         let made = pool.run(|dev, _| {
             let link = &dev.worker.link;
             let own = OnDevice(link.clone(), link.check("signals", link.driver.mem_alloc(bytes))?);
@@ -85,7 +86,7 @@ impl Signals {
             Ok((own, words))
         })?;
         let (devices, mut words): (Vec<_>, Vec<_>) = made.into_iter().unzip();
-        Ok(Some(Arc::new(Signals { devices, words: words.swap_remove(0) })))
+        Ok(Arc::new(Signals { devices, words: words.swap_remove(0) }))
     }
 
     /// What a kernel of this device is given.
@@ -103,6 +104,13 @@ impl Signals {
     pub(crate) fn launches_in(&self, device: usize, place: u64) {
         // SAFETY: a word of `words`, which lives; one thread of the host writes it.
         unsafe { store_word(self.words.at(device, PLACE), place) };
+    }
+
+    /// What kernels of a graph are told.
+    #[cfg(test)]
+    pub(crate) fn place(&self, device: usize) -> u64 {
+        // SAFETY: as above.
+        unsafe { load_word(self.words.at(device, PLACE)) }
     }
 
     /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.
