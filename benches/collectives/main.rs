@@ -83,6 +83,8 @@ fn main() {
         // NCCL's kernels for symmetric memory, also where one process has several ranks, and for memory that is not registered.
         std::env::set_var("NCCL_SINGLE_PROC_MEM_REG_ENABLE", "1");
         std::env::set_var("NCCL_SYM_NOWIN_ENABLE", "1");
+        // Buffers of graphs are registered only by processes of one GPU each; others may hang (see it in NCCL's env.html).
+        std::env::set_var("NCCL_GRAPH_REGISTER", "0");
     }
     let mut bench = Bench::new("collectives");
     let hardware = gpus::count();

@@ -79,10 +79,12 @@ impl Signals {
     /// Sets them up, if kernels of these devices can meet: GPUs that run what was launched while the host goes on, and that no
     /// checker watches (which knows no flags). In the host's memory unless all have access to each other.
     pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<Signals>>> {
+        if can_meet(&pool.shared) { Signals::make(pool).map(Some) } else { Ok(None) }
+    }
+
+    /// The same, whether or not the kernels can meet.
+    pub(crate) fn make(pool: &GpuPool) -> Result<Arc<Signals>> {
         let shared = &pool.shared;
-        if !can_meet(shared) {
-            return Ok(None);
-        }
         let n = shared.devices();
         let direct = shared.are_direct(&(0..n).collect::<Vec<_>>());
         let packets = signals::packets(n, if direct { signals::PUSHED } else { signals::PUSHED_THROUGH_HOST });
@@ -113,7 +115,7 @@ impl Signals {
             first = Some(words);
         }
         let words = first.expect("there are several devices");
-        Ok(Some(Arc::new(Signals { devices, rooms, words, packets })))
+        Ok(Arc::new(Signals { devices, rooms, words, packets }))
     }
 
     /// Whether devices meet in the host's memory, where they have stages.
@@ -174,6 +176,13 @@ impl Signals {
     pub(crate) fn launches_in(&self, device: usize, place: u64) {
         // SAFETY: a word of `words`, which lives; one thread of the host writes it.
         unsafe { store_word(self.words.place(device), place) };
+    }
+
+    /// What kernels of a graph are told.
+    #[cfg(test)]
+    pub(crate) fn place(&self, device: usize) -> u64 {
+        // SAFETY: as above.
+        unsafe { load_word(self.words.at(device, PLACE)) }
     }
 
     /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.

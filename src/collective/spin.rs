@@ -319,8 +319,11 @@ const PUSH_PER_BLOCK: usize = 512 * 8;
 /// at once.
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
-    let each = missed.iter().flat_map(|missed| iter::repeat_n(missed.meet, missed.times));
-    each.into_iter().try_for_each(|meet| count(worker, &worker.main, "recovery", meet))?;
+    for meet in missed.iter().flat_map(|missed| iter::repeat_n(missed.meet, missed.times)) {
+        count(worker, &worker.main, "recovery", meet)?;
+        // What is not numbered is not waited for.
+        worker.main.submit();
+    }
     if missed.is_empty() { Ok(()) } else { worker.drain() }
 }
 

@@ -1,6 +1,15 @@
 //! How often the members meet, which nobody outside can see.
 
-use crate::{Check, Device, GpuPool, ReduceOp, error::Result};
+use crate::{
+    Check, Device, GpuPool, ReduceOp,
+    collective::signals::Signals,
+    driver::{
+        gate,
+        host::{Schedule, What},
+    },
+    error::{Error, Result},
+    testing::FaultPlan,
+};
 
 /// Collectives in the graph.
 const CAPTURED: u64 = 5;
@@ -11,10 +20,10 @@ fn meetings(dev: &Device) -> u64 {
     dev.session.gang.word().committed()
 }
 
-/// How many meetings a launch of a graph with [`CAPTURED`] collectives is, and the parts that it has.
-fn meetings_of_a_launch(pool: &GpuPool) -> (u64, usize) {
+/// How many meetings a launch of a graph with [`CAPTURED`] collectives of `len` elements is, and the parts that it has.
+fn meetings_of_a_launch(pool: &GpuPool, len: usize) -> (u64, usize) {
     let found = pool.run(|dev, _| {
-        let mut x = dev.upload(&[1.0f32; 100])?;
+        let mut x = dev.upload(&vec![1.0f32; len])?;
         let before = meetings(dev);
         let (graph, ()) = dev.capture(|dev| {
             (0..CAPTURED).try_for_each(|_| -> Result<()> {
@@ -26,7 +35,7 @@ fn meetings_of_a_launch(pool: &GpuPool) -> (u64, usize) {
         let before = meetings(dev);
         (0..LAUNCHES).try_for_each(|_| dev.launch_graph(&graph))?;
         let met = meetings(dev) - before;
-        assert_eq!(dev.download(&x)?, [1.0; 100]);
+        assert_eq!(dev.download(&x)?, vec![1.0; len]);
         // One collective that comes after it: the numbers go on.
         dev.all_reduce(&mut x, ReduceOp::Avg)?;
         assert_eq!(meetings(dev) - before, met + 1);
@@ -40,7 +49,7 @@ fn meetings_of_a_launch(pool: &GpuPool) -> (u64, usize) {
 #[test]
 fn where_kernels_do_not_meet_a_launch_is_a_meeting_for_each_collective() {
     let pool = GpuPool::builder().host(3).build().unwrap();
-    assert_eq!(meetings_of_a_launch(&pool), (CAPTURED, 2 * CAPTURED as usize));
+    assert_eq!(meetings_of_a_launch(&pool, 100), (CAPTURED, 2 * CAPTURED as usize));
 }
 
 #[test]
@@ -68,7 +77,7 @@ fn where_kernels_meet_a_launch_is_one_meeting() {
                 println!("skipped: kernels of these devices do not meet");
                 return;
             }
-            assert_eq!(meetings_of_a_launch(&pool), (1, 1));
+            assert_eq!(meetings_of_a_launch(&pool, 100), (1, 1));
         }
     }
 }
@@ -77,5 +86,74 @@ fn where_kernels_meet_a_launch_is_one_meeting() {
 #[test]
 fn a_watched_pool_cuts_its_graphs() {
     let pool = GpuPool::builder().host(2).check(Check::Races).build().unwrap();
-    assert_eq!(meetings_of_a_launch(&pool).0, CAPTURED);
+    assert_eq!(meetings_of_a_launch(&pool, 100).0, CAPTURED);
+}
+
+/// Software GPUs that are taken for ones whose kernels meet. Theirs do not, so they are given nothing to do; but all that the host does
+/// is what it does for GPUs.
+fn as_if_kernels_met(faults: &str) -> GpuPool {
+    let builder = GpuPool::builder().host(2).check(Check::Off).schedule(Schedule::Seeded(1));
+    let pool = builder.faults(faults.parse::<FaultPlan>().unwrap()).build().unwrap();
+    assert!(pool.shared.signals.set(Signals::make(&pool).unwrap()).is_ok(), "software GPUs have none");
+    pool
+}
+
+/// How many kernels of collectives a device has run: of those that were called, and of those that only count their meeting.
+fn kernels(pool: &GpuPool, device: usize) -> [usize; 2] {
+    let trace = pool.trace().unwrap();
+    let of =
+        |name| trace.steps().iter().filter(|step| step.device == device && step.what == What::Kernel(name)).count();
+    [of("combine_f32"), of("combine_u8")]
+}
+
+/// Nobody can be in a blocking call while a window is open; so no window has been left open.
+fn all_windows_are_closed() {
+    drop(gate::launches().block());
+}
+
+#[test]
+fn the_host_meets_once_for_all_kernels_of_a_graph() {
+    let pool = as_if_kernels_met("");
+    assert_eq!(meetings_of_a_launch(&pool, 0), (1, 1));
+    let each = (LAUNCHES * CAPTURED) as usize + 1;
+    assert_eq!([kernels(&pool, 0), kernels(&pool, 1)], [[each, 0]; 2]);
+    all_windows_are_closed();
+}
+
+/// Kernels of a graph learn from the host in which gang they run.
+#[test]
+fn a_launch_tells_the_kernels_their_gang() {
+    let pool = as_if_kernels_met("");
+    let kept =
+        pool.per_device(|dev, _| Ok(dev.capture(|dev| dev.all_reduce(&mut dev.zeros::<f32>(0)?, ReduceOp::Sum))?.0));
+    let kept = kept.unwrap();
+    for _ in 0..3 {
+        pool.run(|dev, _| {
+            let graph = kept.borrow(dev)?;
+            dev.launch_graph(&graph)?;
+            let signals = dev.worker.shared.signals.get().unwrap();
+            assert_eq!(signals.place(dev.index()), dev.session.gang.place());
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// A member that has committed and does not launch counts all the graph's meetings when its gang has failed: epochs are the same on
+/// both sides, and the next collective finds its peers.
+#[test]
+fn meetings_of_a_graph_that_was_not_launched_are_made_up() {
+    let pool = as_if_kernels_met("1:graph-launch:3:error");
+    let failed = pool.run(|dev, _| {
+        let mut x = dev.zeros::<f32>(0)?;
+        let (graph, ()) = dev.capture(|dev| (0..CAPTURED).try_for_each(|_| dev.all_reduce(&mut x, ReduceOp::Sum)))?;
+        (0..10).try_for_each(|_| dev.launch_graph(&graph))
+    });
+    let error = failed.unwrap_err();
+    assert!(matches!(error, Error::Driver { op: "launch_graph", device: 1, .. }), "{error}");
+    let each = CAPTURED as usize;
+    assert_eq!([kernels(&pool, 0), kernels(&pool, 1)], [[3 * each, 0], [2 * each, each]]);
+    all_windows_are_closed();
+    pool.run(|dev, _| dev.all_reduce(&mut dev.zeros::<f32>(0)?, ReduceOp::Sum)).unwrap();
+    all_windows_are_closed();
 }

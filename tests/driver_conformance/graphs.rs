@@ -104,6 +104,27 @@ pub fn an_empty_graph_does_nothing(rig: &Rig) {
     unsafe { device.graph_destroy(graph) }.unwrap();
 }
 
+/// As where a graph is cut: each capture is a graph of its own, and they can be launched by turns.
+pub fn one_stream_captures_again_and_again(rig: &Rig) {
+    let device = rig.one();
+    let (c, s, all, by) = (stream(device), stream(device), mem(device, 8192), adder(device));
+    write(&all, bytemuck::cast_slice(&[0u32; 2048]));
+    let graphs: Vec<RawGraph> = (0..4)
+        .map(|i| {
+            device.capture_begin(c.raw).unwrap();
+            by.add(&c, all.raw, 2048, 1 << (8 * i));
+            device.capture_end(c.raw).unwrap()
+        })
+        .collect();
+    for round in 1..=5u32 {
+        graphs.iter().for_each(|&graph| launch(graph, &s));
+        s.wait();
+        assert_eq!(read_words(&all), [round * 0x0101_0101; 2048]);
+    }
+    // SAFETY: waited for above.
+    graphs.into_iter().for_each(|graph| unsafe { device.graph_destroy(graph) }.unwrap());
+}
+
 /// Each device has its own, and copies between devices can be part of one.
 pub fn a_graph_copies_between_devices(rig: &Rig) {
     let Some((a, b)) = rig.peers() else { return };
