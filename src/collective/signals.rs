@@ -182,7 +182,7 @@ impl Signals {
     #[cfg(test)]
     pub(crate) fn place(&self, device: usize) -> u64 {
         // SAFETY: as above.
-        unsafe { load_word(self.words.at(device, PLACE)) }
+        unsafe { load_word(self.words.place(device)) }
     }
 
     /// Which device a kernel of `device`'s was waiting for when it gave up, in the gang of this place.
