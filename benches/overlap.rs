@@ -20,14 +20,28 @@ use std::{
     time::Instant,
 };
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, GradientExchange, LaunchDims, Matrix, PerDevice, Result, Shard};
-use kernels::{BIAS_ADD, BIAS_RELU, MLP, RELU_BACKWARD, SGD, SOFTMAX_XENT};
+use gpu_pool::{Device, DeviceBuffer, GpuPool, GradientExchange, LaunchDims, Matrix, PerDevice, Result, Shard, kernel};
+use kernels::{BIAS_ADD, BIAS_RELU, COL_SUM, MLP, RELU_BACKWARD, SGD, SOFTMAX_XENT};
 use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
 
 /// Widths from the input to the output.
 const WIDTHS: [usize; 4] = [784, 2048, 2048, 10];
 const LAYERS: usize = WIDTHS.len() - 1;
 const RATE: f32 = 0.01;
+/// Parts of the rows in which columns are summed up first.
+const PARTS: usize = 64;
+
+kernel! {
+    static COL_SUM_PARTS: "col_sum_parts" in MLP,
+    fn(x: &[f32], out: &mut [f32], rows: u32, cols: u32, parts: u32) |_dims| {
+        let (cols, chunk) = (cols as usize, rows.div_ceil(parts) as usize);
+        out[..parts as usize * cols].fill(0.0);
+        for (part, rows) in x[..rows as usize * cols].chunks(chunk * cols).enumerate() {
+            let sums = &mut out[part * cols..][..cols];
+            rows.chunks_exact(cols).for_each(|row| sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
+        }
+    }
+}
 
 /// What a device has, for one size of the batch.
 struct Replica {
@@ -40,7 +54,8 @@ struct Replica {
     douts: Vec<DeviceBuffer<f32>>,
     labels: DeviceBuffer<i32>,
     losses: DeviceBuffer<f32>,
-    ones: DeviceBuffer<f32>,
+    /// Sums of the parts of the rows.
+    sums: DeviceBuffer<f32>,
     /// Weight and bias of layer `l` are gradients `2 l` and `2 l + 1`.
     gradients: GradientExchange,
 }
@@ -72,7 +87,7 @@ impl Replica {
             douts: layers().map(|(_, width)| dev.zeros(rows * width)).collect::<Result<_>>()?,
             labels: dev.upload(&labels)?,
             losses: dev.zeros(rows)?,
-            ones: dev.upload(&vec![1.0; rows])?,
+            sums: dev.zeros(PARTS * WIDTHS[1].max(WIDTHS[2]))?,
             gradients: GradientExchange::builder().build(dev, &sizes)?,
         })
     }
@@ -123,8 +138,13 @@ impl Replica {
             let (inputs, width) = (WIDTHS[layer], WIDTHS[layer + 1]);
             let (below, here) = self.douts.split_at_mut(layer);
             let dy = Matrix::new(&here[0], rows, width)?;
-            let ones = Matrix::new(&self.ones, 1, rows)?;
-            dev.gemm(1.0, ones, dy, 0.0, &mut self.gradients.grad_mut(2 * layer + 1)?)?;
+            let mut sums = self.sums.slice_mut(..PARTS * width);
+            let (dims, shape) = (LaunchDims::cover(PARTS * width), (rows as u32, width as u32, PARTS as u32));
+            // SAFETY: `here` is rows x width, and there are PARTS sums for each column.
+            unsafe { dev.launch(&COL_SUM_PARTS, dims, (&here[0], &mut sums, shape.0, shape.1, shape.2))? };
+            let db = self.gradients.grad_mut(2 * layer + 1)?;
+            // SAFETY: as above, and the bias has an element for each column.
+            unsafe { dev.launch(&COL_SUM, LaunchDims::cover(width), (&sums, db, shape.2, shape.1))? };
             self.gradients.ready(dev, 2 * layer + 1)?;
             let x = Matrix::new(&self.outputs[layer], rows, inputs)?;
             dev.gemm(1.0, x.t(), dy, 0.0, &mut self.gradients.grad_mut(2 * layer)?)?;

@@ -58,6 +58,20 @@ extern "C" __global__ void col_sum(const f32* __restrict__ x, f32* __restrict__ 
     }
 }
 
+// out[p][c] = the same over the p-th of `parts` equally many consecutive rows (the last have fewer): a first pass where rows are
+// so many that one thread a column is not enough. For benches/overlap.rs.
+extern "C" __global__ void col_sum_parts(const f32* __restrict__ x, f32* __restrict__ out, u32 rows, u32 cols,
+                                         u32 parts) {
+    const u64 chunk = ((u64)rows + parts - 1) / parts;
+    for (u64 i = grid_index(); i < (u64)parts * cols; i += grid_size()) {
+        const u64 c = i % cols, first = i / cols * chunk, end = first + chunk < rows ? first + chunk : rows;
+        f32 sum = 0.0f;
+#pragma unroll 8
+        for (u64 r = first; r < end; r++) sum += x[r * cols + c];
+        out[i] = sum;
+    }
+}
+
 // w[i] = fma(-lr, g[i], w[i]).
 extern "C" __global__ void sgd(f32* __restrict__ w, const f32* __restrict__ g, u64 n, f32 lr) {
     for (u64 i = grid_index(); i < n; i += grid_size()) w[i] = fmaf(-lr, g[i], w[i]);
