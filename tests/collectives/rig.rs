@@ -36,8 +36,14 @@ pub enum Way {
     Staged,
 }
 
-pub const WAYS: [Way; 5] =
-    [Way::Default, Way::Watched, Way::Forced(Algorithm::Copies), Way::Forced(Algorithm::Ring), Way::Staged];
+pub const WAYS: [Way; 6] = [
+    Way::Default,
+    Way::Watched,
+    Way::Forced(Algorithm::Copies),
+    Way::Forced(Algorithm::Ring),
+    Way::Forced(Algorithm::Staged),
+    Way::Staged,
+];
 
 impl Way {
     pub fn builder(self, gpus: Gpus, count: usize) -> Builder {
@@ -45,7 +51,7 @@ impl Way {
             Way::Default => builder(gpus, count),
             Way::Watched => builder(gpus, count).algorithm(Algorithm::Direct).check(Check::Races),
             Way::Forced(algorithm) => builder(gpus, count).algorithm(algorithm),
-            Way::Staged => gpus.builder(count).without_peer_access(),
+            Way::Staged => builder(gpus, count).without_peer_access(),
         }
     }
 

@@ -331,6 +331,11 @@ fn arguments_fit_the_compiled_kernels() {
         let call = Push { n: 1, op, factors, source: one, destination: one, meet };
         let entry = push(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        let stage = Stage { offset: 0, chunk: 128, slot: 128, steps: 1, lanes: 1, two: 0, spare: [0; 5] };
+        let (role, puts, pulls) = (Role::default(), Moves::default(), Moves::default());
+        let call = Staged { meet, stage, role, op, factors, puts, pulls };
+        let entry = staged(dtype);
+        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }
     let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: Meet::NONE };
     assert_eq!(sizes(&call.args(false)), parameters(pairs().module.image.ptx.unwrap(), pairs().name));
@@ -339,7 +344,7 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    for entry in [combine(DType::F32), push(DType::F32)] {
+    for entry in [combine(DType::F32), push(DType::F32), staged(DType::F32)] {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
     }

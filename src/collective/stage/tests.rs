@@ -41,8 +41,10 @@ impl Model<'_> {
         memory[member][at] = value;
     }
 
-    fn all(&self, block: usize, what: usize, count: usize) -> bool {
-        self.said[block].iter().all(|said| said[what] >= count)
+    /// Whether all others have said so; of puts, the member itself, too.
+    fn all(&self, block: usize, me: usize, what: usize, count: usize) -> bool {
+        let said = &self.said[block];
+        (0..said.len()).all(|k| said[k][what] >= count || k == me && what != PUT)
     }
 
     /// The next thing that a member's team does in a block, if it may; false when it has to wait, or is through.
@@ -54,9 +56,9 @@ impl Model<'_> {
         }
         let free = j.saturating_sub(SLOTS - 1);
         let may = match team {
-            PUT => j < SLOTS || self.all(block, DONE, free),
-            DONE => self.all(block, PUT, j + 1) && (!plan.two || j < SLOTS || self.all(block, TAKEN, free)),
-            _ => self.all(block, DONE, j + 1),
+            PUT => j < SLOTS || self.all(block, me, DONE, free),
+            DONE => self.all(block, me, PUT, j + 1) && (!plan.two || j < SLOTS || self.all(block, me, TAKEN, free)),
+            _ => self.all(block, me, DONE, j + 1),
         };
         if !may {
             return false;
