@@ -15,6 +15,7 @@
 //! * `.../host_load/<devices>`: all-reduce of 64 KB and the wait for it, while every core is kept busy; see its p99
 //! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's all-reduce
 //! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`
+//! * `.../no_peer/..`: without access to each other's memory, see `no_peer.rs`
 //! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
 //!
 //! `--plot DIR` draws each sweep of sizes. Without GPUs only ours run, on software GPUs, up to 4 MB.
@@ -24,6 +25,7 @@ mod support;
 
 mod extras;
 mod nccl;
+mod no_peer;
 mod ops;
 mod plot;
 mod stage;
@@ -59,6 +61,9 @@ impl Machine {
 }
 
 fn main() {
+    if no_peer::is_child() {
+        return;
+    }
     // SAFETY: the program has one thread yet.
     unsafe {
         // Never multicast: on a shared host it can put GPUs of others out of service.
@@ -78,7 +83,8 @@ fn main() {
     let mut curves = Vec::new();
     let mut counts = vec![devices, 2];
     counts.dedup();
-    for &world in counts.iter().filter(|&&world| world > 1 && world <= devices) {
+    counts.retain(|&world| world > 1 && world <= devices);
+    for &world in &counts {
         curves.extend(sweep::run::<f32>(&mut bench, &machine, &pool, world, &Op::ALL));
         curves.extend(sweep::run::<bf16>(&mut bench, &machine, &pool, world, &[Op::AllReduce]));
     }
@@ -86,6 +92,9 @@ fn main() {
         curves.iter().for_each(|curve| plot::draw(folder, curve));
     }
     extras::run(&mut bench, &machine, &pool);
+    // By itself: contexts of other processes come and go.
+    drop(pool);
+    no_peer::run(&mut bench, &machine, &counts);
     bench.finish();
     curves.iter().for_each(sweep::Curve::summarise);
 }

@@ -149,6 +149,11 @@ impl Bench {
         self.options.max.map_or(most, |max| max.min(most))
     }
 
+    /// The largest size, if one was asked for.
+    pub fn asked_for(&self) -> Option<usize> {
+        self.options.max
+    }
+
     /// Where pictures are wanted.
     pub fn plot_folder(&self) -> Option<&Path> {
         self.options.plot.as_deref()
