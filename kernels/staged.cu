@@ -256,18 +256,13 @@ __device__ inline void staged(const Meet& meet, const Stage& stage, const Role& 
     __syncthreads();
     const bool last = threadIdx.x == blockDim.x - 1;
     const u32 ticket = last ? take_ticket(meet) : 0;
-    const u32 quarter = blockDim.x / 4, half = 2 * quarter;
-    const Team putters = {1, 0, stage.two ? quarter : half};
-    const Team readers = {2, putters.count, stage.two ? quarter : half};
-    const Team pullers = {3, half, half};
-    const u32 mine = threadIdx.x < putters.count ? 0 : !stage.two || threadIdx.x < half ? 1 : 2;
-    const Play<T> play = {meet, stage, role, desk, table, op, mine == 0 ? putters : mine == 1 ? readers : pullers};
-    if (mine == 0) {
-        play.put_all();
-    } else if (mine == 1) {
-        play.read_all();
+    const u32 half = blockDim.x / 2, each = stage.two ? half / 2 : half;
+    if (threadIdx.x < each) {
+        Play<T>{meet, stage, role, desk, table, op, {1, 0, each}}.put_all();
+    } else if (!stage.two || threadIdx.x < half) {
+        Play<T>{meet, stage, role, desk, table, op, {2, each, each}}.read_all();
     } else {
-        play.pull_all();
+        Play<T>{meet, stage, role, desk, table, op, {3, half, half}}.pull_all();
     }
     if (last) note_epochs(meet, ticket, table.epoch);
 }
