@@ -26,7 +26,7 @@ const MOST: usize = 16;
 
 /// Bytes that a device sends up to which packets go through the host's memory: who waits reads all that it waits for again
 /// and again over the bus, so more than a microsecond's worth is slower than a flag.
-const PUSHED_STAGED: usize = 32 << 10;
+const PUSHED_STAGED: usize = 64 << 10;
 
 /// What [`choose`] goes by.
 pub(crate) struct Case {
