@@ -16,7 +16,7 @@
 
 const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
-const u32 STAGED = 32;    // and of one that goes through the host's memory
+const u32 STAGED = 64;    // and of one that goes through the host's memory
 
 // What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away.
 enum Step : u32 { PUT, DONE, TAKEN };

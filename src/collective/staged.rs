@@ -19,6 +19,7 @@ use super::{
     signals::{SLOT, Signals},
     spin,
     stage::{Cutting, Staging, cutting},
+    tuner::Limits,
 };
 use crate::{
     Event,
@@ -49,7 +50,7 @@ pub(super) fn launch(
     if plan.most == 0 {
         return spin::count(&dev.worker, &dev.stream, name, meet);
     }
-    let cut = cutting(plan.most * size, plan.lanes, STAGED_BLOCKS, SLOT);
+    let cut = cutting(plan.most * size, plan.lanes, most_blocks(group.limits()), SLOT);
     let own = Own { request, size };
     let (mut puts, mut pulls) = (Moves::default(), Moves::default());
     for (lane, range) in &plan.puts {
@@ -84,9 +85,14 @@ pub(super) fn launch(
 }
 
 /// How many blocks that kernel has, for who asks.
-pub(crate) fn blocks(shape: &Shape, n: usize, dtype: DType) -> u32 {
+pub(crate) fn blocks(shape: &Shape, n: usize, dtype: DType, limits: &Limits) -> u32 {
     let plan = shape.staging(n, 0, GRAIN / dtype.size());
-    cutting(plan.most * dtype.size(), plan.lanes, STAGED_BLOCKS, SLOT).blocks as u32
+    cutting(plan.most * dtype.size(), plan.lanes, most_blocks(limits), SLOT).blocks as u32
+}
+
+/// All at work at once, or those that are would wait for peers' that are not.
+fn most_blocks(limits: &Limits) -> usize {
+    STAGED_BLOCKS.min(limits.push_blocks as usize)
 }
 
 /// This member's buffers.

@@ -72,7 +72,7 @@ impl GpuPool {
         let blocks = match way {
             Way::Push => spin::pushing(bytes, limits),
             Way::Direct | Way::Spin => direct::combining(part, n, limits),
-            Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype),
+            Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
             Way::Staged | Way::Copies | Way::Ring => direct::blocks(part),
         };
         Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }

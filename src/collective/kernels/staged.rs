@@ -4,7 +4,7 @@ use super::{Arguments, MOST, Meet, ReduceOp, code, push_factors, value};
 use crate::driver::Address;
 
 /// Blocks of such a kernel, at most.
-pub(crate) const STAGED_BLOCKS: usize = 32;
+pub(crate) const STAGED_BLOCKS: usize = 64;
 /// Slots that each of them has on a stage.
 pub(crate) const STAGED_SLOTS: usize = 4;
 
