@@ -23,7 +23,7 @@ const REPORT: usize = 128;
 
 /// Bytes of a slot of a stage. A stage has 4 MiB then: pieces that a device writes are still in the host's cache when others read
 /// them.
-pub(super) const SLOT: usize = 32 << 10;
+pub(super) const SLOT: usize = 16 << 10;
 const STAGE: usize = SLOT * STAGED_SLOTS * STAGED_BLOCKS;
 
 /// Of one pool.

@@ -260,7 +260,7 @@ proptest! {
     fn cuts_cover_everything(
         most in prop_oneof![0usize..5000, 0usize..2_000_000, 1usize << 33..1 << 34],
         lanes in 1usize..17,
-        blocks in 1usize..33,
+        blocks in 1usize..65,
         slot in prop::sample::select(vec![2048usize, 32 << 10, 1 << 20]),
     ) {
         let cut = cutting(most, lanes, blocks, slot);
@@ -273,10 +273,10 @@ proptest! {
 /// What the size of a piece was chosen for.
 #[test]
 fn small_ones_are_one_piece_and_large_ones_fill_their_slots() {
-    let of = |most, lanes| cutting(most, lanes, 32, 32 << 10);
+    let of = |most, lanes| cutting(most, lanes, 64, 16 << 10);
     assert_eq!(of(1, 1), Cutting { chunk: 4096, blocks: 1, steps: 1 });
     assert_eq!(of(64 << 10, 1), Cutting { chunk: 4096, blocks: 16, steps: 1 });
-    assert_eq!(of(1 << 20, 1), Cutting { chunk: 8192, blocks: 32, steps: 4 });
-    assert_eq!(of(1 << 30, 1), Cutting { chunk: 32 << 10, blocks: 32, steps: 1024 });
-    assert_eq!(of(1 << 27, 8), Cutting { chunk: 4096, blocks: 32, steps: 1024 });
+    assert_eq!(of(1 << 20, 1), Cutting { chunk: 5504, blocks: 64, steps: 3 });
+    assert_eq!(of(1 << 30, 1), Cutting { chunk: 16 << 10, blocks: 64, steps: 1024 });
+    assert_eq!(of(1 << 27, 8), Cutting { chunk: 2048, blocks: 64, steps: 1024 });
 }
