@@ -10,7 +10,7 @@
 # libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz. Nor is `overlap`, for the same reason; its
 # peer is PyTorch's DDP, started by torchrun where python3 has torch. Run it from the root of the repository.
 #
-# `benches/run-gpu.sh pair` is the same on the first two GPUs in less than 150 s, with shorter turns, and its results go to
+# `benches/run-gpu.sh pair` is the same on the first two GPUs in less than 300 s, with shorter turns, and its results go to
 # $OUT/2x<GPU>/collectives.json: to $OUT/2xH200, where README takes its table from, on H200s.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
@@ -34,7 +34,7 @@ if [ "${benches[*]}" = pair ]; then
   CUDA_VISIBLE_DEVICES=$(cut -d, -f1,2 <<<"${CUDA_VISIBLE_DEVICES:-0,1}")
   export CUDA_VISIBLE_DEVICES
   collectives=(--case-ms 300)
-  limit_of_collectives=150
+  limit_of_collectives=300
   gpu=$(nvidia-smi -i 0 --query-gpu=name --format=csv,noheader 2>/dev/null | sed 's/^NVIDIA *//; s/ /-/g')
   OUT=$OUT/2x${gpu:-GPU}
   mkdir -p "$OUT"

@@ -5,7 +5,7 @@
 what the files say; nothing is typed by hand but what was aimed at.
 
 `measured:<bench>` is a table of everything in the files, `targets:<bench>` one of what was aimed at and what came of it. Of sweeps
-over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`), `sweeps:<bench>` has a line each, `sizes:<bench>` every size of
+over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also `gpu/graph/..` and `gpu/no_peer/..`), `sweeps:<bench>` has a line each, `sizes:<bench>` every size of
 the all-reduce of f32 on the most devices, and `rest:<bench>` is a table of all other cases, with the 99th percentiles.
 """
 import json
@@ -102,12 +102,15 @@ def table(bench):
     return "\n".join(out) + "\n"
 
 
-SWEEP = re.compile(r"gpu/(\w+)/(f32|bf16)/(\d+)/(\d+)")
+SWEEP = re.compile(r"gpu/((?:graph/|no_peer/)?\w+)/(f32|bf16)/(\d+)/(\d+)")
+# Where a sweep was run, in words.
+WHERE = {"graph": " in graphs", "no_peer": " without peer access"}
 # nccl-tests' bus bandwidth: bytes a second times this, of (devices - 1) / devices but for broadcast.
 BUS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 
 
 def bus(operation, devices, size, micros):
+    operation = operation.rpartition("/")[2]
     factor = BUS[operation] * (devices - 1) / devices if operation in BUS else 1
     return factor * size / micros / 1e3
 
@@ -146,7 +149,8 @@ def sweeps(bench):
         small, (large, _) = sizes[least][0], sizes[most]
         bandwidth = number(bus(operation, devices, most, large))
         cells = (f"{number(small)} us ({size_name(least)})", f"{bandwidth} GB/s ({size_name(most)})", mean, worst)
-        out.append(f"| `{operation}` {dtype} | {devices} | {machine} | {' | '.join(cells)} |")
+        where, _, name = operation.rpartition("/")
+        out.append(f"| `{name}` {dtype}{WHERE.get(where, '')} | {devices} | {machine} | {' | '.join(cells)} |")
     if not out:
         return "(not measured yet)\n"
     head = "| | devices | machine | smallest | bus bandwidth, largest | NCCL's best / here: mean | worst |"
