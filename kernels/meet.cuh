@@ -138,6 +138,13 @@ class Barrier {
     }
 
   public:
+    // Whether the block may work: the members' kernels before this one are done.
+    __device__ bool start() {
+        if (!meet.signals || __syncthreads_and(meets(START))) return true;
+        withdraw();
+        return false;
+    }
+
     // `epoch` is room for MOST numbers in shared memory. Includes a __syncthreads.
     __device__ Barrier(const Meet& meet, u32* epoch) : meet(meet), epoch(epoch) {
         if (meet.signals && threadIdx.x < meet.count) epoch[threadIdx.x] = epoch_with(meet, threadIdx.x);
@@ -146,8 +153,15 @@ class Barrier {
         if (meet.signals && threadIdx.x == blockDim.x - 1) ticket = take_ticket(meet);
     }
 
-    // Whether the block may work: the members' kernels before this one are done.
-    __device__ bool start() { return !meet.signals || __syncthreads_and(meets(START)); }
+    // It did not get to work, and its memory may be given up. A peer's kernel that runs yet must not take this block for
+    // one that is still there: it waits then, and finds that the gang has failed.
+    __device__ void withdraw() {
+        const u32 rank = threadIdx.x;
+        if (rank >= meet.count || rank == meet.me) return;
+        Signals* peer = signals_of(meet, rank);
+        store_release(&peer->flag[START][blockIdx.x][ordinal(meet, meet.me)], 0);
+    }
+
 
     // After the work. The members' writes of this block are visible to the kernels after this one.
     __device__ void end() {

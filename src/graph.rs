@@ -22,7 +22,9 @@
 //! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
 //!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies`, sizes for which the ring is faster) it is
 //!   the graph's parts between its collectives, and these as if they were called then: a meeting for each.
-//! * If a scope fails in which the device was, the graph is [`Error::GraphInvalidated`] from then on; graphs without collectives go on.
+//!   After a `Mismatch` the parts before that collective have run.
+//! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on every device that
+//!   had not ended its part before); graphs without collectives go on.
 //! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
 //!
 //! # Mechanism

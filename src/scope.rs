@@ -147,6 +147,7 @@ where
     worker.progress();
     // A gang that failed for one of its members only has not been cleared away.
     board::forget(worker, gang.place() - 1);
+    spin::make_up_later(worker);
     let in_gang = InGang::enter(gang.word());
     let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
     let outcome = match returned {

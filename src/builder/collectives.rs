@@ -29,9 +29,10 @@ impl Builder {
         self.reduce_order = order;
         self
     }
-    /// Where the collectives have their limits from: up to which size an `all_reduce` is pushed, how many blocks kernels have.
-    /// Default: a table where the crate has one for these GPUs; else GPUs that can meet are measured when the pool is built, which
-    /// takes up to about 100 ms. What was decided, [`GpuPool::explain`](crate::GpuPool::explain) says. No bit depends on it.
+
+    /// Where the collectives have their limits from: up to which size they go as packets, how many blocks kernels have.
+    /// Default: a table where the crate has one for these GPUs; else GPUs with access to each other's memory are measured when the pool is
+    /// built, which takes up to about 100 ms. What was decided, [`GpuPool::explain`](crate::GpuPool::explain) says. No bit depends on it.
     ///
     /// ```
     /// # use gpu_pool::{DType, GpuPool, ReduceOp, Tune};

@@ -20,6 +20,12 @@ impl Origin {
     pub(super) fn graph(place: u64, number: u64) -> Self {
         Origin(place.rotate_left(32) ^ number)
     }
+
+    /// With a further collective, the group's `number`-th: graphs that were captured inside each other may begin with the same one
+    /// and be of one length (a step of FNV-1a).
+    pub(super) fn then(self, number: u64) -> Self {
+        Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3))
+    }
 }
 
 /// What a member calls.

@@ -179,7 +179,7 @@ impl<'d> Group<'d> {
     pub(super) fn commit(&self, spins: bool) -> Result<()> {
         let (word, number) = (self.word(), self.next_number());
         if spins {
-            spin::commit(word, number, self.count());
+            spin::commit(self, word, number);
         }
         match &self.known.word {
             None => self.dev.session.gang.commit(number)?,

@@ -55,13 +55,16 @@ impl Group<'_> {
         if !recording.is_of(self.ordinals()) {
             return Err(recording.refuse(name, "all collectives of a graph are of one group"));
         }
-        let origin = Origin::graph(dev.session.gang.place(), self.next_number());
+        let number = self.next_number();
+        let origin = Origin::graph(dev.session.gang.place(), number);
         let way = self.way(&request);
         if let Some(signals) = self.signals(way) {
             let meet = spin::capture(self, &request, way, signals)?;
             access.submitted();
             recording.meets(|before| match before {
-                Some(meetings) => Meetings { count: meetings.count + 1, ..meetings },
+                Some(Meetings { origin, meet, count }) => {
+                    Meetings { origin: origin.then(number), meet, count: count + 1 }
+                }
                 None => Meetings { origin, meet, count: 1 },
             });
             return Ok(());

@@ -13,7 +13,7 @@ use crate::{
     runtime::{gang::Alarm, worker::Shared},
     sync::{load_word, raise_word, store_word},
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of page-locked memory for each device: its abort word with the place of the gang that launches graphs on it, and its
 /// report, each on a line of its own.
@@ -35,6 +35,17 @@ pub(crate) struct Signals {
     words: Arc<Words>,
     /// Of each sender and parity.
     packets: usize,
+    /// Set when a device could not be drained.
+    kept: OnceLock<()>,
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        if self.kept.get().is_some() {
+            tracing::warn!("signals that kernels may still use were leaked");
+            std::mem::forget((std::mem::take(&mut self.devices), std::mem::take(&mut self.rooms), self.words.clone()));
+        }
+    }
 }
 
 /// Memory of a device that is not its pool's: it would be in use for ever in the pool's counts. Given back when it is dropped.
@@ -43,7 +54,7 @@ struct OnDevice(Arc<Link>, Address);
 impl Drop for OnDevice {
     fn drop(&mut self) {
         // SAFETY: `set_up` has failed before any kernel knew it, or the pool's devices have drained: its threads, which had shares
-        // of `Signals`, are gone.
+        // of `Signals`, are gone, and none of them has called `keep`.
         let _ = unsafe { self.0.driver.mem_free(self.1) };
     }
 }
@@ -115,7 +126,12 @@ impl Signals {
             first = Some(words);
         }
         let words = first.expect("there are several devices");
-        Ok(Arc::new(Signals { devices, rooms, words, packets }))
+        Ok(Arc::new(Signals { devices, rooms, words, packets, kept: OnceLock::new() }))
+    }
+
+    /// Never gives the memory back: a device could not be drained, and its kernels may still come.
+    pub(crate) fn keep(&self) {
+        let _ = self.kept.set(());
     }
 
     /// Whether devices meet in the host's memory, where they have stages.

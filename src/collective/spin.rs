@@ -40,6 +40,7 @@ use std::{
     cell::{Cell, RefCell},
     iter,
     sync::Arc,
+    time::Instant,
 };
 
 /// What a device thread knows of its spinning kernels.
@@ -54,6 +55,12 @@ pub(crate) struct Spinning {
 }
 
 impl Spinning {
+    /// Entries that are not made up for.
+    #[cfg(test)]
+    pub(crate) fn missed(&self) -> usize {
+        self.missed.borrow().len()
+    }
+
     /// Until the guard goes, this thread must not wait for others' launches.
     pub(crate) fn block(&self) -> Blocked<'_> {
         self.blocked.set(self.blocked.get() + 1);
@@ -128,9 +135,11 @@ impl Drop for Window {
     }
 }
 
-/// Opens the gate for the launches of collective `number` of `members` and commits it; unless a peer has, or the gang has failed.
-pub(super) fn commit(word: &CommitWord, number: u64, members: usize) {
-    let gate = gate::launches();
+/// Opens the gate for the launches of collective `number` of a group and commits it; unless a peer has, or the gang has failed. It fails
+/// when blocking calls keep the gate closed for as long as the pool waits for anything.
+pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
+    let (gate, members, dev) = (gate::launches(), group.count(), group.dev);
+    let since = Instant::now();
     while word.committed() < number && !word.is_aborted() {
         // Not asleep: a peer may open it meanwhile, and then a blocking call waits for this member's launch.
         if gate.try_open(members) {
@@ -140,6 +149,12 @@ pub(super) fn commit(word: &CommitWord, number: u64, members: usize) {
             return;
         }
         std::thread::yield_now();
+        let waited = since.elapsed();
+        if waited > dev.worker.shared.deadline {
+            // Before this member gives up: from here on nobody can commit it.
+            let (device, op) = (dev.index(), "wait for blocking calls of the driver");
+            dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: Vec::new() });
+        }
     }
 }
 
@@ -319,12 +334,28 @@ const PUSH_PER_BLOCK: usize = 512 * 8;
 /// at once.
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
-    for meet in missed.iter().flat_map(|missed| iter::repeat_n(missed.meet, missed.times)) {
-        count(worker, &worker.main, "recovery", meet)?;
+    let mut meets = missed.iter().flat_map(|missed| iter::repeat_n(missed.meet, missed.times));
+    while let Some(meet) = meets.next() {
+        if let Err(error) = count(worker, &worker.main, "recovery", meet) {
+            let left = std::iter::once(meet).chain(meets).map(|meet| Missed { meet, times: 1 });
+            *worker.spinning.missed.borrow_mut() = left.collect();
+            return Err(error);
+        }
         // What is not numbered is not waited for.
         worker.main.submit();
     }
     if missed.is_empty() { Ok(()) } else { worker.drain() }
+}
+
+/// The same at the beginning of a scope, for a gang that could not do it since it got stuck: when this device is through with that
+/// one's work. (As long as it is not, the meetings wait.)
+pub(crate) fn make_up_later(worker: &Worker) {
+    if !worker.spinning.missed.borrow().is_empty()
+        && worker.is_idle()
+        && let Err(error) = make_up(worker)
+    {
+        tracing::debug!(device = worker.link.device, %error, "meetings could not be made up");
+    }
 }
 
 /// A kernel that meets its peers' and touches nothing.

@@ -21,8 +21,8 @@ use super::{
 use crate::{GpuPool, runtime::worker::Shared};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// Where a pool's collectives have their limits from: up to which size an `all_reduce` is pushed, how many blocks kernels have.
-/// For [`Builder::tune`](crate::Builder::tune).
+/// Where a pool's collectives have their limits from: up to which size they go as packets, how many blocks kernels have. What is
+/// measured is GPUs that have access to each other's memory; others have the defaults. For [`Builder::tune`](crate::Builder::tune).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tune {

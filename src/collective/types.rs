@@ -139,7 +139,8 @@ pub enum Algorithm {
     /// The same parts by copies, with the arithmetic in local memory: also through the host where there is no peer access.
     Copies,
     /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it there. What
-    /// is fastest where there is no peer access; GPUs that have it go by events.
+    /// is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software GPUs, it goes piece by
+    /// piece of up to 1 MiB, ordered by events, and may wait on the host for a stage that is still in use.
     Staged,
     /// `all_reduce` around a ring of copies (`f32` and `f64`, `Sum` and `Avg`); it leaves the processors to other work. What it
     /// cannot do runs as under `Auto`.

@@ -157,3 +157,56 @@ fn meetings_of_a_graph_that_was_not_launched_are_made_up() {
     pool.run(|dev, _| dev.all_reduce(&mut dev.zeros::<f32>(0)?, ReduceOp::Sum)).unwrap();
     all_windows_are_closed();
 }
+
+/// Graphs that were captured inside each other, whose first collective is the same, and which have as many: each device has another
+/// one of the later two in its first graph.
+#[test]
+fn graphs_that_begin_alike_are_not_the_same() {
+    let pool = as_if_kernels_met("");
+    let launched = pool.run(|dev, _| {
+        let (mut a, mut b, mut c) = (dev.zeros::<f32>(0)?, dev.zeros::<f32>(0)?, dev.zeros::<f64>(0)?);
+        let (outer, (inner, ())) = dev.capture(|d1| {
+            dev.capture(|d2| {
+                d1.all_reduce(&mut a, ReduceOp::Sum)?;
+                if dev.rank() == 0 { d2 } else { d1 }.all_reduce(&mut b, ReduceOp::Sum)?;
+                if dev.rank() == 0 { d1 } else { d2 }.all_reduce(&mut c, ReduceOp::Sum)
+            })
+        })?;
+        drop(inner);
+        Ok(dev.launch_graph(&outer))
+    });
+    for result in launched.unwrap() {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Mismatch { what: "graph", .. }), "{error}");
+    }
+    all_windows_are_closed();
+}
+
+/// A device is stuck in a scope in which its peer has failed to launch what it had committed to. Nothing can be made up for then; it is
+/// when the device is through.
+#[test]
+fn what_a_stuck_gang_has_left_is_made_up_later() {
+    let plan: FaultPlan = "1:graph-launch:1:error;0:fill:1:stuck".parse().unwrap();
+    let timeout = std::time::Duration::from_millis(300);
+    let pool = GpuPool::builder().host(2).check(Check::Off).timeout(timeout).faults(plan.clone()).build().unwrap();
+    assert!(pool.shared.signals.set(Signals::make(&pool).unwrap()).is_ok(), "software GPUs have none");
+    let missed = |dev: &Device| dev.worker.spinning.missed();
+    plan.resume();
+    let failed = pool.run(|dev, _| {
+        let mut x = dev.zeros::<f32>(0)?;
+        let mut y = dev.zeros::<f32>(10)?;
+        if dev.rank() == 0 {
+            dev.fill(&mut y, 1.0)?;
+        }
+        let (graph, ()) = dev.capture(|dev| dev.all_reduce(&mut x, ReduceOp::Sum))?;
+        dev.launch_graph(&graph)
+    });
+    failed.unwrap_err();
+    plan.release();
+    plan.pause();
+    let left = pool.run(|dev, _| {
+        dev.all_reduce(&mut dev.zeros::<f32>(0)?, ReduceOp::Sum)?;
+        Ok(missed(dev))
+    });
+    assert_eq!(left.unwrap(), [0, 0]);
+}

@@ -262,6 +262,13 @@ impl Worker {
         drained
     }
 
+    /// Whether all that was submitted is known to be over.
+    pub(crate) fn is_idle(&self) -> bool {
+        let streams = self.streams.borrow();
+        let mut all = std::iter::once(&self.main).chain(streams.iter().map(|further| &further.core));
+        all.all(|stream| stream.has_completed(stream.submitted()))
+    }
+
     /// The loop of the device thread.
     fn work(self: Rc<Self>) {
         let (shared, device) = (self.shared.clone(), self.link.device);
@@ -296,6 +303,10 @@ impl Drop for Worker {
             panics::contain(|| drop(value));
         }
         if self.drain().is_err() {
+            // A kernel that runs yet may look for its peers there.
+            if let Some(signals) = self.shared.signals.get() {
+                signals.keep();
+            }
             return;
         }
         for &module in self.modules.get_mut().values() {

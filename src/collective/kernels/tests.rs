@@ -275,7 +275,7 @@ fn members_are_packed_in_rank_order() {
 #[test]
 fn signals_lie_where_the_kernels_look_for_them() {
     // `static_assert`ed in kernels/meet.cuh by the same sum.
-    assert_eq!(signals::bytes(2, 65536), 16640 + 12288 + 2 * 2 * 65536 * 16);
+    assert_eq!(signals::bytes(2, 65536), 16640 + 24576 + 2 * 2 * 65536 * 16);
     let header = signals::header(&[10, 20], 30, 40, 65536);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
     // A `u32` at byte 212.
