@@ -100,8 +100,8 @@ pub struct GradientExchange {
     steps: u64,
     unused: Vec<usize>,
     device: Arc<Link>,
-    /// Rank and members at the start.
-    place: (usize, usize),
+    /// The gang's, by rank.
+    members: Box<[usize]>,
 }
 
 impl GradientExchange {
@@ -135,7 +135,7 @@ impl GradientExchange {
             broken: false,
             steps: 0,
             unused: Vec::new(),
-            place: (dev.rank(), dev.count()),
+            members: dev.session.gang.members().into(),
             sizes: sizes.into(),
             layout,
             settings,
@@ -247,11 +247,21 @@ impl GradientExchange {
     /// that, then. If it had one of that kind, that is dropped.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, or it is being exchanged;
-    /// [`Error::WrongDevice`].
+    /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
+    /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it first;
+    /// [`Error::WrongDevice`], [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<f32>) -> Result<()> {
         self.marks.check_open("lend", gradient)?;
+        if self.holds(gradient) {
+            let why = format_args!(
+                "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
+            );
+            return Err(Error::invalid("lend", why));
+        }
+        if memory.block.link.pool != self.device.pool {
+            return Err(Error::WrongPool { op: "lend", device: self.device.device, site: Location::caller() });
+        }
         let (len, wanted) = (memory.len(), self.sizes[gradient]);
         if len != wanted {
             let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");
@@ -296,7 +306,9 @@ impl GradientExchange {
 
     /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish) only keep
     /// the books: gradients stay where they are, for the next step to add to, and what was ready counts as used when gradients
-    /// are next exchanged. All members do the same. (DDP's `no_sync`.)
+    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the next
+    /// meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](GradientExchangeBuilder::find_unused) there is no such
+    /// meeting after the first exchange, and nobody compares.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] within a step.

@@ -57,10 +57,14 @@ impl GradientExchange {
             let (buffer, device) = (here.device, dev.index());
             return Err(Error::WrongDevice { op, buffer, device, site: Location::caller() });
         }
-        if self.place != (dev.rank(), dev.count()) {
-            let (rank, count) = self.place;
-            return Err(Error::invalid(op, format_args!("it was made by member {rank} of {count}, in another gang")));
+        let members = dev.session.gang.members();
+        if *self.members != *members {
+            let why =
+                format_args!("it was made by a gang of devices {:?}, and this one is of {members:?}", self.members);
+            return Err(Error::invalid(op, why));
         }
+        // Marked ready by a capture, a gradient would be exchanged before any launch of the graph has written it.
+        dev.not_in_graph(op)?;
         // A gang that has failed does not finish the step.
         dev.check().inspect_err(|_| self.broken = true)?;
         match self.broken {
@@ -177,11 +181,13 @@ impl GradientExchange {
         self.check_end(dev, "finish")?;
         if !self.sync {
             self.marks.end(true, &self.layout);
+            // Counted too, so that members which leave out different exchanges find that at the next one.
+            self.steps += 1;
             return Ok(Exchanged { exchange: self, exchanged: false });
         }
         let site = Location::caller();
+        self.close(dev).inspect_err(|_| self.broken = true)?;
         self.surely(|this| {
-            this.close(dev)?;
             // The last of each stream stands for those before it.
             let mut waited: SmallVec<[i32; 4]> = SmallVec::new();
             for bucket in (0..this.buckets()).rev() {
@@ -252,6 +258,7 @@ impl GradientExchange {
     /// [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn reset(&mut self, dev: &Device) -> Result<()> {
+        dev.not_in_graph("reset")?;
         dev.check()?;
         self.broken = true;
         let layout = first_layout(&self.settings, &self.sizes)?;
