@@ -18,10 +18,12 @@ use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, ReduceOp, Stream,
     error::{Error, Result},
     memory::{AsView, DeviceView, DeviceViewMut, link::Link},
+    runtime::gang::Gang,
 };
 use layout::Layout;
 use marks::{Mark, Marks};
 use settings::{Settings, check_weight};
+use smallvec::SmallVec;
 use start::{Scratch, Sums};
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
@@ -85,8 +87,8 @@ pub struct GradientExchange {
     sums: Option<Sums>,
     /// One for each priority.
     streams: Vec<(i32, Stream)>,
-    /// By bucket: where its last gradient was written, if it had to wait.
-    written: Vec<Option<Event>>,
+    /// By bucket: where its last gradient was written, if it had to wait; where each was, if nothing is noted of that.
+    written: Vec<SmallVec<[Event; 1]>>,
     /// By bucket: where it is reduced.
     reduced: Vec<Option<Event>>,
     normed: Option<Event>,
@@ -94,6 +96,10 @@ pub struct GradientExchange {
     sync: bool,
     /// All buckets were started.
     closed: bool,
+    /// Gangs in which something of this step was done, as far as they may have failed.
+    begun: SmallVec<[Arc<Gang>; 1]>,
+    /// Whether the last step has moved gradients to other places.
+    moved: bool,
     /// The order of the buckets is final.
     ordered: bool,
     broken: bool,
@@ -117,6 +123,7 @@ impl GradientExchange {
             _ => 1.0,
         };
         let layout = first_layout(&settings, sizes)?;
+        let dev = &*dev.in_order();
         let mut exchange = GradientExchange {
             marks: Marks::new(&layout),
             memory: buckets(dev, &layout)?,
@@ -131,6 +138,8 @@ impl GradientExchange {
             weight,
             sync: true,
             closed: false,
+            begun: SmallVec::new(),
+            moved: false,
             ordered: !settings.ready_order,
             broken: false,
             steps: 0,
@@ -158,7 +167,10 @@ impl GradientExchange {
                     start..end
                 })
                 .collect();
-            let norm = self.sums.take().map_or_else(|| dev.zeros(1), |sums| Ok(sums.norm))?;
+            let norm = match self.sums.take() {
+                Some(sums) => sums.norm,
+                None => dev.zeros(1)?,
+            };
             self.sums = Some(Sums { partial: dev.zeros(end)?, slots, norm });
         }
         let buckets = self.layout.buckets.len();
@@ -169,7 +181,7 @@ impl GradientExchange {
                 self.streams.push((priority, dev.stream_with_priority(priority)?));
             }
         }
-        self.written = vec![None; buckets];
+        self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
         self.normed = None;
         Ok(())
@@ -335,7 +347,11 @@ fn first_layout(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
 /// Zeros for all buckets.
 #[track_caller]
 fn buckets(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<f32>>> {
-    layout.buckets.iter().map(|bucket| dev.zeros(bucket.len)).collect()
+    let mut memory = Vec::with_capacity(layout.buckets.len());
+    for bucket in &layout.buckets {
+        memory.push(dev.zeros(bucket.len)?);
+    }
+    Ok(memory)
 }
 
 /// The exclusive borrow is the caller's.

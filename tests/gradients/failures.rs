@@ -95,6 +95,20 @@ on_both! {
         }
     }
 
+    1: fn what_comes_after_the_end_of_its_step(gpus) {
+        let pool = rig::pool(gpus, 1);
+        pool.run(|dev, _| {
+            let mut exchange = GradientExchange::builder().first_bucket_bytes(4).bucket_bytes(4).build(dev, &[4, 4])?;
+            exchange.ready(dev, 1)?;
+            exchange.finish_bucket(dev, 0)?;
+            assert!(refused(exchange.ready(dev, 0)).contains("finish_bucket"));
+            assert!(refused(exchange.ready(dev, 1)).contains("after its exchange"));
+            exchange.finish(dev)?;
+            exchange.ready(dev, 0)
+        })
+        .unwrap();
+    }
+
     2: fn memory_of_another_device(gpus) {
         let pool = rig::pool(gpus, 2);
         let handed = Mutex::new(None);
@@ -226,6 +240,75 @@ on_both! {
                 Ok(())
             })
             .unwrap();
+    }
+
+    // The half of a step that is left from a scope that has failed since is not to be finished.
+    2: fn a_scope_that_fails_between_ready_and_finish(gpus) {
+        let pool = rig::pool(gpus, 2);
+        let mut state = pool.per_device(|dev, _| small().build(dev, &[4, 4])).unwrap();
+        let ended = AtomicBool::new(false);
+        failure(state.run(|dev, _, exchange| {
+            give(dev, exchange, 1, &[1.0; 4])?;
+            if dev.rank() == 1 {
+                until("the other has nothing more to do", || ended.load(Acquire))?;
+                return Err(Error::custom("no"));
+            }
+            ended.store(true, Release);
+            Ok(())
+        }));
+        state.clear_poison().unwrap();
+        let told = Mutex::new(Vec::new());
+        failure(state.run(|dev, _, exchange| {
+            let error = failure(exchange.ready(dev, 0));
+            told.lock().push(refused::<()>(Err(error.clone())));
+            dev.barrier()?;
+            Err::<(), _>(error)
+        }));
+        let told = told.into_inner();
+        assert!(told.len() == 2 && told.iter().all(|why| why.contains("reset")), "{told:?}");
+        state.clear_poison().unwrap();
+        let found = state.run(|dev, _, exchange| {
+            exchange.reset(dev)?;
+            step(dev, exchange, &[4, 4], 0, &[1, 0])?;
+            Ok(bits(&all(dev, exchange)?) == bits(&plain(dev, &[4, 4], 0, ReduceOp::Avg, |_| true)?))
+        });
+        assert_eq!(found.unwrap(), [true; 2]);
+        // A step may go over several scopes that did not fail.
+        state.run(|dev, _, exchange| give(dev, exchange, 1, &[2.0; 4])).unwrap();
+        state.run(|dev, _, exchange| give(dev, exchange, 0, &[3.0; 4]).and_then(|()| exchange.finish(dev).map(drop))).unwrap();
+        assert_eq!(state.run(|dev, _, exchange| all(dev, exchange)).unwrap(), vec![[vec![3.0; 4], vec![2.0; 4]]; 2]);
+    }
+
+    // What members differ in is told with the lines of the user's program, not with those of this crate.
+    2: fn errors_name_the_callers_line(gpus) {
+        type Call = fn(&Device, &mut GradientExchange) -> Result<(), Error>;
+        let calls: [Call; 4] = [
+            |dev, exchange| exchange.finish(dev).map(drop),
+            |dev, exchange| exchange.finish_bucket(dev, 0).map(drop),
+            |dev, exchange| exchange.ready(dev, 0),
+            // Only the meeting at the end is left.
+            |dev, exchange| {
+                exchange.ready(dev, 0)?;
+                exchange.finish(dev).map(drop)
+            },
+        ];
+        for (k, call) in calls.into_iter().enumerate() {
+            let error = failure(rig::pool(gpus, 2).run(|dev, _| {
+                let mut exchange = small().build(dev, &[4])?;
+                if k < 2 {
+                    exchange.nothing();
+                }
+                match dev.rank() {
+                    0 => call(dev, &mut exchange),
+                    _ if k == 3 => exchange.ready(dev, 0).and_then(|()| dev.barrier()),
+                    _ => dev.barrier(),
+                }
+            }));
+            let Error::Mismatch { a_site, b_site, .. } = &error else { panic!("{k}: no mismatch: {error}") };
+            for site in [a_site, b_site] {
+                assert!(site.file().ends_with("failures.rs"), "{k}: {error}");
+            }
+        }
     }
 
     // As many members, and the same rank in both: only who they are differs, and which orders they have followed.
