@@ -52,16 +52,30 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
+/// **What it does not do.** Only `f32` is exchanged, and always by the whole gang that built it. Weights are not broadcast at the
+/// start, as DDP does: begin with the same ones, or [`broadcast`](Device::broadcast) them.
+///
 /// **Unused parameters** are no error: a gradient that a member does not make ready counts as zero, and
 /// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's "Expected to
 /// have finished reduction in the prior iteration" is its best known error.)
+///
+/// **Uneven batches.** `Avg` gives every member the same weight. Where each has the mean of its own rows, and not as many rows as
+/// the others, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`] and
+/// [`set_weight`](Self::set_weight) with its rows / all rows.
 ///
 /// **Order.** All members start buckets in the order of their numbers, so it does not matter in which order gradients become
 /// ready where; a bucket that is complete waits for those before it. After the first step buckets follow the order that rank 0
 /// has had ([`ready_order`](GradientExchangeBuilder::ready_order)).
 ///
 /// **Accumulation.** With [`set_sync(false)`](Self::set_sync) the same calls exchange nothing, and gradients stay;
-/// [`holds`](Self::holds) says whether to add to one or to write it.
+/// [`holds`](Self::holds) says whether to add to one or to write it. Nothing adds by itself, as autograd does for DDP: what is
+/// written over is lost.
+///
+/// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the step. A graph
+/// may write gradients, and they are made ready behind its launch; but it writes where they were when it was captured, and after
+/// the first step they move ([`Exchanged::moved`]): a graph from before then writes to where nobody looks. Capture after the
+/// first step that was exchanged, or build with [`ready_order(false)`](GradientExchangeBuilder::ready_order); likewise after
+/// [`reset`](Self::reset).
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
 /// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one kernel each (for
@@ -72,7 +86,9 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) ends that.) Norms are sums in `f64` in a fixed order.
 ///
 /// **Failures.** What fails in a step ends it: until [`reset`](Self::reset), which all members call, everything is
-/// [`Error::InvalidArgument`]. Wrong calls that touch nothing (a gradient that is not there, or ready twice) leave the step as it is.
+/// [`Error::InvalidArgument`]. That includes a scope that fails between the first `ready` of a step and its end, also for
+/// members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong calls that touch
+/// nothing (a gradient that is not there, or ready twice) leave the step as it is.
 pub struct GradientExchange {
     settings: Settings,
     sizes: Box<[usize]>,
@@ -302,7 +318,8 @@ impl GradientExchange {
     }
 
     /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
-    /// of the batch, as a part of all rows.
+    /// of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is NaN: a member whose
+    /// numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.

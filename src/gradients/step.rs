@@ -67,8 +67,9 @@ impl<'a> Exchanged<'a> {
         self.exchange.grad(gradient)
     }
 
-    /// Whether gradients have moved to other places at the end of this step, which happens at most once: with
-    /// [`ready_order`](super::GradientExchangeBuilder::ready_order), at the end of the first that was exchanged. A graph that was
+    /// Whether gradients have moved to other places at the end of this step, which happens at most once (and
+    /// again after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order), at the
+    /// end of the first that was exchanged and of which rank 0 had a part. A graph that was
     /// captured before writes to where nobody looks any more; capture it anew.
     pub fn moved(&self) -> bool {
         self.exchanged && self.exchange.moved
@@ -133,8 +134,8 @@ impl GradientExchange {
     /// they are complete.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient, it was ready already in this step, or its bucket was
-    /// started without it; else those of [`Device::all_reduce`].
+    /// [`Error::InvalidArgument`] when there is no such gradient, it was ready already in this step, it comes after
+    /// [`finish_bucket`](Self::finish_bucket), or in a capture; else those of [`Device::all_reduce`].
     #[track_caller]
     pub fn ready(&mut self, dev: &Device, gradient: usize) -> Result<()> {
         self.check(dev, "ready")?;
@@ -171,7 +172,8 @@ impl GradientExchange {
         self.ready(dev, gradient)
     }
 
-    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as zero.
+    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as zero, but for
+    /// those that it [`holds`](Self::holds): these count with what they hold.
     /// Without it a [`finish`](Self::finish) for which nothing was ready is an error, since it mostly is one.
     pub fn nothing(&mut self) {
         self.marks.nothing();
@@ -225,7 +227,7 @@ impl GradientExchange {
         }
     }
 
-    /// Ends the step: what is not ready counts as zero, all buckets are started, and the current stream's later work waits for them.
+    /// Ends the step: what is neither ready nor [held](Self::holds) counts as zero, all buckets are started, and the current stream's later work waits for them.
     /// All members call it.
     ///
     /// # Errors
@@ -317,11 +319,12 @@ impl GradientExchange {
         self.furnish(dev)
     }
 
-    /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start. All members call it,
-    /// in a scope that has not failed. Memory that was lent stays, with whatever is in it.
+    /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps exchange
+    /// ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Memory that was lent stays, with
+    /// whatever is in it, and so does the [weight](Self::set_weight).
     ///
     /// # Errors
-    /// [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
+    /// [`Error::InvalidArgument`] in a capture; [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn reset(&mut self, dev: &Device) -> Result<()> {
         dev.not_in_graph("reset")?;
