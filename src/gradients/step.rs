@@ -172,9 +172,9 @@ impl GradientExchange {
         self.ready(dev, gradient)
     }
 
-    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as zero, but for
-    /// those that it [`holds`](Self::holds): these count with what they hold.
-    /// Without it a [`finish`](Self::finish) for which nothing was ready is an error, since it mostly is one.
+    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as zero, but
+    /// for those that it [`holds`](Self::holds): these count with what they hold. Without it a [`finish`](Self::finish) for which
+    /// nothing was ready is an error, since it mostly is one.
     pub fn nothing(&mut self) {
         self.marks.nothing();
     }
