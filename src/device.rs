@@ -194,6 +194,15 @@ impl Device {
         self.with(self.stream.clone(), false)
     }
 
+    /// This device, with the library's ordering, also if `self` goes without: for what the library does by itself.
+    pub(crate) fn in_order(&self) -> OnStream<'_> {
+        self.with(self.stream.clone(), true)
+    }
+
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.ordered
+    }
+
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
         let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
         OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered, recording }, of: PhantomData }

@@ -18,10 +18,12 @@ use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, ReduceOp, Stream,
     error::{Error, Result},
     memory::{AsView, DeviceView, DeviceViewMut, link::Link},
+    runtime::gang::Gang,
 };
 use layout::Layout;
 use marks::{Mark, Marks};
 use settings::{Settings, check_weight};
+use smallvec::SmallVec;
 use start::{Scratch, Sums};
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
@@ -50,16 +52,30 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
+/// **What it does not do.** Only `f32` is exchanged, and always by the whole gang that built it. Weights are not broadcast at the
+/// start, as DDP does: begin with the same ones, or [`broadcast`](Device::broadcast) them.
+///
 /// **Unused parameters** are no error: a gradient that a member does not make ready counts as zero, and
 /// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's "Expected to
 /// have finished reduction in the prior iteration" is its best known error.)
+///
+/// **Uneven batches.** `Avg` gives every member the same weight. Where each has the mean of its own rows, and not as many rows as
+/// the others, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`] and
+/// [`set_weight`](Self::set_weight) with its rows / all rows.
 ///
 /// **Order.** All members start buckets in the order of their numbers, so it does not matter in which order gradients become
 /// ready where; a bucket that is complete waits for those before it. After the first step buckets follow the order that rank 0
 /// has had ([`ready_order`](GradientExchangeBuilder::ready_order)).
 ///
 /// **Accumulation.** With [`set_sync(false)`](Self::set_sync) the same calls exchange nothing, and gradients stay;
-/// [`holds`](Self::holds) says whether to add to one or to write it.
+/// [`holds`](Self::holds) says whether to add to one or to write it. Nothing adds by itself, as autograd does for DDP: what is
+/// written over is lost.
+///
+/// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the step. A graph
+/// may write gradients, and they are made ready behind its launch; but it writes where they were when it was captured, and after
+/// the first step they move ([`Exchanged::moved`]): a graph from before then writes to where nobody looks. Capture after the
+/// first step that was exchanged, or build with [`ready_order(false)`](GradientExchangeBuilder::ready_order); likewise after
+/// [`reset`](Self::reset).
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
 /// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one kernel each (for
@@ -70,7 +86,9 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) ends that.) Norms are sums in `f64` in a fixed order.
 ///
 /// **Failures.** What fails in a step ends it: until [`reset`](Self::reset), which all members call, everything is
-/// [`Error::InvalidArgument`]. Wrong calls that touch nothing (a gradient that is not there, or ready twice) leave the step as it is.
+/// [`Error::InvalidArgument`]. That includes a scope that fails between the first `ready` of a step and its end, also for
+/// members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong calls that touch
+/// nothing (a gradient that is not there, or ready twice) leave the step as it is.
 pub struct GradientExchange {
     settings: Settings,
     sizes: Box<[usize]>,
@@ -85,8 +103,8 @@ pub struct GradientExchange {
     sums: Option<Sums>,
     /// One for each priority.
     streams: Vec<(i32, Stream)>,
-    /// By bucket: where its last gradient was written, if it had to wait.
-    written: Vec<Option<Event>>,
+    /// By bucket: where its last gradient was written, if it had to wait; where each was, if nothing is noted of that.
+    written: Vec<SmallVec<[Event; 1]>>,
     /// By bucket: where it is reduced.
     reduced: Vec<Option<Event>>,
     normed: Option<Event>,
@@ -94,14 +112,18 @@ pub struct GradientExchange {
     sync: bool,
     /// All buckets were started.
     closed: bool,
+    /// Gangs in which something of this step was done, as far as they may have failed.
+    begun: SmallVec<[Arc<Gang>; 1]>,
+    /// Whether the last step has moved gradients to other places.
+    moved: bool,
     /// The order of the buckets is final.
     ordered: bool,
     broken: bool,
     steps: u64,
     unused: Vec<usize>,
     device: Arc<Link>,
-    /// Rank and members at the start.
-    place: (usize, usize),
+    /// The gang's, by rank.
+    members: Box<[usize]>,
 }
 
 impl GradientExchange {
@@ -117,6 +139,7 @@ impl GradientExchange {
             _ => 1.0,
         };
         let layout = first_layout(&settings, sizes)?;
+        let dev = &*dev.in_order();
         let mut exchange = GradientExchange {
             marks: Marks::new(&layout),
             memory: buckets(dev, &layout)?,
@@ -131,11 +154,13 @@ impl GradientExchange {
             weight,
             sync: true,
             closed: false,
+            begun: SmallVec::new(),
+            moved: false,
             ordered: !settings.ready_order,
             broken: false,
             steps: 0,
             unused: Vec::new(),
-            place: (dev.rank(), dev.count()),
+            members: dev.session.gang.members().into(),
             sizes: sizes.into(),
             layout,
             settings,
@@ -158,7 +183,10 @@ impl GradientExchange {
                     start..end
                 })
                 .collect();
-            let norm = self.sums.take().map_or_else(|| dev.zeros(1), |sums| Ok(sums.norm))?;
+            let norm = match self.sums.take() {
+                Some(sums) => sums.norm,
+                None => dev.zeros(1)?,
+            };
             self.sums = Some(Sums { partial: dev.zeros(end)?, slots, norm });
         }
         let buckets = self.layout.buckets.len();
@@ -169,7 +197,7 @@ impl GradientExchange {
                 self.streams.push((priority, dev.stream_with_priority(priority)?));
             }
         }
-        self.written = vec![None; buckets];
+        self.written = vec![SmallVec::new(); buckets];
         self.reduced = vec![None; buckets];
         self.normed = None;
         Ok(())
@@ -247,11 +275,21 @@ impl GradientExchange {
     /// that, then. If it had one of that kind, that is dropped.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, or it is being exchanged;
-    /// [`Error::WrongDevice`].
+    /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
+    /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it first;
+    /// [`Error::WrongDevice`], [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<f32>) -> Result<()> {
         self.marks.check_open("lend", gradient)?;
+        if self.holds(gradient) {
+            let why = format_args!(
+                "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
+            );
+            return Err(Error::invalid("lend", why));
+        }
+        if memory.block.link.pool != self.device.pool {
+            return Err(Error::WrongPool { op: "lend", device: self.device.device, site: Location::caller() });
+        }
         let (len, wanted) = (memory.len(), self.sizes[gradient]);
         if len != wanted {
             let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");
@@ -280,7 +318,8 @@ impl GradientExchange {
     }
 
     /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
-    /// of the batch, as a part of all rows.
+    /// of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is NaN: a member whose
+    /// numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
@@ -296,7 +335,9 @@ impl GradientExchange {
 
     /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish) only keep
     /// the books: gradients stay where they are, for the next step to add to, and what was ready counts as used when gradients
-    /// are next exchanged. All members do the same. (DDP's `no_sync`.)
+    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the next
+    /// meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](GradientExchangeBuilder::find_unused) there is no such
+    /// meeting after the first exchange, and nobody compares.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] within a step.
@@ -323,7 +364,11 @@ fn first_layout(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
 /// Zeros for all buckets.
 #[track_caller]
 fn buckets(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<f32>>> {
-    layout.buckets.iter().map(|bucket| dev.zeros(bucket.len)).collect()
+    let mut memory = Vec::with_capacity(layout.buckets.len());
+    for bucket in &layout.buckets {
+        memory.push(dev.zeros(bucket.len)?);
+    }
+    Ok(memory)
 }
 
 /// The exclusive borrow is the caller's.

@@ -180,7 +180,10 @@ impl Device {
     ///
     /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`; streams,
     /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory; collectives
-    /// of a second group. Multiply once before a capture with a [`gemm`](Self::gemm): the first one loads cuBLAS.
+    /// of a second group; the calls of a [`GradientExchange`](crate::GradientExchange) that take a device, and so its step stays as
+    /// it is. (A graph may write gradients, but those move after the first step: capture after it, or build with
+    /// [`ready_order(false)`](crate::GradientExchangeBuilder::ready_order).) Multiply once before a capture with a
+    /// [`gemm`](Self::gemm): the first one loads cuBLAS.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for what was refused; those of `f`, and of its collectives; [`Error::Mismatch`] also when

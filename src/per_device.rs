@@ -54,8 +54,9 @@ pub struct PerDevice<T: 'static> {
 struct Slot<T> {
     /// -1: borrowed mutably, else the number of shared borrows.
     borrows: Cell<isize>,
-    /// The gang that last borrowed it mutably; if that failed, the value is poisoned.
-    writer: RefCell<Option<Arc<Gang>>>,
+    /// Gangs that have borrowed it mutably, and may have failed or still fail: then the value is poisoned. Several, since a
+    /// device may be at the next scope while other members are at the one before.
+    writers: RefCell<Vec<Arc<Gang>>>,
     value: UnsafeCell<T>,
 }
 
@@ -130,8 +131,8 @@ impl<T: 'static> PerDevice<T> {
         self.scope(|dev, shard| {
             let value = UnsafeCell::new(f(dev, shard)?);
             // If the scope fails, some devices have a new value and others do not: nobody may take that for a set.
-            let writer = RefCell::new(Some(dev.session.gang.clone()));
-            let slot = Rc::new(Slot { borrows: Cell::new(0), writer, value });
+            let writers = RefCell::new(vec![dev.session.gang.clone()]);
+            let slot = Rc::new(Slot { borrows: Cell::new(0), writers, value });
             let old = dev.worker.slots.borrow_mut().insert(self.id, slot);
             drop(old);
             Ok(())
@@ -145,7 +146,7 @@ impl<T: 'static> PerDevice<T> {
     /// As [`GpuPool::run`](crate::GpuPool::run).
     pub fn clear_poison(&mut self) -> Result<()> {
         self.scope(|dev, _| {
-            self.slot(dev)?.writer.take();
+            self.slot(dev)?.writers.take();
             Ok(())
         })
         .map(drop)
@@ -177,7 +178,12 @@ impl<T: 'static> PerDevice<T> {
             return Err(Error::Borrowed { device: dev.index() });
         }
         slot.borrows.set(-1);
-        *slot.writer.borrow_mut() = Some(dev.session.gang.clone());
+        let own = &dev.session.gang;
+        let mut writers = slot.writers.borrow_mut();
+        // One whose members have not all ended may fail yet. In this order: once all have ended, it fails no more.
+        writers.retain(|gang| !Arc::ptr_eq(gang, own) && (!gang.is_recovered() || gang.is_aborted()));
+        writers.push(own.clone());
+        drop(writers);
         Ok(RefMut { slot, of: PhantomData })
     }
 
@@ -212,8 +218,8 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     fn healthy(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
         let slot = self.slot(dev)?;
-        let poisoned = slot.writer.borrow().as_ref().is_some_and(|gang| gang.is_aborted());
-        if poisoned && !slot.writer.borrow().as_ref().is_some_and(|gang| Arc::ptr_eq(gang, &dev.session.gang)) {
+        let failed = |gang: &Arc<Gang>| gang.is_aborted() && !Arc::ptr_eq(gang, &dev.session.gang);
+        if slot.writers.borrow().iter().any(failed) {
             return Err(Error::Poisoned { device: dev.index() });
         }
         Ok(slot)

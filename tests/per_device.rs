@@ -9,11 +9,11 @@ use std::{
     rc::Rc,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicUsize, Ordering::*},
     },
     thread::{self, ThreadId},
 };
-use support::failure;
+use support::{failure, until};
 
 /// Notes on which thread it is dropped.
 struct Witness(Arc<Mutex<Vec<ThreadId>>>);
@@ -151,6 +151,44 @@ on_both! {
             Ok(())
         }));
         assert!(matches!(failure(state.run(|_, _, _| Ok(()))), Error::Poisoned { .. }));
+    }
+
+    // A device is at the next scope while its peer fails the one before: that the later one went well heals nothing.
+    2: fn the_next_scope_does_not_hide_what_a_failing_one_has_written(gpus) {
+        let pool = gpus.pool(2);
+        let mut state = pool.per_device(|_, _| Ok(0)).unwrap();
+        let (written, next) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|threads| {
+            let first = threads.spawn(|| {
+                pool.run(|dev, _| {
+                    *state.borrow_mut(dev)? += 1;
+                    if dev.index() == 1 {
+                        written.store(true, Release);
+                        until("the next scope has run", || next.load(Acquire))?;
+                        return Err(Error::custom("half done"));
+                    }
+                    Ok(())
+                })
+            });
+            until("the first scope is at work", || written.load(Acquire)).unwrap();
+            // Twice, since each of these scopes is one that wrote.
+            for found in [1, 2] {
+                let borrowed = pool.run_on(&[0], |dev, _| {
+                    let mut x = state.borrow_mut(dev)?;
+                    *x += 1;
+                    Ok(*x - 1)
+                });
+                assert_eq!(borrowed.unwrap(), [found]);
+            }
+            next.store(true, Release);
+            assert_eq!(failure(first.join().unwrap()).to_string(), "half done");
+        });
+        for device in [0, 1] {
+            let error = failure(pool.run_on(&[device], |dev, _| state.borrow(dev).map(drop)));
+            assert!(matches!(error, Error::Poisoned { device: d } if d == device), "{error}");
+        }
+        state.clear_poison().unwrap();
+        assert_eq!(state.run(|_, _, x| Ok(*x)).unwrap(), [3, 1]);
     }
 
     // Some devices have a new value then, others the old one.

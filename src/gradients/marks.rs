@@ -33,6 +33,8 @@ pub(super) struct Marks {
     order: Vec<usize>,
     /// Whether anything was said since the last step.
     begun: bool,
+    /// Nothing more gets ready.
+    closed: bool,
 }
 
 impl Marks {
@@ -40,7 +42,8 @@ impl Marks {
         let count = layout.places.len();
         let missing = layout.buckets.iter().map(|bucket| bucket.gradients.len()).collect();
         let order = Vec::with_capacity(count);
-        Marks { marks: vec![Mark::Idle; count], used: vec![false; count], missing, next: 0, order, begun: false }
+        let (marks, used) = (vec![Mark::Idle; count], vec![false; count]);
+        Marks { marks, used, missing, next: 0, order, begun: false, closed: false }
     }
 
     /// `Err` unless there is such a gradient.
@@ -70,6 +73,10 @@ impl Marks {
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
             Mark::Idle | Mark::Held => {}
+            Mark::Ready if self.closed => {
+                let why = format_args!("gradient {gradient}: `finish_bucket` has said that nothing more gets ready");
+                return Err(Error::invalid(op, why));
+            }
             Mark::Ready => return Err(Error::invalid(op, format_args!("gradient {gradient} was ready already"))),
             Mark::Over => return Err(Error::invalid(op, format_args!("gradient {gradient} comes after its exchange"))),
         }
@@ -112,6 +119,7 @@ impl Marks {
 
     /// What is not ready never will be, in this step: it is under way like the rest.
     pub fn close(&mut self) {
+        self.closed = true;
         self.marks.iter_mut().filter(|mark| **mark != Mark::Over).for_each(|mark| *mark = Mark::Ready);
     }
 
@@ -152,7 +160,7 @@ impl Marks {
         let full = layout.buckets.iter().map(|bucket| bucket.gradients.len());
         self.missing.clear();
         self.missing.extend(full);
-        (self.next, self.begun) = (0, false);
+        (self.next, self.begun, self.closed) = (0, false, false);
         self.order.clear();
     }
 }

@@ -15,7 +15,8 @@ pub enum Wire {
     /// `f32`, as they are. The result has the bits of [`Device::all_reduce`].
     #[default]
     Same,
-    /// `half::bf16`: half the bytes. Rounded to 8 bits before the exchange and again behind it, with `f32` between.
+    /// `half::bf16`: half the bytes. Rounded to 8 bits before the exchange and again behind it, with `f32` between. It has the range
+    /// of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
     Bf16,
     /// `half::f16`: half the bytes. Rounded to 11 bits twice; what is beyond 65504 becomes infinite.
     F16,
@@ -66,7 +67,8 @@ impl GradientExchangeBuilder {
         self
     }
 
-    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times a weight of its own, for uneven batches.
+    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times a weight of its own, for uneven batches:
+    /// its rows / all rows. `Avg` of means over uneven shards is biased.
     /// The weight given here is the one of the steps before [`GradientExchange::set_weight`].
     pub fn reduce(mut self, op: ReduceOp) -> Self {
         self.0.reduce = op;
@@ -87,7 +89,8 @@ impl GradientExchangeBuilder {
 
     /// Whether members tell each other at the end of a step which gradients they had (default: yes), so that
     /// [`Exchanged::unused`](super::Exchanged::unused) knows what nobody had. It is one meeting of the hosts, some microseconds.
-    /// Without it, gradients that nobody had are zeros all the same.
+    /// Without it, gradients that nobody had are zeros all the same; but members that are not in the same step, since they
+    /// [left out](GradientExchange::set_sync) different exchanges, are not found out after the first.
     pub fn find_unused(mut self, find: bool) -> Self {
         self.0.find_unused = find;
         self
@@ -96,7 +99,7 @@ impl GradientExchangeBuilder {
     /// Whether, after the first step, buckets are made anew in the order in which gradients became ready on rank 0 (default:
     /// yes, as in DDP). Before, and otherwise, they are in the reverse of the order in which sizes are given to
     /// [`build`](Self::build). Gradients move when that happens: what holds their addresses, a graph that was captured in the
-    /// first step say, does not fit any more.
+    /// first step say, does not fit any more ([`Exchanged::moved`](super::Exchanged::moved) tells).
     pub fn ready_order(mut self, follow: bool) -> Self {
         self.0.ready_order = follow;
         self

@@ -44,10 +44,12 @@ impl GradientExchange {
     /// Starts a bucket: what is not ready in it counts as zero. All members come here with the same buckets in the same order.
     #[track_caller]
     pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
-        let written = self.written[bucket].take();
-        let comm = dev.on(self.stream(bucket));
-        if let Some(written) = written {
-            comm.wait(&written)?;
+        let written = std::mem::take(&mut self.written[bucket]);
+        // The caller may go without the library's ordering; buckets do not.
+        let ordered = dev.in_order();
+        let comm = ordered.on(self.stream(bucket));
+        for written in &written {
+            comm.wait(written)?;
         }
         match &self.scratch {
             Scratch::Same => self.start_in_place(&comm, bucket)?,
@@ -72,7 +74,10 @@ impl GradientExchange {
         let away = |i: usize| !self.marks.is_used(i) || self.lent[i].is_some();
         let segments = self.segments(bucket, &away, &|i| self.marks.is_used(i));
         let wire = self.memory[bucket].view();
-        segments.chunks(SEGMENTS).try_for_each(|some| kernels::pack(comm, some, 1.0, &wire))?;
+        // Loops where closures would do: errors name the caller's line.
+        for some in segments.chunks(SEGMENTS) {
+            kernels::pack(comm, some, 1.0, &wire)?;
+        }
         let op = match self.settings.reduce {
             ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
             other => other,
@@ -97,7 +102,9 @@ impl GradientExchange {
         };
         let segments = self.segments(bucket, &|_| true, &|i| self.marks.is_used(i));
         let wire = scratch.slice(..self.layout.buckets[bucket].len);
-        segments.chunks(SEGMENTS).try_for_each(|some| kernels::pack(comm, some, factor, &wire))?;
+        for some in segments.chunks(SEGMENTS) {
+            kernels::pack(comm, some, factor, &wire)?;
+        }
         comm.all_reduce(&mut exclusive(wire), op)?;
         let segments = self.segments(bucket, &|_| true, &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
@@ -179,7 +186,8 @@ impl GradientExchange {
     pub(super) fn start_norm(&mut self, dev: &Device) -> Result<()> {
         let Some(sums) = &self.sums else { return Ok(()) };
         let last = self.layout.buckets.len().saturating_sub(1);
-        let comm = dev.on(self.stream(last));
+        let ordered = dev.in_order();
+        let comm = ordered.on(self.stream(last));
         kernels::norm(&comm, &sums.partial.view(), &sums.norm.view())?;
         let normed = comm.record()?;
         self.normed = Some(normed);

@@ -78,7 +78,7 @@ on_both! {
         }
     }
 
-    // Devices whose backward passes differ (DDP hangs or mixes up buckets then), with gradients that some or all do not have.
+    // Devices whose backward passes differ, with gradients that some or all do not have; no flag says so beforehand.
     2: fn any_order_on_any_device(gpus) { any_order(gpus); }
 
     // nccl#1497, #2360, sglang#34159.

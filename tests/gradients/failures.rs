@@ -95,6 +95,20 @@ on_both! {
         }
     }
 
+    1: fn what_comes_after_the_end_of_its_step(gpus) {
+        let pool = rig::pool(gpus, 1);
+        pool.run(|dev, _| {
+            let mut exchange = GradientExchange::builder().first_bucket_bytes(4).bucket_bytes(4).build(dev, &[4, 4])?;
+            exchange.ready(dev, 1)?;
+            exchange.finish_bucket(dev, 0)?;
+            assert!(refused(exchange.ready(dev, 0)).contains("finish_bucket"));
+            assert!(refused(exchange.ready(dev, 1)).contains("after its exchange"));
+            exchange.finish(dev)?;
+            exchange.ready(dev, 0)
+        })
+        .unwrap();
+    }
+
     2: fn memory_of_another_device(gpus) {
         let pool = rig::pool(gpus, 2);
         let handed = Mutex::new(None);
@@ -127,6 +141,193 @@ on_both! {
             Ok(())
         }));
         assert!(matches!(error, Error::Mismatch { what: "step" | "operation" | "participation", .. }), "{error}");
+    }
+
+    // Which steps exchange is not compared by itself; that they are not the same ones is found at the first exchange of both.
+    2: fn members_that_leave_out_different_exchanges(gpus) {
+        let pool = rig::pool(gpus, 2);
+        let error = failure(pool.run(|dev, _| {
+            let mut exchange = small().build(dev, &[4])?;
+            // As many on each: nothing else differs.
+            for number in 0..4 {
+                exchange.set_sync(number == 3 || number == [0, 2][dev.rank()])?;
+                give(dev, &mut exchange, 0, &[1.0; 4])?;
+                exchange.finish(dev)?;
+            }
+            Ok(())
+        }));
+        let Error::Mismatch { what: "step", a_call, b_call, .. } = &error else { panic!("no mismatch: {error}") };
+        assert_eq!((&a_call[..], &b_call[..]), ("finish of step 0", "finish of step 2"), "{error}");
+    }
+
+    // What it holds would be lost, and what is lent would count in its place.
+    2: fn memory_for_what_is_held(gpus) {
+        let pool = rig::pool(gpus, 2);
+        let found = pool.run(|dev, _| {
+            let mut exchange = small().build(dev, &[4, 4])?;
+            exchange.set_sync(false)?;
+            give(dev, &mut exchange, 0, &[1.0; 4])?;
+            exchange.ready_from(dev, 1, dev.upload(&[2.0; 4])?)?;
+            exchange.finish(dev)?;
+            exchange.set_sync(true)?;
+            for gradient in [0, 1] {
+                assert!(refused(exchange.lend(gradient, dev.zeros(4)?)).contains("grad_mut"));
+                assert!(refused(exchange.ready_from(dev, gradient, dev.zeros(4)?)).contains("grad_mut"));
+            }
+            // Added to where it is, and in its own memory, which was taken for that.
+            let one = dev.upload(&[10.0; 4])?;
+            dev.axpy(1.0, &one, &mut exchange.grad_mut(0)?)?;
+            exchange.ready(dev, 0)?;
+            let mut own = exchange.take(1)?;
+            dev.axpy(1.0, &one, &mut own)?;
+            exchange.ready_from(dev, 1, own)?;
+            exchange.finish(dev)?;
+            exchange.lend(0, dev.zeros(4)?)?;
+            assert_eq!(dev.download(&exchange.take(0)?)?, [0.0; 4]);
+            all(dev, &exchange)
+        });
+        assert_eq!(found.unwrap(), vec![[vec![11.0; 4], vec![12.0; 4]]; 2]);
+    }
+
+    1: fn memory_of_another_pool(gpus) {
+        let (one, other) = (rig::pool(gpus, 1), rig::pool(gpus, 1));
+        let theirs = Mutex::new(other.run(|dev, _| Ok([dev.zeros::<f32>(4)?, dev.zeros(4)?])).unwrap().remove(0).map(Some));
+        one.run(|dev, _| {
+            let mut exchange = small().build(dev, &[4])?;
+            let [first, second] = theirs.lock().each_mut().map(|buffer| buffer.take().unwrap());
+            for error in [failure(exchange.lend(0, first)), failure(exchange.ready_from(dev, 0, second))] {
+                let Error::WrongPool { device: 0, site, .. } = &error else { panic!("another error: {error}") };
+                assert!(site.file().ends_with("failures.rs"), "{error}");
+            }
+            // The step is as it was.
+            give(dev, &mut exchange, 0, &[3.0; 4])?;
+            exchange.finish(dev)?;
+            assert_eq!(dev.download(&exchange.grad(0)?)?, [3.0; 4]);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    // A graph would write the gradient when it is launched, and the exchange would not wait for that.
+    2: fn within_a_capture(gpus) {
+        let pool = rig::pool(gpus, 2);
+        let mut state = pool.per_device(|dev, _| small().build(dev, &SIZES)).unwrap();
+        state
+            .run(|dev, _, exchange| {
+                give(dev, exchange, 8, &rig::numbers(0, dev.rank(), 8, SIZES[8]))?;
+                type Call = fn(&Device, &mut GradientExchange) -> Result<(), Error>;
+                let calls: [(&str, Call); 5] = [
+                    ("ready", |dev, exchange| exchange.ready(dev, 0)),
+                    ("ready_from", |dev, exchange| exchange.ready_from(dev, 0, dev.zeros(SIZES[0])?)),
+                    ("finish_bucket", |dev, exchange| exchange.finish_bucket(dev, 0).map(drop)),
+                    ("finish", |dev, exchange| exchange.finish(dev).map(drop)),
+                    ("reset", |dev, exchange| exchange.reset(dev)),
+                ];
+                for (name, call) in calls {
+                    let captured = dev.capture(|dev| {
+                        let mut x = exchange.grad_mut(0)?;
+                        dev.fill(&mut x, 1.0)?;
+                        call(dev, exchange)
+                    });
+                    match captured.map(drop) {
+                        Err(Error::InvalidArgument { op, .. }) => assert_eq!(op, name),
+                        other => panic!("{name}: {other:?}"),
+                    }
+                }
+                // The step goes on as if nothing had been.
+                step(dev, exchange, &SIZES, 0, &backwards(SIZES.len() - 1))?;
+                assert_eq!(bits(&all(dev, exchange)?), bits(&plain(dev, &SIZES, 0, ReduceOp::Avg, |_| true)?));
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    // The half of a step that is left from a scope that has failed since is not to be finished.
+    2: fn a_scope_that_fails_between_ready_and_finish(gpus) {
+        let pool = rig::pool(gpus, 2);
+        let mut state = pool.per_device(|dev, _| small().build(dev, &[4, 4])).unwrap();
+        let ended = AtomicBool::new(false);
+        failure(state.run(|dev, _, exchange| {
+            give(dev, exchange, 1, &[1.0; 4])?;
+            if dev.rank() == 1 {
+                until("the other has nothing more to do", || ended.load(Acquire))?;
+                return Err(Error::custom("no"));
+            }
+            ended.store(true, Release);
+            Ok(())
+        }));
+        state.clear_poison().unwrap();
+        let told = Mutex::new(Vec::new());
+        failure(state.run(|dev, _, exchange| {
+            let error = failure(exchange.ready(dev, 0));
+            told.lock().push(refused::<()>(Err(error.clone())));
+            dev.barrier()?;
+            Err::<(), _>(error)
+        }));
+        let told = told.into_inner();
+        assert!(told.len() == 2 && told.iter().all(|why| why.contains("reset")), "{told:?}");
+        state.clear_poison().unwrap();
+        let found = state.run(|dev, _, exchange| {
+            exchange.reset(dev)?;
+            step(dev, exchange, &[4, 4], 0, &[1, 0])?;
+            Ok(bits(&all(dev, exchange)?) == bits(&plain(dev, &[4, 4], 0, ReduceOp::Avg, |_| true)?))
+        });
+        assert_eq!(found.unwrap(), [true; 2]);
+        // A step may go over several scopes that did not fail.
+        state.run(|dev, _, exchange| give(dev, exchange, 1, &[2.0; 4])).unwrap();
+        state.run(|dev, _, exchange| give(dev, exchange, 0, &[3.0; 4]).and_then(|()| exchange.finish(dev).map(drop))).unwrap();
+        assert_eq!(state.run(|dev, _, exchange| all(dev, exchange)).unwrap(), vec![[vec![3.0; 4], vec![2.0; 4]]; 2]);
+    }
+
+    // What members differ in is told with the lines of the user's program, not with those of this crate.
+    2: fn errors_name_the_callers_line(gpus) {
+        type Call = fn(&Device, &mut GradientExchange) -> Result<(), Error>;
+        let calls: [Call; 4] = [
+            |dev, exchange| exchange.finish(dev).map(drop),
+            |dev, exchange| exchange.finish_bucket(dev, 0).map(drop),
+            |dev, exchange| exchange.ready(dev, 0),
+            // Only the meeting at the end is left.
+            |dev, exchange| {
+                exchange.ready(dev, 0)?;
+                exchange.finish(dev).map(drop)
+            },
+        ];
+        for (k, call) in calls.into_iter().enumerate() {
+            let error = failure(rig::pool(gpus, 2).run(|dev, _| {
+                let mut exchange = small().build(dev, &[4])?;
+                if k < 2 {
+                    exchange.nothing();
+                }
+                match dev.rank() {
+                    0 => call(dev, &mut exchange),
+                    _ if k == 3 => exchange.ready(dev, 0).and_then(|()| dev.barrier()),
+                    _ => dev.barrier(),
+                }
+            }));
+            let Error::Mismatch { a_site, b_site, .. } = &error else { panic!("{k}: no mismatch: {error}") };
+            for site in [a_site, b_site] {
+                assert!(site.file().ends_with("failures.rs"), "{k}: {error}");
+            }
+        }
+    }
+
+    // As many members, and the same rank in both: only who they are differs, and which orders they have followed.
+    4: fn in_a_gang_of_others(gpus) {
+        let pool = rig::pool(gpus, 4);
+        let state = pool.per_device(|_, _| Ok(None)).unwrap();
+        for (members, order) in [([0, 1], [0, 1]), ([2, 3], [1, 0])] {
+            pool.run_on(&members, |dev, _| {
+                let made = GradientExchange::builder().first_bucket_bytes(4).bucket_bytes(4);
+                let mut exchange = made.build(dev, &[4, 4])?;
+                step(dev, &mut exchange, &[4, 4], 0, &order)?;
+                *state.borrow_mut(dev)? = Some(exchange);
+                Ok(())
+            })
+            .unwrap();
+        }
+        let error = failure(pool.run_on(&[0, 3], |dev, _| state.borrow_mut(dev)?.as_mut().unwrap().ready(dev, 0)));
+        let why = refused::<()>(Err(error));
+        assert!(why.contains("[0, 1]") || why.contains("[2, 3]"), "{why}");
     }
 
     3: fn in_another_gang(gpus) {

@@ -5,7 +5,7 @@ use crate::{
     rig::{self, SIZES, all, backwards, bits, give, norm_of, numbers, plain, small, step},
     support::{Gpus, on_host},
 };
-use gpu_pool::{GradientExchange, Kernel, LaunchDims, Module, ReduceOp, Wire};
+use gpu_pool::{Check, GradientExchange, Kernel, LaunchDims, Module, ReduceOp, Wire};
 use std::{
     sync::atomic::{AtomicBool, Ordering::*},
     task::Poll,
@@ -126,7 +126,8 @@ on_both! {
                 let found = state.run(|dev, _, exchange| {
                     let before: Vec<usize> = (0..4).flat_map(|bucket| exchange.bucket(bucket).to_vec()).collect();
                     let own = if dev.rank() == 0 { order.to_vec() } else { vec![0, 1, 2, 3] };
-                    step(dev, exchange, &[4; 4], number, &own)?;
+                    let moved = step(dev, exchange, &[4; 4], number, &own)?.moved();
+                    assert_eq!(moved, follow && number == 0);
                     let expected = plain(dev, &[4; 4], number, ReduceOp::Avg, |_| true)?;
                     assert_eq!(bits(&all(dev, exchange)?), bits(&expected));
                     Ok(before)
@@ -134,6 +135,44 @@ on_both! {
                 let expected = if follow && number > 0 { order } else { [3, 2, 1, 0] };
                 assert_eq!(found.unwrap(), vec![expected; n]);
             }
+        }
+    }
+
+    // Who orders streams by events has to be waited for all the same: nothing else is noted of what is written.
+    2: fn without_the_librarys_ordering(gpus) {
+        for (wire, bytes) in [(Wire::Same, 4), (Wire::Same, 1 << 20), (Wire::Bf16, 4)] {
+            let pool = rig::builder(gpus, 2).check(Check::Races).build().unwrap();
+            let made = small().reduce(ReduceOp::Sum).wire(wire).first_bucket_bytes(bytes).bucket_bytes(bytes);
+            let found = pool.run(|dev, _| {
+                let side = dev.stream()?;
+                // SAFETY: every step begins behind the one before, on both streams.
+                let raw = unsafe { dev.unordered() };
+                let aside = raw.on(&side);
+                let mut exchange = made.build(&raw, &[4, 9, 3])?;
+                let mut found = Vec::new();
+                for step in 0..4 {
+                    aside.wait(&raw.record()?)?;
+                    // The second step exchanges nothing, and the third adds to what it has left.
+                    exchange.set_sync(step != 1)?;
+                    for (gradient, on) in [(0, &aside), (2, &raw), (1, &aside)] {
+                        let x = on.upload(&vec![1.0 + step as f32; [4, 9, 3][gradient]])?;
+                        let holds = exchange.holds(gradient);
+                        let mut to = exchange.grad_mut(gradient)?;
+                        if holds { on.axpy(1.0, &x, &mut to)? } else { on.copy(&x, &mut to)? }
+                        exchange.ready(on, gradient)?;
+                    }
+                    let done = exchange.finish(&raw)?;
+                    assert_eq!(done.moved(), step == 0);
+                    if done.was_exchanged() {
+                        found.push(all(&raw, &exchange)?);
+                    } else {
+                        raw.wait(&aside.record()?)?;
+                    }
+                }
+                Ok(found)
+            });
+            let expected = [2.0, 10.0, 8.0].map(|x| vec![vec![x; 4], vec![x; 9], vec![x; 3]]);
+            assert_eq!(found.unwrap(), vec![expected; 2]);
         }
     }
 
