@@ -4,6 +4,7 @@ mod collectives;
 mod environment;
 mod memory;
 mod open;
+mod share;
 
 pub(crate) use environment::seed;
 
@@ -47,6 +48,7 @@ pub enum Backend {
 /// |---|---|
 /// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
+/// | `GPU_POOL_SHARE` | for tests: how many times each CUDA device is opened, 1 to 16: [`share_gpus`](Self::share_gpus) |
 /// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
@@ -69,6 +71,7 @@ pub enum Backend {
 pub struct Builder {
     backend: Option<Backend>,
     devices: Option<Vec<usize>>,
+    sharing: Option<share::Sharing>,
     weights: Weights,
     modules: Vec<&'static Module>,
     memory: Settings,
@@ -275,8 +278,8 @@ impl Builder {
         Ok(pool)
     }
 
-    /// The ordinals to open of `count` that are there.
-    fn ordinals(&self, count: usize, what: &str) -> Result<Vec<usize>> {
+    /// The ordinals to open of `count` that are there; `twice` if one may be listed more than once.
+    fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
         if ordinals.is_empty() {
             return Err(Error::invalid("build", "an empty list of devices"));
@@ -286,7 +289,7 @@ impl Builder {
                 let reason = format!("device {ordinal} was asked for, there are {count} {what} (0 to {})", count - 1);
                 return Err(Error::NoDevice { reason });
             }
-            if ordinals[..i].contains(&ordinal) {
+            if !twice && ordinals[..i].contains(&ordinal) {
                 return Err(Error::invalid("build", format_args!("device {ordinal} is listed twice")));
             }
         }
@@ -313,12 +316,12 @@ impl Builder {
         let machine =
             host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
         let all = host::machine_with(&configs, &machine);
-        Ok(self.ordinals(count, "software GPUs")?.into_iter().map(|i| all[i].clone()).collect())
+        Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())
     }
 
     #[cfg(feature = "cuda")]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
-        let ordinals = self.ordinals(cuda_devices()?, "CUDA devices")?;
+        let ordinals = self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?);
         // Making a context takes a second or so, and they can be made side by side.
         crossbeam::thread::scope(|scope| {
             let opening: Vec<_> =

@@ -23,6 +23,17 @@ impl PoolReport {
         &self.peers[from * self.devices.len() + to]
     }
 
+    /// Whether several devices are on one GPU ([`Builder::share_gpus`](crate::Builder::share_gpus)).
+    pub fn shares_gpus(&self) -> bool {
+        (0..self.devices.len()).any(|device| self.first_on(device) != device)
+    }
+
+    /// The first device that is on the GPU of this one.
+    fn first_on(&self, device: usize) -> usize {
+        let uuid = self.devices[device].uuid;
+        self.devices.iter().position(|info| info.uuid == uuid).unwrap_or(device)
+    }
+
     /// One device has none.
     fn fmt_collectives(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.devices.len() > 1 { writeln!(f, "collectives: {}", self.collectives) } else { Ok(()) }
@@ -35,7 +46,9 @@ impl fmt::Display for PoolReport {
             let gib = info.total_memory as f64 / f64::from(1 << 30);
             let lost = if *lost { ", LOST" } else { "" };
             let bus = if info.pci_bus_id.is_empty() { String::new() } else { format!(" {}", info.pci_bus_id) };
-            writeln!(f, "device {i}: {}{bus}, {gib:.1} GiB{lost}", info.name)?;
+            let first = self.first_on(i);
+            let shared = if first == i { String::new() } else { format!(", on the GPU of device {first}") };
+            writeln!(f, "device {i}: {}{bus}, {gib:.1} GiB{shared}{lost}", info.name)?;
         }
         let pairs: Vec<&PeerReport> = self.peers.iter().filter(|peer| peer.from != peer.to).collect();
         let same = |p: &&PeerReport| p.route == pairs[0].route && p.note == pairs[0].note && p.latency.is_none();

@@ -92,7 +92,7 @@ where
         if rank == 0 {
             gang.enter();
         }
-        shared.turns[all[rank]].issue()
+        shared.turns[all[rank]].issue(link.pool)
     });
     drop(door);
     let withdrawn = wait(shared, &gang, &waiting);

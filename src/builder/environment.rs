@@ -1,6 +1,6 @@
 //! What the environment says of a pool: for what the program has not set itself.
 
-use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS};
+use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS, share};
 use crate::{
     driver::{check::Check, host::Schedule},
     error::{Error, Result},
@@ -17,6 +17,9 @@ impl Builder {
         }
         if self.devices.is_none() {
             self.devices = variable("GPU_POOL_DEVICES", "ordinals like 0,1", parse_devices)?;
+        }
+        if self.sharing.is_none() {
+            self.sharing = variable("GPU_POOL_SHARE", "a number from 1 to 16", share::parse)?;
         }
         if self.check.is_none() {
             self.check = variable("GPU_POOL_CHECK", "races, memory or off", parse_check)?;

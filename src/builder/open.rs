@@ -1,6 +1,6 @@
 //! From drivers to a pool: the device threads, the probe of what connects them, and what needs to know it.
 
-use super::{Builder, Weights};
+use super::{Builder, Weights, share};
 use crate::{
     collective::{board::Endpoint, signals::Signals, tuner},
     driver::{DriverRef, check::Check, host},
@@ -41,11 +41,13 @@ impl Builder {
         let id = unique_id();
         let audit = self.memory.audit || self.check == Some(Check::Memory);
         let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
-        let link = |(i, driver)| Arc::new(Link::new(id, i, driver, memory.records()));
+        let seats = share::seats(drivers.iter().map(|driver| driver.info().uuid));
+        let link = |(i, driver)| Arc::new(Link::new(id, i, driver, seats[i].sharers, memory.records()));
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
-        let turns: Vec<_> = links.iter().map(|link| Turns::of(link.driver.info().uuid)).collect();
+        let of_seat = |(link, seat): (&Arc<Link>, &share::Seat)| Turns::of(link.driver.info().uuid, seat.place);
+        let turns: Vec<_> = links.iter().zip(&seats).map(of_seat).collect();
         let presence =
             queues.iter().zip(&turns).map(|(queue, turns)| Presence::new(queue.waker().clone(), turns.clone()));
         let presence: Vec<_> = presence.collect();

@@ -4,7 +4,10 @@
 //! Between devices that cannot name each other's memory, what others write (flags and packets) and read (the stages) is in
 //! page-locked memory of the host, a piece for each device; on the device there is only what it alone writes.
 
-use super::kernels::{self, MOST, STAGED_BLOCKS, STAGED_SLOTS, signals};
+use super::{
+    kernels::{self, MOST, STAGED_BLOCKS, STAGED_SLOTS, signals},
+    tuner::multiprocessors,
+};
 use crate::{
     Device, GpuPool,
     driver::Address,
@@ -230,7 +233,9 @@ fn can_meet(shared: &Shared) -> bool {
     let n = shared.devices();
     let hardware = |link: &Arc<Link>| link.driver.info().compute_capability != (0, 0) && link.watch().is_none();
     let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
-    (2..=MOST).contains(&n) && !serial && shared.links.iter().all(hardware)
+    // The most blocks that a kernel can have for want of fewer is one for each member (`direct::submit`).
+    let fit = multiprocessors(shared) as usize >= n;
+    (2..=MOST).contains(&n) && !serial && fit && shared.links.iter().all(hardware)
 }
 
 impl Words {

@@ -127,11 +127,19 @@ impl Met {
 }
 
 /// One launch of a window that is open, for this member.
-pub(super) struct Window;
+pub(crate) struct Window {
+    /// The device shares its GPU, and so may share a hardware queue with a peer.
+    shares: bool,
+}
 
 impl Drop for Window {
     fn drop(&mut self) {
         gate::launches().close(1);
+        if self.shares {
+            // Until all that is to be launched has been: what comes next must not get in front of a peer's launch. That is also
+            // true of a launch that waits for room in a queue, with the context's lock held.
+            drop(gate::launches().block());
+        }
     }
 }
 
@@ -191,11 +199,11 @@ pub(super) fn commit_by<R>(
 ) -> Result<(R, Window)> {
     let number = group.next_number();
     match meeting() {
-        Ok(met) => Ok((met, Window)),
+        Ok(met) => Ok((met, Window { shares: group.dev.worker.link.sharers > 1 })),
         Err(error) => {
             // Committed by a peer, before it or this member has seen that the gang has failed.
             if group.word().committed() >= number {
-                drop(Window);
+                gate::launches().close(1);
                 group.dev.worker.spinning.missed.borrow_mut().push(missed);
             }
             Err(error)

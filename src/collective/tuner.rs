@@ -120,11 +120,12 @@ impl Measured {
     }
 }
 
-/// Of the smallest device; a software GPU's kernels wait for nobody, so it counts as large.
-fn multiprocessors(shared: &Shared) -> u32 {
-    let infos = shared.links.iter().map(|link| link.driver.info());
-    let hardware = infos.filter(|info| info.compute_capability != (0, 0));
-    hardware.map(|info| info.multiprocessors).min().unwrap_or(u32::MAX)
+/// Of the smallest device, where several that share a GPU have its multiprocessors in equal parts: then kernels of all of them
+/// fit on it at once, a block on each. A software GPU's kernels wait for nobody, so it counts as large.
+pub(super) fn multiprocessors(shared: &Shared) -> u32 {
+    let parts = shared.links.iter().map(|link| (link.driver.info(), link.sharers as u32));
+    let hardware = parts.filter(|(info, _)| info.compute_capability != (0, 0));
+    hardware.map(|(info, sharers)| info.multiprocessors / sharers).min().unwrap_or(u32::MAX)
 }
 
 /// A pool's limits.
@@ -189,6 +190,9 @@ pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
     let software = shared.links[0].driver.info().compute_capability == (0, 0);
     if wish == Tune::Off || software || n < 2 || !shared.are_direct(&everyone) {
         return default("default");
+    }
+    if shared.links.iter().any(|link| link.sharers > 1) {
+        return default("default, since devices share a GPU");
     }
     let name = &shared.links[0].driver.info().name;
     let alike = shared.links.iter().all(|link| link.driver.info().name == *name);

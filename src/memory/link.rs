@@ -21,6 +21,9 @@ pub(crate) struct Link {
     /// Ordinal in the pool.
     pub(crate) device: usize,
     pub(crate) driver: DriverRef,
+    /// Devices of the pool that are on this one's GPU, itself included: one, but in tests
+    /// ([`Builder::share_gpus`](crate::Builder::share_gpus)).
+    pub(crate) sharers: usize,
     /// Who watches the pool's work, if anyone does.
     watch: Option<Watch>,
     in_virtual_time: bool,
@@ -57,10 +60,11 @@ pub(crate) struct Watch {
 }
 
 impl Link {
-    pub(crate) fn new(pool: u64, device: usize, driver: DriverRef, records: bool) -> Self {
+    pub(crate) fn new(pool: u64, device: usize, driver: DriverRef, sharers: usize, records: bool) -> Self {
         Link {
             pool,
             device,
+            sharers,
             watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
             reports: records || driver.checker().is_some() || driver.as_any().is::<host::HostGpu>(),
             in_virtual_time: host::virtual_now(&*driver).is_some(),

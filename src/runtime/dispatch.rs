@@ -18,7 +18,7 @@ pub enum Entry<C: 'static> {
         ticket: Arc<Ticket<C>>,
         /// This device's rank in the gang.
         rank: usize,
-        /// The place in the queue of the physical GPU.
+        /// The place in the queue of the physical GPU: which entries there must be over.
         turn: u64,
     },
     /// A small errand of the pool (drop state, report).

@@ -7,12 +7,12 @@ use crate::{
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
+    ptr,
     sync::{Arc, Weak},
 };
 
 pub(super) struct Common {
     inner: Vec<Weak<dyn Driver>>,
-    uuids: Vec<[u8; 16]>,
     lost: Mutex<Vec<Option<Fault>>>,
     /// The device of each event.
     events: Mutex<HashMap<RawEvent, usize>>,
@@ -33,7 +33,6 @@ impl Common {
     pub fn new(drivers: &[DriverRef]) -> Self {
         Common {
             inner: drivers.iter().map(Arc::downgrade).collect(),
-            uuids: drivers.iter().map(|driver| driver.info().uuid).collect(),
             lost: Mutex::new(vec![None; drivers.len()]),
             events: Mutex::default(),
             memory: Mutex::default(),
@@ -45,9 +44,10 @@ impl Common {
         self.inner[index].upgrade()
     }
 
-    /// Which of the devices this is, whatever is wrapped around it.
+    /// Which of the devices this is, whatever is wrapped around it: by the object inside, since several may be on one GPU.
     pub fn index(&self, driver: &dyn Driver) -> Option<usize> {
-        self.uuids.iter().position(|uuid| *uuid == driver.info().uuid)
+        let is_it = |device: DriverRef| ptr::addr_eq(device.as_any(), driver.as_any());
+        self.inner.iter().position(|device| device.upgrade().is_some_and(is_it))
     }
 
     /// The sticky fault of a device, if it has one.
@@ -112,4 +112,25 @@ pub(super) fn fault(injected: Injected) -> Option<Fault> {
         Injected::Slow { .. } | Injected::Stuck | Injected::Drop | Injected::Corrupt => return None,
     };
     Some(Fault { kind, code, name: name.to_owned(), detail: detail.to_owned(), report: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        driver::{faulty, host},
+        testing::FaultPlan,
+    };
+
+    #[test]
+    fn devices_on_one_gpu_are_told_apart() {
+        let devices = host::on_one_gpu(|| host::machine(&vec![host::HostConfig::default(); 3]));
+        assert!(devices.iter().all(|device| device.info().uuid == devices[0].info().uuid));
+        let common = Common::new(&devices);
+        let wrapped = faulty::wrap(devices.clone(), &FaultPlan::new());
+        for (i, (inner, outer)) in devices.iter().zip(&wrapped).enumerate() {
+            assert_eq!((common.index(&**inner), common.index(&**outer)), (Some(i), Some(i)));
+        }
+        assert_eq!(common.index(&*host::machine(&[host::HostConfig::default()])[0]), None);
+    }
 }

@@ -46,6 +46,8 @@ mod gpu;
 mod graph;
 mod machine;
 mod memory;
+#[cfg(test)]
+mod one_gpu;
 mod op;
 mod pages;
 mod peer;
@@ -63,6 +65,8 @@ use super::{Driver, DriverRef, RawStream};
 pub use attend::{Attendee, attend};
 pub use exec::again;
 pub use gpu::HostGpu;
+#[cfg(test)]
+pub(crate) use one_gpu::on_one_gpu;
 use std::{sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 

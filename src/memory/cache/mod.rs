@@ -159,8 +159,10 @@ impl Cache {
         settings: &Settings,
         trial: Trial<'_>,
     ) -> Result<Self> {
-        let total = link.driver.info().total_memory;
-        let limit = settings.limit.map(|limit| limit.of(total));
+        // Of a GPU that several devices share, each has its part.
+        let total = link.driver.info().total_memory / link.sharers as u64;
+        let part = (link.sharers > 1 && kind == ChunkKind::Device).then_some(total);
+        let limit = settings.limit.map(|limit| limit.of(total)).or(part);
         Ok(Cache {
             link: link.clone(),
             home: Home::new(link, owned, settings.devices),
