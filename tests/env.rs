@@ -11,9 +11,10 @@ use std::{
 /// Says in the subprocess what it is to do.
 const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
 
-const VARIABLES: [&str; 7] = [
+const VARIABLES: [&str; 8] = [
     "GPU_POOL_BACKEND",
     "GPU_POOL_DEVICES",
+    "GPU_POOL_SHARE",
     "GPU_POOL_TIMEOUT",
     "GPU_POOL_CHECK",
     "GPU_POOL_SEED",
@@ -157,6 +158,14 @@ fn the_devices_and_their_order() {
 }
 
 #[test]
+fn software_gpus_are_not_shared() {
+    let share = ("GPU_POOL_SHARE", "2");
+    assert_eq!(with("build", &[("GPU_POOL_BACKEND", "host:2"), share]), "[0, 1]");
+    let said = with("build", &[("GPU_POOL_BACKEND", "host:2"), ("GPU_POOL_DEVICES", "0,0"), share]);
+    assert!(said.starts_with("InvalidArgument") && said.contains("listed twice"), "{said}");
+}
+
+#[test]
 fn a_device_that_is_not_there_is_named() {
     let said = with("build", &[("GPU_POOL_BACKEND", "host:3"), ("GPU_POOL_DEVICES", "0,9")]);
     assert!(said.starts_with("NoDevice") && said.contains("device 9") && said.contains("3 software GPUs"), "{said}");
@@ -175,6 +184,9 @@ fn values_that_are_not_understood_are_errors_that_name_the_variable() {
         ("GPU_POOL_DEVICES", "0,x"),
         ("GPU_POOL_DEVICES", "0,,1"),
         ("GPU_POOL_DEVICES", "-1"),
+        ("GPU_POOL_SHARE", "all"),
+        ("GPU_POOL_SHARE", "0"),
+        ("GPU_POOL_SHARE", "17"),
         ("GPU_POOL_TIMEOUT", "soon"),
         ("GPU_POOL_TIMEOUT", "-3s"),
         ("GPU_POOL_TIMEOUT", "0"),

@@ -7,7 +7,8 @@
 //! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind one that waits for it. Streams
 //! are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 unless set, 32 at most), each in the order of
 //! submission, and what follows a kernel in its stream holds up whatever is behind that in the queue
-//! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). So a device that shares its GPU submits
+//! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>); kernels of different streams that follow each
+//! other in a queue run side by side all the same (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it). So a device that shares its GPU submits
 //! nothing after such a kernel before its peers have launched theirs ([`spin::Window`](crate::collective::spin::Window)): then
 //! what a kernel is behind of in its queue waits only for kernels whose peers were all launched earlier. A graph is
 //! submitted as a whole, so its kernels need queues of their own.

@@ -7,7 +7,9 @@
 //! * meanwhile nobody in the process is in a driver call that waits for kernels (the [launch gate](crate::sync::LaunchGate):
 //!   the member that commits opens it for all, each closes it for itself when it has launched);
 //! * on each device they run one at a time, in the order in which all members agree (the gang's), whatever their streams;
-//! * grids are small enough to be resident as a whole.
+//! * grids are small enough to be resident as a whole; and those of devices that share a GPU, all together;
+//! * a device that shares its GPU submits nothing between its launch and its peers' ([`Window`]): streams share hardware queues, and
+//!   a kernel that is behind something that waits for its peer's never runs.
 //!
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their meetings pair by pair; a member
 //! that has missed one makes up for it when the gang has drained ([`make_up`]).

@@ -123,9 +123,12 @@ impl Measured {
 /// Of the smallest device, where several that share a GPU have its multiprocessors in equal parts: then kernels of all of them
 /// fit on it at once, a block on each. A software GPU's kernels wait for nobody, so it counts as large.
 pub(super) fn multiprocessors(shared: &Shared) -> u32 {
-    let parts = shared.links.iter().map(|link| (link.driver.info(), link.sharers as u32));
-    let hardware = parts.filter(|(info, _)| info.compute_capability != (0, 0));
-    hardware.map(|(info, sharers)| info.multiprocessors / sharers).min().unwrap_or(u32::MAX)
+    let hardware = shared.links.iter().filter(|link| link.driver.info().compute_capability != (0, 0));
+    part(hardware.map(|link| (link.driver.info().multiprocessors, link.sharers)))
+}
+
+fn part(devices: impl Iterator<Item = (u32, usize)>) -> u32 {
+    devices.map(|(multiprocessors, sharers)| multiprocessors / sharers as u32).min().unwrap_or(u32::MAX)
 }
 
 /// A pool's limits.

@@ -21,19 +21,25 @@ pub const PATIENCE: Duration = Duration::from_secs(100);
 pub struct Gpus {
     cuda: bool,
     available: usize,
+    /// How many GPUs that is: fewer, where `GPU_POOL_SHARE` says that each is several devices.
+    real: usize,
 }
 
 impl Gpus {
     /// Software GPUs, for tests that are not [`on_both`].
     pub fn software() -> Self {
-        Gpus { cuda: false, available: 64 }
+        Gpus { cuda: false, available: 64, real: 64 }
     }
 
     /// A pool in the making, of the first `count` devices.
     pub fn builder(&self, count: usize) -> Builder {
         let builder = builder().timeout(Duration::from_secs(60)).module(&MODULE);
         match self.cuda {
-            true => builder.cuda().devices(&(0..count).collect::<Vec<_>>()),
+            true => {
+                // In the order of `GPU_POOL_SHARE`, which is not looked at any more.
+                let ordinals: Vec<_> = (0..count).map(|i| i % self.real).collect();
+                builder.cuda().devices(&ordinals).share_gpus(count > self.real)
+            }
             false => builder.host(count),
         }
     }
@@ -76,13 +82,20 @@ static CUDA: Mutex<()> = Mutex::new(());
 pub fn on_cuda(needed: usize, test: fn(Gpus)) {
     match cuda_devices() {
         0 => println!("skipped: no CUDA device"),
-        n if n < needed => println!("skipped: needs {needed} CUDA devices"),
-        available => {
+        real if real * share() < needed => println!("skipped: needs {needed} CUDA devices"),
+        real => {
+            let available = real * share();
             // One at a time: pools of the same GPU take turns, so a test that makes a device wait would make others late.
             let _turn = CUDA.lock().unwrap_or_else(|poison| poison.into_inner());
-            guarded(move || test(Gpus { cuda: true, available }));
+            guarded(move || test(Gpus { cuda: true, available, real }));
         }
     }
+}
+
+/// `GPU_POOL_SHARE`: how many devices each GPU is to be.
+fn share() -> usize {
+    let times = std::env::var("GPU_POOL_SHARE").ok().filter(|times| !times.is_empty());
+    times.map_or(1, |times| times.parse().expect("GPU_POOL_SHARE is a number"))
 }
 
 #[cfg(feature = "cuda")]

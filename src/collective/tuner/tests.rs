@@ -1,7 +1,7 @@
 use super::{
     Bytes, Limits, Measured, Tune,
     measure::{Crossing, best, crossing, measure},
-    table,
+    part, table,
 };
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
@@ -101,6 +101,18 @@ proptest! {
         }
         prop_assert!(multiprocessors < 128 || limits == Limits::default_of(members));
     }
+}
+
+// Blocks of devices on one GPU that wait for each other are all on it at once, one on a multiprocessor.
+#[test]
+fn kernels_fit_on_a_gpu_that_is_shared() {
+    assert_eq!(part([(132, 3), (132, 3), (132, 3), (132, 2), (132, 2)].into_iter()), 44);
+    for sharers in 1..=8 {
+        let Limits { blocks, large_blocks, push_blocks, .. } =
+            Limits::default_of(sharers).capped(part([(132, sharers); 16].into_iter()));
+        assert!(blocks.max(large_blocks).max(push_blocks) as usize * sharers <= 132);
+    }
+    assert_eq!(part(std::iter::empty()), u32::MAX);
 }
 
 #[test]
