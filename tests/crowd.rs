@@ -136,7 +136,7 @@ fn many_calls_without_a_wait() {
         let found = pool(&vec![0; n]).run(|dev, _| {
             let side = dev.stream()?;
             let mut x = dev.upload(&vec![1.0f32; 8 * 1001])?;
-            let mut y = dev.upload(&vec![dev.rank() as f32; 33])?;
+            let mut y = dev.upload(&[dev.rank() as f32; 33])?;
             let mut busy = dev.zeros::<u32>(1)?;
             for k in 0..200 {
                 if k % n == dev.rank() {

@@ -4,14 +4,20 @@
 //! place on the GPU ([`Turns`](crate::runtime::turn::Turns)); how many share it ([`Link::sharers`](crate::memory::link::Link)).
 //!
 //! **Kernels that wait for each other** must all get to run. Those of one GPU do, if all their blocks fit on it at once
-//! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind one that waits for it. Streams
-//! are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 unless set, 32 at most), each in the order of
-//! submission, and what follows a kernel in its stream holds up whatever is behind that in the queue
-//! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>); kernels of different streams that follow each
-//! other in a queue run side by side all the same (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it). So a device that shares its GPU submits
-//! nothing after such a kernel before its peers have launched theirs ([`spin::Window`](crate::collective::spin::Window)): then
-//! what a kernel is behind of in its queue waits only for kernels whose peers were all launched earlier. A graph is
-//! submitted as a whole, so its kernels need queues of their own.
+//! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind something that waits for it.
+//! Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most), each in the order
+//! of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Kernels of different streams that
+//! follow each other in a queue run side by side all the same (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it);
+//! but what waits for a kernel, such as the next one of its stream, holds up all that is behind it. So a device that shares its
+//! GPU submits nothing after such a kernel before all that are to be launched have been
+//! ([`spin::Window`](crate::collective::spin::Window)). Then what a kernel is behind of waits at most for kernels whose peers were
+//! all launched before this one, and so, the earliest first, all of them end. A launch that waits for room in a queue with the
+//! context's lock held stops nobody either, for the same reason. A graph is submitted as a whole: its kernels need queues of their
+//! own.
+//!
+//! **Driver calls that wait for all kernels of a context**, now those of several devices: the
+//! [launch gate](crate::sync::LaunchGate) is the process's, and lets such a call begin only when the peers of every kernel that
+//! waits are launched. That is enough for one context as for several.
 
 use super::Builder;
 use std::collections::HashMap;

@@ -373,3 +373,7 @@ pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, me
     let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
     direct::launch_on(worker, stream, name, super::kernels::combine(DType::U8), 1, &none.args(false))
 }
+
+#[cfg(test)]
+#[path = "spin_tests.rs"]
+mod tests;

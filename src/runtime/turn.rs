@@ -44,7 +44,9 @@ pub(crate) struct Turns {
 
 /// By UUID and place. Devices that share a GPU have signs of life of their own: one that waits for another must see whether
 /// that one gets on.
-static ALL: Lazy<Mutex<HashMap<([u8; 16], usize), Weak<Turns>>>> = Lazy::new(Mutex::default);
+type Known = HashMap<([u8; 16], usize), Weak<Turns>>;
+
+static ALL: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
 
 impl Turns {
     /// Those of a device on the GPU with this UUID; `place` counts the devices that a pool has there.
