@@ -319,9 +319,13 @@ impl Builder {
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())
     }
 
+    fn cuda_ordinals(&self) -> Result<Vec<usize>> {
+        Ok(self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?))
+    }
+
     #[cfg(feature = "cuda")]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
-        let ordinals = self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?);
+        let ordinals = self.cuda_ordinals()?;
         // Making a context takes a second or so, and they can be made side by side.
         crossbeam::thread::scope(|scope| {
             let opening: Vec<_> =
@@ -333,7 +337,7 @@ impl Builder {
 
     #[cfg(not(feature = "cuda"))]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
-        cuda_devices().map(|_| Vec::new())
+        self.cuda_ordinals().map(|_| Vec::new())
     }
 
     /// The faults to come.
