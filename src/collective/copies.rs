@@ -20,7 +20,7 @@ use super::{
     plan::{Side, Work},
     run::{Job, Request, Spot},
 };
-use crate::{Device, DeviceBuffer, Event, copy::peer, device::OnStream, error::Result, stream::StreamCore};
+use crate::{Device, DeviceBuffer, Event, copy::peer, device::OnStream, error::Result, plant::Bug, stream::StreamCore};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -155,6 +155,7 @@ impl Exchange<'_> {
         let (own, size) = (self.dev.index(), self.request.dtype.size());
         let here = destinations.iter().find(|to| to.device == own);
         let cut = Cut::of(len * size, sources.len(), here.is_some());
+        let planted = |bug| self.dev.worker.link.planted(bug);
         // By piece: when its fetched parts have been used, and when its result has been sent.
         let mut used: SmallVec<[Event; 8]> = SmallVec::new();
         let mut sent: SmallVec<[Event; 8]> = SmallVec::new();
@@ -166,7 +167,7 @@ impl Exchange<'_> {
                 let address = scratch.address() + ((j % cut.slots * cut.rooms + k) * cut.piece) as u64;
                 Spot { device: own, address }
             };
-            if j >= cut.slots {
+            if j >= cut.slots && !planted(Bug::SlotFilledEarly) {
                 self.wait(&self.fetch, &used[j - cut.slots])?;
             }
             let mut parts: SmallVec<[Spot; 8]> = sources.iter().map(at).collect();
@@ -180,7 +181,7 @@ impl Exchange<'_> {
             }
             self.follow(self.dev, &self.fetch)?;
             let result = here.map_or_else(|| room(cut.rooms - 1), at);
-            if here.is_none() && j >= cut.slots {
+            if here.is_none() && j >= cut.slots && !planted(Bug::ResultMadeEarly) {
                 self.wait(self.dev, &sent[j - cut.slots])?;
             }
             self.combine(&parts, &[result], factors, (self.request.dtype, self.request.reduce), part)?;
