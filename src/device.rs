@@ -203,6 +203,11 @@ impl Device {
         self.ordered
     }
 
+    /// This device, working on a stream of the library's own.
+    pub(crate) fn at(&self, stream: Arc<StreamCore>) -> OnStream<'_> {
+        self.with(stream, self.ordered)
+    }
+
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
         let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
         OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered, recording }, of: PhantomData }

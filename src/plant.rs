@@ -16,6 +16,10 @@ pub(crate) enum Bug {
     StepSkipped,
     /// A collective begins to read a peer's buffer before the peer's stream has got there.
     StartSkipped,
+    /// An exchange fetches into a slot whose piece may not have been added up.
+    SlotFilledEarly,
+    /// An exchange makes a result in a slot from which the one before may not have been sent.
+    ResultMadeEarly,
     /// A freed block forgets who may still use it.
     UsesForgotten,
     /// A stream's count of completed operations runs ahead of what was waited for.
@@ -159,6 +163,18 @@ mod tests {
     fn a_collective_that_starts_too_early() {
         for builder in [ring, three] {
             assert_eq!(found(Bug::StartSkipped, builder, sums).kind, Kind::Race);
+        }
+    }
+
+    #[test]
+    fn slots_of_an_exchange_that_are_used_too_early() {
+        let copies = || GpuPool::builder().host(2).algorithm(Algorithm::Copies);
+        for bug in [Bug::SlotFilledEarly, Bug::ResultMadeEarly] {
+            // More pieces than there are slots.
+            let report = found(bug, copies, |pool| {
+                pool.run(|dev, _| dev.reduce(&mut dev.zeros::<u8>(9 << 20)?, ReduceOp::Max, 0)).map(drop)
+            });
+            assert_eq!((report.kind, report.now.op), (Kind::Race, "reduce"), "{report}");
         }
     }
 

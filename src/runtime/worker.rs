@@ -27,7 +27,7 @@ use crate::{
     stream::StreamCore,
     sync::{EventCount, Gate, shim::InCrowd},
 };
-use once_cell::sync::OnceCell;
+use once_cell::{sync::OnceCell, unsync};
 use parking_lot::Mutex;
 use std::{
     any::Any,
@@ -141,6 +141,8 @@ pub(crate) struct Worker {
     pub(crate) main: Arc<StreamCore>,
     /// Further streams that were ever handed out; those that nobody holds are handed out again.
     streams: RefCell<Vec<Further>>,
+    /// See [`engines`](Self::engines).
+    engines: unsync::OnceCell<[Further; 2]>,
     pub(crate) cache: RefCell<Cache>,
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
@@ -172,6 +174,7 @@ impl Worker {
         let worker = Worker {
             main,
             streams: RefCell::default(),
+            engines: unsync::OnceCell::new(),
             cache: RefCell::new(cache),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
@@ -221,6 +224,12 @@ impl Worker {
         let further = Further { core, held: Rc::new(()), priority };
         streams.push(further.clone());
         Ok(further)
+    }
+
+    /// Two streams for copies that overlap with each other and with what else a collective does. Nobody else gets them.
+    pub(crate) fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
+        let [a, b] = self.engines.get_or_try_init(|| Ok::<_, Error>([self.stream(0)?, self.stream(0)?]))?;
+        Ok([a.core.clone(), b.core.clone()])
     }
 
     /// A kernel's handle on this device.

@@ -26,6 +26,9 @@ const GRANULE: u64 = 2 << 20;
 /// and given back, or moved, in pieces of this size.
 const UNIT: u64 = 64 << 20;
 
+/// A pool that would rather grow than wait for its streams grows by this share of itself.
+const EAGER_SHARE: u64 = 2;
+
 /// What is tried, and what it is called in reports.
 const RUNGS: [(&str, Rung); 7] = [
     ("took what other threads had freed", |cache, _, _| {
@@ -186,9 +189,15 @@ impl Cache {
             self.settings.slack.is_none() && self.backing.reserved().saturating_add(need.good as u64) <= self.eager;
         may && {
             self.stats.ladder += 1;
+            let (need, reserved) = (self.room(request, need.good), self.backing.reserved());
+            // Where it would fit if all streams were through, how much is missing depends on when they are. So it is not what is missing
+            // now: else a program would go to the driver once more whenever a step of it is unlucky as none was before.
+            let timing = self.stats.in_use + need <= reserved;
+            let share = if timing { (reserved / EAGER_SHARE).next_multiple_of(GRANULE) } else { 0 };
             // Beside memory that is in use, too: what is taken is to need no wait.
-            let need = self.room(request, need.good);
-            self.map_within(request.op, need, u64::MAX, |past| past.is_free_for(request.stream)).is_ok()
+            let mut map =
+                |bytes| self.map_within(request.op, bytes, u64::MAX, |past| past.is_free_for(request.stream)).is_ok();
+            (need < share && map(share)) || map(need)
         }
     }
 
