@@ -1,6 +1,6 @@
 //! A collective by the host: copy engines bring what members have down to page-locked memory, the device threads add it up there, each
 //! its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of a parameter server
-//! (BytePS: "Summation Service"), with every device thread a server.
+//! (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a server.
 //!
 //! What each member does is planned by [`stage`](super::stage), and done piece by piece through stages with two slots:
 //!

@@ -1,6 +1,6 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together.
 //!
-//! From the top: [`device`] and [`ops`] are the public face, [`run`] carries a call out. What it needs:
+//! From the top: [`device`], [`ops`] and [`many`] are the public face, [`run`] carries a call out. What it needs:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
@@ -24,6 +24,7 @@ pub(crate) mod direct;
 pub(crate) mod group;
 mod hosted;
 pub(crate) mod kernels;
+mod many;
 mod ops;
 mod packets;
 pub(crate) mod plan;

@@ -20,6 +20,7 @@ mod groups;
 mod hosted;
 mod liveness;
 mod load;
+mod many;
 mod meetings;
 mod mismatch;
 mod mpich;
