@@ -165,7 +165,7 @@ pub enum Algorithm {
     /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so the host
     /// waits for all that was submitted to the current stream before. So do
     /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket. What only moves data does not wait for the device,
-    /// but for the other members' threads. None of it goes into a graph: [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+    /// but for the other members' threads, and for a stage that is still in use. None of it goes into a graph: [`Error::InvalidArgument`](crate::Error::InvalidArgument).
     Host,
     /// `all_reduce` around a ring of copies (`f32` and `f64`, `Sum` and `Avg`); it leaves the processors to other work. What it
     /// cannot do runs as under `Auto`.
