@@ -54,7 +54,7 @@ pub enum Backend {
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
 /// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `copies`, `staged` or `ring` |
+/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `copies`, `staged`, `host` or `ring` |
 /// | `GPU_POOL_TUNE` | where the collectives have their limits from: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///

@@ -32,7 +32,7 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// Gradients live in buckets, one behind the other, so nothing is flattened: [`grad_mut`](Self::grad_mut) is where the backward
 /// pass writes. When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on a stream of its own,
 /// beside the rest of the backward pass; [`finish`](Self::finish) makes the current stream wait for all of them. No call waits
-/// for the devices; `ready`, where it starts a bucket, and `finish` meet the other members' hosts.
+/// for the devices (but where sums are the host's, [`Algorithm::Host`](crate::Algorithm::Host)); `ready`, where it starts a bucket, and `finish` meet the other members' hosts.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, GradientExchange};

@@ -26,6 +26,8 @@ pub(crate) enum Bug {
     CompletedTooEarly,
     /// The host looks at page-locked memory without waiting for the copy into it.
     HostDoesNotWait,
+    /// A host thread adds up what may not have come down yet.
+    FoldedEarly,
     /// A chunk goes back to the driver while operations may still use it.
     ChunkReleasedEarly,
 }
@@ -210,6 +212,18 @@ mod tests {
             .map(drop)
         });
         assert_eq!((report.kind, report.now.op), (Kind::HostAccess, "PinnedBuffer::as_slice"), "{report}");
+    }
+
+    #[test]
+    fn a_host_that_adds_up_what_has_not_come_down() {
+        let hosted = || three().algorithm(Algorithm::Host);
+        let report = found(Bug::FoldedEarly, hosted, sums);
+        assert_eq!((report.kind, report.now.op), (Kind::HostAccess, "all_reduce"), "{report}");
+        // A slot is filled again that others still copy out of; it takes three pieces.
+        let report = found(Bug::StepSkipped, hosted, |pool| {
+            pool.run(|dev, _| dev.all_reduce(&mut dev.zeros::<f32>(100_000)?, ReduceOp::Sum)).map(drop)
+        });
+        assert_eq!((report.kind, report.now.op), (Kind::Race, "all_reduce"), "{report}");
     }
 
     /// Frees cannot return errors; `close` tells.

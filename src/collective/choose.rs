@@ -19,6 +19,8 @@ pub(crate) enum Way {
     Staged,
     Copies,
     Ring,
+    /// Copies to and from the host's memory, where the device threads add up.
+    Hosted,
 }
 
 /// Devices whose memory one kernel can name on a GPU.
@@ -53,6 +55,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     match shared.algorithm {
         Algorithm::Ring if rings => return (Way::Ring, "asked for"),
         Algorithm::Copies => return (Way::Copies, "asked for"),
+        Algorithm::Host if n > 1 && !link.in_virtual_time() => return (Way::Hosted, "asked for"),
         Algorithm::Staged if (2..=most).contains(&n) && !link.in_virtual_time() => return (Way::Staged, "asked for"),
         _ => {}
     }

@@ -148,6 +148,31 @@ pub(crate) fn combine(dtype: DType) -> Entry {
     Entry { module: &builtin::COMBINE, name, host: Some(host) }
 }
 
+/// `n` elements in the host's memory, folded by the calling thread: the bits are the kernels'. `factors` are those of all sources where
+/// `op` is `Scaled`, else none.
+///
+/// # Safety
+/// All parts have so many elements and are aligned for them; nobody writes the sources meanwhile, nor touches the destination, which
+/// may be one of the sources.
+pub(crate) unsafe fn fold_on_host(
+    dtype: DType,
+    op: ReduceOp,
+    n: usize,
+    sources: &[*mut u8],
+    destination: *mut u8,
+    factors: &[f64],
+) {
+    macro_rules! fold {
+        ($($D:ident $T:ty),+) => {
+            // SAFETY: the promise of the caller.
+            unsafe { match dtype {
+                $(DType::$D => twin::on_host::<$T>(n, code(op), sources, destination, factors),)+
+            } }
+        };
+    }
+    fold!(F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64)
+}
+
 /// Launched with [`Pairs::args`].
 pub(crate) fn pairs() -> Entry {
     Entry { module: &builtin::COMBINE, name: "pairs", host: Some(twin::pairs) }

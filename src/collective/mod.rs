@@ -1,14 +1,14 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together.
 //!
-//! From the top: [`device`] and [`ops`] are the public face, [`run`] carries a call out. What it needs:
+//! From the top: [`device`], [`ops`] and [`many`] are the public face, [`run`] carries a call out. What it needs:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
-//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring of copies. [`tuner`]: from which size
-//!   on which.
+//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring of copies;
+//!   [`hosted`]: by copies to the host's memory, where the device threads add up. [`tuner`]: from which size on which.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
 //! [`replay`]: how collectives get into graphs, and run from there.
@@ -22,7 +22,9 @@ mod copies;
 mod device;
 pub(crate) mod direct;
 pub(crate) mod group;
+mod hosted;
 pub(crate) mod kernels;
+mod many;
 mod ops;
 mod packets;
 pub(crate) mod plan;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A collective on one buffer of each member.
-fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {
+pub(super) fn in_place<T: Element>(call: Call, op: Option<ReduceOp>, shape: Shape, x: DeviceViewMut<'_, T>) -> Request {
     between(call, op, shape, None, Some(x))
 }
 

@@ -7,12 +7,15 @@
 //!   of the graph is one meeting of the host for all its collectives ([`Group::launch`]), and from then on as one of them.
 //! * Elsewhere, nothing: the graph is cut there, and a launch carries the collective out between two parts of the graph, as if it
 //!   were called then ([`Captured`]). Members must still launch the same graph: the calls say which one they are of.
+//!
+//! Collectives by the host are refused, since a launch waits for nothing.
 
 use super::{
     Group,
     board::Payload,
     brief::Brief,
     call::{LAUNCH, Origin},
+    choose::Way,
     kernels::Meet,
     run::Request,
     spin::{self, Missed},
@@ -58,6 +61,11 @@ impl Group<'_> {
         let number = self.next_number();
         let origin = Origin::graph(dev.session.gang.place(), number);
         let way = self.way(&request);
+        if way == Way::Hosted {
+            return Err(
+                recording.refuse(name, "its sums are the host's (`Algorithm::Host`), which waits for the device")
+            );
+        }
         if let Some(signals) = self.signals(way) {
             let meet = spin::capture(self, &request, way, signals)?;
             access.submitted();

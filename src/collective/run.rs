@@ -13,7 +13,7 @@ use super::{
     board::{Area, Lent, Notice, Payload},
     call::Call,
     choose::Way,
-    copies, direct,
+    copies, direct, hosted,
     kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
     ring, spin, staged,
@@ -102,6 +102,9 @@ impl Group<'_> {
         }
         if way == Way::Staged {
             return staged::run(self, request, access);
+        }
+        if way == Way::Hosted {
+            return hosted::run(self, request, access);
         }
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {

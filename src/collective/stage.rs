@@ -49,8 +49,6 @@ pub(crate) struct Fold {
 impl Shape {
     /// Member `me`'s part of `n`, at least two. Slices begin at multiples of `grain` elements.
     pub(crate) fn staging(&self, n: usize, me: usize, grain: usize) -> Staging {
-        let others = || (1..n).map(move |k| (me + k) % n);
-        let common = Staging { lanes: n, ..Staging::default() };
         let one = Staging { lanes: 1, ..Staging::default() };
         match self {
             Shape::AllReduce { len } if n == 2 => {
@@ -62,6 +60,28 @@ impl Shape {
                 let puts = (me != *root).then_some((0, 0..*len)).into_iter().collect();
                 Staging { puts, fold: (me == *root).then_some(fold), most: *len, ..one }
             }
+            _ => self.in_slices(n, me, grain),
+        }
+    }
+
+    /// The same for folds by the host's threads ([`hosted`](super::hosted)): the own source has to be on the own stage, too, and the
+    /// own result is pulled from there like the others'. Two members share a fold as more do, since that is what takes longest.
+    pub(crate) fn hosted(&self, n: usize, me: usize, grain: usize) -> Staging {
+        let mut plan = self.in_slices(n, me, grain);
+        if let Some(fold) = &mut plan.fold {
+            plan.puts.push((me, fold.source..fold.source + fold.len));
+            plan.pulls.extend(fold.destination.take().map(|start| (me, me, start, fold.len)));
+            fold.result = true;
+        }
+        plan
+    }
+
+    /// Where there is a fold, each member has a slice of it.
+    fn in_slices(&self, n: usize, me: usize, grain: usize) -> Staging {
+        let others = || (1..n).map(move |k| (me + k) % n);
+        let common = Staging { lanes: n, ..Staging::default() };
+        let one = Staging { lanes: 1, ..Staging::default() };
+        match self {
             Shape::AllReduce { len } | Shape::Reduce { len, .. } => {
                 let part = |k| slice(k, n, *len, grain);
                 let gets = |k| !matches!(self, Shape::Reduce { root, .. } if *root != k);

@@ -127,6 +127,22 @@ macro_rules! elements {
 elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 }
 
 /// How a collective is carried out.
+///
+/// | | `Direct` | `Copies` | `Staged` | `Host` | `Ring` |
+/// |---|---|---|---|---|---|
+/// | operations | all | all | all | all | `all_reduce` in place |
+/// | element types | all | all | all | all | `f32`, `f64` |
+/// | [`ReduceOp`]s | all | all | all | all | `Sum`, `Avg` |
+/// | members on GPUs | 1 to 16 | any | 2 to 16 | 2 and more | 2 and more |
+/// | peer access | needed | used | not used | not used | used |
+/// | sums are made by | one kernel | kernels | one kernel | device threads | kernels |
+/// | data are moved by | the kernel | copy engines | the kernel | copy engines | copy engines |
+/// | bits of sums: in rank order | yes | yes | yes | yes | by place in the buffer |
+/// | the call waits for its device | no | no | no | where it adds up | no |
+/// | in a graph | one kernel | between two parts | one kernel | refused | between two parts |
+///
+/// Where kernels cannot meet by themselves, `Direct` and `Staged` are between two parts of a graph, too. Messages (`send`, `recv`) are
+/// copies under all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -142,6 +158,15 @@ pub enum Algorithm {
     /// is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software GPUs, it goes piece by
     /// piece of up to 1 MiB, ordered by events, and may wait on the host for a stage that is still in use.
     Staged,
+    /// Down to page-locked memory of the host, where the device threads do the arithmetic, each its own slice of every piece, and
+    /// up again: no kernel runs, and no access to peers' memory is needed. For GPUs whose multiprocessors are to be left alone,
+    /// for machines on which kernels cannot run over the host's memory, and to find out whether a kernel is to blame.
+    ///
+    /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so the host
+    /// waits for all that was submitted to the current stream before. So do
+    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket. What only moves data does not wait for the device,
+    /// but for the other members' threads, and for a stage that is still in use. None of it goes into a graph: [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+    Host,
     /// `all_reduce` around a ring of copies (`f32` and `f64`, `Sum` and `Avg`); it leaves the processors to other work. What it
     /// cannot do runs as under `Auto`.
     Ring,
@@ -156,8 +181,9 @@ impl std::str::FromStr for Algorithm {
             "direct" => Ok(Algorithm::Direct),
             "copies" => Ok(Algorithm::Copies),
             "staged" => Ok(Algorithm::Staged),
+            "host" => Ok(Algorithm::Host),
             "ring" => Ok(Algorithm::Ring),
-            _ => Err(format!("{name:?} is no algorithm: auto, direct, copies, staged or ring")),
+            _ => Err(format!("{name:?} is no algorithm: auto, direct, copies, staged, host or ring")),
         }
     }
 }

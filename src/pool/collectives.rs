@@ -18,12 +18,12 @@ use std::fmt;
 pub struct Explanation {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// How the devices meet: in the kernels themselves, in their data, or by events of the streams.
+    /// How the devices meet: in the kernels themselves, in their data, by events of the streams, or by their host threads.
     pub meets: &'static str,
     /// Why this one.
     pub reason: &'static str,
     /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of `Copies` and
-    /// `Ring`, it is the kernels that add up what has arrived.
+    /// `Ring`, it is the kernels that add up what has arrived. `Host` has none.
     pub blocks: u32,
     /// The limits that this goes by, and where they are from: see [`Builder::tune`](crate::Builder::tune).
     pub limits: String,
@@ -66,6 +66,7 @@ impl GpuPool {
             Way::Staged => (Algorithm::Staged, "events"),
             Way::Copies => (Algorithm::Copies, "events"),
             Way::Ring => (Algorithm::Ring, "events"),
+            Way::Hosted => (Algorithm::Host, "host threads"),
         };
         let shape = Shape::AllReduce { len: bytes / dtype.size() };
         let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
@@ -73,6 +74,7 @@ impl GpuPool {
             Way::Push => spin::pushing(bytes, limits),
             Way::Direct | Way::Spin => direct::combining(part, n, limits),
             Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
+            Way::Hosted => 0,
             Way::Staged | Way::Copies | Way::Ring => direct::blocks(part),
         };
         Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }

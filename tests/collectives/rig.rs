@@ -36,12 +36,13 @@ pub enum Way {
     Staged,
 }
 
-pub const WAYS: [Way; 6] = [
+pub const WAYS: [Way; 7] = [
     Way::Default,
     Way::Watched,
     Way::Forced(Algorithm::Copies),
     Way::Forced(Algorithm::Ring),
     Way::Forced(Algorithm::Staged),
+    Way::Forced(Algorithm::Host),
     Way::Staged,
 ];
 

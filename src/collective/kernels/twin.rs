@@ -34,11 +34,26 @@ pub(super) unsafe fn combine<T: Lane>(_dims: LaunchDims, args: &[HostArg]) {
         let eight = if k < MOST { 5 + k / 8 } else { 7 + sources.len() + destinations.len().max(MOST) + k / 8 - 2 };
         T::factor(value::<[f64; 8]>(&args[eight])[k % 8])
     };
+    // SAFETY: the promise of the caller: the parts have `n` elements, which nobody else writes.
+    unsafe { fold::<T>(n as usize, op, &sources, &destinations, factor) }
+}
+
+/// `n` elements of every source, by rank, into every destination. A source may be a destination.
+///
+/// # Safety
+/// All are of so many elements and aligned for them; nobody writes a source meanwhile, nor touches a destination.
+unsafe fn fold<T: Lane>(
+    n: usize,
+    op: u32,
+    sources: &[*mut u8],
+    destinations: &[*mut u8],
+    factor: impl Fn(usize) -> T::Acc,
+) {
     let mut acc = [T::Acc::default(); BLOCK];
     let mut out = [T::zeroed(); BLOCK];
     let mut start = 0;
-    while start < n as usize {
-        let len = BLOCK.min(n as usize - start);
+    while start < n {
+        let len = BLOCK.min(n - start);
         let (acc, out) = (&mut acc[..len], &mut out[..len]);
         // SAFETY: every part has `n` elements that nobody else writes (the promise of the caller), aligned as the device
         // buffers they are from; what is read here is written to below only, when this slice is gone.
@@ -52,12 +67,21 @@ pub(super) unsafe fn combine<T: Lane>(_dims: LaunchDims, args: &[HostArg]) {
             let average = (op == AVG).then_some(sources.len());
             last(out, acc, average);
         }
-        for destination in &destinations {
+        for destination in destinations {
             // SAFETY: as above, and this kernel's alone to write; `out` is its own.
             unsafe { destination.cast::<T>().add(start).copy_from_nonoverlapping(out.as_ptr(), len) };
         }
         start += len;
     }
+}
+
+/// The same in the host's memory, by the calling thread: with a factor for each source, or none, into one destination.
+///
+/// # Safety
+/// As of [`fold`].
+pub(super) unsafe fn on_host<T: Lane>(n: usize, op: u32, sources: &[*mut u8], destination: *mut u8, factors: &[f64]) {
+    // SAFETY: the promise of the caller.
+    unsafe { fold::<T>(n, op, sources, &[destination], |k| T::factor(factors[k])) }
 }
 
 /// The twin of `pairs`.

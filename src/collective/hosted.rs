@@ -1,0 +1,277 @@
+//! A collective by the host: copy engines bring what members have down to page-locked memory, the device threads add it up there, each
+//! its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of a parameter server
+//! (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a server.
+//!
+//! What each member does is planned by [`stage`](super::stage), and done piece by piece through stages with two slots:
+//!
+//! ```text
+//! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..
+//! host                 | all here: fold 0 | all folded: fold 1 | ..
+//! ```
+//!
+//! Where there is something to fold, the host waits until its own piece is down before it tells the others so: from then on they
+//! read it. While it folds, the next piece comes down. What is only moved needs no wait: streams wait for each other's events.
+//!
+//! Why a slot may be used again: what a member tells its peers when its piece `j + 1` is down comes after its fold of piece
+//! `j`, and the event with it covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought down
+//! after all have told that, and after these events.
+
+use super::{
+    Group, ReduceOp,
+    board::{Area, Body, Lent, Notice, Payload},
+    kernels,
+    plan::{Shape, Side},
+    run::{Request, lent},
+    stage::Staging,
+};
+use crate::{
+    Event,
+    driver::{Address, Driver, DriverResult, RawStream},
+    error::{Error, Result},
+    memory::{hazard::Access, pinned::Near},
+    op::Op,
+    plant::Bug,
+};
+use smallvec::SmallVec;
+use std::{iter, ptr, sync::Arc, time::Duration};
+
+/// Bytes of a slot: pieces that the threads have in the host's cache.
+const SLOT: usize = 2 << 20;
+const SLOTS: usize = 2;
+/// Bytes of all lanes below which a piece is not worth the meetings of the hosts, and how many pieces there are above that:
+/// the least for which copies both ways and the fold are under way at once.
+const LEAST: usize = 128 << 10;
+const PIECES: usize = 3;
+/// Lanes begin with a line of the cache, so that no two threads write into one.
+const LINE: usize = 128;
+
+/// How often a wait for the device looks whether it should end.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Carries a collective out. The host waits for the device, and with it for all earlier work of the current stream, until the last
+/// fold; the last copies are asynchronous.
+#[track_caller]
+pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> Result<()> {
+    let (dev, n) = (group.dev, group.count());
+    // Before the meeting: who is short of memory says so before anybody has begun.
+    let bytes = SLOTS * slot(group, request);
+    let block = dev.worker.shared.pinned.block(request.call.op(), bytes, Near::Device(dev.index()))?;
+    access.touch(&block, 0..bytes, Access::Write, false)?;
+    let stage = Area { address: block.address, block: block.clone(), bytes: 0..bytes };
+    let lent = Payload::Memory(Lent { stage: Some(stage), ..request.lend(None) });
+    let notices = group.meet(request.call.clone(), lent, false)?;
+    let shape = group.shape(request, &notices)?;
+    let done = Hosted::new(group, request, shape.hosted(n, group.rank, request.grain()), &notices).run();
+    access.submitted();
+    done.inspect_err(|cause| {
+        group.fail(request, cause);
+        // Peers may still read the stage, in ways that no event of this member covers.
+        group.fail_on(iter::once(&block), cause);
+    })
+}
+
+/// Bytes of a slot of this member's stage.
+fn slot(group: &Group<'_>, request: &Request) -> usize {
+    let n = group.count();
+    let wanted = |shape: &Shape| {
+        let plan = shape.hosted(n, group.rank, request.grain());
+        plan.most.saturating_mul(plan.lanes * request.dtype.size())
+    };
+    // Of all_to_all_v the shape is not known yet. At least a line for each lane, and room to round up to one.
+    let wanted = request.shape.as_ref().map_or(SLOT, wanted).min(SLOT) + n * LINE;
+    wanted.min(SLOT.max(n * LINE)).next_multiple_of(LINE)
+}
+
+/// The bytes of a lane that make a piece, and how many pieces there are.
+fn cut(most: usize, lanes: usize, slot: usize) -> (usize, usize) {
+    let room = slot / lanes / LINE * LINE;
+    let least = (LEAST / lanes).next_multiple_of(LINE).min(room);
+    let chunk = most.div_ceil(PIECES).next_multiple_of(LINE).clamp(least, room);
+    (chunk, most.div_ceil(chunk))
+}
+
+struct Hosted<'g> {
+    group: &'g Group<'g>,
+    request: &'g Request,
+    plan: Staging,
+    /// By rank.
+    stages: SmallVec<[Address; 8]>,
+    slot: usize,
+    chunk: usize,
+    steps: usize,
+    /// By rank, if there are any.
+    factors: SmallVec<[f64; 8]>,
+}
+
+impl<'g> Hosted<'g> {
+    fn new(group: &'g Group<'g>, request: &'g Request, plan: Staging, notices: &[Arc<Notice>]) -> Self {
+        let stages = notices.iter().map(|notice| lent(notice).stage.as_ref().expect("every member has one"));
+        // Of one size, in whole lines.
+        let slot = stages.clone().map(|area| area.bytes.len() / SLOTS).min().unwrap_or(0);
+        let (chunk, steps) = cut(plan.most * request.dtype.size(), plan.lanes, slot);
+        let scaled = matches!(request.reduce, ReduceOp::Scaled(_));
+        let factors = notices.iter().filter(|_| scaled).map(|notice| lent(notice).factor).collect();
+        Hosted { group, request, plan, stages: stages.map(|area| area.address).collect(), slot, chunk, steps, factors }
+    }
+
+    fn run(&self) -> Result<()> {
+        if self.steps == 0 {
+            return Ok(());
+        }
+        let mut down = self.down(0)?;
+        for j in 0..self.steps {
+            if self.plan.fold.is_some() {
+                self.wait(&down)?;
+            }
+            self.meet()?;
+            if j + 1 < self.steps {
+                down = self.down(j + 1)?;
+            }
+            self.fold(j)?;
+            if self.plan.two {
+                self.meet_hosts(&down)?;
+            }
+            self.up(j)?;
+        }
+        // The exit rule: the others' last copies out of this member's stage.
+        self.meet()
+    }
+
+    /// All members have got here, and the stream's later work comes after their streams' earlier work.
+    fn meet(&self) -> Result<()> {
+        let (group, call) = (self.group, &self.request.call);
+        let done = Event::record(&group.dev.stream, call.op(), false)?;
+        group.others().try_for_each(|peer| group.send_step(call, peer, done.clone()))?;
+        group.others().try_for_each(|peer| group.await_step(call, peer))
+    }
+
+    /// All members' hosts have got here; streams do not wait for anything. (A step comes with an event, and so does this one.)
+    fn meet_hosts(&self, any: &Event) -> Result<()> {
+        let (group, call) = (self.group, &self.request.call);
+        group.others().try_for_each(|peer| group.tell(call, peer, Body::Step(any.clone())))?;
+        group.others().try_for_each(|peer| group.receive(call, peer).map(drop))
+    }
+
+    /// The host waits for its device: until the gang fails, or nothing completes for as long as the pool waits for anything.
+    fn wait(&self, event: &Event) -> Result<()> {
+        let (dev, name) = (self.group.dev, self.request.call.op());
+        let (gang, link) = (&dev.session.gang, &dev.worker.link);
+        if link.planted(Bug::FoldedEarly) {
+            return Ok(());
+        }
+        let passed = || link.check(name, link.driver.event_wait(event.0.raw, TICK));
+        let waited = dev.stream.wait_while_advancing(name, dev.worker.shared.deadline, passed, |advanced| {
+            if advanced {
+                // Peers that wait for this device see that it is not stuck.
+                dev.worker.progress();
+            }
+            gang.is_aborted()
+        });
+        // A peer's failure is the reason, not the deadline.
+        waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
+    }
+
+    /// Where piece `j` of what begins at an element of an own buffer lies, and its bytes.
+    fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
+        let size = self.request.dtype.size();
+        let bytes = (len * size).saturating_sub(j * self.chunk).min(self.chunk);
+        if bytes == 0 {
+            return (0, 0);
+        }
+        let area = self.request.area(side).expect("a member has the buffers that its part is done on");
+        (area.address + (start * size + j * self.chunk) as u64, bytes)
+    }
+
+    /// Where piece `j` is in a lane of a member's stage.
+    fn lane(&self, member: usize, lane: usize, j: usize) -> *mut u8 {
+        let address = self.stages[member] as usize + j % SLOTS * self.slot + lane * self.chunk;
+        ptr::with_exposed_provenance_mut(address)
+    }
+
+    fn submit(&self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
+        let (link, stream) = (&self.group.dev.worker.link, &self.group.dev.stream);
+        link.check(self.request.call.op(), call(&*link.driver, stream.raw))
+    }
+
+    /// Piece `j` to the own stage; and what stays on the device. The event is of that.
+    fn down(&self, j: usize) -> Result<Event> {
+        for (lane, range) in &self.plan.puts {
+            let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
+            let to = self.lane(self.group.rank, *lane, j);
+            if bytes > 0 {
+                // SAFETY: this member's buffer, ordered before this by its `Op`; the lane is of its own stage, in a slot that nobody
+                // uses any more (see above).
+                self.submit(|driver, stream| unsafe { driver.copy_to_host(to, from, bytes, stream) })?;
+            }
+        }
+        if let Some((from, to, len)) = self.plan.stays {
+            let ((from, bytes), (to, _)) =
+                (self.own(Side::Source, from, len, j), self.own(Side::Destination, to, len, j));
+            if bytes > 0 {
+                // SAFETY: this member's buffers, as above; a destination that is no source is borrowed exclusively.
+                self.submit(|driver, stream| unsafe { driver.copy_within(to, from, bytes, stream) })?;
+            }
+        }
+        Event::record(&self.group.dev.stream, self.request.call.op(), false)
+    }
+
+    /// This member's slice of piece `j`, of all stages, into its own lane of its own stage.
+    fn fold(&self, j: usize) -> Result<()> {
+        let Some(fold) = &self.plan.fold else { return Ok(()) };
+        let (me, name, dtype) = (self.group.rank, self.request.call.op(), self.request.dtype);
+        let bytes = self.own(Side::Source, fold.source, fold.len, j).1;
+        let sources: SmallVec<[*mut u8; 8]> = (0..self.group.count()).map(|member| self.lane(member, me, j)).collect();
+        for (member, lane) in sources.iter().enumerate() {
+            self.group.dev.worker.link.host_access(name, lane.addr() as u64, bytes, member == me)?;
+        }
+        // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's: their
+        // owners' copies into them are over (each has waited for its own before it told so), nobody copies out of them before
+        // this member has told that it has folded, and nobody else folds them.
+        unsafe {
+            kernels::fold_on_host(
+                dtype,
+                self.request.reduce,
+                bytes / dtype.size(),
+                &sources,
+                sources[me],
+                &self.factors,
+            )
+        };
+        Ok(())
+    }
+
+    /// Piece `j` from all stages to the own buffer.
+    fn up(&self, j: usize) -> Result<()> {
+        for &(member, lane, start, len) in &self.plan.pulls {
+            let (to, bytes) = self.own(Side::Destination, start, len, j);
+            let from = self.lane(member, lane, j);
+            if bytes > 0 {
+                // SAFETY: this member's buffer, as above; the lane is full: by a host that has told so, or by a copy whose event
+                // this stream waits for. Its owner writes to it again behind an event of this stream.
+                self.submit(|driver, stream| unsafe { driver.copy_to_device(to, from, bytes, stream) })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pieces fill whole lines, fit their slot, and cover everything.
+    #[test]
+    fn pieces_fit() {
+        for lanes in [1, 2, 3, 7, 64] {
+            for slot in [lanes * LINE, 3000 * LINE, SLOT] {
+                for most in [0, 1, 127, 128, 129, 40_000, 100_003, 5 << 20] {
+                    let (chunk, steps) = cut(most, lanes, slot);
+                    assert!(chunk % LINE == 0 && chunk > 0 && chunk * lanes <= slot, "{lanes} {slot} {most}: {chunk}");
+                    assert!(chunk * steps >= most && chunk * steps.saturating_sub(1) <= most);
+                    assert!(steps <= PIECES || chunk == slot / lanes / LINE * LINE);
+                    assert!(chunk * lanes <= LEAST + lanes * LINE || steps >= PIECES - 1);
+                }
+            }
+        }
+    }
+}
