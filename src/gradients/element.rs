@@ -33,7 +33,7 @@ pub(super) mod private {
     }
 
     pub trait Kernels {
-        const NORM: Named;
+        const NORM_KERNEL: Named;
 
         /// None where the wire would not be narrower.
         fn kernels(wire: DType) -> Option<Between>;
@@ -57,7 +57,7 @@ macro_rules! gradients {
         }
 
         impl private::Kernels for $G {
-            const NORM: Named = ($norm, norm_twin::<$A>);
+            const NORM_KERNEL: Named = ($norm, norm_twin::<$A>);
 
             fn kernels(wire: DType) -> Option<Between> {
                 $(if wire == <$W>::DTYPE {

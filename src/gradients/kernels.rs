@@ -191,5 +191,5 @@ pub(super) fn norm<G: Gradient>(
     let args = norm_args(partial, out);
     let mut touched = touched((partial.block, partial.bytes()), Access::Read);
     touched.push((out.block, out.bytes(), Access::Write));
-    launch(dev, G::NORM, 1, &args, &touched)
+    launch(dev, G::NORM_KERNEL, 1, &args, &touched)
 }

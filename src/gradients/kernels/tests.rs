@@ -38,7 +38,7 @@ fn fit<G: Gradient, W: Element>(dev: &Device) -> Result<()> {
         assert_eq!(sizes(&unpack_args(&wire, (0, 16), &[empty], partial)), parameters(unpack.0));
     }
     let out = dev.zeros::<G::Norm>(1)?;
-    assert_eq!(sizes(&norm_args(&partial.view(), &out.view())), parameters(G::NORM.0));
+    assert_eq!(sizes(&norm_args(&partial.view(), &out.view())), parameters(G::NORM_KERNEL.0));
     Ok(())
 }
 
