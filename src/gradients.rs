@@ -63,8 +63,9 @@ use std::sync::Arc;
 ///
 /// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in): then "all
 /// members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each dimension of a grid.
-/// Members that share two of them must start their buckets in the same order on both, as with all collectives: finish a step
-/// of the one before the other's first `ready`, or make gradients ready in the same order everywhere.
+/// Then all devices must start the buckets of all exchanges in one order, as with all collectives, or they wait for each other in a
+/// ring until the [deadline](crate::Builder::timeout): finish a step of the one before the other's first `ready`, or make
+/// gradients ready in the same order everywhere.
 ///
 /// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP does at the start;
 /// [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.

@@ -7,6 +7,7 @@ use crate::{
 };
 use gpu_pool::{Error, GradientExchange, Group, ReduceOp, Result, Wire};
 use parking_lot::Mutex;
+use std::time::Duration;
 
 /// What must come of a step: each gradient by a plain all-reduce of the group. What is not `used` by this member is zeros.
 fn plain(group: &Group<'_>, number: usize, op: ReduceOp, used: impl Fn(usize) -> bool) -> Result<Vec<Vec<f32>>> {
@@ -21,20 +22,22 @@ fn plain(group: &Group<'_>, number: usize, op: ReduceOp, used: impl Fn(usize) ->
 }
 
 on_both! {
-    // Who is first is who the group says, not who has the lowest number.
+    // Who is first is who the group says, not who has the lowest number; with three, sums tell the order, too.
     2: fn all_in_another_order(gpus) {
-        let pool = rig::pool(gpus, 2);
+        let n = gpus.up_to(3);
+        let pool = rig::pool(gpus, n);
         for wire in [Wire::Same, Wire::Bf16] {
             pool.run(|dev, _| {
-                let group = dev.group(&[1, 0])?;
+                let ranks: Vec<usize> = (0..n).rev().collect();
+                let group = dev.group(&ranks)?;
                 let mut exchange = small().wire(wire).first_bucket_bytes(1).bucket_bytes(1).build_in(&group, &SIZES)?;
                 for number in 0..3 {
                     let mut order = backwards(SIZES.len());
-                    if dev.index() == 1 {
+                    if dev.index() == n - 1 {
                         order.reverse();
                     }
                     let before: Vec<usize> = (0..exchange.buckets()).flat_map(|b| exchange.bucket(b).to_vec()).collect();
-                    assert_eq!(before[0], if number == 0 { SIZES.len() - 1 } else { 0 }, "the order of device 1");
+                    assert_eq!(before[0], if number == 0 { SIZES.len() - 1 } else { 0 }, "the order of the last device");
                     step(dev, &mut exchange, &SIZES, number, &order)?;
                     let found = all(dev, &exchange)?;
                     if wire == Wire::Same {
@@ -140,6 +143,28 @@ on_both! {
             })
             .unwrap();
         }
+    }
+
+    // Each waits for one that waits for another: no two of them can see it by themselves.
+    4: fn a_grid_in_orders_that_make_a_ring(gpus) {
+        let pool = rig::builder(gpus, 4).timeout(Duration::from_secs(2)).build().unwrap();
+        let error = failure(pool.run(|dev, shard| {
+            let at = shard.index();
+            let row = dev.group(&[at / 2 * 2, at / 2 * 2 + 1])?;
+            let column = dev.group(&[at % 2, at % 2 + 2])?;
+            let mut by_row = small().build_in(&row, &[4])?;
+            let mut by_column = small().build_in(&column, &[4])?;
+            // 0 waits for 1, and so on to 3, 2 and back.
+            let [first, second] = match at {
+                0 | 3 => [&mut by_row, &mut by_column],
+                _ => [&mut by_column, &mut by_row],
+            };
+            give(dev, first, 0, &[1.0; 4])?;
+            give(dev, second, 0, &[1.0; 4])?;
+            by_row.finish(dev)?;
+            by_column.finish(dev).map(drop)
+        }));
+        assert!(matches!(error, Error::Timeout { .. } | Error::Deadlock { .. }), "{error}");
     }
 
     3: fn others_need_not_know_of_it(gpus) {
