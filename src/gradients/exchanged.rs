@@ -31,7 +31,7 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
     /// [norm](Self::norm).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no such gradient.
     ///
     /// Clipping, without a copy and without a wait of the host:
     ///

@@ -61,7 +61,7 @@ on_both! {
             .unwrap();
     }
 
-    // A graph that was captured before the buckets were rebuilt trains on nothing, silently.
+    // pytorch#89546, #83495 (11 steps before a capture): a graph from before the buckets were rebuilt trains on nothing, silently.
     2: fn a_graph_from_before_the_move(gpus) {
         let pool = rig::pool(gpus, 2);
         pool.run(|dev, _| {
