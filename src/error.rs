@@ -98,9 +98,9 @@ pub enum Error {
         /// Its failure.
         cause: Arc<Error>,
     },
-    /// A graph that is out of date, and nothing of it was launched: capture it again. Either it has collectives, and since it was
-    /// captured a scope has failed in which this device was, so that what the collectives' memory holds is unspecified, and not
-    /// every member may have the graph (then capture it on all members); or it names memory of a
+    /// A graph that is out of date, and nothing of it was launched: capture it again. Either it has collectives, and since it
+    /// was captured a scope has failed in which this device was, so that what the collectives' memory holds is unspecified, and
+    /// not every member may have the graph (then capture it on all members); or it names memory of a
     /// [`GradientExchange`](crate::GradientExchange) that gradients have left.
     #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again")]
     GraphInvalidated {

@@ -1,8 +1,8 @@
 //! Gradient exchange: buckets that are reduced on a stream of their own while the backward pass goes on.
 //!
-//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`marks`] how far a [`step`] is, [`start`]
-//! sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members agree on, and [`together`]
-//! what they do besides. Nothing below this floor knows of gradients: a bucket is an
+//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`marks`] how far a [`step`] is,
+//! [`start`] sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members agree on, and
+//! [`together`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
 //! [`all_reduce`](Device::all_reduce) of a group.
 
 mod access;
@@ -62,13 +62,13 @@ use std::sync::Arc;
 /// narrower [wire](GradientExchangeBuilder::wire). Half types are added up in `f32` and rounded once.
 ///
 /// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in): then "all
-/// members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each dimension of a grid.
-/// Then all devices must start the buckets of all exchanges in one order, as with all collectives, or they wait for each other in a
-/// ring until the [deadline](crate::Builder::timeout): finish a step of the one before the other's first `ready`, or make
-/// gradients ready in the same order everywhere.
+/// members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each dimension of a
+/// grid. Then all devices must start the buckets of all exchanges in one order, as with all collectives, or they wait for each
+/// other in a ring until the [deadline](crate::Builder::timeout): finish a step of the one before the other's first `ready`, or
+/// make gradients ready in the same order everywhere.
 ///
-/// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP does at the start;
-/// [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
+/// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP does at
+/// the start; [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
 ///
 /// **Unused parameters** are no error: a gradient that a member does not make ready counts as zero, and
 /// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's "Expected to
@@ -90,9 +90,10 @@ use std::sync::Arc;
 /// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the step. A graph
 /// may write gradients, and they are made ready behind its launch; but it writes where they were when it was captured, and after
 /// the first step they move ([`Exchanged::moved`]). A graph that names memory which gradients have left (also by a
-/// [`reset`](Self::reset), or when the exchange is dropped) is [`Error::GraphInvalidated`] at its next launch, and nothing of it runs.
-/// Capture after the first step that was exchanged, or build with [`ready_order(false)`](GradientExchangeBuilder::ready_order).
-/// Memory that is [lent](Self::lend) after a capture is not what the graph writes to.
+/// [`reset`](Self::reset), or when the exchange is dropped) is [`Error::GraphInvalidated`] at its next launch, and nothing of
+/// it runs. Capture after the first step that was exchanged, or build with
+/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). Memory that is [lent](Self::lend) after a capture is not what
+/// the graph writes to.
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
 /// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one kernel each (for

@@ -209,8 +209,8 @@ impl Device {
     /// # Errors
     /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:
     /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without one of the
-    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device. That is also for graphs that name gradients of a
-    /// [`GradientExchange`](crate::GradientExchange) which have moved since, or whose exchange was dropped.
+    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device. That is also for graphs that name
+    /// gradients of a [`GradientExchange`](crate::GradientExchange) which have moved since, or whose exchange was dropped.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;

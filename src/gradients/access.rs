@@ -53,8 +53,8 @@ impl<T: Gradient> GradientExchange<T> {
         matches!(self.marks.check("holds", gradient), Ok(Mark::Held))
     }
 
-    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and all else is about
-    /// that, then. If it had one of that kind, that is dropped.
+    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and all
+    /// else is about that, then. If it had one of that kind, that is dropped.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
@@ -119,9 +119,9 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish) only keep
     /// the books: gradients stay where they are, for the next step to add to, and what was ready counts as used when gradients
-    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the next
-    /// meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](GradientExchangeBuilder::find_unused) there is no such
-    /// meeting after the first exchange, and nobody compares.
+    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the
+    /// next meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](super::GradientExchangeBuilder::find_unused)
+    /// there is no such meeting after the first exchange, and nobody compares.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] within a step.

@@ -65,9 +65,9 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
     }
 
     /// Whether gradients have moved to other places at the end of this step, which happens at most once (and
-    /// again after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order), at the
-    /// end of the first that was exchanged and of which rank 0 had a part. A graph that was
-    /// captured before and names gradients is [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) from then on: capture it anew.
+    /// again after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order), at
+    /// the end of the first that was exchanged and of which rank 0 had a part. A graph that was captured before and names
+    /// gradients is [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) from then on: capture it anew.
     pub fn moved(&self) -> bool {
         self.exchanged && self.exchange.moved
     }

@@ -15,11 +15,11 @@ pub enum Wire {
     /// As they are. The result has the bits of [`Device::all_reduce`].
     #[default]
     Same,
-    /// `f32`: half the bytes of `f64`. Rounded to 24 bits before the exchange and again behind it; what is beyond 3.4e38 becomes
-    /// infinite. For gradients of `f32` it is [`Same`](Self::Same).
+    /// `f32`: half the bytes of `f64`. Rounded to 24 bits before the exchange and again behind it; what is beyond 3.4e38
+    /// becomes infinite. For gradients of `f32` it is [`Same`](Self::Same).
     F32,
-    /// `half::bf16`: half the bytes of `f32`. Rounded to 8 bits before the exchange and again behind it, with `f32` between. It has
-    /// the range of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
+    /// `half::bf16`: half the bytes of `f32`. Rounded to 8 bits before the exchange and again behind it, with `f32` between. It
+    /// has the range of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
     Bf16,
     /// `half::f16`: half the bytes of `f32`. Rounded to 11 bits twice; what is beyond 65504 becomes infinite.
     F16,
@@ -89,8 +89,8 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         GradientExchangeBuilder(self.0, PhantomData)
     }
 
-    /// A bucket is full when it has so many bytes of gradients (default: 25 MiB, as in DDP). One that is too small costs a meeting
-    /// and two launches for little; one that is too large waits for the end of the backward pass. On fast links more is
+    /// A bucket is full when it has so many bytes of gradients (default: 25 MiB, as in DDP). One that is too small costs a
+    /// meeting and two launches for little; one that is too large waits for the end of the backward pass. On fast links more is
     /// better (pytorch#118421).
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.0.bucket_bytes = bytes;
@@ -111,8 +111,8 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         self
     }
 
-    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may go as `f32`, and `f32` as a
-    /// half type.
+    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may go as `f32`, and
+    /// `f32` as a half type.
     pub fn wire(mut self, wire: Wire) -> Self {
         self.0.wire = wire;
         self
@@ -156,21 +156,21 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         self
     }
 
-    /// Makes this device's part of the exchange, for gradients of so many elements each. All members of the gang call it; the order
-    /// of the sizes is the one in which the forward pass uses the parameters, as far as it is known.
+    /// Makes this device's part of the exchange, for gradients of so many elements each. All members of the gang call it; the
+    /// order of the sizes is the one in which the forward pass uses the parameters, as far as it is known.
     ///
     /// # Errors
     /// [`Error::Mismatch`] on all members when they differ in type, settings or sizes, naming the first difference;
-    /// [`Error::InvalidArgument`] for other operations than those of [`reduce`](Self::reduce), weights that are not finite, a wire
-    /// that is not narrower than the gradients, and empty buckets; [`Error::OutOfMemory`], [`Error::Aborted`],
+    /// [`Error::InvalidArgument`] for other operations than those of [`reduce`](Self::reduce), weights that are not finite, a
+    /// wire that is not narrower than the gradients, and empty buckets; [`Error::OutOfMemory`], [`Error::Aborted`],
     /// [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn build(&self, dev: &Device, sizes: &[usize]) -> Result<GradientExchange<T>> {
         self.build_in(&dev.everyone(), sizes)
     }
 
-    /// [`build`](Self::build) for the members of a group, which are then all that meet, and that averages are of. In later scopes
-    /// it goes on in any gang that has them.
+    /// [`build`](Self::build) for the members of a group, which are then all that meet, and that averages are of. In later
+    /// scopes it goes on in any gang that has them.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange};

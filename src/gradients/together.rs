@@ -71,14 +71,14 @@ impl Parameters {
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Before a step in which not every member may have a batch: each says whether it has one, and learns how many members do. At
-    /// 0 all of them end together. Until then who has none says [`nothing`](Self::nothing), still
-    /// [`finish`](Self::finish)es the step, and updates its weights with the others' gradients, so that all keep the same ones.
-    /// One meeting of the hosts.
+    /// Before a step in which not every member may have a batch: each says whether it has one, and learns how many members do.
+    /// At 0 all of them end together. Until then who has none says [`nothing`](Self::nothing), still [`finish`](Self::finish)es
+    /// the step, and updates its weights with the others' gradients, so that all keep the same ones. One meeting of the hosts.
     ///
     /// `Avg` divides by the number of all members, and gradients of who has nothing count as zero: an average of those that
-    /// have something is `Scaled`, with [`set_weight`](Self::set_weight) of one over what is returned here. (DDP's `join`, where members
-    /// that have ended run shadows of the others' collectives, and the weights of the last one are broadcast at the end.)
+    /// have something is `Scaled`, with [`set_weight`](Self::set_weight) of one over what is returned here. (DDP's `join`,
+    /// where members that have ended run shadows of the others' collectives, and the weights of the last one are broadcast at
+    /// the end.)
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange, ReduceOp};
@@ -160,8 +160,8 @@ impl<T: Gradient> GradientExchange<T> {
     /// only worse results. Downloads all of them and waits: something for every thousandth step.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and another, or as
-    /// of [`broadcast_parameters`](Self::broadcast_parameters); else those of [`Device::download`].
+    /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and another,
+    /// or as of [`broadcast_parameters`](Self::broadcast_parameters); else those of [`Device::download`].
     #[track_caller]
     pub fn verify_parameters<V>(&self, dev: &Device, parameters: &[V]) -> Result<()>
     where
@@ -179,6 +179,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// What members tell each other in [`GradientExchange::join`]; a type of its own, so that another exchange of values does not fit.
+/// What members tell each other in [`GradientExchange::join`]; a type of its own, so that another exchange of values does not
+/// fit.
 #[derive(Clone)]
 struct Joins(bool);
