@@ -98,16 +98,18 @@ pub enum Error {
         /// Its failure.
         cause: Arc<Error>,
     },
-    /// A graph with collectives, and since it was captured a scope has failed in which this device was: what the collectives'
-    /// memory holds is unspecified, and not every member may have the graph. Capture it again, on all members.
-    #[error(
-        "{op}: a scope has failed on device {device} since the graph was captured, and it has collectives: capture it again"
-    )]
+    /// A graph that is out of date, and nothing of it was launched: capture it again. Either it has collectives, and since it
+    /// was captured a scope has failed in which this device was, so that what the collectives' memory holds is unspecified, and
+    /// not every member may have the graph (then capture it on all members); or it names memory of a
+    /// [`GradientExchange`](crate::GradientExchange) that gradients have left.
+    #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again")]
     GraphInvalidated {
         /// The operation.
         op: &'static str,
         /// The device.
         device: usize,
+        /// What has happened since it was captured.
+        why: &'static str,
     },
     /// Nothing moved for the pool's deadline.
     #[error("device {device}: no progress for {waited:?} in {op}; missing: {missing:?}")]

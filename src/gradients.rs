@@ -1,31 +1,37 @@
 //! Gradient exchange: buckets that are reduced on a stream of their own while the backward pass goes on.
 //!
-//! [`layout`] says which gradient lies where, [`marks`] how far a step is, [`start`] sends a bucket on its way, by
-//! [`kernels`]; [`settings`] is what members agree on. Nothing below this floor knows of gradients: a bucket is an
-//! [`all_reduce`](Device::all_reduce).
+//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`marks`] how far a [`step`] is,
+//! [`start`] sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members agree on, and
+//! [`together`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
+//! [`all_reduce`](Device::all_reduce) of a group.
 
+mod access;
+mod element;
+mod exchanged;
 mod kernels;
 mod layout;
 mod marks;
 mod settings;
 mod start;
 mod step;
+mod together;
 
+pub use element::Gradient;
+pub use exchanged::Exchanged;
 pub use settings::{GradientExchangeBuilder, Wire};
-pub use step::Exchanged;
 
 use crate::{
-    Device, DeviceBuffer, DeviceCopy, Event, ReduceOp, Stream,
+    Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
     error::{Error, Result},
-    memory::{AsView, DeviceView, DeviceViewMut, link::Link},
+    memory::link::Link,
     runtime::gang::Gang,
 };
-use layout::Layout;
-use marks::{Mark, Marks};
-use settings::{Settings, check_weight};
+use layout::{Layout, Unit};
+use marks::Marks;
+use settings::Settings;
 use smallvec::SmallVec;
 use start::{Scratch, Sums};
-use std::{marker::PhantomData, panic::Location, sync::Arc};
+use std::sync::Arc;
 
 /// One device's part in the exchange of gradients, step after step: keep it in a [`PerDevice`](crate::PerDevice).
 ///
@@ -52,8 +58,17 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// **What it does not do.** Only `f32` is exchanged, and always by the whole gang that built it. Weights are not broadcast at the
-/// start, as DDP does: begin with the same ones, or [`broadcast`](Device::broadcast) them.
+/// **Types.** `f32`, or another by [`of`](GradientExchangeBuilder::of): `f64`, `half::f16`, `half::bf16`, each as it is or on a
+/// narrower [wire](GradientExchangeBuilder::wire). Half types are added up in `f32` and rounded once.
+///
+/// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in): then "all
+/// members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each dimension of a
+/// grid. Then all devices must start the buckets of all exchanges in one order, as with all collectives, or they wait for each
+/// other in a ring until the [deadline](crate::Builder::timeout): finish a step of the one before the other's first `ready`, or
+/// make gradients ready in the same order everywhere.
+///
+/// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP does at
+/// the start; [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
 ///
 /// **Unused parameters** are no error: a gradient that a member does not make ready counts as zero, and
 /// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's "Expected to
@@ -61,7 +76,8 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 ///
 /// **Uneven batches.** `Avg` gives every member the same weight. Where each has the mean of its own rows, and not as many rows as
 /// the others, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`] and
-/// [`set_weight`](Self::set_weight) with its rows / all rows.
+/// [`set_weight`](Self::set_weight) with its rows / all rows. Where members have different numbers of batches,
+/// [`join`](Self::join) tells before each step who still has one.
 ///
 /// **Order.** All members start buckets in the order of their numbers, so it does not matter in which order gradients become
 /// ready where; a bucket that is complete waits for those before it. After the first step buckets follow the order that rank 0
@@ -73,9 +89,11 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 ///
 /// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the step. A graph
 /// may write gradients, and they are made ready behind its launch; but it writes where they were when it was captured, and after
-/// the first step they move ([`Exchanged::moved`]): a graph from before then writes to where nobody looks. Capture after the
-/// first step that was exchanged, or build with [`ready_order(false)`](GradientExchangeBuilder::ready_order); likewise after
-/// [`reset`](Self::reset).
+/// the first step they move ([`Exchanged::moved`]). A graph that names memory which gradients have left (also by a
+/// [`reset`](Self::reset), or when the exchange is dropped) is [`Error::GraphInvalidated`] at its next launch, and nothing of
+/// it runs. Capture after the first step that was exchanged, or build with
+/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). Memory that is [lent](Self::lend) after a capture is not what
+/// the graph writes to.
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
 /// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one kernel each (for
@@ -89,18 +107,18 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 /// [`Error::InvalidArgument`]. That includes a scope that fails between the first `ready` of a step and its end, also for
 /// members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong calls that touch
 /// nothing (a gradient that is not there, or ready twice) leave the step as it is.
-pub struct GradientExchange {
+pub struct GradientExchange<T: Gradient = f32> {
     settings: Settings,
     sizes: Box<[usize]>,
     layout: Layout,
     marks: Marks,
     /// The buckets. Each has memory of its own: what is noted of its uses is not mixed up with that of others, and so the
     /// backward pass never waits for a bucket that it does not touch.
-    memory: Vec<DeviceBuffer<f32>>,
+    memory: Vec<DeviceBuffer<T>>,
     /// Gradients that lie elsewhere.
-    lent: Vec<Option<DeviceBuffer<f32>>>,
+    lent: Vec<Option<DeviceBuffer<T>>>,
     scratch: Scratch,
-    sums: Option<Sums>,
+    sums: Option<Sums<T>>,
     /// One for each priority.
     streams: Vec<(i32, Stream)>,
     /// By bucket: where its last gradient was written, if it had to wait; where each was, if nothing is noted of that.
@@ -122,24 +140,26 @@ pub struct GradientExchange {
     steps: u64,
     unused: Vec<usize>,
     device: Arc<Link>,
-    /// The gang's, by rank.
+    /// Ordinals in the pool, by rank.
     members: Box<[usize]>,
 }
 
 impl GradientExchange {
-    /// Settings to begin with.
+    /// Settings to begin with; for other types than `f32` they go on with [`of`](GradientExchangeBuilder::of).
     pub fn builder() -> GradientExchangeBuilder {
         GradientExchangeBuilder::new()
     }
+}
 
+impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
-    fn new(dev: &Device, settings: Settings, sizes: &[usize]) -> Result<Self> {
+    fn new(group: &Group<'_>, settings: Settings, sizes: &[usize]) -> Result<Self> {
         let weight = match settings.reduce {
             ReduceOp::Scaled(weight) => weight,
             _ => 1.0,
         };
-        let layout = first_layout(&settings, sizes)?;
-        let dev = &*dev.in_order();
+        let layout = first_layout::<T>(&settings, sizes)?;
+        let dev = &*group.device().in_order();
         let mut exchange = GradientExchange {
             marks: Marks::new(&layout),
             memory: buckets(dev, &layout)?,
@@ -160,7 +180,7 @@ impl GradientExchange {
             broken: false,
             steps: 0,
             unused: Vec::new(),
-            members: dev.session.gang.members().into(),
+            members: group.ordinals().into(),
             sizes: sizes.into(),
             layout,
             settings,
@@ -173,7 +193,7 @@ impl GradientExchange {
     #[track_caller]
     fn furnish(&mut self, dev: &Device) -> Result<()> {
         self.marks = Marks::new(&self.layout);
-        self.scratch = Scratch::new(dev, self.settings.wire, self.layout.largest())?;
+        self.scratch = Scratch::new(dev, self.settings.wire, T::DTYPE, self.layout.largest())?;
         if self.settings.norm {
             let mut end = 0;
             let slots: Vec<_> = (self.layout.buckets.iter())
@@ -203,6 +223,15 @@ impl GradientExchange {
         Ok(())
     }
 
+    /// The members, on the stream of `dev`.
+    fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+        let other = || {
+            let (members, present) = (&self.members, dev.session.gang.members());
+            Error::invalid(op, format_args!("it was made by devices {members:?}, and this gang is of {present:?}"))
+        };
+        dev.group_of(&self.members).ok_or_else(other)
+    }
+
     /// How many gradients there are.
     pub fn len(&self) -> usize {
         self.sizes.len()
@@ -226,144 +255,17 @@ impl GradientExchange {
     pub fn bucket(&self, bucket: usize) -> &[usize] {
         &self.layout.buckets[bucket].gradients
     }
-
-    /// Where the backward pass writes a gradient, and adds to it in further steps if [`holds`](Self::holds).
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
-    pub fn grad_mut(&mut self, gradient: usize) -> Result<DeviceViewMut<'_, f32>> {
-        self.marks.check_open("grad_mut", gradient)?;
-        Ok(exclusive(self.view(gradient)))
-    }
-
-    /// Several at once: what a kernel that writes two gradients needs.
-    ///
-    /// # Errors
-    /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.
-    pub fn grads_mut<const N: usize>(&mut self, gradients: [usize; N]) -> Result<[DeviceViewMut<'_, f32>; N]> {
-        for (at, &gradient) in gradients.iter().enumerate() {
-            self.marks.check_open("grads_mut", gradient)?;
-            if gradients[..at].contains(&gradient) {
-                return Err(Error::invalid("grads_mut", format_args!("gradient {gradient} is named twice")));
-            }
-        }
-        Ok(gradients.map(|gradient| exclusive(self.view(gradient))))
-    }
-
-    /// A gradient: of all members behind [`finish`](Self::finish), this member's own before.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
-    pub fn grad(&self, gradient: usize) -> Result<DeviceView<'_, f32>> {
-        self.marks.check_there("grad", gradient)?;
-        Ok(self.view(gradient))
-    }
-
-    fn view(&self, gradient: usize) -> DeviceView<'_, f32> {
-        match &self.lent[gradient] {
-            Some(lent) => lent.view(),
-            None => self.memory[self.layout.places[gradient].bucket].slice(self.layout.places[gradient].range()),
-        }
-    }
-
-    /// Whether a gradient has something from steps that exchanged nothing: then the backward pass adds to it.
-    pub fn holds(&self, gradient: usize) -> bool {
-        matches!(self.marks.check("holds", gradient), Ok(Mark::Held))
-    }
-
-    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and all else is about
-    /// that, then. If it had one of that kind, that is dropped.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
-    /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it first;
-    /// [`Error::WrongDevice`], [`Error::WrongPool`].
-    #[track_caller]
-    pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<f32>) -> Result<()> {
-        self.marks.check_open("lend", gradient)?;
-        if self.holds(gradient) {
-            let why = format_args!(
-                "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
-            );
-            return Err(Error::invalid("lend", why));
-        }
-        if memory.block.link.pool != self.device.pool {
-            return Err(Error::WrongPool { op: "lend", device: self.device.device, site: Location::caller() });
-        }
-        let (len, wanted) = (memory.len(), self.sizes[gradient]);
-        if len != wanted {
-            let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");
-            return Err(Error::invalid("lend", why));
-        }
-        if memory.device() != self.device.device {
-            let (buffer, device) = (memory.device(), self.device.device);
-            return Err(Error::WrongDevice { op: "lend", buffer, device, site: Location::caller() });
-        }
-        self.lent[gradient] = Some(memory);
-        Ok(())
-    }
-
-    /// Gives a memory back that was [lent](Self::lend), with the gradient in it; the bucket's own takes its place. What the
-    /// gradient held goes with it: it counts when it is lent and ready again.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
-    pub fn take(&mut self, gradient: usize) -> Result<DeviceBuffer<f32>> {
-        self.marks.check_there("take", gradient)?;
-        let lent = self.lent[gradient].take();
-        if lent.is_some() {
-            self.marks.forget(gradient);
-        }
-        lent.ok_or_else(|| Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")))
-    }
-
-    /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
-    /// of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is NaN: a member whose
-    /// numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
-    pub fn set_weight(&mut self, weight: f64) -> Result<()> {
-        if !matches!(self.settings.reduce, ReduceOp::Scaled(_)) {
-            return Err(Error::invalid("set_weight", "only what is `Scaled` has weights"));
-        }
-        self.between_steps("set_weight")?;
-        check_weight("set_weight", weight)?;
-        self.weight = weight;
-        Ok(())
-    }
-
-    /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish) only keep
-    /// the books: gradients stay where they are, for the next step to add to, and what was ready counts as used when gradients
-    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the next
-    /// meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](GradientExchangeBuilder::find_unused) there is no such
-    /// meeting after the first exchange, and nobody compares.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] within a step.
-    pub fn set_sync(&mut self, sync: bool) -> Result<()> {
-        self.between_steps("set_sync")?;
-        self.sync = sync;
-        Ok(())
-    }
-
-    fn between_steps(&self, op: &'static str) -> Result<()> {
-        match self.marks.has_begun() {
-            true => Err(Error::invalid(op, "within a step; `finish` ends it")),
-            false => Ok(()),
-        }
-    }
 }
 
 /// The layout before any order is known.
-fn first_layout(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
+fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
     let order: Vec<usize> = (0..sizes.len()).rev().collect();
-    Layout::new(sizes, &order, settings.first_bucket_bytes, settings.bucket_bytes)
+    Layout::new(Unit::of::<T>(), sizes, &order, settings.bucket_sizes())
 }
 
 /// Zeros for all buckets.
 #[track_caller]
-fn buckets(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<f32>>> {
+fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<T>>> {
     let mut memory = Vec::with_capacity(layout.buckets.len());
     for bucket in &layout.buckets {
         memory.push(dev.zeros(bucket.len)?);
@@ -371,12 +273,21 @@ fn buckets(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<f32>>> {
     Ok(memory)
 }
 
-/// The exclusive borrow is the caller's.
-fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
-    DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
+/// Nobody looks at this memory any more; graphs that were captured with it are not to be launched as if somebody did.
+fn retire<T: DeviceCopy>(memory: &DeviceBuffer<T>) {
+    memory.block.retire();
 }
 
-impl std::fmt::Debug for GradientExchange {
+impl<T: Gradient> Drop for GradientExchange<T> {
+    fn drop(&mut self) {
+        self.memory.iter().chain(self.lent.iter().flatten()).for_each(retire);
+        if let Some(sums) = &self.sums {
+            retire(&sums.norm);
+        }
+    }
+}
+
+impl<T: Gradient> std::fmt::Debug for GradientExchange<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GradientExchange")
             .field("gradients", &self.len())

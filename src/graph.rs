@@ -13,6 +13,8 @@
 //!   demands. Memory is never used again too early in either case.
 //! * The graph keeps the memory that it names. What its closure drops, or the user later, is not used for anything else before the
 //!   graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
+//! * Memory whose owner has said that nobody looks at it any more (gradients that have moved) makes the graph
+//!   [`Error::GraphInvalidated`]: it would work, and for nothing.
 //! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would forbid.
 //!
 //! With collectives, which all are of one group:
@@ -118,7 +120,8 @@ impl Gathering {
         let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
         let same = Arc::ptr_eq(&gang, present);
         if !same && gang.is_aborted() || dev.worker.failures.get() != self.failures {
-            return Err(Error::GraphInvalidated { op, device: dev.index() });
+            let why = "it has collectives, and a scope has failed since it was captured";
+            return Err(Error::GraphInvalidated { op, device: dev.index(), why });
         }
         let Some(group) = dev.group_of(&self.members) else {
             let (members, present) = (&self.members, present.members());
@@ -181,7 +184,8 @@ impl Device {
     /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`; streams,
     /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory; collectives
     /// of a second group; the calls of a [`GradientExchange`](crate::GradientExchange) that take a device, and so its step stays as
-    /// it is. (A graph may write gradients, but those move after the first step: capture after it, or build with
+    /// it is. (A graph may write gradients, but those move after the first step, and then it is
+    /// [`Error::GraphInvalidated`]: capture after it, or build with
     /// [`ready_order(false)`](crate::GradientExchangeBuilder::ready_order).) Multiply once before a capture with a
     /// [`gemm`](Self::gemm): the first one loads cuBLAS.
     ///
@@ -205,7 +209,8 @@ impl Device {
     /// # Errors
     /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:
     /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without one of the
-    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device.
+    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device. That is also for graphs that name
+    /// gradients of a [`GradientExchange`](crate::GradientExchange) which have moved since, or whose exchange was dropped.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
@@ -220,6 +225,10 @@ impl Device {
                 device: self.index(),
                 site: op.site,
             });
+        }
+        if graph.parts.iter().any(Part::is_stale) {
+            let why = "gradients that it names have moved, or their exchange is gone";
+            return Err(Error::GraphInvalidated { op: name, device: self.index(), why });
         }
         let group = graph.gathering.as_ref().map(|gathering| gathering.group(self, name)).transpose()?;
         for part in &graph.parts {

@@ -40,7 +40,7 @@ pub use device::{Device, DeviceThreadOnly, OnStream};
 pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};
 pub use error::{Error, Result, Site};
 pub use event::Event;
-pub use gradients::{Exchanged, GradientExchange, GradientExchangeBuilder, Wire};
+pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};

@@ -144,12 +144,12 @@ impl<'d> Group<'d> {
     }
 
     /// The ordinal in the pool of a member.
-    pub(super) fn ordinal(&self, member: usize) -> usize {
+    pub(crate) fn ordinal(&self, member: usize) -> usize {
         self.known.ordinals[member]
     }
 
     /// The ordinals in the pool of all members, by rank.
-    pub(super) fn ordinals(&self) -> &[usize] {
+    pub(crate) fn ordinals(&self) -> &[usize] {
         &self.known.ordinals
     }
 

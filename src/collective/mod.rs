@@ -56,8 +56,7 @@ impl Device {
     /// `Mismatch`, `Timeout`, `Aborted`.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
-        let _here = self.worker.link.enter("barrier", Location::caller());
-        self.everyone().meet(Call::new("barrier"), Payload::Nothing, false).map(drop)
+        self.everyone().barrier()
     }
 
     /// Gives a host value to every member and returns everybody's, in rank order. `'static`, since otherwise one
@@ -75,9 +74,31 @@ impl Device {
     /// `Mismatch`, also for values of different types; `Timeout`, `Aborted`.
     #[track_caller]
     pub fn exchange<T: Clone + Send + Sync + 'static>(&self, value: T) -> Result<Vec<T>> {
-        let _here = self.worker.link.enter("exchange", Location::caller());
+        self.everyone().exchange(value)
+    }
+}
+
+/// As [`Device`](crate::Device)'s, for the members of the group.
+impl Group<'_> {
+    /// [`Device::barrier`](crate::Device::barrier).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn barrier(&self) -> Result<()> {
+        let _here = self.dev.worker.link.enter("barrier", Location::caller());
+        self.meet(Call::new("barrier"), Payload::Nothing, false).map(drop)
+    }
+
+    /// [`Device::exchange`](crate::Device::exchange); the values come by rank in the group.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn exchange<T: Clone + Send + Sync + 'static>(&self, value: T) -> Result<Vec<T>> {
+        let _here = self.dev.worker.link.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>();
-        let all = self.everyone().meet(call, Payload::Value(Box::new(value)), false)?;
+        let all = self.meet(call, Payload::Value(Box::new(value)), false)?;
         Ok(all.iter().map(|notice| value_of(notice)).collect())
     }
 }

@@ -37,6 +37,13 @@ pub(crate) struct Meetings {
 /// A collective between two parts of a graph. It keeps this member's memory.
 pub(crate) struct Captured(Request);
 
+impl Captured {
+    /// This member's memory.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.0.source.iter().chain(&self.0.destination).map(|area| &area.block)
+    }
+}
+
 impl Group<'_> {
     /// Puts a collective into a graph.
     #[track_caller]

@@ -3,8 +3,26 @@
 use crate::error::{Error, Result};
 use std::ops::Range;
 
-/// Gradients begin at multiples of so many elements: 16 bytes, so that products write them at full speed.
-const GRAIN: usize = 4;
+/// What depends on the type of the gradients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unit {
+    /// Bytes of an element.
+    bytes: usize,
+    /// Gradients begin at multiples of so many elements: at least 16 bytes, so that products write them at full speed. As the
+    /// kernels have it.
+    grain: usize,
+}
+
+impl Unit {
+    pub const fn of<T>() -> Self {
+        Unit { bytes: size_of::<T>(), grain: if size_of::<T>() == 2 { 8 } else { 4 } }
+    }
+
+    /// In whole grains.
+    pub fn padded(self, len: usize) -> usize {
+        len.next_multiple_of(self.grain)
+    }
+}
 
 /// Where a gradient lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,18 +30,15 @@ pub(super) struct Place {
     pub bucket: usize,
     /// The first element, in the bucket.
     pub start: usize,
-    /// Without the zeros up to the next gradient.
+    /// Without the zeros up to the next gradient,
     pub len: usize,
+    /// and with them.
+    pub padded: usize,
 }
 
 impl Place {
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
-    }
-
-    /// With those zeros.
-    pub fn padded(&self) -> usize {
-        self.len.next_multiple_of(GRAIN)
     }
 }
 
@@ -48,9 +63,9 @@ impl Layout {
     /// Fills buckets in the given order, as DDP does: a bucket is full when it has reached its size, so a gradient that is
     /// larger has its bucket for itself and what came before it. The first one has a size of its own, so that the exchange
     /// begins early.
-    pub fn new(sizes: &[usize], order: &[usize], first_bytes: usize, bytes: usize) -> Result<Self> {
+    pub fn new(unit: Unit, sizes: &[usize], order: &[usize], (first_bytes, bytes): (usize, usize)) -> Result<Self> {
         let too_many = || Error::invalid("GradientExchange", "more elements than there are addresses");
-        let mut places = vec![Place { bucket: 0, start: 0, len: 0 }; sizes.len()];
+        let mut places = vec![Place { bucket: 0, start: 0, len: 0, padded: 0 }; sizes.len()];
         let mut buckets: Vec<Bucket> = Vec::new();
         let (mut total, mut full) = (0usize, true);
         for &gradient in order {
@@ -59,12 +74,12 @@ impl Layout {
             }
             let (bucket, len) = (buckets.len() - 1, sizes[gradient]);
             let open = &mut buckets[bucket];
-            places[gradient] = Place { bucket, start: open.len, len };
-            let padded = len.checked_next_multiple_of(GRAIN).ok_or_else(too_many)?;
+            let padded = len.checked_next_multiple_of(unit.grain).ok_or_else(too_many)?;
+            places[gradient] = Place { bucket, start: open.len, len, padded };
             total = total.checked_add(padded).filter(|total| *total <= isize::MAX as usize / 8).ok_or_else(too_many)?;
             open.len += padded;
             open.gradients.push(gradient);
-            full = open.len * size_of::<f32>() >= if bucket == 0 { first_bytes } else { bytes };
+            full = open.len * unit.bytes >= if bucket == 0 { first_bytes } else { bytes };
         }
         Ok(Layout { places, buckets })
     }
@@ -82,7 +97,7 @@ mod tests {
 
     fn buckets(sizes: &[usize], first: usize, bytes: usize) -> Vec<Vec<usize>> {
         let order: Vec<usize> = (0..sizes.len()).rev().collect();
-        let layout = Layout::new(sizes, &order, first, bytes).unwrap();
+        let layout = Layout::new(Unit::of::<f32>(), sizes, &order, (first, bytes)).unwrap();
         layout.buckets.into_iter().map(|bucket| bucket.gradients).collect()
     }
 
@@ -98,7 +113,10 @@ mod tests {
     fn too_much_is_told() {
         for sizes in [vec![usize::MAX], vec![usize::MAX / 2; 3], vec![isize::MAX as usize]] {
             let order: Vec<usize> = (0..sizes.len()).collect();
-            assert!(matches!(Layout::new(&sizes, &order, 1, 1), Err(Error::InvalidArgument { .. })));
+            assert!(matches!(
+                Layout::new(Unit::of::<f32>(), &sizes, &order, (1, 1)),
+                Err(Error::InvalidArgument { .. })
+            ));
         }
     }
 
@@ -106,16 +124,18 @@ mod tests {
         #[test]
         fn gradients_tile_their_buckets(
             sizes in prop::collection::vec(0..100usize, 0..40), first in 1..300usize, bytes in 1..600usize,
+            unit in prop::sample::select(vec![Unit::of::<u16>(), Unit::of::<f32>(), Unit::of::<f64>()]),
         ) {
             let order: Vec<usize> = (0..sizes.len()).collect();
-            let layout = Layout::new(&sizes, &order, first, bytes).unwrap();
+            let layout = Layout::new(unit, &sizes, &order, (first, bytes)).unwrap();
             let mut seen = Vec::new();
             for (at, bucket) in layout.buckets.iter().enumerate() {
                 let mut next = 0;
                 for &gradient in &bucket.gradients {
                     let place = layout.places[gradient];
                     prop_assert_eq!((place.bucket, place.start, place.len), (at, next, sizes[gradient]));
-                    next += place.padded();
+                    prop_assert!(next * unit.bytes % 16 == 0 && place.padded == unit.padded(place.len));
+                    next += place.padded;
                     seen.push(gradient);
                 }
                 prop_assert_eq!(next, bucket.len);

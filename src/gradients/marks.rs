@@ -171,12 +171,12 @@ fn under_way(op: &'static str, gradient: usize) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::layout::Unit, *};
     use proptest::prelude::*;
 
     fn layout(count: usize, bytes: usize) -> Layout {
         let order: Vec<usize> = (0..count).rev().collect();
-        Layout::new(&vec![4; count], &order, bytes, bytes).unwrap()
+        Layout::new(Unit::of::<f32>(), &vec![4; count], &order, (bytes, bytes)).unwrap()
     }
 
     proptest! {

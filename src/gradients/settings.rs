@@ -1,25 +1,40 @@
 //! How gradients are to be exchanged, and whether all members say the same.
 
-use super::GradientExchange;
+use super::{GradientExchange, element::Gradient};
 use crate::{
-    Device, ReduceOp,
+    DType, Device, Group, ReduceOp,
     error::{Error, Result, Site},
 };
 use smallvec::{SmallVec, smallvec};
-use std::{panic::Location, sync::Arc};
+use std::{marker::PhantomData, panic::Location, sync::Arc};
 
-/// What gradients are while they are between devices.
+/// What gradients are while they are between devices: the type that they have, or a narrower one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wire {
-    /// `f32`, as they are. The result has the bits of [`Device::all_reduce`].
+    /// As they are. The result has the bits of [`Device::all_reduce`].
     #[default]
     Same,
-    /// `half::bf16`: half the bytes. Rounded to 8 bits before the exchange and again behind it, with `f32` between. It has the range
-    /// of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
+    /// `f32`: half the bytes of `f64`. Rounded to 24 bits before the exchange and again behind it; what is beyond 3.4e38
+    /// becomes infinite. For gradients of `f32` it is [`Same`](Self::Same).
+    F32,
+    /// `half::bf16`: half the bytes of `f32`. Rounded to 8 bits before the exchange and again behind it, with `f32` between. It
+    /// has the range of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
     Bf16,
-    /// `half::f16`: half the bytes. Rounded to 11 bits twice; what is beyond 65504 becomes infinite.
+    /// `half::f16`: half the bytes of `f32`. Rounded to 11 bits twice; what is beyond 65504 becomes infinite.
     F16,
+}
+
+impl Wire {
+    /// The type, of gradients of type `own`.
+    pub(super) fn dtype(self, own: DType) -> DType {
+        match self {
+            Wire::Same => own,
+            Wire::F32 => DType::F32,
+            Wire::Bf16 => DType::BF16,
+            Wire::F16 => DType::F16,
+        }
+    }
 }
 
 /// Plain numbers: the same on all members.
@@ -37,11 +52,11 @@ pub(super) struct Settings {
 
 /// Settings of a [`GradientExchange`], from [`GradientExchange::builder`]. All members give the same.
 #[derive(Clone, Debug)]
-pub struct GradientExchangeBuilder(Settings);
+pub struct GradientExchangeBuilder<T = f32>(Settings, PhantomData<fn() -> T>);
 
-impl GradientExchangeBuilder {
+impl<T: Gradient> GradientExchangeBuilder<T> {
     pub(super) fn new() -> Self {
-        GradientExchangeBuilder(Settings {
+        let settings = Settings {
             bucket_bytes: 25 << 20,
             first_bucket_bytes: 1 << 20,
             reduce: ReduceOp::Avg,
@@ -50,11 +65,32 @@ impl GradientExchangeBuilder {
             find_unused: true,
             ready_order: true,
             priorities: smallvec![-1],
-        })
+        };
+        GradientExchangeBuilder(settings, PhantomData)
     }
 
-    /// A bucket is full when it has so many bytes of `f32` (default: 25 MiB, as in DDP). One that is too small costs a meeting
-    /// and two launches for little; one that is too large waits for the end of the backward pass. On fast links more is
+    /// For gradients of another type than `f32`, with these settings.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let norms = pool.run(|dev, _| {
+    ///     let mut gradients = GradientExchange::builder().of::<f64>().norm(true).build(dev, &[3])?;
+    ///     dev.fill(&mut gradients.grad_mut(0)?, 1e100)?;
+    ///     gradients.ready(dev, 0)?;
+    ///     let step = gradients.finish(dev)?;
+    ///     let norm: Vec<f64> = dev.download(&step.norm().expect("asked for"))?;
+    ///     Ok(norm[0])
+    /// })?;
+    /// assert!((norms[0] / 1e100 - 3f64.sqrt()).abs() < 1e-15);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn of<U: Gradient>(self) -> GradientExchangeBuilder<U> {
+        GradientExchangeBuilder(self.0, PhantomData)
+    }
+
+    /// A bucket is full when it has so many bytes of gradients (default: 25 MiB, as in DDP). One that is too small costs a
+    /// meeting and two launches for little; one that is too large waits for the end of the backward pass. On fast links more is
     /// better (pytorch#118421).
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.0.bucket_bytes = bytes;
@@ -75,7 +111,8 @@ impl GradientExchangeBuilder {
         self
     }
 
-    /// The type between devices (default: [`Wire::Same`]).
+    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may go as `f32`, and
+    /// `f32` as a half type.
     pub fn wire(mut self, wire: Wire) -> Self {
         self.0.wire = wire;
         self
@@ -119,42 +156,77 @@ impl GradientExchangeBuilder {
         self
     }
 
-    /// Makes this device's part of the exchange, for gradients of so many elements each. All members call it; the order of the
-    /// sizes is the one in which the forward pass uses the parameters, as far as it is known.
+    /// Makes this device's part of the exchange, for gradients of so many elements each. All members of the gang call it; the
+    /// order of the sizes is the one in which the forward pass uses the parameters, as far as it is known.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] on all members when they differ in settings or sizes, naming the first difference;
-    /// [`Error::InvalidArgument`] for other operations than those of [`reduce`](Self::reduce), weights that are not finite, and
-    /// empty buckets; [`Error::OutOfMemory`], [`Error::Aborted`], [`Error::Timeout`], the driver's.
+    /// [`Error::Mismatch`] on all members when they differ in type, settings or sizes, naming the first difference;
+    /// [`Error::InvalidArgument`] for other operations than those of [`reduce`](Self::reduce), weights that are not finite, a
+    /// wire that is not narrower than the gradients, and empty buckets; [`Error::OutOfMemory`], [`Error::Aborted`],
+    /// [`Error::Timeout`], the driver's.
     #[track_caller]
-    pub fn build(&self, dev: &Device, sizes: &[usize]) -> Result<GradientExchange> {
-        self.0.check()?;
-        let terms = Terms { settings: self.0.clone(), sizes: sizes.into(), site: Location::caller() };
-        let all = dev.exchange(terms)?;
+    pub fn build(&self, dev: &Device, sizes: &[usize]) -> Result<GradientExchange<T>> {
+        self.build_in(&dev.everyone(), sizes)
+    }
+
+    /// [`build`](Self::build) for the members of a group, which are then all that meet, and that averages are of. In later
+    /// scopes it goes on in any gang that has them.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let found = pool.run(|dev, shard| {
+    ///     // Two models, each on two devices.
+    ///     let group = dev.group(&[shard.index() % 2, shard.index() % 2 + 2])?;
+    ///     let mut gradients = GradientExchange::builder().build_in(&group, &[2])?;
+    ///     dev.fill(&mut gradients.grad_mut(0)?, shard.index() as f32)?;
+    ///     gradients.ready(dev, 0)?;
+    ///     gradients.finish(dev)?;
+    ///     dev.download(&gradients.grad(0)?)
+    /// })?;
+    /// assert_eq!(found, [[1.0; 2], [2.0; 2], [1.0; 2], [2.0; 2]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`build`](Self::build).
+    #[track_caller]
+    pub fn build_in(&self, group: &Group<'_>, sizes: &[usize]) -> Result<GradientExchange<T>> {
+        self.0.check::<T>()?;
+        let terms = Terms { dtype: T::DTYPE, settings: self.0.clone(), sizes: sizes.into(), site: Location::caller() };
+        let all = group.exchange(terms)?;
         let (first, others) = all.split_first().expect("this member at least");
         for (rank, other) in (1..).zip(others) {
             if let Some((what, a_call, b_call)) = first.differs(other) {
-                let gang = &dev.session.gang;
-                let (a, b) = (gang.device(0), gang.device(rank));
+                let (a, b) = (group.ordinal(0), group.ordinal(rank));
                 return Err(Error::Mismatch { what, a, a_call, a_site: first.site, b, b_call, b_site: other.site });
             }
         }
-        GradientExchange::new(dev, self.0.clone(), sizes)
+        GradientExchange::new(group, self.0.clone(), sizes)
     }
 }
 
 impl Settings {
-    fn check(&self) -> Result<()> {
+    fn check<T: Gradient>(&self) -> Result<()> {
         const OP: &str = "GradientExchange";
         match self.reduce {
             ReduceOp::Sum | ReduceOp::Avg => {}
-            ReduceOp::Scaled(weight) => check_weight(OP, weight)?,
+            ReduceOp::Scaled(weight) => check_weight::<T>(OP, weight)?,
             other => return Err(Error::invalid(OP, format_args!("{other} of gradients: Sum, Avg or Scaled"))),
+        }
+        if T::kernels(self.wire.dtype(T::DTYPE)).is_none() {
+            let why = format_args!("a wire of {:?} is no use to gradients of {:?}", self.wire, T::DTYPE);
+            return Err(Error::invalid(OP, why));
         }
         match self.bucket_bytes.min(self.first_bucket_bytes) {
             0 => Err(Error::invalid(OP, "a bucket of 0 bytes")),
             _ => Ok(()),
         }
+    }
+
+    /// Bytes of the first bucket, and of the others.
+    pub fn bucket_sizes(&self) -> (usize, usize) {
+        (self.first_bucket_bytes, self.bucket_bytes)
     }
 
     /// The priority of a bucket.
@@ -163,14 +235,15 @@ impl Settings {
     }
 }
 
-pub(super) fn check_weight(op: &'static str, weight: f64) -> Result<()> {
+pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result<()> {
     // Beyond f32 it would become infinite, and zeros times that are no zeros.
-    if (weight as f32).is_finite() { Ok(()) } else { Err(Error::invalid(op, format_args!("a weight of {weight}"))) }
+    T::factor(weight).map(drop).ok_or_else(|| Error::invalid(op, format_args!("a weight of {weight}")))
 }
 
 /// What a member brings to [`GradientExchangeBuilder::build`].
 #[derive(Clone)]
 struct Terms {
+    dtype: DType,
     settings: Settings,
     sizes: Arc<[usize]>,
     site: Site,
@@ -183,6 +256,9 @@ impl Terms {
             let call = |terms| format!("GradientExchange({})", text(terms));
             Some((what, call(self), call(other)))
         };
+        if self.dtype != other.dtype {
+            return both("dtype", &|terms| format!("{:?}", terms.dtype));
+        }
         if self.sizes.len() != other.sizes.len() {
             return both("count", &|terms| format!("{} gradients", terms.sizes.len()));
         }

@@ -1,12 +1,14 @@
 //! A bucket on its way: packed where it has to be, reduced, and brought back, on the stream of its priority.
 
 use super::{
-    GradientExchange, exclusive,
-    kernels::{self, OnWire, SEGMENTS, Segment},
+    GradientExchange,
+    access::exclusive,
+    element::Gradient,
+    kernels::{self, SEGMENTS, Segment},
     settings::Wire,
 };
 use crate::{
-    Device, DeviceBuffer, Element, ReduceOp, Stream,
+    DType, Device, DeviceBuffer, Element, ReduceOp, Stream,
     error::Result,
     memory::{AsView, DeviceView},
 };
@@ -17,30 +19,33 @@ use std::ops::Range;
 /// Where buckets are while they are exchanged in another type; as large as the largest.
 pub(super) enum Scratch {
     Same,
+    F32(DeviceBuffer<f32>),
     F16(DeviceBuffer<f16>),
     Bf16(DeviceBuffer<bf16>),
 }
 
 impl Scratch {
+    /// For gradients of type `own`.
     #[track_caller]
-    pub fn new(dev: &Device, wire: Wire, len: usize) -> Result<Self> {
-        Ok(match wire {
-            Wire::Same => Scratch::Same,
-            Wire::F16 => Scratch::F16(dev.zeros(len)?),
-            Wire::Bf16 => Scratch::Bf16(dev.zeros(len)?),
+    pub fn new(dev: &Device, wire: Wire, own: DType, len: usize) -> Result<Self> {
+        Ok(match wire.dtype(own) {
+            same if same == own => Scratch::Same,
+            DType::F16 => Scratch::F16(dev.zeros(len)?),
+            DType::BF16 => Scratch::Bf16(dev.zeros(len)?),
+            _ => Scratch::F32(dev.zeros(len)?),
         })
     }
 }
 
 /// The sums of squares that buckets leave, and what becomes of them.
-pub(super) struct Sums {
+pub(super) struct Sums<T: Gradient> {
     pub partial: DeviceBuffer<f64>,
     /// By bucket, where its sums are.
     pub slots: Vec<Range<usize>>,
-    pub norm: DeviceBuffer<f32>,
+    pub norm: DeviceBuffer<T::Norm>,
 }
 
-impl GradientExchange {
+impl<T: Gradient> GradientExchange<T> {
     /// Starts a bucket: what is not ready in it counts as zero. All members come here with the same buckets in the same order.
     #[track_caller]
     pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
@@ -53,6 +58,7 @@ impl GradientExchange {
         }
         match &self.scratch {
             Scratch::Same => self.start_in_place(&comm, bucket)?,
+            Scratch::F32(wire) => self.start_through(&comm, bucket, wire)?,
             Scratch::F16(wire) => self.start_through(&comm, bucket, wire)?,
             Scratch::Bf16(wire) => self.start_through(&comm, bucket, wire)?,
         }
@@ -82,22 +88,17 @@ impl GradientExchange {
             ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
             other => other,
         };
-        comm.all_reduce(&mut exclusive(wire), op)?;
+        self.group(comm, "all_reduce")?.all_reduce(&mut exclusive(wire), op)?;
         let segments = self.segments(bucket, &|i| self.lent[i].is_some(), &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
     }
 
     /// Through memory of another type.
     #[track_caller]
-    fn start_through<T: OnWire + Element>(
-        &self,
-        comm: &Device,
-        bucket: usize,
-        scratch: &DeviceBuffer<T>,
-    ) -> Result<()> {
+    fn start_through<W: Element>(&self, comm: &Device, bucket: usize, scratch: &DeviceBuffer<W>) -> Result<()> {
         // Members are weighted before the type gets narrow; averages are made after the sum, in f32, where nothing overflows.
         let (factor, op) = match self.settings.reduce {
-            ReduceOp::Scaled(_) => (self.weight as f32, ReduceOp::Sum),
+            ReduceOp::Scaled(_) => (self.weight, ReduceOp::Sum),
             other => (1.0, other),
         };
         let segments = self.segments(bucket, &|_| true, &|i| self.marks.is_used(i));
@@ -105,19 +106,19 @@ impl GradientExchange {
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, factor, &wire)?;
         }
-        comm.all_reduce(&mut exclusive(wire), op)?;
+        self.group(comm, "all_reduce")?.all_reduce(&mut exclusive(wire), op)?;
         let segments = self.segments(bucket, &|_| true, &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
     }
 
     /// From the wire to the gradients, and their squares to the sums.
     #[track_caller]
-    fn bring_back<T: OnWire>(
+    fn bring_back<W: Element>(
         &self,
         comm: &Device,
         bucket: usize,
-        wire: &DeviceView<'_, T>,
-        segments: &[Segment<'_>],
+        wire: &DeviceView<'_, W>,
+        segments: &[Segment<'_, T>],
     ) -> Result<()> {
         let all = (0, wire.len());
         let partial = self.sums.as_ref().map(|sums| sums.partial.slice(sums.slots[bucket].clone()));
@@ -133,7 +134,7 @@ impl GradientExchange {
             kernels::unpack(comm, wire, (first, last.start + last.len - first), some, None)?;
         }
         match partial {
-            Some(partial) => kernels::unpack(comm, wire, all, &[], Some(partial)),
+            Some(partial) => kernels::unpack::<T, W>(comm, wire, all, &[], Some(partial)),
             None => Ok(()),
         }
     }
@@ -145,9 +146,9 @@ impl GradientExchange {
         bucket: usize,
         wanted: &dyn Fn(usize) -> bool,
         filled: &dyn Fn(usize) -> bool,
-    ) -> SmallVec<[Segment<'_>; 8]> {
+    ) -> SmallVec<[Segment<'_, T>; 8]> {
         let memory = &self.memory[bucket];
-        let mut found: SmallVec<[Segment<'_>; 8]> = SmallVec::new();
+        let mut found: SmallVec<[Segment<'_, T>; 8]> = SmallVec::new();
         // Whether the last one lies in the bucket, or nowhere: then the next of its kind goes on where it ends.
         let mut open = None;
         for &gradient in &self.layout.buckets[bucket].gradients {
@@ -165,11 +166,11 @@ impl GradientExchange {
                 Some(_) => None,
             };
             if let (Some(in_bucket), Some(last)) = (kind.filter(|_| kind == open), found.last_mut()) {
-                last.len += place.padded();
+                last.len += place.padded;
                 last.memory = in_bucket.then(|| memory.slice(last.start..last.start + last.len));
                 continue;
             }
-            let (start, padded) = (place.start, place.padded());
+            let (start, padded) = (place.start, place.padded);
             let (len, memory) = match (kind, &self.lent[gradient]) {
                 (None, Some(lent)) => (place.len, Some(lent.view())),
                 (Some(true), _) => (padded, Some(memory.slice(start..start + padded))),
@@ -188,7 +189,7 @@ impl GradientExchange {
         let last = self.layout.buckets.len().saturating_sub(1);
         let ordered = dev.in_order();
         let comm = ordered.on(self.stream(last));
-        kernels::norm(&comm, &sums.partial.view(), &sums.norm.view())?;
+        kernels::norm::<T>(&comm, &sums.partial.view(), &sums.norm.view())?;
         let normed = comm.record()?;
         self.normed = Some(normed);
         Ok(())

@@ -1,85 +1,19 @@
 //! A step: gradients become ready, buckets start, and the step ends.
 
-use super::{GradientExchange, buckets, first_layout, layout::Layout, marks::Marks};
+use super::{
+    Exchanged, GradientExchange, buckets,
+    element::Gradient,
+    first_layout,
+    layout::{Layout, Unit},
+    marks::Marks,
+    retire,
+};
 use crate::{
-    Device, DeviceBuffer,
+    Device, DeviceBuffer, Group,
     error::{Error, Result, Site},
-    memory::{AsView, DeviceView},
 };
 use smallvec::SmallVec;
 use std::{panic::Location, sync::Arc};
-
-/// What a step has left, from [`GradientExchange::finish`].
-#[derive(Debug)]
-pub struct Exchanged<'a> {
-    exchange: &'a GradientExchange,
-    exchanged: bool,
-}
-
-impl<'a> Exchanged<'a> {
-    /// The root of the sum of the squares of all gradients, as exchanged: one number on the device, with the same bits on all
-    /// members. The host has not waited for it. None unless [asked for](super::GradientExchangeBuilder::norm), or when
-    /// nothing was exchanged.
-    pub fn norm(&self) -> Option<DeviceView<'a, f32>> {
-        self.exchange.sums.as_ref().filter(|_| self.exchanged).map(|sums| sums.norm.view())
-    }
-
-    /// Gradients that no member had since the last exchange; they are zeros. Empty without
-    /// [`find_unused`](super::GradientExchangeBuilder::find_unused), or when nothing was exchanged.
-    pub fn unused(&self) -> &'a [usize] {
-        if self.exchanged { &self.exchange.unused } else { &[] }
-    }
-
-    /// A gradient of all members, as of [`GradientExchange::grad`]: here, too, so that one kernel can read it and the
-    /// [norm](Self::norm).
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when there is no such gradient.
-    ///
-    /// Clipping, without a copy and without a wait of the host:
-    ///
-    /// ```
-    /// use gpu_pool::{GpuPool, GradientExchange, LaunchDims, Module, kernel};
-    /// # static MODULE: Module = Module::ptx("");
-    /// kernel! {
-    ///     static UPDATE: "clipped_sgd" in MODULE, fn(w: &mut [f32], g: &[f32], norm: &[f32], n: u64, rate: f32, max: f32) |_| {
-    ///         let factor = rate * (max / norm[0]).min(1.0);
-    ///         w.iter_mut().zip(g).for_each(|(w, g)| *w -= factor * g);
-    ///     }
-    /// }
-    ///
-    /// let pool = GpuPool::builder().host(2).module(&MODULE).build()?;
-    /// let found = pool.run(|dev, _| {
-    ///     let mut gradients = GradientExchange::builder().norm(true).build(dev, &[4])?;
-    ///     let mut w = dev.zeros::<f32>(4)?;
-    ///     dev.fill(&mut gradients.grad_mut(0)?, 10.0)?;
-    ///     gradients.ready(dev, 0)?;
-    ///     let step = gradients.finish(dev)?;
-    ///     let (g, norm) = (step.grad(0)?, step.norm().expect("asked for"));
-    ///     // SAFETY: the kernel reads one number of `norm` and writes within `w`.
-    ///     unsafe { dev.launch(&UPDATE, LaunchDims::cover(4), (&mut w, &g, &norm, 4u64, 1.0f32, 1.0f32))? };
-    ///     dev.download(&w)
-    /// })?;
-    /// assert_eq!(found, [[-0.5; 4]; 2]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    pub fn grad(&self, gradient: usize) -> Result<DeviceView<'a, f32>> {
-        self.exchange.grad(gradient)
-    }
-
-    /// Whether gradients have moved to other places at the end of this step, which happens at most once (and
-    /// again after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order), at the
-    /// end of the first that was exchanged and of which rank 0 had a part. A graph that was
-    /// captured before writes to where nobody looks any more; capture it anew.
-    pub fn moved(&self) -> bool {
-        self.exchanged && self.exchange.moved
-    }
-
-    /// Whether gradients were exchanged: not while [`set_sync(false)`](GradientExchange::set_sync) holds.
-    pub fn was_exchanged(&self) -> bool {
-        self.exchanged
-    }
-}
 
 /// What members tell each other at the end of a step.
 struct Report {
@@ -90,10 +24,10 @@ struct Report {
     site: Site,
 }
 
-impl GradientExchange {
-    /// Whether a step of this exchange can go on, on this device.
+impl<T: Gradient> GradientExchange<T> {
+    /// The members, on the stream of this device, if the exchange is of it.
     #[track_caller]
-    fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
+    pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         let here = &self.device;
         if here.pool != dev.worker.link.pool {
             return Err(Error::WrongPool { op, device: dev.index(), site: Location::caller() });
@@ -102,12 +36,13 @@ impl GradientExchange {
             let (buffer, device) = (here.device, dev.index());
             return Err(Error::WrongDevice { op, buffer, device, site: Location::caller() });
         }
-        let members = dev.session.gang.members();
-        if *self.members != *members {
-            let why =
-                format_args!("it was made by a gang of devices {:?}, and this one is of {members:?}", self.members);
-            return Err(Error::invalid(op, why));
-        }
+        self.group(dev, op)
+    }
+
+    /// Whether a step of this exchange can go on, on this device.
+    #[track_caller]
+    pub(super) fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
+        self.here(dev, op)?;
         // Marked ready by a capture, a gradient would be exchanged before any launch of the graph has written it.
         dev.not_in_graph(op)?;
         // A gang that has failed does not finish the step.
@@ -166,7 +101,7 @@ impl GradientExchange {
     /// # Errors
     /// Those of both. The buffer is dropped if it could not be lent.
     #[track_caller]
-    pub fn ready_from(&mut self, dev: &Device, gradient: usize, memory: DeviceBuffer<f32>) -> Result<()> {
+    pub fn ready_from(&mut self, dev: &Device, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
         self.check(dev, "ready_from")?;
         self.lend(gradient, memory)?;
         self.ready(dev, gradient)
@@ -234,7 +169,7 @@ impl GradientExchange {
     /// [`Error::InvalidArgument`] when nothing was ready since the last step, nor said to be [`nothing`](Self::nothing);
     /// [`Error::Mismatch`] when members are not in the same step; else those of [`Device::all_reduce`].
     #[track_caller]
-    pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_>> {
+    pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_, T>> {
         self.check_end(dev, "finish")?;
         if !self.sync {
             self.marks.end(true, &self.layout);
@@ -282,11 +217,12 @@ impl GradientExchange {
         // A member that had nothing has seen no order.
         let seen = !self.ordered && used.iter().any(|used| *used);
         let order = seen.then(|| self.marks.order((0..self.len()).rev()));
-        let all = dev.exchange(Arc::new(Report { step: self.steps, used, order, site }))?;
+        let group = self.group(dev, "finish")?;
+        let all = group.exchange(Arc::new(Report { step: self.steps, used, order, site }))?;
         if let Some(rank) = (1..all.len()).find(|&rank| all[rank].step != all[0].step) {
             let call = |report: &Report| format!("finish of step {}", report.step);
             let (first, other) = (&all[0], &all[rank]);
-            let (a, b) = (dev.session.gang.device(0), dev.session.gang.device(rank));
+            let (a, b) = (group.ordinal(0), group.ordinal(rank));
             let (a_call, b_call) = (call(first), call(other));
             return Err(Error::Mismatch { what: "step", a, a_call, a_site: first.site, b, b_call, b_site: other.site });
         }
@@ -305,7 +241,7 @@ impl GradientExchange {
     /// Buckets in another order, with what is in them.
     #[track_caller]
     fn reorder(&mut self, dev: &Device, order: &[usize]) -> Result<()> {
-        let layout = Layout::new(&self.sizes, order, self.settings.first_bucket_bytes, self.settings.bucket_bytes)?;
+        let layout = Layout::new(Unit::of::<T>(), &self.sizes, order, self.settings.bucket_sizes())?;
         if layout == self.layout {
             return Ok(());
         }
@@ -315,6 +251,7 @@ impl GradientExchange {
             let from = self.memory[old.bucket].slice(old.range());
             dev.copy(&from, &mut memory[new.bucket].slice_mut(new.range()))?;
         }
+        self.memory.iter().for_each(retire);
         (self.layout, self.memory, self.moved) = (layout, memory, true);
         self.furnish(dev)
     }
@@ -331,13 +268,15 @@ impl GradientExchange {
         dev.check()?;
         self.broken = true;
         let dev = &*dev.in_order();
-        let layout = first_layout(&self.settings, &self.sizes)?;
+        let layout = first_layout::<T>(&self.settings, &self.sizes)?;
         if layout != self.layout {
-            self.memory = buckets(dev, &layout)?;
+            let memory = buckets(dev, &layout)?;
+            self.memory.iter().for_each(retire);
+            self.memory = memory;
             self.layout = layout;
         } else {
             for bucket in &mut self.memory {
-                dev.fill(bucket, 0.0)?;
+                dev.fill(bucket, T::zeroed())?;
             }
         }
         self.furnish(dev)?;

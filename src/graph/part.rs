@@ -21,6 +21,16 @@ pub(crate) enum Part {
     Collective(Captured),
 }
 
+impl Part {
+    /// Whether it names memory that nobody looks at any more.
+    pub(super) fn is_stale(&self) -> bool {
+        match self {
+            Part::Segment(segment) => segment.touched.iter().any(|touched| touched.block.is_retired()),
+            Part::Collective(captured) => captured.blocks().any(|block| block.is_retired()),
+        }
+    }
+}
+
 /// What one call of the driver launches.
 pub(crate) struct Segment {
     pub(super) exec: Exec,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     driver::Address,
     plant::Bug,
-    sync::{CommitWord, Link as Node, Linked, Mirror, RefCount, Returns},
+    sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -50,6 +50,8 @@ pub(crate) struct Block {
     home: Option<Arc<Home>>,
     /// Keeps the memory mapped, also when the pool is gone.
     pub(super) region: Arc<Region>,
+    /// What was in it is elsewhere now, or gone: who still holds it is out of date.
+    retired: Flag,
 }
 
 /// Where a block lies.
@@ -93,7 +95,17 @@ impl Block {
             place,
             home: home.cloned(),
             region: region.clone(),
+            retired: Flag::new(),
         })
+    }
+
+    /// From now on graphs that name it are out of date, until it is handed out again.
+    pub(crate) fn retire(&self) {
+        self.retired.raise();
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.is_raised()
     }
 
     /// The device that the memory belongs to; none for memory that is at home everywhere.
@@ -148,6 +160,7 @@ impl BlockRef {
     #[inline]
     pub(super) fn wake(mut block: Box<Block>) -> Self {
         block.refs.reset();
+        block.retired = Flag::new();
         BlockRef(NonNull::from(Box::leak(block)))
     }
 }

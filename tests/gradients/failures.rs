@@ -2,21 +2,12 @@
 
 use crate::{
     on_both,
-    rig::{self, SIZES, all, backwards, bits, give, plain, small, step},
+    rig::{self, SIZES, all, backwards, bits, give, plain, refused, small, step},
     support::{failure, until},
 };
 use gpu_pool::{Device, Error, GradientExchange, ReduceOp, Wire};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::*};
-
-/// The reason of a call that must be refused.
-#[track_caller]
-fn refused<R>(result: Result<R, Error>) -> String {
-    match result.map(|_| ()) {
-        Err(Error::InvalidArgument { why, .. }) => why,
-        other => panic!("not an invalid argument: {other:?}"),
-    }
-}
 
 /// A step that must give what it should.
 fn works(dev: &Device, exchange: &mut GradientExchange, number: usize) -> Result<(), Error> {
@@ -206,40 +197,6 @@ on_both! {
             Ok(())
         })
         .unwrap();
-    }
-
-    // A graph would write the gradient when it is launched, and the exchange would not wait for that.
-    2: fn within_a_capture(gpus) {
-        let pool = rig::pool(gpus, 2);
-        let mut state = pool.per_device(|dev, _| small().build(dev, &SIZES)).unwrap();
-        state
-            .run(|dev, _, exchange| {
-                give(dev, exchange, 8, &rig::numbers(0, dev.rank(), 8, SIZES[8]))?;
-                type Call = fn(&Device, &mut GradientExchange) -> Result<(), Error>;
-                let calls: [(&str, Call); 5] = [
-                    ("ready", |dev, exchange| exchange.ready(dev, 0)),
-                    ("ready_from", |dev, exchange| exchange.ready_from(dev, 0, dev.zeros(SIZES[0])?)),
-                    ("finish_bucket", |dev, exchange| exchange.finish_bucket(dev, 0).map(drop)),
-                    ("finish", |dev, exchange| exchange.finish(dev).map(drop)),
-                    ("reset", |dev, exchange| exchange.reset(dev)),
-                ];
-                for (name, call) in calls {
-                    let captured = dev.capture(|dev| {
-                        let mut x = exchange.grad_mut(0)?;
-                        dev.fill(&mut x, 1.0)?;
-                        call(dev, exchange)
-                    });
-                    match captured.map(drop) {
-                        Err(Error::InvalidArgument { op, .. }) => assert_eq!(op, name),
-                        other => panic!("{name}: {other:?}"),
-                    }
-                }
-                // The step goes on as if nothing had been.
-                step(dev, exchange, &SIZES, 0, &backwards(SIZES.len() - 1))?;
-                assert_eq!(bits(&all(dev, exchange)?), bits(&plain(dev, &SIZES, 0, ReduceOp::Avg, |_| true)?));
-                Ok(())
-            })
-            .unwrap();
     }
 
     // The half of a step that is left from a scope that has failed since is not to be finished.

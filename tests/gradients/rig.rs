@@ -2,7 +2,8 @@
 
 use crate::support::Gpus;
 use gpu_pool::{
-    Builder, Check, Device, Error, Exchanged, GpuPool, GradientExchange, GradientExchangeBuilder, ReduceOp, ReduceOrder,
+    Builder, Check, Device, Error, Exchanged, GpuPool, Gradient, GradientExchange, GradientExchangeBuilder, ReduceOp,
+    ReduceOrder,
 };
 
 /// Sums in the order of ranks, however they are made: then a plain all-reduce of each gradient has the same bits. GPUs are not
@@ -54,7 +55,12 @@ pub fn numbers(step: usize, rank: usize, gradient: usize, len: usize) -> Vec<f32
 
 /// Writes a gradient and says so.
 #[track_caller]
-pub fn give(dev: &Device, exchange: &mut GradientExchange, gradient: usize, x: &[f32]) -> Result<(), Error> {
+pub fn give<T: Gradient>(
+    dev: &Device,
+    exchange: &mut GradientExchange<T>,
+    gradient: usize,
+    x: &[T],
+) -> Result<(), Error> {
     dev.upload_into(x, &mut exchange.grad_mut(gradient)?)?;
     exchange.ready(dev, gradient)
 }
@@ -76,7 +82,7 @@ pub fn step<'a>(
 }
 
 /// All gradients, on the host.
-pub fn all(dev: &Device, exchange: &GradientExchange) -> Result<Vec<Vec<f32>>, Error> {
+pub fn all<T: Gradient>(dev: &Device, exchange: &GradientExchange<T>) -> Result<Vec<Vec<T>>, Error> {
     (0..exchange.len()).map(|gradient| dev.download(&exchange.grad(gradient)?)).collect()
 }
 
@@ -99,6 +105,15 @@ pub fn plain(
 
 pub fn bits(x: &[Vec<f32>]) -> Vec<Vec<u32>> {
     x.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// The reason of a call that must be refused.
+#[track_caller]
+pub fn refused<R>(result: Result<R, Error>) -> String {
+    match result.map(|_| ()) {
+        Err(Error::InvalidArgument { why, .. }) => why,
+        other => panic!("not an invalid argument: {other:?}"),
+    }
 }
 
 /// The norm, in double precision.

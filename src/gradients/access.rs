@@ -1,0 +1,145 @@
+//! Between the exchanges: where gradients are, whose memory they have, and what of a step may be set.
+
+use super::{GradientExchange, element::Gradient, marks::Mark, retire, settings::check_weight};
+use crate::{
+    DeviceBuffer, DeviceCopy, ReduceOp,
+    error::{Error, Result},
+    memory::{AsView, DeviceView, DeviceViewMut},
+};
+use std::{marker::PhantomData, panic::Location};
+
+impl<T: Gradient> GradientExchange<T> {
+    /// Where the backward pass writes a gradient, and adds to it in further steps if [`holds`](Self::holds).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
+    pub fn grad_mut(&mut self, gradient: usize) -> Result<DeviceViewMut<'_, T>> {
+        self.marks.check_open("grad_mut", gradient)?;
+        Ok(exclusive(self.view(gradient)))
+    }
+
+    /// Several at once: what a kernel that writes two gradients needs.
+    ///
+    /// # Errors
+    /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.
+    pub fn grads_mut<const N: usize>(&mut self, gradients: [usize; N]) -> Result<[DeviceViewMut<'_, T>; N]> {
+        for (at, &gradient) in gradients.iter().enumerate() {
+            self.marks.check_open("grads_mut", gradient)?;
+            if gradients[..at].contains(&gradient) {
+                return Err(Error::invalid("grads_mut", format_args!("gradient {gradient} is named twice")));
+            }
+        }
+        Ok(gradients.map(|gradient| exclusive(self.view(gradient))))
+    }
+
+    /// A gradient: of all members behind [`finish`](Self::finish), this member's own before.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
+    pub fn grad(&self, gradient: usize) -> Result<DeviceView<'_, T>> {
+        self.marks.check_there("grad", gradient)?;
+        Ok(self.view(gradient))
+    }
+
+    pub(super) fn view(&self, gradient: usize) -> DeviceView<'_, T> {
+        match &self.lent[gradient] {
+            Some(lent) => lent.view(),
+            None => self.memory[self.layout.places[gradient].bucket].slice(self.layout.places[gradient].range()),
+        }
+    }
+
+    /// Whether a gradient has something from steps that exchanged nothing: then the backward pass adds to it.
+    pub fn holds(&self, gradient: usize) -> bool {
+        matches!(self.marks.check("holds", gradient), Ok(Mark::Held))
+    }
+
+    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and all
+    /// else is about that, then. If it had one of that kind, that is dropped.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
+    /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it first;
+    /// [`Error::WrongDevice`], [`Error::WrongPool`].
+    #[track_caller]
+    pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
+        self.marks.check_open("lend", gradient)?;
+        if self.holds(gradient) {
+            let why = format_args!(
+                "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
+            );
+            return Err(Error::invalid("lend", why));
+        }
+        if memory.block.link.pool != self.device.pool {
+            return Err(Error::WrongPool { op: "lend", device: self.device.device, site: Location::caller() });
+        }
+        let (len, wanted) = (memory.len(), self.sizes[gradient]);
+        if len != wanted {
+            let why = format_args!("{len} elements for gradient {gradient}, which has {wanted}");
+            return Err(Error::invalid("lend", why));
+        }
+        if memory.device() != self.device.device {
+            let (buffer, device) = (memory.device(), self.device.device);
+            return Err(Error::WrongDevice { op: "lend", buffer, device, site: Location::caller() });
+        }
+        if let Some(old) = self.lent[gradient].replace(memory) {
+            retire(&old);
+        }
+        Ok(())
+    }
+
+    /// Gives a memory back that was [lent](Self::lend), with the gradient in it; the bucket's own takes its place. What the
+    /// gradient held goes with it: it counts when it is lent and ready again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
+    pub fn take(&mut self, gradient: usize) -> Result<DeviceBuffer<T>> {
+        self.marks.check_there("take", gradient)?;
+        let lent = self.lent[gradient].take();
+        if lent.is_some() {
+            self.marks.forget(gradient);
+        }
+        lent.ok_or_else(|| Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")))
+    }
+
+    /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
+    /// of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is NaN: a member whose
+    /// numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
+    pub fn set_weight(&mut self, weight: f64) -> Result<()> {
+        if !matches!(self.settings.reduce, ReduceOp::Scaled(_)) {
+            return Err(Error::invalid("set_weight", "only what is `Scaled` has weights"));
+        }
+        self.between_steps("set_weight")?;
+        check_weight::<T>("set_weight", weight)?;
+        self.weight = weight;
+        Ok(())
+    }
+
+    /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish) only keep
+    /// the books: gradients stay where they are, for the next step to add to, and what was ready counts as used when gradients
+    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the
+    /// next meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](super::GradientExchangeBuilder::find_unused)
+    /// there is no such meeting after the first exchange, and nobody compares.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] within a step.
+    pub fn set_sync(&mut self, sync: bool) -> Result<()> {
+        self.between_steps("set_sync")?;
+        self.sync = sync;
+        Ok(())
+    }
+
+    pub(super) fn between_steps(&self, op: &'static str) -> Result<()> {
+        match self.marks.has_begun() {
+            true => Err(Error::invalid(op, "within a step; `finish` ends it")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The exclusive borrow is the caller's.
+pub(super) fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
+    DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
+}

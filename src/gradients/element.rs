@@ -1,0 +1,104 @@
+//! Types of gradients, and the kernels that bring them to the wire and back.
+
+use super::kernels::twin::{norm_twin, pack_twin, unpack_twin};
+use crate::{
+    DType, Element,
+    driver::{HostKernel, KernelArg, ValueBytes},
+    memory::DeviceCopy,
+};
+use half::{bf16, f16};
+
+/// The types of gradients that are exchanged: `f32`, `f64`, `half::f16` and `half::bf16`. Sealed, since the kernels are in the
+/// crate.
+#[diagnostic::on_unimplemented(
+    message = "gradients of type `{Self}` are not exchanged",
+    note = "those of f32, f64, half::f16 and half::bf16 are"
+)]
+pub trait Gradient: Element + private::Kernels {
+    /// What is computed in, and so the type of the [norm](super::Exchanged::norm): `f64` for `f64`, else `f32`.
+    type Norm: DeviceCopy;
+}
+
+pub(super) mod private {
+    use super::{DType, HostKernel, KernelArg};
+
+    /// A kernel's name and its Rust twin.
+    pub type Named = (&'static str, HostKernel);
+
+    /// The kernels of gradients of one type on a wire of another.
+    #[derive(Clone, Copy)]
+    pub struct Between {
+        pub pack: Named,
+        pub unpack: Named,
+    }
+
+    pub trait Kernels {
+        const NORM_KERNEL: Named;
+
+        /// None where the wire would not be narrower.
+        fn kernels(wire: DType) -> Option<Between>;
+        /// What gradients are multiplied by, as an argument; none unless it is finite in the type that is computed in.
+        fn factor(factor: f64) -> Option<KernelArg>;
+    }
+}
+use private::{Between, Named};
+
+/// Gradients of this type on a wire of type `W`: `kernels/gradients.cu` in Rust.
+pub(super) trait OnWire<W: Element>: Gradient {
+    /// One rounding, to nearest even.
+    fn narrow(self, factor: Self::Norm) -> W;
+    fn wide(wire: W) -> Self;
+}
+
+macro_rules! gradients {
+    ($($G:ty, $A:ty, $norm:literal: [$($W:ty, $pack:literal, $unpack:literal, $narrow:expr, $wide:expr;)+])+) => {$(
+        impl Gradient for $G {
+            type Norm = $A;
+        }
+
+        impl private::Kernels for $G {
+            const NORM_KERNEL: Named = ($norm, norm_twin::<$A>);
+
+            fn kernels(wire: DType) -> Option<Between> {
+                $(if wire == <$W>::DTYPE {
+                    let (pack, unpack): (Named, Named) =
+                        (($pack, pack_twin::<$G, $W>), ($unpack, unpack_twin::<$G, $W>));
+                    return Some(Between { pack, unpack });
+                })+
+                None
+            }
+
+            fn factor(factor: f64) -> Option<KernelArg> {
+                let factor = factor as $A;
+                factor.is_finite().then(|| KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&factor))))
+            }
+        }
+
+        $(impl OnWire<$W> for $G {
+            fn narrow(self, factor: $A) -> $W {
+                $narrow(<$A>::from(self) * factor)
+            }
+            fn wide(wire: $W) -> Self {
+                $wide(wire)
+            }
+        })+
+    )+};
+}
+
+fn same<T>(x: T) -> T {
+    x
+}
+
+gradients! {
+    f32, f32, "gradient_norm_f32": [
+        f32, "pack_f32_f32", "unpack_f32_f32", same, same;
+        f16, "pack_f32_f16", "unpack_f32_f16", f16::from_f32, f16::to_f32;
+        bf16, "pack_f32_bf16", "unpack_f32_bf16", bf16::from_f32, bf16::to_f32;
+    ]
+    f64, f64, "gradient_norm_f64": [
+        f64, "pack_f64_f64", "unpack_f64_f64", same, same;
+        f32, "pack_f64_f32", "unpack_f64_f32", |x| x as f32, f64::from;
+    ]
+    f16, f32, "gradient_norm_f32": [f16, "pack_f16_f16", "unpack_f16_f16", f16::from_f32, same;]
+    bf16, f32, "gradient_norm_f32": [bf16, "pack_bf16_bf16", "unpack_bf16_bf16", bf16::from_f32, same;]
+}

@@ -1,0 +1,104 @@
+//! The kernels' Rust twins. Their arguments are packed by [`super`].
+
+use super::{super::element::OnWire, super::layout::Unit, SEGMENTS, TABLE};
+use crate::{Element, LaunchDims, driver::HostArg, memory::DeviceCopy};
+
+fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
+    let HostArg::Value(bytes) = arg else { unreachable!("packed above") };
+    bytemuck::pod_read_unaligned(bytes.as_bytes())
+}
+
+/// The `k`-th number of a table's column, whose first eight are `args[at]`.
+fn cell(args: &[HostArg], at: usize, k: usize) -> usize {
+    read::<[u64; 8]>(&args[at + k / 8])[k % 8] as usize
+}
+
+/// `(start, len, memory)` of every segment; the table begins at `args[at]`.
+fn table<G>(args: &[HostArg], at: usize, count: usize) -> impl Iterator<Item = (usize, usize, Option<*mut G>)> {
+    let column = SEGMENTS / 8;
+    let mut slices = args[at + TABLE..].iter();
+    (0..count).map(move |k| {
+        let memory = (cell(args, at + 2 * column, k) != 0).then(|| {
+            let Some(HostArg::Slice { ptr, .. }) = slices.next() else { unreachable!("packed above") };
+            ptr.cast()
+        });
+        (cell(args, at, k), cell(args, at + column, k), memory)
+    })
+}
+
+fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
+    match arg {
+        HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),
+        HostArg::Value(_) => None,
+    }
+}
+
+/// # Safety
+/// `args` are those of [`pack`](super::pack) for these types, with the memory behind them.
+pub(in super::super) unsafe fn pack_twin<G: OnWire<W>, W: Element>(_dims: LaunchDims, args: &[HostArg]) {
+    let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
+    // SAFETY: the wire is this kernel's alone (the promise of the caller), aligned as device memory is.
+    let wire = unsafe { std::slice::from_raw_parts_mut(wire, len) };
+    let factor: G::Norm = read(&args[2]);
+    for (start, len, memory) in table::<G>(args, 3, read::<u32>(&args[1]) as usize) {
+        let (out, zeros) = wire[start..start + Unit::of::<G>().padded(len)].split_at_mut(len);
+        zeros.fill(W::zeroed());
+        match memory {
+            // SAFETY: a segment has `len` elements that nobody writes meanwhile, and which are not the wire's.
+            Some(memory) => out
+                .iter_mut()
+                .zip(unsafe { std::slice::from_raw_parts(memory.cast_const(), len) })
+                .for_each(|(out, x)| *out = x.narrow(factor)),
+            None => out.fill(W::zeroed()),
+        }
+    }
+}
+
+/// # Safety
+/// `args` are those of [`unpack`](super::unpack) for these types, with the memory behind them.
+pub(in super::super) unsafe fn unpack_twin<G: OnWire<W>, W: Element + Into<f64>>(dims: LaunchDims, args: &[HostArg]) {
+    let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
+    // SAFETY: nobody writes the wire meanwhile (the promise of the caller); aligned as device memory is.
+    let wire = unsafe { std::slice::from_raw_parts(wire.cast_const(), len) };
+    for (start, len, memory) in table::<G>(args, 5, read::<u32>(&args[4]) as usize) {
+        if let Some(memory) = memory {
+            // SAFETY: a segment has `len` elements that are this kernel's alone, and which are not the wire's.
+            let out = unsafe { std::slice::from_raw_parts_mut(memory, len) };
+            out.iter_mut().zip(&wire[start..]).for_each(|(out, x)| *out = G::wide(*x));
+        }
+    }
+    let Some((partial, count)) = pointer::<f64>(&args[1]) else { return };
+    // SAFETY: as above.
+    let partial = unsafe { std::slice::from_raw_parts_mut(partial, count) };
+    let (first, n) = (read::<u64>(&args[2]) as usize, read::<u64>(&args[3]) as usize);
+    let blocks = dims.grid.0 as usize;
+    for (block, sum) in partial[..blocks].iter_mut().enumerate() {
+        let part = &wire[first..first + n][crate::shard::balanced(block, blocks, n)];
+        *sum = part.iter().map(|x| (*x).into()).map(|x| x * x).sum();
+    }
+}
+
+/// What norms are of.
+pub(in super::super) trait Norm: DeviceCopy {
+    fn of(sum: f64) -> Self;
+}
+impl Norm for f32 {
+    fn of(sum: f64) -> Self {
+        sum.sqrt() as f32
+    }
+}
+impl Norm for f64 {
+    fn of(sum: f64) -> Self {
+        sum.sqrt()
+    }
+}
+
+/// # Safety
+/// `args` are those of [`norm`](super::norm), with the memory behind them.
+pub(in super::super) unsafe fn norm_twin<A: Norm>(_dims: LaunchDims, args: &[HostArg]) {
+    let (Some((partial, len)), Some((out, _))) = (pointer::<f64>(&args[0]), pointer::<A>(&args[1])) else { return };
+    // SAFETY: memory of so many elements that nobody writes meanwhile (the promise of the caller).
+    let partial = unsafe { std::slice::from_raw_parts(partial.cast_const(), len) };
+    // SAFETY: one element, this kernel's alone.
+    unsafe { *out = A::of(partial.iter().sum()) };
+}

@@ -1,0 +1,185 @@
+//! What members do together besides exchanging gradients: begin with the same parameters, and end together.
+
+use super::{GradientExchange, element::Gradient};
+use crate::{
+    DType, Device, Element, Group,
+    error::{Error, Result, Site},
+    memory::{AsView, AsViewMut},
+};
+use std::{
+    hash::{DefaultHasher, Hasher},
+    panic::Location,
+    sync::Arc,
+};
+
+/// What a member says of its parameters.
+#[derive(Clone)]
+struct Parameters {
+    dtype: DType,
+    sizes: Arc<[usize]>,
+    /// Empty where only the sizes count.
+    sums: Arc<[u64]>,
+    site: Site,
+}
+
+impl Parameters {
+    fn of<V>(parameters: &[V], sums: Vec<u64>, site: Site) -> Self
+    where
+        V: AsView,
+        V::Elem: Element,
+    {
+        let sizes = parameters.iter().map(|x| x.view().len()).collect();
+        Parameters { dtype: V::Elem::DTYPE, sizes, sums: sums.into(), site }
+    }
+
+    /// What differs, and both sides of it.
+    fn differs(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let both = |what, text: &dyn Fn(&Self) -> String| Some((what, text(self), text(other)));
+        if self.dtype != other.dtype {
+            return both("dtype", &|own| format!("parameters of {:?}", own.dtype));
+        }
+        if self.sizes.len() != other.sizes.len() {
+            return both("count", &|own| format!("{} parameters", own.sizes.len()));
+        }
+        if let Some(i) = (0..self.sizes.len()).find(|&i| self.sizes[i] != other.sizes[i]) {
+            return both("size", &|own| format!("parameter {i} of {} elements", own.sizes[i]));
+        }
+        let i = (0..self.sums.len().min(other.sums.len())).find(|&i| self.sums[i] != other.sums[i])?;
+        both("parameters", &|own| format!("parameter {i}, whose bits have the checksum {:016x}", own.sums[i]))
+    }
+
+    /// All members say theirs: `Err` on all of them if they differ.
+    #[track_caller]
+    fn compare(self, group: &Group<'_>) -> Result<()> {
+        let all = group.exchange(self)?;
+        for rank in 1..all.len() {
+            if let Some((what, a_call, b_call)) = all[0].differs(&all[rank]) {
+                let (a, b) = (group.ordinal(0), group.ordinal(rank));
+                return Err(Error::Mismatch {
+                    what,
+                    a,
+                    a_call,
+                    a_site: all[0].site,
+                    b,
+                    b_call,
+                    b_site: all[rank].site,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Gradient> GradientExchange<T> {
+    /// Before a step in which not every member may have a batch: each says whether it has one, and learns how many members do.
+    /// At 0 all of them end together. Until then who has none says [`nothing`](Self::nothing), still [`finish`](Self::finish)es
+    /// the step, and updates its weights with the others' gradients, so that all keep the same ones. One meeting of the hosts.
+    ///
+    /// `Avg` divides by the number of all members, and gradients of who has nothing count as zero: an average of those that
+    /// have something is `Scaled`, with [`set_weight`](Self::set_weight) of one over what is returned here. (DDP's `join`,
+    /// where members that have ended run shadows of the others' collectives, and the weights of the last one are broadcast at
+    /// the end.)
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, GradientExchange, ReduceOp};
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let found = pool.run(|dev, shard| {
+    ///     let exchange = GradientExchange::builder().reduce(ReduceOp::Scaled(1.0));
+    ///     let mut gradients = exchange.build(dev, &[1])?;
+    ///     let mut batches = [3.0, 5.0, 7.0][..3 - 2 * shard.index()].iter();
+    ///     let mut seen = Vec::new();
+    ///     loop {
+    ///         let batch = batches.next();
+    ///         let active = gradients.join(dev, batch.is_some())?;
+    ///         if active == 0 {
+    ///             break Ok(seen);
+    ///         }
+    ///         gradients.set_weight(1.0 / active as f64)?;
+    ///         if let Some(x) = batch {
+    ///             dev.fill(&mut gradients.grad_mut(0)?, *x)?;
+    ///             gradients.ready(dev, 0)?;
+    ///         } else {
+    ///             gradients.nothing();
+    ///         }
+    ///         gradients.finish(dev)?;
+    ///         seen.push(dev.download(&gradients.grad(0)?)?[0]);
+    ///     }
+    /// })?;
+    /// assert_eq!(found, [[3.0, 5.0, 7.0]; 2]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] within a step, in a capture and after a failure; [`Error::Mismatch`], [`Error::Timeout`],
+    /// [`Error::Aborted`].
+    #[track_caller]
+    pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {
+        self.check(dev, "join")?;
+        self.between_steps("join")?;
+        let all = self.group(dev, "join")?.exchange(Joins(has_batch))?;
+        Ok(all.iter().filter(|member| member.0).count())
+    }
+
+    /// Gives all members the parameters of member `root`, so that they begin with the same ones; likewise whatever else a model
+    /// has, such as running means, whenever it is wanted. Of any type that collectives know, and not only those that have
+    /// gradients. (What DDP does when it is made, and with `broadcast_buffers` in each step.)
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, GradientExchange};
+    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let found = pool.run(|dev, shard| {
+    ///     let gradients = GradientExchange::builder().build(dev, &[2, 1])?;
+    ///     let mut weights = [dev.upload(&[shard.index() as f32; 2])?, dev.upload(&[7.0])?];
+    ///     gradients.broadcast_parameters(dev, &mut weights, 1)?;
+    ///     gradients.verify_parameters(dev, &weights)?;
+    ///     dev.download(&weights[0])
+    /// })?;
+    /// assert_eq!(found, [[1.0; 2]; 3]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] on all members when they differ in the number of parameters, their lengths or their type, before
+    /// anything was written; [`Error::InvalidArgument`] in a capture and in a gang without one of the members; else those of
+    /// [`Device::broadcast`].
+    #[track_caller]
+    pub fn broadcast_parameters<V>(&self, dev: &Device, parameters: &mut [V], root: usize) -> Result<()>
+    where
+        V: AsViewMut,
+        V::Elem: Element,
+    {
+        let group = self.here(dev, "broadcast_parameters")?;
+        Parameters::of(parameters, Vec::new(), Location::caller()).compare(&group)?;
+        for x in parameters {
+            group.broadcast(x, root)?;
+        }
+        Ok(())
+    }
+
+    /// Whether all members have the same parameters, bit for bit: replicas that have drifted apart give no error by themselves,
+    /// only worse results. Downloads all of them and waits: something for every thousandth step.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and another,
+    /// or as of [`broadcast_parameters`](Self::broadcast_parameters); else those of [`Device::download`].
+    #[track_caller]
+    pub fn verify_parameters<V>(&self, dev: &Device, parameters: &[V]) -> Result<()>
+    where
+        V: AsView,
+        V::Elem: Element,
+    {
+        let group = self.here(dev, "verify_parameters")?;
+        let mut sums = Vec::with_capacity(parameters.len());
+        for x in parameters {
+            let mut hasher = DefaultHasher::new();
+            hasher.write(bytemuck::cast_slice(&dev.download(x)?));
+            sums.push(hasher.finish());
+        }
+        Parameters::of(parameters, sums, Location::caller()).compare(&group)
+    }
+}
+
+/// What members tell each other in [`GradientExchange::join`]; a type of its own, so that another exchange of values does not
+/// fit.
+#[derive(Clone)]
+struct Joins(bool);
