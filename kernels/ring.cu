@@ -1,6 +1,6 @@
 // All-reduce around a ring, in one launch: every member writes to its successor's memory alone, and reads its own.
 //
-//   ring_{f32,f64}  (Meet meet, Ring ring, T factor)
+//   ring_{f32,f64}  (Meet meet, Ring ring, Cut cut, T factor)
 //
 // Hop h passes chunk (me - h) mod n on, which came by the predecessor's hop h - 1. 2 (n - 1) hops:
 //
@@ -37,13 +37,18 @@
 #include "lanes.cuh"
 #include "meet.cuh"
 
+// Addresses.
 struct Ring {
-    u64 from, to;                  // own source, own destination; they may be one
-    u64 next_to;                   // the successor's destination
-    u64 inbox, next_inbox;         // own and the successor's
-    u64 bytes;                     // of a buffer
-    u64 chunk;                     // chunk c begins at c * chunk, a multiple of 128; the last ones may be shorter, or empty
-    u64 piece;                     // bytes of a slot, a multiple of 128
+    u64 from, to;          // own source, own destination; they may be one
+    u64 next_to;           // the successor's destination
+    u64 inbox, next_inbox; // own and the successor's
+};
+
+// What all members agree on.
+struct Cut {
+    u64 bytes; // of a buffer
+    u64 chunk; // chunk c begins at c * chunk, a multiple of 128; the last ones may be shorter, or empty
+    u64 piece; // bytes of a slot, a multiple of 128
     u32 rounds, abreast, slots, spare;
 };
 
@@ -144,35 +149,36 @@ struct Desk {
 };
 
 // False when it had to give up.
-template <class T> __device__ inline bool go_round(const Meet& meet, const Ring& ring, T factor, const u32* epochs) {
+template <class T>
+__device__ inline bool go_round(const Meet& meet, const Ring& ring, const Cut& cut, T factor, const u32* epochs) {
     const Desk desk(meet, epochs);
-    const u32 n = meet.count, hops = 2 * (n - 1), through = ring.rounds * (n - 1) * ring.abreast;
-    const u64 slots = (u64)blockIdx.x * ring.slots * ring.piece;
+    const u32 n = meet.count, hops = 2 * (n - 1), through = cut.rounds * (n - 1) * cut.abreast;
+    const u64 slots = (u64)blockIdx.x * cut.slots * cut.piece;
     u32 sent = 0, filled = 0, taken = 0; // pieces, of which some through slots; and slots emptied
 #pragma unroll 1
-    for (u32 round = 0; round < ring.rounds; round++) {
+    for (u32 round = 0; round < cut.rounds; round++) {
         u32 chunk = meet.me;
 #pragma unroll 1
         for (u32 hop = 0; hop < hops; hop++) {
-            const u64 begin = chunk * ring.chunk < ring.bytes ? chunk * ring.chunk : ring.bytes;
-            const u64 here = ring.bytes - begin < ring.chunk ? ring.bytes - begin : ring.chunk;
+            const u64 begin = chunk * cut.chunk < cut.bytes ? chunk * cut.chunk : cut.bytes;
+            const u64 here = cut.bytes - begin < cut.chunk ? cut.bytes - begin : cut.chunk;
 #pragma unroll 1
-            for (u32 k = 0; k < ring.abreast; k++) {
-                const u64 at = (((u64)round * ring.abreast + k) * gridDim.x + blockIdx.x) * ring.piece;
-                const u64 bytes = at >= here ? 0 : here - at < ring.piece ? here - at : ring.piece;
+            for (u32 k = 0; k < cut.abreast; k++) {
+                const u64 at = (((u64)round * cut.abreast + k) * gridDim.x + blockIdx.x) * cut.piece;
+                const u64 bytes = at >= here ? 0 : here - at < cut.piece ? here - at : cut.piece;
                 const bool fills = hop < n - 1, adds = hop > 0 && hop < n, ends = hop == n - 1;
-                const u32 put = hop == 0 ? 0 : sent + 1 - ring.abreast;
-                if (!desk.all_hear(put, fills && filled >= ring.slots ? filled + 1 - ring.slots : 0)) return false;
+                const u32 put = hop == 0 ? 0 : sent + 1 - cut.abreast;
+                if (!desk.all_hear(put, fills && filled >= cut.slots ? filled + 1 - cut.slots : 0)) return false;
                 const u64 own = (hop < n ? ring.from : ring.to) + begin + at;
-                const u64 arrived = adds ? ring.inbox + slots + taken % ring.slots * ring.piece : 0;
-                const u64 slot = ring.next_inbox + slots + filled % ring.slots * ring.piece;
+                const u64 arrived = adds ? ring.inbox + slots + taken % cut.slots * cut.piece : 0;
+                const u64 slot = ring.next_inbox + slots + filled % cut.slots * cut.piece;
                 const u64 next = fills ? slot : ring.next_to + begin + at;
                 pass_piece<T>(bytes, own, arrived, ends ? factor : (T)1, next, ends ? ring.to + begin + at : 0);
                 sent++;
                 filled += fills;
                 taken += adds;
                 // The last ones' slots nobody waits for.
-                desk.tell(sent, adds && taken + ring.slots <= through ? taken : 0);
+                desk.tell(sent, adds && taken + cut.slots <= through ? taken : 0);
             }
             chunk = chunk == 0 ? n - 1 : chunk - 1;
         }
@@ -180,15 +186,15 @@ template <class T> __device__ inline bool go_round(const Meet& meet, const Ring&
     return desk.all_hear(sent, 0);
 }
 
-template <class T> __device__ inline void run(const Meet& meet, const Ring& ring, T factor) {
+template <class T> __device__ inline void run(const Meet& meet, const Ring& ring, const Cut& cut, T factor) {
     __shared__ u32 epoch[MOST];
     Barrier barrier(meet, epoch);
-    if (barrier.start()) go_round<T>(meet, ring, factor, epoch);
+    if (barrier.start()) go_round<T>(meet, ring, cut, factor, epoch);
     barrier.leave();
 }
 
 #define RING(T) \
-    KERNEL ring_##T(Meet meet, Ring ring, T factor) { run<T>(meet, ring, factor); }
+    KERNEL ring_##T(Meet meet, Ring ring, Cut cut, T factor) { run<T>(meet, ring, cut, factor); }
 
 RING(f32)
 RING(f64)

@@ -20,7 +20,7 @@ use crate::{
 };
 use smallvec::SmallVec;
 
-pub(crate) use ring::{RING_BLOCKS, Ring, Round};
+pub(crate) use ring::{Cut, RING_BLOCKS, Ring, Round};
 pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_SLOTS, Stage, Staged};
 
 /// Devices that a kernel on a GPU can name.

@@ -27,5 +27,6 @@ mod numbers;
 mod point;
 mod pytorch;
 mod rig;
+mod rings;
 mod staged;
 mod tuner;

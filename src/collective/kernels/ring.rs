@@ -6,7 +6,7 @@ use crate::driver::Address;
 /// Blocks of such a kernel, at most: those that have words in `Signals::step`.
 pub(crate) const RING_BLOCKS: usize = super::STAGED_BLOCKS;
 
-/// Where a member reads and writes, and what all members agree on.
+/// Where a member reads and writes.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Ring {
@@ -19,6 +19,12 @@ pub(crate) struct Ring {
     pub inbox: Address,
     /// and the successor's.
     pub next_inbox: Address,
+}
+
+/// What all members agree on.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Cut {
     /// Of a buffer.
     pub bytes: u64,
     /// Bytes from one chunk to the next, a multiple of 128.
@@ -38,6 +44,7 @@ pub(crate) struct Ring {
 pub(crate) struct Round {
     pub meet: Meet,
     pub ring: Ring,
+    pub cut: Cut,
     pub dtype: DType,
     /// What sums are multiplied by.
     pub factor: f64,
@@ -45,8 +52,8 @@ pub(crate) struct Round {
 
 impl Round {
     pub(crate) fn args(&self) -> Arguments {
-        debug_assert!(self.meet.signals != 0 && self.ring.rounds > 0 && self.ring.slots > self.ring.abreast);
+        debug_assert!(self.meet.signals != 0 && self.cut.rounds > 0 && self.cut.slots > self.cut.abreast);
         let factor = if self.dtype == DType::F64 { value(self.factor) } else { value(self.factor as f32) };
-        [value(self.meet), value(self.ring), factor].into_iter().collect()
+        [value(self.meet), value(self.ring), value(self.cut), factor].into_iter().collect()
     }
 }

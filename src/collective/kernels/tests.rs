@@ -343,8 +343,8 @@ fn arguments_fit_the_compiled_kernels() {
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }
     for dtype in [DType::F32, DType::F64] {
-        let ring = Ring { rounds: 1, abreast: 1, slots: 2, ..Ring::default() };
-        let call = Round { meet: Meet { signals: 256, ..Meet::NONE }, ring, dtype, factor: 1.0 };
+        let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
+        let call = Round { meet: Meet { signals: 256, ..Meet::NONE }, ring: Ring::default(), cut, dtype, factor: 1.0 };
         let entry = super::ring(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }

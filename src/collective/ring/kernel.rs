@@ -11,7 +11,7 @@ use super::{
         Group, ReduceOp,
         board::{Area, Notice},
         direct,
-        kernels::{self, Meet, Ring, Round},
+        kernels::{self, Cut, Meet, Ring, Round},
         plan::Side,
         run::{Request, lent},
         tuner::Limits,
@@ -58,8 +58,8 @@ pub(in super::super) fn inbox(
     Err(short.expect("there is a smallest size"))
 }
 
-/// Submits this member's kernel, for some elements. The meeting on the host is over and committed: whatever comes of this, the meeting of the kernels
-/// is counted.
+/// Submits this member's kernel, for some elements. The meeting on the host is over and committed: whatever comes of this, the
+/// meeting of the kernels is counted.
 pub(in super::super) fn launch(
     group: &Group<'_>,
     request: &Request,
@@ -72,7 +72,9 @@ pub(in super::super) fn launch(
     let chunk = largest(group, request, len);
     let inbox = |member: usize| lent(&notices[member]).inbox.expect("every member has one");
     let room = (0..n).map(|member| inbox(member).1).min().expect("there are members");
-    let cut = cut::cutting(chunk, cut::blocks(chunk, limits), room);
+    let cutting = cut::cutting(chunk, cut::blocks(chunk, limits), room);
+    let sendings = cutting.rounds * cutting.abreast * 2 * (n - 1);
+    assert!(u32::try_from(sendings).is_ok(), "they are counted in 32 bits; a terabyte has some millions");
     let own = |side| request.area(side).expect("all_reduce has a buffer").address;
     let next = (group.rank + 1) % n;
     let ring = Ring {
@@ -81,15 +83,17 @@ pub(in super::super) fn launch(
         next_to: lent(&notices[next]).destination.as_ref().expect("all_reduce has a buffer").address,
         inbox: inbox(group.rank).0,
         next_inbox: inbox(next).0,
+    };
+    let cut = Cut {
         bytes: (len * request.dtype.size()) as u64,
         chunk: chunk as u64,
-        piece: cut.piece as u64,
-        rounds: u32::try_from(cut.rounds).expect("a round has at least a line, so this is more memory than there is"),
-        abreast: cut.abreast as u32,
-        slots: cut.slots as u32,
+        piece: cutting.piece as u64,
+        rounds: cutting.rounds as u32,
+        abreast: cutting.abreast as u32,
+        slots: cutting.slots as u32,
         spare: 0,
     };
     let factor = if request.reduce == ReduceOp::Avg { 1.0 / n as f64 } else { 1.0 };
-    let round = Round { meet, ring, dtype: request.dtype, factor };
-    direct::launch(dev, name, kernels::ring(request.dtype), cut.blocks as u32, &round.args())
+    let round = Round { meet, ring, cut, dtype: request.dtype, factor };
+    direct::launch(dev, name, kernels::ring(request.dtype), cutting.blocks as u32, &round.args())
 }
