@@ -114,7 +114,7 @@ on_both! {
         let lengths: &[usize] = if gpus.is_cuda() { &[0, 1, 7, 33, 1000, 20_011, 700_001] } else { &[0, 1, 7, 33, 1000, 5003] };
         for members in 2..=n {
             for (k, &len) in lengths.iter().enumerate() {
-                let op = if (members + k) % 2 == 0 { ReduceOp::Sum } else { ReduceOp::Avg };
+                let op = if (members + k).is_multiple_of(2) { ReduceOp::Sum } else { ReduceOp::Avg };
                 check::<f32>(&pool, members, len, op, |_| (0, 0));
                 check::<f32>(&pool, members, len, op, |rank| (rank % 5, (rank + k) % 3));
                 check::<f64>(&pool, members, len, op, |rank| (k % 2, (rank + k) % 2));

@@ -171,7 +171,7 @@ proptest! {
         let room = rooms[room.min(rooms.len() - 1)];
         let cut = cutting(chunk, blocks, room);
         let whole = cut.rounds * cut.abreast * cut.blocks * cut.piece;
-        prop_assert!(whole >= chunk && cut.slots > cut.abreast && cut.piece % LINE == 0, "{cut:?}");
+        prop_assert!(whole >= chunk && cut.slots > cut.abreast && cut.piece.is_multiple_of(LINE), "{cut:?}");
         prop_assert!(cut.blocks * cut.slots * cut.piece <= room, "{cut:?} in {room}");
         let model = Model::new(n, len, cut);
         let own = numbers(n, len);
