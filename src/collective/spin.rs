@@ -30,7 +30,6 @@ use crate::{
     Device,
     driver::{Address, gate},
     error::{Error, Result},
-    memory::hazard::Access,
     op::Op,
     runtime::worker::Worker,
     stream::StreamCore,
@@ -229,7 +228,7 @@ pub(super) fn run(
     let (dev, name) = (group.dev, request.call.op());
     prepare(dev, name)?;
     // Before the meeting: who is short of memory says so before anybody has begun.
-    let inbox = inbox(group, request, (way, limits), &mut access)?;
+    let inbox = ring::kernel::inbox(group, request, (way, limits), &mut access)?;
     let meet = meet(group, signals, dev.session.gang.place());
     // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
     let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, inbox.as_ref(), true))?;
@@ -260,27 +259,11 @@ pub(super) fn capture(
     access: &mut Op<'_>,
 ) -> Result<Meet> {
     check_not_blocked(group.dev, request.call.op())?;
-    let inbox = inbox(group, request, (way, group.limits()), access)?;
+    let inbox = ring::kernel::inbox(group, request, (way, group.limits()), access)?;
     let met = Met::of(group, request, inbox.as_ref(), false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
     submit(group, request, (way, group.limits(), signals), &shape, &met, meet)?;
     Ok(meet)
-}
-
-/// Takes the memory that this member needs for its part, if any.
-#[track_caller]
-fn inbox(
-    group: &Group<'_>,
-    request: &Request,
-    (way, limits): (Way, &Limits),
-    access: &mut Op<'_>,
-) -> Result<Option<Area>> {
-    let (Way::RingKernel, Some(Shape::AllReduce { len })) = (way, &request.shape) else { return Ok(None) };
-    let inbox = ring::kernel::inbox(group, request, *len, limits)?;
-    if let Some(area) = &inbox {
-        access.touch(&area.block, area.bytes.clone(), Access::Write, false)?;
-    }
-    Ok(inbox)
 }
 
 /// Submits this member's kernel to the current stream.

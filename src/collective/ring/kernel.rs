@@ -10,15 +10,20 @@ use super::{
     super::{
         Group, ReduceOp,
         board::{Area, Notice},
+        choose::Way,
         direct,
         kernels::{self, Cut, Meet, Ring, Round},
-        plan::Side,
+        plan::{Shape, Side},
         run::{Request, lent},
         tuner::Limits,
     },
     cut,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    memory::hazard::Access,
+    op::Op,
+};
 use std::sync::Arc;
 
 /// Bytes of the largest chunk of an all-reduce of `len` elements.
@@ -27,29 +32,35 @@ fn largest(group: &Group<'_>, request: &Request, len: usize) -> usize {
     cut::chunk(0, group.count(), len, size).len() * size
 }
 
-/// Memory of this member for what its predecessor sends; none where there are no elements.
+/// Memory of this member for what its predecessor sends, which `access` is to touch; none by other ways, and where there are no
+/// elements.
 #[track_caller]
 pub(in super::super) fn inbox(
     group: &Group<'_>,
     request: &Request,
-    len: usize,
-    limits: &Limits,
+    (way, limits): (Way, &Limits),
+    access: &mut Op<'_>,
 ) -> Result<Option<Area>> {
+    let (Way::RingKernel, Some(Shape::AllReduce { len: len @ 1.. })) = (way, &request.shape) else { return Ok(None) };
+    let area = take(group, request, *len, limits)?;
+    access.touch(&area.block, area.bytes.clone(), Access::Write, false)?;
+    Ok(Some(area))
+}
+
+#[track_caller]
+fn take(group: &Group<'_>, request: &Request, len: usize, limits: &Limits) -> Result<Area> {
     let chunk = largest(group, request, len);
-    if chunk == 0 {
-        return Ok(None);
-    }
     let kept = group.dev.recording.as_ref().map(|recording| &recording.inbox);
     let mut short = None;
     for bytes in cut::inboxes(chunk, cut::blocks(chunk, limits)) {
         if let Some(area) = kept.and_then(|kept| kept.borrow().clone()).filter(|area| area.bytes.len() >= bytes) {
-            return Ok(Some(area));
+            return Ok(area);
         }
         match group.dev.allocate::<u8>(request.call.op(), bytes) {
             Ok(buffer) => {
                 let area = Area { block: buffer.block.clone(), address: buffer.address(), bytes: 0..bytes };
                 kept.map(|kept| kept.replace(Some(area.clone())));
-                return Ok(Some(area));
+                return Ok(area);
             }
             Err(error @ Error::OutOfMemory { .. }) => short = Some(error),
             Err(error) => return Err(error),
