@@ -6,14 +6,14 @@
 
 mod support;
 
-use gpu_pool::{Algorithm, Builder, GpuPool, ReduceOp, Result, Topology};
+use gpu_pool::{Algorithm, Builder, Check, GpuPool, ReduceOp, Result, Topology};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];
 
 /// Microseconds of one call, of some, on the slowest device.
 fn time(builder: Builder, megabytes: usize) -> Result<f64> {
-    // Virtual time is for copies; GPUs would use kernels at most sizes.
+    // Virtual time is for copies. GPUs go round by kernels, up to some size, unless a checker looks on.
     let pool = builder.algorithm(Algorithm::Ring).build()?;
     let rounds = 4;
     let times = pool.run(|dev, _| {
@@ -41,7 +41,7 @@ fn main() {
     bench.set_turns(1, 7);
     let ordinals: Vec<usize> = (0..devices).collect();
     for megabytes in SIZES {
-        let real = || GpuPool::builder().cuda().devices(&ordinals);
+        let real = || GpuPool::builder().cuda().devices(&ordinals).check(Check::Races);
         let dry = || GpuPool::builder().topology(Topology::nvswitch(devices)).dry();
         let predicted = time(dry(), megabytes).expect("a dry run");
         let ours = Side::new("measured", || time(real(), megabytes).expect("every call succeeds"));

@@ -18,7 +18,8 @@ const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 STAGED = 64;    // and of one that goes through the host's memory
 
-// What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away.
+// What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away. (Of one of ring.cu: that it
+// has put before its successor, and has taken from its predecessor.)
 enum Step : u32 { PUT, DONE, TAKEN };
 
 // In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the

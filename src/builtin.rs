@@ -24,11 +24,12 @@ module! { PROBE, "probe" }
 module! { COMBINE, "combine" }
 module! { PUSH, "push" }
 module! { STAGED, "staged" }
+module! { RING, "ring" }
 module! { GRADIENTS, "gradients" }
 
 /// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 8] =
-    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &STAGED, &GRADIENTS];
+pub(crate) static MODULES: [&Module; 9] =
+    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &STAGED, &RING, &GRADIENTS];
 
 /// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;

@@ -100,7 +100,7 @@ use std::sync::Arc;
 /// up to 64 of them), not by one for each gradient. That they are given away, not borrowed, is why nobody can change them meanwhile.
 ///
 /// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives, and all members have
-/// the same, in every run. (Around a ring of copies, which adds up in another order from place to place, they depend on the
+/// the same, in every run. (Around a ring, as large buckets go, sums are added up in another order from place to place and depend on the
 /// bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) ends that.) Norms are sums in `f64` in a fixed order.
 ///
 /// **Failures.** What fails in a step ends it: until [`reset`](Self::reset), which all members call, everything is

@@ -22,7 +22,7 @@
 //! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each gets
 //!   [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these devices.
 //! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
-//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies`, sizes for which the ring is faster) it is
+//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies`, sizes for which a ring of copies is fastest) it is
 //!   the graph's parts between its collectives, and these as if they were called then: a meeting for each.
 //!   After a `Mismatch` the parts before that collective have run.
 //! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on every device that

@@ -60,6 +60,8 @@ pub(crate) struct Lent {
     pub(crate) counts: Option<(Counts, Counts)>,
     /// Memory of the host through which the others get what it has.
     pub(crate) stage: Option<Area>,
+    /// Own memory that its predecessor in a ring fills, and its bytes. Nobody keeps it for this member, which waits for that.
+    pub(crate) inbox: Option<(Address, usize)>,
 }
 
 /// Memory of one device.

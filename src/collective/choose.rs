@@ -18,9 +18,12 @@ pub(crate) enum Way {
     /// Through stages in the host's memory: one kernel each, which meets its peers' there; or by events, as a stepped one.
     Staged,
     Copies,
+    /// All-reduce by copies around a ring, ordered by events.
     Ring,
     /// Copies to and from the host's memory, where the device threads add up.
     Hosted,
+    /// The same around the same ring, by one kernel each, which writes to its successor alone and meets its peers'.
+    RingKernel,
 }
 
 /// Devices whose memory one kernel can name on a GPU.
@@ -35,10 +38,8 @@ pub(crate) struct Case {
     pub members: usize,
     /// Whether all have access to each other's memory.
     pub direct: bool,
-    /// An all-reduce, with what it is of and how,
+    /// An all-reduce, in place or not, with what it is of and how.
     pub all_reduce: Option<(DType, ReduceOp)>,
-    /// and whether it is in place.
-    pub in_place: bool,
     /// As packets: the bytes that one member sends another.
     pub packets: Option<usize>,
     pub bytes: usize,
@@ -50,10 +51,14 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     let link = &shared.links[0];
     let software = link.driver.info().compute_capability == (0, 0);
     let sums = matches!(case.all_reduce, Some((DType::F32 | DType::F64, ReduceOp::Sum | ReduceOp::Avg)));
-    let rings = sums && case.in_place && n > 1 && shared.reduce_order != ReduceOrder::Rank;
+    let rings = sums && n > 1 && shared.reduce_order != ReduceOrder::Rank;
     let most = if software { usize::MAX } else { MOST };
+    // Of a group with peer access in a pool without, kernels do not meet: flags in the host's memory are slow.
+    let signals = shared.signals.get().filter(|signals| direct && n > 1 && !signals.have_stages());
+    // The bits of a ring are the same in either form, so what decides between the two may be anything.
+    let ring = if signals.is_some() && n <= MOST && case.bytes < limits.ring { Way::RingKernel } else { Way::Ring };
     match shared.algorithm {
-        Algorithm::Ring if rings => return (Way::Ring, "asked for"),
+        Algorithm::Ring if rings => return (ring, "asked for"),
         Algorithm::Copies => return (Way::Copies, "asked for"),
         Algorithm::Host if n > 1 && !link.in_virtual_time() => return (Way::Hosted, "asked for"),
         Algorithm::Staged if (2..=most).contains(&n) && !link.in_virtual_time() => return (Way::Staged, "asked for"),
@@ -90,8 +95,13 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     if rings && !software && case.bytes >= limits.ring && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
-    // Of a group with peer access in a pool without, kernels do not meet: flags in the host's memory are slow.
-    let (Some(signals), true) = (shared.signals.get().filter(|signals| !signals.have_stages()), n > 1) else {
+    if rings && !software && case.bytes >= limits.ring_kernel && shared.algorithm != Algorithm::Direct {
+        return match ring {
+            Way::RingKernel => (ring, "at this size a kernel that writes to its neighbour alone is fastest"),
+            _ => (ring, "large enough for a ring; kernels cannot meet here, so by copies: the bits are the same"),
+        };
+    }
+    let Some(signals) = signals else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     };
     match case.packets {
@@ -108,7 +118,7 @@ impl Group<'_> {
     pub(super) fn signals(&self, way: Way) -> Option<&Signals> {
         let signals = self.dev.worker.shared.signals.get()?;
         match way {
-            Way::Spin | Way::Push => Some(signals),
+            Way::Spin | Way::Push | Way::RingKernel => Some(signals),
             Way::Staged if signals.have_stages() => Some(signals),
             _ => None,
         }
@@ -123,11 +133,10 @@ impl Group<'_> {
         let shape = request.shape.as_ref();
         let bytes = shape.map_or(0, |shape| shape.len(self.count()) * request.dtype.size());
         let all_reduce = matches!(shape, Some(Shape::AllReduce { .. })).then_some((request.dtype, request.reduce));
-        let in_place = request.source.is_none();
         let size = request.dtype.size();
         let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));
         let packets = packets.map(|packets| packets.each * size);
-        let case = Case { members: self.count(), direct: self.known.direct, all_reduce, in_place, packets, bytes };
+        let case = Case { members: self.count(), direct: self.known.direct, all_reduce, packets, bytes };
         choose(&self.dev.worker.shared, &case, self.limits()).0
     }
 }

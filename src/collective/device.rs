@@ -17,8 +17,8 @@ use crate::{
 /// what adds up waits for the device, and goes into no graph.)
 ///
 /// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]), so all members hold the same bits,
-/// and the same call gives the same bits in every run. Only `all_reduce` around a ring ([`Algorithm`](crate::Algorithm)) has an
-/// order of its own, as fixed, unless [`ReduceOrder::Rank`](crate::ReduceOrder) is asked for. A sum of `n` members is off by at
+/// and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a ring
+/// ([`Algorithm`](crate::Algorithm)) have an order of their own, as fixed, unless [`ReduceOrder::Rank`](crate::ReduceOrder) is asked for. A sum of `n` members is off by at
 /// most `n - 1` roundings of the accumulator's type, each of the size of the sum of magnitudes, and one of the element's.
 ///
 /// **Graphs.** Within [`capture`](Device::capture) they go into the graph; the meeting at the launch is for all that it holds.
@@ -42,8 +42,8 @@ impl Device {
     /// ```
     ///
     /// Algorithm: each member combines one slice of all buffers and writes it to all of them (the fused pass of NCCL's symmetric
-    /// kernels); where there is no peer access, or by choice, reduce-scatter and all-gather around a ring, `2 (n - 1)` steps of
-    /// `1 / n` of the buffer (Patarasuk and Yuan, 2009).
+    /// kernels); from 32 MB on more than two GPUs, without peer access, or by choice, reduce-scatter and all-gather around a ring,
+    /// `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009): by kernels that write to their neighbour, or by copies.
     ///
     /// # Errors
     /// As of all collectives, above.
@@ -56,7 +56,7 @@ impl Device {
         self.everyone().all_reduce(x, op)
     }
 
-    /// [`all_reduce`](Self::all_reduce) out of place: `src` stays as it is.
+    /// [`all_reduce`](Self::all_reduce) out of place, with the same bits: `src` stays as it is.
     ///
     /// # Errors
     /// As of all collectives, above.

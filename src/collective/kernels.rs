@@ -1,12 +1,13 @@
 //! The device kernels of the collectives: how they are named, and how their arguments are laid out.
 //!
-//! The device halves are `kernels/combine.cu`, `kernels/push.cu` and `kernels/staged.cu`; `kernels/meet.cuh` says how the kernels of several
-//! devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
+//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/staged.cu` and `kernels/ring.cu`; `kernels/meet.cuh` says how the
+//! kernels of several devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
 //!
 //! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank order, half
 //! types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
 mod lane;
+mod ring;
 mod staged;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use crate::{
 };
 use smallvec::SmallVec;
 
+pub(crate) use ring::{Cut, RING_BLOCKS, Ring, Round};
 pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_SLOTS, Stage, Staged};
 
 /// Devices that a kernel on a GPU can name.
@@ -186,6 +188,12 @@ pub(crate) fn push(dtype: DType) -> Entry {
 /// Launched with [`Staged::args`]. Without a twin: software GPUs do the same by `combine` and `pairs`.
 pub(crate) fn staged(dtype: DType) -> Entry {
     Entry { module: &builtin::STAGED, name: names(dtype).2, host: None }
+}
+
+/// Launched with [`Round::args`]. Without a twin: software GPUs go round by copies.
+pub(crate) fn ring(dtype: DType) -> Entry {
+    let name = if dtype == DType::F64 { "ring_f64" } else { "ring_f32" };
+    Entry { module: &builtin::RING, name, host: None }
 }
 
 /// A range of some device's memory.

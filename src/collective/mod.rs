@@ -7,8 +7,8 @@
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
-//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring of copies;
-//!   [`hosted`]: by copies to the host's memory, where the device threads add up. [`tuner`]: from which size on which.
+//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring, by kernels that meet or by
+//!   copies; [`hosted`]: by copies to the host's memory, where the device threads add up. [`tuner`]: from which size on which.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
 //! [`replay`]: how collectives get into graphs, and run from there.
@@ -30,7 +30,7 @@ mod packets;
 pub(crate) mod plan;
 mod point;
 pub(crate) mod replay;
-mod ring;
+pub(crate) mod ring;
 pub(crate) mod run;
 pub(crate) mod signals;
 pub(crate) mod spin;

@@ -61,7 +61,7 @@ impl Group<'_> {
     #[track_caller]
     fn capture_meeting(&self, recording: &Recording, mut request: Request) -> Result<()> {
         let (dev, name) = (self.dev, request.call.op());
-        let access = self.access(&request)?;
+        let mut access = self.access(&request)?;
         if !recording.is_of(self.ordinals()) {
             return Err(recording.refuse(name, "all collectives of a graph are of one group"));
         }
@@ -74,7 +74,7 @@ impl Group<'_> {
             );
         }
         if let Some(signals) = self.signals(way) {
-            let meet = spin::capture(self, &request, way, signals)?;
+            let meet = spin::capture(self, &request, way, signals, &mut access)?;
             access.submitted();
             recording.meets(|before| match before {
                 Some(Meetings { origin, meet, count }) => {

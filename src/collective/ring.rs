@@ -1,6 +1,11 @@
 //! All-reduce around a ring.
 //!
-//! The buffer is cut into as many chunks as there are ranks. Rank `r` reads only from its predecessor:
+//! The buffer is cut into as many chunks as there are ranks ([`cut`]), and chunk `c` is added up from rank `c` onwards: own element
+//! plus what has arrived, an average times `1 / n` at the end. That is the order of additions, whichever of two forms has it:
+//! one [`kernel`] on each member, which writes to its successor; or, here, copies in an order made by events, which leave the
+//! processors to other work. The bits are the same.
+//!
+//! By copies rank `r` reads only from its predecessor:
 //!
 //! ```text
 //! reduce-scatter, step s:  chunk (r - 1 - s) of the predecessor is copied to scratch and added to the own one
@@ -9,12 +14,18 @@
 //!
 //! After the first phase rank `r` holds the whole sum of chunk `r + 1`. Each step waits, on the GPU, for the event that
 //! the predecessor recorded after its step before; the event travels through the ring buffer between the two threads.
-//! So no kernel spins, and the order of additions is fixed: chunk `c` is added up from rank `c` onwards.
+//! So no kernel spins. Out of place, the first step reads the predecessor's source, and a chunk of the own source is copied to
+//! the destination before something is added to it.
 //!
 //! Why nothing else must be waited for: rank `r` overwrites chunk `c` in the second phase only after the complete sum of
 //! `c` came back to it, which happened after the successor had read and added the old contents. The last reads of the
 //! second phase are covered by the final event, which goes to the predecessor: when its stream has passed it, nobody
 //! touches its buffer any more.
+
+pub(crate) mod cut;
+pub(super) mod kernel;
+#[cfg(test)]
+mod tests;
 
 use super::{
     DType, Group, ReduceOp, direct,
@@ -23,17 +34,19 @@ use super::{
 use crate::{
     DeviceBuffer, Event, Kernel, Signature,
     builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
-    collective::{board::Notice, kernels::Entry},
+    collective::{
+        board::{Area, Notice},
+        kernels::Entry,
+    },
     driver::{KernelArg, ValueBytes},
     error::Result,
     plant::Bug,
-    shard::balanced,
 };
 use std::{ops::Range, sync::Arc};
 
 /// Room for the largest chunk, if anything arrives.
 pub(super) fn scratch(group: &Group<'_>, len: usize, dtype: DType) -> Result<Option<DeviceBuffer<u8>>> {
-    let largest = balanced(0, group.count(), len).len();
+    let largest = cut::chunk(0, group.count(), len, dtype.size()).len();
     let wanted = group.count() > 1 && largest > 0;
     wanted.then(|| group.dev.allocate::<u8>("all_reduce", largest * dtype.size())).transpose()
 }
@@ -50,23 +63,30 @@ pub(super) fn submit(
     let Some(scratch) = scratch else { return Ok(()) };
     let (dev, ranks) = (group.dev, group.count());
     let previous = lent(&notices[(group.rank + ranks - 1) % ranks]);
-    let area = previous.destination.as_ref().expect("all_reduce has a buffer");
     // Managed memory is at home everywhere.
-    let peer = Spot { device: area.block.device().unwrap_or(dev.index()), address: area.address };
+    let spot = |area: &Area| Spot { device: area.block.device().unwrap_or(dev.index()), address: area.address };
+    let peer = spot(previous.destination.as_ref().expect("all_reduce has a buffer"));
+    let first = previous.source.as_ref().map_or(peer, spot);
     let ready = previous.ready.as_ref().expect("there are several members");
     if !dev.worker.link.planted(Bug::StartSkipped) {
         dev.stream.wait_event("all_reduce", ready.0.raw, &ready.0.stream, ready.0.covered)?;
     }
-    let own = request.destination.as_ref().expect("all_reduce has a buffer").address;
-    let ring = Ring { group, request, peer, own: Spot { device: dev.index(), address: own } };
+    let own = |area: &Area| Spot { device: dev.index(), address: area.address };
+    let source = request.source.as_ref().map(own);
+    let own = own(request.destination.as_ref().expect("all_reduce has a buffer"));
+    let ring = Ring { group, request, first, peer, source, own };
     ring.run(len, Spot { device: dev.index(), address: scratch.address() })
 }
 
 struct Ring<'g> {
     group: &'g Group<'g>,
     request: &'g Request,
-    /// The predecessor's buffer. It is alive: its stream ends after the reads of this one.
+    /// The predecessor's buffers: what the first step reads, and all others. They are alive: its stream ends after the reads of
+    /// this one.
+    first: Spot,
     peer: Spot,
+    /// The own ones; a source only out of place.
+    source: Option<Spot>,
     own: Spot,
 }
 
@@ -76,7 +96,7 @@ impl Ring<'_> {
         let (dev, call) = (group.dev, &self.request.call);
         let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
         let factor = (self.request.reduce == ReduceOp::Avg).then(|| 1.0 / n as f64);
-        let chunk = |back: usize| balanced((rank + 2 * n - back) % n, n, len);
+        let chunk = |back: usize| cut::chunk((rank + 2 * n - back) % n, n, len, self.request.dtype.size());
         let done = || Event::record(&dev.stream, call.op(), false);
         for step in 0..n - 1 {
             if step > 0 {
@@ -84,7 +104,10 @@ impl Ring<'_> {
             }
             let range = chunk(1 + step);
             if !range.is_empty() {
-                self.fetch(&range, scratch)?;
+                self.fetch(if step == 0 { self.first } else { self.peer }, &range, scratch)?;
+                if let Some(source) = self.source {
+                    self.fetch(source, &range, self.at(self.own, &range))?;
+                }
                 let last = step == n - 2;
                 self.add(&range, scratch, factor.filter(|_| last))?;
             }
@@ -94,7 +117,7 @@ impl Ring<'_> {
             group.await_step(call, previous)?;
             let range = chunk(step);
             if !range.is_empty() {
-                self.fetch(&range, self.at(self.own, &range))?;
+                self.fetch(self.peer, &range, self.at(self.own, &range))?;
             }
             if step < n - 2 {
                 group.send_step(call, next, done()?)?;
@@ -108,9 +131,9 @@ impl Ring<'_> {
         Spot { address: spot.address + (range.start * self.request.dtype.size()) as u64, ..spot }
     }
 
-    /// Copies a chunk of the predecessor's buffer to this device.
-    fn fetch(&self, range: &Range<usize>, to: Spot) -> Result<()> {
-        let (from, bytes) = (self.at(self.peer, range), range.len() * self.request.dtype.size());
+    /// Copies a chunk of a buffer to this device.
+    fn fetch(&self, from: Spot, range: &Range<usize>, to: Spot) -> Result<()> {
+        let (from, bytes) = (self.at(from, range), range.len() * self.request.dtype.size());
         crate::copy::peer::copy(self.group.dev, to.address, to.device, from.address, from.device, bytes)
     }
 

@@ -231,6 +231,7 @@ impl Request {
             factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
             counts: self.counts.clone(),
             stage: None,
+            inbox: None,
         }
     }
 

@@ -16,12 +16,13 @@
 
 use super::{
     DType, Group, ReduceOp,
-    board::{Notice, Payload},
+    board::{Area, Lent, Notice, Payload},
     brief::Brief,
     choose::Way,
     direct,
     kernels::{Combine, Meet, Part, Push},
     plan::{Shape, Side},
+    ring,
     run::{Request, Spot, lent},
     signals::Signals,
     staged,
@@ -90,10 +91,14 @@ enum Met {
 
 impl Met {
     /// With `spins`, the launch gate is open when they have met.
-    fn of(group: &Group<'_>, request: &Request, spins: bool) -> Result<Met> {
+    fn of(group: &Group<'_>, request: &Request, inbox: Option<&Area>, spins: bool) -> Result<Met> {
         match Brief::of(request, group.in_short()) {
-            Some(own) => group.meet_briefly(own, &request.call, spins).map(Met::Briefly),
-            None => group.meet(request.call.clone(), Payload::Memory(request.lend(None)), spins).map(Met::InFull),
+            Some(own) if inbox.is_none() => group.meet_briefly(own, &request.call, spins).map(Met::Briefly),
+            _ => {
+                let inbox = inbox.map(|area| (area.address, area.bytes.len()));
+                let lent = Lent { inbox, ..request.lend(None) };
+                group.meet(request.call.clone(), Payload::Memory(lent), spins).map(Met::InFull)
+            }
         }
     }
 
@@ -228,18 +233,22 @@ pub(super) fn run(
     request: &Request,
     (way, limits): (Way, &Limits),
     signals: &Signals,
-    access: Op<'_>,
+    mut access: Op<'_>,
 ) -> Result<()> {
     let (dev, name) = (group.dev, request.call.op());
     prepare(dev, name)?;
+    // Before the meeting: who is short of memory says so before anybody has begun.
+    let inbox = ring::kernel::inbox(group, request, (way, limits), &mut access)?;
     let meet = meet(group, signals, dev.session.gang.place());
     // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
-    let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, true))?;
+    let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, inbox.as_ref(), true))?;
     match met.shape(group, request) {
         Ok(shape) => {
             let launched = submit(group, request, (way, limits, signals), &shape, &met, meet);
             drop(window);
-            finish(group, request, meet, access, launched)
+            // Peers' kernels that come yet may meet the one that makes up for this one.
+            let keep = |_: &Error| dev.worker.suspects.borrow_mut().extend(inbox.map(|area| area.block));
+            finish(group, request, meet, access, launched).inspect_err(keep)
         }
         // The others find the same, and nobody touches anything.
         Err(error) => {
@@ -252,9 +261,16 @@ pub(super) fn run(
 
 /// Captures the kernel of a collective. The members meet now, on the host; their kernels do whenever the graph is launched, in
 /// whichever gang.
-pub(super) fn capture(group: &Group<'_>, request: &Request, way: Way, signals: &Signals) -> Result<Meet> {
+pub(super) fn capture(
+    group: &Group<'_>,
+    request: &Request,
+    way: Way,
+    signals: &Signals,
+    access: &mut Op<'_>,
+) -> Result<Meet> {
     check_not_blocked(group.dev, request.call.op())?;
-    let met = Met::of(group, request, false)?;
+    let inbox = ring::kernel::inbox(group, request, (way, group.limits()), access)?;
+    let met = Met::of(group, request, inbox.as_ref(), false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
     submit(group, request, (way, group.limits(), signals), &shape, &met, meet)?;
     Ok(meet)
@@ -272,9 +288,12 @@ fn submit(
     let (n, grain) = (group.count(), request.grain());
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
-    match way {
-        Way::Push => push(group, request, shape, factors.collect(), meet, limits),
-        Way::Staged => {
+    match (way, met, shape) {
+        (Way::RingKernel, Met::InFull(notices), Shape::AllReduce { len }) if *len > 0 => {
+            ring::kernel::launch(group, request, *len, notices, limits, meet)
+        }
+        (Way::Push, ..) => push(group, request, shape, factors.collect(), meet, limits),
+        (Way::Staged, ..) => {
             let factors: SmallVec<[f64; 8]> = factors.collect();
             let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
             staged::launch(group, request, shape, factors, meet, signals)

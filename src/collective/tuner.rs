@@ -62,7 +62,9 @@ pub(crate) struct Limits {
     /// and the most blocks that push: with a second packet for each of their threads, 512 KB between 2 H200s took 12.4 us, where 256
     /// KB take 7.3.
     pub push_blocks: u32,
-    /// Bytes from which on a sum goes round the ring of copy engines.
+    /// Bytes from which on a sum goes round a ring, each member by one kernel,
+    pub ring_kernel: usize,
+    /// and from which on by copy engines.
     pub ring: usize,
     /// Bytes that a block is worth starting for,
     pub per_block: usize,
@@ -80,7 +82,10 @@ impl Limits {
         Limits {
             push: PUSHED / members.saturating_sub(1).max(1),
             push_blocks: BLOCKS,
-            // Below it, the ring is bound by the time that submitting it takes.
+            // Only the prototype was measured, on 8: 335 us for 64 MB, where slices with barriers took more than NCCL's 364. For fewer
+            // bytes its hops cost more than its stores gain. Between two every byte crosses once in any way.
+            ring_kernel: if members > 2 { 32 << 20 } else { usize::MAX },
+            // Below it, the ring of copies is bound by the time that submitting it takes.
             ring: 512 << 20,
             per_block: 16 << 10,
             blocks: 64,
@@ -162,9 +167,13 @@ impl Tuned {
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits { push, ring, per_block, blocks, large, large_blocks, .. } = *self;
-        let [push, ring, per_block, large] = [push, ring, per_block, large].map(Bytes);
-        write!(f, "pushed up to {push}, a ring from {ring} on, a block for {per_block}, at most {blocks}")?;
+        let Limits { push, ring_kernel, ring, per_block, blocks, large, large_blocks, .. } = *self;
+        let [push, kernel, copies, per_block, large] = [push, ring_kernel, ring, per_block, large].map(Bytes);
+        write!(f, "pushed up to {push}, ")?;
+        if ring_kernel < ring {
+            write!(f, "a ring of kernels from {kernel} on, ")?;
+        }
+        write!(f, "a ring of copies from {copies} on, a block for {per_block}, at most {blocks}")?;
         if large_blocks != blocks {
             write!(f, ", {large_blocks} for sums in parts of {large}")?;
         }

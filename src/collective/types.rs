@@ -167,8 +167,11 @@ pub enum Algorithm {
     /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket. What only moves data does not wait for the device,
     /// but for the other members' threads, and for a stage that is still in use. None of it goes into a graph: [`Error::InvalidArgument`](crate::Error::InvalidArgument).
     Host,
-    /// `all_reduce` around a ring of copies (`f32` and `f64`, `Sum` and `Avg`); it leaves the processors to other work. What it
-    /// cannot do runs as under `Auto`.
+    /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each device, which writes to
+    /// its successor's memory alone, where kernels can meet; by copies from the size on from which they are faster (they leave the
+    /// processors to other work) and where kernels cannot meet: on software GPUs, under a checker, without peer access. The bits are
+    /// the same by either. The kernels need memory for what arrives, up to 48 MiB on each device, and take less where there is
+    /// less. Under `Auto` more than two GPUs with peer access go round from 32 MB on. What a ring cannot do runs as under `Auto`.
     Ring,
 }
 

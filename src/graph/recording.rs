@@ -2,7 +2,10 @@
 
 use super::part::{Part, Segment};
 use crate::{
-    collective::replay::{Captured, Meetings},
+    collective::{
+        board::Area,
+        replay::{Captured, Meetings},
+    },
     error::{Error, Result},
     memory::{block::BlockRef, hazard::Access, link::Link},
     stream::StreamCore,
@@ -32,6 +35,8 @@ pub(crate) struct Recording {
     /// Ordinals of the group that meets, by rank.
     members: OnceCell<Box<[usize]>>,
     operations: Cell<usize>,
+    /// What predecessors in rings send to this member: of all that are captured, one after the other.
+    pub(crate) inbox: RefCell<Option<Area>>,
     /// Why there will be no graph.
     failed: RefCell<Option<Error>>,
 }
@@ -48,8 +53,8 @@ impl Recording {
     pub(crate) fn begin(link: &Arc<Link>) -> Result<Rc<Self>> {
         let stream = StreamCore::new(link, "capture")?;
         link.check("capture", link.driver.capture_begin(stream.raw))?;
-        let (parts, touched, pending, meetings, members, operations, failed) = Default::default();
-        Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, failed }))
+        let (parts, touched, pending, meetings, members, operations, inbox, failed) = Default::default();
+        Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, inbox, failed }))
     }
 
     /// An operation that no graph can hold, and so the end of this one.

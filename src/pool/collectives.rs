@@ -6,6 +6,7 @@ use crate::{
         choose::{Case, Way, choose},
         direct,
         plan::Shape,
+        ring,
         run::GRAIN,
         spin, staged,
     },
@@ -22,8 +23,8 @@ pub struct Explanation {
     pub meets: &'static str,
     /// Why this one.
     pub reason: &'static str,
-    /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of `Copies` and
-    /// `Ring`, it is the kernels that add up what has arrived. `Host` has none.
+    /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of `Copies`, and of
+    /// `Ring` where it goes by events, it is the kernels that add up what has arrived. `Host` has none.
     pub blocks: u32,
     /// The limits that this goes by, and where they are from: see [`Builder::tune`](crate::Builder::tune).
     pub limits: String,
@@ -37,7 +38,7 @@ impl fmt::Display for Explanation {
 }
 
 impl GpuPool {
-    /// How an `all_reduce` of so many bytes in place would be carried out on all devices, and why.
+    /// How an `all_reduce` of so many bytes would be carried out on all devices, and why.
     ///
     /// ```
     /// # use gpu_pool::{Algorithm, DType, GpuPool, ReduceOp};
@@ -53,7 +54,7 @@ impl GpuPool {
         let (shared, n) = (&self.shared, members.len());
         let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
-        let case = Case { members: n, direct, all_reduce, in_place: true, packets: Some(bytes), bytes };
+        let case = Case { members: n, direct, all_reduce, packets: Some(bytes), bytes };
         let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
@@ -67,6 +68,7 @@ impl GpuPool {
             Way::Copies => (Algorithm::Copies, "events"),
             Way::Ring => (Algorithm::Ring, "events"),
             Way::Hosted => (Algorithm::Host, "host threads"),
+            Way::RingKernel => (Algorithm::Ring, "flags"),
         };
         let shape = Shape::AllReduce { len: bytes / dtype.size() };
         let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
@@ -75,6 +77,7 @@ impl GpuPool {
             Way::Direct | Way::Spin => direct::combining(part, n, limits),
             Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
             Way::Hosted => 0,
+            Way::RingKernel => ring::cut::blocks(part, limits) as u32,
             Way::Staged | Way::Copies | Way::Ring => direct::blocks(part),
         };
         Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }

@@ -31,5 +31,6 @@ mod numbers;
 mod point;
 mod pytorch;
 mod rig;
+mod rings;
 mod staged;
 mod tuner;

@@ -342,6 +342,12 @@ fn arguments_fit_the_compiled_kernels() {
         let entry = staged(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }
+    for dtype in [DType::F32, DType::F64] {
+        let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
+        let call = Round { meet: Meet { signals: 256, ..Meet::NONE }, ring: Ring::default(), cut, dtype, factor: 1.0 };
+        let entry = super::ring(dtype);
+        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+    }
     let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: Meet::NONE };
     assert_eq!(sizes(&call.args(false)), parameters(pairs().module.image.ptx.unwrap(), pairs().name));
 }
@@ -349,7 +355,7 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    for entry in [combine(DType::F32), push(DType::F32), staged(DType::F32)] {
+    for entry in [combine(DType::F32), push(DType::F32), staged(DType::F32), ring(DType::F32)] {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
     }

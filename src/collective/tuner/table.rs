@@ -13,19 +13,21 @@ const MB: usize = 1 << 20;
 ///
 /// On 2 and 4 of them a push was faster than barriers at every size that packets have room for, and the ring of copy engines within
 /// 2 % of kernels from 512 MB on, while it leaves the processors to others (`benches/results/4xH200/collectives.json`). The sizes
-/// for 8 keep what one device sends; the ring there was the fastest at 1 GB (4947 us, kernels about 5700).
+/// for 8 keep what one device sends; the ring there was the fastest at 1 GB (4947 us, kernels about 5700). Of the ring of kernels only
+/// the prototype was measured, on 8: 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356 (`prototypes/README.md`).
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
     push: 512 * KB,
     push_blocks: BLOCKS,
+    ring_kernel: usize::MAX,
     ring: 512 * MB,
     per_block: 16 * KB,
     blocks: 64,
     large: 8 * MB,
     large_blocks: 64,
 };
-const H200_4: Limits = Limits { push: 256 * KB, large_blocks: 16, ..H200_2 };
+const H200_4: Limits = Limits { push: 256 * KB, ring_kernel: 32 * MB, large_blocks: 16, ..H200_2 };
 const H200_8: Limits = Limits { push: 768 * KB / 7, ..H200_4 };
 
 /// The rows of a device, by members.
@@ -34,7 +36,7 @@ pub(super) fn of(name: &str) -> Option<&'static [Row]> {
 }
 
 /// Limits for any number of members: between two rows, sizes on the straight line between the two when both axes are
-/// logarithmic, and blocks as in the larger row, since fewer are right for more members. Beyond the last row a device does
+/// logarithmic, and blocks as in the larger row, since fewer are right for more members; so is whether kernels go round a ring. Beyond the last row a device does
 /// not send more than there.
 pub(super) fn between(rows: &[Row], members: usize) -> Limits {
     let above = rows.iter().position(|&(n, _)| n >= members);

@@ -34,6 +34,7 @@ fn rows_stand_for_themselves_and_others_are_between() {
     // On the line from 512 KB for 2 to 256 KB for 4: half as much for twice as many.
     assert!((two.push / 3 * 2).abs_diff(three.push) < 4, "{three:?}");
     assert_eq!((three.large_blocks, three.ring), (four.large_blocks, 512 << 20));
+    assert_eq!([two, three, four, nine].map(|limits| limits.ring_kernel), [usize::MAX, 32 << 20, 32 << 20, 32 << 20]);
     // What a device sends in all does not grow any more.
     assert_eq!(nine.push, h200().last().unwrap().1.push * 7 / 8);
 }
@@ -89,7 +90,7 @@ proptest! {
         let default = Limits::default_of(members);
         prop_assert_eq!(limits.large_blocks, if (members > 2) == (devices > 2) { 32 } else { default.large_blocks });
         // It is a question of bits, and not of time.
-        prop_assert_eq!(limits.ring, default.ring);
+        prop_assert_eq!((limits.ring_kernel, limits.ring), (default.ring_kernel, default.ring));
     }
 
     #[test]
@@ -144,11 +145,12 @@ fn limits_in_words() {
     let text = Limits::default_of(4).to_string();
     assert_eq!(
         text,
-        "pushed up to 256 KB, a ring from 512 MB on, a block for 16 KB, at most 64, 16 for sums in parts of 8 MB"
+        "pushed up to 256 KB, a ring of kernels from 32 MB on, a ring of copies from 512 MB on, a block for 16 KB, at most 64, \
+         16 for sums in parts of 8 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
-        "pushed up to 768 KB, a ring from 512 MB on, a block for 16 KB, at most 64"
+        "pushed up to 768 KB, a ring of copies from 512 MB on, a block for 16 KB, at most 64"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");
 }

@@ -1,0 +1,345 @@
+//! All-reduce around a ring. On CUDA by one kernel on each device that writes to its successor (`kernels/ring.cu`), where kernels can
+//! meet; under the checker, and on software GPUs, by copies that events order. Both have one order of additions, and so the same
+//! bits.
+
+use crate::{
+    numbers::Rng,
+    on_both,
+    rig::{self, assert_nothing_kept, assert_works},
+    support::{Gpus, failure, on_cuda, slow_add, until},
+};
+use gpu_pool::{
+    Algorithm, Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
+    testing::{FaultOp, FaultPlan, FaultRule, Injected, count_meetings_from},
+};
+use std::{
+    fmt::Debug,
+    ops::{Add, Mul},
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+/// Goes round whenever it can, by kernels where they meet.
+fn rings(gpus: Gpus, count: usize) -> Builder {
+    rig::builder(gpus, count).algorithm(Algorithm::Ring)
+}
+
+/// Whether its rings are kernels that meet; on CUDA with peer access they must be, unless something keeps kernels from it.
+fn meets(pool: &GpuPool) -> bool {
+    let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20);
+    assert_eq!(how.algorithm, Algorithm::Ring, "{how}");
+    how.meets == "flags"
+}
+
+trait Float: Element + Debug + PartialEq + Add<Output = Self> + Mul<Output = Self> {
+    fn of(x: f64) -> Self;
+}
+
+impl Float for f32 {
+    fn of(x: f64) -> Self {
+        x as f32
+    }
+}
+
+impl Float for f64 {
+    fn of(x: f64) -> Self {
+        x
+    }
+}
+
+/// Numbers of both signs and many sizes: another order of additions gives other bits.
+fn noise<T: Float>(seed: u64, len: usize) -> Vec<T> {
+    let mut rng = Rng(seed);
+    let mut one = || {
+        let unit = (rng.next() >> 11) as f64 / (1u64 << 53) as f64 - 0.5;
+        T::of(unit * f64::powi(2.0, (rng.next() % 12) as i32))
+    };
+    (0..len).map(|_| one()).collect()
+}
+
+/// What the documentation says: chunks begin with lines of 128 bytes, chunk `c` is added up from rank `c` onwards, own plus arrived.
+fn around<T: Float>(op: ReduceOp, own: &[Vec<T>]) -> Vec<T> {
+    let (n, len) = (own.len(), own[0].len());
+    let each = len.div_ceil(n).next_multiple_of(128 / size_of::<T>());
+    let sum = |i: usize| (1..n).fold(own[i / each][i], |arrived, k| own[(i / each + k) % n][i] + arrived);
+    (0..len).map(|i| if op == ReduceOp::Avg { sum(i) * T::of(1.0 / n as f64) } else { sum(i) }).collect()
+}
+
+/// In place and out of place, at places that are aligned alike, differently, and not at all.
+fn check<T: Float>(
+    pool: &GpuPool,
+    members: usize,
+    len: usize,
+    op: ReduceOp,
+    starts: impl Fn(usize) -> (usize, usize) + Sync,
+) {
+    let own: Vec<Vec<T>> = (0..members).map(|rank| noise(rank as u64 + 5, len)).collect();
+    let expected = around(op, &own);
+    let found = pool.run_on(&(0..members).collect::<Vec<_>>(), |dev, _| {
+        let (a, b) = starts(dev.rank());
+        let framed = |start: usize| [vec![T::of(7.0); start], own[dev.rank()].clone(), vec![T::of(9.0); 3]].concat();
+        let (src, mut x, mut y) = (dev.upload(&framed(a))?, dev.upload(&framed(b))?, dev.zeros::<T>(b + len + 3)?);
+        dev.all_reduce(&mut x.slice_mut(b..b + len), op)?;
+        dev.all_reduce_into(&src.slice(a..a + len), &mut y.slice_mut(b..b + len), op)?;
+        Ok((dev.download(&src)?, dev.download(&x)?, dev.download(&y)?))
+    });
+    for (rank, (src, x, y)) in found.unwrap().into_iter().enumerate() {
+        let (a, b) = starts(rank);
+        let what = format!("{members} members, {len} elements, {op}, rank {rank} at {:?}", (a, b));
+        assert!(
+            x[b..b + len] == expected && x[..b] == vec![T::of(7.0); b] && x[b + len..] == [T::of(9.0); 3],
+            "{what}"
+        );
+        assert!(y[b..b + len] == expected && y[b + len..] == [T::of(0.0); 3], "out of place, {what}");
+        assert!(src[a..a + len] == own[rank], "the source, {what}");
+    }
+}
+
+/// `around` in a device's place, of a pool: bits.
+fn bits(pool: &GpuPool, len: usize, op: ReduceOp) -> Vec<u32> {
+    let found = pool.run(|dev, _| {
+        let mut x = dev.upload(&noise::<f32>(dev.rank() as u64 + 5, len))?;
+        dev.all_reduce(&mut x, op)?;
+        Ok(dev.download(&x)?.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+    });
+    let mut found = found.unwrap();
+    assert!(found.windows(2).all(|two| two[0] == two[1]), "{len} elements: members differ");
+    found.swap_remove(0)
+}
+
+on_both! {
+    2: fn sums_are_in_the_documented_order(gpus) {
+        let n = gpus.up_to(if gpus.is_cuda() { 8 } else { 5 });
+        let pool = rings(gpus, n).build().unwrap();
+        println!("kernels meet: {}", meets(&pool));
+        let lengths: &[usize] = if gpus.is_cuda() { &[0, 1, 7, 33, 1000, 20_011, 700_001] } else { &[0, 1, 7, 33, 1000, 5003] };
+        for members in 2..=n {
+            for (k, &len) in lengths.iter().enumerate() {
+                let op = if (members + k).is_multiple_of(2) { ReduceOp::Sum } else { ReduceOp::Avg };
+                check::<f32>(&pool, members, len, op, |_| (0, 0));
+                check::<f32>(&pool, members, len, op, |rank| (rank % 5, (rank + k) % 3));
+                check::<f64>(&pool, members, len, op, |rank| (k % 2, (rank + k) % 2));
+            }
+        }
+        assert_nothing_kept(&pool);
+    }
+
+    // What a call gives must not depend on whether a checker looks on, which keeps kernels from meeting.
+    2: fn both_forms_give_the_same_bits(gpus) {
+        for n in [2, gpus.up_to(3), gpus.up_to(8)] {
+            let kernels = rings(gpus, n).build().unwrap();
+            let copies = rings(gpus, n).check(Check::Races).build().unwrap();
+            assert!(!meets(&copies));
+            let large = if gpus.is_cuda() { 3_000_017 } else { 30_011 };
+            for (len, op) in [(1, ReduceOp::Sum), (1023, ReduceOp::Avg), (large, ReduceOp::Sum), (large, ReduceOp::Avg)] {
+                assert!(bits(&kernels, len, op) == bits(&copies, len, op), "{n} members, {len} elements, {op}");
+            }
+        }
+    }
+
+    // Each finds slots, flags and epochs as the one before has left them; also one of other members, in another order.
+    2: fn hundreds_in_a_row_of_changing_sizes(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rings(gpus, n).build().unwrap();
+        let sizes = [1, 40_000, 1000, 0, 17_000, 5, 300_000, 8192];
+        let backwards: Vec<usize> = (0..n).rev().collect();
+        let found = pool.run(|dev, _| {
+            let mut x = dev.upload(&vec![1.0f32; 300_000])?;
+            for round in 0..if gpus.is_cuda() { 400 } else { 40 } {
+                let len = sizes[round % sizes.len()];
+                dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?;
+                match round % 5 {
+                    0 => dev.group(&backwards)?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
+                    1 => dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Max)?,
+                    2 if dev.rank() < 2 => dev.group(&[1, 0])?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
+                    _ => {}
+                }
+            }
+            dev.download(&x)
+        });
+        assert!(found.unwrap().iter().flatten().all(|x| *x == 1.0));
+        assert_nothing_kept(&pool);
+    }
+
+    // sglang#34159 for graphs: what is captured adds up as what is called. Several in one graph have one inbox.
+    2: fn in_graphs_the_bits_are_the_same(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rings(gpus, n).build().unwrap();
+        let (small, large) = (1000, if gpus.is_cuda() { 1_000_003 } else { 30_011 });
+        pool.run(|dev, _| {
+            let own = |len: usize| noise::<f32>(dev.rank() as u64 + 5, len);
+            let step = |dev: &Device, x: &mut DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>, z: &mut DeviceBuffer<f32>| {
+                dev.all_reduce(x, ReduceOp::Avg)?;
+                dev.all_reduce(y, ReduceOp::Avg)?;
+                dev.all_reduce_into(y, z, ReduceOp::Sum)?;
+                dev.all_reduce(x, ReduceOp::Sum)
+            };
+            let new = || Ok::<_, Error>((dev.upload(&own(small))?, dev.upload(&own(large))?, dev.zeros::<f32>(large)?));
+            let (mut x, mut y, mut z) = new()?;
+            let mut plain = Vec::new();
+            for _ in 0..3 {
+                step(dev, &mut x, &mut y, &mut z)?;
+                plain.push((dev.download(&x)?, dev.download(&y)?, dev.download(&z)?));
+            }
+            let (mut x, mut y, mut z) = new()?;
+            let (graph, ()) = dev.capture(|dev| step(dev, &mut x, &mut y, &mut z))?;
+            for expected in plain {
+                // Beside it, others' inboxes come and go.
+                let mut other = dev.upload(&own(large))?;
+                dev.launch_graph(&graph)?;
+                dev.all_reduce(&mut other, ReduceOp::Sum)?;
+                assert!((dev.download(&x)?, dev.download(&y)?, dev.download(&z)?) == expected);
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_nothing_kept(&pool);
+    }
+
+    // jax#38503, pytorch#113281: one is late, and then one fails when the others wait for it, on the host and in their kernels.
+    2: fn members_that_are_late_or_fail(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rings(gpus, n).build().unwrap();
+        for (round, len) in [100, 50_000, 1_000_000].into_iter().enumerate() {
+            let waiting = AtomicUsize::new(0);
+            let error = failure(pool.run(|dev, _| {
+                let (mut x, mut busy) = (dev.upload(&vec![1.0f32; len])?, dev.zeros::<u32>(1)?);
+                for late in 0..n {
+                    if dev.rank() == late {
+                        slow_add(dev, &mut busy, 1, 3_000)?;
+                    }
+                    dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                }
+                assert!(dev.download(&x)?.iter().all(|x| *x == 1.0));
+                if dev.rank() == round % n {
+                    until("the others wait", || waiting.load(SeqCst) == n - 1)?;
+                    return Err(Error::custom("in the middle"));
+                }
+                waiting.fetch_add(1, SeqCst);
+                dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                dev.synchronize()
+            }));
+            assert_eq!(error.to_string(), "in the middle");
+            assert_works(&pool);
+        }
+    }
+
+    // nccl#829: all have agreed, and one's kernel cannot be launched. The others' wait for it already.
+    2: fn a_launch_that_fails_when_the_others_count_on_it(gpus) {
+        let n = gpus.up_to(4);
+        let rule = FaultRule::new(Injected::Error).device(n - 1).op(FaultOp::Launch);
+        let plan = FaultPlan::new().on(rule).paused();
+        let pool = rings(gpus, n).faults(plan.clone()).build().unwrap();
+        for (round, len) in [1000, 300_001, 50_000].into_iter().cycle().take(6).enumerate() {
+            let error = failure(pool.run(|dev, _| {
+                let mut x = dev.upload(&vec![1.0f32; len])?;
+                dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                dev.barrier()?;
+                if dev.rank() == n - 1 {
+                    plan.resume();
+                    let failed = dev.all_reduce(&mut x, ReduceOp::Sum);
+                    plan.pause();
+                    return failed;
+                }
+                let called = dev.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| dev.synchronize());
+                until("the others know", || dev.check().is_err())?;
+                called.and(dev.check())
+            }));
+            assert!(matches!(error, Error::Driver { device, code: 999, .. } if device == n - 1), "round {round}: {error}");
+            assert_works(&pool);
+        }
+        assert_nothing_kept(&pool);
+    }
+}
+
+mod cuda_only {
+    use super::*;
+
+    // Inboxes shrink, on one member more than on others, and all cut alike; the bits stay.
+    #[test]
+    fn members_that_are_short_of_memory() {
+        on_cuda(2, |gpus| {
+            let n = gpus.up_to(8);
+            let len = 2_000_003;
+            let roomy = rings(gpus, n).build().unwrap();
+            let expected = bits(&roomy, len, ReduceOp::Avg);
+            let pool = rings(gpus, n).memory_limit(64 << 20).build().unwrap();
+            if !meets(&pool) {
+                return println!("skipped: kernels do not meet here");
+            }
+            pool.run(|dev, _| {
+                let mut x = dev.upload(&noise::<f32>(dev.rank() as u64 + 5, len))?;
+                let mut fills = Vec::new();
+                if dev.rank() % 3 == 1 {
+                    for bytes in [8 << 20, 2 << 20, 1 << 19] {
+                        while let Ok(fill) = dev.zeros::<u8>(bytes) {
+                            fills.push(fill);
+                        }
+                    }
+                    // Room for some of it.
+                    fills.pop();
+                }
+                dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                let found: Vec<u32> = dev.download(&x)?.into_iter().map(f32::to_bits).collect();
+                assert!(found == expected);
+                Ok(())
+            })
+            .unwrap();
+        });
+    }
+
+    // 2^32 meetings of a pair take a day, and nobody may notice.
+    #[test]
+    fn counters_wrap_around() {
+        on_cuda(2, |gpus| {
+            let n = gpus.up_to(8);
+            let pool = rings(gpus, n).build().unwrap();
+            for before in [u32::MAX, u32::MAX - 1, u32::MAX - 7] {
+                if !count_meetings_from(&pool, before).unwrap() {
+                    return println!("skipped: kernels do not meet here");
+                }
+                for (len, op) in
+                    [(33, ReduceOp::Sum), (1, ReduceOp::Max), (70_001, ReduceOp::Avg), (300_001, ReduceOp::Sum)]
+                {
+                    pool.run(|dev, _| {
+                        let mut x = dev.upload(&vec![1.0f32; len])?;
+                        (0..3).try_for_each(|_| dev.all_reduce(&mut x, op))?;
+                        let expected = if op == ReduceOp::Sum { n.pow(3) as f32 } else { 1.0 };
+                        assert!(dev.download(&x)?.iter().all(|x| *x == expected));
+                        Ok(())
+                    })
+                    .unwrap();
+                }
+            }
+        });
+    }
+
+    // By default: for more than two, where it was measured to be fastest, and by copies beyond; never for another order.
+    #[test]
+    fn large_sums_go_round_by_kernels() {
+        on_cuda(3, |gpus| {
+            let pool = rig::builder(gpus, gpus.up_to(8)).algorithm(Algorithm::Auto).build().unwrap();
+            let how = |bytes| pool.explain(DType::F32, ReduceOp::Avg, bytes);
+            if how(4).meets != "packets" {
+                return println!("skipped: kernels do not meet here");
+            }
+            let found =
+                [(16 << 20), 32 << 20, 256 << 20, 512 << 20].map(|bytes| (how(bytes).algorithm, how(bytes).meets));
+            let (direct, kernels, copies) =
+                ((Algorithm::Direct, "flags"), (Algorithm::Ring, "flags"), (Algorithm::Ring, "events"));
+            assert_eq!(found, [direct, kernels, kernels, copies]);
+            assert_eq!(pool.explain(DType::F16, ReduceOp::Avg, 64 << 20).algorithm, Algorithm::Direct);
+            // Some hundred megabytes through it, in several rounds.
+            let len = 40_000_001;
+            pool.run(|dev, _| {
+                let mut x = dev.zeros::<f32>(len)?;
+                dev.fill(&mut x, 1.0 + dev.rank() as f32)?;
+                dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                let n = dev.count();
+                let all = dev.download(&x)?;
+                assert!(all.iter().all(|x| *x == (n * (n + 1) / 2) as f32));
+                Ok(())
+            })
+            .unwrap();
+        });
+    }
+}
