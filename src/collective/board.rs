@@ -60,7 +60,8 @@ pub(crate) struct Lent {
     pub(crate) counts: Option<(Counts, Counts)>,
     /// Memory of the host through which the others get what it has.
     pub(crate) stage: Option<Area>,
-    /// Own memory that its predecessor in a ring fills, and its bytes. Nobody keeps it for this member, which waits for that.
+    /// Own memory that others fill, and its bytes: its predecessor in a ring, all in an exchange. Nobody keeps it for this member,
+    /// which waits for that.
     pub(crate) inbox: Option<(Address, usize)>,
 }
 
@@ -269,14 +270,20 @@ impl Group<'_> {
 
     /// Waits (on the host) until a peer has submitted a step, then makes the current stream wait for it.
     pub(crate) fn await_step(&self, call: &Call, member: usize) -> Result<()> {
-        let Body::Step(done) = self.receive(call, member)? else {
-            unreachable!("a committed collective is carried through before the next call")
-        };
+        let done = self.take_step(call, member)?;
         let dev = self.dev;
         if dev.worker.link.planted(Bug::StepSkipped) {
             return Ok(());
         }
         dev.stream.wait_event(call.op, done.0.raw, &done.0.stream, done.0.covered)
+    }
+
+    /// Waits (on the host) until a peer has submitted a step: what there is to wait for on a stream.
+    pub(super) fn take_step(&self, call: &Call, member: usize) -> Result<Event> {
+        let Body::Step(done) = self.receive(call, member)? else {
+            unreachable!("a committed collective is carried through before the next call")
+        };
+        Ok(done)
     }
 
     pub(super) fn tell(&self, call: &Call, member: usize, body: Body) -> Result<()> {

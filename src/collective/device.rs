@@ -14,7 +14,7 @@ use crate::{
 ///
 /// All are asynchronous on the current stream. When that stream has got past one, no peer touches the buffers that were given
 /// any more. Any length does, also 0, and any alignment. (Where sums are the host's, [`Algorithm::Host`](crate::Algorithm::Host),
-/// what adds up waits for the device, and goes into no graph.)
+/// what adds up waits for the device.)
 ///
 /// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]), so all members hold the same bits,
 /// and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a ring

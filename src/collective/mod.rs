@@ -7,7 +7,7 @@
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
-//!   [`stage`] plans it; [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring, by kernels that meet or by
+//!   [`stage`] plans it; [`exchange`] and [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring, by kernels that meet or by
 //!   copies; [`hosted`]: by copies to the host's memory, where the device threads add up. [`tuner`]: from which size on which.
 //! * [`kernels`]: the kernels, with their Rust twins.
 //!
@@ -21,6 +21,7 @@ pub(crate) mod choose;
 mod copies;
 mod device;
 pub(crate) mod direct;
+mod exchange;
 pub(crate) mod group;
 mod hosted;
 pub(crate) mod kernels;

@@ -15,7 +15,6 @@ use super::{
     board::Payload,
     brief::Brief,
     call::{LAUNCH, Origin},
-    choose::Way,
     kernels::Meet,
     run::Request,
     spin::{self, Missed},
@@ -68,11 +67,6 @@ impl Group<'_> {
         let number = self.next_number();
         let origin = Origin::graph(dev.session.gang.place(), number);
         let way = self.way(&request);
-        if way == Way::Hosted {
-            return Err(
-                recording.refuse(name, "its sums are the host's (`Algorithm::Host`), which waits for the device")
-            );
-        }
         if let Some(signals) = self.signals(way) {
             let meet = spin::capture(self, &request, way, signals, &mut access)?;
             access.submitted();

@@ -13,7 +13,7 @@ use super::{
     board::{Area, Lent, Notice, Payload},
     call::Call,
     choose::Way,
-    copies, direct, hosted,
+    copies, direct, exchange, hosted,
     kernels::Meet,
     plan::{Counts, Pair, Place, Shape, Side, Work},
     ring, spin, staged,
@@ -109,9 +109,8 @@ impl Group<'_> {
         // Before the meeting: who is short of memory says so before anybody has begun.
         let scratch = match (way, &request.shape) {
             (Way::Ring, Some(Shape::AllReduce { len })) => ring::scratch(self, *len, request.dtype)?,
-            (Way::Copies, Some(shape)) => {
-                let work = shape.work(self.count(), self.rank, request.grain());
-                copies::scratch(self, &work, request.dtype)?
+            (Way::Copies, Some(shape)) if exchange::sums(shape, self.count()) => {
+                exchange::scratch(self, shape, request.dtype)?
             }
             _ => None,
         };
@@ -119,7 +118,9 @@ impl Group<'_> {
             access.touch(&scratch.block, scratch.view().bytes(), Access::Write, false)?;
         }
         let ready = (self.count() > 1).then(|| Event::record(&dev.stream, name, false)).transpose()?;
-        let notices = self.meet(request.call.clone(), Payload::Memory(request.lend(ready)), false)?;
+        let inbox = scratch.as_ref().map(|scratch| (scratch.address(), scratch.len()));
+        let lent = Lent { inbox, ..request.lend(ready) };
+        let notices = self.meet(request.call.clone(), Payload::Memory(lent), false)?;
         let shape = self.shape(request, &notices)?;
         let done = self.carry_out(request, &shape, way, scratch.as_ref(), &notices);
         access.submitted();
@@ -181,6 +182,9 @@ impl Group<'_> {
         if let (Way::Ring, Shape::AllReduce { len }) = (way, shape) {
             return ring::submit(self, request, *len, scratch, notices);
         }
+        if way == Way::Copies && exchange::sums(shape, self.count()) {
+            return exchange::submit(self, request, shape, notices);
+        }
         let others = || self.others();
         for peer in others().filter(|&peer| shape.touches(self.rank, peer)) {
             let ready = lent(&notices[peer]).ready.as_ref().expect("there are several members");
@@ -192,7 +196,7 @@ impl Group<'_> {
         if !work.is_empty() {
             let job = self.resolve(&work, request, notices);
             match way {
-                Way::Copies | Way::Ring => copies::submit(self, request, &job, scratch)?,
+                Way::Copies | Way::Ring => copies::submit(self, request, &job)?,
                 _ => {
                     let largest = shape.largest(self.count(), request.grain()) * request.dtype.size();
                     direct::submit(self, request, &job, Meet::NONE, largest, self.limits())?;

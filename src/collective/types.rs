@@ -130,16 +130,16 @@ elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => 
 ///
 /// | | `Direct` | `Copies` | `Staged` | `Host` | `Ring` |
 /// |---|---|---|---|---|---|
-/// | operations | all | all | all | all | `all_reduce` in place |
+/// | operations | all | all | all | all | `all_reduce`, `all_reduce_into` |
 /// | element types | all | all | all | all | `f32`, `f64` |
 /// | [`ReduceOp`]s | all | all | all | all | `Sum`, `Avg` |
 /// | members on GPUs | 1 to 16 | any | 2 to 16 | 2 and more | 2 and more |
 /// | peer access | needed | used | not used | not used | used |
 /// | sums are made by | one kernel | kernels | one kernel | device threads | kernels |
-/// | data are moved by | the kernel | copy engines | the kernel | copy engines | copy engines |
+/// | data are moved by | the kernel | copy engines | the kernel | copy engines | the kernel, or copy engines |
 /// | bits of sums: in rank order | yes | yes | yes | yes | by place in the buffer |
 /// | the call waits for its device | no | no | no | where it adds up | no |
-/// | in a graph | one kernel | between two parts | one kernel | refused | between two parts |
+/// | in a graph | one kernel | between two parts | one kernel | between two parts | as it is carried out |
 ///
 /// Where kernels cannot meet by themselves, `Direct` and `Staged` are between two parts of a graph, too. Messages (`send`, `recv`) are
 /// copies under all of them.
@@ -152,7 +152,9 @@ pub enum Algorithm {
     /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them. Needs peer
     /// access between all members.
     Direct,
-    /// The same parts by copies, with the arithmetic in local memory: also through the host where there is no peer access.
+    /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up in its own memory,
+    /// and send the result back. What is only moved is copied. Also through the host where there is no peer access. It takes scratch
+    /// of up to 64 MiB on each device for sums.
     Copies,
     /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it there. What
     /// is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software GPUs, it goes piece by
@@ -165,7 +167,7 @@ pub enum Algorithm {
     /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so the host
     /// waits for all that was submitted to the current stream before. So do
     /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket. What only moves data does not wait for the device,
-    /// but for the other members' threads, and for a stage that is still in use. None of it goes into a graph: [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+    /// but for the other members' threads, and for a stage that is still in use.
     Host,
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each device, which writes to
     /// its successor's memory alone, where kernels can meet; by copies from the size on from which they are faster (they leave the

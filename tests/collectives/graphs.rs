@@ -5,10 +5,10 @@ use crate::{
     cases::{Case, Kind, Prepared, kinds},
     numbers::{OPS, Rng, each_type},
     on_both, rig,
-    rig::{WAYS, Way, assert_nothing_kept, assert_works, sum_works},
+    rig::{WAYS, assert_nothing_kept, assert_works, sum_works},
     support::{failure, slow_add},
 };
-use gpu_pool::{Algorithm, Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
+use gpu_pool::{Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
 use half::bf16;
 use parking_lot::Mutex;
 
@@ -85,8 +85,7 @@ on_both! {
     2: fn every_collective_of_every_type_in_a_graph(gpus) {
         let n = gpus.up_to(4);
         let mut rng = Rng(71);
-        // Sums of the host's go into no graph (`hosted.rs`).
-        for way in WAYS.into_iter().filter(|way| *way != Way::Forced(Algorithm::Host)) {
+        for way in WAYS {
             let pool = way.pool(gpus, n);
             each_type!(T => {
                 let captured = kinds().filter(|kind| *kind != Kind::SendRecv);

@@ -4,7 +4,7 @@ use crate::{
     cases::{Case, Prepared, check_all, kinds},
     numbers::{OPS, Rng},
     on_both,
-    rig::{self, assert_nothing_kept, assert_works, invalid, one_of_each, sum_works},
+    rig::{self, assert_nothing_kept, assert_works, one_of_each, sum_works},
     support::{self, Gpus, failure, slow_add, until},
 };
 use gpu_pool::{
@@ -166,26 +166,6 @@ on_both! {
         }));
         assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[1]), "{error}");
         assert_works(&pool);
-    }
-
-    // What a launch would have to wait for is not for graphs; and the pool goes on.
-    2: fn it_is_refused_in_a_capture(gpus) {
-        let pool = pool(gpus, 2);
-        let why = invalid(pool.run(|dev, _| {
-            let mut x = dev.zeros::<f32>(10)?;
-            dev.capture(|dev| dev.all_reduce(&mut x, ReduceOp::Sum)).map(drop)
-        }));
-        assert!(why.contains("cannot be captured") && why.contains("Algorithm::Host"), "{why}");
-        assert_works(&pool);
-        // Of one device there is nothing to wait for.
-        pool.run_on(&[1], |dev, _| {
-            let mut x = dev.upload(&[3.0f32])?;
-            let (graph, ()) = dev.capture(|dev| dev.all_reduce(&mut x, ReduceOp::Sum))?;
-            dev.launch_graph(&graph)?;
-            assert_eq!(dev.download(&x)?, [3.0]);
-            Ok(())
-        })
-        .unwrap();
     }
 
     2: fn it_says_so(gpus) {

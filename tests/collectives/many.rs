@@ -4,7 +4,7 @@
 use crate::{
     numbers::{Num, OPS, Rng, each_type, own, value},
     on_both,
-    rig::{self, WAYS, Way, assert_nothing_kept, assert_works, mismatch},
+    rig::{self, WAYS, assert_nothing_kept, assert_works, mismatch},
     support::{self, Gpus, failure},
 };
 use gpu_pool::{
@@ -137,7 +137,7 @@ on_both! {
     // In a graph, the copies to and fro are the graph's.
     2: fn in_a_graph(gpus) {
         let n = gpus.up_to(3);
-        for way in WAYS.into_iter().filter(|way| *way != Way::Forced(Algorithm::Host)) {
+        for way in WAYS {
             let pool = way.pool(gpus, n);
             pool.run(|dev, _| {
                 let mut xs = (1..10).map(|len| dev.upload(&vec![1.0f32; 7 * len])).collect::<Result<Vec<_>, Error>>()?;
