@@ -33,6 +33,23 @@ const MOST: usize = 16;
 /// and again over the bus, so more than a microsecond's worth is slower than a flag.
 const PUSHED_STAGED: usize = 64 << 10;
 
+/// Work that keeps all links busy in both directions, but for broadcasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bulk {
+    Sums,
+    Moves,
+}
+
+impl Bulk {
+    fn of(shape: &Shape) -> Option<Bulk> {
+        match shape {
+            Shape::AllReduce { .. } | Shape::ReduceScatter { .. } => Some(Bulk::Sums),
+            Shape::AllGather { .. } | Shape::Broadcast { .. } | Shape::AllToAll { .. } => Some(Bulk::Moves),
+            Shape::Reduce { .. } | Shape::Gather { .. } | Shape::Scatter { .. } => None,
+        }
+    }
+}
+
 /// What [`choose`] goes by.
 pub(crate) struct Case {
     pub members: usize,
@@ -40,6 +57,8 @@ pub(crate) struct Case {
     pub direct: bool,
     /// An all-reduce, in place or not, with what it is of and how.
     pub all_reduce: Option<(DType, ReduceOp)>,
+    /// What copy engines may be the faster at.
+    pub bulk: Option<Bulk>,
     /// As packets: the bytes that one member sends another.
     pub packets: Option<usize>,
     pub bytes: usize,
@@ -92,6 +111,17 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     if !software && n > MOST {
         return (Way::Copies, "more members than a kernel can name");
     }
+    let exchanged = match case.bulk {
+        Some(Bulk::Sums) => limits.exchange,
+        Some(Bulk::Moves) => limits.copies,
+        None => usize::MAX,
+    };
+    if !software && n > 1 && case.bytes >= exchanged && shared.algorithm != Algorithm::Direct {
+        return (
+            Way::Copies,
+            "at this size copy engines that only write are faster than kernels, and leave the processors free",
+        );
+    }
     if rings && !software && case.bytes >= limits.ring && shared.algorithm != Algorithm::Direct {
         return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
     }
@@ -136,7 +166,8 @@ impl Group<'_> {
         let size = request.dtype.size();
         let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));
         let packets = packets.map(|packets| packets.each * size);
-        let case = Case { members: self.count(), direct: self.known.direct, all_reduce, packets, bytes };
+        let bulk = shape.and_then(Bulk::of);
+        let case = Case { members: self.count(), direct: self.known.direct, all_reduce, bulk, packets, bytes };
         choose(&self.dev.worker.shared, &case, self.limits()).0
     }
 }

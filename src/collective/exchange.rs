@@ -31,15 +31,14 @@ use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
 /// Bytes of a slot, for all senders together, at most.
-const ROOM: usize = 16 << 20;
-/// Bytes of a piece, at most; and at least, where there are several.
-const MOST: usize = 8 << 20;
+const ROOM: usize = 64 << 20;
+/// Bytes of a piece, at least, where there are several.
 const LEAST: usize = 512 << 10;
-/// A slice is cut into so many pieces where that makes them neither too small nor too large: the first parts and the last result
-/// overlap with nothing.
-const PIECES: usize = 16;
+/// A slice is cut into so many pieces, unless that makes them too small or too large. What is sent first gives the sums the time
+/// they take, so that the links never wait; and between two copies an engine rests for 5 us, so few are best.
+const PIECES: usize = 4;
 /// Pieces that are in scratch at once.
-const SLOTS: usize = 4;
+const SLOTS: usize = 3;
 
 /// How slices are cut: the same for all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +56,7 @@ impl Cut {
     /// For slices of at most so many bytes of so many members.
     fn of(bytes: usize, members: usize) -> Cut {
         let rooms = members - 1;
-        let most = (ROOM / rooms.max(1)).min(MOST) / GRAIN * GRAIN;
+        let most = ROOM / rooms.max(1) / GRAIN * GRAIN;
         let piece = bytes.div_ceil(PIECES).next_multiple_of(GRAIN).clamp(LEAST.min(most), most);
         let pieces = bytes.div_ceil(piece);
         Cut { piece, pieces, slots: pieces.min(SLOTS), rooms }

@@ -205,6 +205,18 @@ impl Shape {
         }
     }
 
+    /// The same for copy engines, which write faster than they read: of two members the root of a broadcast does all.
+    pub(crate) fn copies(&self, n: usize, me: usize, grain: usize) -> Work {
+        match self {
+            &Shape::Broadcast { len, root } if n == 2 => Work::Combine {
+                len: if me == root { len } else { 0 },
+                sources: [source(root, 0)].into_iter().collect(),
+                destinations: [destination(1 - root, 0)].into_iter().collect(),
+            },
+            _ => self.work(n, me, grain),
+        }
+    }
+
     /// Elements of the largest part of any member; of `all_to_all`, of the largest pair.
     pub(crate) fn largest(&self, n: usize, grain: usize) -> usize {
         let most = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).max().unwrap_or(0);

@@ -192,7 +192,10 @@ impl Group<'_> {
                 dev.stream.wait_event(call.op(), ready.0.raw, &ready.0.stream, ready.0.covered)?;
             }
         }
-        let work = shape.work(self.count(), self.rank, request.grain());
+        let work = match way {
+            Way::Copies => shape.copies(self.count(), self.rank, request.grain()),
+            _ => shape.work(self.count(), self.rank, request.grain()),
+        };
         if !work.is_empty() {
             let job = self.resolve(&work, request, notices);
             match way {

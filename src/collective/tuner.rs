@@ -66,6 +66,10 @@ pub(crate) struct Limits {
     pub ring_kernel: usize,
     /// and from which on by copy engines.
     pub ring: usize,
+    /// Bytes from which on sums are exchanged by copy engines,
+    pub exchange: usize,
+    /// and from which on what is only moved is copied by them.
+    pub copies: usize,
     /// Bytes that a block is worth starting for,
     pub per_block: usize,
     /// and the most blocks of a kernel: more do not make a link faster, and leave less to other work.
@@ -87,6 +91,9 @@ impl Limits {
             ring_kernel: if members > 2 { 32 << 20 } else { usize::MAX },
             // Below it, the ring of copies is bound by the time that submitting it takes.
             ring: 512 << 20,
+            // Between two H200s; with more it was not measured.
+            exchange: if members == 2 { 128 << 20 } else { usize::MAX },
+            copies: if members == 2 { 128 << 20 } else { usize::MAX },
             per_block: 16 << 10,
             blocks: 64,
             large: 8 << 20,
@@ -167,13 +174,16 @@ impl Tuned {
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits { push, ring_kernel, ring, per_block, blocks, large, large_blocks, .. } = *self;
-        let [push, kernel, copies, per_block, large] = [push, ring_kernel, ring, per_block, large].map(Bytes);
+        let Limits { push, ring_kernel, ring, exchange, copies, per_block, blocks, large, large_blocks, .. } = *self;
+        let [push, per_block, large] = [push, per_block, large].map(Bytes);
         write!(f, "pushed up to {push}, ")?;
-        if ring_kernel < ring {
-            write!(f, "a ring of kernels from {kernel} on, ")?;
+        let from = [("sums exchanged", exchange), ("moved by copies", copies), ("a ring of kernels", ring_kernel)];
+        // What the one before it takes it does not get.
+        let ring = ("a ring of copies", if exchange < ring { usize::MAX } else { ring });
+        for (what, bytes) in from.into_iter().chain([ring]).filter(|(_, bytes)| *bytes < usize::MAX) {
+            write!(f, "{what} from {} on, ", Bytes(bytes))?;
         }
-        write!(f, "a ring of copies from {copies} on, a block for {per_block}, at most {blocks}")?;
+        write!(f, "a block for {per_block}, at most {blocks}")?;
         if large_blocks != blocks {
             write!(f, ", {large_blocks} for sums in parts of {large}")?;
         }

@@ -3,7 +3,7 @@
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
     collective::{
-        choose::{Case, Way, choose},
+        choose::{Bulk, Case, Way, choose},
         direct,
         plan::Shape,
         ring,
@@ -54,7 +54,7 @@ impl GpuPool {
         let (shared, n) = (&self.shared, members.len());
         let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
-        let case = Case { members: n, direct, all_reduce, packets: Some(bytes), bytes };
+        let case = Case { members: n, direct, all_reduce, bulk: Some(Bulk::Sums), packets: Some(bytes), bytes };
         let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),

@@ -22,12 +22,21 @@ const H200_2: Limits = Limits {
     push_blocks: BLOCKS,
     ring_kernel: usize::MAX,
     ring: 512 * MB,
+    exchange: 128 * MB,
+    copies: 128 * MB,
     per_block: 16 * KB,
     blocks: 64,
     large: 8 * MB,
     large_blocks: 64,
 };
-const H200_4: Limits = Limits { push: 256 * KB, ring_kernel: 32 * MB, large_blocks: 16, ..H200_2 };
+const H200_4: Limits = Limits {
+    push: 256 * KB,
+    ring_kernel: 32 * MB,
+    exchange: usize::MAX,
+    copies: usize::MAX,
+    large_blocks: 16,
+    ..H200_2
+};
 const H200_8: Limits = Limits { push: 768 * KB / 7, ..H200_4 };
 
 /// The rows of a device, by members.
@@ -36,8 +45,8 @@ pub(super) fn of(name: &str) -> Option<&'static [Row]> {
 }
 
 /// Limits for any number of members: between two rows, sizes on the straight line between the two when both axes are
-/// logarithmic, and blocks as in the larger row, since fewer are right for more members; so is whether kernels go round a ring. Beyond the last row a device does
-/// not send more than there.
+/// logarithmic, and blocks as in the larger row, since fewer are right for more members; and what is only for so many (a ring of
+/// kernels, copy engines) as in the larger row, too. Beyond the last row a device does not send more than there.
 pub(super) fn between(rows: &[Row], members: usize) -> Limits {
     let above = rows.iter().position(|&(n, _)| n >= members);
     match above {
