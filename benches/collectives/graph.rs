@@ -39,6 +39,12 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
         // Connections are made before anything is captured.
         stage.players().into_iter().for_each(|who| stage.check(who, &case(bytes)));
         let stage = &stage;
+        for who in stage.players() {
+            if let (Some(name), Some(blocks)) = (who.blocks_note(), blocks(stage, who)) {
+                bench.note(name, blocks.into());
+                println!("{}: {blocks} blocks, {name}", case(bytes));
+            }
+        }
         let side = |name, who| Side::new(name, move || turn(stage, who));
         let peers = stage.players().into_iter().filter_map(|who| match who {
             Who::Ours => None,
@@ -51,6 +57,51 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
     if let Some(club) = club {
         club.leave(pool);
     }
+}
+
+impl Who {
+    /// What the blocks of its kernel are called in the results.
+    fn blocks_note(self) -> Option<&'static str> {
+        match self {
+            Who::Ours => None,
+            Who::Plain => Some("plain_blocks"),
+            Who::Windows => Some("windows_blocks"),
+        }
+    }
+}
+
+/// Blocks of NCCL's kernel: on how many multiprocessors it is. A graph tells, which NCCL does not.
+fn blocks<T: Number>(stage: &Stage<'_, T>, who: Who) -> Option<u32> {
+    let found = stage.each(who, false, |dev, player| {
+        let cuda = dev.cuda()?;
+        Ok(Chain::capture(cuda.stream().cu_stream(), || (player.call)())?.blocks)
+    });
+    found.expect("NCCL's calls are captured").into_iter().max().filter(|blocks| *blocks > 0)
+}
+
+/// Of the largest kernel in a graph.
+fn largest(graph: CUgraph) -> u32 {
+    let mut count = 0;
+    // SAFETY: a live graph; without room for nodes it says how many there are.
+    check(unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) });
+    let mut nodes = vec![ptr::null_mut(); count];
+    // SAFETY: there is room for so many.
+    check(unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) });
+    let blocks = nodes.into_iter().filter_map(|node| {
+        let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        // SAFETY: a node of the live graph.
+        check(unsafe { sys::cuGraphNodeGetType(node, &mut kind) });
+        (kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL).then(|| {
+            let mut params = std::mem::MaybeUninit::zeroed();
+            // SAFETY: it is a kernel's; all that is read of the parameters is what the driver writes.
+            let params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe {
+                check(sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()));
+                params.assume_init()
+            };
+            params.gridDimX * params.gridDimY * params.gridDimZ
+        })
+    });
+    blocks.max().unwrap_or(0)
 }
 
 /// Microseconds for each all-reduce of the slowest device.
@@ -86,6 +137,8 @@ fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
 struct Chain {
     exec: CUgraphExec,
     stream: CUstream,
+    /// Of its largest kernel.
+    blocks: u32,
 }
 
 impl Chain {
@@ -99,13 +152,17 @@ impl Chain {
         // SAFETY: the pointers are to live handles; the stream captures; the template is destroyed when it is no longer needed.
         unsafe {
             check(sys::cuStreamEndCapture(stream, &mut graph));
+        }
+        let blocks = largest(graph);
+        // SAFETY: as above.
+        unsafe {
             check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
             check(sys::cuGraphDestroy(graph));
             // As ours: the first launch is like the others.
             check(sys::cuGraphUpload(exec, stream));
             check(sys::cuStreamSynchronize(stream));
         }
-        Ok(Chain { exec, stream })
+        Ok(Chain { exec, stream, blocks })
     }
 
     fn launch(&self) -> Result<()> {

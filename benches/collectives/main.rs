@@ -21,7 +21,8 @@
 //! * `.../no_peer/..`: without access to each other's memory, see `no_peer.rs`
 //! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
 //!
-//! `SMs` are the blocks of our kernels; NCCL tells its own only in its log, so they are not compared.
+//! `SMs` are the blocks of our kernels. NCCL's are found in the graphs it is captured in: `plain_blocks` and `windows_blocks`
+//! of the results of graphs.
 //!
 //! `--plot DIR` draws each sweep of sizes; `--case-ms MS` is how long each size is measured. Without GPUs only ours run, on software GPUs, up to 4 MB.
 

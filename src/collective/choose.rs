@@ -36,14 +36,18 @@ const PUSHED_STAGED: usize = 64 << 10;
 /// Work that keeps all links busy in both directions, but for broadcasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bulk {
+    /// Parts of sums go to their owners and come back;
     Sums,
+    /// they do not come back.
+    Parts,
     Moves,
 }
 
 impl Bulk {
     fn of(shape: &Shape) -> Option<Bulk> {
         match shape {
-            Shape::AllReduce { .. } | Shape::ReduceScatter { .. } => Some(Bulk::Sums),
+            Shape::AllReduce { .. } => Some(Bulk::Sums),
+            Shape::ReduceScatter { .. } => Some(Bulk::Parts),
             Shape::AllGather { .. } | Shape::Broadcast { .. } | Shape::AllToAll { .. } => Some(Bulk::Moves),
             Shape::Reduce { .. } | Shape::Gather { .. } | Shape::Scatter { .. } => None,
         }
@@ -113,6 +117,8 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     }
     let exchanged = match case.bulk {
         Some(Bulk::Sums) => limits.exchange,
+        // There is half as much to gain, and nothing to send while the last sums are made.
+        Some(Bulk::Parts) => limits.exchange.saturating_mul(8),
         Some(Bulk::Moves) => limits.copies,
         None => usize::MAX,
     };

@@ -30,15 +30,17 @@ use crate::{
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// Bytes of a slot, for all senders together, at most.
+/// Bytes of a slot, for all senders together, at most; of software GPUs, which gain nothing by more.
 const ROOM: usize = 64 << 20;
+const ROOM_OF_SOFTWARE: usize = 1 << 20;
 /// Bytes of a piece, at least, where there are several.
 const LEAST: usize = 512 << 10;
 /// A slice is cut into so many pieces, unless that makes them too small or too large. What is sent first gives the sums the time
-/// they take, so that the links never wait; and between two copies an engine rests for 5 us, so few are best.
-const PIECES: usize = 4;
+/// they take, so that the links never wait; and between two copies an engine rests for 5 us, so few are best (of 2, 3, 4 and 6
+/// between two H200s, at every size).
+const PIECES: usize = 2;
 /// Pieces that are in scratch at once.
-const SLOTS: usize = 3;
+const SLOTS: usize = 2;
 
 /// How slices are cut: the same for all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +55,10 @@ struct Cut {
 }
 
 impl Cut {
-    /// For slices of at most so many bytes of so many members.
-    fn of(bytes: usize, members: usize) -> Cut {
+    /// For slices of at most so many bytes of so many members, with so much room.
+    fn of(bytes: usize, members: usize, room: usize) -> Cut {
         let rooms = members - 1;
-        let most = ROOM / rooms.max(1) / GRAIN * GRAIN;
+        let most = room / rooms.max(1) / GRAIN * GRAIN;
         let piece = bytes.div_ceil(PIECES).next_multiple_of(GRAIN).clamp(LEAST.min(most), most);
         let pieces = bytes.div_ceil(piece);
         Cut { piece, pieces, slots: pieces.min(SLOTS), rooms }
@@ -84,7 +86,8 @@ pub(super) fn sums(shape: &Shape, members: usize) -> bool {
 
 fn cut(group: &Group<'_>, shape: &Shape, dtype: DType) -> Cut {
     let size = dtype.size();
-    Cut::of(shape.largest(group.count(), GRAIN / size) * size, group.count())
+    let room = if group.dev.worker.is_software() { ROOM_OF_SOFTWARE } else { ROOM };
+    Cut::of(shape.largest(group.count(), GRAIN / size) * size, group.count(), room)
 }
 
 /// Room for what the others send, if there is anything.
@@ -309,7 +312,7 @@ mod tests {
     fn pieces_are_whole_lines_and_cover_a_slice() {
         for members in 2..20 {
             for bytes in [0, 1, 127, 128, 1 << 19, (1 << 19) + 1, 5_000_000, 123_456_789, 1 << 30] {
-                let cut = Cut::of(bytes, members);
+                let cut = Cut::of(bytes, members, ROOM);
                 let ranges: Vec<_> = (0..cut.pieces).map(|j| cut.range(j, bytes)).collect();
                 assert!(
                     ranges.windows(2).all(|two| two[0].end == two[1].start && two[0].len() == cut.piece),
@@ -329,7 +332,7 @@ mod tests {
             let rooms: Vec<_> = (0..5).filter(|&sender| sender != owner).map(|sender| room(owner, sender)).collect();
             assert_eq!(rooms, [0, 1, 2, 3]);
         }
-        let cut = Cut::of(100 << 20, 5);
+        let cut = Cut::of(100 << 20, 5, ROOM);
         let mut slots: Vec<_> = (0..cut.slots).flat_map(|j| (0..4).map(move |room| cut.slot(j, room))).collect();
         slots.dedup();
         assert_eq!(slots.len(), 4 * cut.slots);

@@ -92,7 +92,7 @@ impl Limits {
             // Below it, the ring of copies is bound by the time that submitting it takes.
             ring: 512 << 20,
             // Between two H200s; with more it was not measured.
-            exchange: if members == 2 { 128 << 20 } else { usize::MAX },
+            exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             copies: if members == 2 { 128 << 20 } else { usize::MAX },
             per_block: 16 << 10,
             blocks: 64,

@@ -22,7 +22,7 @@ const H200_2: Limits = Limits {
     push_blocks: BLOCKS,
     ring_kernel: usize::MAX,
     ring: 512 * MB,
-    exchange: 128 * MB,
+    exchange: 64 * MB,
     copies: 128 * MB,
     per_block: 16 * KB,
     blocks: 64,
