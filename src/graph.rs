@@ -22,9 +22,9 @@
 //! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each gets
 //!   [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these devices.
 //! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
-//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies`, sizes for which a ring of copies is fastest) it is
-//!   the graph's parts between its collectives, and these as if they were called then: a meeting for each.
-//!   After a `Mismatch` the parts before that collective have run.
+//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`, sizes for which copy engines are fastest) it
+//!   is the graph's parts between its collectives, and these as if they were called then: a meeting for each, scratch for each
+//!   (`OutOfMemory`), and waits for the device where the host adds up. After an error the parts before that collective have run.
 //! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on every device that
 //!   had not ended its part before); graphs without collectives go on.
 //! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
@@ -204,7 +204,9 @@ impl Device {
 
     /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
     /// its memory. With collectives it is one itself: all members of their group launch the graph that they have captured together, in
-    /// this scope or in an earlier one.
+    /// this scope or in an earlier one. Where their kernels cannot meet on the devices (software GPUs, a checker, no peer access,
+    /// `CUDA_LAUNCH_BLOCKING`, [`Algorithm::Copies`](crate::Algorithm::Copies) and `Host`, sizes for which copy engines are fastest) it
+    /// is cut at them: a call for each part and a meeting for each collective, which under `Host` waits for the device.
     ///
     /// # Errors
     /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:

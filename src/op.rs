@@ -95,6 +95,15 @@ impl Op<'_> {
         Ok(())
     }
 
+    /// Announces that memory of the library's own is written. Who orders his streams himself does not know of it, so it is ordered
+    /// for him.
+    pub(crate) fn scratch(&mut self, block: &BlockRef, bytes: Range<usize>) -> Result<()> {
+        if self.dev.recording.is_none() && !self.dev.ordered {
+            block.hazards.order(self.name, &self.dev.stream, &bytes, Access::Write)?;
+        }
+        self.touch(block, bytes, Access::Write, false)
+    }
+
     /// Announces that a view of this device is read.
     pub(crate) fn reads<'v, V: AsView + ?Sized>(&mut self, view: &'v V) -> Result<DeviceView<'v, V::Elem>> {
         let view = view.view();

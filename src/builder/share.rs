@@ -15,6 +15,10 @@
 //! context's lock held stops nobody either, for the same reason. A graph is submitted as a whole: its kernels need queues of their
 //! own.
 //!
+//! What is left: a device that is no member of a meeting may wait for a member's stream (a copy from its buffer, across groups) after
+//! that one's launch and before another's. With three devices on a GPU and more streams than queues, that wait may be in front of
+//! the other launch; then the deadline ends it.
+//!
 //! **Driver calls that wait for all kernels of a context**, now those of several devices: the
 //! [launch gate](crate::sync::LaunchGate) is the process's, and lets such a call begin only when the peers of every kernel that
 //! waits are launched. That is enough for one context as for several.

@@ -26,6 +26,13 @@ pub(crate) enum Way {
     RingKernel,
 }
 
+impl Way {
+    /// Whether bits depend on where in its buffer a number stands.
+    pub(super) fn is_ring(self) -> bool {
+        matches!(self, Way::Ring | Way::RingKernel)
+    }
+}
+
 /// Devices whose memory one kernel can name on a GPU.
 const MOST: usize = 16;
 
@@ -82,7 +89,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     let ring = if signals.is_some() && n <= MOST && case.bytes < limits.ring { Way::RingKernel } else { Way::Ring };
     match shared.algorithm {
         Algorithm::Ring if rings => return (ring, "asked for"),
-        Algorithm::Copies => return (Way::Copies, "asked for"),
+        Algorithm::Copies if software || n <= MOST => return (Way::Copies, "asked for"),
         Algorithm::Host if n > 1 && !link.in_virtual_time() => return (Way::Hosted, "asked for"),
         Algorithm::Staged if (2..=most).contains(&n) && !link.in_virtual_time() => return (Way::Staged, "asked for"),
         _ => {}
@@ -113,7 +120,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
         return (Way::Copies, "not all members have peer access");
     }
     if !software && n > MOST {
-        return (Way::Copies, "more members than a kernel can name");
+        return (Way::Hosted, "more members than a kernel can name, or add up");
     }
     let exchanged = match case.bulk {
         Some(Bulk::Sums) => limits.exchange,
@@ -167,7 +174,7 @@ impl Group<'_> {
 
     pub(super) fn way(&self, request: &Request) -> Way {
         let shape = request.shape.as_ref();
-        let bytes = shape.map_or(0, |shape| shape.len(self.count()) * request.dtype.size());
+        let bytes = shape.map_or(0, |shape| shape.len(self.count()).saturating_mul(request.dtype.size()));
         let all_reduce = matches!(shape, Some(Shape::AllReduce { .. })).then_some((request.dtype, request.reduce));
         let size = request.dtype.size();
         let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));

@@ -24,7 +24,8 @@ pub(super) fn submit(group: &Group<'_>, request: &Request, job: &Job) -> Result<
         Job::Combine { len, .. } => len * request.dtype.size(),
         Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
     };
-    let streams = match bytes > LITTLE {
+    // A member by itself has nothing for an engine, and may capture it.
+    let streams = match bytes > LITTLE && group.count() > 1 {
         true => dev.worker.engines()?,
         false => [dev.stream.clone(), dev.stream.clone()],
     };
@@ -88,7 +89,8 @@ impl Moves<'_> {
             let len = PIECE.min(bytes - start);
             copy(&self.fetch, at(here), at(source), len)?;
             self.send.stream.wait_for(self.name, &self.fetch.stream, self.fetch.stream.submit())?;
-            let others = destinations.iter().filter(|to| to.device != own);
+            // (Managed memory is at home everywhere, so the device does not tell whose it is.)
+            let others = destinations.iter().filter(|to| to.address != here.address);
             others.copied().try_for_each(|to| copy(&self.send, at(to), at(here), len))?;
         }
         Ok(())

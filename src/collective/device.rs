@@ -21,7 +21,8 @@ use crate::{
 /// ([`Algorithm`](crate::Algorithm)) have an order of their own, as fixed, unless [`ReduceOrder::Rank`](crate::ReduceOrder) is asked for. A sum of `n` members is off by at
 /// most `n - 1` roundings of the accumulator's type, each of the size of the sum of magnitudes, and one of the element's.
 ///
-/// **Graphs.** Within [`capture`](Device::capture) they go into the graph; the meeting at the launch is for all that it holds.
+/// **Graphs.** Within [`capture`](Device::capture) they go into the graph. A launch is one meeting for all of them where kernels meet
+/// on the devices, and one for each elsewhere.
 ///
 /// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do not
 /// fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted), `OutOfMemory` for scratch,

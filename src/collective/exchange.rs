@@ -25,7 +25,12 @@ use super::{
     run::{GRAIN, Request, Spot, lent},
 };
 use crate::{
-    Device, DeviceBuffer, Event, collective::board::Notice, copy::peer, error::Result, plant::Bug, stream::StreamCore,
+    Device, DeviceBuffer, Event,
+    collective::board::Notice,
+    copy::peer,
+    error::{Error, Result},
+    plant::Bug,
+    stream::StreamCore,
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -33,6 +38,8 @@ use std::{ops::Range, sync::Arc};
 /// Bytes of a slot, for all senders together, at most; of software GPUs, which gain nothing by more.
 const ROOM: usize = 64 << 20;
 const ROOM_OF_SOFTWARE: usize = 1 << 20;
+/// With less memory than for this, there is too little.
+const LEAST_ROOM: usize = 16 << 10;
 /// Bytes of a piece, at least, where there are several.
 const LEAST: usize = 512 << 10;
 /// A slice is cut into so many pieces, unless that makes them too small or too large. What is sent first gives the sums the time
@@ -84,22 +91,42 @@ pub(super) fn sums(shape: &Shape, members: usize) -> bool {
     members > 1 && matches!(shape, Shape::AllReduce { .. } | Shape::Reduce { .. } | Shape::ReduceScatter { .. })
 }
 
-fn cut(group: &Group<'_>, shape: &Shape, dtype: DType) -> Cut {
-    let size = dtype.size();
+/// Cuts that take less and less scratch.
+fn cuts(group: &Group<'_>, shape: &Shape, dtype: DType) -> impl Iterator<Item = Cut> {
+    let (n, size) = (group.count(), dtype.size());
+    let bytes = shape.largest(n, GRAIN / size) * size;
     let room = if group.dev.worker.is_software() { ROOM_OF_SOFTWARE } else { ROOM };
-    Cut::of(shape.largest(group.count(), GRAIN / size) * size, group.count(), room)
+    let rooms = std::iter::successors(Some(room), |room| Some(room / 4)).take_while(move |room| *room >= LEAST_ROOM);
+    rooms.map(move |room| Cut::of(bytes, n, room.max(n * GRAIN)))
 }
 
-/// Room for what the others send, if there is anything.
+/// Room for what the others send, if there is anything: as much as there is memory for.
 pub(super) fn scratch(group: &Group<'_>, shape: &Shape, dtype: DType) -> Result<Option<DeviceBuffer<u8>>> {
-    let bytes = cut(group, shape, dtype).scratch();
-    (bytes > 0).then(|| group.dev.allocate::<u8>("collective", bytes)).transpose()
+    let mut short = None;
+    for cut in cuts(group, shape, dtype) {
+        if cut.scratch() == 0 {
+            return Ok(None);
+        }
+        match group.dev.allocate::<u8>("collective", cut.scratch()) {
+            Ok(scratch) => return Ok(Some(scratch)),
+            Err(error @ Error::OutOfMemory { .. }) => short = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(short.expect("there is a least"))
+}
+
+/// The cut for which every member has room.
+fn agreed(group: &Group<'_>, request: &Request, shape: &Shape, notices: &[Arc<Notice>]) -> Cut {
+    let least = notices.iter().map(|notice| lent(notice).inbox.map_or(0, |(_, bytes)| bytes)).min().unwrap_or(0);
+    let fits = |cut: &Cut| cut.scratch() <= least;
+    cuts(group, shape, request.dtype).find(fits).expect("every member has taken room for one of them")
 }
 
 /// Submits a member's part to the current stream, piece by piece with all others.
 pub(super) fn submit(group: &Group<'_>, request: &Request, shape: &Shape, notices: &[Arc<Notice>]) -> Result<()> {
     let (dev, call, size) = (group.dev, &request.call, request.dtype.size());
-    let cut = cut(group, shape, request.dtype);
+    let cut = agreed(group, request, shape, notices);
     // Nothing to add.
     if cut.pieces == 0 {
         return Ok(());

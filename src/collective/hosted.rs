@@ -23,6 +23,7 @@ use super::{
     plan::{Shape, Side},
     run::{Request, lent},
     stage::Staging,
+    staged::InFlight,
 };
 use crate::{
     Event,
@@ -53,6 +54,7 @@ const TICK: Duration = Duration::from_millis(20);
 #[track_caller]
 pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> Result<()> {
     let (dev, n) = (group.dev, group.count());
+    InFlight::room(dev, request.call.op())?;
     // Before the meeting: who is short of memory says so before anybody has begun.
     let bytes = SLOTS * slot(group, request);
     let block = dev.worker.shared.pinned.block(request.call.op(), bytes, Near::Device(dev.index()))?;
@@ -63,6 +65,7 @@ pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> R
     let shape = group.shape(request, &notices)?;
     let done = Hosted::new(group, request, shape.hosted(n, group.rank, request.grain()), &notices).run();
     access.submitted();
+    InFlight::note(dev);
     done.inspect_err(|cause| {
         group.fail(request, cause);
         // Peers may still read the stage, in ways that no event of this member covers.

@@ -66,6 +66,12 @@ impl Device {
     }
 }
 
+/// Whether buffers may go together: not round a ring, whose bits depend on the place in the buffer; nor by the host, which is asked
+/// for where kernels are not to run.
+fn packs(way: Way) -> bool {
+    !way.is_ring() && way != Way::Hosted
+}
+
 /// One buffer of the list.
 fn one<T: Element>(call: &Call, op: ReduceOp, x: DeviceViewMut<'_, T>) -> Request {
     let len = x.len();
@@ -92,9 +98,8 @@ impl Group<'_> {
             return self.run(one(&call, op, none.view_mut()));
         }
         let size = V::Elem::DTYPE.size();
-        // A ring's bits depend on the place in the buffer.
         let packed = |x: &mut DeviceViewMut<'_, V::Elem>| {
-            self.count() > 1 && x.len() * size <= SMALL && self.way(&one(&call, op, x.view_mut())) != Way::Ring
+            self.count() > 1 && x.len() * size <= SMALL && packs(self.way(&one(&call, op, x.view_mut())))
         };
         // First those behind which the next one begins where it is copied at full speed.
         all.sort_by_cached_key(|x| x.len() * size % 16 != 0);
@@ -127,7 +132,7 @@ impl Group<'_> {
         if pays(xs.len()) {
             let mut wire = self.dev.allocate::<T>(NAME, xs.iter().map(|x| x.len()).sum())?;
             let together = one(call, op, wire.view_mut());
-            if self.way(&together) != Way::Ring {
+            if packs(self.way(&together)) {
                 self.copy_all(xs, &wire.view_mut(), true)?;
                 self.run(together)?;
                 return self.copy_all(xs, &wire.view_mut(), false);
@@ -148,9 +153,12 @@ impl Group<'_> {
         there: bool,
     ) -> Result<()> {
         let dev = self.dev;
-        let (of_wire, of_buffers) = if there { (Access::Write, Access::Read) } else { (Access::Read, Access::Write) };
+        let of_buffers = if there { Access::Read } else { Access::Write };
         let mut access = dev.op_in_graph(NAME)?;
-        access.touch(wire.block, wire.bytes(), of_wire, false)?;
+        match there {
+            true => access.scratch(wire.block, wire.bytes())?,
+            false => access.touch(wire.block, wire.bytes(), Access::Read, false)?,
+        }
         let mut pairs = Vec::with_capacity(xs.len());
         let mut next = wire.address();
         for x in xs {

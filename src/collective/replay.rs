@@ -8,7 +8,7 @@
 //! * Elsewhere, nothing: the graph is cut there, and a launch carries the collective out between two parts of the graph, as if it
 //!   were called then ([`Captured`]). Members must still launch the same graph: the calls say which one they are of.
 //!
-//! Collectives by the host are refused, since a launch waits for nothing.
+//! Where sums are the host's ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for the device.
 
 use super::{
     Group,
@@ -108,7 +108,8 @@ impl Group<'_> {
         signals.launches_in(dev.index(), place);
         let own = Brief::of_launch(meetings.origin, meetings.count, site, self.in_short());
         let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.count };
-        let (_, window) = spin::commit_by(self, missed, || self.meet_briefly(own, &own.call(), true))?;
+        let (_, window) =
+            spin::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &own.call(), true))?;
         let launched = launch();
         drop(window);
         note();

@@ -115,7 +115,7 @@ impl Group<'_> {
             _ => None,
         };
         if let Some(scratch) = &scratch {
-            access.touch(&scratch.block, scratch.view().bytes(), Access::Write, false)?;
+            access.scratch(&scratch.block, scratch.view().bytes())?;
         }
         let ready = (self.count() > 1).then(|| Event::record(&dev.stream, name, false)).transpose()?;
         let inbox = scratch.as_ref().map(|scratch| (scratch.address(), scratch.len()));
@@ -124,7 +124,11 @@ impl Group<'_> {
         let shape = self.shape(request, &notices)?;
         let done = self.carry_out(request, &shape, way, scratch.as_ref(), &notices);
         access.submitted();
-        done.inspect_err(|cause| self.fail(request, cause))
+        done.inspect_err(|cause| {
+            self.fail(request, cause);
+            // Peers may still fill it.
+            self.fail_on(scratch.iter().map(|scratch| &scratch.block), cause);
+        })
     }
 
     /// A committed collective has failed here.

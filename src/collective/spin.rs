@@ -32,6 +32,7 @@ use crate::{
     Device,
     driver::{Address, gate},
     error::{Error, Result},
+    memory::block::BlockRef,
     op::Op,
     runtime::worker::Worker,
     stream::StreamCore,
@@ -198,10 +199,11 @@ fn check_not_blocked(dev: &Device, name: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// A meeting that commits to a launch, which must come before the window is dropped.
+/// A meeting that commits to a launch, which must come before the window is dropped. `blocks`: what peers' kernels touch.
 pub(super) fn commit_by<R>(
     group: &Group<'_>,
     missed: Missed,
+    blocks: impl Iterator<Item = BlockRef>,
     meeting: impl FnOnce() -> Result<R>,
 ) -> Result<(R, Window)> {
     let number = group.next_number();
@@ -212,6 +214,8 @@ pub(super) fn commit_by<R>(
             if group.word().committed() >= number {
                 gate::launches().close(1);
                 group.dev.worker.spinning.missed.borrow_mut().push(missed);
+                // Peers' kernels that come yet may meet the one that makes up for this one.
+                group.dev.worker.suspects.borrow_mut().extend(blocks);
             }
             Err(error)
         }
@@ -241,7 +245,10 @@ pub(super) fn run(
     let inbox = ring::kernel::inbox(group, request, (way, limits), &mut access)?;
     let meet = meet(group, signals, dev.session.gang.place());
     // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
-    let (met, window) = commit_by(group, Missed { meet, times: 1 }, || Met::of(group, request, inbox.as_ref(), true))?;
+    let areas = request.source.iter().chain(&request.destination).chain(&inbox);
+    let blocks = areas.map(|area| area.block.clone());
+    let missed = Missed { meet, times: 1 };
+    let (met, window) = commit_by(group, missed, blocks, || Met::of(group, request, inbox.as_ref(), true))?;
     match met.shape(group, request) {
         Ok(shape) => {
             let launched = submit(group, request, (way, limits, signals), &shape, &met, meet);

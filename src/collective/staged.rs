@@ -22,14 +22,15 @@ use super::{
     tuner::Limits,
 };
 use crate::{
-    Event,
+    Device, Event,
     driver::Address,
-    error::Result,
+    error::{Error, Result},
     memory::{block::BlockRef, hazard::Access, pinned::Near},
     op::Op,
+    stream::StreamCore,
 };
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 
 /// Bytes of a stage that is ordered by events.
 const ROOM: usize = 1 << 20;
@@ -120,8 +121,9 @@ pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> R
     let name = request.call.op();
     let bytes = request.shape.as_ref().map_or(ROOM, |shape| {
         let plan = shape.staging(group.count(), group.rank, request.grain());
-        (plan.most * plan.lanes * request.dtype.size()).clamp(1, ROOM)
+        plan.most.saturating_mul(plan.lanes * request.dtype.size()).clamp(1, ROOM)
     });
+    InFlight::room(dev, name)?;
     // Whole lines for each lane.
     let bytes = (bytes + group.count() * 128).min(ROOM.max(group.count() * 128));
     // Before the meeting: who is short of memory says so before anybody has begun.
@@ -133,10 +135,40 @@ pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> R
     let shape = group.shape(request, &notices)?;
     let done = Stepped::new(group, request, &shape, &notices).and_then(|stepped| stepped.run());
     access.submitted();
+    InFlight::note(dev);
     done.inspect_err(|cause| {
         group.fail(request, cause);
         keep(group, block);
     })
+}
+
+/// Stages of calls that a device may not be through with, at most: they are page-locked memory, of which there must not be as many
+/// as somebody may call ahead of his device.
+const AHEAD: usize = 4;
+
+/// Calls with a stage whose work may not be over: their streams, and how many operations these had then.
+#[derive(Default)]
+pub(crate) struct InFlight(RefCell<VecDeque<(Arc<StreamCore>, u64)>>);
+
+impl InFlight {
+    /// Waits on the host until there is room for a further stage: until the gang fails, or nothing completes for as long as the
+    /// pool waits for anything.
+    pub(super) fn room(dev: &Device, name: &'static str) -> Result<()> {
+        let calls = &dev.worker.staging_calls.0;
+        while calls.borrow().len() >= AHEAD {
+            let (stream, last) = calls.borrow_mut().pop_front().expect("there are some");
+            let gang = &dev.session.gang;
+            let waited = stream.wait_host_unless(name, last, dev.worker.shared.deadline, &|| gang.is_aborted());
+            // A peer's failure is the reason, not the deadline.
+            waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })?;
+        }
+        Ok(())
+    }
+
+    /// A call's work is on the current stream.
+    pub(super) fn note(dev: &Device) {
+        dev.worker.staging_calls.0.borrow_mut().push_back((dev.stream.clone(), dev.stream.submitted()));
+    }
 }
 
 /// Peers may have accesses to the stage under way that no event of this member covers.

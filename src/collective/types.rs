@@ -154,11 +154,11 @@ pub enum Algorithm {
     Direct,
     /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up in its own memory,
     /// and send the result back. What is only moved is copied. Also through the host where there is no peer access. It takes scratch
-    /// of up to 64 MiB on each device for sums.
+    /// of up to 128 MiB on each device for sums, and less where memory is short.
     Copies,
     /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it there. What
     /// is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software GPUs, it goes piece by
-    /// piece of up to 1 MiB, ordered by events, and may wait on the host for a stage that is still in use.
+    /// piece of up to 1 MiB, ordered by events, and waits on the host when the device is four calls behind.
     Staged,
     /// Down to page-locked memory of the host, where the device threads do the arithmetic, each its own slice of every piece, and
     /// up again: no kernel runs, and no access to peers' memory is needed. For GPUs whose multiprocessors are to be left alone,
@@ -166,8 +166,10 @@ pub enum Algorithm {
     ///
     /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so the host
     /// waits for all that was submitted to the current stream before. So do
-    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket. What only moves data does not wait for the device,
-    /// but for the other members' threads, and for a stage that is still in use.
+    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket (whose packing, wires and norm are kernels), and
+    /// [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the device, but for the other members'
+    /// threads; and when a device is four calls behind, for the first of them. Bits are those of the other algorithms, but for which
+    /// NaN a NaN is.
     Host,
     /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each device, which writes to
     /// its successor's memory alone, where kernels can meet; by copies from the size on from which they are faster (they leave the

@@ -7,7 +7,9 @@ use super::{
     turn::Turns,
 };
 use crate::{
-    collective::{Algorithm, ReduceOrder, Tune, board::Endpoint, signals::Signals, spin::Spinning, tuner::Tuned},
+    collective::{
+        Algorithm, ReduceOrder, Tune, board::Endpoint, signals::Signals, spin::Spinning, staged::InFlight, tuner::Tuned,
+    },
     copy::{
         host::Staging,
         peer::Stage,
@@ -147,6 +149,7 @@ pub(crate) struct Worker {
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
     pub(crate) spinning: Spinning,
+    pub(crate) staging_calls: InFlight,
     modules: RefCell<HashMap<*const Module, RawModule>>,
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
@@ -179,6 +182,7 @@ impl Worker {
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
             spinning: Spinning::default(),
+            staging_calls: InFlight::default(),
             modules: RefCell::default(),
             functions: RefCell::default(),
             suspects: RefCell::default(),

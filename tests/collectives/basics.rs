@@ -153,6 +153,25 @@ on_both! {
         }
     }
 
+    // Managed memory is at home everywhere, and so is no sign of whose it is.
+    2: fn from_device_memory_to_unified_memory(gpus) {
+        let n = gpus.up_to(4);
+        for way in rig::WAYS {
+            let pool = way.pool(gpus, n);
+            for root in 0..n {
+                let mut table = pool.unified::<u32>(n * 501).unwrap();
+                pool.run_with(table.rows_mut(501), |dev, _, mut rows| match dev.rank() == root {
+                    true => dev.broadcast(&mut dev.upload(&(0..501).collect::<Vec<u32>>())?, root),
+                    false => dev.broadcast(&mut rows, root),
+                })
+                .unwrap();
+                for (rank, rows) in table.as_slice().unwrap().chunks(501).enumerate() {
+                    assert!(rank == root || rows.iter().copied().eq(0..501), "{way:?}, from {root} to {rank}");
+                }
+            }
+        }
+    }
+
     2: fn not_a_number_and_infinity_are_passed_on(gpus) {
         let n = gpus.up_to(3);
         let pool = rig::pool(gpus, n);

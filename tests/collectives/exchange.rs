@@ -44,6 +44,20 @@ on_both! {
         check::<i64>(gpus, 3, ReduceOp::Avg);
     }
 
+    // Nothing for an engine, whose stream does not capture.
+    1: fn a_gang_of_one_in_a_graph(gpus) {
+        let found = pool(gpus, 1).run(|dev, _| {
+            let (mut x, mut y) = (dev.upload(&vec![3.0f32; 100_000])?, dev.zeros::<f32>(100_000)?);
+            let (graph, ()) = dev.capture(|dev| {
+                dev.all_reduce(&mut x, ReduceOp::Scaled(2.0))?;
+                dev.all_gather(&x, &mut y)
+            })?;
+            dev.launch_graph(&graph)?;
+            dev.download(&y)
+        });
+        assert_eq!(found.unwrap(), [vec![6.0; 100_000]]);
+    }
+
     // One after the other, without a wait of the host: the streams of one begin behind those of the one before.
     2: fn in_a_row(gpus) {
         let n = gpus.up_to(3);

@@ -8,7 +8,7 @@ use crate::{
     support::{self, Gpus, failure, slow_add, until},
 };
 use gpu_pool::{
-    Algorithm, Builder, DType, Error, GpuPool, ReduceOp, ReduceOrder,
+    Algorithm, Builder, Check, DType, Error, GpuPool, ReduceOp, ReduceOrder,
     testing::{Explorer, FaultOp, FaultPlan, FaultRule, Injected},
 };
 use half::{bf16, f16};
@@ -244,6 +244,30 @@ fn a_stream_that_is_stuck() {
             plan.release();
             assert_works(&pool);
             pool.close().unwrap();
+        }
+    });
+}
+
+/// What a host calls ahead of its device takes page-locked memory, and so there is an end to it.
+#[test]
+fn calls_far_ahead_of_a_device() {
+    support::guarded(|| {
+        for algorithm in [Algorithm::Host, Algorithm::Staged] {
+            // Without a bound it is a piece of memory for each call.
+            let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(FaultOp::HostAlloc).nth(20)).paused();
+            let builder = GpuPool::builder().host(2).module(&support::MODULE).check(Check::Off).algorithm(algorithm);
+            let pool = builder.faults(plan.clone()).build().unwrap();
+            plan.resume();
+            let found = pool.run(|dev, _| {
+                let mut busy = dev.zeros::<u32>(1)?;
+                slow_add(dev, &mut busy, 1, 200_000)?;
+                let mut x = dev.upload(&vec![dev.rank() as u8; 9 << 20])?;
+                for _ in 0..60 {
+                    dev.broadcast(&mut x, 1)?;
+                }
+                Ok(dev.download(&x)?.iter().all(|x| *x == 1))
+            });
+            assert_eq!((found.unwrap(), plan.fired().len()), (vec![true; 2], 0), "{algorithm:?}");
         }
     });
 }

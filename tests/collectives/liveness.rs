@@ -215,7 +215,7 @@ on_both! {
             let mut x = dev.zeros::<f32>(1 << 20)?;
             let mut fills = Vec::new();
             if dev.rank() == 1 {
-                for bytes in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 1 << 19, 1 << 18] {
+                for bytes in (12..24).rev().map(|log| 1 << log) {
                     while let Ok(fill) = dev.zeros::<u8>(bytes) {
                         fills.push(fill);
                     }
@@ -226,6 +226,24 @@ on_both! {
         }));
         assert!(matches!(error, Error::OutOfMemory { device: 1, .. }), "{error}");
         assert_works(&pool);
+    }
+
+    // With little room for scratch on one member, all send smaller pieces.
+    2: fn little_room_for_scratch_is_enough(gpus) {
+        let n = gpus.up_to(3);
+        let pool = rig::builder(gpus, n).memory_limit(32 << 20).algorithm(Algorithm::Copies).build().unwrap();
+        let found = pool.run(|dev, _| {
+            let mut x = dev.upload(&vec![dev.rank() as f32 + 1.0; 1 << 20])?;
+            let mut fills = Vec::new();
+            if dev.rank() == 1 {
+                let all = (18..24).rev().map(|log| 1 << log);
+                all.for_each(|bytes| fills.extend(std::iter::from_fn(|| dev.zeros::<u8>(bytes).ok())));
+                drop(fills.pop());
+            }
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            Ok(dev.download(&x)?.iter().all(|x| *x == (n * (n + 1) / 2) as f32))
+        });
+        assert_eq!(found.unwrap(), vec![true; n]);
     }
 
     // After everything that can go wrong, one after the other in one pool.

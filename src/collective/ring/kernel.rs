@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    memory::hazard::Access,
     op::Op,
 };
 use std::sync::Arc;
@@ -43,7 +42,7 @@ pub(in super::super) fn inbox(
 ) -> Result<Option<Area>> {
     let (Way::RingKernel, Some(Shape::AllReduce { len: len @ 1.. })) = (way, &request.shape) else { return Ok(None) };
     let area = take(group, request, *len, limits)?;
-    access.touch(&area.block, area.bytes.clone(), Access::Write, false)?;
+    access.scratch(&area.block, area.bytes.clone())?;
     Ok(Some(area))
 }
 

@@ -193,7 +193,8 @@ impl Cache {
             // Where it would fit if all streams were through, how much is missing depends on when they are. So it is not what is missing
             // now: else a program would go to the driver once more whenever a step of it is unlucky as none was before.
             let timing = self.stats.in_use + need <= reserved;
-            let share = if timing { (reserved / EAGER_SHARE).next_multiple_of(GRANULE) } else { 0 };
+            let share =
+                if timing { (reserved / EAGER_SHARE).next_multiple_of(GRANULE).min(self.eager - reserved) } else { 0 };
             // Beside memory that is in use, too: what is taken is to need no wait.
             let mut map =
                 |bytes| self.map_within(request.op, bytes, u64::MAX, |past| past.is_free_for(request.stream)).is_ok();
