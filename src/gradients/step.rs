@@ -234,7 +234,10 @@ impl<T: Gradient> GradientExchange<T> {
         let other_list = |&rank: &usize| all[rank].used.len() != all[0].used.len();
         let found = (1..all.len()).find(other_list).map(|rank| ("exchange", rank));
         if let Some((what, rank)) = found.or_else(|| Some(("step", (1..all.len()).find(other_step)?))) {
-            let call = |report: &Report| format!("finish of step {} of {} gradients", report.step, report.used.len());
+            let call = |report: &Report| match what {
+                "step" => format!("finish of step {}", report.step),
+                _ => format!("finish of {} gradients", report.used.len()),
+            };
             let (first, other) = (&all[0], &all[rank]);
             let (a, b) = (group.ordinal(0), group.ordinal(rank));
             let (a_call, b_call) = (call(first), call(other));
@@ -273,6 +276,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps exchange
     /// ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Memory that was lent stays, with
     /// whatever is in it, and so does the [weight](Self::set_weight).
+    /// A member that calls it without the others is found out by an [`Error::Mismatch`] at its next exchange, if there was one before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a capture; [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
