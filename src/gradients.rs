@@ -22,6 +22,7 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
+    collective::Origin,
     error::{Error, Result},
     memory::link::Link,
     runtime::gang::Gang,
@@ -63,9 +64,11 @@ use std::sync::Arc;
 ///
 /// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in): then "all
 /// members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each dimension of a
-/// grid. Then all devices must start the buckets of all exchanges in one order, as with all collectives, or they wait for each
-/// other in a ring until the [deadline](crate::Builder::timeout): finish a step of the one before the other's first `ready`, or
-/// make gradients ready in the same order everywhere.
+/// grid, or two of one group. Then all devices must start the buckets of all exchanges in one order, as with all collectives, and
+/// [`finish`](Self::finish) and [`join`](Self::join) in one order, too: finish a step of the one before the other's first `ready`,
+/// or make gradients ready in the same order everywhere. Exchanges know each other: members that use two of one group in
+/// different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"` if the groups differ), and nothing is mixed up. Where no
+/// two devices see it, in a ring of groups, they wait for each other until the [deadline](crate::Builder::timeout).
 ///
 /// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP does at
 /// the start; [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
@@ -108,6 +111,8 @@ use std::sync::Arc;
 /// members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong calls that touch
 /// nothing (a gradient that is not there, or ready twice) leave the step as it is.
 pub struct GradientExchange<T: Gradient = f32> {
+    /// Which exchange it is, as all members know it.
+    id: Origin,
     settings: Settings,
     sizes: Box<[usize]>,
     layout: Layout,
@@ -138,6 +143,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     ordered: bool,
     broken: bool,
     steps: u64,
+    /// Those of them that exchanged: also without [`find_unused`](GradientExchangeBuilder::find_unused) as many on all members.
+    exchanges: u64,
     unused: Vec<usize>,
     device: Arc<Link>,
     /// Ordinals in the pool, by rank.
@@ -153,7 +160,7 @@ impl GradientExchange {
 
 impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
-    fn new(group: &Group<'_>, settings: Settings, sizes: &[usize]) -> Result<Self> {
+    fn new(group: &Group<'_>, id: Origin, settings: Settings, sizes: &[usize]) -> Result<Self> {
         let weight = match settings.reduce {
             ReduceOp::Scaled(weight) => weight,
             _ => 1.0,
@@ -161,6 +168,7 @@ impl<T: Gradient> GradientExchange<T> {
         let layout = first_layout::<T>(&settings, sizes)?;
         let dev = &*group.device().in_order();
         let mut exchange = GradientExchange {
+            id,
             marks: Marks::new(&layout),
             memory: buckets(dev, &layout)?,
             device: dev.worker.link.clone(),
@@ -179,6 +187,7 @@ impl<T: Gradient> GradientExchange<T> {
             ordered: !settings.ready_order,
             broken: false,
             steps: 0,
+            exchanges: 0,
             unused: Vec::new(),
             members: group.ordinals().into(),
             sizes: sizes.into(),
@@ -221,6 +230,11 @@ impl<T: Gradient> GradientExchange<T> {
         self.reduced = vec![None; buckets];
         self.normed = None;
         Ok(())
+    }
+
+    /// What its meetings are for: members that are in another exchange, or not in the same exchange of it, do not match.
+    fn origin(&self) -> Origin {
+        self.id.in_step(self.exchanges)
     }
 
     /// The members, on the stream of `dev`.

@@ -1,13 +1,13 @@
 //! What a member calls, as the meeting compares it and as reports show it.
 
-use super::{DType, ReduceOp};
+use super::{DType, Group, ReduceOp};
 use crate::error::Site;
 use std::{any::TypeId, panic::Location, sync::Arc};
 
 /// The operation that launches a graph's collectives together.
 pub(super) const LAUNCH: &str = "launch_graph";
 
-/// Whether a call is made now, or for a graph, or from one: members must agree on that, too.
+/// Whether a call is made now, or for a graph, or from one, or for a gradient exchange: members must agree on that, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin(u64);
 
@@ -18,13 +18,53 @@ impl Origin {
     /// From graphs whose first collective was the `number`-th that its group called in the gang at `place`: all members know that
     /// alike, and no other graph has it (nor one of these two numbers).
     pub(super) fn graph(place: u64, number: u64) -> Self {
-        Origin(place.rotate_left(32) ^ number)
+        Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
 
     /// With a further collective, the group's `number`-th: graphs that were captured inside each other may begin with the same one
     /// and be of one length (a step of FNV-1a).
     pub(super) fn then(self, number: u64) -> Self {
-        Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3))
+        Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
+    }
+
+    /// In all numbers of gradient exchanges, and in no others: 39 bits that say which one, and below them its step.
+    const EXCHANGE: u64 = 1 << 63;
+    const STEP: u64 = (1 << 24) - 1;
+
+    /// From the gradient exchange that was made when its group called its `number`-th collective in the gang at `place`. Hashed
+    /// (Fibonacci), so that it still fits into a meeting in short.
+    fn exchange(place: u64, number: u64) -> Self {
+        let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))
+    }
+
+    /// From a step of that exchange.
+    pub(crate) fn in_step(self, step: u64) -> Self {
+        Origin((self.0 & !Self::STEP) | (step & Self::STEP))
+    }
+
+    fn is_of_exchange(self) -> bool {
+        self.0 & Self::EXCHANGE != 0
+    }
+
+    /// What two that are not the same differ in.
+    fn differs(self, other: Self) -> &'static str {
+        if [self, other].contains(&Origin::CAPTURE) {
+            "capture"
+        } else if !self.is_of_exchange() && !other.is_of_exchange() {
+            "graph"
+        } else if self.in_step(0) != other.in_step(0) {
+            "exchange"
+        } else {
+            "step"
+        }
+    }
+}
+
+impl Group<'_> {
+    /// Of a gradient exchange that is made with the group's next collective.
+    pub(crate) fn new_exchange(&self) -> Origin {
+        Origin::exchange(self.dev.session.gang.place(), self.next_number())
     }
 }
 
@@ -57,6 +97,10 @@ impl Call {
             of: None,
             site,
         }
+    }
+
+    pub(super) fn from(self, origin: Origin) -> Self {
+        Call { origin, ..self }
     }
 
     /// A call made there.
@@ -118,7 +162,7 @@ impl Call {
         };
         [
             (self.op != other.op, "operation"),
-            (self.origin != other.origin, self.differs_in_origin(other)),
+            (self.origin != other.origin, self.origin.differs(other.origin)),
             (self.dtype != other.dtype || self.of.map(|t| t.0) != other.of.map(|t| t.0), "dtype"),
             (self.count != other.count, "count"),
             (!reduces, "reduce op"),
@@ -127,10 +171,6 @@ impl Call {
         ]
         .into_iter()
         .find_map(|(differs, what)| differs.then_some(what))
-    }
-
-    fn differs_in_origin(&self, other: &Call) -> &'static str {
-        if [self, other].iter().any(|call| call.origin == Origin::CAPTURE) { "capture" } else { "graph" }
     }
 }
 
@@ -161,10 +201,50 @@ impl std::fmt::Display for Call {
         if let Some(counts) = &self.counts {
             part(f, format_args!("counts {counts:?}"))?;
         }
-        f.write_str(match self.origin {
-            Origin(0) => ")",
-            Origin::CAPTURE => ") in a capture",
-            _ => ") of a graph",
-        })
+        match self.origin {
+            Origin(0) => f.write_str(")"),
+            Origin::CAPTURE => f.write_str(") in a capture"),
+            exchange if exchange.is_of_exchange() => {
+                write!(f, ") in exchange {} of a GradientExchange", exchange.0 & Origin::STEP)
+            }
+            _ => f.write_str(") of a graph"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Whatever the numbers are, no kind is taken for another.
+    #[test]
+    fn origins_are_told_apart() {
+        let exchange = Origin::exchange(7, 3);
+        let graph = Origin::graph(u64::MAX, u64::MAX).then(u64::MAX);
+        let of = |origin: Origin| Call::new("all_reduce").from(origin);
+        let pairs = [
+            (exchange, Origin::exchange(7, 4), Some("exchange")),
+            (exchange, Origin::exchange(8, 3).in_step(1), Some("exchange")),
+            (exchange, Origin::default(), Some("exchange")),
+            (exchange, graph, Some("exchange")),
+            (exchange, Origin::CAPTURE, Some("capture")),
+            (exchange.in_step(1), exchange.in_step(2), Some("step")),
+            (exchange.in_step(2).in_step(0), exchange, None),
+            (graph, Origin::default(), Some("graph")),
+        ];
+        for (a, b, what) in pairs {
+            assert_eq!((of(a).differs(&of(b)), of(b).differs(&of(a))), (what, what), "{a:?} {b:?}");
+        }
+        assert_eq!(of(exchange.in_step(5)).to_string(), "all_reduce() in exchange 5 of a GradientExchange");
+    }
+
+    /// Of all that a process is likely to have.
+    #[test]
+    fn exchanges_have_numbers_of_their_own() {
+        let places = (1..200u64).map(|place| place * 1009);
+        let all: Vec<_> =
+            places.flat_map(|place| (1..200).map(move |number| Origin::exchange(place, number).0)).collect();
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
     }
 }

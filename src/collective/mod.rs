@@ -40,6 +40,7 @@ pub(crate) mod staged;
 pub(crate) mod tuner;
 mod types;
 
+pub(crate) use call::Origin;
 pub use group::Group;
 pub use tuner::Tune;
 pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
@@ -97,8 +98,14 @@ impl Group<'_> {
     /// As there.
     #[track_caller]
     pub fn exchange<T: Clone + Send + Sync + 'static>(&self, value: T) -> Result<Vec<T>> {
+        self.exchange_from(Origin::default(), value)
+    }
+
+    /// The same, of those who say that it is for this.
+    #[track_caller]
+    pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = self.dev.worker.link.enter("exchange", Location::caller());
-        let call = Call::new("exchange").of_type::<T>();
+        let call = Call::new("exchange").of_type::<T>().from(origin);
         let all = self.meet(call, Payload::Value(Box::new(value)), false)?;
         Ok(all.iter().map(|notice| value_of(notice)).collect())
     }

@@ -3,7 +3,7 @@
 use super::{
     Element, Group, ReduceOp,
     board::Area,
-    call::Call,
+    call::{Call, Origin},
     choose::Way,
     plan::{Counts, Shape},
     run::Request,
@@ -50,7 +50,7 @@ impl Group<'_> {
         Err(Error::invalid(op, format_args!("{what} has {found} elements where {wanted} are needed")))
     }
 
-    fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
+    pub(crate) fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
         if root < self.count() {
             return Ok(());
         }
@@ -97,7 +97,17 @@ impl Group<'_> {
         V: AsViewMut + ?Sized,
         V::Elem: Element,
     {
-        let call = Call::new("all_reduce").elements(V::Elem::DTYPE, x.view().len());
+        self.all_reduce_from(Origin::default(), x, op)
+    }
+
+    /// The same, of those who say that it is for this.
+    #[track_caller]
+    pub(crate) fn all_reduce_from<V>(&self, origin: Origin, x: &mut V, op: ReduceOp) -> Result<()>
+    where
+        V: AsViewMut + ?Sized,
+        V::Elem: Element,
+    {
+        let call = Call::new("all_reduce").elements(V::Elem::DTYPE, x.view().len()).from(origin);
         self.run(in_place(call, Some(op), Shape::AllReduce { len: x.view().len() }, x.view_mut()))
     }
 

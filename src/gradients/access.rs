@@ -1,6 +1,6 @@
 //! Between the exchanges: where gradients are, whose memory they have, and what of a step may be set.
 
-use super::{GradientExchange, element::Gradient, marks::Mark, retire, settings::check_weight};
+use super::{GradientExchange, element::Gradient, marks::Mark, retire, settings::check_weight, step::failed};
 use crate::{
     DeviceBuffer, DeviceCopy, ReduceOp,
     error::{Error, Result},
@@ -14,7 +14,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
     pub fn grad_mut(&mut self, gradient: usize) -> Result<DeviceViewMut<'_, T>> {
-        self.marks.check_open("grad_mut", gradient)?;
+        self.told("grad_mut", gradient, self.marks.check_open("grad_mut", gradient))?;
         Ok(exclusive(self.view(gradient)))
     }
 
@@ -24,7 +24,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.
     pub fn grads_mut<const N: usize>(&mut self, gradients: [usize; N]) -> Result<[DeviceViewMut<'_, T>; N]> {
         for (at, &gradient) in gradients.iter().enumerate() {
-            self.marks.check_open("grads_mut", gradient)?;
+            self.told("grads_mut", gradient, self.marks.check_open("grads_mut", gradient))?;
             if gradients[..at].contains(&gradient) {
                 return Err(Error::invalid("grads_mut", format_args!("gradient {gradient} is named twice")));
             }
@@ -37,8 +37,13 @@ impl<T: Gradient> GradientExchange<T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
     pub fn grad(&self, gradient: usize) -> Result<DeviceView<'_, T>> {
-        self.marks.check_there("grad", gradient)?;
+        self.told("grad", gradient, self.marks.check_there("grad", gradient))?;
         Ok(self.view(gradient))
+    }
+
+    /// What a step that has failed leaves in its midst does not end by `finish`: the refusal names what helps.
+    fn told(&self, op: &'static str, gradient: usize, checked: Result<()>) -> Result<()> {
+        checked.map_err(|error| if gradient < self.len() && self.is_broken() { failed(op) } else { error })
     }
 
     pub(super) fn view(&self, gradient: usize) -> DeviceView<'_, T> {
@@ -62,7 +67,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::WrongDevice`], [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
-        self.marks.check_open("lend", gradient)?;
+        self.told("lend", gradient, self.marks.check_open("lend", gradient))?;
         if self.holds(gradient) {
             let why = format_args!(
                 "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
@@ -93,7 +98,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
     pub fn take(&mut self, gradient: usize) -> Result<DeviceBuffer<T>> {
-        self.marks.check_there("take", gradient)?;
+        self.told("take", gradient, self.marks.check_there("take", gradient))?;
         let lent = self.lent[gradient].take();
         if lent.is_some() {
             self.marks.forget(gradient);
@@ -133,6 +138,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     pub(super) fn between_steps(&self, op: &'static str) -> Result<()> {
         match self.marks.has_begun() {
+            true if self.is_broken() => Err(failed(op)),
             true => Err(Error::invalid(op, "within a step; `finish` ends it")),
             false => Ok(()),
         }

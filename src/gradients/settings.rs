@@ -3,6 +3,7 @@
 use super::{GradientExchange, element::Gradient};
 use crate::{
     DType, Device, Group, ReduceOp,
+    collective::Origin,
     error::{Error, Result, Site},
 };
 use smallvec::{SmallVec, smallvec};
@@ -193,7 +194,9 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
     #[track_caller]
     pub fn build_in(&self, group: &Group<'_>, sizes: &[usize]) -> Result<GradientExchange<T>> {
         self.0.check::<T>()?;
-        let terms = Terms { dtype: T::DTYPE, settings: self.0.clone(), sizes: sizes.into(), site: Location::caller() };
+        let id = group.new_exchange();
+        let terms =
+            Terms { id, dtype: T::DTYPE, settings: self.0.clone(), sizes: sizes.into(), site: Location::caller() };
         let all = group.exchange(terms)?;
         let (first, others) = all.split_first().expect("this member at least");
         for (rank, other) in (1..).zip(others) {
@@ -202,7 +205,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
                 return Err(Error::Mismatch { what, a, a_call, a_site: first.site, b, b_call, b_site: other.site });
             }
         }
-        GradientExchange::new(group, self.0.clone(), sizes)
+        GradientExchange::new(group, first.id, self.0.clone(), sizes)
     }
 }
 
@@ -243,6 +246,8 @@ pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result
 /// What a member brings to [`GradientExchangeBuilder::build`].
 #[derive(Clone)]
 struct Terms {
+    /// What the exchange will be known by: what the first one says.
+    id: Origin,
     dtype: DType,
     settings: Settings,
     sizes: Arc<[usize]>,

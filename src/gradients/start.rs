@@ -88,7 +88,7 @@ impl<T: Gradient> GradientExchange<T> {
             ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
             other => other,
         };
-        self.group(comm, "all_reduce")?.all_reduce(&mut exclusive(wire), op)?;
+        self.group(comm, "all_reduce")?.all_reduce_from(self.origin(), &mut exclusive(wire), op)?;
         let segments = self.segments(bucket, &|i| self.lent[i].is_some(), &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
     }
@@ -106,7 +106,7 @@ impl<T: Gradient> GradientExchange<T> {
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, factor, &wire)?;
         }
-        self.group(comm, "all_reduce")?.all_reduce(&mut exclusive(wire), op)?;
+        self.group(comm, "all_reduce")?.all_reduce_from(self.origin(), &mut exclusive(wire), op)?;
         let segments = self.segments(bucket, &|_| true, &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
     }

@@ -24,6 +24,11 @@ struct Report {
     site: Site,
 }
 
+/// What calls of an exchange whose step has failed are told.
+pub(super) fn failed(op: &'static str) -> Error {
+    Error::invalid(op, "a step has failed; all members call `reset` before the next one")
+}
+
 impl<T: Gradient> GradientExchange<T> {
     /// The members, on the stream of this device, if the exchange is of it.
     #[track_caller]
@@ -48,11 +53,16 @@ impl<T: Gradient> GradientExchange<T> {
         // A gang that has failed does not finish the step.
         dev.check().inspect_err(|_| self.broken = true)?;
         // Nor does a step go on of which a part was done in a scope that has failed since.
-        self.broken |= self.begun.iter().any(|gang| gang.is_aborted());
+        self.broken = self.is_broken();
         match self.broken {
-            true => Err(Error::invalid(op, "a step has failed; all members call `reset` before the next one")),
+            true => Err(failed(op)),
             false => Ok(()),
         }
+    }
+
+    /// Whether only `reset` helps.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken || self.begun.iter().any(|gang| gang.is_aborted())
     }
 
     /// Notes that the step has something of this scope.
@@ -167,7 +177,7 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when nothing was ready since the last step, nor said to be [`nothing`](Self::nothing);
-    /// [`Error::Mismatch`] when members are not in the same step; else those of [`Device::all_reduce`].
+    /// [`Error::Mismatch`] when members are not in the same step, or in another exchange of theirs; else those of [`Device::all_reduce`].
     #[track_caller]
     pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_, T>> {
         self.check_end(dev, "finish")?;
@@ -184,7 +194,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.meet(dev).inspect_err(|_| self.broken = true)?;
         self.marks.end(false, &self.layout);
         self.begun.clear();
-        (self.closed, self.steps) = (false, self.steps + 1);
+        (self.closed, self.steps, self.exchanges) = (false, self.steps + 1, self.exchanges + 1);
         Ok(Exchanged { exchange: self, exchanged: true })
     }
 
@@ -218,13 +228,20 @@ impl<T: Gradient> GradientExchange<T> {
         let seen = !self.ordered && used.iter().any(|used| *used);
         let order = seen.then(|| self.marks.order((0..self.len()).rev()));
         let group = self.group(dev, "finish")?;
-        let all = group.exchange(Arc::new(Report { step: self.steps, used, order, site }))?;
-        if let Some(rank) = (1..all.len()).find(|&rank| all[rank].step != all[0].step) {
-            let call = |report: &Report| format!("finish of step {}", report.step);
+        let all = group.exchange_from(self.origin(), Arc::new(Report { step: self.steps, used, order, site }))?;
+        let other_step = |&rank: &usize| all[rank].step != all[0].step;
+        // Of another exchange, then: the meeting tells them apart by a hash.
+        let other_list = |&rank: &usize| all[rank].used.len() != all[0].used.len();
+        let found = (1..all.len()).find(other_list).map(|rank| ("exchange", rank));
+        if let Some((what, rank)) = found.or_else(|| Some(("step", (1..all.len()).find(other_step)?))) {
+            let call = |report: &Report| match what {
+                "step" => format!("finish of step {}", report.step),
+                _ => format!("finish of {} gradients", report.used.len()),
+            };
             let (first, other) = (&all[0], &all[rank]);
             let (a, b) = (group.ordinal(0), group.ordinal(rank));
             let (a_call, b_call) = (call(first), call(other));
-            return Err(Error::Mismatch { what: "step", a, a_call, a_site: first.site, b, b_call, b_site: other.site });
+            return Err(Error::Mismatch { what, a, a_call, a_site: first.site, b, b_call, b_site: other.site });
         }
         self.unused.clear();
         let nobodys = |gradient: &usize| all.iter().all(|report| !report.used[*gradient]);
@@ -259,6 +276,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps exchange
     /// ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Memory that was lent stays, with
     /// whatever is in it, and so does the [weight](Self::set_weight).
+    /// A member that calls it without the others is found out by an [`Error::Mismatch`] at its next exchange, if there was one before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a capture; [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.
@@ -281,7 +299,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
         self.furnish(dev)?;
         self.marks = Marks::new(&self.layout);
-        (self.sync, self.closed, self.steps) = (true, false, 0);
+        (self.sync, self.closed, self.steps, self.exchanges) = (true, false, 0, 0);
         self.ordered = !self.settings.ready_order;
         self.unused.clear();
         self.begun.clear();

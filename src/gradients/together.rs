@@ -116,7 +116,7 @@ impl<T: Gradient> GradientExchange<T> {
     pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {
         self.check(dev, "join")?;
         self.between_steps("join")?;
-        let all = self.group(dev, "join")?.exchange(Joins(has_batch))?;
+        let all = self.group(dev, "join")?.exchange_from(self.origin(), Joins(has_batch))?;
         Ok(all.iter().filter(|member| member.0).count())
     }
 
@@ -140,8 +140,8 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] on all members when they differ in the number of parameters, their lengths or their type, before
-    /// anything was written; [`Error::InvalidArgument`] in a capture and in a gang without one of the members; else those of
-    /// [`Device::broadcast`].
+    /// anything was written; [`Error::InvalidArgument`] for a root that is no member, in a capture, and in a gang
+    /// without one of the members; else those of [`Device::broadcast`].
     #[track_caller]
     pub fn broadcast_parameters<V>(&self, dev: &Device, parameters: &mut [V], root: usize) -> Result<()>
     where
@@ -149,6 +149,9 @@ impl<T: Gradient> GradientExchange<T> {
         V::Elem: Element,
     {
         let group = self.here(dev, "broadcast_parameters")?;
+        dev.not_in_graph("broadcast_parameters")?;
+        // Also where there is nothing to broadcast.
+        group.check_root("broadcast_parameters", root)?;
         Parameters::of(parameters, Vec::new(), Location::caller()).compare(&group)?;
         for x in parameters {
             group.broadcast(x, root)?;
@@ -169,6 +172,7 @@ impl<T: Gradient> GradientExchange<T> {
         V::Elem: Element,
     {
         let group = self.here(dev, "verify_parameters")?;
+        dev.not_in_graph("verify_parameters")?;
         let mut sums = Vec::with_capacity(parameters.len());
         for x in parameters {
             let mut hasher = DefaultHasher::new();

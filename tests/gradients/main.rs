@@ -14,6 +14,7 @@
 //! | `process_group`: data parallel within a part of the devices, in each dimension of a mesh | `groups::each_group_by_itself`, `groups::a_grid_of_two_dimensions` |
 //! | gradients of half types and of `double` | `types::the_same_bits_as_plain_ones` |
 //! | a graph that was captured before the buckets were rebuilt (pytorch#89546, #83495: 11 steps before a capture) | `graphs::a_graph_from_before_the_move` |
+//! | two exchanges of one group in different orders: buckets of one length match, whoever they are of | `crossed::buckets_of_two_exchanges` |
 //! | `join` (pytorch#38174): inputs that end earlier on some ranks hang the others | `uneven::until_all_have_ended` |
 //! | parameters and buffers are broadcast at the start; replicas drift apart unnoticed | `uneven::parameters_of_one_member`, `uneven::replicas_that_have_drifted_apart` |
 //! | 25 MB buckets are too small on fast links (pytorch#118421) | `bits::bucket_sizes_do_not_matter` |
@@ -22,6 +23,7 @@
 mod support;
 
 mod bits;
+mod crossed;
 mod failures;
 mod graphs;
 mod groups;

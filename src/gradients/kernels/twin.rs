@@ -74,7 +74,8 @@ pub(in super::super) unsafe fn unpack_twin<G: OnWire<W>, W: Element + Into<f64>>
     let blocks = dims.grid.0 as usize;
     for (block, sum) in partial[..blocks].iter_mut().enumerate() {
         let part = &wire[first..first + n][crate::shard::balanced(block, blocks, n)];
-        *sum = part.iter().map(|x| (*x).into()).map(|x| x * x).sum();
+        // `sum` begins at -0.0.
+        *sum = part.iter().map(|x| (*x).into()).fold(0.0, |sum, x| sum + x * x);
     }
 }
 
@@ -100,5 +101,5 @@ pub(in super::super) unsafe fn norm_twin<A: Norm>(_dims: LaunchDims, args: &[Hos
     // SAFETY: memory of so many elements that nobody writes meanwhile (the promise of the caller).
     let partial = unsafe { std::slice::from_raw_parts(partial.cast_const(), len) };
     // SAFETY: one element, this kernel's alone.
-    unsafe { *out = A::of(partial.iter().sum()) };
+    unsafe { *out = A::of(partial.iter().fold(0.0, |sum, part| sum + part)) };
 }
