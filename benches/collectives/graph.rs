@@ -40,7 +40,9 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
         stage.players().into_iter().for_each(|who| stage.check(who, &case(bytes)));
         let stage = &stage;
         for who in stage.players() {
-            if let (Some(name), Some(blocks)) = (who.blocks_note(), blocks(stage, who)) {
+            if let Some(name) = who.blocks_note()
+                && let Some(blocks) = blocks(stage, who)
+            {
                 bench.note(name, blocks.into());
                 println!("{}: {blocks} blocks, {name}", case(bytes));
             }
