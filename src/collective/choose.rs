@@ -116,11 +116,11 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     if rings && !direct {
         return (Way::Ring, "not all members have peer access: a ring keeps every link of the host busy in turn");
     }
-    if !direct {
-        return (Way::Copies, "not all members have peer access");
-    }
     if !software && n > MOST {
         return (Way::Hosted, "more members than a kernel can name, or add up");
+    }
+    if !direct {
+        return (Way::Copies, "not all members have peer access");
     }
     let exchanged = match case.bulk {
         Some(Bulk::Sums) => limits.exchange,

@@ -1,5 +1,5 @@
-//! Slices that go to their owners by copy engines, are added up there, and come back: pieces of a part on three streams at once. The
-//! other tests have parts of one piece.
+//! Slices that go to their owners by copy engines, are added up there, and come back, piece by piece. The other tests have parts of
+//! one piece.
 
 use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},
