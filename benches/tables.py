@@ -4,7 +4,8 @@
 `benches/tables.py` rewrites README.md, `benches/tables.py --check` fails if it would change. What the README shows is
 what the files say; nothing is typed by hand but what was aimed at.
 
-`measured:<bench>` is a table of everything in the files, `targets:<bench>` one of what was aimed at and what came of it. Of sweeps
+`measured:<bench>` is a table of everything in the files, `targets:<bench>` one of what was aimed at and what came of it (also on
+machines that were aimed at and never measured: "not measured"). Of sweeps
 over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also `gpu/graph/..` and `gpu/no_peer/..`), `sweeps:<bench>` has a line each, `sizes:<bench>` every size of
 the all-reduce of f32 on the most devices, and `rest:<bench>` is a table of all other cases, with the 99th percentiles.
 """
@@ -40,7 +41,52 @@ TARGETS = {
         ("the loops of pytorch#193400 and #35901 under a limit: requests refused, most of 3", "0", r"gpu/fragmentation/.*/refused", None),
         ("asking whether work is over", "<= 5 ns", r"gpu/words/is_complete", None),
     ],
+    # Of sweeps: the curve, and what of NCCL's best / here over all its sizes. Of all devices of a machine.
+    "collectives": [
+        *(
+            (f"{words}: NCCL's best / here, {what}", target, curve, what)
+            for words, curve, wanted in [
+                ("`all_reduce` f32", ("all_reduce", "f32"), (">= 1", ">= 1.2")),
+                ("`all_reduce` bf16", ("all_reduce", "bf16"), (">= 1", ">= 1.2")),
+                ("`all_reduce` f32 in graphs", ("graph/all_reduce", "f32"), (">= 1", ">= 1.2")),
+                ("`all_reduce` bf16 in graphs", ("graph/all_reduce", "bf16"), (">= 1", ">= 1.2")),
+                ("`reduce_scatter`", ("reduce_scatter", "f32"), (">= 1",)),
+                ("`all_gather`", ("all_gather", "f32"), (">= 1",)),
+                ("`broadcast`", ("broadcast", "f32"), (">= 1",)),
+                ("`all_to_all`", ("all_to_all", "f32"), (">= 1",)),
+                ("`all_reduce` without peer access", ("no_peer/all_reduce", "f32"), (">= 1", ">= 1.2")),
+            ]
+            for what, target in zip(("worst", "mean"), wanted)
+        ),
+        *(
+            (f"`all_reduce` f32 of {words} on 8 GPUs", f"<= {micros} us", rf"gpu/all_reduce/f32/8/{size}", None)
+            for words, size, micros in [
+                ("1 KB", 1 << 10, 6.2), ("16 KB", 1 << 14, 6.3), ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
+                ("4 MB", 1 << 22, 29), ("16 MB", 1 << 24, 97), ("64 MB", 1 << 26, 335), ("256 MB", 1 << 28, 1290), ("1 GB", 1 << 30, 4900),
+            ]
+        ),
+        *(
+            (f"the same in a graph, {words}", f"<= {micros} us", rf"gpu/graph/all_reduce/f32/8/{size}", None)
+            for words, size, micros in [
+                ("1 KB", 1 << 10, 4.0), ("16 KB", 1 << 14, 5.0), ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
+            ]
+        ),
+        ("set-up of a further pool, until its first all-reduce is over", "<= 50 ms", r"gpu/setup/\d+", None),
+        ("the same: MB of each GPU", "<= 16", r"gpu/setup/\d+/memory", None),
+        ("a pool that measures its limits when it is built, all of it", "<= 200 ms", r"gpu/tune/\d+", None),
+        ("`barrier`: the meeting, there and back (aimed at for 8 threads)", "<= 1.5 us", r"gpu/meeting/\d+", None),
+    ],
+    "overlap": [
+        ("step of batch 8192 on 8 GPUs", "<= 1,430 us", r"gpu/step/8/8192", None),
+        ("step of batch 65536 on 8 GPUs", "<= 5,870 us", r"gpu/step/8/65536", None),
+        ("exposed at 65536 on 8 GPUs", "<= 60 us", r"gpu/exposed/8/65536", None),
+        ("step of batch 8192, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/8192", "DDP"),
+        ("step of batch 65536, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/65536", "DDP"),
+    ],
 }
+
+# Machines that were aimed at.
+WANTED = {"collectives": ["8 x NVIDIA H200"], "overlap": ["8 x NVIDIA H200"]}
 
 
 def number(value):
@@ -64,11 +110,26 @@ def targets(bench):
     machines = list(dict.fromkeys(row["machine"] for row in rows if row["case"].startswith("gpu/")))
     if not machines:
         return "(not measured yet)\n"
+    machines += [machine for machine in WANTED.get(bench, []) if machine not in machines]
     out = ["| | target | " + " | ".join(machines) + " |", "|---|---|" + "---:|" * len(machines)]
     for words, target, cases, peer in TARGETS[bench]:
-        cells = [met([row for row in rows if row["machine"] == machine], target, cases, peer) for machine in machines]
+        cells = [cell(bench, rows, machine, target, cases, peer) for machine in machines]
         out.append(f"| {words} | {target} | {' | '.join(cells)} |")
     return "\n".join(out) + "\n"
+
+
+def cell(bench, rows, machine, target, cases, peer):
+    """What is known of a target on a machine."""
+    rows = [row for row in rows if row["machine"] == machine]
+    if not rows:
+        return "not measured"
+    devices = int(machine.split()[0]) if machine.split()[0].isdigit() else 1
+    if isinstance(cases, tuple):
+        ratios = best_ratios(curves(bench).get((machine, *cases, devices), {})).values()
+        if not ratios:
+            return "not measured"
+        return f"{min(ratios) if peer == 'worst' else mean_of(ratios):.2f}"
+    return met(rows, target, cases.replace("{n}", str(devices)), peer)
 
 
 def met(rows, target, cases, peer):
@@ -87,6 +148,15 @@ def met(rows, target, cases, peer):
         values = [min(values) if target.startswith(">") else max(values)]
     shown = " / ".join(number(value) for value in values)
     return f"{shown} {unit}" if unit in ("ns", "us", "ms") else shown
+
+
+def best_ratios(points):
+    """By size: how many times as long the best of the peers takes."""
+    return {size: min(peers.values()) / here for size, (here, peers) in points.items() if peers}
+
+
+def mean_of(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def table(bench):
@@ -140,11 +210,11 @@ def sweeps(bench):
     out = []
     for (machine, operation, dtype, devices), sizes in curves(bench).items():
         least, most = min(sizes), max(sizes)
-        ratios = {size: min(peers.values()) / here for size, (here, peers) in sizes.items() if peers}
+        ratios = best_ratios(sizes)
         mean = worst = ""
         if ratios:
             at = min(ratios, key=ratios.get)
-            mean = f"{math.exp(sum(map(math.log, ratios.values())) / len(ratios)):.2f}"
+            mean = f"{mean_of(ratios.values()):.2f}"
             worst = f"{ratios[at]:.2f} at {size_name(at)}"
         small, (large, _) = sizes[least][0], sizes[most]
         bandwidth = number(bus(operation, devices, most, large))
