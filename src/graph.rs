@@ -22,9 +22,10 @@
 //! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each gets
 //!   [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these devices.
 //! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
-//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`, sizes for which copy engines are fastest) it
+//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`) it
 //!   is the graph's parts between its collectives, and these as if they were called then: a meeting for each, scratch for each
 //!   (`OutOfMemory`), and waits for the device where the host adds up. After an error the parts before that collective have run.
+//!   [`Graph::parts`] tells. Sizes that go by copy engines outside of graphs go by kernels in them, with the same bits.
 //! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on every device that
 //!   had not ended its part before); graphs without collectives go on.
 //! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
@@ -83,11 +84,34 @@ impl Graph {
     pub fn operations(&self) -> usize {
         self.operations
     }
+
+    /// How many things a launch submits one after the other: 1, but where collectives cut the graph
+    /// ([`Device::launch_graph`] says where); then they count, and what is between them. 0 if it is empty.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, ReduceOp};
+    /// let pool = GpuPool::builder().host(2).build()?; // software GPUs: a collective cuts
+    /// pool.run(|dev, _| {
+    ///     let mut x = dev.zeros::<f32>(8)?;
+    ///     let (graph, ()) = dev.capture(|dev| {
+    ///         dev.fill(&mut x, 1.0)?;
+    ///         dev.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///         dev.scale(&mut x, 0.5)
+    ///     })?;
+    ///     assert_eq!((graph.operations(), graph.parts()), (3, 3));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
 }
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph").field("operations", &self.operations).finish_non_exhaustive()
+        let (operations, parts) = (&self.operations, &self.parts.len());
+        f.debug_struct("Graph").field("operations", operations).field("parts", parts).finish_non_exhaustive()
     }
 }
 
@@ -205,7 +229,7 @@ impl Device {
     /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
     /// its memory. With collectives it is one itself: all members of their group launch the graph that they have captured together, in
     /// this scope or in an earlier one. Where their kernels cannot meet on the devices (software GPUs, a checker, no peer access,
-    /// `CUDA_LAUNCH_BLOCKING`, [`Algorithm::Copies`](crate::Algorithm::Copies) and `Host`, sizes for which copy engines are fastest) it
+    /// `CUDA_LAUNCH_BLOCKING`, [`Algorithm::Copies`](crate::Algorithm::Copies) and `Host`) it
     /// is cut at them: a call for each part and a meeting for each collective, which under `Host` waits for the device.
     ///
     /// # Errors

@@ -73,6 +73,8 @@ pub(crate) struct Case {
     /// As packets: the bytes that one member sends another.
     pub packets: Option<usize>,
     pub bytes: usize,
+    /// Whether a graph is to hold it: with a kernel it stays one launch, and one meeting. The bits are the same either way.
+    pub captured: bool,
 }
 
 /// The way, and the reason. `limits` are those of so many members.
@@ -85,8 +87,12 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     let most = if software { usize::MAX } else { MOST };
     // Of a group with peer access in a pool without, kernels do not meet: flags in the host's memory are slow.
     let signals = shared.signals.get().filter(|signals| direct && n > 1 && !signals.have_stages());
+    let held = case.captured && signals.is_some();
     // The bits of a ring are the same in either form, so what decides between the two may be anything.
-    let ring = if signals.is_some() && n <= MOST && case.bytes < limits.ring { Way::RingKernel } else { Way::Ring };
+    let ring = match signals {
+        Some(_) if n <= MOST && (held || case.bytes < limits.ring) => Way::RingKernel,
+        _ => Way::Ring,
+    };
     match shared.algorithm {
         Algorithm::Ring if rings => return (ring, "asked for"),
         Algorithm::Copies if software || n <= MOST => return (Way::Copies, "asked for"),
@@ -122,23 +128,29 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     if !direct {
         return (Way::Copies, "not all members have peer access");
     }
-    let exchanged = match case.bulk {
+    let auto = !software && n > 1 && shared.algorithm != Algorithm::Direct;
+    let engines = match case.bulk {
         Some(Bulk::Sums) => limits.exchange,
-        // There is half as much to gain, and nothing to send while the last sums are made.
-        Some(Bulk::Parts) => limits.exchange.saturating_mul(8),
+        Some(Bulk::Parts) => limits.exchange_parts,
         Some(Bulk::Moves) => limits.copies,
         None => usize::MAX,
     };
-    if !software && n > 1 && case.bytes >= exchanged && shared.algorithm != Algorithm::Direct {
+    // They add up in the order of ranks, so where they would, kernels in a graph do not go round a ring.
+    let engines = auto && case.bytes >= engines;
+    if engines && !held {
         return (
             Way::Copies,
             "at this size copy engines that only write are faster than kernels, and leave the processors free",
         );
     }
-    if rings && !software && case.bytes >= limits.ring && shared.algorithm != Algorithm::Direct {
-        return (Way::Ring, "at this size copy engines are faster than kernels, and leave the processors free");
+    let rings = rings && auto && !engines;
+    if rings && case.bytes >= limits.ring {
+        return match ring {
+            Way::RingKernel => (ring, "large, and in a graph: a kernel that writes to its neighbour alone is fastest"),
+            _ => (ring, "at this size copy engines are faster than kernels, and leave the processors free"),
+        };
     }
-    if rings && !software && case.bytes >= limits.ring_kernel && shared.algorithm != Algorithm::Direct {
+    if rings && case.bytes >= limits.ring_kernel {
         return match ring {
             Way::RingKernel => (ring, "at this size a kernel that writes to its neighbour alone is fastest"),
             _ => (ring, "large enough for a ring; kernels cannot meet here, so by copies: the bits are the same"),
@@ -180,7 +192,9 @@ impl Group<'_> {
         let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));
         let packets = packets.map(|packets| packets.each * size);
         let bulk = shape.and_then(Bulk::of);
-        let case = Case { members: self.count(), direct: self.known.direct, all_reduce, bulk, packets, bytes };
+        let captured = self.dev.recording.is_some();
+        let case =
+            Case { members: self.count(), direct: self.known.direct, all_reduce, bulk, packets, bytes, captured };
         choose(&self.dev.worker.shared, &case, self.limits()).0
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct Limits {
     pub ring: usize,
     /// Bytes from which on sums are exchanged by copy engines,
     pub exchange: usize,
+    /// sums that stay where they are made (half as much is sent, and nothing while the last are made),
+    pub exchange_parts: usize,
     /// and from which on what is only moved is copied by them.
     pub copies: usize,
     /// Bytes that a block is worth starting for,
@@ -93,6 +95,7 @@ impl Limits {
             ring: 512 << 20,
             // Between two H200s; with more it was not measured.
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
+            exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
             copies: if members == 2 { 128 << 20 } else { usize::MAX },
             per_block: 16 << 10,
             blocks: 64,

@@ -54,7 +54,8 @@ impl GpuPool {
         let (shared, n) = (&self.shared, members.len());
         let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
-        let case = Case { members: n, direct, all_reduce, bulk: Some(Bulk::Sums), packets: Some(bytes), bytes };
+        let (bulk, packets) = (Some(Bulk::Sums), Some(bytes));
+        let case = Case { members: n, direct, all_reduce, bulk, packets, bytes, captured: false };
         let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),

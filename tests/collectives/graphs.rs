@@ -8,7 +8,7 @@ use crate::{
     rig::{WAYS, assert_nothing_kept, assert_works, sum_works},
     support::{failure, slow_add},
 };
-use gpu_pool::{Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
+use gpu_pool::{DType, Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
 use half::bf16;
 use parking_lot::Mutex;
 
@@ -143,6 +143,41 @@ on_both! {
             Ok(())
         })
         .unwrap();
+    }
+
+    // Sizes that go by copy engines when they are called, which would cut the graph.
+    2: fn large_sums_stay_one_launch_with_the_bits_of_a_call(gpus) {
+        let n = gpus.up_to(4);
+        let pool = rig::pool(gpus, n);
+        let meet = ["flags", "packets"].contains(&pool.explain(DType::F32, ReduceOp::Sum, 1 << 20).meets);
+        let sizes: &[usize] = if gpus.is_cuda() { &[17_000_003, 135_000_001] } else { &[300_001] };
+        let bits = |x: &DeviceBuffer<f32>, dev: &Device| -> Result<Vec<u32>> {
+            Ok(dev.download(x)?.into_iter().map(f32::to_bits).collect())
+        };
+        pool.run(|dev, _| {
+            for &len in sizes {
+                let factor = 0x9e37_79b9 + dev.rank() as u32;
+                let mine: Vec<f32> = (0..len as u32).map(|i| i.wrapping_mul(factor) as f32 / 1e9).collect();
+                let (mut called, mut x) = (dev.upload(&mine)?, dev.upload(&mine)?);
+                let mut parts = dev.zeros::<f32>(len / n)?;
+                dev.all_reduce(&mut called, ReduceOp::Avg)?;
+                let (graph, ()) = dev.capture(|dev| {
+                    dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                    dev.reduce_scatter(&x.slice(..len / n * n), &mut parts, ReduceOp::Max)?;
+                    dev.scale(&mut parts, 2.0)
+                })?;
+                assert_eq!(graph.parts(), if meet { 1 } else { 3 }, "{graph:?}");
+                dev.launch_graph(&graph)?;
+                assert!(bits(&called, dev)? == bits(&x, dev)?, "{len}");
+                // All had the same.
+                dev.scale(&mut called, 2.0)?;
+                let part = len / n * dev.rank()..len / n * (dev.rank() + 1);
+                assert!(bits(&called, dev)?[part] == bits(&parts, dev)?, "{len}");
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert_nothing_kept(&pool);
     }
 
     // Two graphs by turns with plain collectives, on several streams: on each device they run in the order of the calls. rccl#2179:

@@ -14,7 +14,8 @@ const MB: usize = 1 << 20;
 /// On 2 and 4 of them a push was faster than barriers at every size that packets have room for, and the ring of copy engines within
 /// 2 % of kernels from 512 MB on, while it leaves the processors to others (`benches/results/4xH200/collectives.json`). The sizes
 /// for 8 keep what one device sends; the ring there was the fastest at 1 GB (4947 us, kernels about 5700). Of the ring of kernels only
-/// the prototype was measured, on 8: 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356 (`prototypes/README.md`).
+/// the prototype was measured, on 8: 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356 (`prototypes/README.md`). Between two the
+/// exchange was the fastest sum from 64 MB on, and copies the fastest moves from 128 MB on (`benches/results/2xH200/collectives.json`).
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
@@ -23,6 +24,7 @@ const H200_2: Limits = Limits {
     ring_kernel: usize::MAX,
     ring: 512 * MB,
     exchange: 64 * MB,
+    exchange_parts: 512 * MB,
     copies: 128 * MB,
     per_block: 16 * KB,
     blocks: 64,
@@ -33,6 +35,7 @@ const H200_4: Limits = Limits {
     push: 256 * KB,
     ring_kernel: 32 * MB,
     exchange: usize::MAX,
+    exchange_parts: usize::MAX,
     copies: usize::MAX,
     large_blocks: 16,
     ..H200_2
