@@ -51,7 +51,11 @@ pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
         // Each lets go of its own last, so that it does not depend on time who frees it.
         drop(lent);
         dev.barrier()?;
-        drop(own);
+        drop((own, near));
+        if !dev.worker.is_software() {
+            // Megabytes that nobody has asked for.
+            dev.trim()?;
+        }
         Ok(row)
     })?;
     Ok(rows.into_iter().flatten().collect())

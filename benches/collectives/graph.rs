@@ -18,7 +18,10 @@ use crate::{
 const CHAIN: usize = 20;
 /// Launches of a turn that count, at most; one before them does not.
 const LAUNCHES: usize = 10;
-const SIZES: [usize; 9] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// Bytes that a turn adds up, where that is more than one launch.
+const ENOUGH: usize = 12 << 30;
+const SIZES: [usize; 11] =
+    [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world: usize) {
     sweep::<f32>(bench, machine, pool, world);
@@ -108,7 +111,8 @@ fn largest(graph: CUgraph) -> u32 {
 
 /// Microseconds for each all-reduce of the slowest device.
 fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
-    let launches = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1).clamp(1, LAUNCHES);
+    let defined = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1);
+    let launches = defined.min(ENOUGH / CHAIN / stage.bytes()).clamp(1, LAUNCHES);
     let line = Line::new(stage.world());
     let timed = |player: &mut Player<'_>| -> Result<f64> {
         // Nobody launches while others still make their graphs: NCCL takes no care of that.

@@ -122,6 +122,11 @@ impl<'a, T: Number> Stage<'a, T> {
         self.devices.len()
     }
 
+    /// How large the larger operand is.
+    pub fn bytes(&self) -> usize {
+        self.total * size_of::<T>()
+    }
+
     /// Runs `f` on every device with the side's operation there, whose operands are as at the beginning. With `aside` the operation
     /// is on a stream of its own.
     pub fn each<R: Send>(
