@@ -185,6 +185,10 @@ impl Group<'_> {
     }
 
     pub(super) fn way(&self, request: &Request) -> Way {
+        self.way_by(request, self.limits())
+    }
+
+    pub(super) fn way_by(&self, request: &Request, limits: &Limits) -> Way {
         let shape = request.shape.as_ref();
         let bytes = shape.map_or(0, |shape| shape.len(self.count()).saturating_mul(request.dtype.size()));
         let all_reduce = matches!(shape, Some(Shape::AllReduce { .. })).then_some((request.dtype, request.reduce));
@@ -195,6 +199,6 @@ impl Group<'_> {
         let captured = self.dev.recording.is_some();
         let case =
             Case { members: self.count(), direct: self.known.direct, all_reduce, bulk, packets, bytes, captured };
-        choose(&self.dev.worker.shared, &case, self.limits()).0
+        choose(&self.dev.worker.shared, &case, limits).0
     }
 }

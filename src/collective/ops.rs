@@ -111,6 +111,20 @@ impl Group<'_> {
         self.run(in_place(call, Some(op), Shape::AllReduce { len: x.view().len() }, x.view_mut()))
     }
 
+    /// The same, of what the current stream's work does not wait for yet: it leaves most of the device to work beside it. Not in
+    /// captures. The bits are the same.
+    #[track_caller]
+    pub(crate) fn all_reduce_beside<V>(&self, origin: Origin, x: &mut V, op: ReduceOp) -> Result<()>
+    where
+        V: AsViewMut + ?Sized,
+        V::Elem: Element,
+    {
+        let (len, limits) = (x.view().len(), self.limits().beside());
+        let call = Call::new("all_reduce").elements(V::Elem::DTYPE, len).from(origin);
+        let request = in_place(call, Some(op), Shape::AllReduce { len }, x.view_mut());
+        self.carry_by(&request, self.way_by(&request, &limits), &limits)
+    }
+
     /// [`all_reduce`](Self::all_reduce) in a given way, for the tuner.
     pub(super) fn all_reduce_by<T: Element>(
         &self,

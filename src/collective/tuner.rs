@@ -72,6 +72,11 @@ pub(crate) struct Limits {
     pub exchange_parts: usize,
     /// and from which on what is only moved is copied by them.
     pub copies: usize,
+    /// Bytes from which on copy engines add up what nobody waits for yet: they may be slower, but leave the multiprocessors to the
+    /// work beside,
+    pub beside: usize,
+    /// and the most blocks of a kernel that does it.
+    pub beside_blocks: u32,
     /// Bytes that a block is worth starting for,
     pub per_block: usize,
     /// and the most blocks of a kernel: more do not make a link faster, and leave less to other work.
@@ -97,12 +102,20 @@ impl Limits {
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
             copies: if members == 2 { 128 << 20 } else { usize::MAX },
+            beside: if members == 2 { 8 << 20 } else { usize::MAX },
+            beside_blocks: 16,
             per_block: 16 << 10,
             blocks: 64,
             large: 8 << 20,
             // Reading from several while writing to several, few are faster: 64 MB on 4 H200s took 330 us by 16 and 342 by 64.
             large_blocks: if members > 2 { 16 } else { 64 },
         }
+    }
+
+    /// For what goes on beside other work.
+    pub(super) fn beside(self) -> Limits {
+        let [blocks, large_blocks] = [self.blocks, self.large_blocks].map(|most| most.min(self.beside_blocks));
+        Limits { exchange: self.exchange.min(self.beside), blocks, large_blocks, ..self }
     }
 
     /// With at most so many blocks: a kernel that meets its peers' must be on its device as a whole, and one multiprocessor has
@@ -177,10 +190,17 @@ impl Tuned {
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits { push, ring_kernel, ring, exchange, copies, per_block, blocks, large, large_blocks, .. } = *self;
+        let Limits {
+            push, ring_kernel, ring, exchange, copies, beside, per_block, blocks, large, large_blocks, ..
+        } = *self;
         let [push, per_block, large] = [push, per_block, large].map(Bytes);
         write!(f, "pushed up to {push}, ")?;
-        let from = [("sums exchanged", exchange), ("moved by copies", copies), ("a ring of kernels", ring_kernel)];
+        let from = [
+            ("sums exchanged", exchange),
+            ("beside other work", beside),
+            ("moved by copies", copies),
+            ("a ring of kernels", ring_kernel),
+        ];
         // What the one before it takes it does not get.
         let ring = ("a ring of copies", if exchange < ring { usize::MAX } else { ring });
         for (what, bytes) in from.into_iter().chain([ring]).filter(|(_, bytes)| *bytes < usize::MAX) {

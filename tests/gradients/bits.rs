@@ -71,6 +71,14 @@ on_both! {
         is_plain(rig::builder(gpus, 2), &vec![3; 200], GradientExchange::builder().norm(true));
     }
 
+    // Buckets that are summed beside the backward pass go by copy engines from 8 MB on, or by fewer blocks; the last goes as a call does.
+    2: fn large_buckets_beside_the_backward_pass(gpus) {
+        let megabyte = if gpus.is_cuda() { 1 << 20 } else { 1 << 12 };
+        let sizes = [9, 3, 1, 9].map(|megabytes| megabytes * megabyte / 4 + 3);
+        let exchange = GradientExchange::builder().first_bucket_bytes(megabyte).bucket_bytes(4 * megabyte);
+        is_plain(rig::builder(gpus, gpus.up_to(4)), &sizes, exchange.norm(true));
+    }
+
     // Streams of several priorities: buckets may pass each other on the devices, but not meet each other.
     2: fn priorities_do_not_matter(gpus) {
         for priorities in [&[0, -1][..], &[3, -7, 0, 1], &[]] {

@@ -26,6 +26,8 @@ const H200_2: Limits = Limits {
     exchange: 64 * MB,
     exchange_parts: 512 * MB,
     copies: 128 * MB,
+    beside: 8 * MB,
+    beside_blocks: 16,
     per_block: 16 * KB,
     blocks: 64,
     large: 8 * MB,
@@ -37,6 +39,7 @@ const H200_4: Limits = Limits {
     exchange: usize::MAX,
     exchange_parts: usize::MAX,
     copies: usize::MAX,
+    beside: usize::MAX,
     large_blocks: 16,
     ..H200_2
 };

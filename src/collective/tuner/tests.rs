@@ -150,7 +150,8 @@ fn limits_in_words() {
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
-        "pushed up to 768 KB, sums exchanged from 64 MB on, moved by copies from 128 MB on, a block for 16 KB, at most 64"
+        "pushed up to 768 KB, sums exchanged from 64 MB on, beside other work from 8 MB on, moved by copies from 128 MB on, \
+         a block for 16 KB, at most 64"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");
 }
