@@ -115,6 +115,7 @@ def check_waits(nvrtc, source):
 
 def build():
     """All outputs: file name -> bytes."""
+    waits.test()
     nvrtc = Nvrtc(site_packages())
     outputs = {}
     for source in sorted(KERNELS.glob("*.cu")):

@@ -21,15 +21,15 @@
 // or C would not be. Peers' kernels, where devices share a GPU: nobody comes early there (direct.rs). Other work of this
 // device that a peer's kernel comes after: a kernel with barriers calls `let_next_come` when its block has passed the
 // start, so that all peers' kernels are running. A push calls it while it may wait for peers yet, but only if it has few
-// blocks (`FEW`); and only kernels of up to half as many blocks as there are multiprocessors come early. Together they
-// leave other work more room than one kernel of BLOCKS blocks.
+// blocks (`FEW`); and only kernels that leave a quarter of the multiprocessors free beside so many come early. (A block of
+// either takes most of a multiprocessor's registers.)
 #pragma once
 #include "access.cuh"
 
 const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 STAGED = 64;    // and of one that goes through the host's memory
-const u32 FEW = 32;       // and of one beside which the next may wait while this one waits for peers
+const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
 // What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away. (Of one of ring.cu: that it
 // has put before its successor, and has taken from its predecessor.)

@@ -2,7 +2,7 @@
 
 use super::{
     DType, Group, ReduceOp,
-    kernels::{self, Combine, Entry, Meet, Pairs, Part, THREADS},
+    kernels::{self, Combine, Entry, FEW, Meet, Pairs, Part, THREADS},
     run::{Job, Request, Spot},
     tuner::Limits,
 };
@@ -123,10 +123,10 @@ pub(super) fn launch_meeting(
 }
 
 /// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may wait for a
-/// peer's, which may come after other work of this device, or be on the same GPU: these must find room.
-/// `kernels/meet.cuh` has the other half of the argument. What large kernels would gain is little.
+/// peer's, which may come after other work of this device, or be on the same GPU: these must find room, beside both.
+/// `kernels/meet.cuh` has the other half of the argument. Large kernels would gain little.
 fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
-    sharers == 1 && blocks <= multiprocessors / 2
+    sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
 }
 
 fn submit_to(
@@ -152,11 +152,11 @@ mod tests {
 
     #[test]
     fn room_is_left_beside_a_kernel_that_waits() {
-        assert!(comes_early(1, 132, 1) && comes_early(66, 132, 1));
-        assert!(!comes_early(67, 132, 1));
+        assert!(comes_early(1, 132, 1) && comes_early(64, 132, 1));
+        assert!(!comes_early(68, 132, 1));
         // A peer's kernel must find room on the same GPU.
         assert!(!comes_early(1, 132, 2));
-        // Software GPUs with a thread, and the smallest slices of a GPU.
-        assert!(!comes_early(1, 1, 1));
+        // Parts of a GPU, and software GPUs.
+        assert!(!comes_early(1, 16, 1) && !comes_early(1, 1, 1));
     }
 }

@@ -132,6 +132,24 @@ mod tests {
         assert!(!waits((9, 0), 0), "unknown");
     }
 
+    /// What the driver says of the code that it has loaded; or chains of collectives would silently be as slow as before, or race.
+    #[test]
+    fn the_driver_tells_code_that_waits() {
+        let Ok(gpu) = CudaGpu::open(0) else { return println!("skipped: no CUDA device") };
+        let stream = gpu.stream_create(0).unwrap();
+        let image = crate::builtin::PUSH.image;
+        let only_ptx = crate::driver::ModuleImage { cubins: &[], ..image };
+        for (image, waits) in [(image, gpu.info.compute_capability == (9, 0)), (only_ptx, false)] {
+            let module = gpu.module_load(&image).unwrap();
+            let f = gpu.function(module, "push_f32").unwrap();
+            assert_eq!(gpu.early(f, stream).is_some(), waits && gpu.optional.launch_ex.is_some());
+            // SAFETY: nothing was launched.
+            unsafe { gpu.module_unload(module) }.unwrap();
+        }
+        // SAFETY: nothing was submitted to it.
+        unsafe { gpu.stream_destroy(stream) }.unwrap();
+    }
+
     #[test]
     fn graphs_need_a_newer_driver() {
         assert!(possible(12020, false) && possible(12030, true) && possible(13000, true));
