@@ -103,7 +103,7 @@ impl Raw {
             KernelArg::Value(ValueBytes::new(&value.to_ne_bytes())),
         ];
         let dims = LaunchDims::cover(ELEMENTS);
-        let launch = Launch { name: "fill_u32", function: self.fill, host: None, dims, args: &args };
+        let launch = Launch { name: "fill_u32", function: self.fill, host: None, dims, args: &args, early: false };
         // SAFETY: the arguments are those of the kernel; the memory is never given back.
         unsafe { self.gpu.launch(&launch, self.stream) }.expect("a launch");
     }

@@ -92,6 +92,25 @@ __device__ inline void store_packet(u64 at, uint4 x) {
                  : "memory");
 }
 
+// A kernel may be put on the device while the one before it on its stream ends (kernels from compute capability 9.0 on, by
+// `Launch::early`): `await_earlier` is where it waits until that one has completed, and all its writes are visible. Nothing
+// in global memory is touched before; what comes from the parameters may be. No thread may do without it: the kernel
+// after this one waits for this one alone, and takes it that all before it have completed, too.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#parallel-synchronization-and-communication-instructions-griddepcontrol
+__device__ inline void await_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may come when a thread of every block has called this, or the block has ended. It promises nothing about
+// memory, and says nothing to a kernel that was not launched to come early.
+__device__ inline void let_next_come() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ inline u64 nanoseconds() {
     u64 t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));

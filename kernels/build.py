@@ -17,6 +17,8 @@ import re
 import subprocess
 import sys
 
+import waits
+
 KERNELS = pathlib.Path(__file__).resolve().parent
 VENV = KERNELS.parent / "target" / "kernels-venv"
 OUTPUT = KERNELS / "ptx"
@@ -27,6 +29,9 @@ PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140"]
 # PTX for every GPU from Turing on; machine code for the two that data centres have, so that they start without a JIT.
 PTX_ARCH = "compute_75"
 CUBIN_ARCHES = ["sm_80", "sm_90"]
+
+# From here on a kernel can wait for the one before it on its stream, and so be launched early: `await_earlier` in access.cuh.
+EARLY_ARCH = "compute_90"
 
 # fmad=false: products are fused into additions only where a source says fma, see common.cuh.
 OPTIONS = ["--std=c++17", "--fmad=false"]
@@ -97,13 +102,26 @@ def check_ptx(source, ptx):
     return entries
 
 
+def check_waits(nvrtc, source):
+    """Kernels that meet may be launched before the kernel before them has ended, and wait for it first of all."""
+    if not re.search(r"^ *KERNEL ", source.read_text(), re.M):
+        return
+    text = nvrtc.compile(source, EARLY_ARCH, "PTX").rstrip(b"\0").decode()
+    for entry, body in waits.entries(text):
+        wrong = waits.before_wait(body)
+        if wrong:
+            sys.exit(f"{source.name}: {entry} gets to `{wrong}` before it has called await_earlier()")
+
+
 def build():
     """All outputs: file name -> bytes."""
+    waits.test()
     nvrtc = Nvrtc(site_packages())
     outputs = {}
     for source in sorted(KERNELS.glob("*.cu")):
         ptx = nvrtc.compile(source, PTX_ARCH, "PTX").rstrip(b"\0")
         entries = check_ptx(source, ptx)
+        check_waits(nvrtc, source)
         outputs[f"{source.stem}.ptx"] = ptx
         for arch in CUBIN_ARCHES:
             outputs[f"{source.stem}.{arch}.cubin"] = nvrtc.compile(source, arch, "CUBIN")

@@ -11,12 +11,25 @@
 // A kernel that waits looks at an abort word and at a deadline; then it gives up, says whom it was waiting for, and
 // ends. What the gang's buffers hold is unspecified after that. The epochs are counted then, too; for a member whose
 // kernel never ran the host launches one when the gang has failed: it counts, finds the abort word and ends.
+//
+// One at a time, though the next one may be on the device already (`await_earlier`; build.py checks that every entry
+// waits before all else). Chain A, B, C of one stream: C waits for B to complete, and B completes after it has waited for
+// A, since all its threads wait, those with nothing to do as well. So when C goes on, A has completed, and there are never
+// more than two of a stream on the device.
+//
+// What C takes up while it waits must not keep from running what B waits for. Blocks of B itself: all of them are there,
+// or C would not be. Peers' kernels, where devices share a GPU: nobody comes early there (direct.rs). Other work of this
+// device that a peer's kernel comes after: a kernel with barriers calls `let_next_come` when its block has passed the
+// start, so that all peers' kernels are running. A push calls it while it may wait for peers yet, but only if it has few
+// blocks (`FEW`); and only kernels that leave a quarter of the multiprocessors free beside so many come early. (A block of
+// either takes most of a multiprocessor's registers.)
 #pragma once
 #include "access.cuh"
 
 const u32 MOST = 16;      // devices
 const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 STAGED = 64;    // and of one that goes through the host's memory
+const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
 // What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away. (Of one of ring.cu: that it
 // has put before its successor, and has taken from its predecessor.)
@@ -146,8 +159,9 @@ class Barrier {
         return false;
     }
 
-    // `epoch` is room for MOST numbers in shared memory. Includes a __syncthreads.
+    // `epoch` is room for MOST numbers in shared memory. Includes a __syncthreads. Before it, global memory is not touched.
     __device__ Barrier(const Meet& meet, u32* epoch) : meet(meet), epoch(epoch) {
+        await_earlier();
         if (meet.signals && threadIdx.x < meet.count) epoch[threadIdx.x] = epoch_with(meet, threadIdx.x);
         __syncthreads();
         // A thread that does not poll.
@@ -163,11 +177,11 @@ class Barrier {
         store_release(&peer->flag[START][blockIdx.x][ordinal(meet, meet.me)], 0);
     }
 
-
     // After the work. The members' writes of this block are visible to the kernels after this one.
     __device__ void end() {
         if (!meet.signals) return;
         __syncthreads();
+        let_next_come();
         meets(END);
     }
 

@@ -193,15 +193,16 @@ __device__ inline void push(const Meet& meet, u64 n, u32 op, const Route& route,
                             u64 src, u64 dst) {
     __shared__ Lines lines;
     __shared__ Acc<T> factor[MOST];
-    if (n == 0) return;
     const u32 E = 8 / sizeof(T);
     const u64 packets = (n + E - 1) / E;
     const bool last_thread = threadIdx.x == blockDim.x - 1;
     const bool folds = route.folds && route.receives(meet.me);
     const Ending<T> ending(op, meet.count);
     u32 ticket = ~0u;
-    if (threadIdx.x < meet.count) open_line(lines, meet, threadIdx.x);
     if (op == SCALED && last_thread) fill_factors(factor, lo, hi);
+    await_earlier();
+    if (n == 0) return;
+    if (threadIdx.x < meet.count) open_line(lines, meet, threadIdx.x);
 #pragma unroll 1
     for (u64 i = grid_index();; i += grid_size()) {
         const bool has = i < packets && route.sends(meet.me);
@@ -213,6 +214,7 @@ __device__ inline void push(const Meet& meet, u64 n, u32 op, const Route& route,
         }
         if (i >= packets) break;
         send<T>(meet, lines, route, n, i, src, own);
+        if (gridDim.x <= FEW) let_next_come();
         if (folds) {
             u64 result;
             if (!fold_packet(meet, lines, route, op, factor, ending, i, own, result)) break;

@@ -248,6 +248,7 @@ __device__ inline void spread(u64 (&to)[MOST], const Eight& lo, const Eight& hi)
 template <class T>
 __device__ inline void staged(const Meet& meet, const Stage& stage, const Role& role, u32 op, Desk& desk,
                               Table<T>& table) {
+    await_earlier();
     const u32 rank = threadIdx.x;
     if (rank < meet.count) {
         table.epoch[rank] = epoch_with(meet, rank);

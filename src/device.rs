@@ -333,7 +333,7 @@ impl Device {
                 why: "it has no Rust twin, which a software GPU needs".to_owned(),
             });
         }
-        let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw };
+        let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw, early: false };
         // SAFETY: the arguments are live memory, ordered and noted by `op`; that they fit the kernel is the caller's
         // promise.
         op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })

@@ -169,7 +169,7 @@ impl Probe<'_> {
     fn launch(&self, name: &'static str, host: Option<HostKernel>, args: &[KernelArg]) -> Result<()> {
         let worker = &self.dev.worker;
         let function = worker.function(&PROBE, name)?;
-        let launch = Launch { name, function, host, dims: LaunchDims::cover(CHECKED), args };
+        let launch = Launch { name, function, host, dims: LaunchDims::cover(CHECKED), args, early: false };
         // SAFETY: the arguments fit the two kernels, which touch `CHECKED` words of live buffers (and one counter). All
         // of the probe is on one stream, which is synchronised before the partner's buffer is given back at the barrier.
         worker.link.check("probe", unsafe { worker.link.driver.launch(&launch, self.dev.stream.raw) })?;

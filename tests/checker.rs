@@ -166,7 +166,9 @@ fn kernels_by_their_declared_arguments() {
         let args = [slice(reads, false), slice(writes, true)];
         let (dims, function) = (LaunchDims::cover(1), RawFunction(0));
         // SAFETY: the kernel does nothing.
-        unsafe { gpu.launch(&Launch { name: "saxpy", function, host: Some(nothing), dims, args: &args }, s) }
+        unsafe {
+            gpu.launch(&Launch { name: "saxpy", function, host: Some(nothing), dims, args: &args, early: false }, s)
+        }
     };
     assert_eq!(caught(launch(x, y, s), Kind::UninitializedRead).now.detail, "`saxpy`");
     fill(gpu, x, 1, s).unwrap();

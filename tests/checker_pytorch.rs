@@ -73,7 +73,10 @@ impl Handler {
             of(read_only).iter().map(slice(false)).chain(of(read_write).iter().map(slice(true))).collect();
         let (dims, function) = (LaunchDims::cover(1), RawFunction(0));
         // SAFETY: the kernel does nothing with its arguments, which are live.
-        unsafe { self.gpu.launch(&Launch { name: "kernel", function, host: Some(kernel), dims, args: &args }, s) }
+        unsafe {
+            self.gpu
+                .launch(&Launch { name: "kernel", function, host: Some(kernel), dims, args: &args, early: false }, s)
+        }
     }
 
     #[track_caller]

@@ -336,7 +336,8 @@ fn kernels_that_spin_see_what_the_host_writes() {
         let args = [KernelArg::Value(gpu_pool::driver::ValueBytes::new(&(flag as u64).to_ne_bytes()))];
         let host: HostKernel = spins;
         let dims = LaunchDims::cover(1);
-        let launch = Launch { name: "spins", function: RawFunction(0), host: Some(host), dims, args: &args };
+        let launch =
+            Launch { name: "spins", function: RawFunction(0), host: Some(host), dims, args: &args, early: false };
         // SAFETY: the argument is what the kernel takes.
         unsafe { device.launch(&launch, stream) }.unwrap();
         assert!(!device.stream_wait_idle(stream, Duration::from_millis(20)).unwrap());
@@ -440,7 +441,8 @@ fn a_watched_kernel_leaves_the_memory_as_it_was() {
     let host: HostKernel = scribbles;
     let dims = LaunchDims::cover(1);
     fill(device, at, 0x0101_0101, stream);
-    let launch = Launch { name: "scribbles", function: RawFunction(0), host: Some(host), dims, args: &args };
+    let launch =
+        Launch { name: "scribbles", function: RawFunction(0), host: Some(host), dims, args: &args, early: false };
     // SAFETY: live memory, waited for below.
     unsafe {
         device.launch(&launch, stream).unwrap();

@@ -71,7 +71,7 @@ impl RawSpin {
             KernelArg::Slice { address, bytes: 8, write: true },
             KernelArg::Value(ValueBytes::new(&clocks.to_ne_bytes())),
         ];
-        let launch = Launch { name: "spin", function: self.function, host: None, dims: ONE, args: &args };
+        let launch = Launch { name: "spin", function: self.function, host: None, dims: ONE, args: &args, early: false };
         // SAFETY: the arguments are those of the kernel; the memory is there until the stream is past it.
         unsafe { self.gpu.launch(&launch, stream) }.expect("a launch");
     }

@@ -229,6 +229,7 @@ impl Ring {
             // As measured: few blocks, so that the rest of the device is free for others.
             dims: LaunchDims { grid: (48, 1, 1), block: (512, 1, 1), shared_bytes: 0 },
             args: &[slice(sum, true), slice(more, false)],
+            early: false,
         };
         // SAFETY: the arguments are those that `add_f32` takes; memory and order as in `push`.
         unsafe { me.gpu.launch(&launch, me.add) }

@@ -2,7 +2,7 @@
 
 use super::{
     DType, Group, ReduceOp,
-    kernels::{self, Combine, Entry, Meet, Pairs, Part, THREADS},
+    kernels::{self, Combine, Entry, FEW, Meet, Pairs, Part, THREADS},
     run::{Job, Request, Spot},
     tuner::Limits,
 };
@@ -41,7 +41,7 @@ pub(super) fn submit(
             let parts: Vec<_> = pairs.iter().map(|(from, to, bytes)| (part(from, *bytes), part(to, *bytes))).collect();
             let each = blocks_of(largest, limits.per_block, (limits.blocks / pairs.len() as u32).max(1));
             let args = Pairs { pairs: &parts, blocks_per_pair: each, meet }.args(dev.worker.is_software());
-            launch(dev, name, kernels::pairs(), each * pairs.len() as u32, &args)
+            launch_meeting(dev, &meet, name, kernels::pairs(), each * pairs.len() as u32, &args)
         }
     }
 }
@@ -70,7 +70,8 @@ impl Combination<'_> {
             return Ok(());
         }
         let combine = Combine { n, op, factors, sources: &sources, destinations: &destinations, meet };
-        launch(dev, name, kernels::combine(dtype), blocks, &combine.args(dev.worker.is_software()))
+        let args = combine.args(dev.worker.is_software());
+        launch_meeting(dev, &meet, name, kernels::combine(dtype), blocks, &args)
     }
 }
 
@@ -103,11 +104,59 @@ pub(super) fn launch_on(
     blocks: u32,
     args: &[KernelArg],
 ) -> Result<()> {
+    submit_to((worker, stream), name, entry, blocks, args, false)
+}
+
+/// [`launch`] of a kernel that meets its peers', if `meet` is a meeting: it may come early. All that take a `Meet` wait by
+/// themselves for what is before them (`kernels/build.py` checks that).
+pub(super) fn launch_meeting(
+    dev: &Device,
+    meet: &Meet,
+    name: &'static str,
+    entry: Entry,
+    blocks: u32,
+    args: &[KernelArg],
+) -> Result<()> {
+    let (worker, link) = (&dev.worker, &dev.worker.link);
+    let early = meet.signals != 0 && comes_early(blocks, link.driver.info().multiprocessors, link.sharers);
+    submit_to((worker, &dev.stream), name, entry, blocks, args, early)
+}
+
+/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may wait for a
+/// peer's, which may come after other work of this device, or be on the same GPU: these must find room, beside both.
+/// `kernels/meet.cuh` has the other half of the argument. Large kernels would gain little.
+fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
+    sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
+}
+
+fn submit_to(
+    (worker, stream): (&Worker, &StreamCore),
+    name: &'static str,
+    entry: Entry,
+    blocks: u32,
+    args: &[KernelArg],
+    early: bool,
+) -> Result<()> {
     let function = worker.function(entry.module, entry.name)?;
     let dims = LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
-    let launch = Launch { name: entry.name, function, host: entry.host, dims, args };
+    let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
     // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered before
     // this launch, by events or by the kernel's own meeting, and no two members are given the same part.
     let launched = unsafe { worker.link.driver.launch(&launch, stream.raw) };
     worker.link.check(name, launched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_left_beside_a_kernel_that_waits() {
+        assert!(comes_early(1, 132, 1) && comes_early(64, 132, 1));
+        assert!(!comes_early(68, 132, 1));
+        // A peer's kernel must find room on the same GPU.
+        assert!(!comes_early(1, 132, 2));
+        // Parts of a GPU, and software GPUs.
+        assert!(!comes_early(1, 16, 1) && !comes_early(1, 1, 1));
+    }
 }

@@ -27,6 +27,8 @@ pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_SLOTS, Stage, Staged}
 pub(crate) const MOST: usize = 16;
 /// Blocks of a kernel that meets, at most.
 pub(crate) const BLOCKS: u32 = 128;
+/// Blocks of a push, at most, that waits for its peers while the next kernel is on the device.
+pub(crate) const FEW: u32 = 32;
 /// Threads of a block, at most. A block of a kernel that meets has more than [`MOST`].
 pub(crate) const THREADS: u32 = 512;
 /// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, the packets of pushes.

@@ -355,7 +355,7 @@ fn push(
     let destination = part(Side::Destination, packets.destination);
     let push = Push { n: packets.each, op, route: packets.route, factors, source, destination, meet };
     let blocks = pushing(packets.each * size, limits);
-    direct::launch(group.dev, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
+    direct::launch_meeting(group.dev, &meet, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
 }
 
 /// How many blocks a push of so many bytes has.

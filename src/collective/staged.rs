@@ -82,7 +82,7 @@ pub(super) fn launch(
         spare: [0; 5],
     };
     let staged = Staged { meet, stage, role, op: request.reduce, factors, puts, pulls };
-    direct::launch(dev, name, kernels::staged(request.dtype), cut.blocks as u32, &staged.args())
+    direct::launch_meeting(dev, &meet, name, kernels::staged(request.dtype), cut.blocks as u32, &staged.args())
 }
 
 /// How many blocks that kernel has, for who asks.

@@ -253,7 +253,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// See the trait; the arguments fit the kernel.
+    /// See the trait; the arguments fit the kernel, which waits as [`Launch::early`] says where that is set.
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult;
 
     /// Runs a function on a host thread in stream order. It must not call the driver, nor wait for device work.

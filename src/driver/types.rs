@@ -213,6 +213,10 @@ pub struct Launch<'a> {
     pub dims: LaunchDims,
     /// The arguments in order.
     pub args: &'a [KernelArg],
+    /// Whether the kernel may be put on the device while the kernel before it on the stream ends: it waits by itself until that
+    /// has completed, before it touches memory, in whatever code there is of it for compute capability 9.0 or later. Where a
+    /// device or a driver cannot do so, it is launched as any other.
+    pub early: bool,
 }
 
 /// `C = alpha * op(A) * op(B) + beta * C`, single precision, row-major, densely packed.

@@ -135,7 +135,7 @@ fn launch(
     }
     let function = dev.worker.function(&builtin::GRADIENTS, name)?;
     let dims = LaunchDims { grid: (blocks as u32, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
-    let launch = Launch { name, function, host: Some(host), dims, args };
+    let launch = Launch { name, function, host: Some(host), dims, args, early: false };
     // SAFETY: the arguments are the kernel's, and all memory that they name is live, ordered and noted by `op`.
     op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })
 }

@@ -313,7 +313,8 @@ impl Adder {
             KernelArg::Value(ValueBytes::new(&(n as u32).to_ne_bytes())),
         ];
         let dims = LaunchDims::cover(n);
-        let launch = Launch { name: "add_u32", function: self.function, host: Some(add_host), dims, args: &args };
+        let launch =
+            Launch { name: "add_u32", function: self.function, host: Some(add_host), dims, args: &args, early: false };
         // SAFETY: the arguments are those of `add_u32`; the cases order their work.
         unsafe { self.module.of.launch(&launch, stream.raw) }.unwrap();
     }

@@ -21,7 +21,7 @@ fn slice(at: u64, bytes: usize, write: bool) -> KernelArg {
 
 fn launch(s: &Stream, host: Option<HostKernel>, args: &[KernelArg]) -> gpu_pool::driver::DriverResult {
     let dims = LaunchDims::cover(1);
-    let launch = Launch { name: "test_kernel", function: RawFunction(0), host, dims, args };
+    let launch = Launch { name: "test_kernel", function: RawFunction(0), host, dims, args, early: false };
     // SAFETY: the cases give what their kernels take.
     unsafe { s.of.launch(&launch, s.raw) }
 }

@@ -96,7 +96,7 @@ fn a_kernel_and_a_peer_that_lies() {
         let slice = |address, write| KernelArg::Slice { address, bytes: 64, write };
         let dims = LaunchDims::cover(1);
         let run = |args: &[KernelArg]| {
-            let launch = Launch { name: "touch", function, host: Some(touch), dims, args };
+            let launch = Launch { name: "touch", function, host: Some(touch), dims, args, early: false };
             // SAFETY: the arguments are live, and all is on one stream.
             unsafe { gpu.launch(&launch, stream) }
         };

@@ -106,6 +106,7 @@ impl Lab {
             host: Some(work),
             dims: LaunchDims { grid: (10, 1, 1), block: (10, 1, 1), shared_bytes: 0 },
             args: &[KernelArg::Slice { address: self.memory[device], bytes, write: false }],
+            early: false,
         };
         // SAFETY: as in `push`.
         unsafe { self.gpus[device].launch(&launch, stream) }.unwrap();

@@ -275,7 +275,8 @@ impl Gpu {
             KernelArg::Value(ValueBytes::new(&a.to_ne_bytes())),
         ];
         let dims = LaunchDims::cover(n);
-        let launch = Launch { name: "axpy_f32", function: self.axpy, host: Some(axpy), dims, args: &args };
+        let launch =
+            Launch { name: "axpy_f32", function: self.axpy, host: Some(axpy), dims, args: &args, early: false };
         // SAFETY: the arguments fit the kernel; see the module's docs for the rest.
         unsafe { self.driver.launch(&launch, stream.0) }
     }
@@ -373,7 +374,7 @@ impl Gpu {
         let slice = |address, write| KernelArg::Slice { address, bytes: memory.bytes, write };
         let args = [slice(src, false), slice(dst, true)];
         let (function, dims) = (RawFunction(0), LaunchDims::cover(1));
-        let launch = Launch { name: "the host", function, host: Some(host_copy), dims, args: &args };
+        let launch = Launch { name: "the host", function, host: Some(host_copy), dims, args: &args, early: false };
         let stream = raw.stream_create(0)?;
         // SAFETY: both are live and as long as the arguments say; software GPUs exclude what conflicts.
         unsafe { raw.launch(&launch, stream)? };

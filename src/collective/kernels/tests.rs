@@ -383,6 +383,7 @@ fn software_gpus_run_the_twin() {
             host: entry.host,
             dims: LaunchDims::cover(1),
             args: &call.args(true),
+            early: false,
         };
         // SAFETY: both buffers live until the barrier after the wait, and the halves are the devices' own in between.
         worker.link.check("test", unsafe { worker.link.driver.launch(&launch, dev.stream.raw) })?;

@@ -105,5 +105,5 @@ pub(in super::super) fn launch(
     };
     let factor = if request.reduce == ReduceOp::Avg { 1.0 / n as f64 } else { 1.0 };
     let round = Round { meet, ring, cut, dtype: request.dtype, factor };
-    direct::launch(dev, name, kernels::ring(request.dtype), cutting.blocks as u32, &round.args())
+    direct::launch_meeting(dev, &meet, name, kernels::ring(request.dtype), cutting.blocks as u32, &round.args())
 }

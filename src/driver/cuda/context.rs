@@ -51,6 +51,8 @@ pub struct CudaGpu {
     pub(super) peers: Mutex<HashSet<CUdevice>>,
     /// Functions that were allowed more than 48 KiB of dynamic shared memory, and how much.
     pub(super) big_shared: Mutex<HashMap<u64, u32>>,
+    /// Kernels that wait by themselves for the kernel before them.
+    pub(super) waiting: Mutex<HashSet<u64>>,
     #[cfg(feature = "blas")]
     pub(super) blas: Mutex<Option<super::gemm::Blas>>,
     pub(super) interop: Interop,
@@ -83,6 +85,7 @@ impl CudaGpu {
             lost: OnceCell::new(),
             peers: Mutex::new(HashSet::new()),
             big_shared: Mutex::new(HashMap::new()),
+            waiting: Mutex::new(HashSet::new()),
             #[cfg(feature = "blas")]
             blas: Mutex::new(None),
             interop: Interop::default(),

@@ -9,7 +9,7 @@ use std::{
 
 use cudarc::driver::sys::{self, CUfunction_attribute};
 
-use super::{CudaGpu, fault, module::function, stream::stream};
+use super::{CudaGpu, early, fault, module::function, stream::stream};
 use crate::driver::{DriverResult, KernelArg, Launch, RawFunction, RawStream};
 
 /// Dynamic shared memory that needs no permission.
@@ -44,14 +44,20 @@ impl CudaGpu {
             many = launch.args.iter().map(pointer).collect::<Vec<_>>();
             &mut many[..]
         };
-        let ((gx, gy, gz), (bx, by, bz)) = (launch.dims.grid, launch.dims.block);
-        let f = function(launch.function);
-        // SAFETY: a kernel and a stream of this device, whose context is current; the arguments' values, which the
-        // driver copies before it returns, fit the kernel by the caller's promise, as does the memory behind them.
-        let r = unsafe {
-            sys::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream(s), args.as_mut_ptr(), ptr::null_mut())
+        let args = args.as_mut_ptr();
+        let early = if launch.early { self.early(launch.function, s) } else { None };
+        let code = match early {
+            // SAFETY: as below; and the kernel waits, by the caller's promise and by what was loaded.
+            Some(launch_ex) => unsafe { early::launch(launch_ex, launch.function, launch.dims, s, args) },
+            None => {
+                let ((gx, gy, gz), (bx, by, bz)) = (launch.dims.grid, launch.dims.block);
+                let (f, s) = (function(launch.function), stream(s));
+                // SAFETY: a kernel and a stream of this device, whose context is current; the arguments' values, which the
+                // driver copies before it returns, fit the kernel by the caller's promise, as does the memory behind them.
+                fault::code(unsafe { sys::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, s, args, ptr::null_mut()) })
+            }
         };
-        self.check_code(fault::code(r), || format!("kernel `{}`", launch.name))
+        self.check_code(code, || format!("kernel `{}`", launch.name))
     }
 
     /// Once per kernel and amount.

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUmodule, CUstream};
 use once_cell::sync::OnceCell;
 
-use super::fault;
+use super::{early::LaunchEx, fault};
 use crate::error::Error;
 
 /// CUDA 12.2, which came with driver 535.
@@ -137,6 +137,10 @@ fn is_linked() -> bool {
 /// Entry points that driver 535 may lack, or that cudarc's bindings may. They return plain integers.
 #[derive(Clone, Copy)]
 pub(super) struct Optional {
+    /// Which CUDA the driver is of, as 1000 * major + 10 * minor.
+    pub version: c_int,
+    /// `cuLaunchKernelEx`: in every driver, but not in cudarc's bindings for CUDA before 11.8.
+    pub launch_ex: Option<LaunchEx>,
     /// `cuModuleGetFunctionCount` (12.4).
     pub module_function_count: Option<unsafe extern "C" fn(*mut u32, CUmodule) -> i32>,
     /// `cuModuleEnumerateFunctions` (12.4).
@@ -155,10 +159,12 @@ pub(super) struct Optional {
 
 impl Optional {
     /// Looks them up; [`ready`] came first.
-    fn find() -> Self {
+    fn find(version: c_int) -> Self {
         // SAFETY: `ready` has seen the library; the types are those of cuda.h.
         unsafe {
             Optional {
+                version,
+                launch_ex: symbol("cuLaunchKernelEx"),
                 module_function_count: symbol("cuModuleGetFunctionCount"),
                 module_enumerate: symbol("cuModuleEnumerateFunctions"),
                 func_load: symbol("cuFuncLoad"),
@@ -235,7 +241,7 @@ pub(super) fn ready() -> Result<&'static Optional, Error> {
         if let Some(symbol) = missing(REQUIRED) {
             return Err(no_device(format!("libcuda has no {symbol}: driver >= 535 needed")));
         }
-        Ok(Optional::find())
+        Ok(Optional::find(version))
     })
 }
 

@@ -7,11 +7,12 @@
 //! The oldest driver is 535 (CUDA 12.2). What came later is looked for by name, and done without where it is missing.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and holds what every call checks, `fault`
-//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch`, `gemm` and `graph` are the calls, as
+//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch` (with `early`), `gemm` and `graph` are the calls, as
 //! inherent methods to which the one `impl Driver` below delegates; `interop` is cudarc's view of it all.
 
 mod context;
 mod copy;
+mod early;
 mod fault;
 #[cfg(feature = "blas")]
 mod gemm;

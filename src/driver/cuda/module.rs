@@ -121,6 +121,7 @@ impl CudaGpu {
         // This loads the kernel, whatever the loading mode.
         // SAFETY: the kernel just found; the pointer is to a live integer.
         self.check(unsafe { sys::cuFuncGetAttribute(&mut registers, what, f) })?;
+        self.note_waiting(f);
         Ok(RawFunction(f.expose_provenance() as u64))
     }
 }
