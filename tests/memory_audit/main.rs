@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod captures;
 mod finds;
 mod pinned;
 mod rig;
