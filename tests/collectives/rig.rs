@@ -3,9 +3,12 @@
 use crate::{
     cases::{Case, Prepared, kinds},
     numbers::{OPS, Rng},
-    support::{Gpus, failure},
+    support::{Gpus, failure, until},
 };
-use gpu_pool::{Algorithm, Builder, Check, Device, Error, GpuPool, ReduceOp, Site};
+use gpu_pool::{
+    Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site, testing::count_meetings_from,
+};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 /// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory. GPUs are not watched unless
 /// `GPU_POOL_CHECK` says so: the checker knows no flags, so where it looks on, kernels do not meet by themselves.
@@ -88,6 +91,51 @@ pub fn assert_nothing_kept(pool: &GpuPool) {
         Ok(dev.stats().in_use)
     });
     assert_eq!(kept.unwrap(), vec![0; pool.devices()]);
+}
+
+/// After `before`, one member fails when the others wait for it, on the host and in their kernels. They are told, and the pool
+/// goes on.
+#[track_caller]
+pub fn assert_failure_is_told(
+    pool: &GpuPool,
+    (fails, len): (usize, usize),
+    before: impl Fn(&Device, &mut DeviceBuffer<f32>) -> Result<(), Error> + Sync,
+) {
+    let waiting = AtomicUsize::new(0);
+    let error = failure(pool.run(|dev, _| {
+        let mut x = dev.upload(&vec![1.0f32; len])?;
+        before(dev, &mut x)?;
+        if dev.rank() == fails {
+            until("the others wait", || waiting.load(SeqCst) == dev.count() - 1)?;
+            return Err(Error::custom("in the middle"));
+        }
+        waiting.fetch_add(1, SeqCst);
+        dev.all_reduce(&mut x, ReduceOp::Avg)?;
+        dev.synchronize()
+    }));
+    assert_eq!(error.to_string(), "in the middle");
+    assert_works(pool);
+}
+
+/// Whether kernels meet here; from now on, as if they had met so many times.
+pub fn meet_from(pool: &GpuPool, epoch: u32) -> bool {
+    let meet = count_meetings_from(pool, epoch).unwrap();
+    if !meet {
+        println!("skipped: kernels do not meet here");
+    }
+    meet
+}
+
+/// Runs `f` so many meetings before the counters begin again, if kernels meet here: 2^32 meetings of a pair take a day, and
+/// nobody may notice.
+#[track_caller]
+pub fn run_as_counters_wrap(pool: &GpuPool, left: &[u32], f: impl Fn(&Device) -> Result<(), Error> + Sync) {
+    for &left in left {
+        if !meet_from(pool, u32::MAX - left) {
+            return;
+        }
+        pool.run(|dev, _| f(dev)).unwrap();
+    }
 }
 
 /// A mismatch in parts: what differs, and both members with their calls and places.
