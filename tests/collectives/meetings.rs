@@ -4,8 +4,8 @@
 
 use crate::{
     on_both, rig,
-    rig::{assert_works, meet_from, one_of_each, run_as_counters_wrap, sum_works},
-    support::{Gpus, failure, on_cuda, slow_add, until},
+    rig::{assert_launch_failure_is_told, assert_works, meet_from, one_of_each, run_as_counters_wrap, sum_works},
+    support::{Gpus, failure, on_cuda, slow_add},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp,
@@ -147,31 +147,9 @@ mod both_kinds {
                     if round == 10 {
                         meet_from(&pool, u32::MAX - 12);
                     }
-                    let error = failure(pool.run(|dev, _| {
-                        let mut x = dev.upload(&vec![1.0f32; len])?;
-                        for _ in 0..round % 4 {
-                            dev.all_reduce(&mut x, ReduceOp::Max)?;
-                        }
-                        dev.barrier()?;
-                        if dev.rank() == victim {
-                            plan.resume();
-                            let failed = dev.all_reduce(&mut x, ReduceOp::Sum);
-                            plan.pause();
-                            return failed;
-                        }
-                        // Its own launch is a success, most likely; that it is in vain, it learns next.
-                        let called = dev.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| dev.synchronize());
-                        until("the others know", || dev.check().is_err())?;
-                        let told = called.and(dev.check()).unwrap_err();
-                        let cause = |cause: &Error| matches!(cause, Error::Driver { code: 999, .. });
-                        let fits = matches!(&told, Error::Aborted { by, cause: why } if *by == victim && cause(why));
-                        assert!(fits, "round {round}: {told}");
-                        Err(told)
-                    }));
-                    let fits = matches!(error, Error::Driver { device, code: 999, .. } if device == victim);
-                    assert!(fits, "round {round}: {error}");
-                    assert_eq!(plan.fired().len(), round + 1);
-                    assert_works(&pool);
+                    assert_launch_failure_is_told(&pool, (&plan, victim), len, |dev, x| {
+                        (0..round % 4).try_for_each(|_| dev.all_reduce(x, ReduceOp::Max))
+                    });
                 }
                 pool.run(|dev, _| sums(dev, 10)).unwrap();
             }

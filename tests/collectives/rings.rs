@@ -5,8 +5,8 @@
 use crate::{
     numbers::Rng,
     on_both,
-    rig::{self, assert_failure_is_told, assert_nothing_kept, assert_works, run_as_counters_wrap},
-    support::{Gpus, failure, on_cuda, slow_add, until},
+    rig::{self, assert_failure_is_told, assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
+    support::{Gpus, on_cuda, slow_add},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
@@ -219,23 +219,8 @@ on_both! {
         let rule = FaultRule::new(Injected::Error).device(n - 1).op(FaultOp::Launch);
         let plan = FaultPlan::new().on(rule).paused();
         let pool = rings(gpus, n).faults(plan.clone()).build().unwrap();
-        for (round, len) in [1000, 300_001, 50_000].into_iter().cycle().take(6).enumerate() {
-            let error = failure(pool.run(|dev, _| {
-                let mut x = dev.upload(&vec![1.0f32; len])?;
-                dev.all_reduce(&mut x, ReduceOp::Avg)?;
-                dev.barrier()?;
-                if dev.rank() == n - 1 {
-                    plan.resume();
-                    let failed = dev.all_reduce(&mut x, ReduceOp::Sum);
-                    plan.pause();
-                    return failed;
-                }
-                let called = dev.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| dev.synchronize());
-                until("the others know", || dev.check().is_err())?;
-                called.and(dev.check())
-            }));
-            assert!(matches!(error, Error::Driver { device, code: 999, .. } if device == n - 1), "round {round}: {error}");
-            assert_works(&pool);
+        for len in [1000, 300_001, 50_000].into_iter().cycle().take(6) {
+            assert_launch_failure_is_told(&pool, (&plan, n - 1), len, |dev, x| dev.all_reduce(x, ReduceOp::Avg));
         }
         assert_nothing_kept(&pool);
     }

@@ -5,12 +5,12 @@ use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},
     numbers::{Num, OPS, Rng},
     on_both,
-    rig::{assert_failure_is_told, assert_nothing_kept, builder},
-    support::{Gpus, slow_add},
+    rig::{assert_failure_is_told, assert_nothing_kept, builder, check_with_late_members},
+    support::Gpus,
 };
 use gpu_pool::{Algorithm, Builder, DType, GpuPool, ReduceOp, ReduceOrder};
 use half::bf16;
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 fn staged(gpus: Gpus, count: usize) -> Builder {
     // By itself it is chosen on GPUs only: software GPUs have nothing to gain.
@@ -119,19 +119,7 @@ on_both! {
             .map(|kind| Case { kind, op: ReduceOp::Max, root: 0, count: 20_000, starts: (0, 0), salt: 3 })
             .map(|case| Prepared::<f32>::new(case, n))
             .collect();
-        pool(gpus, n)
-            .run(|dev, _| {
-                let mut busy = dev.zeros::<u32>(1)?;
-                for (k, case) in prepared.iter().enumerate() {
-                    if dev.rank() == k % n {
-                        thread::sleep(Duration::from_millis(20));
-                        slow_add(dev, &mut busy, 1, 2_000)?;
-                    }
-                    case.check(dev)?;
-                }
-                Ok(())
-            })
-            .unwrap();
+        check_with_late_members(&pool(gpus, n), &prepared, Duration::from_millis(20));
     }
 
     // pytorch#113281: the others wait for one that has failed, in the middle of a row of collectives.
