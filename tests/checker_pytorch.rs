@@ -16,10 +16,10 @@
 //!
 //! * `TestArgumentHandler` (`test_add`, `test_cat`, `test_split`, `test_inplace`, `test_out`, `test_nonzero`,
 //!   `test_tensor_names`) reads from ATen's schemas which arguments an operator writes. A kernel's signature says that here:
-//!   `checker::kernels_by_their_declared_arguments`.
+//!   `checker::races::kernels_by_their_declared_arguments`.
 //! * `TestMessages`: `test_ensure_exists` and `test_ensure_does_not_exist` are about a trace that began late; here
 //!   every call goes through the checker from the start. `test_error_message` is `driver::check::report`'s unit tests and
-//!   `checker::a_report_names_the_places_of_its_user`. `test_subclass` is about Python.
+//!   `checker::reports::a_report_names_the_places_of_its_user`. `test_subclass` is about Python.
 
 use gpu_pool::driver::{
     Address, DriverRef, DriverResult, FaultKind, HostArg, KernelArg, Launch, LaunchDims, RawEvent, RawFunction,

@@ -56,7 +56,8 @@ impl Device {
         // A peer's failure is the reason, not the want of memory that it has brought about.
         let mut cache = self.worker.cache.borrow_mut();
         let block = cache.allocate(&request).map_err(|e| gang.aborted().unwrap_or(e))?;
-        cache.lay_zone(&block, &self.stream);
+        // What a capture's stream is given runs with the graph, if ever: the zone is laid beside it.
+        cache.lay_zone(&block, self.recording.is_none().then_some(&self.stream));
         Ok(block)
     }
 

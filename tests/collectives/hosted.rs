@@ -4,7 +4,7 @@ use crate::{
     cases::{Case, Prepared, check_all, kinds},
     numbers::{OPS, Rng},
     on_both,
-    rig::{self, assert_nothing_kept, assert_works, one_of_each, sum_works},
+    rig::{self, assert_nothing_kept, assert_works, check_with_late_members, one_of_each, sum_works},
     support::{self, Gpus, failure, slow_add, until},
 };
 use gpu_pool::{
@@ -118,20 +118,7 @@ on_both! {
     // jax#38503: late on the device and on the host. The wait for the device is one of its own here.
     2: fn members_that_are_late(gpus) {
         let n = gpus.up_to(3);
-        let pool = pool(gpus, n);
-        let all = one_of_each(123, n);
-        pool.run(|dev, _| {
-            let mut busy = dev.zeros::<u32>(1)?;
-            for (k, case) in all.iter().enumerate() {
-                if dev.rank() == k % n {
-                    thread::sleep(Duration::from_millis(5));
-                    slow_add(dev, &mut busy, 1, 2_000)?;
-                }
-                case.check(dev)?;
-            }
-            Ok(())
-        })
-        .unwrap();
+        check_with_late_members(&pool(gpus, n), &one_of_each(123, n), Duration::from_millis(5));
     }
 
     // pytorch#113281: one that panics while the others wait for it, before and between collectives of several pieces.

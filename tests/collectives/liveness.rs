@@ -5,7 +5,7 @@ use crate::{
     cases::{Case, Kind, Prepared, kinds},
     numbers::Rng,
     on_both, rig,
-    rig::{WAYS, assert_works, mismatch, one_of_each, sum_works},
+    rig::{WAYS, assert_works, check_with_late_members, mismatch, one_of_each, sum_works},
     support::{self, Gpus, failure, slow_add, until},
 };
 use gpu_pool::{Algorithm, Device, Error, GpuPool, ReduceOp};
@@ -39,19 +39,7 @@ on_both! {
     2: fn everybody_is_late_in_turn(gpus) {
         let n = gpus.up_to(3);
         for way in WAYS {
-            let pool = way.pool(gpus, n);
-            let cases = one_of_each(32, n);
-            pool.run(|dev, _| {
-                let mut busy = dev.zeros::<u32>(1)?;
-                for (k, case) in cases.iter().enumerate() {
-                    if dev.rank() == k % n {
-                        slow_add(dev, &mut busy, 1, 2_000)?;
-                    }
-                    case.check(dev)?;
-                }
-                Ok(())
-            })
-            .unwrap();
+            check_with_late_members(&way.pool(gpus, n), &one_of_each(32, n), Duration::ZERO);
         }
     }
 

@@ -4,12 +4,12 @@
 
 use crate::{
     on_both, rig,
-    rig::{assert_works, one_of_each, sum_works},
-    support::{Gpus, failure, on_cuda, slow_add, until},
+    rig::{assert_launch_failure_is_told, assert_works, meet_from, one_of_each, run_as_counters_wrap, sum_works},
+    support::{Gpus, failure, on_cuda, slow_add},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected, count_meetings_from},
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{
     process::Command,
@@ -24,15 +24,6 @@ const LENGTHS: [usize; 5] = [1, 33, 1000, 20_000, 300_001];
 /// Without what keeps kernels from meeting, whatever the environment says.
 fn builder(gpus: Gpus, count: usize) -> Builder {
     rig::builder(gpus, count).check(Check::Off).algorithm(Algorithm::Direct)
-}
-
-/// Whether kernels meet here; from now on, as if they had met so many times.
-fn meet_from(pool: &GpuPool, epoch: u32) -> bool {
-    let meet = count_meetings_from(pool, epoch).unwrap();
-    if !meet {
-        println!("skipped: kernels do not meet here");
-    }
-    meet
 }
 
 /// Whether its kernels meet by themselves.
@@ -62,8 +53,8 @@ fn sums(dev: &Device, rounds: usize) -> Result<(), Error> {
 mod cuda {
     use super::*;
 
-    // Issue 5, "epoch counters wrapping": 2^32 meetings of a pair take a day, and nobody may notice. Flags compare for equality,
-    // packets alternate by parity, and the number after the last one must keep both right.
+    // Issue 5, "epoch counters wrapping": flags compare for equality, packets alternate by parity, and the number after the
+    // last one must keep both right.
     #[test]
     fn counters_wrap_around() {
         on_cuda(2, |gpus| {
@@ -71,16 +62,10 @@ mod cuda {
             let pool = builder(gpus, n).build().unwrap();
             let cases = one_of_each(51, n);
             // Of both parities, pushes and barriers on both sides of the last number.
-            for before in [u32::MAX, u32::MAX - 1, u32::MAX - 7, u32::MAX - 12, u32::MAX - 25] {
-                if !meet_from(&pool, before) {
-                    return;
-                }
-                pool.run(|dev, _| {
-                    sums(dev, 30)?;
-                    cases.iter().try_for_each(|case| case.check(dev))
-                })
-                .unwrap();
-            }
+            run_as_counters_wrap(&pool, &[0, 1, 7, 12, 25], |dev| {
+                sums(dev, 30)?;
+                cases.iter().try_for_each(|case| case.check(dev))
+            });
         });
     }
 
@@ -90,27 +75,21 @@ mod cuda {
         on_cuda(3, |gpus| {
             let n = gpus.up_to(4);
             let pool = builder(gpus, n).build().unwrap();
-            for before in [u32::MAX - 3, u32::MAX - 10] {
-                if !meet_from(&pool, before) {
-                    return;
-                }
-                pool.run(|dev, _| {
-                    for round in 0..12 {
-                        // Without one of them at a time.
-                        let ranks: Vec<usize> = (0..n).filter(|&rank| rank != round % n).rev().collect();
-                        if ranks.contains(&dev.rank()) {
-                            for len in LENGTHS {
-                                let mut x = dev.upload(&vec![1.0f32; len])?;
-                                dev.group(&ranks)?.all_reduce(&mut x, ReduceOp::Sum)?;
-                                assert!(dev.download(&x)?.iter().all(|x| *x == (n - 1) as f32), "round {round}, {len}");
-                            }
+            run_as_counters_wrap(&pool, &[3, 10], |dev| {
+                for round in 0..12 {
+                    // Without one of them at a time.
+                    let ranks: Vec<usize> = (0..n).filter(|&rank| rank != round % n).rev().collect();
+                    if ranks.contains(&dev.rank()) {
+                        for len in LENGTHS {
+                            let mut x = dev.upload(&vec![1.0f32; len])?;
+                            dev.group(&ranks)?.all_reduce(&mut x, ReduceOp::Sum)?;
+                            assert!(dev.download(&x)?.iter().all(|x| *x == (n - 1) as f32), "round {round}, {len}");
                         }
-                        sums(dev, 2)?;
                     }
-                    Ok(())
-                })
-                .unwrap();
-            }
+                    sums(dev, 2)?;
+                }
+                Ok(())
+            });
         });
     }
 
@@ -168,31 +147,9 @@ mod both_kinds {
                     if round == 10 {
                         meet_from(&pool, u32::MAX - 12);
                     }
-                    let error = failure(pool.run(|dev, _| {
-                        let mut x = dev.upload(&vec![1.0f32; len])?;
-                        for _ in 0..round % 4 {
-                            dev.all_reduce(&mut x, ReduceOp::Max)?;
-                        }
-                        dev.barrier()?;
-                        if dev.rank() == victim {
-                            plan.resume();
-                            let failed = dev.all_reduce(&mut x, ReduceOp::Sum);
-                            plan.pause();
-                            return failed;
-                        }
-                        // Its own launch is a success, most likely; that it is in vain, it learns next.
-                        let called = dev.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| dev.synchronize());
-                        until("the others know", || dev.check().is_err())?;
-                        let told = called.and(dev.check()).unwrap_err();
-                        let cause = |cause: &Error| matches!(cause, Error::Driver { code: 999, .. });
-                        let fits = matches!(&told, Error::Aborted { by, cause: why } if *by == victim && cause(why));
-                        assert!(fits, "round {round}: {told}");
-                        Err(told)
-                    }));
-                    let fits = matches!(error, Error::Driver { device, code: 999, .. } if device == victim);
-                    assert!(fits, "round {round}: {error}");
-                    assert_eq!(plan.fired().len(), round + 1);
-                    assert_works(&pool);
+                    assert_launch_failure_is_told(&pool, (&plan, victim), len, |dev, x| {
+                        (0..round % 4).try_for_each(|_| dev.all_reduce(x, ReduceOp::Max))
+                    });
                 }
                 pool.run(|dev, _| sums(dev, 10)).unwrap();
             }

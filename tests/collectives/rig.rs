@@ -3,9 +3,17 @@
 use crate::{
     cases::{Case, Prepared, kinds},
     numbers::{OPS, Rng},
-    support::{Gpus, failure},
+    support::{Gpus, failure, slow_add, until},
 };
-use gpu_pool::{Algorithm, Builder, Check, Device, Error, GpuPool, ReduceOp, Site};
+use gpu_pool::{
+    Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site,
+    testing::{FaultPlan, count_meetings_from},
+};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    thread,
+    time::Duration,
+};
 
 /// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory. GPUs are not watched unless
 /// `GPU_POOL_CHECK` says so: the checker knows no flags, so where it looks on, kernels do not meet by themselves.
@@ -88,6 +96,101 @@ pub fn assert_nothing_kept(pool: &GpuPool) {
         Ok(dev.stats().in_use)
     });
     assert_eq!(kept.unwrap(), vec![0; pool.devices()]);
+}
+
+/// After `before`, one member fails when the others wait for it, on the host and in their kernels. They are told, and the pool
+/// goes on.
+#[track_caller]
+pub fn assert_failure_is_told(
+    pool: &GpuPool,
+    (fails, len): (usize, usize),
+    before: impl Fn(&Device, &mut DeviceBuffer<f32>) -> Result<(), Error> + Sync,
+) {
+    let waiting = AtomicUsize::new(0);
+    let error = failure(pool.run(|dev, _| {
+        let mut x = dev.upload(&vec![1.0f32; len])?;
+        before(dev, &mut x)?;
+        if dev.rank() == fails {
+            until("the others wait", || waiting.load(SeqCst) == dev.count() - 1)?;
+            return Err(Error::custom("in the middle"));
+        }
+        waiting.fetch_add(1, SeqCst);
+        dev.all_reduce(&mut x, ReduceOp::Avg)?;
+        dev.synchronize()
+    }));
+    assert_eq!(error.to_string(), "in the middle");
+    assert_works(pool);
+}
+
+/// After `before` all agree on a sum, and then the victim's kernel cannot be launched, as `plan` has it: the others' wait for it
+/// already. They are told, and the pool goes on.
+#[track_caller]
+pub fn assert_launch_failure_is_told(
+    pool: &GpuPool,
+    (plan, victim): (&FaultPlan, usize),
+    len: usize,
+    before: impl Fn(&Device, &mut DeviceBuffer<f32>) -> Result<(), Error> + Sync,
+) {
+    let fired = plan.fired().len();
+    let error = failure(pool.run(|dev, _| {
+        let mut x = dev.upload(&vec![1.0f32; len])?;
+        before(dev, &mut x)?;
+        dev.barrier()?;
+        if dev.rank() == victim {
+            plan.resume();
+            let failed = dev.all_reduce(&mut x, ReduceOp::Sum);
+            plan.pause();
+            return failed;
+        }
+        // Its own launch is a success, most likely; that it is in vain, it learns next.
+        let called = dev.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| dev.synchronize());
+        until("the others know", || dev.check().is_err())?;
+        let told = called.and(dev.check()).unwrap_err();
+        let cause = |cause: &Error| matches!(cause, Error::Driver { code: 999, .. });
+        assert!(matches!(&told, Error::Aborted { by, cause: why } if *by == victim && cause(why)), "{told}");
+        Err(told)
+    }));
+    assert!(matches!(error, Error::Driver { device, code: 999, .. } if device == victim), "{len} elements: {error}");
+    assert_eq!(plan.fired().len(), fired + 1, "{len} elements");
+    assert_works(pool);
+}
+
+/// Each case behind one late member at a time: so late on the host, and a little on the device.
+#[track_caller]
+pub fn check_with_late_members(pool: &GpuPool, cases: &[Prepared<f32>], late: Duration) {
+    let checked = pool.run(|dev, _| {
+        let mut busy = dev.zeros::<u32>(1)?;
+        for (k, case) in cases.iter().enumerate() {
+            if dev.rank() == k % dev.count() {
+                thread::sleep(late);
+                slow_add(dev, &mut busy, 1, 2_000)?;
+            }
+            case.check(dev)?;
+        }
+        Ok(())
+    });
+    checked.unwrap();
+}
+
+/// Whether kernels meet here; from now on, as if they had met so many times.
+pub fn meet_from(pool: &GpuPool, epoch: u32) -> bool {
+    let meet = count_meetings_from(pool, epoch).unwrap();
+    if !meet {
+        println!("skipped: kernels do not meet here");
+    }
+    meet
+}
+
+/// Runs `f` so many meetings before the counters begin again, if kernels meet here: 2^32 meetings of a pair take a day, and
+/// nobody may notice.
+#[track_caller]
+pub fn run_as_counters_wrap(pool: &GpuPool, left: &[u32], f: impl Fn(&Device) -> Result<(), Error> + Sync) {
+    for &left in left {
+        if !meet_from(pool, u32::MAX - left) {
+            return;
+        }
+        pool.run(|dev, _| f(dev)).unwrap();
+    }
 }
 
 /// A mismatch in parts: what differs, and both members with their calls and places.

@@ -5,17 +5,16 @@
 use crate::{
     numbers::Rng,
     on_both,
-    rig::{self, assert_nothing_kept, assert_works},
-    support::{Gpus, failure, on_cuda, slow_add, until},
+    rig::{self, assert_failure_is_told, assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
+    support::{Gpus, on_cuda, slow_add},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected, count_meetings_from},
+    testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{
     fmt::Debug,
     ops::{Add, Mul},
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
 /// Goes round whenever it can, by kernels where they meet.
@@ -200,26 +199,17 @@ on_both! {
         let n = gpus.up_to(4);
         let pool = rings(gpus, n).build().unwrap();
         for (round, len) in [100, 50_000, 1_000_000].into_iter().enumerate() {
-            let waiting = AtomicUsize::new(0);
-            let error = failure(pool.run(|dev, _| {
-                let (mut x, mut busy) = (dev.upload(&vec![1.0f32; len])?, dev.zeros::<u32>(1)?);
+            assert_failure_is_told(&pool, (round % n, len), |dev, x| {
+                let mut busy = dev.zeros::<u32>(1)?;
                 for late in 0..n {
                     if dev.rank() == late {
                         slow_add(dev, &mut busy, 1, 3_000)?;
                     }
-                    dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                    dev.all_reduce(x, ReduceOp::Avg)?;
                 }
-                assert!(dev.download(&x)?.iter().all(|x| *x == 1.0));
-                if dev.rank() == round % n {
-                    until("the others wait", || waiting.load(SeqCst) == n - 1)?;
-                    return Err(Error::custom("in the middle"));
-                }
-                waiting.fetch_add(1, SeqCst);
-                dev.all_reduce(&mut x, ReduceOp::Avg)?;
-                dev.synchronize()
-            }));
-            assert_eq!(error.to_string(), "in the middle");
-            assert_works(&pool);
+                assert!(dev.download(x)?.iter().all(|x| *x == 1.0));
+                Ok(())
+            });
         }
     }
 
@@ -229,23 +219,8 @@ on_both! {
         let rule = FaultRule::new(Injected::Error).device(n - 1).op(FaultOp::Launch);
         let plan = FaultPlan::new().on(rule).paused();
         let pool = rings(gpus, n).faults(plan.clone()).build().unwrap();
-        for (round, len) in [1000, 300_001, 50_000].into_iter().cycle().take(6).enumerate() {
-            let error = failure(pool.run(|dev, _| {
-                let mut x = dev.upload(&vec![1.0f32; len])?;
-                dev.all_reduce(&mut x, ReduceOp::Avg)?;
-                dev.barrier()?;
-                if dev.rank() == n - 1 {
-                    plan.resume();
-                    let failed = dev.all_reduce(&mut x, ReduceOp::Sum);
-                    plan.pause();
-                    return failed;
-                }
-                let called = dev.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| dev.synchronize());
-                until("the others know", || dev.check().is_err())?;
-                called.and(dev.check())
-            }));
-            assert!(matches!(error, Error::Driver { device, code: 999, .. } if device == n - 1), "round {round}: {error}");
-            assert_works(&pool);
+        for len in [1000, 300_001, 50_000].into_iter().cycle().take(6) {
+            assert_launch_failure_is_told(&pool, (&plan, n - 1), len, |dev, x| dev.all_reduce(x, ReduceOp::Avg));
         }
         assert_nothing_kept(&pool);
     }
@@ -287,29 +262,23 @@ mod cuda_only {
         });
     }
 
-    // 2^32 meetings of a pair take a day, and nobody may notice.
+    // With few elements and with many, before the last number and behind it.
     #[test]
     fn counters_wrap_around() {
         on_cuda(2, |gpus| {
             let n = gpus.up_to(8);
             let pool = rings(gpus, n).build().unwrap();
-            for before in [u32::MAX, u32::MAX - 1, u32::MAX - 7] {
-                if !count_meetings_from(&pool, before).unwrap() {
-                    return println!("skipped: kernels do not meet here");
-                }
+            run_as_counters_wrap(&pool, &[0, 1, 7], |dev| {
                 for (len, op) in
                     [(33, ReduceOp::Sum), (1, ReduceOp::Max), (70_001, ReduceOp::Avg), (300_001, ReduceOp::Sum)]
                 {
-                    pool.run(|dev, _| {
-                        let mut x = dev.upload(&vec![1.0f32; len])?;
-                        (0..3).try_for_each(|_| dev.all_reduce(&mut x, op))?;
-                        let expected = if op == ReduceOp::Sum { n.pow(3) as f32 } else { 1.0 };
-                        assert!(dev.download(&x)?.iter().all(|x| *x == expected));
-                        Ok(())
-                    })
-                    .unwrap();
+                    let mut x = dev.upload(&vec![1.0f32; len])?;
+                    (0..3).try_for_each(|_| dev.all_reduce(&mut x, op))?;
+                    let expected = if op == ReduceOp::Sum { n.pow(3) as f32 } else { 1.0 };
+                    assert!(dev.download(&x)?.iter().all(|x| *x == expected));
                 }
-            }
+                Ok(())
+            });
         });
     }
 

@@ -5,16 +5,12 @@ use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},
     numbers::{Num, OPS, Rng},
     on_both,
-    rig::{assert_nothing_kept, assert_works, builder},
-    support::{Gpus, failure, slow_add, until},
+    rig::{assert_failure_is_told, assert_nothing_kept, builder, check_with_late_members},
+    support::Gpus,
 };
-use gpu_pool::{Algorithm, Builder, DType, Error, GpuPool, ReduceOp, ReduceOrder};
+use gpu_pool::{Algorithm, Builder, DType, GpuPool, ReduceOp, ReduceOrder};
 use half::bf16;
-use std::{
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
-    thread,
-    time::Duration,
-};
+use std::time::Duration;
 
 fn staged(gpus: Gpus, count: usize) -> Builder {
     // By itself it is chosen on GPUs only: software GPUs have nothing to gain.
@@ -123,19 +119,7 @@ on_both! {
             .map(|kind| Case { kind, op: ReduceOp::Max, root: 0, count: 20_000, starts: (0, 0), salt: 3 })
             .map(|case| Prepared::<f32>::new(case, n))
             .collect();
-        pool(gpus, n)
-            .run(|dev, _| {
-                let mut busy = dev.zeros::<u32>(1)?;
-                for (k, case) in prepared.iter().enumerate() {
-                    if dev.rank() == k % n {
-                        thread::sleep(Duration::from_millis(20));
-                        slow_add(dev, &mut busy, 1, 2_000)?;
-                    }
-                    case.check(dev)?;
-                }
-                Ok(())
-            })
-            .unwrap();
+        check_with_late_members(&pool(gpus, n), &prepared, Duration::from_millis(20));
     }
 
     // pytorch#113281: the others wait for one that has failed, in the middle of a row of collectives.
@@ -143,20 +127,9 @@ on_both! {
         let n = gpus.up_to(3);
         let pool = pool(gpus, n);
         for len in [100, 50_000, 1_000_000] {
-            let waiting = AtomicUsize::new(0);
-            let error = failure(pool.run(|dev, _| {
-                let mut x = dev.upload(&vec![1.0f32; len])?;
-                (0..5).try_for_each(|_| dev.all_reduce(&mut x, ReduceOp::Avg))?;
-                if dev.rank() == n - 1 {
-                    until("the others wait", || waiting.load(SeqCst) == n - 1)?;
-                    return Err(Error::custom("in the middle"));
-                }
-                waiting.fetch_add(1, SeqCst);
-                dev.all_reduce(&mut x, ReduceOp::Avg)?;
-                dev.synchronize()
-            }));
-            assert_eq!(error.to_string(), "in the middle");
-            assert_works(&pool);
+            assert_failure_is_told(&pool, (n - 1, len), |dev, x| {
+                (0..5).try_for_each(|_| dev.all_reduce(x, ReduceOp::Avg))
+            });
         }
     }
 

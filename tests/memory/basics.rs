@@ -3,7 +3,10 @@
 
 use crate::{
     on_both,
-    rig::{KIB, MIB, Rng, aligned, assert_books, assert_empty, bytes_of, check_books, driver_calls, on_backings, span},
+    rig::{
+        KIB, MIB, Rng, aligned, assert_books, assert_empty, bytes_of, check_books, driver_calls, on_backings,
+        on_limited, span,
+    },
     support::{failure, ramp},
 };
 use gpu_pool::{Device, DeviceBuffer, Error};
@@ -150,22 +153,18 @@ on_both! {
 
     // An aligned request must be served wherever memory for it is free, also under a limit that leaves no room to spare.
     1: fn alignment_costs_no_more_than_it_must(gpus) {
-        on_backings(|backing| {
-            let pool = crate::rig::limited(gpus, 1, backing, 8 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                for _ in 0..3 {
-                    let small = dev.zeros::<u8>(100)?;
-                    let x = aligned::<u8>(dev, 2 * MIB, 2 * MIB)?;
-                    let y = aligned::<u8>(dev, MIB, MIB)?;
-                    assert!(x.address().is_multiple_of(2 << 20) && y.address().is_multiple_of(1 << 20));
-                    // What lies between the blocks is not lost.
-                    let between = dev.zeros::<u8>(700 * KIB)?;
-                    check_books(dev);
-                    drop((x, small, y, between));
-                }
-                assert_empty(dev)
-            })
-            .unwrap();
+        on_limited(gpus, 8 * MIB, |dev| {
+            for _ in 0..3 {
+                let small = dev.zeros::<u8>(100)?;
+                let x = aligned::<u8>(dev, 2 * MIB, 2 * MIB)?;
+                let y = aligned::<u8>(dev, MIB, MIB)?;
+                assert!(x.address().is_multiple_of(2 << 20) && y.address().is_multiple_of(1 << 20));
+                // What lies between the blocks is not lost.
+                let between = dev.zeros::<u8>(700 * KIB)?;
+                check_books(dev);
+                drop((x, small, y, between));
+            }
+            assert_empty(dev)
         });
     }
 
@@ -234,20 +233,16 @@ on_both! {
 
     // snalloc's test_consolidaton_bug: a large request after many small ones were freed; TF: BM_Allocation's sizes.
     1: fn small_blocks_that_are_free_serve_large_requests(gpus) {
-        on_backings(|backing| {
-            let pool = crate::rig::limited(gpus, 1, backing, 8 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                for bytes in [256, 3 * KIB, 20 * KIB, 100 * KIB, 128 * KIB] {
-                    let small = (0..6 * MIB / bytes).map(|_| bytes_of(dev, bytes)).collect::<Result<Vec<_>, _>>()?;
-                    check_books(dev);
-                    drop(small);
-                    // All of it is in slabs now, and all of them are empty.
-                    bytes_of(dev, 6 * MIB)?;
-                    check_books(dev);
-                }
-                assert_empty(dev)
-            })
-            .unwrap();
+        on_limited(gpus, 8 * MIB, |dev| {
+            for bytes in [256, 3 * KIB, 20 * KIB, 100 * KIB, 128 * KIB] {
+                let small = (0..6 * MIB / bytes).map(|_| bytes_of(dev, bytes)).collect::<Result<Vec<_>, _>>()?;
+                check_books(dev);
+                drop(small);
+                // All of it is in slabs now, and all of them are empty.
+                bytes_of(dev, 6 * MIB)?;
+                check_books(dev);
+            }
+            assert_empty(dev)
         });
     }
 

@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings},
+    rig::{KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, on_limited},
 };
 use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
 
@@ -217,20 +217,15 @@ on_both! {
 
     // Small blocks of every class, kept one of each: their slabs must not eat up what is asked for next.
     1: fn one_small_block_of_every_size_is_not_all_of_the_memory(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                let sizes = (0..64).map(|i| 300 << (i / 8)).map(|base: usize| base + base / 8);
-                let kept: Vec<DeviceBuffer<u8>> = sizes.map(|bytes| bytes_of(dev, bytes)).collect::<Result<_, Error>>()?;
-                let live = dev.stats().in_use as usize;
-                assert!(live < 2 * MIB, "{live}");
-                // Half of the limit is more than generous.
-                bytes_of(dev, 8 * MIB)?;
-                drop(kept);
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+        on_limited(gpus, 16 * MIB, |dev| {
+            let sizes = (0..64).map(|i| 300 << (i / 8)).map(|base: usize| base + base / 8);
+            let kept: Vec<DeviceBuffer<u8>> = sizes.map(|bytes| bytes_of(dev, bytes)).collect::<Result<_, Error>>()?;
+            let live = dev.stats().in_use as usize;
+            assert!(live < 2 * MIB, "{live}");
+            // Half of the limit is more than generous.
+            bytes_of(dev, 8 * MIB)?;
+            drop(kept);
+            Ok(())
         });
     }
 }

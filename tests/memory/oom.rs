@@ -4,7 +4,10 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, refused},
+    rig::{
+        Gate, KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_limited,
+        refused,
+    },
     support::failure,
 };
 use gpu_pool::{
@@ -112,47 +115,42 @@ on_both! {
 
     // UMF: outOfMem; PyTorch: test_out_of_memory: "the state is as it was, and the next that fits succeeds".
     1: fn a_refused_request_costs_nothing(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                let mut rng = Rng(9);
-                let mut live: Vec<(DeviceBuffer<u32>, u32)> = Vec::new();
-                for round in 0..150u32 {
-                    let bytes = rng.size(22).max(4);
-                    let before = dev.stats();
-                    let made = if rng.chance(3) { bytes_of(dev, 17 * MIB + bytes).map(|_| None) } else {
-                        // SAFETY: written next.
-                        unsafe { dev.uninit::<u32>(bytes / 4) }.map(Some)
-                    };
-                    match made {
-                        Ok(Some(mut x)) => {
-                            dev.fill(&mut x, round)?;
-                            live.push((x, round));
-                        }
-                        Ok(None) => panic!("17 MiB of 16"),
-                        Err(Error::OutOfMemory { .. }) => {
-                            let after = dev.stats();
-                            assert_eq!((after.in_use, after.requested, after.allocations),
-                                (before.in_use, before.requested, before.allocations), "{before}\n{after}");
-                            check_books(dev);
-                            // One that certainly fits, since so much was freed for it.
-                            if let Some((x, number)) = live.pop() {
-                                assert!(dev.download(&x)?.iter().all(|&x| x == number));
-                                let bytes = 4 * x.len();
-                                drop(x);
-                                bytes_of(dev, bytes)?;
-                            }
-                        }
-                        Err(other) => return Err(other),
+        on_limited(gpus, 16 * MIB, |dev| {
+            let mut rng = Rng(9);
+            let mut live: Vec<(DeviceBuffer<u32>, u32)> = Vec::new();
+            for round in 0..150u32 {
+                let bytes = rng.size(22).max(4);
+                let before = dev.stats();
+                let made = if rng.chance(3) { bytes_of(dev, 17 * MIB + bytes).map(|_| None) } else {
+                    // SAFETY: written next.
+                    unsafe { dev.uninit::<u32>(bytes / 4) }.map(Some)
+                };
+                match made {
+                    Ok(Some(mut x)) => {
+                        dev.fill(&mut x, round)?;
+                        live.push((x, round));
                     }
+                    Ok(None) => panic!("17 MiB of 16"),
+                    Err(Error::OutOfMemory { .. }) => {
+                        let after = dev.stats();
+                        assert_eq!((after.in_use, after.requested, after.allocations),
+                            (before.in_use, before.requested, before.allocations), "{before}\n{after}");
+                        check_books(dev);
+                        // One that certainly fits, since so much was freed for it.
+                        if let Some((x, number)) = live.pop() {
+                            assert!(dev.download(&x)?.iter().all(|&x| x == number));
+                            let bytes = 4 * x.len();
+                            drop(x);
+                            bytes_of(dev, bytes)?;
+                        }
+                    }
+                    Err(other) => return Err(other),
                 }
-                for (x, number) in live {
-                    assert!(dev.download(&x)?.iter().all(|&x| x == number), "block {number} was written to");
-                }
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+            }
+            for (x, number) in live {
+                assert!(dev.download(&x)?.iter().all(|&x| x == number), "block {number} was written to");
+            }
+            Ok(())
         });
     }
 
@@ -186,19 +184,14 @@ on_both! {
 
     // PyTorch: test_out_of_memory_retry (two that fit one after the other, not together), on and on.
     1: fn one_after_the_other(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                for i in 0..40u8 {
-                    let len = (9 + usize::from(i) % 7) * MIB + usize::from(i) * 1000;
-                    let x = dev.upload(&vec![i; len])?;
-                    refused(bytes_of(dev, 16 * MIB - len + 2 * MIB));
-                    assert!(dev.download(&x.slice(len - 10..))?.iter().all(|&x| x == i));
-                }
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+        on_limited(gpus, 16 * MIB, |dev| {
+            for i in 0..40u8 {
+                let len = (9 + usize::from(i) % 7) * MIB + usize::from(i) * 1000;
+                let x = dev.upload(&vec![i; len])?;
+                refused(bytes_of(dev, 16 * MIB - len + 2 * MIB));
+                assert!(dev.download(&x.slice(len - 10..))?.iter().all(|&x| x == i));
+            }
+            Ok(())
         });
     }
 

@@ -32,6 +32,15 @@ pub fn limited(gpus: Gpus, count: usize, backing: BackingChoice, limit: usize) -
     gpus.builder(count).memory_backing(backing).memory_limit(limit as u64)
 }
 
+/// Runs a test over every backing, on a device that may take `limit` bytes; then all has come home.
+pub fn on_limited(gpus: Gpus, limit: usize, test: impl Fn(&Device) -> Result<(), Error> + Sync) {
+    on_backings(|backing| {
+        let pool = limited(gpus, 1, backing, limit).build().unwrap();
+        pool.run(|dev, _| test(dev)).unwrap();
+        assert_at_rest(&pool);
+    });
+}
+
 /// `len` bytes of whatever was there.
 #[track_caller]
 pub fn bytes_of(dev: &Device, len: usize) -> Result<DeviceBuffer<u8>, Error> {

@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings},
+    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings, on_limited},
     support::{ramp, slow_add},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
@@ -71,37 +71,32 @@ on_both! {
     // The other way round: where there is nothing else it is shared, after one wait on the device; none if it is known to come
     // after already, or is over. (research/memory.md 4.5: "steal across streams".)
     1: fn a_steal_costs_one_wait_at_most(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 6 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                let (a, b) = (dev.stream()?, dev.stream()?);
-                let (a, b) = (dev.on(&a), dev.on(&b));
-                let gate = Gate::new(gpus);
-                let mut x = a.zeros::<u32>(MIB)?;
-                gate.hold(&a, &mut x)?;
-                slow_add(&a, &mut x, 7, 0)?;
-                drop(x);
-                let before = dev.stats();
-                // Queued behind the gate, without a wait of the host.
-                let mut y = b.zeros::<u32>(MIB)?;
-                let after = dev.stats();
-                if gate.holds() {
-                    assert_eq!((after.steals - before.steals, after.waits - before.waits), (1, 1), "{before}\n{after}");
-                }
-                gate.open();
-                b.fill(&mut y, 3)?;
-                assert!(b.download(&y)?.iter().all(|&x| x == 3));
-                drop(y);
-                // B comes after A now, and A has done nothing since: no wait for what A used, and none for its own.
-                let before = dev.stats();
-                for _ in 0..5 {
-                    drop(b.zeros::<u32>(5 * MIB / 4)?);
-                }
-                assert_eq!(dev.stats().waits, before.waits);
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+        on_limited(gpus, 6 * MIB, |dev| {
+            let (a, b) = (dev.stream()?, dev.stream()?);
+            let (a, b) = (dev.on(&a), dev.on(&b));
+            let gate = Gate::new(gpus);
+            let mut x = a.zeros::<u32>(MIB)?;
+            gate.hold(&a, &mut x)?;
+            slow_add(&a, &mut x, 7, 0)?;
+            drop(x);
+            let before = dev.stats();
+            // Queued behind the gate, without a wait of the host.
+            let mut y = b.zeros::<u32>(MIB)?;
+            let after = dev.stats();
+            if gate.holds() {
+                assert_eq!((after.steals - before.steals, after.waits - before.waits), (1, 1), "{before}\n{after}");
+            }
+            gate.open();
+            b.fill(&mut y, 3)?;
+            assert!(b.download(&y)?.iter().all(|&x| x == 3));
+            drop(y);
+            // B comes after A now, and A has done nothing since: no wait for what A used, and none for its own.
+            let before = dev.stats();
+            for _ in 0..5 {
+                drop(b.zeros::<u32>(5 * MIB / 4)?);
+            }
+            assert_eq!(dev.stats().waits, before.waits);
+            Ok(())
         });
     }
 
@@ -161,91 +156,76 @@ on_both! {
     // https://github.com/rapidsai/rmm/issues/2251: a stream is destroyed, the driver uses its handle again for the next one, and the
     // pool takes the two for one. RMM: DeletedStream.
     1: fn destroyed_stream_handle_reused(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                for round in 0..40u32 {
-                    let gate = Gate::new(gpus);
-                    let old = dev.stream()?;
-                    let mut out = dev.zeros::<u32>(MIB)?;
-                    {
-                        let on = dev.on(&old);
-                        let x = on.upload(&vec![round; MIB])?;
-                        gate.hold(&on, &mut out)?;
-                        // Read late, and freed, and then the stream goes.
-                        on.copy(&x, &mut out)?;
-                    }
-                    drop(old);
-                    let new = dev.stream()?;
-                    let on = dev.on(&new);
-                    gate.open();
-                    let y = on.upload(&vec![u32::MAX; 2 * MIB])?;
-                    assert!(dev.download(&out)?.iter().all(|&x| x == round), "round {round}");
-                    assert!(on.download(&y)?.iter().all(|&x| x == u32::MAX), "round {round}");
+        on_limited(gpus, 16 * MIB, |dev| {
+            for round in 0..40u32 {
+                let gate = Gate::new(gpus);
+                let old = dev.stream()?;
+                let mut out = dev.zeros::<u32>(MIB)?;
+                {
+                    let on = dev.on(&old);
+                    let x = on.upload(&vec![round; MIB])?;
+                    gate.hold(&on, &mut out)?;
+                    // Read late, and freed, and then the stream goes.
+                    on.copy(&x, &mut out)?;
                 }
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+                drop(old);
+                let new = dev.stream()?;
+                let on = dev.on(&new);
+                gate.open();
+                let y = on.upload(&vec![u32::MAX; 2 * MIB])?;
+                assert!(dev.download(&out)?.iter().all(|&x| x == round), "round {round}");
+                assert!(on.download(&y)?.iter().all(|&x| x == u32::MAX), "round {round}");
+            }
+            Ok(())
         });
     }
 
     // PyTorch: test_record_stream_on_shifted_view. A part of it is used on another stream, and that part is what counts.
     1: fn a_part_that_another_stream_uses(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 12 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                let gate = Gate::new(gpus);
-                let side = dev.stream()?;
-                let side = dev.on(&side);
-                let x = dev.upload(&vec![1u32; 2 * MIB])?;
-                let mut out = dev.zeros::<u32>(1000)?;
-                dev.synchronize()?;
-                let base = x.address();
-                // The side stream reads a thousand elements in the middle, late.
-                let mut busy = dev.zeros::<u32>(1)?;
-                gate.hold(&side, &mut busy)?;
-                side.copy(&x.slice(MIB..MIB + 1000), &mut out)?;
-                drop(x);
-                // The first half is nobody's; the checker watches that the second is waited for.
-                let first = dev.upload(&vec![2u32; MIB - 4096])?;
-                if gate.holds() {
-                    assert_eq!(dev.download(&first)?[0], 2, "it comes to its end although the side stream is busy");
-                }
-                gate.open();
-                let second = dev.upload(&vec![3u32; MIB])?;
-                assert!(dev.download(&second)?.iter().all(|&x| x == 3));
-                assert_eq!(dev.download(&out)?, [1; 1000]);
-                assert!(first.address() >= base || second.address() >= base);
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+        on_limited(gpus, 12 * MIB, |dev| {
+            let gate = Gate::new(gpus);
+            let side = dev.stream()?;
+            let side = dev.on(&side);
+            let x = dev.upload(&vec![1u32; 2 * MIB])?;
+            let mut out = dev.zeros::<u32>(1000)?;
+            dev.synchronize()?;
+            let base = x.address();
+            // The side stream reads a thousand elements in the middle, late.
+            let mut busy = dev.zeros::<u32>(1)?;
+            gate.hold(&side, &mut busy)?;
+            side.copy(&x.slice(MIB..MIB + 1000), &mut out)?;
+            drop(x);
+            // The first half is nobody's; the checker watches that the second is waited for.
+            let first = dev.upload(&vec![2u32; MIB - 4096])?;
+            if gate.holds() {
+                assert_eq!(dev.download(&first)?[0], 2, "it comes to its end although the side stream is busy");
+            }
+            gate.open();
+            let second = dev.upload(&vec![3u32; MIB])?;
+            assert!(dev.download(&second)?.iter().all(|&x| x == 3));
+            assert_eq!(dev.download(&out)?, [1; 1000]);
+            assert!(first.address() >= base || second.address() >= base);
+            Ok(())
         });
     }
 
     // PyTorch: test_caching_allocator_record_stream_oom: "allocations delayed by a record_stream call should still be freed on an
     // out-of-memory error".
     1: fn memory_that_side_streams_use_is_no_reason_for_an_oom(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 36 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                let side = dev.stream()?;
-                let mut sum = dev.on(&side).zeros::<u32>(2 * MIB)?;
-                for round in 0..30u32 {
-                    // Each is held by the side stream for a while. Together they are many times the limit.
-                    let x = dev.upload(&vec![round; 2 * MIB])?;
-                    slow_add(&dev.on(&side), &mut sum.slice_mut(..1), 0, 2000)?;
-                    dev.on(&side).copy(&x, &mut sum)?;
-                    if round % 10 == 0 {
-                        check_books(dev);
-                    }
+        on_limited(gpus, 36 * MIB, |dev| {
+            let side = dev.stream()?;
+            let mut sum = dev.on(&side).zeros::<u32>(2 * MIB)?;
+            for round in 0..30u32 {
+                // Each is held by the side stream for a while. Together they are many times the limit.
+                let x = dev.upload(&vec![round; 2 * MIB])?;
+                slow_add(&dev.on(&side), &mut sum.slice_mut(..1), 0, 2000)?;
+                dev.on(&side).copy(&x, &mut sum)?;
+                if round % 10 == 0 {
+                    check_books(dev);
                 }
-                assert!(dev.download(&sum)?.iter().all(|&x| x == 29));
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+            }
+            assert!(dev.download(&sum)?.iter().all(|&x| x == 29));
+            Ok(())
         });
     }
 
@@ -381,24 +361,19 @@ on_both! {
 
     // Streams that come and go, with blocks of all sizes at rest in their lists: nothing is lost with them.
     1: fn what_streams_leave_behind_is_used_again(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 8 * MIB).build().unwrap();
-            pool.run(|dev, _| {
-                for round in 0..100 {
-                    let stream = dev.stream()?;
-                    let on = dev.on(&stream);
-                    let kept: Vec<_> = (0..20).map(|i| on.zeros::<u8>((round % 7 + 1) * 1000 * i)).collect::<Result<_, _>>()?;
-                    drop(kept);
-                    let whole = bytes_of(&on, 5 * MIB)?;
-                    drop(whole);
-                }
-                let calls = driver_calls(dev);
-                let _ = bytes_of(dev, 6 * MIB)?;
-                assert!(driver_calls(dev) <= calls + 20);
-                Ok(())
-            })
-            .unwrap();
-            assert_at_rest(&pool);
+        on_limited(gpus, 8 * MIB, |dev| {
+            for round in 0..100 {
+                let stream = dev.stream()?;
+                let on = dev.on(&stream);
+                let kept: Vec<_> = (0..20).map(|i| on.zeros::<u8>((round % 7 + 1) * 1000 * i)).collect::<Result<_, _>>()?;
+                drop(kept);
+                let whole = bytes_of(&on, 5 * MIB)?;
+                drop(whole);
+            }
+            let calls = driver_calls(dev);
+            let _ = bytes_of(dev, 6 * MIB)?;
+            assert!(driver_calls(dev) <= calls + 20);
+            Ok(())
         });
     }
 }

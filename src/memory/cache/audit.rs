@@ -11,8 +11,9 @@
 //! AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012); there instrumented code looks
 //! before it writes, here the pool looks when it is too late. That freed memory be poisoned was asked for in pytorch#58385.
 //!
-//! Device memory is filled and copied by operations of its streams ([`slots`]): the zone on the stream that asked for the block,
-//! the rest on the device's main stream, after all uses of the block; both are noted as uses, as any operation is. To the
+//! Device memory is filled and copied by operations of its streams ([`slots`]): the zone on the stream that asked for the block
+//! (in a capture on the main stream: the graph may never be launched, or many times, each of which would mend the zone), the rest
+//! on the device's main stream, after all uses of the block; both are noted as uses, as any operation is. To the
 //! checker a zone belongs to nobody, so the driver below it is used. Page-locked memory is the host's to fill and to look
 //! at, once no copy uses it: until then its blocks are held back ([`held`](Audit::held)).
 //!
@@ -137,9 +138,9 @@ impl Cache {
         if self.audit.is_none() { bytes } else { bytes.saturating_add(RED) }
     }
 
-    /// Lays the red zone of a block that was handed out for `stream`.
+    /// Lays the red zone of a block that was handed out for `stream`; of one that was handed out in a capture, for none.
     #[inline]
-    pub(crate) fn lay_zone(&mut self, block: &Block, stream: &Arc<StreamCore>) {
+    pub(crate) fn lay_zone(&mut self, block: &Block, stream: Option<&Arc<StreamCore>>) {
         if let Some(audit) = &mut self.audit
             && let Some(slots) = &audit.slots
             && slots.lay(block, stream)

@@ -44,9 +44,9 @@ impl Slots {
         Slots { main: main.clone(), driver, deadline, area: None, slots: Vec::new(), filled: 0, last: 0 }
     }
 
-    /// Fills a block's zone, on the stream that asked for it; whether that could be done.
-    pub fn lay(&self, block: &Block, stream: &Arc<StreamCore>) -> bool {
-        let zone = zone(block);
+    /// Fills a block's zone, on the stream that asked for it or else on the main one; whether that could be done.
+    pub fn lay(&self, block: &Block, stream: Option<&Arc<StreamCore>>) -> bool {
+        let (zone, stream) = (zone(block), stream.unwrap_or(&self.main));
         block.hazards.begin();
         // With the last byte that was asked for: whoever touches that, on whatever stream, is likely to be the one that goes too
         // far, and then comes after the fill.

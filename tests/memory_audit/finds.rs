@@ -1,98 +1,13 @@
-//! `Check::Memory`: who writes past the end of a buffer is found out, who reads a dropped one finds poison, and who does neither
-//! hears nothing. What no ordering can catch: a kernel that writes one element too far is in order with everything.
-//!
-//! Poisoned frees were asked for in pytorch#58385; tools that watch allocations see one live allocation where a pool has many
-//! blocks (RMM's README says so of compute-sanitizer).
+//! Who writes too far is found, wherever the buffer goes afterwards; who reads what was dropped finds poison.
 
-mod support;
-
-use gpu_pool::{
-    AsViewMut, BackingChoice, Check, Device, DeviceBuffer, Error, GpuPool, LaunchDims, Module, ReduceOp, Result,
-    driver::{
-        check::{Kind, Report},
-        host::Schedule,
-    },
-    kernel,
-    testing::{FaultOp, FaultPlan, FaultRule, Injected},
+use crate::{
+    on_both,
+    rig::{MODULE, ONE, PEEK, audited, found, poke},
+    support::{bytes, failure, guarded},
 };
+use gpu_pool::{Check, Device, DeviceBuffer, Error, GpuPool, Result, driver::host::Schedule};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use support::{Gpus, bytes, failure};
-
-/// Kernels that touch one byte, at any distance from their argument.
-static MODULE: Module = Module::ptx(
-    r#"
-.version 7.5
-.target sm_75
-.address_size 64
-
-.visible .entry poke(.param .u64 x, .param .u64 at, .param .u32 value)
-{
-    .reg .b32 %r<2>;
-    .reg .b64 %rd<5>;
-    ld.param.u64 %rd1, [x];
-    ld.param.u64 %rd2, [at];
-    ld.param.u32 %r1, [value];
-    cvta.to.global.u64 %rd3, %rd1;
-    add.s64 %rd4, %rd3, %rd2;
-    st.global.u8 [%rd4], %r1;
-    ret;
-}
-
-.visible .entry peek(.param .u64 x, .param .u64 at, .param .u64 to)
-{
-    .reg .b32 %r<2>;
-    .reg .b64 %rd<7>;
-    ld.param.u64 %rd1, [x];
-    ld.param.u64 %rd2, [at];
-    ld.param.u64 %rd5, [to];
-    cvta.to.global.u64 %rd3, %rd1;
-    cvta.to.global.u64 %rd6, %rd5;
-    add.s64 %rd4, %rd3, %rd2;
-    ld.global.u8 %r1, [%rd4];
-    st.global.u8 [%rd6], %r1;
-    ret;
-}
-"#,
-);
-
-/// Past its slice, wherever the pool's memory is: that is the mistake.
-fn beside(x: &mut [u8], at: i64) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut((x.as_mut_ptr().expose_provenance() as i64 + at) as usize)
-}
-
-kernel! {
-    static POKE: "poke" in MODULE, fn(x: &mut [u8], at: i64, value: u32) |_| {
-        // SAFETY: these tests poke within what the pool has mapped, and nobody else touches that meanwhile.
-        unsafe { beside(x, at).write(value as u8) }
-    }
-    static PEEK: "peek" in MODULE, fn(x: &mut [u8], at: i64, to: &mut [u8]) |_| {
-        // SAFETY: as above.
-        to[0] = unsafe { beside(x, at).read() }
-    }
-}
-
-const ONE: LaunchDims = LaunchDims { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 };
-
-fn poke(dev: &Device, x: &mut impl AsViewMut<Elem = u8>, at: i64, value: u32) -> Result<()> {
-    // SAFETY: none, which is what the audit is for; in these tests it stays within the pool's memory.
-    unsafe { dev.launch(&POKE, ONE, (x.view_mut(), at, value)) }
-}
-
-fn audited(gpus: Gpus, count: usize) -> GpuPool {
-    gpus.builder(count).module(&MODULE).check(Check::Memory).build().unwrap()
-}
-
-#[track_caller]
-fn found<R: std::fmt::Debug>(result: Result<R>) -> Arc<Report> {
-    match failure(result) {
-        Error::Misuse { report, .. } => {
-            assert_eq!(report.kind, Kind::OutOfBounds, "{report}");
-            report
-        }
-        other => panic!("not a report: {other}"),
-    }
-}
 
 on_both! {
     // Right behind the end, somewhere in the zone, and at the end of it; small blocks, large ones, and an odd size.
@@ -287,61 +202,6 @@ on_both! {
         pool.close().unwrap();
     }
 
-    // The host writes past the end of page-locked memory.
-    1: fn page_locked_memory_too(gpus) {
-        let pool = audited(gpus, 1);
-        let poke = |len: usize, at: usize| {
-            let mut x = pool.pinned::<u8>(len).unwrap();
-            let start = x.as_mut_slice().unwrap().as_mut_ptr().expose_provenance();
-            // SAFETY: within the pool's memory, of which these bytes are nobody's.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start + at).write_volatile(1) };
-        };
-        for len in [100, 300_000] {
-            poke(len, len + 5);
-            let report = found(pool.run(|_, _| Ok(())));
-            assert_eq!((report.bytes.clone(), report.allocation.as_ref().unwrap().device), (len + 5..len + 6, None));
-            let (op, site) = report.allocation.as_ref().unwrap().by.unwrap();
-            assert!(op == "pinned" && site.file().ends_with("memory_audit.rs"), "{report}");
-        }
-        poke(4000, 4000);
-        assert_eq!(found(pool.close()).bytes, 4000..4001);
-    }
-
-    // Dropped while copies run: nobody looks, and nothing is poisoned, before they are over (pytorch#127612).
-    1: fn page_locked_memory_in_flight_is_left_alone(gpus) {
-        let pool = audited(gpus, 1);
-        for round in 0..20u8 {
-            let seen = pool.run(|dev, _| {
-                let mut busy = dev.zeros::<u32>(1)?;
-                support::slow_add(dev, &mut busy, 1, 2000)?;
-                let mut host = dev.pinned::<u8>(50_000)?;
-                host.as_mut_slice()?.fill(round);
-                let x = dev.upload_pinned(&host)?;
-                drop(host);
-                let again = dev.pinned::<u8>(50_000)?;
-                drop(again);
-                dev.download(&x)
-            });
-            assert!(seen.unwrap()[0].iter().all(|byte| *byte == round), "round {round}");
-        }
-        pool.close().unwrap();
-    }
-
-    // A program that does no wrong: steps of a training on several streams, with whatever sizes, hears nothing, and computes
-    // what it computes without an audit.
-    2: fn right_programs_hear_nothing(gpus) {
-        let expected = training(&gpus.builder(2).module(&MODULE).check(Check::Off).build().unwrap());
-        for choice in [BackingChoice::Auto, BackingChoice::Malloc] {
-            let builder = gpus.builder(2).module(&MODULE).check(Check::Memory).memory_backing(choice);
-            let pool = builder.build().unwrap();
-            assert_eq!(training(&pool), expected);
-            pool.close().unwrap();
-            let staged = gpus.builder(2).module(&MODULE).check(Check::Memory).without_peer_access().build().unwrap();
-            assert_eq!(training(&staged), expected);
-            staged.close().unwrap();
-        }
-    }
-
     // Frees in a scope that fails are looked at, too; and the scope tells its own error.
     2: fn a_scope_that_fails_for_itself_says_so(gpus) {
         let pool = audited(gpus, 2);
@@ -358,103 +218,10 @@ on_both! {
     }
 }
 
-/// Uploads, kernels on two streams, sums over all devices, buffers that live on: the sums of all parameters.
-fn training(pool: &GpuPool) -> Vec<Vec<f32>> {
-    let state = pool.per_device(|dev, _| dev.upload(&vec![0.5f32; 10_007])).unwrap();
-    let mut staging = pool.pinned::<f32>(10_007).unwrap();
-    for step in 0..6 {
-        staging.as_mut_slice().unwrap().fill(step as f32);
-        let staging = &staging;
-        let sums = pool.run(|dev, shard| {
-            let weights = &mut *state.borrow_mut(dev)?;
-            let side = dev.stream()?;
-            let mut gradient = dev.upload_pinned(staging)?;
-            let batch = dev.on(&side).upload(&vec![shard.index() as f32; 10_007])?;
-            dev.on(&side).axpy(1.0, &batch, &mut gradient)?;
-            let kept: Vec<_> = (0..5).map(|i| dev.zeros::<u8>(1000 * (i + 1) + step)).collect::<Result<_>>()?;
-            dev.all_reduce(&mut gradient, ReduceOp::Sum)?;
-            drop(kept);
-            dev.axpy(-0.125, &gradient, weights)?;
-            let sum = dev.sum(weights)?;
-            let theirs = dev.exchange(Arc::new(sum))?;
-            let mut all = dev.zeros::<f32>(1)?;
-            for their in &theirs {
-                let here = their.copy_to(dev)?;
-                dev.axpy(1.0, &here, &mut all)?;
-            }
-            dev.download(&all)
-        });
-        sums.unwrap();
-    }
-    pool.run(|dev, _| dev.download(&dev.sum(&*state.borrow(dev)?)?)).unwrap()
-}
-
-/// Whatever call of the audit fails, or of the program: memory comes back, nothing hangs, and no buffer is blamed that was
-/// treated well.
-#[test]
-fn faults_cost_a_look_and_nothing_else() {
-    support::guarded(|| {
-        for op in [FaultOp::Fill, FaultOp::CopyDown, FaultOp::HostAlloc, FaultOp::EventWait, FaultOp::Record] {
-            for nth in 1..30 {
-                let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(op).nth(nth)).paused();
-                let builder = support::builder().host(2).check(Check::Memory).faults(plan.clone());
-                let pool = builder.timeout(std::time::Duration::from_secs(20)).build().unwrap();
-                plan.resume();
-                for _ in 0..3 {
-                    match pool.run(|dev, _| program(dev)) {
-                        Ok(_) | Err(Error::Driver { code: 999, .. }) => {}
-                        Err(other) => panic!("{op:?} {nth}: {other}"),
-                    }
-                }
-                plan.pause();
-                pool.run(|dev, _| program(dev)).unwrap();
-                // What a collective has used, of this device and of its peer, may be held until there have been others.
-                let tiny = |dev: &Device| dev.all_reduce(&mut dev.zeros::<f32>(2)?, ReduceOp::Sum);
-                pool.run(|dev, _| (0..4).try_for_each(|_| tiny(dev))).unwrap();
-                let stats = pool.run(|dev, _| Ok(dev.stats())).unwrap();
-                assert!(stats.iter().all(|stats| stats.requested < 100), "{op:?} {nth}: memory is lost: {stats:?}");
-                pool.close().unwrap();
-            }
-        }
-    });
-}
-
-fn program(dev: &Device) -> Result<()> {
-    let side = dev.stream()?;
-    let x = dev.upload(&[1.0f32; 1000])?;
-    let mut y = dev.on(&side).zeros::<f32>(1000)?;
-    dev.on(&side).axpy(2.0, &x, &mut y)?;
-    let z = dev.zeros::<u8>(300_000)?;
-    drop((x, z));
-    dev.all_reduce(&mut y, ReduceOp::Sum)?;
-    dev.download(&y).map(drop)
-}
-
-/// One operation at a time: the same steps for the same seed, and no false alarm in any order.
-#[test]
-fn steps_with_an_audit_are_deterministic() {
-    support::guarded(|| {
-        for seed in 0..5 {
-            let run = || {
-                let pool =
-                    support::builder().host(2).check(Check::Memory).schedule(Schedule::Seeded(seed)).build().unwrap();
-                for _ in 0..3 {
-                    pool.run(|dev, _| program(dev)).unwrap();
-                }
-                let trace = pool.trace().unwrap().to_string();
-                pool.close().unwrap();
-                trace
-            };
-            let first = run();
-            assert!(first == run(), "seed {seed}: other steps");
-        }
-    });
-}
-
 /// A mistake is found in steps, too.
 #[test]
 fn steps_show_a_mistake() {
-    support::guarded(|| {
+    guarded(|| {
         for seed in 0..5 {
             let builder = GpuPool::builder().host(2).module(&MODULE).check(Check::Memory);
             let pool = builder.schedule(Schedule::Seeded(seed)).build().unwrap();

@@ -1,0 +1,127 @@
+//! What does not come to an end: who is missing is named, what is only slow is left alone, and the pool goes on.
+
+use crate::{
+    on_both,
+    rig::assert_works,
+    support::{self, failure, guarded, slow_add, until},
+};
+use gpu_pool::Error;
+use std::{
+    sync::atomic::{AtomicBool, Ordering::*},
+    thread,
+    time::Duration,
+};
+
+on_both! {
+    // jax#38503, nccl#2353: hangs without a word. Here: who is missing, and the pool works again.
+    2: fn a_member_that_never_comes_is_named(gpus) {
+        let n = gpus.up_to(3);
+        let pool = gpus.builder(n).timeout(Duration::from_millis(300)).build().unwrap();
+        for _ in 0..2 {
+            let error = failure(pool.run(|dev, _| {
+                if dev.index() == 1 {
+                    // Busy with something on the host; but it looks whether it is still wanted.
+                    return until("the others have given up", || dev.check().is_err());
+                }
+                dev.barrier()
+            }));
+            assert!(matches!(&error, Error::Timeout { missing, op: "barrier", .. } if missing == &[1]), "{error}");
+            assert_works(&pool);
+        }
+    }
+
+    // A thread that a closure starts is no device thread, so this cannot be refused; but it comes to an end.
+    1: fn a_scope_that_waits_for_itself_in_a_roundabout_way_is_a_timeout(gpus) {
+        let pool = gpus.builder(1).timeout(Duration::from_millis(200)).build().unwrap();
+        let error = failure(pool.run(|_, _| {
+            thread::scope(|s| s.spawn(|| pool.run(|_, _| Ok(()))).join()).expect("it does not panic").map(drop)
+        }));
+        assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[0]), "{error}");
+        assert_works(&pool);
+    }
+}
+
+/// rules 2 and 8: a scope whose devices never become free is withdrawn, and says which were busy.
+#[test]
+fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
+    guarded(|| {
+        let pool = support::builder().host(2).timeout(Duration::from_millis(200)).build().unwrap();
+        let (inside, withdrawn) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|s| {
+            let blocker = s.spawn(|| {
+                pool.run_on(&[1], |_, _| {
+                    inside.store(true, SeqCst);
+                    until("the other scope is withdrawn", || withdrawn.load(SeqCst))
+                })
+            });
+            until("the device is busy", || inside.load(SeqCst)).unwrap();
+            // Device 0 starts, and waits for device 1, which never starts.
+            let error = failure(pool.run(|dev, _| {
+                let error = failure(dev.barrier());
+                assert!(matches!(error, Error::Aborted { .. } | Error::Timeout { .. }), "{error}");
+                Err::<(), _>(error)
+            }));
+            assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[1]), "{error}");
+            // One that device 1 would have had to itself is never run at all.
+            let ran = AtomicBool::new(false);
+            let error = failure(pool.run_on(&[1], |_, _| {
+                ran.store(true, SeqCst);
+                Ok(())
+            }));
+            assert!(matches!(&error, Error::Timeout { missing, .. } if missing == &[1]), "{error}");
+            withdrawn.store(true, SeqCst);
+            blocker.join().unwrap().unwrap();
+            assert_works(&pool);
+            assert!(!ran.into_inner());
+        });
+    });
+}
+
+/// Many small kernels are progress, even if all of them together take longer than the deadline.
+#[test]
+fn a_long_queue_of_healthy_kernels_is_not_a_timeout() {
+    guarded(|| {
+        let pool =
+            support::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(700)).build().unwrap();
+        let x = pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1)?;
+            for _ in 0..64 {
+                slow_add(dev, &mut x, 1, 25_000)?;
+            }
+            dev.synchronize()?;
+            dev.download(&x)
+        });
+        assert_eq!(x.unwrap(), [[64]]);
+    });
+}
+
+/// A stream that is stuck for longer than the deadline is reported; what it still uses is not given to anybody else.
+#[test]
+fn a_stream_that_takes_too_long_is_a_timeout_and_keeps_its_memory() {
+    guarded(|| {
+        let pool =
+            support::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(150)).build().unwrap();
+        let error = failure(pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1 << 20)?;
+            slow_add(dev, &mut x, 1, 900_000)?;
+            Ok(())
+        }));
+        assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing.is_empty()), "{error}");
+        // The same memory, on another stream: ordered behind what still runs.
+        let mut tries = 0;
+        let x = loop {
+            let again = pool.run(|dev, _| {
+                let other = dev.stream()?;
+                let dev = dev.on(&other);
+                dev.download(&dev.upload(&vec![5u32; 1 << 20])?)
+            });
+            tries += 1;
+            match again {
+                Ok(x) => break x,
+                Err(Error::Timeout { .. }) if tries < 50 => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert!(x[0].iter().all(|&x| x == 5));
+    });
+}

@@ -1,0 +1,13 @@
+//! Everything that can go wrong: it is reported in words that name device and place, nobody hangs, and the pool goes on.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod aborts;
+mod closing;
+mod deadlines;
+mod lost;
+mod meetings;
+mod memory;
+mod refusals;
+mod rig;

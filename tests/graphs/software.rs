@@ -1,0 +1,89 @@
+//! What only software GPUs can show: to the checker, in steps, in virtual time.
+
+use crate::support::{self, failure, slow_add};
+use gpu_pool::{Check, Device, DeviceBuffer, Error, GpuPool, Module, Schedule, Topology, driver::check::Kind};
+
+/// What is allocated in a capture is unwritten before the first launch, to the checker as well.
+#[test]
+fn a_captured_buffer_is_empty_before_the_first_launch() {
+    let pool = GpuPool::builder().host(1).check(Check::Races).module(&support::MODULE).build().unwrap();
+    let error = failure(pool.run(|dev, _| {
+        let (graph, x) = dev.capture(|dev| dev.zeros::<u32>(100))?;
+        let early = failure(dev.download(&x));
+        assert!(matches!(&early, Error::Misuse { report, .. } if report.kind == Kind::UninitializedRead), "{early}");
+        dev.launch_graph(&graph)?;
+        assert_eq!(dev.download(&x)?, [0; 100]);
+        Err::<(), _>(Error::custom("seen"))
+    }));
+    assert!(matches!(error, Error::Custom(_)), "{error}");
+}
+
+/// Ordering is the library's, unless it is told not to; then the checker sees what is missing, where it was captured.
+#[test]
+fn an_unordered_launch_is_a_race() {
+    let pool = GpuPool::builder().host(1).check(Check::Races).module(&support::MODULE).build().unwrap();
+    let error = failure(pool.run(|dev, _| {
+        let mut x = dev.zeros::<f32>(100)?;
+        let (graph, ()) = dev.capture(|dev| dev.scale(&mut x, 2.0))?;
+        dev.launch_graph(&graph)?;
+        let side = dev.stream()?;
+        // SAFETY: which does not hold, as nothing orders it; the checker refuses it.
+        let raw = unsafe { dev.unordered() };
+        raw.on(&side).launch_graph(&graph)
+    }));
+    let Error::Misuse { op: "launch_graph", report, .. } = error else { panic!("{error}") };
+    assert_eq!((report.kind, report.now.op, report.before.as_ref().unwrap().op), (Kind::Race, "scale", "scale"));
+}
+
+static NOTHING: Module = Module::ptx("");
+
+/// Where operations run one at a time, graphs are operations like others: the same seed gives the same trace.
+#[test]
+fn graphs_are_reproducible_in_steps() {
+    let trace = |seed| {
+        let pool =
+            GpuPool::builder().host(2).schedule(Schedule::Seeded(seed)).module(&support::MODULE).build().unwrap();
+        let seen = pool.run(|dev, _| {
+            let mut x = dev.upload(&[dev.rank() as u32; 100])?;
+            let (graph, ()) = dev.capture(|dev| {
+                slow_add(dev, &mut x, 1, 0)?;
+                slow_add(dev, &mut x, 2, 0)
+            })?;
+            let side = dev.stream()?;
+            for _ in 0..5 {
+                dev.launch_graph(&graph)?;
+                dev.on(&side).launch_graph(&graph)?;
+            }
+            dev.barrier()?;
+            dev.download(&x)
+        });
+        assert_eq!(seen.unwrap(), [[30; 100], [31; 100]]);
+        pool.trace().unwrap()
+    };
+    assert!((1..4).all(|seed| trace(seed) == trace(seed)));
+}
+
+/// What a graph is for: the host makes one call.
+#[test]
+fn a_launch_costs_the_host_one_call() {
+    let time = |graph: bool| {
+        let pool = GpuPool::builder().topology(Topology::nvswitch(1)).module(&NOTHING).build().unwrap();
+        let times = pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(16)?;
+            let steps = |dev: &Device, x: &mut DeviceBuffer<f32>| (0..100).try_for_each(|_| dev.scale(x, 1.0));
+            let (captured, ()) = dev.capture(|dev| steps(dev, &mut x))?;
+            dev.synchronize()?;
+            let start = dev.record_timed()?;
+            match graph {
+                true => dev.launch_graph(&captured)?,
+                false => steps(dev, &mut x)?,
+            }
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            end.elapsed_since(&start)
+        });
+        times.unwrap().remove(0)
+    };
+    let (launched, called) = (time(true), time(false));
+    assert!(launched < called, "{launched:?} {called:?}");
+}
