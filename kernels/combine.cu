@@ -20,58 +20,6 @@ struct Sizes {
     u64 bytes[8];
 };
 
-// Sums of at most K sources. U packs of each are loaded before the first is used: a load from a peer takes
-// microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, are what covers the
-// bandwidth times the delay of NVLink.
-template <class T, u32 K, u32 U>
-__device__ inline void sum_packs(const Table<T>& table, Ending<T> ending, u32 sources, u32 destinations,
-                                 Places places) {
-    const u32 W = 16 / sizeof(T);
-    const u64 step = grid_size();
-#pragma unroll 1
-    for (u64 i = grid_index(); i < places.units; i += U * step) {
-        u64 offset[U];
-        bool here[U];
-        uint4 in[K][U], out[U];
-#pragma unroll
-        for (u32 u = 0; u < U; u++) {
-            offset[u] = offset_of<uint4>(places, i + u * step);
-            here[u] = i + u * step < places.units;
-        }
-#pragma unroll
-        for (u32 k = 0; k < K; k++) {
-            if (k >= sources) continue;
-            const u64 source = table.source[k];
-#pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                if (here[u]) in[k][u] = load<uint4>(source + offset[u]);
-            }
-        }
-#pragma unroll
-        for (u32 u = 0; u < U; u++) {
-            Acc<T> acc[W];
-#pragma unroll
-            for (u32 w = 0; w < W; w++) acc[w] = widened(lane<T>(in[0][u], w));
-#pragma unroll
-            for (u32 k = 1; k < K; k++) {
-                if (k >= sources) continue;
-#pragma unroll
-                for (u32 w = 0; w < W; w++) acc[w] = added(acc[w], widened(lane<T>(in[k][u], w)));
-            }
-#pragma unroll
-            for (u32 w = 0; w < W; w++) {
-                // Averages of integers come elsewhere.
-                if constexpr (Type<T>::FLOAT) {
-                    set_lane(out[u], w, ending(acc[w]));
-                } else {
-                    set_lane(out[u], w, acc[w]);
-                }
-            }
-        }
-        store_all(table, destinations, offset, here, out);
-    }
-}
-
 template <class T>
 __device__ inline void fold(const Table<T>& table, u64 n, u32 op, u32 sources, u32 destinations) {
     const Ending<T> ending(op, sources);
@@ -82,13 +30,13 @@ __device__ inline void fold(const Table<T>& table, u64 n, u32 op, u32 sources, u
     if (!sum || sources > 8) {
         fold_units<T, uint4>(share, table, op, ending, sources, destinations, packs);
     } else if (!Type<T>::FLOAT) {
-        sum_packs<T, 8, 1>(table, ending, sources, destinations, packs);
+        sum_packs<T, 8, 1>(share, table, ending, sources, destinations, packs);
     } else if (sources <= 2) {
-        sum_packs<T, 2, 6>(table, ending, sources, destinations, packs);
+        sum_packs<T, 2, 6>(share, table, ending, sources, destinations, packs);
     } else if (sources <= 4) {
-        sum_packs<T, 4, 4>(table, ending, sources, destinations, packs);
+        sum_packs<T, 4, 4>(share, table, ending, sources, destinations, packs);
     } else {
-        sum_packs<T, 8, 2>(table, ending, sources, destinations, packs);
+        sum_packs<T, 8, 2>(share, table, ending, sources, destinations, packs);
     }
     fold_units<T, BitsOf<T>>(share, table, op, ending, sources, destinations, rest);
 }
@@ -98,11 +46,7 @@ __device__ inline void combine(const Table<T>& table, u64 n, u32 op, u32 sources
     if (sources != 1 || op == SCALED) return fold(table, n, op, sources, destinations);
     const Share share = {grid_index(), grid_size()};
     const auto at = [&](u32 j) { return table.destination[j]; };
-    if (table.odd % 16 == 0) {
-        move_by<uint4>(share, n * sizeof(T), table.source[0], destinations, at);
-    } else {
-        move_by<BitsOf<T>>(share, n * sizeof(T), table.source[0], destinations, at);
-    }
+    move_elements<T>(share, n * sizeof(T), table.odd, table.source[0], destinations, at);
 }
 
 template <class T>

@@ -69,6 +69,58 @@ __device__ inline void fold_units(Share share, const Table<T>& table, u32 op, En
     }
 }
 
+// Sums of at most K sources. U packs of each are loaded before the first is used: a load from a peer takes
+// microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, are what covers the
+// bandwidth times the delay of NVLink.
+template <class T, u32 K, u32 U>
+__device__ inline void sum_packs(Share share, const Table<T>& table, Ending<T> ending, u32 sources, u32 destinations,
+                                 Places places) {
+    const u32 W = 16 / sizeof(T);
+    const u64 step = share.step;
+#pragma unroll 1
+    for (u64 i = share.first; i < places.units; i += U * step) {
+        u64 offset[U];
+        bool here[U];
+        uint4 in[K][U], out[U];
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            offset[u] = offset_of<uint4>(places, i + u * step);
+            here[u] = i + u * step < places.units;
+        }
+#pragma unroll
+        for (u32 k = 0; k < K; k++) {
+            if (k >= sources) continue;
+            const u64 source = table.source[k];
+#pragma unroll
+            for (u32 u = 0; u < U; u++) {
+                if (here[u]) in[k][u] = load<uint4>(source + offset[u]);
+            }
+        }
+#pragma unroll
+        for (u32 u = 0; u < U; u++) {
+            Acc<T> acc[W];
+#pragma unroll
+            for (u32 w = 0; w < W; w++) acc[w] = widened(lane<T>(in[0][u], w));
+#pragma unroll
+            for (u32 k = 1; k < K; k++) {
+                if (k >= sources) continue;
+#pragma unroll
+                for (u32 w = 0; w < W; w++) acc[w] = added(acc[w], widened(lane<T>(in[k][u], w)));
+            }
+#pragma unroll
+            for (u32 w = 0; w < W; w++) {
+                // Averages of integers come elsewhere.
+                if constexpr (Type<T>::FLOAT) {
+                    set_lane(out[u], w, ending(acc[w]));
+                } else {
+                    set_lane(out[u], w, acc[w]);
+                }
+            }
+        }
+        store_all(table, destinations, offset, here, out);
+    }
+}
+
 // What n elements are folded in: packs where all addresses are aligned alike; the ends, or all when they are not, element
 // by element.
 struct Cut {

@@ -45,17 +45,13 @@ struct Signals {
     u32 epoch[MOST];                 // by ordinal: the last meeting with that device
     u32 ticket;                      // blocks of the running kernel that have read the epochs
     u32 packets;                     // of each sender and parity
-    u32 pad[10];
+    u32 room;                        // bytes of the room of each sender and parity,
+    u32 rooms;                       // and from the first packet to the first room
+    u32 pad[8];
     u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
     u64 step[3][STAGED][MOST];       // [`Step`][block][ordinal of the sender]: the epoch, and below it how many
 };
 static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 3 * STAGED * MOST * 8, "as the host lays it out");
-
-// Behind the signals, for as many senders as the pool has devices: [ordinal of the sender][parity of the epoch][i], each
-// {data, epoch, data, epoch}.
-__device__ inline u64 packets(const Signals* of, u32 sender, u32 epoch, u32 each) {
-    return (u64)(of + 1) + (u64)(2 * sender + (epoch & 1)) * each * sizeof(uint4);
-}
 
 // An entry; all have at most 512 threads a block, and so up to 128 registers a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
@@ -79,6 +75,20 @@ __device__ inline u32 following(u32 epoch) { return epoch == ~0u ? 2u : epoch + 
 // Where a member's flags and packets arrive, the own ones too.
 __device__ inline Signals* signals_of(const Meet& meet, u32 rank) {
     return (Signals*)meet.signals->peer[ordinal(meet, rank)];
+}
+
+// Behind a device's signals: places for what the others send, [sender][parity of the epoch]; it has none for itself. First those
+// of packets ({data, epoch, data, epoch} each, `packets` in a place), then rooms, for plain data. (Ranks.)
+__device__ inline u64 place_of(const Meet& meet, u32 sender, u32 receiver, u32 epoch, u64 rooms, u64 bytes) {
+    const u32 from = ordinal(meet, sender), to = ordinal(meet, receiver);
+    const u32 place = 2 * (from < to ? from : from - 1) + (epoch & 1);
+    return (u64)(signals_of(meet, receiver) + 1) + rooms + place * bytes;
+}
+__device__ inline u64 packets(const Meet& meet, u32 sender, u32 receiver, u32 epoch) {
+    return place_of(meet, sender, receiver, epoch, 0, meet.signals->packets * sizeof(uint4));
+}
+__device__ inline u64 room(const Meet& meet, u32 sender, u32 receiver, u32 epoch) {
+    return place_of(meet, sender, receiver, epoch, meet.signals->rooms, meet.signals->room);
 }
 
 // How long one thread has waited in one place.
@@ -121,34 +131,50 @@ __device__ inline void note_epochs(const Meet& meet, u32 ticket, const u32* epoc
     }
 }
 
+// The flags of a block that others wait for; a kernel without barriers uses the first.
+enum Which { START, END };
+
+// Thread `rank` tells member `rank` what the block did before the __syncthreads before this. One thread's release covers it
+// (https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#causality-order).
+__device__ inline void tell(const Meet& meet, Which which, const u32* epoch) {
+    const u32 rank = threadIdx.x;
+    if (rank >= meet.count || rank == meet.me) return;
+    store_release(&signals_of(meet, rank)->flag[which][blockIdx.x][ordinal(meet, meet.me)], epoch[rank]);
+}
+
+// Thread `rank` waits for member `rank`. False when it had to give up.
+//
+// Equal, not "at least": a flag that was left 2^31 epochs ago, or never written, must not look like a newer one. `ahead`: the
+// peer may be in its next meeting already, and have told that, which covers what it did in this one. It is not two ahead, since it
+// needs this device's kernel of the next one to get there.
+__device__ inline bool hear(const Meet& meet, Which which, const u32* epoch, bool ahead) {
+    const u32 rank = threadIdx.x;
+    if (rank >= meet.count || rank == meet.me) return true;
+    const u32 other = ordinal(meet, rank);
+    const u32 expected = epoch[rank];
+    const u32* mine = &signals_of(meet, meet.me)->flag[which][blockIdx.x][other];
+    Patience patience;
+#pragma unroll 1
+    for (;;) {
+        const u32 seen = load_relaxed(mine);
+        if (seen == expected || (ahead && seen == following(expected))) break;
+        if (patience.over(meet, other)) return false;
+    }
+    load_acquire(mine);
+    return true;
+}
+
 // Blocks of the same index on all members wait for each other, before and after their work. All threads of a block
 // call all functions, in the order written here; a block has more than MOST threads.
 class Barrier {
-    enum Which { START, END };
-
     const Meet& meet;
     u32* epoch; // shared, by rank
     u32 ticket = ~0u;
 
-    // Thread `rank` tells member `rank` and waits for it. One thread's release covers what the block did before the
-    // barrier (https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#causality-order).
-    //
-    // Equal, not "at least": a peer cannot be ahead, since it needs this block's flag to go on, and a flag that was
-    // left 2^31 epochs ago, or never written, must not look like a newer one.
+    // No peer is ahead: it needs this block's next flag to go on, or what comes round from it.
     __device__ bool meets(Which which) {
-        const u32 rank = threadIdx.x;
-        if (rank >= meet.count || rank == meet.me) return true;
-        const u32 other = ordinal(meet, rank);
-        const u32 expected = epoch[rank];
-        const u32* mine = &signals_of(meet, meet.me)->flag[which][blockIdx.x][other];
-        store_release(&signals_of(meet, rank)->flag[which][blockIdx.x][ordinal(meet, meet.me)], expected);
-        Patience patience;
-#pragma unroll 1
-        while (load_relaxed(mine) != expected) {
-            if (patience.over(meet, other)) return false;
-        }
-        load_acquire(mine);
-        return true;
+        tell(meet, which, epoch);
+        return hear(meet, which, epoch, false);
     }
 
   public:

@@ -1,11 +1,23 @@
 // Bytes from one place to one or more others.
 #pragma once
 #include "access.cuh"
+#include "fold.cuh"
 
 // This thread's share of a loop: unit `first`, then every `step`-th.
 struct Share {
     u64 first, step;
 };
+
+// `count` things to do at once, by the warps in turn: work(k, the thread's share of it). `all` is this thread's share of everything,
+// with a multiple of 32 threads in it.
+template <class F> __device__ inline void by_warps(Share all, u32 count, F work) {
+    const u32 warps = (u32)all.step / 32, warp = (u32)all.first / 32;
+    const u32 each = warps / count > 0 ? warps / count : 1;
+    if (warps > count && warp >= each * count) return;
+    const Share share = {(u64)(warp / count % each) * 32 + (u32)all.first % 32, each * 32};
+#pragma unroll 1
+    for (u32 k = warp % count; k < count; k += warps) work(k, share);
+}
 
 // `at(j)` is the address of the j-th destination. The source may be one of them.
 template <class Unit, class At>
@@ -62,5 +74,15 @@ __device__ inline void move_bytes(Share share, u64 bytes, u64 odd, u64 source, u
         move_by<u16>(share, bytes, source, destinations, at);
     } else {
         move_by<u8>(share, bytes, source, destinations, at);
+    }
+}
+
+// The same of elements of one type: in packs or one by one.
+template <class T, class At>
+__device__ inline void move_elements(Share share, u64 bytes, u64 odd, u64 source, u32 destinations, At at) {
+    if (odd % 16 == 0) {
+        move_by<uint4>(share, bytes, source, destinations, at);
+    } else {
+        move_by<BitsOf<T>>(share, bytes, source, destinations, at);
     }
 }

@@ -19,19 +19,9 @@
 // things: kernels that meet run one at a time on each device; the members of a meeting all wait for all others in it;
 // and a meeting of zero packets, in which nobody would wait, is none: it counts no epoch.
 #include "lanes.cuh"
-#include "meet.cuh"
+#include "route.cuh"
 
-// Who sends to whom, as bits by rank, and where what one sends begins, in elements for each rank.
-struct Route {
-    u16 senders, receivers;
-    u32 folds;
-    u64 out, in;
-
-    __device__ bool sends(u32 rank) const { return senders >> rank & 1; }
-    __device__ bool receives(u32 rank) const { return receivers >> rank & 1; }
-};
-
-// By rank, in shared memory.
+// By rank, in shared memory; of the others.
 struct Lines {
     u64 inbox[MOST];  // where the member's packets arrive
     u64 outbox[MOST]; // where the member waits for this device's
@@ -39,11 +29,11 @@ struct Lines {
 };
 
 __device__ inline void open_line(Lines& lines, const Meet& meet, u32 rank) {
-    const u32 epoch = epoch_with(meet, rank), other = ordinal(meet, rank);
-    const u32 each = meet.signals->packets;
+    if (rank == meet.me) return;
+    const u32 epoch = epoch_with(meet, rank);
     lines.epoch[rank] = epoch;
-    lines.inbox[rank] = packets(signals_of(meet, meet.me), other, epoch, each);
-    lines.outbox[rank] = packets(signals_of(meet, rank), ordinal(meet, meet.me), epoch, each);
+    lines.inbox[rank] = packets(meet, rank, meet.me, epoch);
+    lines.outbox[rank] = packets(meet, meet.me, rank, epoch);
 }
 
 // A packet's data: elements [i * E, i * E + E) of x, as far as there are.
@@ -71,12 +61,6 @@ template <class T> __device__ inline void store_data(u64 x, u64 n, u64 i, u64 da
 
 // Members whose packets are sent, or waited for, together, so that they are on their way while others are looked at.
 const u32 GROUP = 8;
-
-// The rank `k` after this member's. From the next on, so that not all send to the same member first.
-__device__ inline u32 rank_after(const Meet& meet, u32 k) {
-    const u32 rank = meet.me + k;
-    return rank < meet.count ? rank : rank - meet.count;
-}
 
 // Sends packet `i` to members [1, count) after this one. `own`: what this member has for itself.
 template <class T>

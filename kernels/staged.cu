@@ -147,20 +147,10 @@ template <class T> struct Play {
         u64 from, to, bytes;
     };
     template <class F> __device__ void move_all(u32 count, F move) const {
-        const u32 warps = team.count / 32, warp = team.index() / 32;
-        const u32 each = warps / count > 0 ? warps / count : 1;
-        const Share share = {(u64)(warp / count % each) * 32 + team.index() % 32, each * 32};
-        if (warps > count && warp >= each * count) return;
-#pragma unroll 1
-        for (u32 k = warp % count; k < count; k += warps) {
+        by_warps({team.index(), team.count}, count, [&](u32 k, Share share) {
             const Move m = move(k);
-            const auto to = [&](u32) { return m.to; };
-            if ((m.from ^ m.to) % 16 == 0) {
-                move_by<uint4>(share, m.bytes, m.from, 1, to);
-            } else {
-                move_by<BitsOf<T>>(share, m.bytes, m.from, 1, to);
-            }
-        }
+            move_elements<T>(share, m.bytes, m.from ^ m.to, m.from, 1, [&](u32) { return m.to; });
+        });
     }
 
     __device__ void put(u32 j) const {

@@ -23,13 +23,14 @@ module! { COLLECTIVE, "collective" }
 module! { PROBE, "probe" }
 module! { COMBINE, "combine" }
 module! { PUSH, "push" }
+module! { EAGER, "eager" }
 module! { STAGED, "staged" }
 module! { RING, "ring" }
 module! { GRADIENTS, "gradients" }
 
 /// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 9] =
-    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &STAGED, &RING, &GRADIENTS];
+pub(crate) static MODULES: [&Module; 10] =
+    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &EAGER, &STAGED, &RING, &GRADIENTS];
 
 /// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;

@@ -15,6 +15,8 @@ pub(crate) enum Way {
     Spin,
     /// The same, with the flags in the data.
     Push,
+    /// The same, into rooms at the receivers, and then a flag.
+    Eager,
     /// Through stages in the host's memory: one kernel each, which meets its peers' there; or by events, as a stepped one.
     Staged,
     Copies,
@@ -72,6 +74,8 @@ pub(crate) struct Case {
     pub bulk: Option<Bulk>,
     /// As packets: the bytes that one member sends another.
     pub packets: Option<usize>,
+    /// Whether they carry more than a sum by parts would: everything from everyone.
+    pub whole: bool,
     pub bytes: usize,
     /// Whether a graph is to hold it: with a kernel it stays one launch, and one meeting. The bits are the same either way.
     pub captured: bool,
@@ -164,6 +168,11 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
         Some(each) if each > 0 && each <= limits.push.min(signals.push_bytes()) => {
             (Way::Push, "small: data that carries its flags needs one trip and no barrier")
         }
+        // What others would have added up crosses the links too: not measured, since packets end where that begins to cost.
+        Some(each) if each > 0 && each <= limits.eager.min(signals.eager_bytes()) && !(case.whole && n > 2) => (
+            Way::Eager,
+            "not large: written to where the receivers have room for it, it needs no barrier before and none after",
+        ),
         _ => (Way::Spin, "all members have peer access, and their kernels can meet: one launch each"),
     }
 }
@@ -173,7 +182,7 @@ impl Group<'_> {
     pub(super) fn signals(&self, way: Way) -> Option<&Signals> {
         let signals = self.dev.worker.shared.signals.get()?;
         match way {
-            Way::Spin | Way::Push | Way::RingKernel => Some(signals),
+            Way::Spin | Way::Push | Way::Eager | Way::RingKernel => Some(signals),
             Way::Staged if signals.have_stages() => Some(signals),
             _ => None,
         }
@@ -194,11 +203,12 @@ impl Group<'_> {
         let all_reduce = matches!(shape, Some(Shape::AllReduce { .. })).then_some((request.dtype, request.reduce));
         let size = request.dtype.size();
         let packets = shape.and_then(|shape| shape.packets(self.count(), self.rank));
+        let whole = packets.is_some_and(|packets| packets.are_whole());
         let packets = packets.map(|packets| packets.each * size);
         let bulk = shape.and_then(Bulk::of);
         let captured = self.dev.recording.is_some();
-        let case =
-            Case { members: self.count(), direct: self.known.direct, all_reduce, bulk, packets, bytes, captured };
+        let (members, direct) = (self.count(), self.known.direct);
+        let case = Case { members, direct, all_reduce, bulk, packets, whole, bytes, captured };
         choose(&self.dev.worker.shared, &case, limits).0
     }
 }

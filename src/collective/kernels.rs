@@ -1,7 +1,7 @@
 //! The device kernels of the collectives: how they are named, and how their arguments are laid out.
 //!
-//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/staged.cu` and `kernels/ring.cu`; `kernels/meet.cuh` says how the
-//! kernels of several devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
+//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu` and `kernels/ring.cu`;
+//! `kernels/meet.cuh` says how the kernels of several devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
 //!
 //! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank order, half
 //! types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
@@ -31,7 +31,8 @@ pub(crate) const BLOCKS: u32 = 128;
 pub(crate) const FEW: u32 = 32;
 /// Threads of a block, at most. A block of a kernel that meets has more than [`MOST`].
 pub(crate) const THREADS: u32 = 512;
-/// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, the packets of pushes.
+/// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, and, for
+/// each other device, the packets of pushes and the rooms of what is sent eagerly.
 pub(crate) mod signals {
     use super::{BLOCKS, MOST, STAGED_BLOCKS};
 
@@ -41,7 +42,7 @@ pub(crate) mod signals {
 
     /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as are worth
     /// pushing to all the others.
-    pub(crate) const fn packets(devices: usize, pushed: usize) -> usize {
+    const fn packets(devices: usize, pushed: usize) -> usize {
         let most = pushed / (8 * (devices - 1));
         if most < 65536 { most / 512 * 512 } else { 65536 }
     }
@@ -53,19 +54,49 @@ pub(crate) mod signals {
     /// The same where packets cross the host's memory: what there is room for. How much is worth it is less ([`choose`](super::super::choose)).
     pub(crate) const PUSHED_THROUGH_HOST: usize = 64 << 10;
 
-    /// All of it, with so many packets.
-    pub(crate) const fn bytes(devices: usize, packets: usize) -> usize {
-        HEADER + FLAGS + devices * 2 * packets * 16
+    /// Bytes that a device sends up to which they go eagerly, into rooms at the receivers.
+    pub(crate) const EAGER: usize = 1 << 20;
+
+    /// What each sender and parity has places for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Places {
+        pub packets: usize,
+        /// Bytes of the room; 0: none.
+        pub room: usize,
+    }
+
+    impl Places {
+        /// In a pool of devices that know each other's memory.
+        pub(crate) const fn direct(devices: usize) -> Places {
+            let each = EAGER / (devices - 1);
+            Places { packets: packets(devices, PUSHED), room: each - each % (16 << 10) }
+        }
+
+        /// In the host's memory: packets alone.
+        pub(crate) const fn through_host(devices: usize) -> Places {
+            Places { packets: packets(devices, PUSHED_THROUGH_HOST), room: 0 }
+        }
+
+        /// All of a device's signals, in a pool of so many.
+        pub(crate) const fn bytes(self, devices: usize) -> usize {
+            HEADER + FLAGS + self.rooms(devices) + (devices - 1) * 2 * self.room
+        }
+
+        /// Bytes from the first packet to the first room: a device has no place for itself.
+        pub(crate) const fn rooms(self, devices: usize) -> usize {
+            (devices - 1) * 2 * self.packets * 16
+        }
     }
 
     /// How it begins; all else is zero.
-    pub(crate) fn header(peers: &[u64], abort: u64, report: u64, packets: usize) -> Vec<u64> {
+    pub(crate) fn header(peers: &[u64], abort: u64, report: u64, places: Places) -> Vec<u64> {
         let mut words = vec![0; HEADER / 8];
         words[..peers.len()].copy_from_slice(peers);
         words[MOST] = abort;
         words[MOST + 1] = report;
         // Behind the epochs, and the ticket that is the word's lower half.
-        words[MOST + 2 + MOST / 2] = (packets as u64) << 32;
+        words[MOST + 2 + MOST / 2] = (places.packets as u64) << 32;
+        words[MOST + 3 + MOST / 2] = (places.rooms(peers.len()) as u64) << 32 | places.room as u64;
         words
     }
 
@@ -124,25 +155,25 @@ pub(crate) struct Entry {
 
 /// `f!(dtype, combine)` is the name of the function and the twin for that type.
 macro_rules! by_type {
-    ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal, $staged:literal;)+) => {
+    ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal, $eager:literal, $staged:literal;)+) => {
         match $dtype {
-            $(DType::$D => (($combine, twin::combine::<$T> as HostKernel), $push, $staged),)+
+            $(DType::$D => (($combine, twin::combine::<$T> as HostKernel), $push, $eager, $staged),)+
         }
     };
 }
 
-fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str, &'static str) {
+fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str, &'static str, &'static str) {
     by_type! { dtype,
-        F32 f32, "combine_f32", "push_f32", "staged_f32";
-        F64 f64, "combine_f64", "push_f64", "staged_f64";
-        F16 half::f16, "combine_f16", "push_f16", "staged_f16";
-        BF16 half::bf16, "combine_bf16", "push_bf16", "staged_bf16";
-        I8 i8, "combine_i8", "push_i8", "staged_i8";
-        U8 u8, "combine_u8", "push_u8", "staged_u8";
-        I32 i32, "combine_i32", "push_i32", "staged_i32";
-        U32 u32, "combine_u32", "push_u32", "staged_u32";
-        I64 i64, "combine_i64", "push_i64", "staged_i64";
-        U64 u64, "combine_u64", "push_u64", "staged_u64";
+        F32 f32, "combine_f32", "push_f32", "eager_f32", "staged_f32";
+        F64 f64, "combine_f64", "push_f64", "eager_f64", "staged_f64";
+        F16 half::f16, "combine_f16", "push_f16", "eager_f16", "staged_f16";
+        BF16 half::bf16, "combine_bf16", "push_bf16", "eager_bf16", "staged_bf16";
+        I8 i8, "combine_i8", "push_i8", "eager_i8", "staged_i8";
+        U8 u8, "combine_u8", "push_u8", "eager_u8", "staged_u8";
+        I32 i32, "combine_i32", "push_i32", "eager_i32", "staged_i32";
+        U32 u32, "combine_u32", "push_u32", "eager_u32", "staged_u32";
+        I64 i64, "combine_i64", "push_i64", "eager_i64", "staged_i64";
+        U64 u64, "combine_u64", "push_u64", "eager_u64", "staged_u64";
     }
 }
 
@@ -187,9 +218,14 @@ pub(crate) fn push(dtype: DType) -> Entry {
     Entry { module: &builtin::PUSH, name: names(dtype).1, host: None }
 }
 
+/// The same of more, through rooms at the receivers: launched with [`Push::args`], too.
+pub(crate) fn eager(dtype: DType) -> Entry {
+    Entry { module: &builtin::EAGER, name: names(dtype).2, host: None }
+}
+
 /// Launched with [`Staged::args`]. Without a twin: software GPUs do the same by `combine` and `pairs`.
 pub(crate) fn staged(dtype: DType) -> Entry {
-    Entry { module: &builtin::STAGED, name: names(dtype).2, host: None }
+    Entry { module: &builtin::STAGED, name: names(dtype).3, host: None }
 }
 
 /// Launched with [`Round::args`]. Without a twin: software GPUs go round by copies.
@@ -272,7 +308,7 @@ impl Pairs<'_> {
     }
 }
 
-/// Who sends to whom in a push, as bits by rank, and where what one sends begins: `Route` in `kernels/push.cu`.
+/// Who sends to whom in a push, as bits by rank, and where what one sends begins: `Route` in `kernels/route.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Route {
@@ -286,8 +322,8 @@ pub(crate) struct Route {
     pub into: u64,
 }
 
-/// Every sender's `n` elements for every receiver: at most 8 bytes for each of [`packets`](signals::packets), on GPUs only.
-/// Every member launches the same grid. `n` is not 0 and there are at least two members.
+/// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by [`eager`] at most
+/// what a room has; on GPUs only. Every member launches the same grid. `n` is not 0 and there are at least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,

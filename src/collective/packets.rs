@@ -1,7 +1,8 @@
 //! Collectives as packets: what every member sends every other one, for those whose parts are all of one size.
 //!
 //! Of a little that is the fastest way: everyone sends at once what the others need, with the flags in the data, and nobody
-//! waits for anything but what it receives (`kernels/push.cu`).
+//! waits for anything but what it receives (`kernels/push.cu`). Of some more it goes the same way as plain data, with one flag for
+//! each block (`kernels/eager.cu`).
 
 use super::{
     kernels::{MOST, Route},
@@ -18,6 +19,13 @@ pub(crate) struct Packets {
     pub source: usize,
     /// The element of the destination at which what comes from rank 0 goes.
     pub destination: usize,
+}
+
+impl Packets {
+    /// Whether everyone sends all that it has to be added up, and not each part to one.
+    pub(crate) fn are_whole(&self) -> bool {
+        self.route.folds == 1 && self.route.out == 0
+    }
 }
 
 impl Shape {

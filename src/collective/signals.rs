@@ -1,11 +1,14 @@
-//! The memory through which the kernels of a collective meet on the devices: epochs, flags and packets on each device
+//! The memory through which the kernels of a collective meet on the devices: epochs, flags, packets and rooms on each device
 //! (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends their waiting.
 //!
 //! Between devices that cannot name each other's memory, what others write (flags and packets) and read (the stages) is in
 //! page-locked memory of the host, a piece for each device; on the device there is only what it alone writes.
 
 use super::{
-    kernels::{self, MOST, STAGED_BLOCKS, STAGED_SLOTS, signals},
+    kernels::{
+        self, MOST, STAGED_BLOCKS, STAGED_SLOTS,
+        signals::{self, Places},
+    },
     tuner::multiprocessors,
 };
 use crate::{
@@ -36,8 +39,7 @@ pub(crate) struct Signals {
     /// Where devices meet in the host's memory: a piece for each.
     rooms: Vec<Pinned>,
     words: Arc<Words>,
-    /// Of each sender and parity.
-    packets: usize,
+    places: Places,
     /// Set when a device could not be drained.
     kept: OnceLock<()>,
 }
@@ -101,13 +103,13 @@ impl Signals {
         let shared = &pool.shared;
         let n = shared.devices();
         let direct = shared.are_direct(&(0..n).collect::<Vec<_>>());
-        let packets = signals::packets(n, if direct { signals::PUSHED } else { signals::PUSHED_THROUGH_HOST });
-        let bytes = if direct { signals::bytes(n, packets) } else { signals::HEADER };
+        let places = if direct { Places::direct(n) } else { Places::through_host(n) };
+        let bytes = if direct { places.bytes(n) } else { signals::HEADER };
         let made = pool.run(|dev, _| {
             let link = &dev.worker.link;
             let own = OnDevice(link.clone(), link.check("signals", link.driver.mem_alloc(bytes))?);
             // By this thread, which is near to its device.
-            let room = (!direct).then(|| Pinned::new(link, signals::bytes(n, packets) + STAGE)).transpose()?;
+            let room = (!direct).then(|| Pinned::new(link, places.bytes(n) + STAGE)).transpose()?;
             let inbox = room.as_ref().map_or(own.1, |room| room.first as u64);
             let words = match dev.rank() {
                 0 => Some(Arc::new(Words(Pinned::new(link, MOST * LINES)?))),
@@ -116,7 +118,7 @@ impl Signals {
             let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((inbox, words))?.into_iter().unzip();
             let words = words.swap_remove(0).expect("the first has them");
             let (abort, report) = (words.abort(dev.index()) as u64, words.report(dev.index()) as u64);
-            let header = signals::header(&peers, abort, report, packets);
+            let header = signals::header(&peers, abort, report, places);
             // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
             unsafe { lay_out(dev, own.1, bytes, &header)? };
             Ok((own, room, words))
@@ -129,7 +131,7 @@ impl Signals {
             first = Some(words);
         }
         let words = first.expect("there are several devices");
-        Ok(Arc::new(Signals { devices, rooms, words, packets, kept: OnceLock::new() }))
+        Ok(Arc::new(Signals { devices, rooms, words, places, kept: OnceLock::new() }))
     }
 
     /// Never gives the memory back: a device could not be drained, and its kernels may still come.
@@ -144,7 +146,7 @@ impl Signals {
 
     /// Bytes from a device's signals to its stage, where it has one.
     pub(crate) fn stage_offset(&self) -> u64 {
-        signals::bytes(self.devices.len(), self.packets) as u64
+        self.places.bytes(self.devices.len()) as u64
     }
 
     /// As new, but every pair of devices has counted up to `epoch`: for tests of what comes after the last number. What is left of
@@ -152,11 +154,11 @@ impl Signals {
     pub(crate) fn restart(&self, pool: &GpuPool, epoch: u32) -> Result<()> {
         let n = self.devices.len();
         let inboxes: Vec<_> = (0..n).map(|k| self.inbox(k)).collect();
-        let (bytes, packets) = (signals::bytes(n, self.packets), self.packets);
+        let (bytes, places) = (self.places.bytes(n), self.places);
         let restarted = pool.run(|dev, _| {
             let me = dev.index();
             let (abort, report) = (self.words.abort(me) as u64, self.words.report(me) as u64);
-            let mut header = signals::header(&inboxes, abort, report, packets);
+            let mut header = signals::header(&inboxes, abort, report, places);
             signals::count_up_to(&mut header, epoch);
             // All are here, and have drained what was before: nobody writes flags or packets any more.
             dev.barrier()?;
@@ -187,7 +189,12 @@ impl Signals {
 
     /// The most that one push can carry, in bytes.
     pub(crate) fn push_bytes(&self) -> usize {
-        self.packets * 8
+        self.places.packets * 8
+    }
+
+    /// The most that one member can send another eagerly, in bytes; 0: none can.
+    pub(crate) fn eager_bytes(&self) -> usize {
+        self.places.room
     }
 
     /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the launch. All

@@ -1,4 +1,5 @@
-//! Kernels that meet by themselves: a start and an end barrier over flags in each other's memory, or the flags in the data.
+//! Kernels that meet by themselves: a start and an end barrier over flags in each other's memory, or the flags in the
+//! data, or behind the data.
 //! No event and no second meeting of the host: one launch is the whole collective.
 //!
 //! Such a kernel spins until its peers' kernels run, so all of them must get to run:
@@ -20,7 +21,7 @@ use super::{
     brief::Brief,
     choose::Way,
     direct,
-    kernels::{Combine, Meet, Part, Push},
+    kernels::{self, Combine, Meet, Part, Push},
     plan::{Shape, Side},
     ring,
     run::{Request, Spot, lent},
@@ -299,7 +300,7 @@ fn submit(
         (Way::RingKernel, Met::InFull(notices), Shape::AllReduce { len }) if *len > 0 => {
             ring::kernel::launch(group, request, *len, notices, limits, meet)
         }
-        (Way::Push, ..) => push(group, request, shape, factors.collect(), meet, limits),
+        (Way::Push | Way::Eager, ..) => push(group, request, shape, factors.collect(), meet, (way, limits)),
         (Way::Staged, ..) => {
             let factors: SmallVec<[f64; 8]> = factors.collect();
             let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
@@ -334,14 +335,14 @@ fn meet(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
     }
 }
 
-/// By data that carries its flags.
+/// By data that carries its flags, or goes eagerly with flags behind.
 fn push(
     group: &Group<'_>,
     request: &Request,
     shape: &Shape,
     factors: SmallVec<[f64; 8]>,
     meet: Meet,
-    limits: &Limits,
+    (way, limits): (Way, &Limits),
 ) -> Result<()> {
     let packets = shape.packets(group.count(), group.rank).expect("chosen for what packets can carry");
     let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
@@ -354,13 +355,22 @@ fn push(
     let source = part(Side::Source, packets.source);
     let destination = part(Side::Destination, packets.destination);
     let push = Push { n: packets.each, op, route: packets.route, factors, source, destination, meet };
-    let blocks = pushing(packets.each * size, limits);
-    direct::launch_meeting(group.dev, &meet, request.call.op(), super::kernels::push(dtype), blocks, &push.args())
+    let bytes = packets.each * size;
+    let (entry, blocks) = match way {
+        Way::Eager => (kernels::eager(dtype), sending(bytes, limits)),
+        _ => (kernels::push(dtype), pushing(bytes, limits)),
+    };
+    direct::launch_meeting(group.dev, &meet, request.call.op(), entry, blocks, &push.args())
 }
 
 /// How many blocks a push of so many bytes has.
 pub(crate) fn pushing(bytes: usize, limits: &Limits) -> u32 {
     direct::blocks_of(bytes, PUSH_PER_BLOCK, limits.push_blocks)
+}
+
+/// How many blocks a kernel has that sends so many bytes eagerly.
+pub(crate) fn sending(bytes: usize, limits: &Limits) -> u32 {
+    direct::blocks_of(bytes, limits.eager_per_block, limits.push_blocks)
 }
 
 /// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.
@@ -397,7 +407,7 @@ pub(crate) fn make_up_later(worker: &Worker) {
 /// A kernel that meets its peers' and touches nothing.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
     let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
-    direct::launch_on(worker, stream, name, super::kernels::combine(DType::U8), 1, &none.args(false))
+    direct::launch_on(worker, stream, name, kernels::combine(DType::U8), 1, &none.args(false))
 }
 
 #[cfg(test)]

@@ -16,7 +16,10 @@ mod tests;
 
 use super::{
     Algorithm,
-    kernels::{BLOCKS, signals::PUSHED},
+    kernels::{
+        BLOCKS,
+        signals::{EAGER, PUSHED},
+    },
 };
 use crate::{GpuPool, runtime::worker::Shared};
 use std::{fmt, str::FromStr, time::Duration};
@@ -62,6 +65,10 @@ pub(crate) struct Limits {
     /// and the most blocks that push: with a second packet for each of their threads, 512 KB between 2 H200s took 12.4 us, where 256
     /// KB take 7.3.
     pub push_blocks: u32,
+    /// Bytes from one member to another up to which more goes eagerly, where there is room for it at the receivers,
+    pub eager: usize,
+    /// and that a block is worth starting for then: at most as many as push.
+    pub eager_per_block: usize,
     /// Bytes from which on a sum goes round a ring, each member by one kernel,
     pub ring_kernel: usize,
     /// and from which on by copy engines.
@@ -93,6 +100,10 @@ impl Limits {
         Limits {
             push: PUSHED / members.saturating_sub(1).max(1),
             push_blocks: BLOCKS,
+            // All that there is room for: meant for two, and not measured with more.
+            eager: EAGER / members.saturating_sub(1).max(1),
+            // A pack of 16 bytes for each thread, so that all are on their way at once.
+            eager_per_block: 512 * 16,
             // Only the prototype was measured, on 8: 335 us for 64 MB, where slices with barriers took more than NCCL's 364. For fewer
             // bytes its hops cost more than its stores gain. Between two every byte crosses once in any way.
             ring_kernel: if members > 2 { 32 << 20 } else { usize::MAX },
@@ -191,10 +202,24 @@ impl Tuned {
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Limits {
-            push, ring_kernel, ring, exchange, copies, beside, per_block, blocks, large, large_blocks, ..
+            push,
+            eager,
+            ring_kernel,
+            ring,
+            exchange,
+            copies,
+            beside,
+            per_block,
+            blocks,
+            large,
+            large_blocks,
+            ..
         } = *self;
-        let [push, per_block, large] = [push, per_block, large].map(Bytes);
-        write!(f, "pushed up to {push}, ")?;
+        write!(f, "pushed up to {}, ", Bytes(push))?;
+        if eager > push {
+            write!(f, "sent eagerly up to {}, ", Bytes(eager))?;
+        }
+        let [per_block, large] = [per_block, large].map(Bytes);
         let from = [
             ("sums exchanged", exchange),
             ("beside other work", beside),

@@ -55,11 +55,11 @@ impl GpuPool {
         let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
         let (bulk, packets) = (Some(Bulk::Sums), Some(bytes));
-        let case = Case { members: n, direct, all_reduce, bulk, packets, bytes, captured: false };
+        let case = Case { members: n, direct, all_reduce, bulk, packets, whole: true, bytes, captured: false };
         let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
-            Way::Spin => (Algorithm::Direct, "flags"),
+            Way::Spin | Way::Eager => (Algorithm::Direct, "flags"),
             Way::Push if direct => (Algorithm::Direct, "packets"),
             Way::Push => (Algorithm::Staged, "packets"),
             Way::Staged if self.shared.signals.get().is_some_and(|signals| signals.have_stages()) => {
@@ -75,6 +75,7 @@ impl GpuPool {
         let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
         let blocks = match way {
             Way::Push => spin::pushing(bytes, limits),
+            Way::Eager => spin::sending(bytes, limits),
             Way::Direct | Way::Spin => direct::combining(part, n, limits),
             Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
             Way::Hosted => 0,

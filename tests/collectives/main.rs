@@ -15,6 +15,7 @@ mod cases;
 #[path = "../support/checklist.rs"]
 mod checklist;
 mod checklist_tests;
+mod eager;
 mod early;
 mod exchange;
 mod graph_failures;

@@ -18,8 +18,8 @@ use std::{
     time::Duration,
 };
 
-/// Elements that are pushed by one block, by several, and some that are too many for that.
-const LENGTHS: [usize; 5] = [1, 33, 1000, 20_000, 300_001];
+/// Elements that are pushed by one block, by several, that two members send eagerly, and some that are too many for that.
+const LENGTHS: [usize; 6] = [1, 33, 1000, 20_000, 200_000, 300_001];
 
 /// Without what keeps kernels from meeting, whatever the environment says.
 fn builder(gpus: Gpus, count: usize) -> Builder {

@@ -275,22 +275,27 @@ fn members_are_packed_in_rank_order() {
 #[test]
 fn signals_lie_where_the_kernels_look_for_them() {
     // `static_assert`ed in kernels/meet.cuh by the same sum.
-    assert_eq!(signals::bytes(2, 65536), 16640 + 24576 + 2 * 2 * 65536 * 16);
-    let header = signals::header(&[10, 20], 30, 40, 65536);
+    let places = signals::Places::direct(2);
+    assert_eq!(places, signals::Places { packets: 65536, room: 1 << 20 });
+    assert_eq!(places.bytes(2), 16640 + 24576 + 2 * 65536 * 16 + 2 * (1 << 20));
+    let header = signals::header(&[10, 20], 30, 40, places);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
-    // A `u32` at byte 212.
-    assert_eq!(header.iter().skip(18).filter(|word| **word != 0).collect::<Vec<_>>(), [&(65536 << 32)]);
-    assert_eq!(header[212 / 8] >> 32, 65536);
+    // A `u32` at byte 212, and two behind it.
+    assert_eq!((&header[18..26], &header[28..]), (&[0; 8][..], &[0; 4][..]));
+    assert_eq!(header[208 / 8..224 / 8], [65536 << 32, (2 * 65536 * 16) << 32 | 1 << 20]);
     let mut later = header.clone();
     signals::count_up_to(&mut later, 7);
     // `epoch[16]` at byte 144, and nothing else.
     assert_eq!((&later[..18], &later[18..26], &later[26..]), (&header[..18], &[7 << 32 | 7; 8][..], &header[26..]));
     for devices in 2..=MOST {
-        for pushed in [signals::PUSHED, signals::PUSHED_THROUGH_HOST] {
-            let packets = signals::packets(devices, pushed);
-            let sent = (devices - 1) * packets * 8;
-            assert!(packets > 0 && sent <= pushed && signals::bytes(devices, packets) <= 16 << 20, "{devices} devices");
+        let (direct, through_host) = (signals::Places::direct(devices), signals::Places::through_host(devices));
+        for (places, pushed) in [(direct, signals::PUSHED), (through_host, signals::PUSHED_THROUGH_HOST)] {
+            let sent = (devices - 1) * places.packets * 8;
+            assert!(places.packets > 0 && sent <= pushed && places.bytes(devices) <= 6 << 20, "{devices} devices");
+            // Blocks write packs of 16 bytes there, and stages begin behind it.
+            assert!(places.bytes(devices) % 128 == 0 && places.rooms(devices) % 128 == 0 && places.room % 128 == 0);
         }
+        assert!(direct.room > 0 && (devices - 1) * direct.room <= signals::EAGER && through_host.room == 0);
     }
 }
 
@@ -334,8 +339,9 @@ fn arguments_fit_the_compiled_kernels() {
         assert_eq!(sizes(&call.args(false)), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
         let route = Route { senders: 1, receivers: 1, folds: 1, out: 0, into: 0 };
         let call = Push { n: 1, op, route, factors, source: one, destination: one, meet };
-        let entry = push(dtype);
-        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        for entry in [push(dtype), eager(dtype)] {
+            assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        }
         let stage = Stage { offset: 0, chunk: 128, slot: 128, steps: 1, lanes: 1, two: 0, spare: [0; 5] };
         let (role, puts, pulls) = (Role::default(), Moves::default(), Moves::default());
         let call = Staged { meet, stage, role, op, factors, puts, pulls };
@@ -355,7 +361,7 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    for entry in [combine(DType::F32), push(DType::F32), staged(DType::F32), ring(DType::F32)] {
+    for entry in [combine(DType::F32), push(DType::F32), eager(DType::F32), staged(DType::F32), ring(DType::F32)] {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
     }

@@ -21,6 +21,8 @@ const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (
 const H200_2: Limits = Limits {
     push: 512 * KB,
     push_blocks: BLOCKS,
+    eager: MB,
+    eager_per_block: 8 * KB,
     ring_kernel: usize::MAX,
     ring: 512 * MB,
     exchange: 64 * MB,
@@ -35,6 +37,7 @@ const H200_2: Limits = Limits {
 };
 const H200_4: Limits = Limits {
     push: 256 * KB,
+    eager: MB / 3,
     ring_kernel: 32 * MB,
     exchange: usize::MAX,
     exchange_parts: usize::MAX,
@@ -43,7 +46,7 @@ const H200_4: Limits = Limits {
     large_blocks: 16,
     ..H200_2
 };
-const H200_8: Limits = Limits { push: 768 * KB / 7, ..H200_4 };
+const H200_8: Limits = Limits { push: 768 * KB / 7, eager: MB / 7, ..H200_4 };
 
 /// The rows of a device, by members.
 pub(super) fn of(name: &str) -> Option<&'static [Row]> {
@@ -59,7 +62,8 @@ pub(super) fn between(rows: &[Row], members: usize) -> Limits {
         Some(0) => rows[0].1,
         None => {
             let &(n, last) = rows.last().expect("a table has rows");
-            Limits { push: last.push * (n - 1) / (members - 1), ..last }
+            let part = |all: usize| all * (n - 1) / (members - 1);
+            Limits { push: part(last.push), eager: part(last.eager), ..last }
         }
         Some(at) => {
             let ((low_n, low), (high_n, high)) = (rows[at - 1], rows[at]);
@@ -71,6 +75,8 @@ pub(super) fn between(rows: &[Row], members: usize) -> Limits {
             };
             Limits {
                 push: size(low.push, high.push),
+                eager: size(low.eager, high.eager),
+                eager_per_block: size(low.eager_per_block, high.eager_per_block),
                 ring: size(low.ring, high.ring),
                 per_block: size(low.per_block, high.per_block),
                 large: size(low.large, high.large),

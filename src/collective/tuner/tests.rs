@@ -21,7 +21,10 @@ fn the_table_is_for_one_machine_by_its_whole_name() {
     // Rows in order, and limits that make sense.
     assert!(h200().is_sorted_by(|a, b| a.0 < b.0));
     for (_, limits) in h200() {
-        assert!(limits.push < limits.ring && limits.large_blocks <= limits.blocks, "{limits:?}");
+        assert!(
+            limits.push < limits.eager && limits.eager < limits.ring && limits.large_blocks <= limits.blocks,
+            "{limits:?}"
+        );
     }
 }
 
@@ -36,15 +39,19 @@ fn rows_stand_for_themselves_and_others_are_between() {
     assert_eq!((three.large_blocks, three.ring), (four.large_blocks, 512 << 20));
     assert_eq!([two, three, four, nine].map(|limits| limits.ring_kernel), [usize::MAX, 32 << 20, 32 << 20, 32 << 20]);
     // What a device sends in all does not grow any more.
-    assert_eq!(nine.push, h200().last().unwrap().1.push * 7 / 8);
+    let eight = h200().last().unwrap().1;
+    assert_eq!((nine.push, nine.eager), (eight.push * 7 / 8, eight.eager * 7 / 8));
 }
 
 proptest! {
     #[test]
     fn more_members_push_no_more(members in 1usize..64) {
         let limits = |n| table::between(h200(), n);
-        prop_assert!(limits(members + 1).push <= limits(members).push);
-        prop_assert!(limits(members).push <= Limits::default_of(2).push);
+        let (fewer, more, two) = (limits(members), limits(members + 1), Limits::default_of(2));
+        prop_assert!(more.push <= fewer.push && fewer.push <= two.push);
+        prop_assert!(more.eager <= fewer.eager && fewer.eager <= two.eager);
+        // What goes eagerly is what is too much for packets.
+        prop_assert!(fewer.push <= fewer.eager);
     }
 
     /// On a clock of its own: one side costs a fixed time and a steep slope, the other more at first.
@@ -145,13 +152,13 @@ fn limits_in_words() {
     let text = Limits::default_of(4).to_string();
     assert_eq!(
         text,
-        "pushed up to 256 KB, a ring of kernels from 32 MB on, a ring of copies from 512 MB on, a block for 16 KB, at most 64, \
-         16 for sums in parts of 8 MB"
+        "pushed up to 256 KB, sent eagerly up to 341 KB, a ring of kernels from 32 MB on, a ring of copies from 512 MB on, a block for \
+         16 KB, at most 64, 16 for sums in parts of 8 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
-        "pushed up to 768 KB, sums exchanged from 64 MB on, beside other work from 8 MB on, moved by copies from 128 MB on, \
-         a block for 16 KB, at most 64"
+        "pushed up to 768 KB, sent eagerly up to 1 MB, sums exchanged from 64 MB on, beside other work from 8 MB on, \
+         moved by copies from 128 MB on, a block for 16 KB, at most 64"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");
 }

@@ -1,0 +1,168 @@
+// Collectives of some hundred kilobytes: members write what they have into a room that each receiver keeps ready for it, who
+// adds it up or puts it in its place from there ("eager protocol" of MPI).
+//
+//   eager_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
+//         (Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst)
+//
+// The arguments and what they do are those of `push`, for at most `Signals::room` bytes: member a sends `n` elements to b if it
+// is a sender and b a receiver, those at src + b * route.out; the receiver folds what arrives, in rank order, to dst, or writes
+// what a sent to dst + a * route.in. The data are plain 16-byte stores, half the bytes of packets, and then one flag for each
+// block; nobody loads over NVLink, and there is no barrier before or after.
+//
+// Block b has bytes [b * span, (b + 1) * span) of every chunk, on all members: it stores that of its own to the others' rooms,
+// tells the others' blocks b, waits for them, and works on what they have put into its device's rooms. (Every `gridDim`-th unit
+// would not do: who has memory of another alignment goes by other units, and would flag what another block has stored.)
+//
+// Why two rooms are enough. Member s writes the room of (s, parity of e) at r in the pair's meeting e, and again in e + 2: see
+// push.cu, where the argument is the same word for word. A block waits for all members, whether or not they send anything.
+//
+// Why one flag is enough. A block's flag is told after its stores to the rooms, and the receiver's block reads them after it has
+// heard it: release and acquire, with a barrier of the block on either side. A member that has heard all flags of meeting e may end,
+// and its next kernel may tell e + 1 by the same flag, if it uses flags, before this block has looked. So it takes that, too: what
+// was done in e is behind it. The next kernel but one needs something of this device's next one, so nobody is two ahead. Who gives up
+// takes nothing back: others look into no memory but their own, and what there is after a failure is unspecified.
+//
+// `src` may be `dst`, chunk for chunk: a chunk of the destination is one of the source, or overlaps none of it. Then what block b
+// writes (its range of chunks) only block b reads: for others before its flag, for itself after it, in a fold by the very
+// thread that writes there. So an all-to-all in place is right, and so is a chunk that comes to stand where it came from.
+#include "combine.cuh"
+#include "route.cuh"
+
+// In shared memory.
+template <class T> struct Desk {
+    Table<T> table;               // for the fold; sources are also where the others' ranges arrive
+    u64 outbox[MOST];             // receivers' rooms, from the next member on,
+    u32 to[MOST];                 // with their ranks
+    u32 from[MOST];               // other senders' ranks
+};
+
+// What the block has to do with its range, which begins at byte `begin` of every chunk.
+template <class T> struct Job {
+    const Meet& meet;
+    const Route& route;
+    Desk<T>& desk;
+    u64 src, dst, begin, bytes;
+    u32 outs, ins; // the others that this member sends to, or receives from: `others_after`
+
+    __device__ Share all() const { return {threadIdx.x, blockDim.x}; }
+    __device__ u64 source(u32 rank) const { return src + rank * route.out * sizeof(T) + begin; }
+    __device__ u64 destination(u32 rank) const { return dst + rank * route.in * sizeof(T) + begin; }
+
+    // Thread k sets down what is to be known of the k-th member from this one on.
+    __device__ void set_down(u32 k) const {
+        Table<T>& table = desk.table;
+        if (k == 0) {
+            table.source[meet.me] = source(meet.me);
+            table.destination[0] = dst + begin;
+            // Rooms are aligned.
+            table.odd = (source(meet.me) | (dst + begin)) % 16;
+            return;
+        }
+        const u32 rank = rank_after(meet, k), bit = 1u << (k - 1);
+        const u32 epoch = epoch_with(meet, rank);
+        const u64 outbox = room(meet, meet.me, rank, epoch);
+        table.epoch[rank] = epoch;
+        table.source[rank] = room(meet, rank, meet.me, epoch) + begin;
+        if (outs & bit) {
+            const u32 at = __popc(outs & (bit - 1));
+            desk.outbox[at] = outbox + begin;
+            desk.to[at] = rank;
+        }
+        if (ins & bit) desk.from[__popc(ins & (bit - 1))] = rank;
+    }
+
+    __device__ void send() const {
+        const u32 count = __popc(outs);
+        if (count == 0) return;
+        if (route.out == 0) {
+            // The same for all is read once.
+            const u64 from = source(0);
+            return move_elements<T>(all(), bytes, from, from, count, [&](u32 j) { return desk.outbox[j]; });
+        }
+        by_warps(all(), count, [&](u32 k, Share share) {
+            const u64 from = source(desk.to[k]);
+            move_elements<T>(share, bytes, from, from, 1, [&](u32) { return desk.outbox[k]; });
+        });
+    }
+
+    __device__ void move_own() const {
+        const u64 from = source(meet.me), to = destination(meet.me);
+        if (from != to) move_elements<T>(all(), bytes, from ^ to, from, 1, [&](u32) { return to; });
+    }
+
+    __device__ void spread() const {
+        const u32 count = __popc(ins);
+        if (count == 0) return;
+        by_warps(all(), count, [&](u32 k, Share share) {
+            const u32 rank = desk.from[k];
+            const u64 from = desk.table.source[rank], to = destination(rank);
+            move_elements<T>(share, bytes, to, from, 1, [&](u32) { return to; });
+        });
+    }
+
+    __device__ void fold(u32 op) const {
+        const Ending<T> ending(op, meet.count);
+        const auto [packs, rest] = cut(desk.table, bytes / sizeof(T));
+        const bool sum = op == SUM || (Type<T>::FLOAT && op == AVG);
+        // The memory is near: few packs have to be in flight.
+        if (sum && meet.count == 2) {
+            sum_packs<T, 2, 2>(all(), desk.table, ending, 2, 1, packs);
+        } else {
+            fold_units<T, uint4>(all(), desk.table, op, ending, meet.count, 1, packs);
+        }
+        fold_units<T, BitsOf<T>>(all(), desk.table, op, ending, meet.count, 1, rest);
+    }
+};
+
+template <class T>
+__device__ inline void eager(const Meet& meet, u64 n, u32 op, const Route& route, const Factors& lo, const Factors& hi,
+                             u64 src, u64 dst) {
+    __shared__ Desk<T> desk;
+    await_earlier();
+    // A meeting of nothing is none, as in push.cu.
+    if (n == 0) return;
+    const u32 whole = (u32)n * sizeof(T);
+    const u32 span = ((whole - 1) / (gridDim.x * 128) + 1) * 128;
+    const u32 begin = blockIdx.x * span;
+    const u32 bytes = begin >= whole ? 0 : whole - begin < span ? whole - begin : span;
+    const bool sends = route.sends(meet.me), receives = route.receives(meet.me);
+    const u32 outs = sends ? others_after(meet, route.receivers) : 0;
+    const u32 ins = receives ? others_after(meet, route.senders) : 0;
+    const Job<T> job = {meet, route, desk, src, dst, begin, bytes, outs, ins};
+    const bool last_thread = threadIdx.x == blockDim.x - 1;
+    const u32* epoch = desk.table.epoch;
+    u32 ticket = ~0u;
+    if (threadIdx.x < meet.count) job.set_down(threadIdx.x);
+    if (op == SCALED && last_thread) fill_factors(desk.table.factor, lo, hi);
+    __syncthreads();
+    if (last_thread) ticket = take_ticket(meet);
+    job.send();
+    __syncthreads();
+    tell(meet, START, epoch);
+    // While the others' are on their way.
+    if (!route.folds && sends && receives) job.move_own();
+    if (__syncthreads_and(hear(meet, START, epoch, true)) && receives) {
+        if (route.folds) {
+            job.fold(op);
+        } else {
+            job.spread();
+        }
+    }
+    if (last_thread) note_epochs(meet, ticket, epoch);
+}
+
+#define EAGER(T)                                                                                                   \
+    KERNEL eager_##T(Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst) {           \
+        eager<T>(meet, n, op, route, lo, hi, (u64)src, (u64)dst);                                                  \
+    }
+
+EAGER(f32)
+EAGER(f64)
+EAGER(f16)
+EAGER(bf16)
+EAGER(i8)
+EAGER(u8)
+EAGER(i32)
+EAGER(u32)
+EAGER(i64)
+EAGER(u64)
