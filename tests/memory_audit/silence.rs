@@ -1,12 +1,22 @@
 //! Who does no wrong hears nothing, whatever fails meanwhile, and in whatever order operations run.
 
-use crate::{on_both, rig::MODULE, support};
+use crate::{
+    on_both,
+    rig::MODULE,
+    support::{self, Gpus},
+};
 use gpu_pool::{
-    BackingChoice, Check, Device, Error, GpuPool, ReduceOp, Result,
+    BackingChoice, Check, Device, Error, GpuPool, Kernel, LaunchDims, ReduceOp, Result,
     driver::host::Schedule,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::*},
+    },
+    task::Poll,
+};
 
 on_both! {
     // A program that does no wrong: steps of a training on several streams, with whatever sizes, hears nothing, and computes
@@ -115,5 +125,34 @@ fn steps_with_an_audit_are_deterministic() {
             let first = run();
             assert!(first == run(), "seed {seed}: other steps");
         }
+    });
+}
+
+static OPEN: AtomicBool = AtomicBool::new(false);
+static UNTIL_OPEN: Kernel<(&mut [u32], u64, u32, u32)> = Kernel::resumable(&support::MODULE, "slow_add", until_open);
+
+fn until_open(_: LaunchDims, _: &mut [u32], _: u64, _: u32, _: u32) -> Poll<()> {
+    if OPEN.load(Acquire) { Poll::Ready(()) } else { Poll::Pending }
+}
+
+/// A zone was laid long ago by a stream that is busy now; who reads the buffer elsewhere does not wait for that stream.
+#[test]
+fn readers_do_not_wait_for_the_zone() {
+    support::guarded(|| {
+        let pool = Gpus::software().builder(1).check(Check::Memory).build().unwrap();
+        pool.run(|dev, _| {
+            let (writer, reader) = (dev.stream()?, dev.stream()?);
+            let (mut x, mut busy) = (dev.zeros::<u8>(100)?, dev.zeros::<u32>(1)?);
+            dev.on(&writer).fill(&mut x, 7)?;
+            // SAFETY: the kernel fits its signature and touches nothing.
+            unsafe { dev.launch(&UNTIL_OPEN, LaunchDims::cover(1), (&mut busy, 0u64, 0u32, 0u32))? };
+            // Else this is a deadlock, and reported as one.
+            let seen = dev.on(&reader).download(&x);
+            OPEN.store(true, Release);
+            assert_eq!(seen?, [7; 100]);
+            Ok(())
+        })
+        .unwrap();
+        pool.close().unwrap();
     });
 }

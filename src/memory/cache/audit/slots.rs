@@ -59,7 +59,12 @@ impl Slots {
         if unsafe { self.driver.fill_u8(at, ZONE, zone.len(), stream.raw) }.is_err() {
             return false;
         }
-        block.hazards.note(stream, stream.submit(), bytes, Access::Write);
+        // That byte by itself: its next write stands for it, whereas the zone's use stays, and would keep readers of the buffer waiting
+        // for whatever the stream has by then.
+        let sequence = stream.submit();
+        for part in [bytes.start..zone.start, zone] {
+            block.hazards.note(stream, sequence, part, Access::Write);
+        }
         true
     }
 
