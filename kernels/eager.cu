@@ -14,7 +14,8 @@
 // would not do: who has memory of another alignment goes by other units, and would flag what another block has stored.)
 //
 // Why two rooms are enough. Member s writes the room of (s, parity of e) at r in the pair's meeting e, and again in e + 2: see
-// push.cu, where the argument is the same word for word. A block waits for all members, whether or not they send anything.
+// push.cu, where the argument is the same word for word. A block waits for all members, whether or not they send anything. Rooms are
+// not shared with packets: plain data may look like the flags of an epoch to come.
 //
 // Why one flag is enough. A block's flag is told after its stores to the rooms, and the receiver's block reads them after it has
 // heard it: release and acquire, with a barrier of the block on either side. A member that has heard all flags of meeting e may end,
@@ -23,8 +24,10 @@
 // takes nothing back: others look into no memory but their own, and what there is after a failure is unspecified.
 //
 // `src` may be `dst`, chunk for chunk: a chunk of the destination is one of the source, or overlaps none of it. Then what block b
-// writes (its range of chunks) only block b reads: for others before its flag, for itself after it, in a fold by the very
-// thread that writes there. So an all-to-all in place is right, and so is a chunk that comes to stand where it came from.
+// writes (its range of chunks) only block b reads: what it sends before its flag, after which it writes for the first time; what it
+// has for itself in a fold, by the very thread that writes there, or in a move before the others' come. By shape: sums in place
+// write the chunk that is not sent, or the range that has been; a gathered chunk goes beside the own one, which stays; an
+// all-to-all in place writes ranges that have been sent.
 #include "combine.cuh"
 #include "route.cuh"
 

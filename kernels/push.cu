@@ -14,7 +14,7 @@
 //
 // Why two sets of slots are enough, though every pair counts its own epochs. Member s writes the slots of (s, parity
 // of e) at r in the pair's meeting e, and again in e + 2. It starts e + 2 when its kernel of e + 1 has ended. In that,
-// be it a push or one with barriers, it has waited for something that r sent in e + 1; that r did after its kernel of
+// be it a push, an eager one or one with barriers, it has waited for something that r sent in e + 1; that r did after its kernel of
 // e had ended, in which it read all slots of e. So nothing that is still wanted is overwritten. This rests on three
 // things: kernels that meet run one at a time on each device; the members of a meeting all wait for all others in it;
 // and a meeting of zero packets, in which nobody would wait, is none: it counts no epoch.
