@@ -23,9 +23,12 @@ use crate::{
     memory::{block::BlockRef, link::Handover},
     plant::Bug,
     runtime::{panics, wait, worker::Worker},
-    sync::ring::{self, Consumer, Producer},
+    sync::{
+        EventCount,
+        ring::{self, Consumer, Producer},
+    },
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::{any::Any, ops::Range, sync::Arc};
 
 /// Messages in flight per ordered pair. A ring step is two; a member runs ahead of its neighbour by at most a few.
@@ -74,12 +77,15 @@ pub(crate) struct Area {
     pub(crate) bytes: Range<usize>,
 }
 
-/// One descriptor in a ring.
+/// One descriptor in a ring: two cache lines side by side, which hardware fetches together, and none that slots share.
+#[repr(align(128))]
 struct Message {
     gang: u64,
     body: Body,
     from: Option<Box<Handover>>,
 }
+
+const _: () = assert!(size_of::<Message>() == 128);
 
 pub(super) enum Body {
     Call(Arc<Notice>),
@@ -123,7 +129,9 @@ impl Endpoint {
     /// The next message of `gang` from a device, if it has arrived. `Err` when the sender is in a newer gang already.
     fn poll(&mut self, from: usize, gang: u64) -> Result<Option<Message>, NewerGang> {
         loop {
-            let next = self.kept[from].take().or_else(|| self.from[from].as_mut()?.pop());
+            // Mostly nothing is there, and nothing is to be moved.
+            let kept = &mut self.kept[from];
+            let next = if kept.is_some() { kept.take() } else { self.from[from].as_mut().and_then(Consumer::pop) };
             match next {
                 None => return Ok(None),
                 Some(message) if message.gang < gang => drop(message),
@@ -197,31 +205,22 @@ impl Group<'_> {
         // A member that has left spoils this meeting, but not the next one of those who stay: they hear of this call all the same,
         // and what they tell is taken out of the rings.
         let mut absent = None;
-        for member in self.others() {
-            unless_absent(self.tell(&own.call, member, Body::Call(own.clone())), &mut absent)?;
-        }
-        let mut all: SmallVec<[Arc<Notice>; 8]> = SmallVec::with_capacity(self.count());
+        self.tell_all(&own.call, || Body::Call(own.clone()), &mut absent)?;
+        let mut all: SmallVec<[Arc<Notice>; 8]> = smallvec![own.clone(); self.count()];
         let mut in_short: SmallVec<[(usize, Call); 2]> = SmallVec::new();
-        for member in 0..self.count() {
-            if member == self.rank {
-                all.push(own.clone());
-                continue;
-            }
-            match unless_absent(self.receive(&own.call, member), &mut absent)? {
-                None => {}
-                Some(Body::Call(notice)) if self.is(&notice) => all.push(notice),
-                Some(Body::Call(notice)) => return Err(self.other_group(&own.call, member, &notice.call)),
-                Some(Body::Brief(brief)) => {
-                    if !brief.is_of(self) {
-                        return Err(self.other_group(&own.call, member, &brief.call()));
-                    }
-                    // Another operation, then.
-                    in_short.push((member, brief.call()));
-                    all.push(own.clone());
+        self.receive_all(&own.call, &mut absent, |member, body| {
+            match body {
+                Body::Call(notice) if self.is(&notice) => all[member] = notice,
+                Body::Call(notice) => return Err(self.other_group(&own.call, member, &notice.call)),
+                Body::Brief(brief) if !brief.is_of(self) => {
+                    return Err(self.other_group(&own.call, member, &brief.call()));
                 }
-                Some(Body::Step(_)) => unreachable!("steps end with their collective"),
+                // Another operation, then.
+                Body::Brief(brief) => in_short.push((member, brief.call())),
+                Body::Step(_) => unreachable!("steps end with their collective"),
             }
-        }
+            Ok(())
+        })?;
         if let Some(error) = absent {
             return Err(error);
         }
@@ -286,7 +285,29 @@ impl Group<'_> {
         Ok(done)
     }
 
+    /// Tells all others; who has left is noted.
+    pub(super) fn tell_all(&self, call: &Call, body: impl Fn() -> Body, absent: &mut Option<Error>) -> Result<()> {
+        let put = |member| unless_absent(self.put(call, member, body()), absent).map(drop);
+        let told = self.others().try_for_each(put);
+        self.wake(self.others());
+        told
+    }
+
     pub(super) fn tell(&self, call: &Call, member: usize, body: Body) -> Result<()> {
+        let put = self.put(call, member, body);
+        self.wake([member]);
+        put
+    }
+
+    /// Members may have something to do, or room for what they have to say. One fence for all of them, when nothing else is to be
+    /// done: it waits until what was written is on its way, and holds up what is to be read.
+    fn wake(&self, members: impl IntoIterator<Item = usize>) {
+        let gang = &self.dev.session.gang;
+        EventCount::notify_all(members.into_iter().map(|member| gang.waker(self.ranks()[member])));
+    }
+
+    /// Writes a message to a peer, who is to be woken.
+    fn put(&self, call: &Call, member: usize, body: Body) -> Result<()> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let mut message = Some(Message { gang: gang.place(), body, from: dev.worker.link.hand_over() });
@@ -304,41 +325,95 @@ impl Group<'_> {
             }
         };
         // Mostly there is room, and no need to look at a clock.
-        push().unwrap_or_else(|| wait::for_peer(dev, call.op, rank, push))?;
-        gang.waker(rank).notify();
+        push().unwrap_or_else(|| {
+            // Those who have been told already: this one may be waiting for them.
+            self.wake(self.others());
+            wait::for_peer(dev, call.op, rank, push)
+        })
+    }
+
+    /// A message of each of the others to `each`, in the order in which they come; who has left is noted.
+    pub(super) fn receive_all(
+        &self,
+        call: &Call,
+        absent: &mut Option<Error>,
+        mut each: impl FnMut(usize, Body) -> Result<()>,
+    ) -> Result<()> {
+        let mut lacking: SmallVec<[usize; 8]> = self.others().collect();
+        // Members that run at one pace are here within microseconds.
+        let looked = self.look_round(&mut lacking, &mut each);
+        // Senders may wait for a free slot.
+        self.wake(self.others().filter(|member| !lacking.contains(member)));
+        looked?;
+        for member in lacking {
+            if let Some(body) = unless_absent(self.await_message(call, member), absent)? {
+                each(member, body)?;
+            }
+        }
         Ok(())
     }
 
-    pub(super) fn receive(&self, call: &Call, member: usize) -> Result<Body> {
-        let (dev, rank) = (self.dev, self.ranks()[member]);
-        let gang = &dev.session.gang;
-        let from = gang.device(rank);
-        let poll = || dev.worker.endpoint.borrow_mut().poll(from, gang.place());
-        let mut message = None;
-        // Members that run at one pace are here within microseconds.
-        for _ in 0..dev.worker.shared.polls {
-            message = poll().unwrap_or_default();
-            if message.is_some() {
+    /// Polls the rings of those who are `lacking`, all of them at each look, and takes off the list whose message has come.
+    fn look_round(
+        &self,
+        lacking: &mut SmallVec<[usize; 8]>,
+        each: &mut impl FnMut(usize, Body) -> Result<()>,
+    ) -> Result<()> {
+        for _ in 0..self.dev.worker.shared.polls {
+            let mut at = 0;
+            while let Some(&member) = lacking.get(at) {
+                match self.poll(member) {
+                    Ok(Some(message)) => {
+                        lacking.remove(at);
+                        each(member, self.open(message))?;
+                    }
+                    // Of members that have gone on, more is said below.
+                    Ok(None) | Err(NewerGang) => at += 1,
+                }
+            }
+            if lacking.is_empty() {
                 break;
             }
             std::hint::spin_loop();
         }
-        let message = match message {
-            Some(message) => message,
-            None => wait::for_peer(dev, call.op, rank, || {
-                // Asked before the ring: a member sends before it leaves.
-                let left = gang.has_left(rank);
-                match poll() {
-                    Ok(Some(message)) => Some(Ok(message)),
-                    Ok(None) if !left => None,
-                    Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
-                }
-            })?,
-        };
-        // The sender may wait for a free slot.
-        gang.waker(rank).notify();
-        dev.worker.link.take_over(message.from.as_deref());
-        Ok(message.body)
+        Ok(())
+    }
+
+    pub(super) fn receive(&self, call: &Call, member: usize) -> Result<Body> {
+        for _ in 0..self.dev.worker.shared.polls {
+            if let Ok(Some(message)) = self.poll(member) {
+                self.wake([member]);
+                return Ok(self.open(message));
+            }
+            std::hint::spin_loop();
+        }
+        self.await_message(call, member)
+    }
+
+    /// A member's next message, which may take its time.
+    fn await_message(&self, call: &Call, member: usize) -> Result<Body> {
+        let (dev, rank) = (self.dev, self.ranks()[member]);
+        let message = wait::for_peer(dev, call.op, rank, || {
+            // Asked before the ring: a member sends before it leaves.
+            let left = dev.session.gang.has_left(rank);
+            match self.poll(member) {
+                Ok(Some(message)) => Some(Ok(message)),
+                Ok(None) if !left => None,
+                Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
+            }
+        })?;
+        self.wake([member]);
+        Ok(self.open(message))
+    }
+
+    fn poll(&self, member: usize) -> Result<Option<Message>, NewerGang> {
+        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), self.dev.session.gang.place())
+    }
+
+    /// What a message says; from now on this thread knows what its sender knew.
+    fn open(&self, message: Message) -> Body {
+        self.dev.worker.link.take_over(message.from.as_deref());
+        message.body
     }
 
     /// The error for a member whose closure has ended.

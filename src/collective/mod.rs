@@ -47,6 +47,7 @@ pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
 
 use crate::{Device, error::Result};
 use board::{Notice, Payload};
+use brief::Brief;
 use call::Call;
 use std::panic::Location;
 
@@ -89,7 +90,11 @@ impl Group<'_> {
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let _here = self.dev.worker.link.enter("barrier", Location::caller());
-        self.meet(Call::new("barrier"), Payload::Nothing, false).map(drop)
+        let call = Call::new("barrier");
+        let Some(members) = self.known.in_short else { return self.meet(call, Payload::Nothing, false).map(drop) };
+        self.dev.not_in_graph(call.op)?;
+        self.dev.worker.progress();
+        self.meet_briefly(Brief::of_barrier(&call, members), &call, false).map(drop)
     }
 
     /// [`Device::exchange`](crate::Device::exchange); the values come by rank in the group.
