@@ -3,7 +3,8 @@
 //! From the top: [`device`], [`ops`] and [`many`] are the public face, [`run`] carries a call out. What it needs:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
-//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
+//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes. [`talk`]: who tells
+//!   whom, and wakes whom.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
@@ -37,6 +38,7 @@ pub(crate) mod signals;
 pub(crate) mod spin;
 mod stage;
 pub(crate) mod staged;
+mod talk;
 pub(crate) mod tuner;
 mod types;
 
