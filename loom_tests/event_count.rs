@@ -13,6 +13,7 @@ mod models {
             atomic::{AtomicUsize, Ordering::Relaxed},
             thread,
         },
+        site::flag,
     };
 
     fn waiter(state: &Arc<(AtomicUsize, EventCount)>, at_least: usize) -> thread::JoinHandle<()> {
@@ -99,6 +100,49 @@ mod models {
             });
             play(&state, 0);
             other.join().unwrap();
+        });
+    }
+
+    /// Each of two waits for its own condition, and one call is for both.
+    #[test]
+    fn one_call_for_two() {
+        check_within(2, || {
+            let states = [(); 2].map(|()| Arc::new((AtomicUsize::new(0), EventCount::new())));
+            let waiting = [waiter(&states[0], 1), waiter(&states[1], 1)];
+            let early = flag("model.event_count.notifies_between");
+            states[0].0.store(1, Relaxed);
+            if !early {
+                states[1].0.store(1, Relaxed);
+            }
+            EventCount::notify_all(states.iter().map(|state| &state.1));
+            if early {
+                states[1].0.store(1, Relaxed);
+            }
+            waiting.into_iter().for_each(|w| w.join().unwrap());
+        });
+    }
+
+    /// One that tells two, and has to wait for room between the two, wakes the first before: the room may depend on that one
+    /// (`Group::put` of the collectives' board).
+    #[test]
+    fn who_waits_for_room_has_woken_whom_it_told() {
+        check_within(2, || {
+            let [told, room] = [(); 2].map(|()| Arc::new((AtomicUsize::new(0), EventCount::new())));
+            let first = thread::spawn({
+                let (told, room) = (told.clone(), room.clone());
+                move || {
+                    told.1.wait_until(None, || (told.0.load(Relaxed) == 1).then_some(())).unwrap();
+                    room.0.store(1, Relaxed);
+                    room.1.notify();
+                }
+            });
+            told.0.store(1, Relaxed);
+            if !flag("model.event_count.waits_before_waking") {
+                EventCount::notify_all([&told.1]);
+            }
+            room.1.wait_until(None, || (room.0.load(Relaxed) == 1).then_some(())).unwrap();
+            EventCount::notify_all([&told.1]);
+            first.join().unwrap();
         });
     }
 

@@ -9,6 +9,7 @@ mod models {
     use gpu_pool::sync::{
         EventCount, ring,
         shim::{Arc, thread},
+        site::flag,
     };
 
     #[test]
@@ -39,6 +40,31 @@ mod models {
                 assert_eq!(memory[piece].get(), 10 * round);
             }
             neighbour.join().unwrap();
+        });
+    }
+
+    /// A sender that runs ahead of its peer's ring of one slot: who is told may sleep, and so may who waits for room.
+    #[test]
+    fn room_is_told_too() {
+        check(|| {
+            let events = Arc::new([EventCount::new(), EventCount::new()]);
+            let (mut to, mut from) = ring::channel::<usize>(1);
+            let receiver = thread::spawn({
+                let events = events.clone();
+                move || {
+                    for round in 1..=2 {
+                        assert_eq!(events[1].wait_until(None, || from.pop()), Some(round));
+                        if !flag("model.publication.room_is_not_told") {
+                            EventCount::notify_all([&events[0]]);
+                        }
+                    }
+                }
+            });
+            for round in 1..=2 {
+                events[0].wait_until(None, || to.push(round).ok()).unwrap();
+                EventCount::notify_all([&events[1]]);
+            }
+            receiver.join().unwrap();
         });
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cudarc::driver::sys;
-use gpu_pool::{Device, Error, GpuPool, Matrix, ReduceOp, Result};
+use gpu_pool::{Check, Device, Error, GpuPool, Matrix, ReduceOp, Result};
 use parking_lot::Mutex;
 
 use crate::{
@@ -22,6 +22,8 @@ const SMALL: usize = 64 << 10;
 const LARGE: usize = 64 << 20;
 const LATE: Duration = Duration::from_millis(1);
 const GEMMS: usize = 5;
+/// No GPU takes part in a meeting, so those of software GPUs are measured everywhere.
+const MEETINGS: [usize; 2] = [2, 8];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     let world = pool.devices();
@@ -31,6 +33,13 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     }
     if bench.wants(&case("meeting")) {
         meeting(bench, pool, &case("meeting"));
+    }
+    for members in MEETINGS {
+        let case = format!("software/meeting/{members}");
+        if bench.wants(&case) {
+            let pool = GpuPool::builder().host(members).check(Check::Off).record_memory(false).build();
+            meeting(bench, &pool.expect("software GPUs can be had"), &case);
+        }
     }
     if bench.wants(&case("abort_recovery")) {
         abort_recovery(bench, pool, &case("abort_recovery"));

@@ -17,7 +17,7 @@
 //! * `.../host_load/<devices>/<bytes>`: the same while every core is kept busy
 //! * `.../tune/<devices>`: a pool that measures its limits when it is built, against one that does not
 //! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's all-reduce
-//! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`
+//! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`; `software/meeting/8` also where there are GPUs
 //! * `.../no_peer/..`: without access to each other's memory, see `no_peer.rs`
 //! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
 //!

@@ -55,6 +55,11 @@ pub const TEETH: &[Tooth] = &[
         ],
     },
     Tooth {
+        file: "publication",
+        model: "room_is_told_too",
+        mutants: &[("event.notify_all.fence", Deadlock), ("model.publication.room_is_not_told", Deadlock)],
+    },
+    Tooth {
         file: "inbox",
         model: "two_senders_one_taker",
         mutants: &[("inbox.push", Race), ("inbox.take", Race), ("inbox.push.load_then_store", Assertion)],
@@ -74,6 +79,16 @@ pub const TEETH: &[Tooth] = &[
         file: "event_count",
         model: "two_waiters_two_epochs",
         mutants: &[("event.notify.one", Deadlock), ("event.take_back.always", Assertion)],
+    },
+    Tooth {
+        file: "event_count",
+        model: "one_call_for_two",
+        mutants: &[("event.notify_all.fence", Deadlock), ("model.event_count.notifies_between", Deadlock)],
+    },
+    Tooth {
+        file: "event_count",
+        model: "who_waits_for_room_has_woken_whom_it_told",
+        mutants: &[("model.event_count.waits_before_waking", Deadlock)],
     },
     Tooth {
         file: "event_count",

@@ -12,7 +12,7 @@ use crate::{
         panics,
         presence::{Door, Presence},
         turn::Turns,
-        worker,
+        wait, worker,
     },
     sync::{Gate, unique_id},
 };
@@ -45,6 +45,7 @@ impl Builder {
         let link = |(i, driver)| Arc::new(Link::new(id, i, driver, seats[i].sharers, memory.records()));
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let computed = host::is_stepped(&*links[0].driver) || host::virtual_now(&*links[0].driver).is_some();
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
         let of_seat = |(link, seat): (&Arc<Link>, &share::Seat)| Turns::of(link.driver.info().uuid, seat.place);
         let turns: Vec<_> = links.iter().zip(&seats).map(of_seat).collect();
@@ -72,7 +73,8 @@ impl Builder {
             algorithm: self.algorithm.unwrap_or_default(),
             reduce_order: self.reduce_order,
             staged: self.staged,
-            polls: polls(cores, count, &*links[0].driver),
+            polls: polls(cores, count, computed),
+            linger: wait::linger(cores, count, computed),
             copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
             gate: Gate::new(),
             peers: OnceCell::new(),
@@ -119,10 +121,14 @@ impl Builder {
     }
 }
 
-/// Only where every device thread has a core of its own with one to spare, and where time passes by itself.
-fn polls(cores: usize, devices: usize, driver: &dyn crate::driver::Driver) -> usize {
-    let computed = host::is_stepped(driver) || host::virtual_now(driver).is_some();
-    if computed || cores < 2 * devices { 0 } else { 2000 }
+/// Many only where every device thread has a core of its own with one to spare. None where time is computed, or operations run one at a
+/// time: there members hear their peers in one order.
+fn polls(cores: usize, devices: usize, computed: bool) -> usize {
+    match computed {
+        true => 0,
+        false if cores < 2 * devices => 1,
+        false => 2000,
+    }
 }
 
 /// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how many
@@ -149,6 +155,12 @@ mod tests {
     fn steps_do_not_depend_on_the_number_of_cores() {
         assert_eq!([1, 2, 16, 64].map(|cores| copy_threads(cores, 2, true)), [1; 4]);
         assert_eq!([1, 2, 16, 64].map(|cores| copy_threads(cores, 2, false)), [1, 1, 4, 4]);
+    }
+
+    #[test]
+    fn who_has_no_core_to_spare_does_not_poll_for_long() {
+        assert_eq!([4, 3, 1].map(|cores| polls(cores, 2, false)), [2000, 1, 1]);
+        assert_eq!(polls(32, 2, true), 0);
     }
 
     #[test]

@@ -7,9 +7,8 @@
 
 use super::{
     DType, Group, ReduceOp,
-    board::{Body, Notice, unless_absent},
+    board::{Body, Notice},
     call::{Call, LAUNCH, Origin},
-    kernels::Meet,
     plan::Side,
     run::Request,
 };
@@ -17,7 +16,7 @@ use crate::{
     driver::Address,
     error::{Error, Result, Site},
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
 /// What a member tells the others.
@@ -63,6 +62,13 @@ impl Brief {
         Brief { origin, op: LAUNCH, site, count, reduce, members, dtype, root, source, destination }
     }
 
+    /// Of a barrier.
+    pub(super) fn of_barrier(call: &Call, members: (u64, u8)) -> Brief {
+        let (reduce, dtype, root, source, destination) = Default::default();
+        let Call { origin, op, site, count, .. } = *call;
+        Brief { origin, op, site, count, reduce, members, dtype, root, source, destination }
+    }
+
     /// Where a member's buffer begins.
     pub(super) fn address(&self, side: Side) -> Address {
         match side {
@@ -84,7 +90,7 @@ impl Brief {
 
     /// Whether it is to this group.
     pub(super) fn is_of(&self, group: &Group<'_>) -> bool {
-        self.members == group.in_short()
+        group.known.in_short == Some(self.members)
     }
 
     fn matches(&self, other: &Brief) -> bool {
@@ -101,7 +107,7 @@ impl Brief {
 impl Group<'_> {
     /// Ordinals of the members, by rank, and how many: of pools whose kernels can meet, which are small.
     pub(super) fn in_short(&self) -> (u64, u8) {
-        (Meet::members((0..self.count()).map(|member| self.ordinal(member))), self.count() as u8)
+        self.known.in_short.expect("a kernel can meet its peers")
     }
 
     /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed; with `spins`, the launch gate is open.
@@ -109,30 +115,23 @@ impl Group<'_> {
         let dev = self.dev;
         dev.check()?;
         let mut absent = None;
-        for member in self.others() {
-            unless_absent(self.tell(call, member, Body::Brief(own)), &mut absent)?;
-        }
-        let mut all: SmallVec<[Brief; 8]> = SmallVec::new();
-        all.resize(self.count(), own);
+        self.tell_all(call, || Body::Brief(own), &mut absent)?;
+        let mut all: SmallVec<[Brief; 8]> = smallvec![own; self.count()];
         let mut in_full: SmallVec<[(usize, Arc<Notice>); 2]> = SmallVec::new();
-        for member in self.others() {
-            match unless_absent(self.receive(call, member), &mut absent)? {
-                None => {}
-                Some(Body::Brief(brief)) => {
-                    if brief.members != own.members {
-                        return Err(self.other_group(call, member, &brief.call()));
-                    }
-                    all[member] = brief;
+        self.receive_all(call, &mut absent, |member, body| {
+            match body {
+                Body::Brief(brief) if brief.members != own.members => {
+                    return Err(self.other_group(call, member, &brief.call()));
                 }
-                Some(Body::Call(notice)) => {
-                    if !self.is(&notice) {
-                        return Err(self.other_group(call, member, &notice.call));
-                    }
-                    in_full.push((member, notice));
+                Body::Brief(brief) => all[member] = brief,
+                Body::Call(notice) if !self.is(&notice) => {
+                    return Err(self.other_group(call, member, &notice.call));
                 }
-                Some(Body::Step(_)) => unreachable!("steps end with their collective"),
+                Body::Call(notice) => in_full.push((member, notice)),
+                Body::Step(_) => unreachable!("steps end with their collective"),
             }
-        }
+            Ok(())
+        })?;
         if let Some(error) = absent {
             return Err(error);
         }

@@ -1,6 +1,6 @@
 //! Groups: the members of a gang that run a collective together.
 
-use super::spin;
+use super::{kernels::Meet, spin};
 use crate::{
     Device,
     error::{Error, Result},
@@ -9,9 +9,13 @@ use crate::{
 use smallvec::SmallVec;
 use std::{
     cell::{Cell, OnceCell, RefCell},
+    hint,
     rc::Rc,
     sync::Arc,
 };
+
+/// How often the others look whether the first member has committed, before they do it themselves: some microseconds.
+const LEAD_POLLS: usize = 64;
 
 /// Some of a gang's members, in an order that gives them their ranks among themselves. Made by
 /// [`Device::group`](crate::Device::group); has the collectives of [`Device`].
@@ -53,6 +57,8 @@ pub(crate) struct Known {
     pub(super) ranks: Arc<[usize]>,
     /// Ordinals in the pool, likewise.
     ordinals: Box<[usize]>,
+    /// And how many there are: [`Meet::members`], if a message has room for them.
+    pub(super) in_short: Option<(u64, u8)>,
     /// Whether all have access to each other's memory.
     pub(super) direct: bool,
     /// Where the group's collectives are committed; none: the gang's own word.
@@ -74,7 +80,9 @@ impl Groups {
         let new = |word| {
             let ordinals: Box<[usize]> = ranks.iter().map(|&rank| gang.device(rank)).collect();
             let direct = dev.worker.shared.are_direct(&ordinals);
-            Rc::new(Known { ranks: ranks.into(), ordinals, direct, word, calls: Cell::new(0) })
+            let in_short =
+                Meet::can_name(&ordinals).then(|| (Meet::members(ordinals.iter().copied()), ranks.len() as u8));
+            Rc::new(Known { ranks: ranks.into(), ordinals, in_short, direct, word, calls: Cell::new(0) })
         };
         if ranks.len() == gang.count() && ranks.iter().enumerate().all(|(at, &rank)| at == rank) {
             return self.everyone.get_or_init(|| new(None)).clone();
@@ -178,6 +186,11 @@ impl<'d> Group<'d> {
     /// that spins for the others'.
     pub(super) fn commit(&self, spins: bool) -> Result<()> {
         let (word, number) = (self.word(), self.next_number());
+        if self.rank > 0 {
+            // One of them commits, and mostly the others only see it: a line that all write to goes round from core to core.
+            let polls = self.dev.worker.shared.polls.min(LEAD_POLLS);
+            (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
+        }
         if spins {
             spin::commit(self, word, number);
         }

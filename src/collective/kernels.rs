@@ -136,6 +136,11 @@ impl Meet {
     /// No meeting.
     pub(crate) const NONE: Meet = Meet { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
 
+    /// Whether these can be packed.
+    pub(crate) fn can_name(ordinals: &[usize]) -> bool {
+        ordinals.len() <= MOST && ordinals.iter().all(|&ordinal| ordinal < MOST)
+    }
+
     /// Ordinals in rank order, packed.
     pub(crate) fn members(ordinals: impl IntoIterator<Item = usize>) -> u64 {
         ordinals.into_iter().enumerate().fold(0, |all, (rank, ordinal)| {

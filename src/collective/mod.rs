@@ -3,7 +3,8 @@
 //! From the top: [`device`], [`ops`] and [`many`] are the public face, [`run`] carries a call out. What it needs:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
-//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes.
+//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes. [`talk`]: who tells
+//!   whom, and wakes whom.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
 //!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
@@ -37,6 +38,7 @@ pub(crate) mod signals;
 pub(crate) mod spin;
 mod stage;
 pub(crate) mod staged;
+mod talk;
 pub(crate) mod tuner;
 mod types;
 
@@ -47,6 +49,7 @@ pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
 
 use crate::{Device, error::Result};
 use board::{Notice, Payload};
+use brief::Brief;
 use call::Call;
 use std::panic::Location;
 
@@ -89,7 +92,11 @@ impl Group<'_> {
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         let _here = self.dev.worker.link.enter("barrier", Location::caller());
-        self.meet(Call::new("barrier"), Payload::Nothing, false).map(drop)
+        let call = Call::new("barrier");
+        let Some(members) = self.known.in_short else { return self.meet(call, Payload::Nothing, false).map(drop) };
+        self.dev.not_in_graph(call.op)?;
+        self.dev.worker.progress();
+        self.meet_briefly(Brief::of_barrier(&call, members), &call, false).map(drop)
     }
 
     /// [`Device::exchange`](crate::Device::exchange); the values come by rank in the group.

@@ -6,10 +6,22 @@ use crate::{
     driver::{check::Place, host},
     error::{Error, Result},
 };
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 /// How often a sleeping wait looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
+/// A member that waits for a peer stays awake for so long, if it has a core to itself: a device's thread has nothing else to do,
+/// its peers call the same operations at about the same time, and a wake-up costs more than a small collective.
+const LINGER: Duration = Duration::from_millis(2);
+
+/// [`LINGER`] where it may pay. Not where time is computed, or operations run one at a time: there the machine goes on when
+/// all are asleep.
+pub(crate) fn linger(cores: usize, devices: usize, computed: bool) -> Duration {
+    if computed || cores <= devices { Duration::ZERO } else { LINGER }
+}
 
 /// Waits until `poll` has an answer that depends on the member `rank`. Ends early with
 /// [`Error::Aborted`] when the gang fails, and with [`Error::Timeout`] naming the missing member when no member of the
@@ -29,9 +41,9 @@ pub(crate) fn for_peer<R>(
     let waker = gang.waker(dev.rank());
     let progress = || gang.members().iter().map(|&d| shared.turns[d].own_progress()).sum::<u64>();
     let (mut since, mut seen) = (Instant::now(), None);
-    let mut meeting = None;
+    let (mut meeting, mut linger) = (None, shared.linger);
     loop {
-        if let Some(answer) = waker.wait_until(Some(TICK), &mut poll) {
+        if let Some(answer) = waker.wait_lingering(Some(TICK), mem::take(&mut linger), &mut poll) {
             return answer;
         }
         let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));
@@ -72,4 +84,19 @@ fn describe(dev: &Device, op: &'static str, rank: usize) -> String {
         text += &format!(", in {} at {}", place.op, place.site);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_has_a_core_to_spare_and_a_clock_lingers() {
+        assert_eq!(
+            [(32, 2), (3, 2), (2, 2), (1, 2)].map(|(cores, n)| linger(cores, n, false) > Duration::ZERO),
+            [true, true, false, false]
+        );
+        assert_eq!(linger(32, 2, true), Duration::ZERO);
+        assert!(linger(32, 2, false) < TICK, "a deadlock is looked for, and the deadline kept, as soon as ever");
+    }
 }

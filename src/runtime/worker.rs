@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     pub(crate) staged: bool,
     /// How often a member looks for a peer's message before it waits as one waits for others.
     pub(crate) polls: usize,
+    /// How long it stays awake after that.
+    pub(crate) linger: Duration,
     /// Threads that copy one large pageable slice.
     pub(crate) copy_threads: usize,
     pub(crate) gate: Gate,

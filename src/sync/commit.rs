@@ -30,7 +30,9 @@ const ABORTED: u64 = 1;
 /// assert!(word.commit(1), "a peer that is late still carries number 1 through");
 /// assert!(!word.commit(2), "nobody starts number 2");
 /// ```
+// On cache lines of its own: all members write to it at every operation, and read what is beside it.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct CommitWord(AtomicU64);
 
 impl Default for CommitWord {

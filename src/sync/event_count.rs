@@ -5,7 +5,9 @@
 //! Who makes the condition true does so with any atomic operation, *then* calls [`EventCount::notify`]. Who waits gives
 //! the condition to [`EventCount::wait_until`], which returns once it holds. The condition is evaluated without a lock
 //! held, so it may take locks and may notify. `notify` costs a fence and a load when nobody waits; the fence is
-//! `SeqCst` and comes first, so it also acquires what the caller's relaxed operations read before.
+//! `SeqCst` and comes first, so it also acquires what the caller's relaxed operations read before. Who makes the conditions of
+//! several event counts true notifies all of them at the end by [`EventCount::notify_all`], for one fence: a fence waits until
+//! all that was written before has left the core, and nothing that is read after it begins earlier.
 //!
 //! # Mechanism
 //!
@@ -42,12 +44,16 @@
 //! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile, and where
 //! there are as many device threads as cores, see [`spin_rounds`]), then yields, then blocks. On a loaded 2-core machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us
 //! where 6 rounds and 32 yields take 14, and blocking at once takes 50 where the threads are awake anyway.
+//!
+//! Being woken takes long where a core has to be woken too: two GPUs' threads that had gone to sleep for a peer that was 1 ms
+//! late had the sum of 64 KB 47 us after it came, and take 16 for one when awake. So one may *linger*
+//! ([`EventCount::wait_lingering`]): go on yielding for so long, on a core that nobody else wants.
 
 use super::{
     shim::{
         Condvar, Mutex,
         atomic::{AtomicU64, Ordering::*},
-        cores, spin_loop, spin_rounds, thread, yield_rounds,
+        cores, is_crowded, spin_loop, spin_rounds, thread, yield_rounds,
     },
     site::{fence_at, flag},
 };
@@ -116,6 +122,25 @@ impl EventCount {
     #[inline]
     pub fn notify(&self) {
         fence_at("event.notify.fence", SeqCst);
+        self.wake();
+    }
+
+    /// As [`notify`](Self::notify) of each, for one fence. To be called after the conditions of all of them were made true.
+    ///
+    /// ```
+    /// use gpu_pool::sync::EventCount;
+    /// let events = [EventCount::new(), EventCount::new()];
+    /// EventCount::notify_all(&events); // wakes nobody
+    /// ```
+    #[inline]
+    pub fn notify_all<'e>(events: impl IntoIterator<Item = &'e EventCount>) {
+        fence_at("event.notify_all.fence", SeqCst);
+        events.into_iter().for_each(EventCount::wake);
+    }
+
+    /// Ends the epoch if anybody waits. After a fence that is after the change.
+    #[inline]
+    fn wake(&self) {
         if self.word.load(Relaxed) & WAITERS != 0 {
             self.end_epoch();
         }
@@ -144,7 +169,29 @@ impl EventCount {
     /// assert_eq!(event.wait_until(None, || Some(5)), Some(5));
     /// assert_eq!(event.wait_until(Some(Duration::from_millis(1)), || None::<u8>), None);
     /// ```
-    pub fn wait_until<R>(&self, limit: Option<Duration>, mut cond: impl FnMut() -> Option<R>) -> Option<R> {
+    pub fn wait_until<R>(&self, limit: Option<Duration>, cond: impl FnMut() -> Option<R>) -> Option<R> {
+        self.wait_lingering(limit, Duration::ZERO, cond)
+    }
+
+    /// As [`wait_until`](Self::wait_until), but a waiter that has a core to itself yields for at least `linger` before it blocks:
+    /// what comes in that time is met within a microsecond. It blocks earlier as soon as a yield takes long, and does not linger
+    /// at all where there are as many device threads as cores.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// let (event, mut looks) = (gpu_pool::sync::EventCount::new(), 0);
+    /// let looked = event.wait_lingering(None, Duration::from_millis(2), || {
+    ///     looks += 1;
+    ///     (looks == 20).then_some(looks)
+    /// });
+    /// assert_eq!(looked, Some(20));
+    /// ```
+    pub fn wait_lingering<R>(
+        &self,
+        limit: Option<Duration>,
+        linger: Duration,
+        mut cond: impl FnMut() -> Option<R>,
+    ) -> Option<R> {
         if let Some(result) = cond() {
             return Some(result);
         }
@@ -160,8 +207,12 @@ impl EventCount {
                 }
             }
         }
-        for _ in 0..yield_rounds() {
+        let until = (!linger.is_zero() && !is_crowded()).then(|| Instant::now() + linger);
+        for round in 0.. {
             let start = Instant::now();
+            if round >= yield_rounds() && until.is_none_or(|until| start >= until) {
+                break;
+            }
             if deadline.is_some_and(|deadline| start >= deadline) {
                 return None;
             }

@@ -148,3 +148,37 @@ fn who_looks_around_is_asleep_until_notified() {
     assert_eq!(event.while_asleep(|| None::<()>, || {}), None);
     assert_eq!(event.asleep(), None);
 }
+
+/// A peer that is late by more than the yields of a waiter, and comes without a word: only who is awake meets it.
+#[test]
+fn who_lingers_meets_without_being_woken() {
+    if is_crowded() {
+        return; // by other tests' pools
+    }
+    let looks_in = |linger| {
+        let (event, mut looks) = (EventCount::new(), 0);
+        let met = event.wait_lingering(Some(Duration::from_millis(10)), linger, || {
+            looks += 1;
+            (looks == 400).then_some(())
+        });
+        met.map(|()| looks)
+    };
+    // A yield that takes long ends it, so on a loaded machine not every time.
+    assert!((0..1000).any(|_| is_crowded() || looks_in(Duration::from_secs(1)).is_some()));
+    assert_eq!(looks_in(Duration::ZERO), None, "some rounds, some yields, and to sleep");
+}
+
+#[test]
+fn one_call_wakes_the_waiters_of_all() {
+    for _ in 0..50 {
+        let (go, events) = (AtomicBool::new(false), [const { EventCount::new() }; 3]);
+        thread::scope(|s| {
+            for event in &events {
+                s.spawn(|| assert!(event.wait_until(Some(LONG), || go.load(Acquire).then_some(())).is_some()));
+            }
+            thread::sleep(Duration::from_millis(1));
+            go.store(true, Release);
+            EventCount::notify_all(&events);
+        });
+    }
+}

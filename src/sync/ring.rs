@@ -112,6 +112,10 @@ impl<T> Shared<T> {
         if slot.addr() % 64 < size_of::<T>() {
             prefetch_for_write(slot);
         }
+        // Of a large element, all of it.
+        for line in 1..size_of::<T>().div_ceil(64) {
+            prefetch_for_write(slot.wrapping_byte_add(64 * line));
+        }
     }
 
     /// Moves `value` into the slot of `index`.

@@ -53,7 +53,13 @@ mod imp {
     /// over 2, 4, 8 devices took 6.2, 11.4, 17.8 us with the pauses and takes 3.3, 5.8, 11.7 without.
     #[inline]
     pub fn spin_rounds() -> u32 {
-        if CROWD.load(atomic::Ordering::Relaxed) < cores() { 6 } else { 0 }
+        if is_crowded() { 0 } else { 6 }
+    }
+
+    /// Whether there are as many device threads as cores.
+    #[inline]
+    pub fn is_crowded() -> bool {
+        CROWD.load(atomic::Ordering::Relaxed) >= cores()
     }
 
     /// Yields before a waiter blocks. The number is rayon's: fewer pay for a futex too often, more burn a core.
@@ -262,6 +268,11 @@ mod imp {
     /// No yielding either: models go straight to the condition variable.
     pub fn yield_rounds() -> u32 {
         0
+    }
+
+    /// And nobody lingers.
+    pub fn is_crowded() -> bool {
+        true
     }
 
     /// Nothing: a model has no caches.
