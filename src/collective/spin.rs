@@ -370,7 +370,7 @@ pub(crate) fn pushing(bytes: usize, limits: &Limits) -> u32 {
 
 /// How many blocks a kernel has that sends so many bytes eagerly.
 pub(crate) fn sending(bytes: usize, limits: &Limits) -> u32 {
-    direct::blocks_of(bytes, limits.eager_per_block, limits.push_blocks)
+    direct::blocks_of(bytes, limits.eager_per_block, limits.blocks)
 }
 
 /// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.

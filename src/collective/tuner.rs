@@ -18,7 +18,7 @@ use super::{
     Algorithm,
     kernels::{
         BLOCKS,
-        signals::{EAGER, PUSHED},
+        signals::{EAGER, MOST_PUSHED, PUSHED},
     },
 };
 use crate::{GpuPool, runtime::worker::Shared};
@@ -62,12 +62,11 @@ const BUDGET: Duration = Duration::from_millis(100);
 pub(crate) struct Limits {
     /// Bytes from one member to another up to which they are pushed, where packets have room for them,
     pub push: usize,
-    /// and the most blocks that push: with a second packet for each of their threads, 512 KB between 2 H200s took 12.4 us, where 256
-    /// KB take 7.3.
+    /// and the most blocks that push.
     pub push_blocks: u32,
     /// Bytes from one member to another up to which more goes eagerly, where there is room for it at the receivers,
     pub eager: usize,
-    /// and that a block is worth starting for then: at most as many as push.
+    /// and that a block is worth starting for then; there are at most `blocks`.
     pub eager_per_block: usize,
     /// Bytes from which on a sum goes round a ring, each member by one kernel,
     pub ring_kernel: usize,
@@ -98,7 +97,7 @@ impl Limits {
     /// What was best on H200s (`benches/results`; the ring on 8 of them, `prototypes/README.md`), for any number of members.
     pub(crate) fn default_of(members: usize) -> Limits {
         Limits {
-            push: PUSHED / members.saturating_sub(1).max(1),
+            push: (PUSHED / members.saturating_sub(1).max(1)).min(MOST_PUSHED),
             push_blocks: BLOCKS,
             // All that there is room for: meant for two, and not measured with more.
             eager: EAGER / members.saturating_sub(1).max(1),

@@ -19,7 +19,7 @@ const MB: usize = 1 << 20;
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
-    push: 512 * KB,
+    push: 256 * KB,
     push_blocks: BLOCKS,
     eager: MB,
     eager_per_block: 8 * KB,
