@@ -43,22 +43,26 @@ pub(crate) mod signals {
     /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as are worth
     /// pushing to all the others.
     const fn packets(devices: usize, pushed: usize) -> usize {
-        let most = pushed / (8 * (devices - 1));
-        if most < MOST_PUSHED / 8 { most / 512 * 512 } else { MOST_PUSHED / 8 }
+        let (most, cap) = (pushed / (8 * (devices - 1)), most_pushed(devices) / 8);
+        if most < cap { most / 512 * 512 } else { cap }
     }
 
     /// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of flags. On 2
     /// and 4 H200s that was faster than slices with barriers at every size that fits (`benches/results`).
     pub(crate) const PUSHED: usize = 768 << 10;
 
-    /// The same to one other device: more goes eagerly, 512 KB between two H200s in 7.2 us for 9.0.
-    pub(crate) const MOST_PUSHED: usize = 256 << 10;
+    /// The same to one other device: more goes eagerly, 512 KB between two H200s in 7.2 us for 9.0; 256 KB on 4 in 9.5 for 10.2.
+    pub(crate) const fn most_pushed(devices: usize) -> usize {
+        if devices > 2 { 128 << 10 } else { 256 << 10 }
+    }
 
     /// The same where packets cross the host's memory: what there is room for. How much is worth it is less ([`choose`](super::super::choose)).
     pub(crate) const PUSHED_THROUGH_HOST: usize = 64 << 10;
 
-    /// Bytes that a device sends up to which they go eagerly, into rooms at the receivers.
-    pub(crate) const EAGER: usize = 1 << 20;
+    /// Bytes that a device sends up to which they go eagerly, into rooms at the receivers,
+    pub(crate) const EAGER: usize = 3 << 20;
+    /// and to one other device.
+    pub(crate) const MOST_EAGER: usize = 1 << 20;
 
     /// What each sender and parity has places for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +76,8 @@ pub(crate) mod signals {
         /// In a pool of devices that know each other's memory.
         pub(crate) const fn direct(devices: usize) -> Places {
             let each = EAGER / (devices - 1);
-            Places { packets: packets(devices, PUSHED), room: each - each % (16 << 10) }
+            let room = if each < MOST_EAGER { each - each % (16 << 10) } else { MOST_EAGER };
+            Places { packets: packets(devices, PUSHED), room }
         }
 
         /// In the host's memory: packets alone.

@@ -22,9 +22,10 @@ pub(crate) struct Packets {
 }
 
 impl Packets {
-    /// Whether everyone sends all that it has to be added up, and not each part to one.
+    /// Whether who sends sends all that it has to everyone, and others could take a part of that from it: sums that are not scattered,
+    /// and broadcasts, but not an all-gather.
     pub(crate) fn are_whole(&self) -> bool {
-        self.route.folds == 1 && self.route.out == 0
+        self.route.out == 0 && (self.route.folds == 1 || self.route.into == 0)
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     Algorithm,
     kernels::{
         BLOCKS,
-        signals::{EAGER, MOST_PUSHED, PUSHED},
+        signals::{EAGER, MOST_EAGER, PUSHED, most_pushed},
     },
 };
 use crate::{GpuPool, runtime::worker::Shared};
@@ -96,19 +96,19 @@ pub(crate) struct Limits {
 impl Limits {
     /// What was best on H200s (`benches/results`; the ring on 8 of them, `prototypes/README.md`), for any number of members.
     pub(crate) fn default_of(members: usize) -> Limits {
+        let others = members.saturating_sub(1).max(1);
         Limits {
-            push: (PUSHED / members.saturating_sub(1).max(1)).min(MOST_PUSHED),
+            push: (PUSHED / others).min(most_pushed(members)),
             push_blocks: BLOCKS,
-            // All that there is room for: meant for two, and not measured with more.
-            eager: EAGER / members.saturating_sub(1).max(1),
+            eager: (EAGER / others).min(MOST_EAGER),
             // A pack of 16 bytes for each thread, so that all are on their way at once.
             eager_per_block: 512 * 16,
-            // Only the prototype was measured, on 8: 335 us for 64 MB, where slices with barriers took more than NCCL's 364. For fewer
-            // bytes its hops cost more than its stores gain. Between two every byte crosses once in any way.
+            // 32 MB on 4: 156 us, slices with barriers 173. For fewer bytes its hops cost more than its stores gain. Between two every
+            // byte crosses once in any way.
             ring_kernel: if members > 2 { 32 << 20 } else { usize::MAX },
-            // Below it, the ring of copies is bound by the time that submitting it takes.
-            ring: 512 << 20,
-            // Between two H200s; with more it was not measured.
+            // The ring of copies was nowhere faster: 1 GB on 4 in 5008 us, by kernels 4536.
+            ring: usize::MAX,
+            // Between two H200s; 4 add up 64 MB in 428 us by copies, and in 298 by a ring of kernels.
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
             copies: if members == 2 { 128 << 20 } else { usize::MAX },

@@ -276,13 +276,13 @@ fn members_are_packed_in_rank_order() {
 fn signals_lie_where_the_kernels_look_for_them() {
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let places = signals::Places::direct(2);
-    assert_eq!(places, signals::Places { packets: 65536, room: 1 << 20 });
-    assert_eq!(places.bytes(2), 16640 + 24576 + 2 * 65536 * 16 + 2 * (1 << 20));
+    assert_eq!(places, signals::Places { packets: 32768, room: 1 << 20 });
+    assert_eq!(places.bytes(2), 16640 + 24576 + 2 * 32768 * 16 + 2 * (1 << 20));
     let header = signals::header(&[10, 20], 30, 40, places);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
     // A `u32` at byte 212, and two behind it.
     assert_eq!((&header[18..26], &header[28..]), (&[0; 8][..], &[0; 4][..]));
-    assert_eq!(header[208 / 8..224 / 8], [65536 << 32, (2 * 65536 * 16) << 32 | 1 << 20]);
+    assert_eq!(header[208 / 8..224 / 8], [32768 << 32, (2 * 32768 * 16) << 32 | 1 << 20]);
     let mut later = header.clone();
     signals::count_up_to(&mut later, 7);
     // `epoch[16]` at byte 144, and nothing else.
@@ -291,7 +291,7 @@ fn signals_lie_where_the_kernels_look_for_them() {
         let (direct, through_host) = (signals::Places::direct(devices), signals::Places::through_host(devices));
         for (places, pushed) in [(direct, signals::PUSHED), (through_host, signals::PUSHED_THROUGH_HOST)] {
             let sent = (devices - 1) * places.packets * 8;
-            assert!(places.packets > 0 && sent <= pushed && places.bytes(devices) <= 6 << 20, "{devices} devices");
+            assert!(places.packets > 0 && sent <= pushed && places.bytes(devices) <= 8 << 20, "{devices} devices");
             // Blocks write packs of 16 bytes there, and stages begin behind it.
             assert!(places.bytes(devices) % 128 == 0 && places.rooms(devices) % 128 == 0 && places.room % 128 == 0);
         }

@@ -24,7 +24,7 @@ const H200_2: Limits = Limits {
     eager: MB,
     eager_per_block: 8 * KB,
     ring_kernel: usize::MAX,
-    ring: 512 * MB,
+    ring: usize::MAX,
     exchange: 64 * MB,
     exchange_parts: 512 * MB,
     copies: 128 * MB,
@@ -36,17 +36,17 @@ const H200_2: Limits = Limits {
     large_blocks: 64,
 };
 const H200_4: Limits = Limits {
-    push: 256 * KB,
-    eager: MB / 3,
-    ring_kernel: 32 * MB,
+    push: 128 * KB,
+    ring_kernel: 16 * MB,
     exchange: usize::MAX,
     exchange_parts: usize::MAX,
-    copies: usize::MAX,
+    copies: 128 * MB,
     beside: usize::MAX,
     large_blocks: 16,
     ..H200_2
 };
-const H200_8: Limits = Limits { push: 768 * KB / 7, eager: MB / 7, ..H200_4 };
+const H200_8: Limits =
+    Limits { push: 768 * KB / 7, eager: 3 * MB / 7, ring_kernel: 32 * MB, copies: usize::MAX, ..H200_4 };
 
 /// The rows of a device, by members.
 pub(super) fn of(name: &str) -> Option<&'static [Row]> {
@@ -77,7 +77,6 @@ pub(super) fn between(rows: &[Row], members: usize) -> Limits {
                 push: size(low.push, high.push),
                 eager: size(low.eager, high.eager),
                 eager_per_block: size(low.eager_per_block, high.eager_per_block),
-                ring: size(low.ring, high.ring),
                 per_block: size(low.per_block, high.per_block),
                 large: size(low.large, high.large),
                 ..high
