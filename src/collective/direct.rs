@@ -3,6 +3,7 @@
 use super::{
     DType, Group, ReduceOp,
     kernels::{self, Combine, Entry, FEW, Meet, Pairs, Part, THREADS},
+    plan::Shape,
     run::{Job, Request, Spot},
     tuner::Limits,
 };
@@ -34,7 +35,11 @@ pub(super) fn submit(
         Job::Combine { len, sources, destinations, factors } => {
             let what = (request.dtype, request.reduce);
             let work = Combination { name, what, len: *len, sources, destinations, factors };
-            work.submit(dev, meet, combining(largest, sources.len(), limits))
+            let blocks = match sources.len() {
+                1 => moving(request.shape.as_ref(), largest, limits),
+                several => combining(largest, several, limits),
+            };
+            work.submit(dev, meet, blocks)
         }
         Job::Pairs(pairs) => {
             let part = |spot: &Spot, bytes| Part { address: spot.address, bytes };
@@ -79,6 +84,16 @@ impl Combination<'_> {
 pub(crate) fn combining(largest: usize, sources: usize, limits: &Limits) -> u32 {
     let large = sources > 1 && largest >= limits.large;
     blocks_of(largest, limits.per_block, if large { limits.large_blocks } else { limits.blocks })
+}
+
+/// How many blocks a kernel has that moves one part, of which the largest has so many bytes, to all.
+fn moving(shape: Option<&Shape>, largest: usize, limits: &Limits) -> u32 {
+    let most = match shape {
+        Some(Shape::Broadcast { .. }) if largest >= limits.large => limits.handed_on_blocks,
+        Some(Shape::AllGather { .. }) if largest >= limits.gathered => limits.gathered_blocks,
+        _ => limits.blocks,
+    };
+    blocks_of(largest, limits.per_block, most)
 }
 
 /// How many blocks a kernel has that works on so many bytes of its own device.

@@ -59,10 +59,11 @@ pub(crate) mod signals {
     /// The same where packets cross the host's memory: what there is room for. How much is worth it is less ([`choose`](super::super::choose)).
     pub(crate) const PUSHED_THROUGH_HOST: usize = 64 << 10;
 
-    /// Bytes that a device sends up to which they go eagerly, into rooms at the receivers,
-    pub(crate) const EAGER: usize = 3 << 20;
-    /// and to one other device.
-    pub(crate) const MOST_EAGER: usize = 1 << 20;
+    /// Bytes that a device sends another up to which they go eagerly, into a room there. The rooms of many get smaller: with all else
+    /// a device's signals are to stay within 8 MB.
+    pub(crate) const fn eager(devices: usize) -> usize {
+        if devices > 4 { (2 << 20) / (devices - 1) } else { 1 << 20 }
+    }
 
     /// What each sender and parity has places for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +76,8 @@ pub(crate) mod signals {
     impl Places {
         /// In a pool of devices that know each other's memory.
         pub(crate) const fn direct(devices: usize) -> Places {
-            let each = EAGER / (devices - 1);
-            let room = if each < MOST_EAGER { each - each % (16 << 10) } else { MOST_EAGER };
-            Places { packets: packets(devices, PUSHED), room }
+            let each = eager(devices);
+            Places { packets: packets(devices, PUSHED), room: each - each % (16 << 10) }
         }
 
         /// In the host's memory: packets alone.

@@ -18,7 +18,7 @@ use super::{
     Algorithm,
     kernels::{
         BLOCKS,
-        signals::{EAGER, MOST_EAGER, PUSHED, most_pushed},
+        signals::{PUSHED, eager, most_pushed},
     },
 };
 use crate::{GpuPool, runtime::worker::Shared};
@@ -89,8 +89,14 @@ pub(crate) struct Limits {
     pub blocks: u32,
     /// Bytes of a part from which on it is large,
     pub large: usize,
-    /// and the most blocks of a kernel that adds up such parts.
+    /// and the most blocks of a kernel that adds up such parts,
     pub large_blocks: u32,
+    /// or hands such parts of a broadcast on.
+    pub handed_on_blocks: u32,
+    /// Bytes of each part of an all-gather from which on a kernel
+    pub gathered: usize,
+    /// has up to so many blocks.
+    pub gathered_blocks: u32,
 }
 
 impl Limits {
@@ -100,7 +106,7 @@ impl Limits {
         Limits {
             push: (PUSHED / others).min(most_pushed(members)),
             push_blocks: BLOCKS,
-            eager: (EAGER / others).min(MOST_EAGER),
+            eager: eager(members),
             // A pack of 16 bytes for each thread, so that all are on their way at once.
             eager_per_block: 512 * 16,
             // 32 MB on 4: 156 us, slices with barriers 173. For fewer bytes its hops cost more than its stores gain. Between two every
@@ -116,9 +122,13 @@ impl Limits {
             beside_blocks: 16,
             per_block: 16 << 10,
             blocks: 64,
-            large: 8 << 20,
-            // Reading from several while writing to several, few are faster: 64 MB on 4 H200s took 330 us by 16 and 342 by 64.
+            // Reading from several while writing to several, few are faster: parts of 2 MB were added up on 4 H200s in 50 us by 16, and
+            // in 52 by 64, and scattered in 30 and 33; handed on in 40 (by 32) and 41, of 21 MB in 209 and 238.
+            large: if members > 2 { 2 << 20 } else { 8 << 20 },
             large_blocks: if members > 2 { 16 } else { 64 },
+            handed_on_blocks: if members > 2 { 32 } else { 64 },
+            gathered: 8 << 20,
+            gathered_blocks: 64,
         }
     }
 
@@ -132,9 +142,10 @@ impl Limits {
     /// room for at least one of its blocks.
     fn capped(self, multiprocessors: u32) -> Limits {
         let most = multiprocessors.clamp(1, BLOCKS);
-        let [blocks, large_blocks, push_blocks] =
-            [self.blocks, self.large_blocks, self.push_blocks].map(|of| of.clamp(1, most));
-        Limits { blocks, large_blocks, push_blocks, ..self }
+        let [blocks, large_blocks, push_blocks, handed_on_blocks, gathered_blocks] =
+            [self.blocks, self.large_blocks, self.push_blocks, self.handed_on_blocks, self.gathered_blocks]
+                .map(|of| of.clamp(1, most));
+        Limits { blocks, large_blocks, push_blocks, handed_on_blocks, gathered_blocks, ..self }
     }
 }
 

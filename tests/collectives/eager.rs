@@ -25,7 +25,7 @@ fn limits(gpus: Gpus, n: usize) -> [usize; 3] {
         return [2 << 10, 3 << 10, 4 << 10];
     }
     let packets = ((768 << 10) / (n - 1)).min(if n > 2 { 128 << 10 } else { 256 << 10 }) / 4096 * 4096;
-    let room = ((3 << 20) / (n - 1)).min(1 << 20) / (16 << 10) * (16 << 10);
+    let room = if n > 4 { (2 << 20) / (n - 1) } else { 1 << 20 } / (16 << 10) * (16 << 10);
     [packets, (packets + room) / 2, room]
 }
 

@@ -295,7 +295,7 @@ fn signals_lie_where_the_kernels_look_for_them() {
             // Blocks write packs of 16 bytes there, and stages begin behind it.
             assert!(places.bytes(devices) % 128 == 0 && places.rooms(devices) % 128 == 0 && places.room % 128 == 0);
         }
-        assert!(direct.room > 0 && (devices - 1) * direct.room <= signals::EAGER && through_host.room == 0);
+        assert!(direct.room > 0 && direct.room <= signals::eager(devices) && through_host.room == 0);
     }
 }
 

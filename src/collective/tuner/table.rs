@@ -11,11 +11,8 @@ const MB: usize = 1 << 20;
 /// By the name that the driver gives; all devices of a pool have it, and access to each other's memory. `NVIDIA H200` is the one
 /// with NVLink to a switch; the PCIe card has another name.
 ///
-/// On 2 and 4 of them a push was faster than barriers at every size that packets have room for, and the ring of copy engines within
-/// 2 % of kernels from 512 MB on, while it leaves the processors to others (`benches/results/4xH200/collectives.json`). The sizes
-/// for 8 keep what one device sends; the ring there was the fastest at 1 GB (4947 us, kernels about 5700). Of the ring of kernels only
-/// the prototype was measured, on 8: 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356 (`prototypes/README.md`). Between two the
-/// exchange was the fastest sum from 64 MB on, and copies the fastest moves from 128 MB on (`benches/results/2xH200/collectives.json`).
+/// 2 and 4 of them were measured (`benches/results`). The sizes for 8 keep what one device sends; there, only prototypes were
+/// (`prototypes/README.md`): the ring of kernels took 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356.
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
@@ -34,6 +31,9 @@ const H200_2: Limits = Limits {
     blocks: 64,
     large: 8 * MB,
     large_blocks: 64,
+    handed_on_blocks: 64,
+    gathered: 8 * MB,
+    gathered_blocks: 64,
 };
 const H200_4: Limits = Limits {
     push: 128 * KB,
@@ -42,11 +42,14 @@ const H200_4: Limits = Limits {
     exchange_parts: usize::MAX,
     copies: 128 * MB,
     beside: usize::MAX,
+    large: 2 * MB,
     large_blocks: 16,
+    handed_on_blocks: 32,
+    gathered_blocks: 96,
     ..H200_2
 };
 const H200_8: Limits =
-    Limits { push: 768 * KB / 7, eager: 3 * MB / 7, ring_kernel: 32 * MB, copies: usize::MAX, ..H200_4 };
+    Limits { push: 768 * KB / 7, eager: 2 * MB / 7, ring_kernel: 32 * MB, copies: usize::MAX, ..H200_4 };
 
 /// The rows of a device, by members.
 pub(super) fn of(name: &str) -> Option<&'static [Row]> {

@@ -153,7 +153,7 @@ fn limits_in_words() {
     assert_eq!(
         text,
         "pushed up to 128 KB, sent eagerly up to 1 MB, a ring of kernels from 32 MB on, a block for \
-         16 KB, at most 64, 16 for sums in parts of 8 MB"
+         16 KB, at most 64, 16 for sums in parts of 2 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
