@@ -15,7 +15,8 @@
 // One at a time, though the next one may be on the device already (`await_earlier`; build.py checks that every entry
 // waits before all else). Chain A, B, C of one stream: C waits for B to complete, and B completes after it has waited for
 // A, since all its threads wait, those with nothing to do as well. So when C goes on, A has completed, and there are never
-// more than two of a stream on the device.
+// more than two of a stream on the device. (B may be the user's, on cudarc's handle of the stream: if it is launched early, it has to
+// wait, too. src/interop.rs says so.)
 //
 // What C takes up while it waits must not keep from running what B waits for. Blocks of B itself: all of them are there,
 // or C would not be. Peers' kernels, where devices share a GPU: nobody comes early there (direct.rs). Other work of this

@@ -3,7 +3,8 @@
 //! The primary context is used, which cudarc, the CUDA runtime, cuBLAS and NCCL share. `dev.cuda()?` gives cudarc's
 //! handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check and order a buffer there.
 //! `DeviceBuffer` and its views implement cudarc's traits themselves, too: given to a foreign stream they join it on
-//! entry, and leave it through `SyncOnDrop`. cudarc's safe `memcpy_dtod` orders only one side of a copy between
+//! entry, and leave it through `SyncOnDrop`. A kernel that is launched on such a handle by programmatic dependent launch waits
+//! (`griddepcontrol.wait`) in all its threads, as CUDA's own do: collectives that follow count on it. cudarc's safe `memcpy_dtod` orders only one side of a copy between
 //! devices; use [`Device::copy`].
 
 use crate::{

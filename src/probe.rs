@@ -52,7 +52,7 @@ pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
         drop(lent);
         dev.barrier()?;
         drop((own, near));
-        if !dev.worker.is_software() {
+        if !dev.worker.is_software() && dev.worker.shared.memory.reserve.is_none() {
             // Megabytes that nobody has asked for.
             dev.trim()?;
         }

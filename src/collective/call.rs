@@ -27,9 +27,12 @@ impl Origin {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
 
-    /// In all numbers of gradient exchanges, and in no others: 39 bits that say which one, and below them its step.
+    /// In all numbers of gradient exchanges, and in no others: 39 bits that say which one, and below them its step and the bucket.
     const EXCHANGE: u64 = 1 << 63;
     const STEP: u64 = (1 << 24) - 1;
+    /// Of that, the bits in which the bucket is.
+    const BUCKETS: u32 = 10;
+    const BUCKET: u64 = (1 << Self::BUCKETS) - 1;
 
     /// From the gradient exchange that was made when its group called its `number`-th collective in the gang at `place`. Hashed
     /// (Fibonacci), so that it still fits into a meeting in short.
@@ -40,7 +43,17 @@ impl Origin {
 
     /// From a step of that exchange.
     pub(crate) fn in_step(self, step: u64) -> Self {
-        Origin((self.0 & !Self::STEP) | (step & Self::STEP))
+        Origin((self.0 & !Self::STEP) | (step << Self::BUCKETS & Self::STEP))
+    }
+
+    /// For a bucket in that step: those of one length may go in different ways.
+    pub(crate) fn of_bucket(self, bucket: usize) -> Self {
+        // 0 is none of them.
+        Origin((self.0 & !Self::BUCKET) | (1 + bucket as u64 % Self::BUCKET))
+    }
+
+    fn step(self) -> u64 {
+        (self.0 & Self::STEP) >> Self::BUCKETS
     }
 
     fn is_of_exchange(self) -> bool {
@@ -55,8 +68,10 @@ impl Origin {
             "graph"
         } else if self.in_step(0) != other.in_step(0) {
             "exchange"
-        } else {
+        } else if self.step() != other.step() {
             "step"
+        } else {
+            "bucket"
         }
     }
 }
@@ -205,7 +220,11 @@ impl std::fmt::Display for Call {
             Origin(0) => f.write_str(")"),
             Origin::CAPTURE => f.write_str(") in a capture"),
             exchange if exchange.is_of_exchange() => {
-                write!(f, ") in exchange {} of a GradientExchange", exchange.0 & Origin::STEP)
+                match exchange.0 & Origin::BUCKET {
+                    0 => f.write_str(")")?,
+                    bucket => write!(f, ") of bucket {}", bucket - 1)?,
+                }
+                write!(f, " in exchange {} of a GradientExchange", exchange.step())
             }
             _ => f.write_str(") of a graph"),
         }
@@ -231,12 +250,17 @@ mod tests {
             (exchange, Origin::CAPTURE, Some("capture")),
             (exchange.in_step(1), exchange.in_step(2), Some("step")),
             (exchange.in_step(2).in_step(0), exchange, None),
+            (exchange.in_step(2).of_bucket(1), exchange.in_step(2), Some("bucket")),
+            (exchange.in_step(2).of_bucket(1), exchange.in_step(1).of_bucket(1), Some("step")),
+            (exchange.in_step(2).of_bucket(9).in_step(2), exchange.in_step(2), None),
             (graph, Origin::default(), Some("graph")),
         ];
         for (a, b, what) in pairs {
             assert_eq!((of(a).differs(&of(b)), of(b).differs(&of(a))), (what, what), "{a:?} {b:?}");
         }
         assert_eq!(of(exchange.in_step(5)).to_string(), "all_reduce() in exchange 5 of a GradientExchange");
+        let bucket = exchange.in_step(5).of_bucket(0);
+        assert_eq!(of(bucket).to_string(), "all_reduce() of bucket 0 in exchange 5 of a GradientExchange");
     }
 
     /// Of all that a process is likely to have.

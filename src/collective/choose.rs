@@ -42,10 +42,6 @@ const MOST: usize = 16;
 /// and again over the bus, so more than a microsecond's worth is slower than a flag.
 const PUSHED_STAGED: usize = 64 << 10;
 
-/// Bytes that a device sends up to which it sends all that it has to everyone, eagerly, where a sum by parts, or a broadcast that is
-/// handed on, would carry less: on 4 H200s 256 KB took 9.5 us for 10.1, 512 KB 11.6 for 10.8.
-const WHOLE: usize = 1 << 20;
-
 /// Work that keeps all links busy in both directions, but for broadcasts of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bulk {
@@ -169,7 +165,7 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     let Some(signals) = signals else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     };
-    let eager = limits.eager.min(signals.eager_bytes()).min(if case.whole { WHOLE / (n - 1) } else { usize::MAX });
+    let eager = if case.whole { limits.eager_whole } else { limits.eager }.min(signals.eager_bytes());
     match case.packets {
         // A push of nothing would wait for nobody, and so not be counted.
         Some(each) if each > 0 && each <= limits.push.min(signals.push_bytes()) => {

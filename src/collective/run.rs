@@ -122,7 +122,7 @@ impl Group<'_> {
         let lent = Lent { inbox, ..request.lend(ready) };
         let notices = self.meet(request.call.clone(), Payload::Memory(lent), false)?;
         let shape = self.shape(request, &notices)?;
-        let done = self.carry_out(request, &shape, way, scratch.as_ref(), &notices);
+        let done = self.carry_out(request, &shape, (way, limits), scratch.as_ref(), &notices);
         access.submitted();
         done.inspect_err(|cause| {
             self.fail(request, cause);
@@ -178,7 +178,7 @@ impl Group<'_> {
         &self,
         request: &Request,
         shape: &Shape,
-        way: Way,
+        (way, limits): (Way, &Limits),
         scratch: Option<&DeviceBuffer<u8>>,
         notices: &[Arc<Notice>],
     ) -> Result<()> {
@@ -206,7 +206,7 @@ impl Group<'_> {
                 Way::Copies | Way::Ring => copies::submit(self, request, &job)?,
                 _ => {
                     let largest = shape.largest(self.count(), request.grain()) * request.dtype.size();
-                    direct::submit(self, request, &job, Meet::NONE, largest, self.limits())?;
+                    direct::submit(self, request, &job, Meet::NONE, largest, limits)?;
                 }
             }
         }

@@ -105,10 +105,10 @@ impl<T: Gradient> GradientExchange<T> {
         wire: &mut DeviceViewMut<'_, W>,
         op: ReduceOp,
     ) -> Result<()> {
-        let group = self.group(comm, "all_reduce")?;
+        let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         match bucket + 1 < self.buckets() {
-            true => group.all_reduce_beside(self.origin(), wire, op),
-            false => group.all_reduce_from(self.origin(), wire, op),
+            true => group.all_reduce_beside(origin, wire, op),
+            false => group.all_reduce_from(origin, wire, op),
         }
     }
 

@@ -207,11 +207,15 @@ impl EventCount {
                 }
             }
         }
-        let until = (!linger.is_zero() && !is_crowded()).then(|| Instant::now() + linger);
-        for round in 0.. {
+        let since = Instant::now();
+        let linger = if is_crowded() { Duration::ZERO } else { linger };
+        let mut rounds = yield_rounds();
+        loop {
             let start = Instant::now();
-            if round >= yield_rounds() && until.is_none_or(|until| start >= until) {
-                break;
+            match rounds.checked_sub(1) {
+                Some(left) => rounds = left,
+                None if start.duration_since(since) >= linger => break,
+                None => {}
             }
             if deadline.is_some_and(|deadline| start >= deadline) {
                 return None;

@@ -162,13 +162,16 @@ on_both! {
         pool.run(|dev, _| cases.iter().try_for_each(|case| case.check_captured(dev))).unwrap();
         // Packets, rooms and barriers in one, launched again and again.
         pool.run(|dev, _| {
-            let mut all: Vec<_> = LENGTHS.iter().map(|&len| dev.upload(&vec![1u32; len])).collect::<Result<_, _>>()?;
+            let mut all: Vec<_> = LENGTHS.iter().map(|&len| dev.zeros::<u32>(len)).collect::<Result<_, _>>()?;
             let (graph, ()) = dev.capture(|dev| all.iter_mut().try_for_each(|x| dev.all_reduce(x, ReduceOp::Sum)))?;
-            let rounds = if gpus.is_cuda() { 50 } else { 3 };
-            (0..rounds).try_for_each(|_| dev.launch_graph(&graph))?;
-            let expected = (n as u32).wrapping_pow(rounds);
-            for x in &all {
-                assert!(dev.download(x)?.iter().all(|x| *x == expected));
+            let times = 7;
+            for round in 1..if gpus.is_cuda() { 20 } else { 2 } {
+                all.iter_mut().zip(round..).try_for_each(|(x, start)| dev.fill(x, start))?;
+                (0..times).try_for_each(|_| dev.launch_graph(&graph))?;
+                for (x, start) in all.iter().zip(round..) {
+                    let expected = start * (n as u32).pow(times);
+                    assert!(dev.download(x)?.iter().all(|x| *x == expected), "round {round}");
+                }
             }
             Ok(())
         })

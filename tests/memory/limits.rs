@@ -137,7 +137,8 @@ on_both! {
     // RMM: InitialAndMaxPoolSizeEqual, PoolSize; "reserve-ahead" of the issue.
     1: fn what_is_reserved_needs_no_driver_call(gpus) {
         on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).memory_reserve(32 * MIB as u64).build().unwrap();
+            // Two also probe each other when they are built.
+            let pool = gpus.builder(gpus.up_to(2)).memory_backing(backing).memory_reserve(32 * MIB as u64).build().unwrap();
             pool.run(|dev, _| {
                 let before = dev.stats();
                 assert_eq!((before.reserved, before.in_use), (32 * MIB as u64, 0), "{before}");

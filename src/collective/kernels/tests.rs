@@ -274,6 +274,10 @@ fn members_are_packed_in_rank_order() {
 
 #[test]
 fn signals_lie_where_the_kernels_look_for_them() {
+    let header = include_str!("../../../kernels/meet.cuh");
+    for (name, number) in [("MOST", MOST as u32), ("BLOCKS", BLOCKS), ("FEW", FEW), ("STAGED", STAGED_BLOCKS as u32)] {
+        assert!(header.contains(&format!("const u32 {name} = {number};")), "{name} is not {number} in meet.cuh");
+    }
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let places = signals::Places::direct(2);
     assert_eq!(places, signals::Places { packets: 32768, room: 1 << 20 });

@@ -1,6 +1,6 @@
 //! How an all-reduce around a ring is cut: into chunks in either form, and a chunk into pieces for the kernels'.
 
-use super::super::{kernels::RING_BLOCKS, plan::slice, run::GRAIN, tuner::Limits};
+use super::super::{plan::slice, run::GRAIN, tuner::Limits};
 use std::ops::Range;
 
 /// Chunk `k` of `n`, in elements of so many bytes. It begins with a line, so that kernels may move 16 bytes at a time.
@@ -34,7 +34,7 @@ pub(crate) struct Cutting {
 /// How many blocks a kernel has for chunks of up to so many bytes. All of them are at work at once, or those that are would wait
 /// for peers' that are not.
 pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
-    chunk.div_ceil(PER_BLOCK).clamp(1, RING_BLOCKS.min(limits.push_blocks as usize))
+    chunk.div_ceil(PER_BLOCK).clamp(1, limits.ring_blocks as usize)
 }
 
 /// The inboxes that are worth having for chunks of up to so many bytes, in bytes, from the best down to the least that will do.

@@ -165,7 +165,7 @@ proptest! {
         seed: u64,
     ) {
         let chunk = largest(n, len);
-        let blocks = blocks(chunk, &Limits { push_blocks: most, ..Limits::default_of(n) });
+        let blocks = blocks(chunk, &Limits { ring_blocks: most, ..Limits::default_of(n) });
         prop_assert!(blocks >= 1 && blocks <= (most as usize).min(64));
         let rooms: Vec<usize> = inboxes(chunk, blocks).collect();
         let room = rooms[room.min(rooms.len() - 1)];

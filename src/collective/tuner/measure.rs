@@ -76,6 +76,11 @@ impl<'d> Trial<'d> {
                 let times = self.contest(&sides, 1 << log)?;
                 Ok(times.map(|times| times[0] <= times[1] * TIE))
             })?;
+            measured.barriers = match pushed {
+                Crossing::Unknown => false,
+                Crossing::Never => true,
+                Crossing::UpTo(log) => log < self.room.ilog2(),
+            };
             measured.push = match pushed {
                 Crossing::Unknown => None,
                 Crossing::Never => Some(0),

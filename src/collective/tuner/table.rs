@@ -19,8 +19,10 @@ const H200_2: Limits = Limits {
     push: 256 * KB,
     push_blocks: BLOCKS,
     eager: MB,
+    eager_whole: MB,
     eager_per_block: 8 * KB,
     ring_kernel: usize::MAX,
+    ring_blocks: 64,
     ring: usize::MAX,
     exchange: 64 * MB,
     exchange_parts: 512 * MB,
@@ -37,6 +39,7 @@ const H200_2: Limits = Limits {
 };
 const H200_4: Limits = Limits {
     push: 128 * KB,
+    eager_whole: MB / 3,
     ring_kernel: 16 * MB,
     exchange: usize::MAX,
     exchange_parts: usize::MAX,
@@ -48,8 +51,14 @@ const H200_4: Limits = Limits {
     gathered_blocks: 96,
     ..H200_2
 };
-const H200_8: Limits =
-    Limits { push: 768 * KB / 7, eager: 2 * MB / 7, ring_kernel: 32 * MB, copies: usize::MAX, ..H200_4 };
+const H200_8: Limits = Limits {
+    push: 768 * KB / 7,
+    eager: 2 * MB / 7,
+    eager_whole: MB / 7,
+    ring_kernel: 32 * MB,
+    copies: usize::MAX,
+    ..H200_4
+};
 
 /// The rows of a device, by members.
 pub(super) fn of(name: &str) -> Option<&'static [Row]> {
@@ -66,7 +75,8 @@ pub(super) fn between(rows: &[Row], members: usize) -> Limits {
         None => {
             let &(n, last) = rows.last().expect("a table has rows");
             let part = |all: usize| all * (n - 1) / (members - 1);
-            Limits { push: part(last.push), eager: part(last.eager), ..last }
+            let (push, eager, eager_whole) = (part(last.push), part(last.eager), part(last.eager_whole));
+            Limits { push, eager, eager_whole, ..last }
         }
         Some(at) => {
             let ((low_n, low), (high_n, high)) = (rows[at - 1], rows[at]);
@@ -79,6 +89,7 @@ pub(super) fn between(rows: &[Row], members: usize) -> Limits {
             Limits {
                 push: size(low.push, high.push),
                 eager: size(low.eager, high.eager),
+                eager_whole: size(low.eager_whole, high.eager_whole),
                 eager_per_block: size(low.eager_per_block, high.eager_per_block),
                 per_block: size(low.per_block, high.per_block),
                 large: size(low.large, high.large),

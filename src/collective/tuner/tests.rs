@@ -5,11 +5,20 @@ use super::{
 };
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
+    collective::{direct::combining, ring, spin::sending},
     driver::check::Check,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use proptest::prelude::*;
 use std::{convert::Infallible, time::Duration};
+
+/// Of all kernels.
+fn all_blocks(limits: &Limits) -> [u32; 7] {
+    let Limits {
+        blocks, large_blocks, push_blocks, ring_blocks, beside_blocks, handed_on_blocks, gathered_blocks, ..
+    } = *limits;
+    [blocks, large_blocks, push_blocks, ring_blocks, beside_blocks, handed_on_blocks, gathered_blocks]
+}
 
 fn h200() -> &'static [(usize, Limits)] {
     table::of("NVIDIA H200").unwrap()
@@ -90,11 +99,12 @@ proptest! {
     #[test]
     fn groups_send_as_much_in_all_as_the_pool(devices in 2usize..16, members in 2usize..16, log in 0u32..20) {
         let members = members.min(devices);
-        let measured = Measured { push: Some(1 << log), large_blocks: Some(32) };
+        let measured = Measured { push: Some(1 << log), large_blocks: Some(32), barriers: log % 2 == 0 };
         let limits = measured.limits(devices, members);
         prop_assert!(limits.push * (members - 1) <= (devices - 1) << log);
         prop_assert_eq!(measured.limits(devices, devices).push, 1 << log);
         let default = Limits::default_of(members);
+        prop_assert_eq!(limits.eager, if log % 2 == 0 { 0 } else { default.eager });
         prop_assert_eq!(limits.large_blocks, if (members > 2) == (devices > 2) { 32 } else { default.large_blocks });
         // It is a question of bits, and not of time.
         prop_assert_eq!((limits.ring_kernel, limits.ring), (default.ring_kernel, default.ring));
@@ -104,10 +114,27 @@ proptest! {
     fn kernels_fit_on_the_smallest_device(multiprocessors in 0u32..300, members in 1usize..64) {
         let limits = Limits::default_of(members).capped(multiprocessors);
         let most = multiprocessors.clamp(1, 128);
-        for blocks in [limits.blocks, limits.large_blocks, limits.push_blocks] {
+        for blocks in all_blocks(&limits) {
             prop_assert!((1..=most).contains(&blocks));
         }
         prop_assert!(multiprocessors < 128 || limits == Limits::default_of(members));
+        for (_, row) in h200() {
+            prop_assert!(all_blocks(&row.capped(multiprocessors)).iter().all(|blocks| (1..=most).contains(blocks)));
+        }
+    }
+
+    /// Whatever kernel it is: the multiprocessors are left to the work beside, but for what is over in microseconds.
+    #[test]
+    fn few_blocks_beside_other_work(log in 0u32..31, members in 2usize..17, row in 0usize..4) {
+        let limits = h200().get(row).map_or(Limits::default_of(members), |(_, limits)| *limits).beside();
+        let bytes = 1 << log;
+        prop_assert!(combining(bytes, members, &limits) <= limits.beside_blocks);
+        prop_assert!(sending(bytes, &limits) <= limits.beside_blocks);
+        prop_assert!(ring::cut::blocks(bytes, &limits) <= limits.beside_blocks as usize);
+        // Between two, engines do it where that is worth it, and no sooner otherwise.
+        let two = Limits::default_of(2);
+        prop_assert_eq!((two.beside().exchange, two.beside().copies), (two.beside, two.copies));
+        prop_assert!(two.beside < two.exchange);
     }
 }
 
@@ -116,9 +143,10 @@ proptest! {
 fn kernels_fit_on_a_gpu_that_is_shared() {
     assert_eq!(part([(132, 3), (132, 3), (132, 3), (132, 2), (132, 2)].into_iter()), 44);
     for sharers in 1..=8 {
-        let Limits { blocks, large_blocks, push_blocks, .. } =
-            Limits::default_of(sharers).capped(part([(132, sharers); 16].into_iter()));
-        assert!(blocks.max(large_blocks).max(push_blocks) as usize * sharers <= 132);
+        let part = part([(132, sharers); 16].into_iter());
+        for limits in h200().iter().map(|(_, limits)| *limits).chain([Limits::default_of(sharers)]) {
+            assert!(all_blocks(&limits.capped(part)).iter().all(|&blocks| blocks as usize * sharers <= 132));
+        }
     }
     assert_eq!(part(std::iter::empty()), u32::MAX);
 }
@@ -152,7 +180,7 @@ fn limits_in_words() {
     let text = Limits::default_of(4).to_string();
     assert_eq!(
         text,
-        "pushed up to 128 KB, sent eagerly up to 1 MB, a ring of kernels from 32 MB on, a block for \
+        "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, a ring of kernels from 32 MB on, a block for \
          16 KB, at most 64, 16 for sums in parts of 2 MB"
     );
     assert_eq!(
