@@ -179,12 +179,16 @@ impl EventCount {
     ///
     /// ```
     /// use std::time::Duration;
-    /// let (event, mut looks) = (gpu_pool::sync::EventCount::new(), 0);
-    /// let looked = event.wait_lingering(None, Duration::from_millis(2), || {
-    ///     looks += 1;
-    ///     (looks == 20).then_some(looks)
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// let (event, found) = (gpu_pool::sync::EventCount::new(), AtomicU32::new(0));
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| {
+    ///         found.store(20, Ordering::Release);
+    ///         event.notify(); // it may be asleep by now
+    ///     });
+    ///     let look = || Some(found.load(Ordering::Acquire)).filter(|found| *found > 0);
+    ///     assert_eq!(event.wait_lingering(None, Duration::from_millis(2), look), Some(20));
     /// });
-    /// assert_eq!(looked, Some(20));
     /// ```
     pub fn wait_lingering<R>(
         &self,
