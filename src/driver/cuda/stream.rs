@@ -1,6 +1,7 @@
 //! Streams and events, and waiting for either by polling: a wait can always be given up.
 
 use std::{
+    cell::Cell,
     hint, ptr, thread,
     time::{Duration, Instant},
 };
@@ -145,30 +146,62 @@ impl CudaGpu {
     }
 }
 
-/// Asks until the answer is yes, an error, or the limit: at once again for 100 us, then in sleeps that grow from 5 to 50 us. Where there are
-/// as many device threads as cores it yields from 20 us on, so that they all get to submit. Nowhere else: on a host whose cores are
-/// all busy with something else, a yield is a time slice of that (4 ms for an all-reduce of 31 us, on 32 cores).
+thread_local! {
+    /// When a wait of this thread began that its limit has cut short, and when that was: the next one goes on with it.
+    static CUT_SHORT: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
+    /// Until when it is taken that others want this thread's core.
+    static CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Asks until the answer is yes, an error, or the limit: at once again for 10 ms, then in sleeps that grow from 5 to 50 us (which
+/// Linux makes 50 us longer). Somebody waits for that answer: with sleeps from 100 us on, waits of a millisecond ended 80 us late on a
+/// machine with 64 idle cores. CUDA itself spins for as long as it takes where there are cores enough.
+///
+/// When the thread has lost its core meanwhile, others want it, and sleeps begin after 100 us for a while: who sleeps gets the core
+/// back at once, and who spins waits for its turn, milliseconds. It never yields there: on a host whose cores are all busy with
+/// something else, a yield is a time slice of that (4 ms for an all-reduce of 31 us, on 32 cores). Where there are as many device
+/// threads as cores it yields from 20 us on, so that they all get to submit.
 fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
-    const SPIN: Duration = Duration::from_micros(20);
+    const CROWDED: Duration = Duration::from_micros(20);
     const NAP: Duration = Duration::from_micros(100);
+    const ALONE: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_micros(50);
-    let spin = if shim::spin_rounds() == 0 { SPIN } else { NAP };
+    /// No look takes so long by itself.
+    const LOST: Duration = Duration::from_micros(500);
+    const WARY: Duration = Duration::from_millis(100);
     if done()? {
         return Ok(true);
     }
     let start = Instant::now();
-    let mut nap = Duration::from_micros(5);
+    let began = match CUT_SHORT.take() {
+        Some((began, cut)) if start.duration_since(cut) < Duration::from_millis(1) => began,
+        _ => start,
+    };
+    let contended = || CONTENDED.get().is_some_and(|until| Instant::now() < until);
+    let mut spin = match shim::spin_rounds() {
+        0 => CROWDED,
+        _ if contended() => NAP,
+        _ => ALONE,
+    };
+    let (mut nap, mut last) = (Duration::from_micros(5), start);
     loop {
-        let waited = start.elapsed();
-        if waited >= limit {
+        let now = Instant::now();
+        let waited = now.duration_since(began);
+        if now.duration_since(start) >= limit {
+            CUT_SHORT.set(Some((began, now)));
             return Ok(false);
         }
+        if spin == ALONE && now.duration_since(last) > LOST {
+            CONTENDED.set(now.checked_add(WARY));
+            spin = NAP;
+        }
+        last = now;
         if waited < spin {
             (0..16).for_each(|_| hint::spin_loop());
         } else if waited < NAP {
             thread::yield_now();
         } else {
-            thread::sleep(nap.min(limit - waited));
+            thread::sleep(nap.min(limit.saturating_sub(now.duration_since(start))));
             nap = (nap * 2).min(LONGEST);
         }
         if done()? {
@@ -194,5 +227,52 @@ mod tests {
         assert_eq!(poll(Duration::from_millis(2), || Ok(false)), Ok(false));
         assert!(t.elapsed() >= Duration::from_millis(2));
         assert_eq!(poll(Duration::MAX, || Err(fault::fault(700, ""))), Err(fault::fault(700, "")));
+    }
+
+    #[test]
+    fn a_wait_that_goes_on_does_not_begin_to_spin_again() {
+        let slices = |between| {
+            thread::spawn(move || {
+                let mut looks = Vec::new();
+                for _ in 0..5 {
+                    let mut asked = 0;
+                    let answer = poll(Duration::from_millis(5), || {
+                        asked += 1;
+                        Ok(false)
+                    });
+                    assert_eq!(answer, Ok(false));
+                    looks.push(asked);
+                    thread::sleep(between);
+                }
+                looks
+            })
+        };
+        // 5 ms in sleeps of 50 us and more, from the third slice on.
+        let looks = slices(Duration::ZERO).join().unwrap();
+        assert!(looks[3] <= 110 && looks[4] <= 110, "{looks:?}");
+        // Others are waits of their own; each ends, however much it sleeps.
+        assert!(slices(Duration::from_millis(2)).join().unwrap().iter().all(|looks| *looks >= 2));
+    }
+
+    #[test]
+    fn who_loses_its_core_sleeps_for_a_while() {
+        let looks = thread::spawn(|| {
+            let mut asked = 0;
+            for lost in [true, false] {
+                asked = 0;
+                let answer = poll(Duration::from_millis(8), || {
+                    asked += 1;
+                    if lost && asked == 2 {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                    Ok(false)
+                });
+                assert_eq!(answer, Ok(false));
+                thread::sleep(Duration::from_millis(2));
+            }
+            asked
+        });
+        // 100 us of looks at once, where there are cores to spare, and 8 ms of sleeps.
+        assert!(looks.join().unwrap() < 4000);
     }
 }
