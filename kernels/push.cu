@@ -187,11 +187,13 @@ __device__ inline void push(const Meet& meet, u64 n, u32 op, const Route& route,
     await_earlier();
     if (n == 0) return;
     if (threadIdx.x < meet.count) open_line(lines, meet, threadIdx.x);
+    // Warp by warp, the blocks in turn: who waits for packets is the faster the fewer do so on a multiprocessor.
+    const u64 first = ((u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32;
 #pragma unroll 1
-    for (u64 i = grid_index();; i += grid_size()) {
+    for (u64 i = first;; i += grid_size()) {
         const bool has = i < packets && route.sends(meet.me);
         const u64 own = has ? load_data<T>(src + meet.me * route.out * sizeof(T), n, i) : 0;
-        if (i == grid_index()) {
+        if (i == first) {
             // All threads come by here once; the first data are on their way while the epochs are read.
             __syncthreads();
             if (last_thread) ticket = take_ticket(meet);
