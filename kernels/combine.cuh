@@ -139,3 +139,29 @@ template <class T> __device__ inline Cut cut(const Table<T>& table, u64 n) {
     }
     return all;
 }
+
+// Which loops a kernel has for what training is made of. FAR: for sources that are peers'. NEAR: for this device's own memory, where
+// one pack of each in flight is enough. FEW: the same in a kernel that does so much else that it has no registers for a
+// loop for two sources.
+enum class Loops { FAR, NEAR, FEW };
+
+template <class T, Loops LOOPS>
+__device__ inline void fold(Share share, const Table<T>& table, u64 n, u32 op, u32 sources, u32 destinations) {
+    const Ending<T> ending(op, sources);
+    const auto [packs, rest] = cut(table, n);
+    const bool sum = op == SUM || (Type<T>::FLOAT && op == AVG);
+    if (!sum || sources > 8) {
+        fold_units<T, uint4>(share, table, op, ending, sources, destinations, packs);
+    } else if (LOOPS == Loops::NEAR && sources == 2) {
+        sum_packs<T, 2, 2>(share, table, ending, sources, destinations, packs);
+    } else if (LOOPS != Loops::FAR || !Type<T>::FLOAT) {
+        sum_packs<T, 8, 1>(share, table, ending, sources, destinations, packs);
+    } else if (sources <= 2) {
+        sum_packs<T, 2, 6>(share, table, ending, sources, destinations, packs);
+    } else if (sources <= 4) {
+        sum_packs<T, 4, 4>(share, table, ending, sources, destinations, packs);
+    } else {
+        sum_packs<T, 8, 2>(share, table, ending, sources, destinations, packs);
+    }
+    fold_units<T, BitsOf<T>>(share, table, op, ending, sources, destinations, rest);
+}

@@ -103,17 +103,8 @@ template <class T> struct Job {
         });
     }
 
-    __device__ void fold(u32 op) const {
-        const Ending<T> ending(op, meet.count);
-        const auto [packs, rest] = cut(desk.table, bytes / sizeof(T));
-        const bool sum = op == SUM || (Type<T>::FLOAT && op == AVG);
-        // The memory is near: few packs have to be in flight.
-        if (sum && meet.count == 2) {
-            sum_packs<T, 2, 2>(all(), desk.table, ending, 2, 1, packs);
-        } else {
-            fold_units<T, uint4>(all(), desk.table, op, ending, meet.count, 1, packs);
-        }
-        fold_units<T, BitsOf<T>>(all(), desk.table, op, ending, meet.count, 1, rest);
+    __device__ void add_up(u32 op) const {
+        fold<T, Loops::NEAR>(all(), desk.table, bytes / sizeof(T), op, meet.count, 1);
     }
 };
 
@@ -146,7 +137,7 @@ __device__ inline void eager(const Meet& meet, u64 n, u32 op, const Route& route
     if (!route.folds && sends && receives) job.move_own();
     if (__syncthreads_and(hear(meet, START, epoch, true)) && receives) {
         if (route.folds) {
-            job.fold(op);
+            job.add_up(op);
         } else {
             job.spread();
         }

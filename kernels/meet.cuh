@@ -32,8 +32,8 @@ const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 STAGED = 64;    // and of one that goes through the host's memory
 const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
-// What a block of such a kernel tells: pieces that it has put on its stage, has used up, has taken away. (Of one of ring.cu: that it
-// has put before its successor, and has taken from its predecessor.)
+// What a block of staged.cu tells: pieces that it has put on its stage, has used up, has taken away. (Of ring.cu and exchange.cu: that it
+// has put into a peer's inbox, and has taken out of its own.)
 enum Step : u32 { PUT, DONE, TAKEN };
 
 // In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the
@@ -50,12 +50,24 @@ struct Signals {
     u32 rooms;                       // and from the first packet to the first room
     u32 pad[8];
     u32 flag[2][BLOCKS][MOST];       // [start, end][block][ordinal of the sender]: the epoch
-    u64 step[3][STAGED][MOST];       // [`Step`][block][ordinal of the sender]: the epoch, and below it how many
+    u64 step[3][BLOCKS][MOST];       // [`Step`][block][ordinal of the sender]: the epoch, and below it how many
 };
-static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 3 * STAGED * MOST * 8, "as the host lays it out");
+static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 3 * BLOCKS * MOST * 8, "as the host lays it out");
 
 // An entry; all have at most 512 threads a block, and so up to 128 registers a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
+
+// Something of every member, in two parameters: those of ranks up to 7, and of the others. (The host passes 64 bytes at most.)
+struct Eight {
+    u64 x[8];
+};
+__device__ inline void spread(u64 (&to)[MOST], const Eight& lo, const Eight& hi) {
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        to[k] = lo.x[k];
+        to[8 + k] = hi.x[k];
+    }
+}
 
 // The meeting that a kernel is part of, by value.
 struct Meet {

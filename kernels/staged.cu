@@ -50,10 +50,6 @@ struct Role {
     u64 spare;
 };
 
-struct Eight {
-    u64 x[8];
-};
-
 // By rank, but `put_*`, which is by lane.
 struct Desk {
     u64 stage[MOST];                       // this block's slots there
@@ -225,14 +221,6 @@ template <class T> struct Play {
         }
     }
 };
-
-__device__ inline void spread(u64 (&to)[MOST], const Eight& lo, const Eight& hi) {
-#pragma unroll
-    for (u32 k = 0; k < 8; k++) {
-        to[k] = lo.x[k];
-        to[8 + k] = hi.x[k];
-    }
-}
 
 // blockDim.x is a multiple of 128.
 template <class T>

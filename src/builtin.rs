@@ -26,11 +26,12 @@ module! { PUSH, "push" }
 module! { EAGER, "eager" }
 module! { STAGED, "staged" }
 module! { RING, "ring" }
+module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
 
 /// Loaded on every device of every pool.
-pub(crate) static MODULES: [&Module; 10] =
-    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &EAGER, &STAGED, &RING, &GRADIENTS];
+pub(crate) static MODULES: [&Module; 11] =
+    [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &EAGER, &STAGED, &RING, &EXCHANGE, &GRADIENTS];
 
 /// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;

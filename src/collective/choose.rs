@@ -2,7 +2,8 @@
 //! they have in common: the call, the group, the pool.
 
 use super::{
-    Algorithm, DType, Group, ReduceOp, ReduceOrder, plan::Shape, run::Request, signals::Signals, tuner::Limits,
+    Algorithm, DType, Group, ReduceOp, ReduceOrder, exchange, plan::Shape, run::Request, signals::Signals,
+    tuner::Limits,
 };
 use crate::runtime::worker::Shared;
 
@@ -26,6 +27,8 @@ pub(crate) enum Way {
     Hosted,
     /// The same around the same ring, by one kernel each, which writes to its successor alone and meets its peers'.
     RingKernel,
+    /// Sums, by one kernel each, which sends parts to their owners and sums back, and meets its peers'.
+    Exchange,
 }
 
 impl Way {
@@ -72,8 +75,10 @@ pub(crate) struct Case {
     pub direct: bool,
     /// An all-reduce, in place or not, with what it is of and how.
     pub all_reduce: Option<(DType, ReduceOp)>,
-    /// What copy engines may be the faster at.
+    /// What copy engines may be the faster at, or kernels that only write.
     pub bulk: Option<Bulk>,
+    /// Sums, which owners of parts of them can make.
+    pub sums: bool,
     /// As packets: the bytes that one member sends another.
     pub packets: Option<usize>,
     /// Whether they carry more than is needed: everything to everyone.
@@ -101,6 +106,10 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     };
     match shared.algorithm {
         Algorithm::Ring if rings => return (ring, "asked for"),
+        Algorithm::Exchange if case.sums && signals.is_some() && n <= MOST => return (Way::Exchange, "asked for"),
+        Algorithm::Exchange if case.sums && (software || n <= MOST) => {
+            return (Way::Copies, "asked for; kernels cannot meet here, so by copies: the bits are the same");
+        }
         Algorithm::Copies if software || n <= MOST => return (Way::Copies, "asked for"),
         Algorithm::Host if n > 1 && !link.in_virtual_time() => return (Way::Hosted, "asked for"),
         Algorithm::Staged if (2..=most).contains(&n) && !link.in_virtual_time() => return (Way::Staged, "asked for"),
@@ -165,6 +174,9 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     let Some(signals) = signals else {
         return (Way::Direct, "all members have peer access: one kernel each, which carries the least over every link");
     };
+    if auto && n <= MOST && case.bulk == Some(Bulk::Sums) && case.bytes >= limits.exchange_kernel {
+        return (Way::Exchange, "at this size kernels that only write to each other are fastest");
+    }
     let eager = if case.whole { limits.eager_whole } else { limits.eager }.min(signals.eager_bytes());
     match case.packets {
         // A push of nothing would wait for nobody, and so not be counted.
@@ -184,7 +196,7 @@ impl Group<'_> {
     pub(super) fn signals(&self, way: Way) -> Option<&Signals> {
         let signals = self.dev.worker.shared.signals.get()?;
         match way {
-            Way::Spin | Way::Push | Way::Eager | Way::RingKernel => Some(signals),
+            Way::Spin | Way::Push | Way::Eager | Way::RingKernel | Way::Exchange => Some(signals),
             Way::Staged if signals.have_stages() => Some(signals),
             _ => None,
         }
@@ -210,7 +222,8 @@ impl Group<'_> {
         let bulk = shape.and_then(|shape| Bulk::of(shape, self.count()));
         let captured = self.dev.recording.is_some();
         let (members, direct) = (self.count(), self.known.direct);
-        let case = Case { members, direct, all_reduce, bulk, packets, whole, bytes, captured };
+        let sums = shape.is_some_and(|shape| exchange::sums(shape, members));
+        let case = Case { members, direct, all_reduce, bulk, sums, packets, whole, bytes, captured };
         choose(&self.dev.worker.shared, &case, limits).0
     }
 }

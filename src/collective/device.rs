@@ -44,9 +44,11 @@ impl Device {
     ///
     /// Algorithm: of a little, everybody sends everything to everybody, as packets that carry their flags (NCCL's "LL") or into memory
     /// that the receiver has ready (MPI's eager protocol); of more, each member combines one slice of all buffers and writes it to all
-    /// of them (the fused pass of NCCL's symmetric kernels); from 64 MB on between two GPUs, or by choice, copy engines bring the parts of a slice to its owner and the sums back;
-    /// from 32 MB on more than two GPUs (3 and 4 H200s from 16 MB), without peer access, or by choice, reduce-scatter and all-gather around a ring,
-    /// `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009): by kernels that write to their neighbour, or by copies.
+    /// of them (the fused pass of NCCL's symmetric kernels); of yet more, the parts of a slice are brought to its owner, and the sums
+    /// back: between two GPUs from 64 MB on by copy engines, among several from 8 MB on by kernels that only write to each other. Large
+    /// sums of `f32` and `f64` of more than two GPUs (from 32 MB on) go around a ring, reduce-scatter and all-gather,
+    /// `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009), by kernels that write to their neighbour, or by copies.
+    /// Without peer access all goes through the host's memory.
     /// [`explain`](crate::GpuPool::explain) says which it would be.
     ///
     /// # Errors

@@ -18,6 +18,8 @@
 //! Sums are in rank order, like those of [`direct`]: the bits are the same. In every round a member sends to the one after it, then to
 //! the next: engines lose much when several send to one.
 
+pub(crate) mod kernel;
+
 use super::{
     DType, Group, direct,
     kernels::Meet,
@@ -168,7 +170,7 @@ struct Slice {
 }
 
 impl Slice {
-    fn of(shape: &Shape, members: usize, owner: usize, size: usize) -> Slice {
+    pub(super) fn of(shape: &Shape, members: usize, owner: usize, size: usize) -> Slice {
         let Work::Combine { len, sources, destinations } = shape.work(members, owner, GRAIN / size) else {
             unreachable!("sums combine")
         };

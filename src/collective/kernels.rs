@@ -1,11 +1,13 @@
 //! The device kernels of the collectives: how they are named, and how their arguments are laid out.
 //!
-//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu` and `kernels/ring.cu`;
+//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu`, `kernels/ring.cu` and
+//! `kernels/exchange.cu`;
 //! `kernels/meet.cuh` says how the kernels of several devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
 //!
 //! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank order, half
 //! types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
+mod exchange;
 mod lane;
 mod ring;
 mod staged;
@@ -20,6 +22,7 @@ use crate::{
 };
 use smallvec::SmallVec;
 
+pub(crate) use exchange::{EXCHANGE_SLOTS, Exchange, Pieces, Trade};
 pub(crate) use ring::{Cut, RING_BLOCKS, Ring, Round};
 pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_SLOTS, Stage, Staged};
 
@@ -34,11 +37,11 @@ pub(crate) const THREADS: u32 = 512;
 /// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, and, for
 /// each other device, the packets of pushes and the rooms of what is sent eagerly.
 pub(crate) mod signals {
-    use super::{BLOCKS, MOST, STAGED_BLOCKS};
+    use super::{BLOCKS, MOST};
 
     /// What a device alone writes, with the addresses.
     pub(crate) const HEADER: usize = 256;
-    const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4 + 3 * STAGED_BLOCKS * MOST * 8;
+    const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4 + 3 * BLOCKS as usize * MOST * 8;
 
     /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as are worth
     /// pushing to all the others.
@@ -239,6 +242,11 @@ pub(crate) fn eager(dtype: DType) -> Entry {
 /// Launched with [`Staged::args`]. Without a twin: software GPUs do the same by `combine` and `pairs`.
 pub(crate) fn staged(dtype: DType) -> Entry {
     Entry { module: &builtin::STAGED, name: names(dtype).3, host: None }
+}
+
+/// Launched with [`Trade::args`]. Without a twin: software GPUs add up by `combine`.
+pub(crate) fn exchange(dtype: DType) -> Entry {
+    Entry { module: &builtin::EXCHANGE, name: exchange::name(dtype), host: None }
 }
 
 /// Launched with [`Round::args`]. Without a twin: software GPUs go round by copies.

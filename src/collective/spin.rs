@@ -20,7 +20,7 @@ use super::{
     board::{Area, Lent, Notice, Payload},
     brief::Brief,
     choose::Way,
-    direct,
+    direct, exchange, inbox,
     kernels::{self, Combine, Meet, Part, Push},
     plan::{Shape, Side},
     ring,
@@ -243,7 +243,7 @@ pub(super) fn run(
     let (dev, name) = (group.dev, request.call.op());
     prepare(dev, name)?;
     // Before the meeting: who is short of memory says so before anybody has begun.
-    let inbox = ring::kernel::inbox(group, request, (way, limits), &mut access)?;
+    let inbox = inbox::inbox(group, request, (way, limits), &mut access)?;
     let meet = meet(group, signals, dev.session.gang.place());
     // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
     let areas = request.source.iter().chain(&request.destination).chain(&inbox);
@@ -277,7 +277,7 @@ pub(super) fn capture(
     access: &mut Op<'_>,
 ) -> Result<Meet> {
     check_not_blocked(group.dev, request.call.op())?;
-    let inbox = ring::kernel::inbox(group, request, (way, group.limits()), access)?;
+    let inbox = inbox::inbox(group, request, (way, group.limits()), access)?;
     let met = Met::of(group, request, inbox.as_ref(), false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
     submit(group, request, (way, group.limits(), signals), &shape, &met, meet)?;
@@ -299,6 +299,9 @@ fn submit(
     match (way, met, shape) {
         (Way::RingKernel, Met::InFull(notices), Shape::AllReduce { len }) if *len > 0 => {
             ring::kernel::launch(group, request, *len, notices, limits, meet)
+        }
+        (Way::Exchange, Met::InFull(notices), _) if largest > 0 => {
+            exchange::kernel::launch(group, request, shape, notices, limits, meet)
         }
         (Way::Push | Way::Eager, ..) => push(group, request, shape, factors.collect(), meet, (way, limits)),
         (Way::Staged, ..) => {

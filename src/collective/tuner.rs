@@ -80,6 +80,10 @@ pub(crate) struct Limits {
     pub exchange: usize,
     /// sums that stay where they are made (half as much is sent, and nothing while the last are made),
     pub exchange_parts: usize,
+    /// Bytes from which on sums that everybody gets are exchanged by kernels,
+    pub exchange_kernel: usize,
+    /// of at most so many blocks,
+    pub exchange_blocks: u32,
     /// and from which on what is only moved is copied by them.
     pub copies: usize,
     /// Bytes from which on copy engines add up what nobody waits for yet: they may be slower, but leave the multiprocessors to the
@@ -124,6 +128,10 @@ impl Limits {
             // Between two H200s; 4 add up 64 MB in 428 us by copies, and in 298 by a ring of kernels.
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
+            // On 4: 16 MB in 84 us, slices with barriers 91, around a ring 88; 256 MB of half types in 1177, slices 1340. (Sums that stay
+            // where they are made gain nothing: 256 MB were scattered in 637 us so, and in 612 by slices.)
+            exchange_kernel: if members > 2 { 8 << 20 } else { usize::MAX },
+            exchange_blocks: BLOCKS,
             copies: if members == 2 { 128 << 20 } else { usize::MAX },
             beside: if members == 2 { 8 << 20 } else { usize::MAX },
             beside_blocks: 16,
@@ -142,9 +150,11 @@ impl Limits {
     /// For what goes on beside other work. Not what is pushed, which is over in microseconds, nor what goes through the host's memory,
     /// whose delays few blocks do not cover.
     pub(super) fn beside(self) -> Limits {
-        let [blocks, large_blocks, ring_blocks] =
-            [self.blocks, self.large_blocks, self.ring_blocks].map(|most| most.min(self.beside_blocks));
-        Limits { exchange: self.exchange.min(self.beside), blocks, large_blocks, ring_blocks, ..self }
+        let [blocks, large_blocks, ring_blocks, exchange_blocks] =
+            [self.blocks, self.large_blocks, self.ring_blocks, self.exchange_blocks]
+                .map(|most| most.min(self.beside_blocks));
+        let exchange = self.exchange.min(self.beside);
+        Limits { exchange, blocks, large_blocks, ring_blocks, exchange_blocks, ..self }
     }
 
     /// With at most so many blocks: a kernel that meets its peers' must be on its device as a whole, and one multiprocessor has
@@ -155,6 +165,7 @@ impl Limits {
         Limits {
             push_blocks: cap(self.push_blocks),
             ring_blocks: cap(self.ring_blocks),
+            exchange_blocks: cap(self.exchange_blocks),
             beside_blocks: cap(self.beside_blocks),
             blocks: cap(self.blocks),
             large_blocks: cap(self.large_blocks),
@@ -239,6 +250,7 @@ impl fmt::Display for Limits {
             ring_kernel,
             ring,
             exchange,
+            exchange_kernel,
             copies,
             beside,
             per_block,
@@ -256,7 +268,8 @@ impl fmt::Display for Limits {
         }
         let [per_block, large] = [per_block, large].map(Bytes);
         let from = [
-            ("sums exchanged", exchange),
+            ("sums exchanged by copies", exchange),
+            ("sums exchanged by kernels", exchange_kernel),
             ("beside other work", beside),
             ("moved by copies", copies),
             ("a ring of kernels", ring_kernel),

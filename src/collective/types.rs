@@ -128,18 +128,18 @@ elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => 
 
 /// How a collective is carried out.
 ///
-/// | | `Direct` | `Copies` | `Staged` | `Host` | `Ring` |
-/// |---|---|---|---|---|---|
-/// | operations | all | all | all | all | `all_reduce`, `all_reduce_into` |
-/// | element types | all | all | all | all | `f32`, `f64` |
-/// | [`ReduceOp`]s | all | all | all | all | `Sum`, `Avg` |
-/// | members on GPUs | 1 to 16 | any | 2 to 16 | 2 and more | 2 and more |
-/// | peer access | needed | used | not used | not used | used |
-/// | sums are made by | one kernel | kernels | one kernel | device threads | kernels |
-/// | data are moved by | the kernel | copy engines | the kernel | copy engines | the kernel, or copy engines |
-/// | bits of sums: in rank order | yes | yes | yes | yes | by place in the buffer |
-/// | the call waits for its device | no | no | no | where it adds up | no |
-/// | in a graph | one kernel | between two parts | one kernel | between two parts | as it is carried out |
+/// | | `Direct` | `Exchange` | `Copies` | `Staged` | `Host` | `Ring` |
+/// |---|---|---|---|---|---|---|
+/// | operations | all | sums | all | all | all | `all_reduce`, `all_reduce_into` |
+/// | element types | all | all | all | all | all | `f32`, `f64` |
+/// | [`ReduceOp`]s | all | all | all | all | all | `Sum`, `Avg` |
+/// | members on GPUs | 1 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
+/// | peer access | needed | used | used | not used | not used | used |
+/// | sums are made by | one kernel | one kernel | kernels | one kernel | device threads | kernels |
+/// | data are moved by | the kernel | the kernel, or copy engines | copy engines | the kernel | copy engines | the kernel, or copy engines |
+/// | bits of sums: in rank order | yes | yes | yes | yes | yes | by place in the buffer |
+/// | the call waits for its device | no | no | no | no | where it adds up | no |
+/// | in a graph | one kernel | as it is carried out | between two parts | one kernel | between two parts | as it is carried out |
 ///
 /// Where kernels cannot meet by themselves, `Direct` and `Staged` are between two parts of a graph, too. Messages (`send`, `recv`) are
 /// copies under all of them.
@@ -152,6 +152,12 @@ pub enum Algorithm {
     /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them. Needs peer
     /// access between all members.
     Direct,
+    /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers' memory: every member sends
+    /// its part of a slice to the slice's owner, who adds up and sends the result back. Where kernels cannot meet by themselves (on
+    /// software GPUs, under a checker, without peer access) as by `Copies`. It needs memory for what arrives, up to 64 MiB on each device, and
+    /// takes less where there is less. What is no sum runs as under `Auto`, which goes this way with all-reduces of more than two GPUs from 8 MB on (8 H200s from 16 MB), but
+    /// for those that go around a ring.
+    Exchange,
     /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up in its own memory,
     /// and send the result back. What is only moved is copied. Also through the host where there is no peer access. It takes scratch
     /// of up to 128 MiB on each device for sums, and less where memory is short.
@@ -175,7 +181,7 @@ pub enum Algorithm {
     /// its successor's memory alone, where kernels can meet; by copies from the size on from which they are faster (they leave the
     /// processors to other work) and where kernels cannot meet: on software GPUs, under a checker, without peer access. The bits are
     /// the same by either. The kernels need memory for what arrives, up to 48 MiB on each device, and take less where there is
-    /// less. Under `Auto` more than two GPUs with peer access go round from 32 MB on (3 and 4 H200s from 16 MB). What a ring cannot do runs as under `Auto`.
+    /// less. Under `Auto` more than two GPUs with peer access go round from 32 MB on. What a ring cannot do runs as under `Auto`.
     Ring,
 }
 
@@ -186,11 +192,12 @@ impl std::str::FromStr for Algorithm {
         match name {
             "auto" => Ok(Algorithm::Auto),
             "direct" => Ok(Algorithm::Direct),
+            "exchange" => Ok(Algorithm::Exchange),
             "copies" => Ok(Algorithm::Copies),
             "staged" => Ok(Algorithm::Staged),
             "host" => Ok(Algorithm::Host),
             "ring" => Ok(Algorithm::Ring),
-            _ => Err(format!("{name:?} is no algorithm: auto, direct, copies, staged, host or ring")),
+            _ => Err(format!("{name:?} is no algorithm: auto, direct, exchange, copies, staged, host or ring")),
         }
     }
 }

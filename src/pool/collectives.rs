@@ -4,7 +4,7 @@ use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
     collective::{
         choose::{Bulk, Case, Way, choose},
-        direct,
+        direct, exchange,
         plan::Shape,
         ring,
         run::GRAIN,
@@ -54,8 +54,8 @@ impl GpuPool {
         let (shared, n) = (&self.shared, members.len());
         let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
-        let (bulk, packets) = (Some(Bulk::Sums), Some(bytes));
-        let case = Case { members: n, direct, all_reduce, bulk, packets, whole: true, bytes, captured: false };
+        let (bulk, sums, packets) = (Some(Bulk::Sums), n > 1, Some(bytes));
+        let case = Case { members: n, direct, all_reduce, bulk, sums, packets, whole: true, bytes, captured: false };
         let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
@@ -70,6 +70,7 @@ impl GpuPool {
             Way::Ring => (Algorithm::Ring, "events"),
             Way::Hosted => (Algorithm::Host, "host threads"),
             Way::RingKernel => (Algorithm::Ring, "flags"),
+            Way::Exchange => (Algorithm::Exchange, "flags"),
         };
         let shape = Shape::AllReduce { len: bytes / dtype.size() };
         let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
@@ -80,6 +81,7 @@ impl GpuPool {
             Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
             Way::Hosted => 0,
             Way::RingKernel => ring::cut::blocks(part, limits) as u32,
+            Way::Exchange => exchange::kernel::blocks(part, limits) as u32,
             Way::Staged | Way::Copies | Way::Ring => direct::blocks(part),
         };
         Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }

@@ -1,17 +1,18 @@
-//! Slices that go to their owners by copy engines, are added up there, and come back, piece by piece. The other tests have parts of
-//! one piece.
+//! Slices that go to their owners, are added up there, and come back, piece by piece: by copy engines, or by one kernel on each device.
+//! The other tests have parts of one piece.
 
 use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},
-    numbers::Num,
+    numbers::{Num, Rng},
     on_both,
     rig::{assert_nothing_kept, assert_works, builder},
     support::{Gpus, failure},
 };
 use gpu_pool::{
-    Algorithm, Check, Error, GpuPool, ReduceOp,
+    Algorithm, Check, DType, Error, GpuPool, ReduceOp,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
+use half::bf16;
 
 fn pool(gpus: Gpus, count: usize) -> GpuPool {
     builder(gpus, count).algorithm(Algorithm::Copies).build().unwrap()
@@ -34,6 +35,23 @@ fn check<T: Num>(gpus: Gpus, n: usize, op: ReduceOp) {
     assert_nothing_kept(&pool);
 }
 
+/// Bits of a sum in place, of a part of each member's buffer, and of its part by itself.
+fn bits<T: Num + bytemuck::Pod>(pool: &GpuPool, len: usize, op: ReduceOp, (a, b): (usize, usize)) -> Vec<Vec<u8>> {
+    let found = pool.run(|dev, shard| {
+        let mut rng = Rng(shard.index() as u64 + 3);
+        let noise = |_| T::of((rng.next() >> 40) as f64 / 1e6 - 8.0);
+        let mut x = dev.upload(&(0..a + len).map(noise).collect::<Vec<_>>())?;
+        let op = if let ReduceOp::Scaled(by) = op { ReduceOp::Scaled(by + shard.index() as f64) } else { op };
+        dev.all_reduce(&mut x.slice_mut(a..), op)?;
+        let (n, mut y) = (dev.count(), dev.zeros::<T>(b + len)?);
+        let each = len / n;
+        dev.reduce_scatter(&x.slice(a..a + n * each), &mut y.slice_mut(b..b + each), op)?;
+        dev.reduce(&mut y.slice_mut(b..), op, n - 1)?;
+        Ok(bytemuck::cast_slice(&[dev.download(&x)?, dev.download(&y)?].concat()).to_vec())
+    });
+    found.unwrap()
+}
+
 on_both! {
     // On software GPUs the race checker watches the slots.
     2: fn every_collective_in_many_pieces(gpus) {
@@ -42,6 +60,50 @@ on_both! {
 
     3: fn every_collective_of_three_in_several_pieces(gpus) {
         check::<i64>(gpus, 3, ReduceOp::Avg);
+    }
+
+    // By kernels, where they meet: all that adds up, of every size of element, with factors, in rank order.
+    2: fn sums_by_kernels_have_the_bits_of_direct_ones(gpus) {
+        for n in [2, gpus.up_to(3), gpus.up_to(8)] {
+            let by = |algorithm| builder(gpus, n).algorithm(algorithm).build().unwrap();
+            let (exchange, direct) = (by(Algorithm::Exchange), by(Algorithm::Direct));
+            let meets = exchange.explain(DType::BF16, ReduceOp::Max, 1 << 20);
+            println!("{n}: {meets}");
+            for (len, op) in [(70_001, ReduceOp::Avg), (1, ReduceOp::Sum), (300_003, ReduceOp::Scaled(0.3)), (40_007, ReduceOp::Prod)] {
+                let starts = [(0, 0), (1, 3), (2, 2)];
+                for (a, b) in starts {
+                    assert!(bits::<f32>(&exchange, len, op, (a, b)) == bits::<f32>(&direct, len, op, (a, b)), "{n} {len} {op}");
+                    assert!(bits::<bf16>(&exchange, len, op, (a, b)) == bits::<bf16>(&direct, len, op, (a, b)), "{n} {len} {op}");
+                }
+            }
+            assert_nothing_kept(&exchange);
+        }
+    }
+
+    // Slots are used many times, on GPUs by all blocks that there are.
+    2: fn sums_by_kernels_in_many_pieces(gpus) {
+        let n = gpus.up_to(4);
+        let pool = builder(gpus, n).algorithm(Algorithm::Exchange).build().unwrap();
+        let each = if gpus.is_cuda() { 25_000_003 } else { 10_007 };
+        let sum = |i: usize| (0..n).map(|rank| (i % 17 + rank) as f32).sum::<f32>();
+        pool.run(|dev, shard| {
+            let own: Vec<bf16> = (0..n * each).map(|i| bf16::from_f32((i % 17 + shard.index()) as f32)).collect();
+            let (mut x, mut part) = (dev.upload(&own)?, dev.zeros::<bf16>(each)?);
+            for _ in 0..2 {
+                dev.reduce_scatter(&x, &mut part, ReduceOp::Sum)?;
+            }
+            let mut sums = dev.zeros::<bf16>(n * each)?;
+            dev.all_reduce_into(&x, &mut sums, ReduceOp::Sum)?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.reduce(&mut sums, ReduceOp::Min, n - 1)?;
+            let mine = shard.index() * each;
+            assert!(dev.download(&part)?.iter().enumerate().all(|(i, x)| x.to_f32() == sum(mine + i)));
+            assert!(dev.download(&x)?.iter().enumerate().all(|(i, x)| x.to_f32() == sum(i)));
+            assert!(dev.download(&sums)?.iter().enumerate().all(|(i, x)| x.to_f32() == sum(i)));
+            Ok(())
+        })
+        .unwrap();
+        assert_nothing_kept(&pool);
     }
 
     // Nothing for an engine, whose stream does not capture.

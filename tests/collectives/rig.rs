@@ -44,9 +44,10 @@ pub enum Way {
     Staged,
 }
 
-pub const WAYS: [Way; 7] = [
+pub const WAYS: [Way; 8] = [
     Way::Default,
     Way::Watched,
+    Way::Forced(Algorithm::Exchange),
     Way::Forced(Algorithm::Copies),
     Way::Forced(Algorithm::Ring),
     Way::Forced(Algorithm::Staged),

@@ -1,6 +1,8 @@
 //! All-reduce around a ring. On CUDA by one kernel on each device that writes to its successor (`kernels/ring.cu`), where kernels can
 //! meet; under the checker, and on software GPUs, by copies that events order. Both have one order of additions, and so the same
 //! bits.
+//!
+//! What has nothing to do with the way round is for both algorithms whose kernels have inboxes (`kernels/exchange.cu`, too).
 
 use crate::{
     numbers::Rng,
@@ -22,10 +24,13 @@ fn rings(gpus: Gpus, count: usize) -> Builder {
     rig::builder(gpus, count).algorithm(Algorithm::Ring)
 }
 
-/// Whether its rings are kernels that meet; on CUDA with peer access they must be, unless something keeps kernels from it.
+/// Those whose kernels have inboxes.
+const INBOXES: [Algorithm; 2] = [Algorithm::Ring, Algorithm::Exchange];
+
+/// Whether its large sums are kernels that meet; on CUDA with peer access they must be, unless something keeps kernels from it.
 fn meets(pool: &GpuPool) -> bool {
     let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20);
-    assert_eq!(how.algorithm, Algorithm::Ring, "{how}");
+    assert!(matches!(how.algorithm, Algorithm::Ring | Algorithm::Exchange | Algorithm::Copies), "{how}");
     how.meets == "flags"
 }
 
@@ -138,67 +143,77 @@ on_both! {
     // Each finds slots, flags and epochs as the one before has left them; also one of other members, in another order.
     2: fn hundreds_in_a_row_of_changing_sizes(gpus) {
         let n = gpus.up_to(4);
-        let pool = rings(gpus, n).build().unwrap();
         let sizes = [1, 40_000, 1000, 0, 17_000, 5, 300_000, 8192];
         let backwards: Vec<usize> = (0..n).rev().collect();
-        let found = pool.run(|dev, _| {
-            let mut x = dev.upload(&vec![1.0f32; 300_000])?;
-            for round in 0..if gpus.is_cuda() { 400 } else { 40 } {
-                let len = sizes[round % sizes.len()];
-                dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?;
-                match round % 5 {
-                    0 => dev.group(&backwards)?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
-                    1 => dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Max)?,
-                    2 if dev.rank() < 2 => dev.group(&[1, 0])?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
-                    _ => {}
+        for algorithm in INBOXES {
+            let pool = rig::builder(gpus, n).algorithm(algorithm).build().unwrap();
+            let found = pool.run(|dev, _| {
+                let mut x = dev.upload(&vec![1.0f32; 300_000])?;
+                for round in 0..if gpus.is_cuda() { 400 } else { 40 } {
+                    let len = sizes[round % sizes.len()];
+                    dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?;
+                    match round % 5 {
+                        0 => dev.group(&backwards)?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
+                        1 => dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Max)?,
+                        2 if dev.rank() < 2 => dev.group(&[1, 0])?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
+                        3 => dev.broadcast(&mut x.slice_mut(..len), round % n)?,
+                        4 => {
+                            let mut part = dev.zeros::<f32>(len)?;
+                            dev.reduce_scatter(&x.slice(..len / n * n), &mut part.slice_mut(..len / n), ReduceOp::Avg)?;
+                            assert!(dev.download(&part.slice(..len / n))?.iter().all(|x| *x == 1.0));
+                        }
+                        _ => {}
+                    }
                 }
-            }
-            dev.download(&x)
-        });
-        assert!(found.unwrap().iter().flatten().all(|x| *x == 1.0));
-        assert_nothing_kept(&pool);
+                dev.download(&x)
+            });
+            assert!(found.unwrap().iter().flatten().all(|x| *x == 1.0), "{algorithm:?}");
+            assert_nothing_kept(&pool);
+        }
     }
 
     // sglang#34159 for graphs: what is captured adds up as what is called. Several in one graph have one inbox.
     2: fn in_graphs_the_bits_are_the_same(gpus) {
         let n = gpus.up_to(4);
-        let pool = rings(gpus, n).build().unwrap();
         let (small, large) = (1000, if gpus.is_cuda() { 1_000_003 } else { 30_011 });
-        pool.run(|dev, _| {
-            let own = |len: usize| noise::<f32>(dev.rank() as u64 + 5, len);
-            let step = |dev: &Device, x: &mut DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>, z: &mut DeviceBuffer<f32>| {
-                dev.all_reduce(x, ReduceOp::Avg)?;
-                dev.all_reduce(y, ReduceOp::Avg)?;
-                dev.all_reduce_into(y, z, ReduceOp::Sum)?;
-                dev.all_reduce(x, ReduceOp::Sum)
-            };
-            let new = || Ok::<_, Error>((dev.upload(&own(small))?, dev.upload(&own(large))?, dev.zeros::<f32>(large)?));
-            let (mut x, mut y, mut z) = new()?;
-            let mut plain = Vec::new();
-            for _ in 0..3 {
-                step(dev, &mut x, &mut y, &mut z)?;
-                plain.push((dev.download(&x)?, dev.download(&y)?, dev.download(&z)?));
-            }
-            let (mut x, mut y, mut z) = new()?;
-            let (graph, ()) = dev.capture(|dev| step(dev, &mut x, &mut y, &mut z))?;
-            for expected in plain {
-                // Beside it, others' inboxes come and go.
-                let mut other = dev.upload(&own(large))?;
-                dev.launch_graph(&graph)?;
-                dev.all_reduce(&mut other, ReduceOp::Sum)?;
-                assert!((dev.download(&x)?, dev.download(&y)?, dev.download(&z)?) == expected);
-            }
-            Ok(())
-        })
-        .unwrap();
-        assert_nothing_kept(&pool);
+        for algorithm in INBOXES {
+            let pool = rig::builder(gpus, n).algorithm(algorithm).build().unwrap();
+            pool.run(|dev, _| {
+                let own = |len: usize| noise::<f32>(dev.rank() as u64 + 5, len);
+                let step = |dev: &Device, x: &mut DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>, z: &mut DeviceBuffer<f32>| {
+                    dev.all_reduce(x, ReduceOp::Avg)?;
+                    dev.all_reduce(y, ReduceOp::Avg)?;
+                    dev.all_reduce_into(y, z, ReduceOp::Sum)?;
+                    dev.all_reduce(x, ReduceOp::Sum)
+                };
+                let new = || Ok::<_, Error>((dev.upload(&own(small))?, dev.upload(&own(large))?, dev.zeros::<f32>(large)?));
+                let (mut x, mut y, mut z) = new()?;
+                let mut plain = Vec::new();
+                for _ in 0..3 {
+                    step(dev, &mut x, &mut y, &mut z)?;
+                    plain.push((dev.download(&x)?, dev.download(&y)?, dev.download(&z)?));
+                }
+                let (mut x, mut y, mut z) = new()?;
+                let (graph, ()) = dev.capture(|dev| step(dev, &mut x, &mut y, &mut z))?;
+                for expected in plain {
+                    // Beside it, others' inboxes come and go.
+                    let mut other = dev.upload(&own(large))?;
+                    dev.launch_graph(&graph)?;
+                    dev.all_reduce(&mut other, ReduceOp::Sum)?;
+                    assert!((dev.download(&x)?, dev.download(&y)?, dev.download(&z)?) == expected);
+                }
+                Ok(())
+            })
+            .unwrap();
+            assert_nothing_kept(&pool);
+        }
     }
 
     // jax#38503, pytorch#113281: one is late, and then one fails when the others wait for it, on the host and in their kernels.
     2: fn members_that_are_late_or_fail(gpus) {
         let n = gpus.up_to(4);
-        let pool = rings(gpus, n).build().unwrap();
-        for (round, len) in [100, 50_000, 1_000_000].into_iter().enumerate() {
+        for (round, (len, algorithm)) in [100, 50_000, 1_000_000].into_iter().flat_map(|len| INBOXES.map(|by| (len, by))).enumerate() {
+            let pool = rig::builder(gpus, n).algorithm(algorithm).build().unwrap();
             assert_failure_is_told(&pool, (round % n, len), |dev, x| {
                 let mut busy = dev.zeros::<u32>(1)?;
                 for late in 0..n {
@@ -217,12 +232,14 @@ on_both! {
     2: fn a_launch_that_fails_when_the_others_count_on_it(gpus) {
         let n = gpus.up_to(4);
         let rule = FaultRule::new(Injected::Error).device(n - 1).op(FaultOp::Launch);
-        let plan = FaultPlan::new().on(rule).paused();
-        let pool = rings(gpus, n).faults(plan.clone()).build().unwrap();
-        for len in [1000, 300_001, 50_000].into_iter().cycle().take(6) {
-            assert_launch_failure_is_told(&pool, (&plan, n - 1), len, |dev, x| dev.all_reduce(x, ReduceOp::Avg));
+        for algorithm in INBOXES {
+            let plan = FaultPlan::new().on(rule).paused();
+            let pool = rig::builder(gpus, n).algorithm(algorithm).faults(plan.clone()).build().unwrap();
+            for len in [1000, 300_001, 50_000].into_iter().cycle().take(6) {
+                assert_launch_failure_is_told(&pool, (&plan, n - 1), len, |dev, x| dev.all_reduce(x, ReduceOp::Avg));
+            }
+            assert_nothing_kept(&pool);
         }
-        assert_nothing_kept(&pool);
     }
 }
 
@@ -235,30 +252,33 @@ mod cuda_only {
         on_cuda(2, |gpus| {
             let n = gpus.up_to(8);
             let len = 2_000_003;
-            let roomy = rings(gpus, n).build().unwrap();
-            let expected = bits(&roomy, len, ReduceOp::Avg);
-            let pool = rings(gpus, n).memory_limit(64 << 20).build().unwrap();
-            if !meets(&pool) {
-                return println!("skipped: kernels do not meet here");
-            }
-            pool.run(|dev, _| {
-                let mut x = dev.upload(&noise::<f32>(dev.rank() as u64 + 5, len))?;
-                let mut fills = Vec::new();
-                if dev.rank() % 3 == 1 {
-                    for bytes in [8 << 20, 2 << 20, 1 << 19] {
-                        while let Ok(fill) = dev.zeros::<u8>(bytes) {
-                            fills.push(fill);
-                        }
-                    }
-                    // Room for some of it.
-                    fills.pop();
+            for algorithm in INBOXES {
+                let roomy = rig::builder(gpus, n).algorithm(algorithm);
+                let expected = bits(&roomy.build().unwrap(), len, ReduceOp::Avg);
+                let short = rig::builder(gpus, n).algorithm(algorithm);
+                let pool = short.memory_limit(64 << 20).build().unwrap();
+                if !meets(&pool) {
+                    return println!("skipped: kernels do not meet here");
                 }
-                dev.all_reduce(&mut x, ReduceOp::Avg)?;
-                let found: Vec<u32> = dev.download(&x)?.into_iter().map(f32::to_bits).collect();
-                assert!(found == expected);
-                Ok(())
-            })
-            .unwrap();
+                pool.run(|dev, _| {
+                    let mut x = dev.upload(&noise::<f32>(dev.rank() as u64 + 5, len))?;
+                    let mut fills = Vec::new();
+                    if dev.rank() % 3 == 1 {
+                        for bytes in [8 << 20, 2 << 20, 1 << 19] {
+                            while let Ok(fill) = dev.zeros::<u8>(bytes) {
+                                fills.push(fill);
+                            }
+                        }
+                        // Room for some of it.
+                        fills.pop();
+                    }
+                    dev.all_reduce(&mut x, ReduceOp::Avg)?;
+                    let found: Vec<u32> = dev.download(&x)?.into_iter().map(f32::to_bits).collect();
+                    assert!(found == expected, "{algorithm:?}");
+                    Ok(())
+                })
+                .unwrap();
+            }
         });
     }
 
@@ -267,36 +287,37 @@ mod cuda_only {
     fn counters_wrap_around() {
         on_cuda(2, |gpus| {
             let n = gpus.up_to(8);
-            let pool = rings(gpus, n).build().unwrap();
-            run_as_counters_wrap(&pool, &[0, 1, 7], |dev| {
-                for (len, op) in
-                    [(33, ReduceOp::Sum), (1, ReduceOp::Max), (70_001, ReduceOp::Avg), (300_001, ReduceOp::Sum)]
-                {
-                    let mut x = dev.upload(&vec![1.0f32; len])?;
-                    (0..3).try_for_each(|_| dev.all_reduce(&mut x, op))?;
-                    let expected = if op == ReduceOp::Sum { n.pow(3) as f32 } else { 1.0 };
-                    assert!(dev.download(&x)?.iter().all(|x| *x == expected));
-                }
-                Ok(())
-            });
+            for algorithm in INBOXES {
+                let pool = rig::builder(gpus, n).algorithm(algorithm).build().unwrap();
+                run_as_counters_wrap(&pool, &[0, 1, 7], |dev| {
+                    for (len, op) in
+                        [(33, ReduceOp::Sum), (1, ReduceOp::Max), (70_001, ReduceOp::Avg), (300_001, ReduceOp::Sum)]
+                    {
+                        let mut x = dev.upload(&vec![1.0f32; len])?;
+                        (0..3).try_for_each(|_| dev.all_reduce(&mut x, op))?;
+                        let expected = if op == ReduceOp::Sum { n.pow(3) as f32 } else { 1.0 };
+                        assert!(dev.download(&x)?.iter().all(|x| *x == expected));
+                    }
+                    Ok(())
+                });
+            }
         });
     }
 
     // By default: for more than two, where it was measured to be fastest; never for another order.
     #[test]
-    fn large_sums_go_round_by_kernels() {
+    fn large_sums_are_exchanged_or_go_round_by_kernels() {
         on_cuda(3, |gpus| {
             let pool = rig::builder(gpus, gpus.up_to(8)).algorithm(Algorithm::Auto).build().unwrap();
             let how = |bytes| pool.explain(DType::F32, ReduceOp::Avg, bytes);
             if how(4).meets != "packets" {
                 return println!("skipped: kernels do not meet here");
             }
-            let found = [(8 << 20), 32 << 20, 256 << 20, 1 << 30].map(|bytes| (how(bytes).algorithm, how(bytes).meets));
-            let (direct, kernels) = ((Algorithm::Direct, "flags"), (Algorithm::Ring, "flags"));
-            assert_eq!(found, [direct, kernels, kernels, kernels]);
-            assert_eq!(pool.explain(DType::F16, ReduceOp::Avg, 64 << 20).algorithm, Algorithm::Direct);
-            // Some hundred megabytes through it, in several rounds.
-            let len = 40_000_001;
+            let found = [4 << 20, 16 << 20, 1 << 30].map(|bytes| (how(bytes).algorithm, how(bytes).meets));
+            assert_eq!(found, [Algorithm::Direct, Algorithm::Exchange, Algorithm::Ring].map(|by| (by, "flags")));
+            assert_eq!(pool.explain(DType::F16, ReduceOp::Avg, 1 << 30).algorithm, Algorithm::Exchange);
+            // Half a gigabyte, in many rounds.
+            let len = 140_000_001;
             pool.run(|dev, _| {
                 let mut x = dev.zeros::<f32>(len)?;
                 dev.fill(&mut x, 1.0 + dev.rank() as f32)?;

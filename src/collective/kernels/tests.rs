@@ -278,10 +278,12 @@ fn signals_lie_where_the_kernels_look_for_them() {
     for (name, number) in [("MOST", MOST as u32), ("BLOCKS", BLOCKS), ("FEW", FEW), ("STAGED", STAGED_BLOCKS as u32)] {
         assert!(header.contains(&format!("const u32 {name} = {number};")), "{name} is not {number} in meet.cuh");
     }
+    let exchange = include_str!("../../../kernels/exchange.cu");
+    assert!(exchange.contains(&format!("const u32 SLOTS = {EXCHANGE_SLOTS};")));
     // `static_assert`ed in kernels/meet.cuh by the same sum.
     let places = signals::Places::direct(2);
     assert_eq!(places, signals::Places { packets: 32768, room: 1 << 20 });
-    assert_eq!(places.bytes(2), 16640 + 24576 + 2 * 32768 * 16 + 2 * (1 << 20));
+    assert_eq!(places.bytes(2), 256 + 16384 + 49152 + 2 * 32768 * 16 + 2 * (1 << 20));
     let header = signals::header(&[10, 20], 30, 40, places);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
     // A `u32` at byte 212, and two behind it.
@@ -351,6 +353,10 @@ fn arguments_fit_the_compiled_kernels() {
         let call = Staged { meet, stage, role, op, factors, puts, pulls };
         let entry = staged(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
+        let pieces = Pieces { piece: 128, count: 1, returns: 1 };
+        let call = Trade { op, factors, exchange: Exchange::default(), pieces, meet };
+        let entry = super::exchange(dtype);
+        assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }
     for dtype in [DType::F32, DType::F64] {
         let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
@@ -365,7 +371,8 @@ fn arguments_fit_the_compiled_kernels() {
 /// What must not be in them: local memory, where spilled or indexed arrays go, and loads that may be stale.
 #[test]
 fn compiled_kernels_keep_to_registers() {
-    for entry in [combine(DType::F32), push(DType::F32), eager(DType::F32), staged(DType::F32), ring(DType::F32)] {
+    let entries = [combine, push, eager, staged, ring, super::exchange].map(|of| of(DType::F32));
+    for entry in entries {
         let ptx = entry.module.image.ptx.unwrap();
         assert!(!ptx.contains(".local") && !ptx.contains("ld.global.nc") && ptx.contains("ld.relaxed.sys"));
     }

@@ -1,28 +1,20 @@
 //! The ring in one kernel on each member, which writes to its successor alone: `kernels/ring.cu` has the protocol.
 //!
-//! What has been added up so far goes to the successor's *inbox*, memory of its pool that it takes before the meeting and tells of
-//! there. A member that is short of memory takes less. All know the smallest, and cut alike.
-//!
-//! In a graph the inbox is the graph's, as all memory that it names; one for all rings of a capture, since their kernels run one
-//! after the other.
+//! What has been added up so far goes to the successor's [inbox](super::super::inbox). All know the smallest, and cut alike.
 
 use super::{
     super::{
         Group, ReduceOp,
-        board::{Area, Notice},
-        choose::Way,
+        board::Notice,
         direct,
         kernels::{self, Cut, Meet, Ring, Round},
-        plan::{Shape, Side},
+        plan::Side,
         run::{Request, lent},
         tuner::Limits,
     },
     cut,
 };
-use crate::{
-    error::{Error, Result},
-    op::Op,
-};
+use crate::error::Result;
 use std::sync::Arc;
 
 /// Bytes of the largest chunk of an all-reduce of `len` elements.
@@ -31,41 +23,15 @@ fn largest(group: &Group<'_>, request: &Request, len: usize) -> usize {
     cut::chunk(0, group.count(), len, size).len() * size
 }
 
-/// Memory of this member for what its predecessor sends, which `access` is to touch; none by other ways, and where there are no
-/// elements.
-#[track_caller]
-pub(in super::super) fn inbox(
+/// The sizes of inbox that an all-reduce of some elements may have, from the best down.
+pub(in super::super) fn inboxes(
     group: &Group<'_>,
     request: &Request,
-    (way, limits): (Way, &Limits),
-    access: &mut Op<'_>,
-) -> Result<Option<Area>> {
-    let (Way::RingKernel, Some(Shape::AllReduce { len: len @ 1.. })) = (way, &request.shape) else { return Ok(None) };
-    let area = take(group, request, *len, limits)?;
-    access.scratch(&area.block, area.bytes.clone())?;
-    Ok(Some(area))
-}
-
-#[track_caller]
-fn take(group: &Group<'_>, request: &Request, len: usize, limits: &Limits) -> Result<Area> {
+    len: usize,
+    limits: &Limits,
+) -> impl Iterator<Item = usize> + use<> {
     let chunk = largest(group, request, len);
-    let kept = group.dev.recording.as_ref().map(|recording| &recording.inbox);
-    let mut short = None;
-    for bytes in cut::inboxes(chunk, cut::blocks(chunk, limits)) {
-        if let Some(area) = kept.and_then(|kept| kept.borrow().clone()).filter(|area| area.bytes.len() >= bytes) {
-            return Ok(area);
-        }
-        match group.dev.allocate::<u8>(request.call.op(), bytes) {
-            Ok(buffer) => {
-                let area = Area { block: buffer.block.clone(), address: buffer.address(), bytes: 0..bytes };
-                kept.map(|kept| kept.replace(Some(area.clone())));
-                return Ok(area);
-            }
-            Err(error @ Error::OutOfMemory { .. }) => short = Some(error),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(short.expect("there is a smallest size"))
+    cut::inboxes(chunk, cut::blocks(chunk, limits))
 }
 
 /// Submits this member's kernel, for some elements. The meeting on the host is over and committed: whatever comes of this, the

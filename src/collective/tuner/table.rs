@@ -26,6 +26,8 @@ const H200_2: Limits = Limits {
     ring: usize::MAX,
     exchange: 64 * MB,
     exchange_parts: 512 * MB,
+    exchange_kernel: usize::MAX,
+    exchange_blocks: BLOCKS,
     copies: 128 * MB,
     beside: 8 * MB,
     beside_blocks: 16,
@@ -40,14 +42,16 @@ const H200_2: Limits = Limits {
 const H200_4: Limits = Limits {
     push: 128 * KB,
     eager_whole: MB / 3,
-    ring_kernel: 16 * MB,
+    ring_kernel: 32 * MB,
     exchange: usize::MAX,
     exchange_parts: usize::MAX,
+    exchange_kernel: 8 * MB,
     copies: 128 * MB,
     beside: usize::MAX,
     large: 2 * MB,
     large_blocks: 16,
     handed_on_blocks: 32,
+    gathered: 4 * MB,
     gathered_blocks: 96,
     ..H200_2
 };
@@ -55,7 +59,7 @@ const H200_8: Limits = Limits {
     push: 768 * KB / 7,
     eager: 2 * MB / 7,
     eager_whole: MB / 7,
-    ring_kernel: 32 * MB,
+    exchange_kernel: 16 * MB,
     copies: usize::MAX,
     ..H200_4
 };

@@ -13,11 +13,11 @@ use proptest::prelude::*;
 use std::{convert::Infallible, time::Duration};
 
 /// Of all kernels.
-fn all_blocks(limits: &Limits) -> [u32; 7] {
-    let Limits {
-        blocks, large_blocks, push_blocks, ring_blocks, beside_blocks, handed_on_blocks, gathered_blocks, ..
-    } = *limits;
-    [blocks, large_blocks, push_blocks, ring_blocks, beside_blocks, handed_on_blocks, gathered_blocks]
+fn all_blocks(limits: &Limits) -> [u32; 8] {
+    let Limits { blocks, large_blocks, push_blocks, ring_blocks, .. } = *limits;
+    let Limits { exchange_blocks, beside_blocks, handed_on_blocks, gathered_blocks, .. } = *limits;
+    let large = [large_blocks, handed_on_blocks, gathered_blocks];
+    [[blocks, push_blocks, ring_blocks, exchange_blocks, beside_blocks].as_slice(), &large].concat().try_into().unwrap()
 }
 
 fn h200() -> &'static [(usize, Limits)] {
@@ -46,7 +46,7 @@ fn rows_stand_for_themselves_and_others_are_between() {
     // On the line from 256 KB for 2 to 128 KB for 4: half as much for twice as many.
     assert!((two.push / 3 * 2).abs_diff(three.push) < 4, "{three:?}");
     assert_eq!((three.large_blocks, three.ring), (four.large_blocks, usize::MAX));
-    assert_eq!([two, three, four, nine].map(|limits| limits.ring_kernel), [usize::MAX, 16 << 20, 16 << 20, 32 << 20]);
+    assert_eq!([two, three, four, nine].map(|limits| limits.ring_kernel), [usize::MAX, 32 << 20, 32 << 20, 32 << 20]);
     // What a device sends in all does not grow any more.
     let eight = h200().last().unwrap().1;
     assert_eq!((nine.push, nine.eager), (eight.push * 7 / 8, eight.eager * 7 / 8));
@@ -180,12 +180,12 @@ fn limits_in_words() {
     let text = Limits::default_of(4).to_string();
     assert_eq!(
         text,
-        "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, a ring of kernels from 32 MB on, a block for \
+        "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels from 8 MB on, a ring of kernels from 32 MB on, a block for \
          16 KB, at most 64, 16 for sums in parts of 2 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
-        "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged from 64 MB on, beside other work from 8 MB on, \
+        "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, beside other work from 8 MB on, \
          moved by copies from 128 MB on, a block for 16 KB, at most 64"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");

@@ -1,0 +1,76 @@
+//! The arguments of `kernels/exchange.cu`.
+
+use super::{Arguments, DType, MOST, Meet, ReduceOp, code, push_factors, value};
+use crate::driver::Address;
+
+/// Slots of a block in its member's inbox, for each sender; one is enough for a single piece.
+pub(crate) const EXCHANGE_SLOTS: usize = 2;
+
+/// Where a member reads and writes, by rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Exchange {
+    /// Own elements of the member's slice.
+    pub from: [Address; MOST],
+    /// Bytes of the slice.
+    pub bytes: [u64; MOST],
+    /// Where the member wants the sums of the own slice; 0: it does not.
+    pub to: [Address; MOST],
+    /// Every member's memory for what the others send: by parity of the piece ([`EXCHANGE_SLOTS`] of them), block and sender.
+    pub inbox: [Address; MOST],
+}
+
+/// What all members agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Pieces {
+    /// Bytes of one, and of a slot: a multiple of 128.
+    pub piece: u64,
+    /// Of a block's part of the largest slice; not 0.
+    pub count: u32,
+    /// 1: sums go to others than those who make them.
+    pub returns: u32,
+}
+
+/// One member's part of sums that are exchanged; on GPUs only. Every member launches the same grid.
+pub(crate) struct Trade<'a> {
+    pub op: ReduceOp,
+    /// One for each member when `op` is `Scaled`, else empty.
+    pub factors: &'a [f64],
+    pub exchange: Exchange,
+    pub pieces: Pieces,
+    pub meet: Meet,
+}
+
+impl Trade<'_> {
+    pub(crate) fn args(&self) -> Arguments {
+        debug_assert!(self.meet.signals != 0 && self.pieces.count > 0);
+        let mut args = Arguments::new();
+        args.push(value(self.meet));
+        args.push(value(code(self.op)));
+        push_factors(&mut args, self.factors, 0);
+        push_factors(&mut args, self.factors, 1);
+        args.push(value(self.pieces));
+        let Exchange { from, bytes, to, inbox } = &self.exchange;
+        for all in [from, bytes, to, inbox] {
+            let (low, high) = all.split_at(8);
+            args.extend([low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them"))));
+        }
+        args
+    }
+}
+
+/// The name of the entry for a type.
+pub(super) fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "exchange_f32",
+        DType::F64 => "exchange_f64",
+        DType::F16 => "exchange_f16",
+        DType::BF16 => "exchange_bf16",
+        DType::I8 => "exchange_i8",
+        DType::U8 => "exchange_u8",
+        DType::I32 => "exchange_i32",
+        DType::U32 => "exchange_u32",
+        DType::I64 => "exchange_i64",
+        DType::U64 => "exchange_u64",
+    }
+}
