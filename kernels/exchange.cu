@@ -25,8 +25,8 @@
 // read; in the own slice by the threads that have read it.
 //
 // No memory of a peer's is touched after its end. Its slots: it has heard all PUTs. Its destination: `returns` says that sums are
-// written to others, and then all meet at the end. (Where they stay with their owners nothing comes late but a TAKEN, which
-// is a count of an old epoch then, and the next meeting's flags, which no block looks for that has got so far: as in ring.cu.)
+// written to others, and then all meet at the end. (Where they stay with their owners, who has heard all PUTs has heard the last of
+// everybody; the next meeting's flags may come before a peer has ended, but no block looks for flags that has got so far.)
 #include "combine.cuh"
 #include "route.cuh"
 

@@ -49,7 +49,9 @@ impl Builder {
         }
         if self.algorithm.is_none() {
             self.algorithm =
-                variable("GPU_POOL_ALGORITHM", "auto, direct, copies, staged, host or ring", |text| text.parse().ok())?;
+                variable("GPU_POOL_ALGORITHM", "auto, direct, exchange, copies, staged, host or ring", |text| {
+                    text.parse().ok()
+                })?;
         }
         if self.tune.is_none() {
             self.tune = variable("GPU_POOL_TUNE", "auto, off, table or measure", |text| text.parse().ok())?;

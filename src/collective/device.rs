@@ -48,7 +48,7 @@ impl Device {
     /// back: between two GPUs from 64 MB on by copy engines, among several from 8 MB on by kernels that only write to each other. Large
     /// sums of `f32` and `f64` of more than two GPUs (from 32 MB on) go around a ring, reduce-scatter and all-gather,
     /// `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009), by kernels that write to their neighbour, or by copies.
-    /// Without peer access all goes through the host's memory.
+    /// Without peer access kernels meet in the host's memory; where they cannot meet at all, `f32` and `f64` go around a ring.
     /// [`explain`](crate::GpuPool::explain) says which it would be.
     ///
     /// # Errors

@@ -10,7 +10,8 @@ use crate::{
     op::Op,
 };
 
-/// The inbox, which `access` is to touch; none by ways that have none, and where there is nothing to send.
+/// The inbox, which `access` is to touch; none by ways that have none, where there is nothing to send, and where there is no memory
+/// for an exchange: then it goes another way, to the same bits.
 #[track_caller]
 pub(super) fn inbox(
     group: &Group<'_>,
@@ -23,7 +24,10 @@ pub(super) fn inbox(
             take(group, request, ring::kernel::inboxes(group, request, *len, limits))?
         }
         (Way::Exchange, Some(shape)) if exchange::kernel::largest(group, request, shape) > 0 => {
-            take(group, request, exchange::kernel::inboxes(group, request, shape, limits))?
+            match take(group, request, exchange::kernel::inboxes(group, request, shape, limits)) {
+                Err(Error::OutOfMemory { .. }) => return Ok(None),
+                taken => taken?,
+            }
         }
         _ => return Ok(None),
     };
@@ -31,12 +35,16 @@ pub(super) fn inbox(
     Ok(Some(area))
 }
 
-/// The first of these sizes, which get smaller, that there is memory for; or what the graph has already.
+/// The first of these sizes that there is memory for; or what the graph has already.
 #[track_caller]
 fn take(group: &Group<'_>, request: &Request, sizes: impl Iterator<Item = usize>) -> Result<Area> {
     let kept = group.dev.recording.as_ref().map(|recording| &recording.inbox);
-    let mut short = None;
+    let (mut short, mut tried) = (None, usize::MAX);
     for bytes in sizes {
+        if bytes >= tried {
+            continue;
+        }
+        tried = bytes;
         if let Some(area) = kept.and_then(|kept| kept.borrow().clone()).filter(|area| area.bytes.len() >= bytes) {
             return Ok(area);
         }

@@ -93,9 +93,11 @@ enum Met {
 
 impl Met {
     /// With `spins`, the launch gate is open when they have met.
-    fn of(group: &Group<'_>, request: &Request, inbox: Option<&Area>, spins: bool) -> Result<Met> {
+    fn of(group: &Group<'_>, request: &Request, (way, inbox): (Way, Option<&Area>), spins: bool) -> Result<Met> {
+        // All in the same form, whoever has no memory.
+        let in_full = matches!(way, Way::RingKernel | Way::Exchange);
         match Brief::of(request, group.in_short()) {
-            Some(own) if inbox.is_none() => group.meet_briefly(own, &request.call, spins).map(Met::Briefly),
+            Some(own) if !in_full => group.meet_briefly(own, &request.call, spins).map(Met::Briefly),
             _ => {
                 let inbox = inbox.map(|area| (area.address, area.bytes.len()));
                 let lent = Lent { inbox, ..request.lend(None) };
@@ -249,7 +251,7 @@ pub(super) fn run(
     let areas = request.source.iter().chain(&request.destination).chain(&inbox);
     let blocks = areas.map(|area| area.block.clone());
     let missed = Missed { meet, times: 1 };
-    let (met, window) = commit_by(group, missed, blocks, || Met::of(group, request, inbox.as_ref(), true))?;
+    let (met, window) = commit_by(group, missed, blocks, || Met::of(group, request, (way, inbox.as_ref()), true))?;
     match met.shape(group, request) {
         Ok(shape) => {
             let launched = submit(group, request, (way, limits, signals), &shape, &met, meet);
@@ -278,7 +280,7 @@ pub(super) fn capture(
 ) -> Result<Meet> {
     check_not_blocked(group.dev, request.call.op())?;
     let inbox = inbox::inbox(group, request, (way, group.limits()), access)?;
-    let met = Met::of(group, request, inbox.as_ref(), false)?;
+    let met = Met::of(group, request, (way, inbox.as_ref()), false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
     submit(group, request, (way, group.limits(), signals), &shape, &met, meet)?;
     Ok(meet)
@@ -300,7 +302,7 @@ fn submit(
         (Way::RingKernel, Met::InFull(notices), Shape::AllReduce { len }) if *len > 0 => {
             ring::kernel::launch(group, request, *len, notices, limits, meet)
         }
-        (Way::Exchange, Met::InFull(notices), _) if largest > 0 => {
+        (Way::Exchange, Met::InFull(notices), _) if notices.iter().all(|notice| lent(notice).inbox.is_some()) => {
             exchange::kernel::launch(group, request, shape, notices, limits, meet)
         }
         (Way::Push | Way::Eager, ..) => push(group, request, shape, factors.collect(), meet, (way, limits)),

@@ -155,7 +155,7 @@ pub enum Algorithm {
     /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers' memory: every member sends
     /// its part of a slice to the slice's owner, who adds up and sends the result back. Where kernels cannot meet by themselves (on
     /// software GPUs, under a checker, without peer access) as by `Copies`. It needs memory for what arrives, up to 64 MiB on each device, and
-    /// takes less where there is less. What is no sum runs as under `Auto`, which goes this way with all-reduces of more than two GPUs from 8 MB on (8 H200s from 16 MB), but
+    /// takes less where there is less. What is no sum runs as under `Auto`, which goes this way with all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s from 16 MB), but
     /// for those that go around a ring.
     Exchange,
     /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up in its own memory,

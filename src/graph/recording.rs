@@ -35,7 +35,7 @@ pub(crate) struct Recording {
     /// Ordinals of the group that meets, by rank.
     members: OnceCell<Box<[usize]>>,
     operations: Cell<usize>,
-    /// What predecessors in rings send to this member: of all that are captured, one after the other.
+    /// Where peers' kernels send what this member is to add up: of all that are captured, one after the other.
     pub(crate) inbox: RefCell<Option<Area>>,
     /// Why there will be no graph.
     failed: RefCell<Option<Error>>,

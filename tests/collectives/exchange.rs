@@ -6,7 +6,7 @@ use crate::{
     numbers::{Num, Rng},
     on_both,
     rig::{assert_nothing_kept, assert_works, builder},
-    support::{Gpus, failure},
+    support::{Gpus, failure, on_cuda},
 };
 use gpu_pool::{
     Algorithm, Check, DType, Error, GpuPool, ReduceOp,
@@ -39,13 +39,13 @@ fn check<T: Num>(gpus: Gpus, n: usize, op: ReduceOp) {
 fn bits<T: Num + bytemuck::Pod>(pool: &GpuPool, len: usize, op: ReduceOp, (a, b): (usize, usize)) -> Vec<Vec<u8>> {
     let found = pool.run(|dev, shard| {
         let mut rng = Rng(shard.index() as u64 + 3);
-        let noise = |_| T::of((rng.next() >> 40) as f64 / 1e6 - 8.0);
-        let mut x = dev.upload(&(0..a + len).map(noise).collect::<Vec<_>>())?;
+        let mut noise = || (0..a + len).map(|_| T::of((rng.next() >> 40) as f64 / 1e6 - 8.0)).collect::<Vec<_>>();
+        let (mut x, src) = (dev.upload(&noise())?, dev.upload(&noise())?);
         let op = if let ReduceOp::Scaled(by) = op { ReduceOp::Scaled(by + shard.index() as f64) } else { op };
         dev.all_reduce(&mut x.slice_mut(a..), op)?;
         let (n, mut y) = (dev.count(), dev.zeros::<T>(b + len)?);
         let each = len / n;
-        dev.reduce_scatter(&x.slice(a..a + n * each), &mut y.slice_mut(b..b + each), op)?;
+        dev.reduce_scatter(&src.slice(a..a + n * each), &mut y.slice_mut(b..b + each), op)?;
         dev.reduce(&mut y.slice_mut(b..), op, n - 1)?;
         Ok(bytemuck::cast_slice(&[dev.download(&x)?, dev.download(&y)?].concat()).to_vec())
     });
@@ -67,8 +67,16 @@ on_both! {
         for n in [2, gpus.up_to(3), gpus.up_to(8)] {
             let by = |algorithm| builder(gpus, n).algorithm(algorithm).build().unwrap();
             let (exchange, direct) = (by(Algorithm::Exchange), by(Algorithm::Direct));
-            let meets = exchange.explain(DType::BF16, ReduceOp::Max, 1 << 20);
-            println!("{n}: {meets}");
+            // Kernels do, wherever direct ones meet.
+            let how = |pool: &GpuPool| pool.explain(DType::BF16, ReduceOp::Max, 8 << 20);
+            let meet = how(&direct).meets == "flags";
+            let expected = if meet { (Algorithm::Exchange, "flags") } else { (Algorithm::Copies, "events") };
+            assert_eq!((how(&exchange).algorithm, how(&exchange).meets), expected);
+            if meet {
+                // Several pieces for each block.
+                let large = |pool| bits::<bf16>(pool, 9_000_011 * n, ReduceOp::Sum, (0, 0));
+                assert!(large(&exchange) == large(&direct), "{n}");
+            }
             for (len, op) in [(70_001, ReduceOp::Avg), (1, ReduceOp::Sum), (300_003, ReduceOp::Scaled(0.3)), (40_007, ReduceOp::Prod)] {
                 let starts = [(0, 0), (1, 3), (2, 2)];
                 for (a, b) in starts {
@@ -95,7 +103,11 @@ on_both! {
             let mut sums = dev.zeros::<bf16>(n * each)?;
             dev.all_reduce_into(&x, &mut sums, ReduceOp::Sum)?;
             dev.all_reduce(&mut x, ReduceOp::Sum)?;
-            dev.reduce(&mut sums, ReduceOp::Min, n - 1)?;
+            let mut own = dev.upload(&own)?;
+            dev.reduce(&mut own, ReduceOp::Sum, n - 1)?;
+            if dev.rank() == n - 1 {
+                assert!(dev.download(&own)?.iter().enumerate().all(|(i, x)| x.to_f32() == sum(i)));
+            }
             let mine = shard.index() * each;
             assert!(dev.download(&part)?.iter().enumerate().all(|(i, x)| x.to_f32() == sum(mine + i)));
             assert!(dev.download(&x)?.iter().enumerate().all(|(i, x)| x.to_f32() == sum(i)));
@@ -168,4 +180,33 @@ fn a_failure_between_the_pieces() {
         pool.run(|dev, _| prepared.check(dev)).unwrap();
         assert_nothing_kept(&pool);
     }
+}
+
+// Of a member that has none for what others would send: all go by slices, which need none.
+#[test]
+fn without_memory_sums_by_kernels_are_made_all_the_same() {
+    on_cuda(2, |gpus| {
+        let n = gpus.up_to(4);
+        let pool = builder(gpus, n).algorithm(Algorithm::Exchange).memory_limit(64 << 20).build().unwrap();
+        if pool.explain(DType::BF16, ReduceOp::Sum, 8 << 20).meets != "flags" {
+            return println!("skipped: kernels do not meet here");
+        }
+        pool.run(|dev, _| {
+            let mut x = dev.upload(&vec![bf16::from_f32(dev.rank() as f32); 4_000_000])?;
+            let mut fills = Vec::new();
+            if dev.rank() == 1 {
+                for bytes in [4 << 20, 1 << 20, 64 << 10, 4 << 10, 512] {
+                    while let Ok(fill) = dev.zeros::<u8>(bytes) {
+                        fills.push(fill);
+                    }
+                }
+            }
+            for _ in 0..2 {
+                dev.all_reduce(&mut x, ReduceOp::Max)?;
+            }
+            assert!(dev.download(&x)?.iter().all(|x| x.to_f32() == (n - 1) as f32));
+            Ok(())
+        })
+        .unwrap();
+    });
 }

@@ -151,6 +151,13 @@ on_both! {
                 let mut x = dev.upload(&vec![1.0f32; 300_000])?;
                 for round in 0..if gpus.is_cuda() { 400 } else { 40 } {
                     let len = sizes[round % sizes.len()];
+                    // Of each round and member its own.
+                    let own = |rank: usize| ((rank + 1) * (round % 7 + 1)) as f32;
+                    let mut noise = dev.upload(&(0..len).map(|i| own(dev.rank()) + (i % 5) as f32).collect::<Vec<_>>())?;
+                    dev.all_reduce(&mut noise, ReduceOp::Sum)?;
+                    let sum: f32 = (0..n).map(own).sum();
+                    let right = |(i, x): (usize, &f32)| *x == sum + (n * (i % 5)) as f32;
+                    assert!(dev.download(&noise)?.iter().enumerate().all(right), "{algorithm:?}, round {round}");
                     dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?;
                     match round % 5 {
                         0 => dev.group(&backwards)?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,

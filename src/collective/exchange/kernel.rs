@@ -21,7 +21,9 @@ use std::sync::Arc;
 /// Bytes of a piece, at most, and of a slice that a block is worth starting for. Of 16 KB to 512 KB, on 4 H200s: where a block has one
 /// piece alone (16 MB and 32 MB) larger is better; where it has many, 64 KB was as good as any.
 const PIECE: usize = 64 << 10;
-/// Bytes of an inbox, at most, unless lines do not fit.
+/// The least that is worth it: with less, reading from peers is faster, and needs no memory.
+const LEAST: usize = 4 << 10;
+/// Bytes of an inbox, at most.
 const ROOM: usize = 64 << 20;
 
 /// What all members agree on.
@@ -41,15 +43,15 @@ pub(crate) fn blocks(largest: usize, limits: &Limits) -> usize {
     largest.div_ceil(PIECE).clamp(1, limits.exchange_blocks as usize)
 }
 
-/// The ways to cut slices of up to so many bytes, not 0, for so many blocks of so many members, from the best to what needs the least room.
+/// The ways to cut slices of up to so many bytes, not 0, for so many blocks of so many members, from the best to the smallest pieces.
 fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item = Cutting> {
-    let smaller = |&piece: &usize| (piece > GRAIN).then(|| (piece / 2).next_multiple_of(GRAIN));
+    let smaller = |&piece: &usize| (piece > LEAST).then_some(piece / 2);
     let cut = move |most: usize| {
         let pieces = largest.div_ceil(blocks * most);
         let piece = largest.div_ceil(blocks * pieces).next_multiple_of(GRAIN);
         Cutting { blocks, piece, pieces, room: pieces.min(EXCHANGE_SLOTS) * blocks * (members - 1) * piece }
     };
-    std::iter::successors(Some(PIECE), smaller).map(cut).filter(|cut| cut.room <= ROOM || cut.piece == GRAIN)
+    std::iter::successors(Some(PIECE), smaller).map(cut).filter(|cut| cut.room <= ROOM)
 }
 
 /// Bytes of the largest slice.
@@ -68,7 +70,7 @@ pub(in super::super) fn inboxes(
     cuttings(largest, blocks(largest, limits), group.count()).map(|cut| cut.room)
 }
 
-/// Submits this member's kernel, for slices that are not all empty. The meeting on the host is over and committed: whatever comes
+/// Submits this member's kernel, for slices that are not all empty and members that all have inboxes. The meeting on the host is over and committed: whatever comes
 /// of this, the meeting of the kernels is counted.
 pub(in super::super) fn launch(
     group: &Group<'_>,

@@ -166,14 +166,15 @@ fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> Driver
     const NAP: Duration = Duration::from_micros(100);
     const ALONE: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_micros(50);
-    /// No look takes so long by itself.
+    /// No look takes so long by itself, unless it waits for a lock of the driver's.
     const LOST: Duration = Duration::from_micros(500);
     const WARY: Duration = Duration::from_millis(100);
+    let cut_short = CUT_SHORT.take();
     if done()? {
         return Ok(true);
     }
     let start = Instant::now();
-    let began = match CUT_SHORT.take() {
+    let began = match cut_short {
         Some((began, cut)) if start.duration_since(cut) < Duration::from_millis(1) => began,
         _ => start,
     };
@@ -191,7 +192,7 @@ fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> Driver
             CUT_SHORT.set(Some((began, now)));
             return Ok(false);
         }
-        if spin == ALONE && now.duration_since(last) > LOST {
+        if spin == ALONE && waited < spin && now.duration_since(last) > LOST {
             CONTENDED.set(now.checked_add(WARY));
             spin = NAP;
         }
