@@ -128,8 +128,8 @@ impl Limits {
             // Between two H200s; 4 add up 64 MB in 428 us by copies, and in 298 by a ring of kernels.
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
-            // On 4: 16 MB in 84 us, slices with barriers 91, around a ring 88; 256 MB of half types in 1177, slices 1340. (Sums that stay
-            // where they are made gain nothing: 256 MB were scattered in 637 us so, and in 612 by slices.)
+            // On 4: 16 MB in 85 us, around a ring 89; 8 MB in 49, slices with barriers 51; 256 MB of half types in 1213, slices 1349. (Sums
+            // that stay where they are made gain nothing: 256 MB were scattered in 682 us so, and in 656 by slices.)
             exchange_kernel: if members > 2 { 8 << 20 } else { usize::MAX },
             exchange_blocks: BLOCKS,
             copies: if members == 2 { 128 << 20 } else { usize::MAX },
