@@ -13,7 +13,7 @@ use super::{
     Group,
     brief::Brief,
     call::{Call, Origin},
-    plan::Counts,
+    plan::{Counts, Side},
     point::Post,
 };
 use crate::{
@@ -62,6 +62,20 @@ pub(crate) struct Lent {
     /// Own memory that others fill, and its bytes: its predecessor in a ring, all in an exchange. Nobody keeps it for this member,
     /// which waits for that.
     pub(crate) inbox: Option<(Address, usize)>,
+}
+
+impl Lent {
+    /// The buffer that the member's part on this side is done on; in place the two are one.
+    ///
+    /// # Panics
+    /// When it has lent none.
+    pub(super) fn area(&self, side: Side) -> &Area {
+        let area = match side {
+            Side::Source => self.source.as_ref().or(self.destination.as_ref()),
+            Side::Destination => self.destination.as_ref(),
+        };
+        area.expect("every member lends what its part is done on")
+    }
 }
 
 /// Memory of one device.

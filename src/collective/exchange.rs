@@ -23,7 +23,7 @@ pub(crate) mod kernel;
 use super::{
     DType, Group, direct,
     kernels::Meet,
-    plan::{Place, Shape, Side, Work},
+    plan::{Place, Shape, Work},
     run::{GRAIN, Request, Spot, lent},
 };
 use crate::{
@@ -307,12 +307,7 @@ impl Exchange<'_> {
 
     /// Bytes from a place of a member's buffer on.
     fn spot(&self, place: &Place, bytes: usize) -> Spot {
-        let lent = lent(&self.notices[place.member]);
-        let area = match place.side {
-            Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
-            Side::Destination => lent.destination.as_ref(),
-        };
-        let area = area.expect("every member lends what its part is done on");
+        let area = lent(&self.notices[place.member]).area(place.side);
         let at = place.start * self.request.dtype.size() + bytes;
         // Managed memory is at home everywhere.
         let device = area.block.device().unwrap_or(self.group.dev.index());

@@ -220,12 +220,7 @@ impl Group<'_> {
 
     fn resolve(&self, work: &Work, request: &Request, notices: &[Arc<Notice>]) -> Job {
         let spot = |member: usize, side| {
-            let lent = lent(&notices[member]);
-            let area = match side {
-                Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
-                Side::Destination => lent.destination.as_ref(),
-            };
-            let area = area.expect("every member lends what its part is done on");
+            let area = lent(&notices[member]).area(side);
             Spot { device: area.block.device().unwrap_or(self.dev.index()), address: area.address }
         };
         request.job(work, spot, notices.iter().map(|notice| lent(notice).factor))

@@ -125,14 +125,7 @@ impl Met {
     fn address(&self, member: usize, side: Side) -> Address {
         match self {
             Met::Briefly(all) => all[member].address(side),
-            Met::InFull(all) => {
-                let lent = lent(&all[member]);
-                let area = match side {
-                    Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
-                    Side::Destination => lent.destination.as_ref(),
-                };
-                area.expect("every member lends what its part is done on").address
-            }
+            Met::InFull(all) => lent(&all[member]).area(side).address,
         }
     }
 }

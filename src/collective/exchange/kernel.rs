@@ -8,13 +8,13 @@ use super::{
         board::Notice,
         direct,
         kernels::{self, EXCHANGE_SLOTS, Exchange, Meet, Pieces, Trade},
-        plan::{Place, Shape, Side},
+        plan::{Place, Shape},
         run::{GRAIN, Request, lent},
         tuner::Limits,
     },
     Slice,
 };
-use crate::{driver::Address, error::Result};
+use crate::error::Result;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -86,14 +86,15 @@ pub(in super::super) fn launch(
     let largest = largest(group, request, shape);
     let fits = |cut: &Cutting| cut.room <= room;
     let cut = cuttings(largest, blocks(largest, limits), n).find(fits).expect("every member has room for one of them");
+    let address = |place: &Place| lent(&notices[place.member]).area(place.side).address + (place.start * size) as u64;
     let mut exchange = Exchange::default();
     for owner in 0..n {
         let slice = Slice::of(shape, n, owner, size);
-        exchange.from[owner] = address(notices, &slice.sources[me], size);
+        exchange.from[owner] = address(&slice.sources[me]);
         exchange.bytes[owner] = slice.bytes as u64;
         exchange.inbox[owner] = inbox(owner).0;
         for to in slice.destinations.iter().filter(|_| owner == me) {
-            exchange.to[to.member] = address(notices, to, size);
+            exchange.to[to.member] = address(to);
         }
     }
     let pieces = Pieces {
@@ -108,15 +109,6 @@ pub(in super::super) fn launch(
     let trade = Trade { op: request.reduce, factors: &factors, exchange, pieces, meet };
     let entry = kernels::exchange(request.dtype);
     direct::launch_meeting(group.dev, &meet, request.call.op(), entry, cut.blocks as u32, &trade.args())
-}
-
-fn address(notices: &[Arc<Notice>], place: &Place, size: usize) -> Address {
-    let lent = lent(&notices[place.member]);
-    let area = match place.side {
-        Side::Source => lent.source.as_ref().or(lent.destination.as_ref()),
-        Side::Destination => lent.destination.as_ref(),
-    };
-    area.expect("every member lends what its part is done on").address + (place.start * size) as u64
 }
 
 #[cfg(test)]
