@@ -32,8 +32,8 @@ const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 STAGED = 64;    // and of one that goes through the host's memory
 const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
-// What a block of staged.cu tells: pieces that it has put on its stage, has used up, has taken away. (Of ring.cu and exchange.cu: that it
-// has put into a peer's inbox, and has taken out of its own.)
+// What a block of staged.cu tells: pieces that it has put on its stage, has used up, has taken away (on lines of its own). Of ring.cu and
+// exchange.cu: that it has put into a peer's inbox, and has taken out of its own.
 enum Step : u32 { PUT, DONE, TAKEN };
 
 // In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the

@@ -39,7 +39,17 @@ struct Stage {
     u32 steps;  // pieces, at least one
     u32 lanes;  // 1: one for all; else one for each member, by rank, where an own one is for results
     u32 two;    // whether results are pulled
-    u32 spare[5];
+    u32 spare;
+    u64 counts; // of the `Count`s from the signals
+    u64 spares;
+};
+
+// What one member tells one block of another, by [`Step`], block and ordinal of the teller: on a line of its own. Several devices
+// that write to one line of the host's memory, each a part, take it from each other, and from who waits for it: 256 KB were added up on
+// four H200s in 72 us so, and in 31 with lines.
+struct Count {
+    u64 epoch_and_pieces;
+    u64 pad[7];
 };
 
 // The own part.
@@ -78,14 +88,19 @@ template <class T> struct Play {
     u32 op;
     Team team;
 
+    // Where this block of member `rank` is told by member `from`.
+    __device__ u64* told(Step step, u32 rank, u32 from) const {
+        Count* counts = (Count*)((u64)signals_of(meet, rank) + stage.counts);
+        return &counts[(step * STAGED + blockIdx.x) * MOST + ordinal(meet, from)].epoch_and_pieces;
+    }
+
     // Everything before it is done, for everybody who waits for it.
     __device__ void post(Step step, u32 count) const {
         team.sync();
         const u32 rank = team.index();
         if (rank >= meet.count) return;
         if (rank != meet.me) {
-            u64* to = &signals_of(meet, rank)->step[step][blockIdx.x][ordinal(meet, meet.me)];
-            store_release(to, (u64)table.epoch[rank] << 32 | count);
+            store_release(told(step, rank, meet.me), (u64)table.epoch[rank] << 32 | count);
         } else if (step == PUT) {
             store_block(&desk.puts, count);
         }
@@ -97,7 +112,7 @@ template <class T> struct Play {
         bool come = true;
         if (rank < meet.count && rank != meet.me) {
             const u32 other = ordinal(meet, rank), epoch = table.epoch[rank];
-            const u64* at = &signals_of(meet, meet.me)->step[step][blockIdx.x][other];
+            const u64* at = told(step, meet.me, rank);
             Patience patience;
 #pragma unroll 1
             for (;;) {

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 
 pub(crate) use exchange::{EXCHANGE_SLOTS, Exchange, Pieces, Trade};
 pub(crate) use ring::{Cut, RING_BLOCKS, Ring, Round};
-pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_SLOTS, Stage, Staged};
+pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_COUNTS, STAGED_SLOTS, Stage, Staged};
 
 /// Devices that a kernel on a GPU can name.
 pub(crate) const MOST: usize = 16;
@@ -60,7 +60,7 @@ pub(crate) mod signals {
     }
 
     /// The same where packets cross the host's memory: what there is room for. How much is worth it is less ([`choose`](super::super::choose)).
-    pub(crate) const PUSHED_THROUGH_HOST: usize = 64 << 10;
+    pub(crate) const PUSHED_THROUGH_HOST: usize = 112 << 10;
 
     /// Bytes that a device sends another up to which they go eagerly, into a room there. The rooms of many get smaller: with all else
     /// a device's signals are to stay within 8 MB.

@@ -6,7 +6,7 @@
 
 use super::{
     kernels::{
-        self, MOST, STAGED_BLOCKS, STAGED_SLOTS,
+        self, MOST, STAGED_BLOCKS, STAGED_COUNTS, STAGED_SLOTS,
         signals::{self, Places},
     },
     tuner::multiprocessors,
@@ -109,7 +109,7 @@ impl Signals {
             let link = &dev.worker.link;
             let own = OnDevice(link.clone(), link.check("signals", link.driver.mem_alloc(bytes))?);
             // By this thread, which is near to its device.
-            let room = (!direct).then(|| Pinned::new(link, places.bytes(n) + STAGE)).transpose()?;
+            let room = (!direct).then(|| Pinned::new(link, places.bytes(n) + STAGED_COUNTS + STAGE)).transpose()?;
             let inbox = room.as_ref().map_or(own.1, |room| room.first as u64);
             let words = match dev.rank() {
                 0 => Some(Arc::new(Words(Pinned::new(link, MOST * LINES)?))),
@@ -144,9 +144,10 @@ impl Signals {
         !self.rooms.is_empty()
     }
 
-    /// Bytes from a device's signals to its stage, where it has one.
-    pub(crate) fn stage_offset(&self) -> u64 {
-        self.places.bytes(self.devices.len()) as u64
+    /// Bytes from a device's signals to what it is told of stages, and to its own, where it has one.
+    pub(crate) fn stage_offsets(&self) -> (u64, u64) {
+        let counts = self.places.bytes(self.devices.len());
+        (counts as u64, (counts + STAGED_COUNTS) as u64)
     }
 
     /// As new, but every pair of devices has counted up to `epoch`: for tests of what comes after the last number. What is left of
@@ -168,7 +169,7 @@ impl Signals {
                     None => lay_out(dev, self.address(me), bytes, &header)?,
                     Some(room) => {
                         lay_out(dev, self.address(me), signals::HEADER, &header)?;
-                        room.at(0).cast::<u8>().write_bytes(0, bytes);
+                        room.at(0).cast::<u8>().write_bytes(0, bytes + STAGED_COUNTS);
                     }
                 }
             }
@@ -224,7 +225,10 @@ impl Signals {
 /// # Safety
 /// There are so many bytes, and nobody else uses them meanwhile.
 unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Result<()> {
-    let header: DeviceBuffer<u64> = dev.upload(header)?;
+    // Not by `upload`: its pieces are megabytes, and to page-lock them would be most of what the set-up of a pool takes.
+    let mut page = dev.pinned(header.len())?;
+    page.as_mut_slice()?.copy_from_slice(header);
+    let header: DeviceBuffer<u64> = dev.upload_pinned(&page)?;
     let op = dev.op("signals")?;
     op.submit(|driver, stream| {
         // SAFETY: the caller's promise; the header is no longer than the memory.

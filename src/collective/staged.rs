@@ -72,14 +72,17 @@ pub(super) fn launch(
         role.local_to = own.at(Side::Destination, to, len);
         role.local_bytes = (len * size) as u64;
     }
+    let (counts, offset) = signals.stage_offsets();
     let stage = Stage {
-        offset: signals.stage_offset(),
+        offset,
         chunk: cut.chunk as u64,
         slot: SLOT as u64,
         steps: u32::try_from(cut.steps).expect("a piece has at least 4 KiB, so this is more memory than there is"),
         lanes: plan.lanes as u32,
         two: u32::from(plan.two),
-        spare: [0; 5],
+        counts,
+        spare: 0,
+        spares: 0,
     };
     let staged = Staged { meet, stage, role, op: request.reduce, factors, puts, pulls };
     direct::launch_meeting(dev, &meet, name, kernels::staged(request.dtype), cut.blocks as u32, &staged.args())

@@ -7,6 +7,8 @@ use crate::driver::Address;
 pub(crate) const STAGED_BLOCKS: usize = 64;
 /// Slots that each of them has on a stage.
 pub(crate) const STAGED_SLOTS: usize = 4;
+/// Bytes of what a device is told: three steps, for each block, by each device; on lines of their own.
+pub(crate) const STAGED_COUNTS: usize = 3 * STAGED_BLOCKS * MOST * 64;
 
 /// What all members agree on.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -24,7 +26,10 @@ pub(crate) struct Stage {
     pub lanes: u32,
     /// 1: results of folds are pulled.
     pub two: u32,
-    pub spare: [u32; 5],
+    pub spare: u32,
+    /// Bytes from a member's signals to its [`STAGED_COUNTS`].
+    pub counts: u64,
+    pub spares: u64,
 }
 
 /// The own part. Addresses are of this device's memory; 0 where there is none.

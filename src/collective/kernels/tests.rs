@@ -348,7 +348,7 @@ fn arguments_fit_the_compiled_kernels() {
         for entry in [push(dtype), eager(dtype)] {
             assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
         }
-        let stage = Stage { offset: 0, chunk: 128, slot: 128, steps: 1, lanes: 1, two: 0, spare: [0; 5] };
+        let stage = Stage { chunk: 128, slot: 128, steps: 1, lanes: 1, ..bytemuck::Zeroable::zeroed() };
         let (role, puts, pulls) = (Role::default(), Moves::default(), Moves::default());
         let call = Staged { meet, stage, role, op, factors, puts, pulls };
         let entry = staged(dtype);
