@@ -2,7 +2,7 @@
 //! they have in common: the call, the group, the pool.
 
 use super::{
-    Algorithm, DType, Group, ReduceOp, ReduceOrder, exchange, plan::Shape, run::Request, signals::Signals,
+    Algorithm, DType, Group, ReduceOp, ReduceOrder, exchange, plan::Shape, push, run::Request, signals::Signals,
     tuner::Limits,
 };
 use crate::runtime::worker::Shared;
@@ -16,7 +16,9 @@ pub(crate) enum Way {
     Spin,
     /// The same, with the flags in the data.
     Push,
-    /// The same, into rooms at the receivers, and then a flag.
+    /// Sums, in two such kernels: parts to their owners, and sums to all.
+    PushTwice,
+    /// As the first, but into rooms at the receivers, and then a flag.
     Eager,
     /// Through stages in the host's memory: one kernel each, which meets its peers' there; or by events, as a stepped one.
     Staged,
@@ -36,6 +38,11 @@ impl Way {
     pub(super) fn is_ring(self) -> bool {
         matches!(self, Way::Ring | Way::RingKernel)
     }
+
+    /// Kernels of each member, where they meet: each counts as a meeting.
+    pub(super) fn launches(self) -> usize {
+        if self == Way::PushTwice { 2 } else { 1 }
+    }
 }
 
 /// Devices whose memory one kernel can name on a GPU.
@@ -44,6 +51,8 @@ const MOST: usize = 16;
 /// Bytes that a device sends up to which packets go through the host's memory: who waits reads all that it waits for again
 /// and again over the bus, so more than a microsecond's worth is slower than a flag.
 const PUSHED_STAGED: usize = 64 << 10;
+/// The same in two trips: four H200s add up 32 KB in 13.5 us so, by stages in 20.8; 128 KB in 24.0 and 25.6; 256 KB in 38.6 and 31.7.
+const PUSHED_TWICE: usize = 112 << 10;
 
 /// Work that keeps all links busy in both directions, but for broadcasts of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +92,8 @@ pub(crate) struct Case {
     pub packets: Option<usize>,
     /// Whether they carry more than is needed: everything to everyone.
     pub whole: bool,
+    /// Of a sum that everybody gets, the bytes of each member's part, if all are alike.
+    pub part: Option<usize>,
     pub bytes: usize,
     /// Whether a graph is to hold it: with a kernel it stays one launch, and one meeting. The bits are the same either way.
     pub captured: bool,
@@ -124,10 +135,17 @@ pub(crate) fn choose(shared: &Shared, case: &Case, limits: &Limits) -> (Way, &'s
     if let (false, true, Some(signals)) = (direct, n > 1, shared.signals.get())
         && signals.have_stages()
     {
-        return match case.packets {
-            Some(each) if each > 0 && each <= signals.push_bytes() && each * (n - 1) <= PUSHED_STAGED => {
+        let fits = |each: usize, most: usize| each > 0 && each <= signals.push_bytes() && each * (n - 1) <= most;
+        // Devices that share a GPU may share a queue, too: the second kernel of one would be in front of the first of another.
+        let alone = shared.links.iter().all(|link| link.sharers == 1);
+        return match (case.packets, case.part) {
+            (Some(each), _) if fits(each, PUSHED_STAGED) => {
                 (Way::Push, "small, without peer access: data that carries its flags, through the host's memory")
             }
+            (_, Some(part)) if n > 2 && alone && fits(part, PUSHED_TWICE) => (
+                Way::PushTwice,
+                "not large, without peer access: parts to their owners and sums to all, as data that carries its flags, through the host's memory",
+            ),
             _ => (
                 Way::Staged,
                 "not all members have peer access, but their kernels can meet in the host's memory: one launch each",
@@ -196,7 +214,7 @@ impl Group<'_> {
     pub(super) fn signals(&self, way: Way) -> Option<&Signals> {
         let signals = self.dev.worker.shared.signals.get()?;
         match way {
-            Way::Spin | Way::Push | Way::Eager | Way::RingKernel | Way::Exchange => Some(signals),
+            Way::Spin | Way::Push | Way::PushTwice | Way::Eager | Way::RingKernel | Way::Exchange => Some(signals),
             Way::Staged if signals.have_stages() => Some(signals),
             _ => None,
         }
@@ -223,7 +241,8 @@ impl Group<'_> {
         let captured = self.dev.recording.is_some();
         let (members, direct) = (self.count(), self.known.direct);
         let sums = shape.is_some_and(|shape| exchange::sums(shape, members));
-        let case = Case { members, direct, all_reduce, bulk, sums, packets, whole, bytes, captured };
+        let part = shape.and_then(|shape| push::part(shape, members)).map(|part| part * size);
+        let case = Case { members, direct, all_reduce, bulk, sums, packets, whole, part, bytes, captured };
         choose(&self.dev.worker.shared, &case, limits).0
     }
 }

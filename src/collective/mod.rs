@@ -6,8 +6,8 @@
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes. [`talk`]: who tells
 //!   whom, and wakes whom.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
-//! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same, and smaller ones,
-//!   by kernels that meet on the devices ([`signals`]); [`staged`]: through memory of the host that all can name, as
+//! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same
+//!   by kernels that meet on the devices ([`signals`]), and [`push`], smaller ones; [`staged`]: through memory of the host that all can name, as
 //!   [`stage`] plans it; [`exchange`] and [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring, by kernels that meet or by
 //!   copies; [`hosted`]: by copies to the host's memory, where the device threads add up. [`tuner`]: from which size on which.
 //! * [`kernels`]: the kernels, with their Rust twins.
@@ -32,6 +32,7 @@ mod ops;
 mod packets;
 pub(crate) mod plan;
 mod point;
+pub(crate) mod push;
 pub(crate) mod replay;
 pub(crate) mod ring;
 pub(crate) mod run;

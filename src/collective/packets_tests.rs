@@ -1,7 +1,10 @@
 //! Packets carried on vectors do what the members' work does, which the plan's tests hold against what collectives promise.
 
 use super::{
-    super::plan::{Side, Work},
+    super::{
+        plan::{Side, Work},
+        push::two_trips,
+    },
     *,
 };
 use proptest::prelude::*;
@@ -10,8 +13,7 @@ use proptest::prelude::*;
 type Memory = Vec<Vec<i64>>;
 
 /// All packets at once: what is sent is taken before anything is written.
-fn push(shape: &Shape, n: usize, sources: &mut Memory, destinations: Option<&mut Memory>) {
-    let of = |me| shape.packets(n, me).unwrap();
+fn push(of: impl Fn(usize) -> Packets, n: usize, sources: &mut Memory, destinations: Option<&mut Memory>) {
     let sends = |a: usize, b: usize| of(a).route.senders >> a & of(b).route.receivers >> b & 1 == 1;
     let mut moves = Vec::new();
     for (me, i) in (0..n).flat_map(|me| (0..of(me).each).map(move |i| (me, i))) {
@@ -54,15 +56,29 @@ fn work(shape: &Shape, n: usize, sources: &mut Memory, destinations: Option<&mut
     moves.into_iter().for_each(|(member, at, value)| memory[member][at] = value);
 }
 
+fn filled(n: usize, len: usize) -> Memory {
+    (0..n).map(|k| (0..len).map(|i| (k as i64 + 1) * 1_000_003 + i as i64 * 7).collect()).collect()
+}
+
 proptest! {
+    #[test]
+    fn two_trips_do_what_one_does(n in 2usize..9, each in 1usize..20, in_place: bool) {
+        let shape = Shape::AllReduce { len: each * n };
+        let (mut x, mut y) = (filled(n, each * n), vec![vec![-1; each * n]; n]);
+        let (mut wanted_x, mut wanted_y) = (x.clone(), y.clone());
+        work(&shape, n, &mut wanted_x, (!in_place).then_some(&mut wanted_y));
+        let trip = |k: usize| move |me| two_trips(&Shape::AllReduce { len: each * n }, n, me).unwrap()[k];
+        push(trip(0), n, &mut x, (!in_place).then_some(&mut y));
+        push(trip(1), n, if in_place { &mut x } else { &mut y }, None);
+        prop_assert!(x == wanted_x && y == wanted_y, "{} each of {}", each, n);
+    }
+
     #[test]
     fn packets_do_what_the_plan_does(n in 1usize..9, each in 0usize..20, root in 0usize..9) {
         let (root, all) = (root % n, each * n);
         let counts = Counts::Each(each);
         let table = vec![counts.clone(); n];
-        let filled = |len: usize| -> Memory {
-            (0..n).map(|k| (0..len).map(|i| (k as i64 + 1) * 1_000_003 + i as i64 * 7).collect()).collect()
-        };
+        let filled = |len| filled(n, len);
         let shapes = [
             (Shape::AllReduce { len: each }, false),
             (Shape::AllReduce { len: each }, true),
@@ -79,7 +95,7 @@ proptest! {
         for (shape, in_place) in shapes {
             let (mut x, mut y) = (filled(all), vec![vec![-1; all]; n]);
             let (mut wanted_x, mut wanted_y) = (x.clone(), y.clone());
-            push(&shape, n, &mut x, (!in_place).then_some(&mut y));
+            push(|me| shape.packets(n, me).unwrap(), n, &mut x, (!in_place).then_some(&mut y));
             work(&shape, n, &mut wanted_x, (!in_place).then_some(&mut wanted_y));
             prop_assert!(x == wanted_x && y == wanted_y, "{:?} of {}", shape, n);
         }
@@ -93,4 +109,5 @@ fn uneven_parts_are_no_packets() {
     assert_eq!(Shape::Scatter { counts: uneven.clone(), root: 1 }.packets(2, 0), None);
     let table = Shape::AllToAll { send: vec![uneven, even.clone()], receive: vec![even.clone(), even] };
     assert_eq!(table.packets(2, 0), None);
+    assert!(two_trips(&Shape::AllReduce { len: 10 }, 3, 0).is_none());
 }

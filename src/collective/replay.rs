@@ -30,7 +30,9 @@ pub(crate) struct Meetings {
     origin: Origin,
     /// The last one. They differ in nothing.
     meet: Meet,
+    /// Collectives, and kernels of theirs.
     count: usize,
+    kernels: usize,
 }
 
 /// A collective between two parts of a graph. It keeps this member's memory.
@@ -70,11 +72,12 @@ impl Group<'_> {
         if let Some(signals) = self.signals(way) {
             let meet = spin::capture(self, &request, way, signals, &mut access)?;
             access.submitted();
+            let more = way.launches();
             recording.meets(|before| match before {
-                Some(Meetings { origin, meet, count }) => {
-                    Meetings { origin: origin.then(number), meet, count: count + 1 }
+                Some(Meetings { origin, meet, count, kernels }) => {
+                    Meetings { origin: origin.then(number), meet, count: count + 1, kernels: kernels + more }
                 }
-                None => Meetings { origin, meet, count: 1 },
+                None => Meetings { origin, meet, count: 1, kernels: more },
             });
             return Ok(());
         }
@@ -107,7 +110,7 @@ impl Group<'_> {
         spin::prepare(dev, LAUNCH)?;
         signals.launches_in(dev.index(), place);
         let own = Brief::of_launch(meetings.origin, meetings.count, site, self.in_short());
-        let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.count };
+        let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.kernels };
         let (_, window) =
             spin::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &own.call(), true))?;
         let launched = launch();

@@ -21,9 +21,9 @@ use super::{
     brief::Brief,
     choose::Way,
     direct, exchange, inbox,
-    kernels::{self, Combine, Meet, Part, Push},
+    kernels::{self, Combine, Meet},
     plan::{Shape, Side},
-    ring,
+    push, ring,
     run::{Request, Spot, lent},
     signals::Signals,
     staged,
@@ -177,6 +177,13 @@ pub(super) struct Missed {
     pub times: usize,
 }
 
+impl Missed {
+    /// To be made up for, in addition to what [`end`] notes: what was to be launched after a launch that failed.
+    pub(super) fn note(self, dev: &Device) {
+        dev.worker.spinning.missed.borrow_mut().push(self);
+    }
+}
+
 /// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that spins.
 pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
     check_not_blocked(dev, name)?;
@@ -243,7 +250,7 @@ pub(super) fn run(
     // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
     let areas = request.source.iter().chain(&request.destination).chain(&inbox);
     let blocks = areas.map(|area| area.block.clone());
-    let missed = Missed { meet, times: 1 };
+    let missed = Missed { meet, times: way.launches() };
     let (met, window) = commit_by(group, missed, blocks, || Met::of(group, request, (way, inbox.as_ref()), true))?;
     match met.shape(group, request) {
         Ok(shape) => {
@@ -257,6 +264,7 @@ pub(super) fn run(
         Err(error) => {
             let counted = count(&dev.worker, &dev.stream, name, meet);
             drop(window);
+            debug_assert_eq!(way.launches(), 1, "counted once; what goes twice is of a shape that is known");
             Err(finish(group, request, meet, access, counted).err().unwrap_or(error))
         }
     }
@@ -298,7 +306,9 @@ fn submit(
         (Way::Exchange, Met::InFull(notices), _) if notices.iter().all(|notice| lent(notice).inbox.is_some()) => {
             exchange::kernel::launch(group, request, shape, notices, limits, meet)
         }
-        (Way::Push | Way::Eager, ..) => push(group, request, shape, factors.collect(), meet, (way, limits)),
+        (Way::Push | Way::Eager | Way::PushTwice, ..) => {
+            push::launch(group, request, shape, factors.collect(), meet, (way, limits))
+        }
         (Way::Staged, ..) => {
             let factors: SmallVec<[f64; 8]> = factors.collect();
             let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
@@ -332,47 +342,6 @@ fn meet(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
         spare: 0,
     }
 }
-
-/// By data that carries its flags, or goes eagerly with flags behind.
-fn push(
-    group: &Group<'_>,
-    request: &Request,
-    shape: &Shape,
-    factors: SmallVec<[f64; 8]>,
-    meet: Meet,
-    (way, limits): (Way, &Limits),
-) -> Result<()> {
-    let packets = shape.packets(group.count(), group.rank).expect("chosen for what packets can carry");
-    let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
-    let (dtype, op, size) = (request.dtype, request.reduce, request.dtype.size());
-    // Who only receives has no source, who only sends no destination.
-    let part = |side, start: usize| match request.area(side) {
-        Some(area) => Part { address: area.address + (start * size) as u64, bytes: area.bytes.len() - start * size },
-        None => Part { address: 0, bytes: 0 },
-    };
-    let source = part(Side::Source, packets.source);
-    let destination = part(Side::Destination, packets.destination);
-    let push = Push { n: packets.each, op, route: packets.route, factors, source, destination, meet };
-    let bytes = packets.each * size;
-    let (entry, blocks) = match way {
-        Way::Eager => (kernels::eager(dtype), sending(bytes, limits)),
-        _ => (kernels::push(dtype), pushing(bytes, limits)),
-    };
-    direct::launch_meeting(group.dev, &meet, request.call.op(), entry, blocks, &push.args())
-}
-
-/// How many blocks a push of so many bytes has.
-pub(crate) fn pushing(bytes: usize, limits: &Limits) -> u32 {
-    direct::blocks_of(bytes, PUSH_PER_BLOCK, limits.push_blocks)
-}
-
-/// How many blocks a kernel has that sends so many bytes eagerly.
-pub(crate) fn sending(bytes: usize, limits: &Limits) -> u32 {
-    direct::blocks_of(bytes, limits.eager_per_block, limits.blocks)
-}
-
-/// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.
-const PUSH_PER_BLOCK: usize = 512 * 8;
 
 /// The device's gang has failed and drained: kernels that were never launched are launched now, only to be counted, and give up
 /// at once.

@@ -6,9 +6,9 @@ use crate::{
         choose::{Bulk, Case, Way, choose},
         direct, exchange,
         plan::Shape,
-        ring,
+        push, ring,
         run::GRAIN,
-        spin, staged,
+        staged,
     },
 };
 use std::fmt;
@@ -55,13 +55,16 @@ impl GpuPool {
         let limits = shared.limits().of(n);
         let all_reduce = Some((dtype, op));
         let (bulk, sums, packets) = (Some(Bulk::Sums), n > 1, Some(bytes));
-        let case = Case { members: n, direct, all_reduce, bulk, sums, packets, whole: true, bytes, captured: false };
+        let shape = Shape::AllReduce { len: bytes / dtype.size() };
+        let part = push::part(&shape, n).map(|part| part * dtype.size());
+        let (whole, captured) = (true, false);
+        let case = Case { members: n, direct, all_reduce, bulk, sums, packets, whole, part, bytes, captured };
         let (way, reason) = choose(shared, &case, limits);
         let (algorithm, meets) = match way {
             Way::Direct => (Algorithm::Direct, "events"),
             Way::Spin | Way::Eager => (Algorithm::Direct, "flags"),
             Way::Push if direct => (Algorithm::Direct, "packets"),
-            Way::Push => (Algorithm::Staged, "packets"),
+            Way::Push | Way::PushTwice => (Algorithm::Staged, "packets"),
             Way::Staged if self.shared.signals.get().is_some_and(|signals| signals.have_stages()) => {
                 (Algorithm::Staged, "flags")
             }
@@ -72,11 +75,11 @@ impl GpuPool {
             Way::RingKernel => (Algorithm::Ring, "flags"),
             Way::Exchange => (Algorithm::Exchange, "flags"),
         };
-        let shape = Shape::AllReduce { len: bytes / dtype.size() };
         let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
         let blocks = match way {
-            Way::Push => spin::pushing(bytes, limits),
-            Way::Eager => spin::sending(bytes, limits),
+            Way::Push => push::pushing(bytes, limits),
+            Way::PushTwice => push::pushing(part, limits),
+            Way::Eager => push::sending(bytes, limits),
             Way::Direct | Way::Spin => direct::combining(part, n, limits),
             Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
             Way::Hosted => 0,

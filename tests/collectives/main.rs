@@ -36,3 +36,4 @@ mod rig;
 mod rings;
 mod staged;
 mod tuner;
+mod two_trips;

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
-    collective::{direct::combining, ring, spin::sending},
+    collective::{direct::combining, push::sending, ring},
     driver::check::Check,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
