@@ -352,6 +352,15 @@ pub const TEETH: &[Tooth] = &[
         mutants: &[("model.spares.gives_before_the_wait", Race)],
     },
     Tooth {
+        file: "headline",
+        model: "members_in_step_miss_nothing",
+        mutants: &[
+            ("headline.one_page", Assertion),
+            ("mirror.write.store", Assertion),
+            ("mirror.read.load", Assertion),
+        ],
+    },
+    Tooth {
         file: "memory_handles",
         model: "the_mirror_shows_whole_writes",
         mutants: &[

@@ -5,6 +5,8 @@
 //! match, it commits the sequence number on the gang's word. If a peer fails first, the abort wins for everyone; so a
 //! collective runs on all members or on none.
 //!
+//! What all members of the gang are told, and is short, goes by [headline](super::headlines) instead, one line for all of them.
+//!
 //! Messages are marked with their gang. Both ends see gangs in the same order (dispatch order), so a message of an older
 //! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
 //! one.
@@ -13,6 +15,7 @@ use super::{
     Group,
     brief::Brief,
     call::{Call, Origin},
+    headlines::{Headlines, Words},
     plan::{Counts, Side},
     point::Post,
 };
@@ -25,7 +28,7 @@ use crate::{
     sync::ring::{self, Consumer, Producer},
 };
 use smallvec::{SmallVec, smallvec};
-use std::{any::Any, ops::Range, sync::Arc};
+use std::{any::Any, mem, ops::Range, sync::Arc};
 
 /// Messages in flight per ordered pair. A ring step is two; a member runs ahead of its neighbour by at most a few.
 const SLOTS: usize = 16;
@@ -91,6 +94,8 @@ pub(crate) struct Area {
 #[repr(align(128))]
 pub(super) struct Message {
     pub(super) gang: u64,
+    /// Headlines that the sender had posted before.
+    pub(super) after: u64,
     pub(super) body: Body,
     pub(super) from: Option<Box<Handover>>,
 }
@@ -101,6 +106,8 @@ pub(super) enum Body {
     Call(Arc<Notice>),
     /// All of that in short.
     Brief(Brief),
+    /// The same, as it was posted.
+    Headline(Words),
     /// A step of a collective is done on the sender's stream once the event has passed.
     Step(Event),
 }
@@ -109,8 +116,13 @@ pub(super) enum Body {
 pub(crate) struct Endpoint {
     pub(super) to: Vec<Option<Producer<Message>>>,
     from: Vec<Option<Consumer<Message>>>,
-    /// A message of a newer gang, kept for it.
+    /// A message that it is not the time for: of a newer gang, or one that comes after a headline.
     kept: Vec<Option<Message>>,
+    headlines: Headlines,
+    /// Whether something was sent since the rings to all others were seen empty.
+    sent: bool,
+    /// Whether something was taken from a ring since somebody asked.
+    took: bool,
     pub(super) post: Post,
 }
 
@@ -118,8 +130,12 @@ impl Endpoint {
     /// The endpoints of `count` devices.
     pub(crate) fn all(count: usize) -> Vec<Endpoint> {
         let mut ends: Vec<Endpoint> = Post::all(count)
-            .map(|post| Endpoint {
+            .zip(Headlines::all(count))
+            .map(|(post, headlines)| Endpoint {
                 post,
+                headlines,
+                sent: false,
+                took: false,
                 to: Vec::with_capacity(count),
                 from: (0..count).map(|_| None).collect(),
                 kept: (0..count).map(|_| None).collect(),
@@ -136,20 +152,62 @@ impl Endpoint {
         ends
     }
 
+    /// A message for the ring to a device.
+    pub(super) fn message(&self, gang: u64, body: Body, from: Option<Box<Handover>>) -> Message {
+        Message { gang, after: self.headlines.posted(), body, from }
+    }
+
+    /// Puts a message into the ring to a device; gives it back when that is full.
+    #[expect(
+        clippy::result_large_err,
+        reason = "it goes into a slot of a ring: a box would be an allocation for each message"
+    )]
+    pub(super) fn push(&mut self, to: usize, message: Message) -> Result<(), ring::Full<Message>> {
+        self.sent = true;
+        self.to[to].as_mut().expect("a device does not send to itself").push(message)
+    }
+
+    /// Says something to all `members` of the first word's gang, if all that was sent to any of them has been taken.
+    pub(super) fn post_headline(&mut self, members: &[usize], words: Words) -> bool {
+        if self.sent {
+            if !members.iter().filter_map(|&member| self.to[member].as_ref()).all(Producer::is_drained) {
+                return false;
+            }
+            // To others something may be on its way.
+            self.sent = members.len() < self.to.len();
+        }
+        self.headlines.post(words);
+        true
+    }
+
+    /// Whether there is room in a ring that was not there when this was asked last.
+    pub(super) fn took(&mut self) -> bool {
+        mem::take(&mut self.took)
+    }
+
     /// The next message of `gang` from a device, if it has arrived. `Err` when the sender is in a newer gang already.
     pub(super) fn poll(&mut self, from: usize, gang: u64) -> Result<Option<Message>, NewerGang> {
+        let Endpoint { kept, headlines, .. } = self;
+        let kept = &mut kept[from];
         loop {
-            // Mostly nothing is there, and nothing is to be moved.
-            let kept = &mut self.kept[from];
-            let next = if kept.is_some() { kept.take() } else { self.from[from].as_mut().and_then(Consumer::pop) };
-            match next {
+            // Mostly nothing is there, and nothing is to be moved. Before the headlines: what comes after one shows it.
+            if kept.is_none()
+                && let Some(message) = self.from[from].as_mut().and_then(Consumer::pop)
+            {
+                self.took = true;
+                *kept = Some(message);
+            }
+            let after = kept.as_ref().map_or(u64::MAX, |message| message.after);
+            if let Some(words) = headlines.poll(from, gang, after)? {
+                return Ok(Some(Message { gang, after: 0, body: Body::Headline(words), from: None }));
+            }
+            match kept {
+                // The writer is at one that comes before.
+                Some(_) if headlines.read(from) < after => return Ok(None),
+                Some(message) if message.gang < gang => *kept = None,
+                Some(message) if message.gang == gang => return Ok(kept.take()),
+                Some(_) => return Err(NewerGang),
                 None => return Ok(None),
-                Some(message) if message.gang < gang => drop(message),
-                Some(message) if message.gang == gang => return Ok(Some(message)),
-                Some(message) => {
-                    self.kept[from] = Some(message);
-                    return Err(NewerGang);
-                }
             }
         }
     }
@@ -217,7 +275,7 @@ impl Group<'_> {
                 }
                 // Another operation, then.
                 Body::Brief(brief) => in_short.push((member, brief.call())),
-                Body::Step(_) => unreachable!("steps end with their collective"),
+                Body::Headline(_) | Body::Step(_) => unreachable!("opened; and steps end with their collective"),
             }
             Ok(())
         })?;

@@ -52,6 +52,15 @@ impl Origin {
         Origin((self.0 & !Self::BUCKET) | (1 + bucket as u64 % Self::BUCKET))
     }
 
+    /// As it goes into a message, and out of it.
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(super) fn of_bits(bits: u64) -> Self {
+        Origin(bits)
+    }
+
     fn step(self) -> u64 {
         (self.0 & Self::STEP) >> Self::BUCKETS
     }

@@ -172,6 +172,11 @@ impl<'d> Group<'d> {
         &self.known.ranks
     }
 
+    /// Whether it is the whole gang, by rank.
+    pub(super) fn is_everyone(&self) -> bool {
+        self.known.word.is_none()
+    }
+
     /// Where the group's collectives are committed.
     pub(super) fn word(&self) -> &CommitWord {
         self.known.word.as_deref().unwrap_or(self.dev.session.gang.word())

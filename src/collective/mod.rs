@@ -3,8 +3,8 @@
 //! From the top: [`device`], [`ops`] and [`many`] are the public face, [`run`] carries a call out. What it needs:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
-//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes. [`talk`]: who tells
-//!   whom, and wakes whom.
+//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes, and [`headlines`]: in
+//!   one line for all ([`names`] are what few bytes are about). [`talk`]: who tells whom, and wakes whom.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
 //! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same
 //!   by kernels that meet on the devices ([`signals`]), and [`push`], smaller ones; [`staged`]: through memory of the host that all can name, as
@@ -24,10 +24,12 @@ mod device;
 pub(crate) mod direct;
 pub(crate) mod exchange;
 pub(crate) mod group;
+mod headlines;
 mod hosted;
 mod inbox;
 pub(crate) mod kernels;
 mod many;
+mod names;
 mod ops;
 mod packets;
 pub(crate) mod plan;

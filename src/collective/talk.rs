@@ -6,6 +6,7 @@
 use super::{
     Group,
     board::{Body, Message, NewerGang},
+    brief::Brief,
     call::Call,
 };
 use crate::{
@@ -53,6 +54,22 @@ impl Group<'_> {
         Ok(done)
     }
 
+    /// Tells all others by a headline: of the whole gang, in which nobody is to learn what this thread knows, when nothing is on its way
+    /// to them. Else the rings are for it. Members that have left do not hear of it; that they have, who waits for them finds out.
+    pub(super) fn announce(&self, brief: &Brief) -> bool {
+        let dev = self.dev;
+        let gang = &dev.session.gang;
+        if !self.is_everyone() || dev.worker.link.hands_over() {
+            return false;
+        }
+        let Some(words) = brief.words(gang.place()) else { return false };
+        let posted = dev.worker.endpoint.borrow_mut().post_headline(self.ordinals(), words);
+        if posted {
+            self.wake(self.others());
+        }
+        posted
+    }
+
     /// Tells all others; who has left is noted.
     pub(super) fn tell_all(&self, call: &Call, body: impl Fn() -> Body, absent: &mut Option<Error>) -> Result<()> {
         let put = |member| unless_absent(self.put(call, member, body()), absent).map(drop);
@@ -78,12 +95,12 @@ impl Group<'_> {
     fn put(&self, call: &Call, member: usize, body: Body) -> Result<()> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
-        let mut message = Some(Message { gang: gang.place(), body, from: dev.worker.link.hand_over() });
+        let handover = dev.worker.link.hand_over();
+        let mut message = Some(dev.worker.endpoint.borrow().message(gang.place(), body, handover));
         let to = gang.device(rank);
         let mut push = || {
             let mut endpoint = dev.worker.endpoint.borrow_mut();
-            let producer = endpoint.to[to].as_mut().expect("a device does not send to itself");
-            match producer.push(message.take().expect("given back when the ring is full")) {
+            match endpoint.push(to, message.take().expect("given back when the ring is full")) {
                 Ok(()) => Some(Ok(())),
                 Err(ring::Full(back)) => {
                     message = Some(back);
@@ -110,8 +127,10 @@ impl Group<'_> {
         let mut lacking: SmallVec<[usize; 8]> = self.others().collect();
         // Members that run at one pace are here within microseconds.
         let looked = self.look_round(&mut lacking, &mut each);
-        // Senders may wait for a free slot.
-        self.wake(self.others().filter(|member| !lacking.contains(member)));
+        // Senders may wait for a free slot; not for headlines to be read.
+        if self.dev.worker.endpoint.borrow_mut().took() {
+            self.wake(self.others().filter(|member| !lacking.contains(member)));
+        }
         looked?;
         for member in lacking {
             if let Some(body) = unless_absent(self.await_message(call, member), absent)? {
@@ -181,7 +200,13 @@ impl Group<'_> {
     /// What a message says; from now on this thread knows what its sender knew.
     fn open(&self, message: Message) -> Body {
         self.dev.worker.link.take_over(message.from.as_deref());
-        message.body
+        match message.body {
+            Body::Headline(words) => {
+                let members = self.dev.everyone().known.in_short.expect("the sender has it, too");
+                Body::Brief(Brief::of_words(words, members))
+            }
+            body => body,
+        }
     }
 
     /// The error for a member whose closure has ended.

@@ -81,6 +81,12 @@ pub enum DType {
 }
 
 impl DType {
+    /// Each at the place of its number.
+    pub(crate) const ALL: [DType; 10] = {
+        use DType::*;
+        [F32, F64, F16, BF16, I8, U8, I32, U32, I64, U64]
+    };
+
     /// Bytes of an element.
     ///
     /// ```

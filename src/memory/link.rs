@@ -130,9 +130,14 @@ impl Link {
         }
     }
 
+    /// Whether who is handed something is to know what the calling thread knows.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.watch.is_some() || self.in_virtual_time
+    }
+
     /// The calling thread hands something to another one.
     pub(crate) fn hand_over(&self) -> Option<Box<Handover>> {
-        if self.watch.is_none() && !self.in_virtual_time {
+        if !self.hands_over() {
             return None;
         }
         let time = if self.in_virtual_time { host::virtual_now(&*self.driver) } else { None };

@@ -102,6 +102,27 @@ impl<const N: usize> Mirror<N> {
     /// assert_eq!(gpu_pool::sync::Mirror::<1>::new().try_read(), Some([0]));
     /// ```
     pub fn try_read(&self) -> Option<[u64; N]> {
+        self.look().map(|(_, values)| values)
+    }
+
+    /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last one. Who asks
+    /// again and again in vain looks at one word, which nobody takes away from its cache.
+    ///
+    /// ```
+    /// let mirror = gpu_pool::sync::Mirror::new();
+    /// assert_eq!(mirror.try_read_after(0), None);
+    /// mirror.write([7]);
+    /// assert_eq!((mirror.try_read_after(0), mirror.try_read_after(1)), (Some((1, [7])), None));
+    /// ```
+    #[inline]
+    pub fn try_read_after(&self, seen: u64) -> Option<(u64, [u64; N])> {
+        // Relaxed: the look orders what is read.
+        if self.sequence.load(Relaxed) / 2 <= seen { None } else { self.look() }
+    }
+
+    /// How many writes there were, and the values of the last one.
+    #[inline]
+    fn look(&self) -> Option<(u64, [u64; N])> {
         let before = self.sequence.load(ord("mirror.read.load", Acquire));
         if before % 2 == 1 {
             return None;
@@ -109,7 +130,7 @@ impl<const N: usize> Mirror<N> {
         let values = array::from_fn(|i| self.cells[i].load(Relaxed));
         // If one of the values is of a later write, then so is the number.
         fence_at("mirror.read.fence", Acquire);
-        (self.sequence.load(Relaxed) == before).then_some(values)
+        (self.sequence.load(Relaxed) == before).then_some((before / 2, values))
     }
 }
 

@@ -3,6 +3,7 @@
 //! | type | is for | who waits |
 //! |---|---|---|
 //! | [`ring`] | descriptors from one thread to its neighbour | nobody |
+//! | [`Headline`] | what one thread says to several at once | nobody |
 //! | [`Inbox`] | jobs and frees from anyone to a device thread | nobody |
 //! | [`Returns`] | boxes that come home from any thread, by lanes, without allocating | nobody |
 //! | [`RefCount`] | who was the last to hold a piece of memory | nobody |
@@ -29,6 +30,7 @@ mod commit;
 mod event_count;
 mod full;
 mod gate;
+mod headline;
 mod inbox;
 mod latch;
 mod launch_gate;
@@ -50,6 +52,7 @@ mod word;
 pub use commit::CommitWord;
 pub use event_count::EventCount;
 pub use gate::{Gate, Pass};
+pub use headline::Headline;
 pub use inbox::{Drain, Inbox};
 pub use latch::CountLatch;
 pub use launch_gate::{Blocking, LaunchGate};
