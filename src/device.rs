@@ -5,7 +5,7 @@ mod memory;
 use crate::driver::{KernelArg, Launch, LaunchDims};
 use crate::{
     Event, Stream,
-    collective::group::Groups,
+    collective::{group::Groups, headlines::Headlines},
     driver::DeviceInfo,
     error::{Error, Result},
     graph::recording::Recording,
@@ -64,6 +64,7 @@ pub(crate) struct Session {
     pub(crate) gang: Arc<Gang>,
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
+    pub(crate) headlines: Headlines,
 }
 
 /// The same device, working on another stream, or without ordering. Dereferences to [`Device`], so helpers that take
@@ -92,7 +93,12 @@ impl Device {
         Device {
             stays: PhantomData,
             worker: worker.clone(),
-            session: Rc::new(Session { gang: gang.clone(), rank, groups: Groups::default() }),
+            session: Rc::new(Session {
+                gang: gang.clone(),
+                rank,
+                groups: Groups::default(),
+                headlines: Headlines::default(),
+            }),
             stream: worker.main.clone(),
             ordered: true,
             recording: None,

@@ -2,7 +2,7 @@
 
 use crate::{
     Device, Shard,
-    collective::{board, spin},
+    collective::{board, headlines::Headlines, spin},
     driver::check::Token,
     error::{Error, Result},
     memory::{block::InGang, link::Handover},
@@ -67,7 +67,8 @@ where
         Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
-    let gang = Arc::new(Gang::new(all.clone(), wakers).with_alarm(alarm));
+    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm);
+    let gang = Arc::new(if Headlines::are_for(gang.count()) { gang.with_headlines() } else { gang });
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     // What threads know goes with the closure and comes back with its outcome.

@@ -24,7 +24,7 @@ use crate::{
     driver::Address,
     error::{Error, Result},
     memory::{block::BlockRef, link::Handover},
-    runtime::{panics, worker::Worker},
+    runtime::{gang::Gang, panics, worker::Worker},
     sync::ring::{self, Consumer, Producer},
 };
 use smallvec::{SmallVec, smallvec};
@@ -94,7 +94,7 @@ pub(crate) struct Area {
 #[repr(align(128))]
 pub(super) struct Message {
     pub(super) gang: u64,
-    /// Headlines that the sender had posted before.
+    /// Headlines that the sender had posted in this gang before.
     pub(super) after: u64,
     pub(super) body: Body,
     pub(super) from: Option<Box<Handover>>,
@@ -118,9 +118,8 @@ pub(crate) struct Endpoint {
     from: Vec<Option<Consumer<Message>>>,
     /// A message that it is not the time for: of a newer gang, or one that comes after a headline.
     kept: Vec<Option<Message>>,
-    headlines: Headlines,
-    /// Whether something was sent since the rings to all others were seen empty.
-    sent: bool,
+    /// By ordinal, of those that can be in a gang with headlines: to whom something was sent since the ring was seen empty.
+    sent: u64,
     /// Whether something was taken from a ring since somebody asked.
     took: bool,
     pub(super) post: Post,
@@ -130,11 +129,9 @@ impl Endpoint {
     /// The endpoints of `count` devices.
     pub(crate) fn all(count: usize) -> Vec<Endpoint> {
         let mut ends: Vec<Endpoint> = Post::all(count)
-            .zip(Headlines::all(count))
-            .map(|(post, headlines)| Endpoint {
+            .map(|post| Endpoint {
                 post,
-                headlines,
-                sent: false,
+                sent: 0,
                 took: false,
                 to: Vec::with_capacity(count),
                 from: (0..count).map(|_| None).collect(),
@@ -152,65 +149,76 @@ impl Endpoint {
         ends
     }
 
-    /// A message for the ring to a device.
-    pub(super) fn message(&self, gang: u64, body: Body, from: Option<Box<Handover>>) -> Message {
-        Message { gang, after: self.headlines.posted(), body, from }
-    }
-
     /// Puts a message into the ring to a device; gives it back when that is full.
     #[expect(
         clippy::result_large_err,
         reason = "it goes into a slot of a ring: a box would be an allocation for each message"
     )]
     pub(super) fn push(&mut self, to: usize, message: Message) -> Result<(), ring::Full<Message>> {
-        self.sent = true;
+        self.sent |= bit(to);
         self.to[to].as_mut().expect("a device does not send to itself").push(message)
     }
 
-    /// Says something to all `members` of the first word's gang, if all that was sent to any of them has been taken.
-    pub(super) fn post_headline(&mut self, members: &[usize], words: Words) -> bool {
-        if self.sent {
-            if !members.iter().filter_map(|&member| self.to[member].as_ref()).all(Producer::is_drained) {
+    /// Whether all that was sent to any of these devices has been taken.
+    pub(super) fn is_drained(&mut self, devices: &[usize]) -> bool {
+        if self.sent == 0 {
+            return true;
+        }
+        for &device in devices {
+            if self.sent & bit(device) != 0 && self.to[device].as_ref().is_some_and(|ring| !ring.is_drained()) {
                 return false;
             }
-            // To others something may be on its way.
-            self.sent = members.len() < self.to.len();
+            self.sent &= !bit(device);
         }
-        self.headlines.post(words);
         true
     }
 
-    /// Whether there is room in a ring that was not there when this was asked last.
+    /// Whether there is room in some ring that was not there when this was asked last.
     pub(super) fn took(&mut self) -> bool {
         mem::take(&mut self.took)
     }
 
-    /// The next message of `gang` from a device, if it has arrived. `Err` when the sender is in a newer gang already.
-    pub(super) fn poll(&mut self, from: usize, gang: u64) -> Result<Option<Message>, NewerGang> {
-        let Endpoint { kept, headlines, .. } = self;
-        let kept = &mut kept[from];
+    /// The next message of a gang from a device, which has this rank in it, if it has arrived. `Err` when the sender is in a newer gang
+    /// already.
+    pub(super) fn poll(
+        &mut self,
+        from: usize,
+        (gang, rank): (&Gang, usize),
+        headlines: &Headlines,
+    ) -> Result<Option<Message>, NewerGang> {
+        let (place, kept) = (gang.place(), &mut self.kept[from]);
         loop {
-            // Mostly nothing is there, and nothing is to be moved. Before the headlines: what comes after one shows it.
+            // Mostly nothing is there, and nothing is to be moved. Before the headlines: whoever sees a message sees those before it.
             if kept.is_none()
                 && let Some(message) = self.from[from].as_mut().and_then(Consumer::pop)
             {
                 self.took = true;
                 *kept = Some(message);
             }
-            let after = kept.as_ref().map_or(u64::MAX, |message| message.after);
-            if let Some(words) = headlines.poll(from, gang, after)? {
-                return Ok(Some(Message { gang, after: 0, body: Body::Headline(words), from: None }));
+            let most = match kept {
+                Some(message) if message.gang < place => {
+                    *kept = None;
+                    continue;
+                }
+                Some(message) if message.gang == place => message.after,
+                // What it has said here comes before what it says in a newer gang.
+                _ => u64::MAX,
+            };
+            if let Some(words) = headlines.hear(gang, rank, most) {
+                let body = Body::Headline(words);
+                return Ok(Some(Message { gang: place, after: 0, body, from: None }));
             }
-            match kept {
-                // The writer is at one that comes before.
-                Some(_) if headlines.read(from) < after => return Ok(None),
-                Some(message) if message.gang < gang => *kept = None,
-                Some(message) if message.gang == gang => return Ok(kept.take()),
-                Some(_) => return Err(NewerGang),
-                None => return Ok(None),
-            }
+            return match kept {
+                Some(message) if message.gang > place => Err(NewerGang),
+                _ => Ok(kept.take()),
+            };
         }
     }
+}
+
+/// Of a device with this ordinal, if it can be in a gang with headlines.
+fn bit(device: usize) -> u64 {
+    if device < 64 { 1 << device } else { 0 }
 }
 
 impl Endpoint {
@@ -320,3 +328,7 @@ impl Group<'_> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "board_tests.rs"]
+mod tests;

@@ -101,8 +101,8 @@ impl Brief {
         call.with(self.reduce, self.root)
     }
 
-    /// As a headline of the gang at this place, if it can be one.
-    pub(super) fn words(&self, place: u64) -> Option<Words> {
+    /// As a headline, if it can be one.
+    pub(super) fn words(&self) -> Option<Words> {
         let byte = |x: u64| (x < NONE).then_some(x);
         let op = byte(self.op.bits())?;
         let root = self.root.map_or(Some(NONE), |root| byte(root.into()))?;
@@ -114,12 +114,12 @@ impl Brief {
         };
         let what = op | dtype << 8 | reduce << 16 | root << 24 | self.site.bits() << 32;
         let [origin, factor] = [self.origin.bits(), factor.to_bits()];
-        Some([place, what, self.count as u64, origin, factor, self.source, self.destination])
+        Some([what, self.count as u64, origin, factor, self.source, self.destination])
     }
 
     /// Of a headline to these members.
     pub(super) fn of_words(words: Words, members: (u64, u8)) -> Brief {
-        let [_, what, count, origin, factor, source, destination] = words;
+        let [what, count, origin, factor, source, destination] = words;
         let byte = |at: u32| Some(what >> at & NONE).filter(|byte| *byte < NONE);
         let reduction =
             |code: u64| REDUCTIONS.get(code as usize).copied().unwrap_or(ReduceOp::Scaled(f64::from_bits(factor)));
@@ -225,8 +225,7 @@ mod tests {
             };
             let dtype = DType::ALL.get(dtype).copied();
             let brief = Brief { dtype, reduce, root, source, destination, ..Brief::of_barrier(&call, members) };
-            let words = brief.words(17).unwrap();
-            prop_assert_eq!(words[0], 17);
+            let words = brief.words().unwrap();
             // Compared as text: a factor may be a NaN.
             prop_assert_eq!(format!("{:?}", Brief::of_words(words, members)), format!("{brief:?}"));
         }
@@ -235,6 +234,6 @@ mod tests {
     #[test]
     fn a_root_that_has_no_room_goes_another_way() {
         let brief = Brief { root: Some(255), ..Brief::of_barrier(&Call::new("broadcast"), (0x10, 2)) };
-        assert_eq!(brief.words(1), None);
+        assert_eq!(brief.words(), None);
     }
 }

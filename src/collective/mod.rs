@@ -24,7 +24,7 @@ mod device;
 pub(crate) mod direct;
 pub(crate) mod exchange;
 pub(crate) mod group;
-mod headlines;
+pub(crate) mod headlines;
 mod hosted;
 mod inbox;
 pub(crate) mod kernels;

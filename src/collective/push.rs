@@ -40,7 +40,13 @@ pub(super) fn launch(
         return trip.launch(&packets, Side::Source);
     }
     let [parts, sums] = two_trips(shape, group.count(), group.rank).expect("chosen for what goes in parts");
-    trip.launch(&parts, Side::Source).inspect_err(|_| Missed { meet, times: 1 }.note(group.dev))?;
+    let lacks_both = |_: &_| {
+        // Into a graph nothing is launched, and no peer counts on it.
+        if group.dev.recording.is_none() {
+            Missed { meet, times: 1 }.note(group.dev);
+        }
+    };
+    trip.launch(&parts, Side::Source).inspect_err(lacks_both)?;
     // What this member has added up, from where it is to go.
     trip.launch(&sums, Side::Destination)
 }

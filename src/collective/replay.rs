@@ -14,7 +14,7 @@ use super::{
     Group,
     board::Payload,
     brief::Brief,
-    call::{LAUNCH, Origin},
+    call::{Call, LAUNCH, Origin},
     kernels::Meet,
     run::Request,
     spin::{self, Missed},
@@ -109,10 +109,11 @@ impl Group<'_> {
         };
         spin::prepare(dev, LAUNCH)?;
         signals.launches_in(dev.index(), place);
-        let own = Brief::of_launch(meetings.origin, meetings.count, site, self.in_short());
+        let (origin, count) = (meetings.origin, meetings.count);
+        let (own, call) =
+            (Brief::of_launch(origin, count, site, self.in_short()), Call { origin, count, ..Call::at(LAUNCH, site) });
         let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.kernels };
-        let (_, window) =
-            spin::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &own.call(), true))?;
+        let (_, window) = spin::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &call, true))?;
         let launched = launch();
         drop(window);
         note();

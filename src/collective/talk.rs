@@ -1,6 +1,6 @@
 //! What members of a group say to each other: who tells whom, who waits for what, and who is woken.
 //!
-//! All of it goes through the rings of [`board`](super::board). A wake-up costs a fence even when nobody sleeps, so who tells all,
+//! It goes through the rings of [`board`](super::board), or to all at once by [headline](super::headlines). A wake-up costs a fence even when nobody sleeps, so who tells all,
 //! or hears all, makes one for all ([`EventCount::notify_all`]).
 
 use super::{
@@ -62,8 +62,9 @@ impl Group<'_> {
         if !self.is_everyone() || dev.worker.link.hands_over() {
             return false;
         }
-        let Some(words) = brief.words(gang.place()) else { return false };
-        let posted = dev.worker.endpoint.borrow_mut().post_headline(self.ordinals(), words);
+        let Some(words) = brief.words() else { return false };
+        let drained = dev.worker.endpoint.borrow_mut().is_drained(self.ordinals());
+        let posted = drained && dev.session.headlines.post(gang, self.rank, words);
         if posted {
             self.wake(self.others());
         }
@@ -96,7 +97,8 @@ impl Group<'_> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let handover = dev.worker.link.hand_over();
-        let mut message = Some(dev.worker.endpoint.borrow().message(gang.place(), body, handover));
+        let after = dev.session.headlines.posted();
+        let mut message = Some(Message { gang: gang.place(), after, body, from: handover });
         let to = gang.device(rank);
         let mut push = || {
             let mut endpoint = dev.worker.endpoint.borrow_mut();
@@ -129,7 +131,7 @@ impl Group<'_> {
         let looked = self.look_round(&mut lacking, &mut each);
         // Senders may wait for a free slot; not for headlines to be read.
         if self.dev.worker.endpoint.borrow_mut().took() {
-            self.wake(self.others().filter(|member| !lacking.contains(member)));
+            self.wake(self.others());
         }
         looked?;
         for member in lacking {
@@ -194,7 +196,9 @@ impl Group<'_> {
     }
 
     fn poll(&self, member: usize) -> Result<Option<Message>, NewerGang> {
-        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), self.dev.session.gang.place())
+        let session = &self.dev.session;
+        let whom = (&*session.gang, self.ranks()[member]);
+        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), whom, &session.headlines)
     }
 
     /// What a message says; from now on this thread knows what its sender knew.

@@ -10,8 +10,11 @@
 
 use crate::{
     error::{Error, Result},
-    sync::{CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
+    sync::{CommitWord, CountLatch, EventCount, Flag, Headline, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
+
+/// Words of a headline.
+pub(crate) const WORDS: usize = 6;
 
 /// Ranks, and where they commit.
 type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);
@@ -33,6 +36,9 @@ pub struct Gang {
     wakers: std::sync::Arc<[Arc<EventCount>]>,
     /// Ranks whose closure has ended.
     left: Box<[Flag]>,
+    /// What each member says to all, by rank; empty where they do not say it so. The gang's own: a member that has left and is in
+    /// later gangs does not write over what its peers here have not read yet.
+    headlines: Box<[Headline<WORDS>]>,
     word: CommitWord,
     /// Where groups of members commit what they do among themselves, by their ranks.
     groups: Mutex<Vec<GroupWord>>,
@@ -54,6 +60,7 @@ impl Gang {
             members,
             wakers,
             left: (0..count).map(|_| Flag::new()).collect(),
+            headlines: Box::default(),
             word: CommitWord::new(),
             groups: Mutex::new(Vec::new()),
             cause: Mutex::new(None),
@@ -65,6 +72,16 @@ impl Gang {
     /// One that tells of its failure.
     pub fn with_alarm(self, alarm: Option<std::sync::Arc<dyn Alarm>>) -> Self {
         Gang { alarm, ..self }
+    }
+
+    /// One whose members can speak to all at once.
+    pub(crate) fn with_headlines(self) -> Self {
+        Gang { headlines: self.members.iter().map(|_| Headline::new()).collect(), ..self }
+    }
+
+    /// A member's headlines, where they have them.
+    pub(crate) fn headline(&self, rank: usize) -> Option<&Headline<WORDS>> {
+        self.headlines.get(rank)
     }
 
     /// Gives the gang its place in the process's order. Called under the dispatch lock, so that every device sees places

@@ -6,10 +6,10 @@ use crate::{
     numbers::{OPS, Rng, each_type},
     on_both, rig,
     rig::{assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
-    support::Gpus,
+    support::{Gpus, failure},
 };
 use gpu_pool::{
-    Algorithm, Builder, Check, DType, DeviceBuffer, GpuPool, ReduceOp, Result,
+    Algorithm, Builder, Check, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 
@@ -111,6 +111,37 @@ on_both! {
         })
         .unwrap();
         assert_nothing_kept(&pool);
+    }
+
+    // In a capture nobody counts on anything: what fails there is not to be made up for.
+    3: fn a_capture_that_fails(gpus) {
+        let n = gpus.up_to(4);
+        for nth in [1, 2] {
+            let rule = FaultRule::new(Injected::Error).device(1).op(FaultOp::Launch).nth(nth);
+            let plan = FaultPlan::new().on(rule).paused();
+            let pool = builder(gpus, n).faults(plan.clone()).build().unwrap();
+            let failed = failure(pool.run(|dev, _| {
+                let mut x = dev.upload(&vec![1.0f32; EACH[0] * n])?;
+                dev.barrier()?;
+                plan.resume();
+                let captured = dev.capture(|dev| {
+                    dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                    // So that a second launch is there in any way.
+                    dev.scale(&mut x, 2.0)?;
+                    dev.scale(&mut x, 0.5)
+                });
+                let captured = captured.map(drop);
+                dev.barrier()?;
+                captured
+            }));
+            plan.pause();
+            assert!(matches!(failed, Error::Driver { device: 1, code: 999, .. }), "{failed}");
+            assert_eq!(plan.fired().len(), 1);
+            let cases = EACH.map(|each| {
+                Case { kind: Kind::AllReduce, op: ReduceOp::Sum, root: 0, count: each * n, starts: (0, 0), salt: 3 }
+            });
+            check_all::<f32>(&pool, &(0..n).collect::<Vec<_>>(), cases.into_iter().cycle().take(10));
+        }
     }
 
     // nccl#829: all have agreed, and then a kernel cannot be launched: the first, or the second when the first already runs. Both are

@@ -1,0 +1,148 @@
+//! What one device says to another, by headlines and through the ring, is heard in the order in which it was said.
+
+use super::*;
+use crate::sync::{EventCount, shim};
+use proptest::prelude::*;
+
+fn gang(members: &[usize]) -> Gang {
+    let wakers: Vec<_> = members.iter().map(|_| shim::Arc::new(EventCount::new())).collect();
+    let gang = Gang::new(members.into(), wakers).with_headlines();
+    gang.enter();
+    gang
+}
+
+/// One device's end, and its part in a gang.
+struct Member<'g> {
+    endpoint: &'g mut Endpoint,
+    gang: &'g Gang,
+    rank: usize,
+    headlines: Headlines,
+}
+
+impl<'g> Member<'g> {
+    fn new(endpoint: &'g mut Endpoint, gang: &'g Gang, device: usize) -> Self {
+        let rank = gang.members().iter().position(|member| *member == device).unwrap();
+        Member { endpoint, gang, rank, headlines: Headlines::default() }
+    }
+
+    fn brief(what: usize) -> Brief {
+        Brief::of_barrier(&Call { count: what, ..Call::new("barrier") }, (0x10, 2))
+    }
+
+    /// To all, if that is possible.
+    fn announce(&mut self, what: usize) -> bool {
+        self.endpoint.is_drained(self.gang.members())
+            && self.headlines.post(self.gang, self.rank, Self::brief(what).words().unwrap())
+    }
+
+    fn send(&mut self, to: usize, what: usize) -> bool {
+        let body = Body::Brief(Self::brief(what));
+        let message = Message { gang: self.gang.place(), after: self.headlines.posted(), body, from: None };
+        self.endpoint.push(to, message).is_ok()
+    }
+
+    /// What a device says next; `Err` when it is in a newer gang.
+    fn hear(&mut self, from: usize) -> Result<Option<usize>, ()> {
+        let rank = self.gang.members().iter().position(|member| *member == from).unwrap();
+        let message = self.endpoint.poll(from, (self.gang, rank), &self.headlines).map_err(|NewerGang| ())?;
+        Ok(message.map(|message| match message.body {
+            Body::Headline(words) => Brief::of_words(words, (0x10, 2)).call().count,
+            Body::Brief(brief) => brief.call().count,
+            _ => unreachable!("nothing else was said"),
+        }))
+    }
+}
+
+proptest! {
+    // By turns in any way, as long as no headline is the next but one to what was not heard.
+    #[test]
+    fn in_the_order_in_which_it_was_said(steps in prop::collection::vec((any::<bool>(), 0usize..3), 1..80)) {
+        let gang = gang(&[0, 1]);
+        let mut ends = Endpoint::all(2);
+        let [a, b] = &mut ends[..] else { unreachable!() };
+        let (mut speaker, mut listener) = (Member::new(a, &gang, 0), Member::new(b, &gang, 1));
+        let (mut said, mut heard, mut headlines) = (Vec::new(), Vec::new(), Vec::new());
+        for (what, (to_all, looks)) in steps.into_iter().enumerate() {
+            let unheard = headlines.iter().filter(|what| !heard.contains(*what)).count();
+            if to_all && unheard < 2 && speaker.announce(what) {
+                headlines.push(what);
+                said.push(what);
+            } else if speaker.send(1, what) {
+                said.push(what);
+            }
+            for _ in 0..looks {
+                heard.extend(listener.hear(0).unwrap());
+            }
+        }
+        while let Some(what) = listener.hear(0).unwrap() {
+            heard.push(what);
+        }
+        prop_assert!(!headlines.is_empty() || said.len() == heard.len());
+        prop_assert_eq!(heard, said);
+    }
+}
+
+#[test]
+fn a_headline_waits_for_what_is_in_the_ring() {
+    let gang = gang(&[0, 1, 2]);
+    let mut ends = Endpoint::all(3);
+    let [a, b, _] = &mut ends[..] else { unreachable!() };
+    let (mut speaker, mut listener) = (Member::new(a, &gang, 0), Member::new(b, &gang, 1));
+    assert!(speaker.announce(1) && speaker.send(1, 2));
+    assert!(!speaker.announce(3), "somebody would hear it before what is on its way");
+    assert_eq!([listener.hear(0), listener.hear(0), listener.hear(0)], [Ok(Some(1)), Ok(Some(2)), Ok(None)]);
+    assert!(speaker.announce(3));
+    assert_eq!(listener.hear(0), Ok(Some(3)));
+}
+
+// A member that is slow hears what one has said to the gang that it has left since, however much that one says in others.
+#[test]
+fn who_has_gone_on_was_heard() {
+    for by_ring in [false, true] {
+        let (first, alone, second) = (gang(&[0, 1]), gang(&[0, 2]), gang(&[1, 0]));
+        let mut ends = Endpoint::all(3);
+        let [a, b, _] = &mut ends[..] else { unreachable!() };
+        let mut speaker = Member::new(a, &first, 0);
+        assert!(speaker.announce(1) && (!by_ring || speaker.send(1, 2)));
+        for (place, what) in [(&alone, 10), (&alone, 20), (&second, 3)] {
+            let mut speaker = Member::new(a, place, 0);
+            // Nobody listens, so one more would be too many where somebody is to.
+            for k in 0..2 {
+                // To device 2 it can be a headline; to device 1 it cannot as long as there is something in the ring.
+                let said = speaker.announce(what + k);
+                assert_eq!(said, place.members() == [0, 2] || !by_ring);
+                assert!(said || speaker.send(1, what + k));
+            }
+        }
+        let mut listener = Member::new(b, &first, 1);
+        assert_eq!(listener.hear(0), Ok(Some(1)));
+        if by_ring {
+            assert_eq!(
+                [listener.hear(0), listener.hear(0)],
+                [Ok(Some(2)), Err(())],
+                "what comes next is to a newer gang"
+            );
+        } else {
+            assert_eq!(listener.hear(0), Ok(None));
+        }
+        let mut listener = Member::new(b, &second, 1);
+        assert_eq!([(); 3].map(|()| listener.hear(0)), [Ok(Some(3)), Ok(Some(4)), Ok(None)]);
+    }
+}
+
+// Of a gang that has failed: what nobody has taken is dropped when the next one comes by.
+#[test]
+fn what_an_older_gang_has_left_is_dropped() {
+    let (failed, next) = (gang(&[0, 1]), gang(&[0, 1]));
+    let mut ends = Endpoint::all(2);
+    let [a, b] = &mut ends[..] else { unreachable!() };
+    let mut speaker = Member::new(a, &failed, 0);
+    assert!(speaker.announce(1) && speaker.send(1, 2) && speaker.send(1, 3));
+    let mut speaker = Member::new(a, &next, 0);
+    assert!(!speaker.announce(4) && speaker.send(1, 4));
+    let mut listener = Member::new(b, &next, 1);
+    assert_eq!([listener.hear(0), listener.hear(0)], [Ok(Some(4)), Ok(None)]);
+    assert!(listener.endpoint.took() && !listener.endpoint.took());
+    assert!(speaker.announce(5));
+    assert_eq!([listener.hear(0), listener.hear(0)], [Ok(Some(5)), Ok(None)]);
+}
