@@ -93,11 +93,18 @@ pub(crate) struct Area {
 /// One descriptor in a ring: two cache lines side by side, which hardware fetches together, and none that slots share.
 #[repr(align(128))]
 pub(super) struct Message {
-    pub(super) gang: u64,
+    gang: u64,
     /// Headlines that the sender had posted in this gang before.
-    pub(super) after: u64,
+    after: u64,
     pub(super) body: Body,
     pub(super) from: Option<Box<Handover>>,
+}
+
+impl Message {
+    /// For the ring, from a member that has said this much to all.
+    pub(super) fn new(gang: &Gang, headlines: &Headlines, body: Body, from: Option<Box<Handover>>) -> Self {
+        Message { gang: gang.place(), after: headlines.posted(), body, from }
+    }
 }
 
 const _: () = assert!(size_of::<Message>() == 128);
@@ -159,16 +166,21 @@ impl Endpoint {
         self.to[to].as_mut().expect("a device does not send to itself").push(message)
     }
 
+    /// Says it to all members of a gang, as the one of this rank; unless they have no headlines, or something that was sent to one of
+    /// them has not been taken, which it would be heard before.
+    pub(super) fn announce(&mut self, (gang, rank): (&Gang, usize), headlines: &Headlines, words: Words) -> bool {
+        self.is_drained(gang.members()) && headlines.post(gang, rank, words)
+    }
+
     /// Whether all that was sent to any of these devices has been taken.
-    pub(super) fn is_drained(&mut self, devices: &[usize]) -> bool {
-        if self.sent == 0 {
-            return true;
-        }
+    fn is_drained(&mut self, devices: &[usize]) -> bool {
         for &device in devices {
-            if self.sent & bit(device) != 0 && self.to[device].as_ref().is_some_and(|ring| !ring.is_drained()) {
-                return false;
+            if self.sent & bit(device) != 0 {
+                if self.to[device].as_ref().is_some_and(|ring| !ring.is_drained()) {
+                    return false;
+                }
+                self.sent &= !bit(device);
             }
-            self.sent &= !bit(device);
         }
         true
     }
@@ -210,7 +222,13 @@ impl Endpoint {
             }
             return match kept {
                 Some(message) if message.gang > place => Err(NewerGang),
-                _ => Ok(kept.take()),
+                _ => {
+                    debug_assert!(
+                        kept.is_none() || headlines.heard(rank) == most,
+                        "said before the message, and not heard"
+                    );
+                    Ok(kept.take())
+                }
             };
         }
     }

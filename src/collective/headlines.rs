@@ -48,6 +48,11 @@ impl Headlines {
         self.posted.get()
     }
 
+    /// How many of a member's were heard.
+    pub(super) fn heard(&self, rank: usize) -> u64 {
+        self.heard.borrow().get(rank).copied().unwrap_or(0)
+    }
+
     /// The next headline of a member, if it is there, of its first `most`.
     #[inline]
     pub(super) fn hear(&self, gang: &Gang, rank: usize, most: u64) -> Option<Words> {

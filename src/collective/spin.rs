@@ -60,10 +60,10 @@ pub(crate) struct Spinning {
 }
 
 impl Spinning {
-    /// Entries that are not made up for.
+    /// Meetings that are not made up for.
     #[cfg(test)]
     pub(crate) fn missed(&self) -> usize {
-        self.missed.borrow().len()
+        self.missed.borrow().iter().map(|missed| missed.times).sum()
     }
 
     /// Until the guard goes, this thread must not wait for others' launches.

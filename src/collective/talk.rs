@@ -63,8 +63,8 @@ impl Group<'_> {
             return false;
         }
         let Some(words) = brief.words() else { return false };
-        let drained = dev.worker.endpoint.borrow_mut().is_drained(self.ordinals());
-        let posted = drained && dev.session.headlines.post(gang, self.rank, words);
+        let own = (&**gang, self.rank);
+        let posted = dev.worker.endpoint.borrow_mut().announce(own, &dev.session.headlines, words);
         if posted {
             self.wake(self.others());
         }
@@ -97,8 +97,7 @@ impl Group<'_> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let handover = dev.worker.link.hand_over();
-        let after = dev.session.headlines.posted();
-        let mut message = Some(Message { gang: gang.place(), after, body, from: handover });
+        let mut message = Some(Message::new(gang, &dev.session.headlines, body, handover));
         let to = gang.device(rank);
         let mut push = || {
             let mut endpoint = dev.worker.endpoint.borrow_mut();

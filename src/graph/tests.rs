@@ -139,6 +139,32 @@ fn a_launch_tells_the_kernels_their_gang() {
     }
 }
 
+/// A sum in two trips, neither of which can be launched: two meetings are owed to those who count on them, who are there for a call
+/// and not for a capture. (Software GPUs have no such kernel.)
+#[test]
+fn only_what_was_called_is_owed() {
+    let pool = GpuPool::builder().host(3).check(Check::Off).without_peer_access().build().unwrap();
+    assert!(pool.shared.signals.set(Signals::make(&pool).unwrap()).is_ok());
+    let owed = |captured: bool| {
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(9000)?;
+            let mut sum = |dev: &Device| dev.all_reduce(&mut x, ReduceOp::Sum);
+            let failed = if captured { dev.capture(sum).map(drop) } else { sum(dev) };
+            assert!(failed.is_err());
+            // By itself, or since another has failed when all were committed.
+            assert_eq!(dev.worker.spinning.missed(), if captured { 0 } else { 2 });
+            failed
+        })
+        .unwrap_err()
+    };
+    let how = pool.explain(crate::DType::F32, ReduceOp::Sum, 36_000);
+    assert!(how.reason.contains("sums to all"), "{how}");
+    for captured in [true, false] {
+        let error = owed(captured);
+        assert!(!matches!(error, Error::Timeout { .. }), "{error}");
+    }
+}
+
 /// A member that has committed and does not launch counts all the graph's meetings when its gang has failed: epochs are the same on
 /// both sides, and the next collective finds its peers.
 #[test]

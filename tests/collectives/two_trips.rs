@@ -21,7 +21,12 @@ fn builder(gpus: Gpus, count: usize) -> Builder {
 }
 
 fn pool(gpus: Gpus, count: usize) -> GpuPool {
-    let pool = builder(gpus, count).build().unwrap();
+    assured(builder(gpus, count))
+}
+
+fn assured(builder: Builder) -> GpuPool {
+    let pool = builder.build().unwrap();
+    let count = pool.devices();
     let how = |len: usize| pool.explain(DType::F32, ReduceOp::Sum, len * 4);
     // On GPUs whose kernels meet this is what is tested.
     if how(1).meets == "packets" {
@@ -119,7 +124,7 @@ on_both! {
         for nth in [1, 2] {
             let rule = FaultRule::new(Injected::Error).device(1).op(FaultOp::Launch).nth(nth);
             let plan = FaultPlan::new().on(rule).paused();
-            let pool = builder(gpus, n).faults(plan.clone()).build().unwrap();
+            let pool = assured(builder(gpus, n).faults(plan.clone()));
             let failed = failure(pool.run(|dev, _| {
                 let mut x = dev.upload(&vec![1.0f32; EACH[0] * n])?;
                 dev.barrier()?;
@@ -151,7 +156,7 @@ on_both! {
         for (victim, nth) in [(0, 1), (n - 1, 2), (1, 1), (1, 2)] {
             let rule = FaultRule::new(Injected::Error).device(victim).op(FaultOp::Launch).nth(nth);
             let plan = FaultPlan::new().on(rule).paused();
-            let pool = builder(gpus, n).faults(plan.clone()).build().unwrap();
+            let pool = assured(builder(gpus, n).faults(plan.clone()));
             assert_launch_failure_is_told(&pool, (&plan, victim), EACH[0] * n, |dev, x| {
                 (0..victim + 1).try_for_each(|_| dev.all_reduce(x, ReduceOp::Max))
             });
