@@ -3,6 +3,7 @@
 use super::*;
 use crate::sync::{EventCount, shim};
 use proptest::prelude::*;
+use std::time::{Duration, Instant};
 
 fn gang(members: &[usize]) -> Gang {
     let wakers: Vec<_> = members.iter().map(|_| shim::Arc::new(EventCount::new())).collect();
@@ -83,6 +84,7 @@ proptest! {
 #[test]
 fn members_that_meet_hear_all_of_it_in_order() {
     const ROUNDS: usize = 20_000;
+    const PATIENCE: Duration = Duration::from_secs(30);
     let gang = gang(&[0, 1]);
     let mut ends = Endpoint::all(2);
     // What member `rank` says in a round: numbers, the first to all if that can be.
@@ -106,10 +108,12 @@ fn members_that_meet_hear_all_of_it_in_order() {
                             );
                         }
                         for what in says(1 - device, round) {
+                            let begun = Instant::now();
                             let heard = loop {
                                 if let Some(heard) = own.hear(1 - device).unwrap() {
                                     break heard;
                                 }
+                                assert!(begun.elapsed() < PATIENCE, "{what} never came, or the other has failed");
                                 std::thread::yield_now();
                             };
                             assert_eq!(heard, what);
