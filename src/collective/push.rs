@@ -3,8 +3,8 @@
 //!
 //! Where members cannot name each other's memory packets go through the host's. There a bus is what all wait for, and everything
 //! to everyone is `n - 1` times what each has; so sums of more than a little go in two trips, one kernel each: parts to their
-//! owners, who add them up, and sums to all. Twice `(n - 1) / n`, and no flags apart from the data, for which all that was written
-//! before would have to be on its way: that is what makes the host's stages slow for less than a megabyte.
+//! owners, who add them up, and sums to all. That is twice `(n - 1) / n`, and no flag that may only be written when all data before it
+//! have arrived, of which [stages](super::staged) have three, one after the other.
 
 use super::{
     Group, ReduceOp,
