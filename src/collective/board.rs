@@ -176,7 +176,7 @@ impl Endpoint {
     fn is_drained(&mut self, devices: &[usize]) -> bool {
         for &device in devices {
             if self.sent & bit(device) != 0 {
-                if self.to[device].as_ref().is_some_and(|ring| !ring.is_drained()) {
+                if self.to[device].as_ref().is_some_and(|ring| ring.slots() < ring.capacity()) {
                     return false;
                 }
                 self.sent &= !bit(device);

@@ -1,7 +1,7 @@
 //! What a member says to its whole gang at once: one line that all others read, instead of a slot in a ring to each.
 //!
 //! A ring's slot and its two indices are lines that lie in the caches of two cores; to send to seven and to hear from seven, eight
-//! threads fetched more than forty lines each, one meeting took 2.5 us, and 5.4 where the cores are of two sockets. With a headline
+//! threads fetched more than forty lines each, one meeting took 3 to 5 us. With a headline
 //! ([`crate::sync::Headline`]) a member writes one line, and reads seven.
 //!
 //! Nobody keeps room, and nothing is lost: the members of a gang post one each for a meeting of all of them, and a member leaves the

@@ -23,30 +23,24 @@ use smallvec::SmallVec;
 /// Bytes of a block of a push: one packet of 8 bytes for each thread, so that all are on their way at once.
 const PUSH_PER_BLOCK: usize = 512 * 8;
 
-/// Submits this member's kernels: for [`Way::PushTwice`] two, of which what is not launched after a failure is noted as missed, but for
-/// one.
+/// Submits this member's kernels, two for [`Way::PushTwice`]; when it fails, `missed` says how many were not.
 pub(super) fn launch(
     group: &Group<'_>,
     request: &Request,
     shape: &Shape,
     factors: SmallVec<[f64; 8]>,
-    meet: Meet,
+    missed: &mut Missed,
     (way, limits): (Way, &Limits),
 ) -> Result<()> {
     let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
-    let trip = Trip { group, request, factors, meet, way, limits };
+    let trip = Trip { group, request, factors, meet: missed.meet, way, limits };
     if way != Way::PushTwice {
         let packets = shape.packets(group.count(), group.rank).expect("chosen for what packets can carry");
         return trip.launch(&packets, Side::Source);
     }
     let [parts, sums] = two_trips(shape, group.count(), group.rank).expect("chosen for what goes in parts");
-    let lacks_both = |_: &_| {
-        // Into a graph nothing is launched, and no peer counts on it.
-        if group.dev.recording.is_none() {
-            Missed { meet, times: 1 }.note(group.dev);
-        }
-    };
-    trip.launch(&parts, Side::Source).inspect_err(lacks_both)?;
+    trip.launch(&parts, Side::Source)?;
+    missed.times -= 1;
     // What this member has added up, from where it is to go.
     trip.launch(&sums, Side::Destination)
 }

@@ -177,13 +177,6 @@ pub(super) struct Missed {
     pub times: usize,
 }
 
-impl Missed {
-    /// To be made up for, in addition to what [`end`] notes: what was to be launched after a launch that failed.
-    pub(super) fn note(self, dev: &Device) {
-        dev.worker.spinning.missed.borrow_mut().push(self);
-    }
-}
-
 /// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that spins.
 pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
     check_not_blocked(dev, name)?;
@@ -250,22 +243,22 @@ pub(super) fn run(
     // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
     let areas = request.source.iter().chain(&request.destination).chain(&inbox);
     let blocks = areas.map(|area| area.block.clone());
-    let missed = Missed { meet, times: way.launches() };
+    let mut missed = Missed { meet, times: way.launches() };
     let (met, window) = commit_by(group, missed, blocks, || Met::of(group, request, (way, inbox.as_ref()), true))?;
     match met.shape(group, request) {
         Ok(shape) => {
-            let launched = submit(group, request, (way, limits, signals), &shape, &met, meet);
+            let launched = submit(group, request, (way, limits, signals), &shape, &met, &mut missed);
             drop(window);
             // Peers' kernels that come yet may meet the one that makes up for this one.
             let keep = |_: &Error| dev.worker.suspects.borrow_mut().extend(inbox.map(|area| area.block));
-            finish(group, request, meet, access, launched).inspect_err(keep)
+            finish(group, request, missed, access, launched).inspect_err(keep)
         }
         // The others find the same, and nobody touches anything.
         Err(error) => {
             let counted = count(&dev.worker, &dev.stream, name, meet);
             drop(window);
             debug_assert_eq!(way.launches(), 1, "counted once; what goes twice is of a shape that is known");
-            Err(finish(group, request, meet, access, counted).err().unwrap_or(error))
+            Err(finish(group, request, missed, access, counted).err().unwrap_or(error))
         }
     }
 }
@@ -283,19 +276,22 @@ pub(super) fn capture(
     let inbox = inbox::inbox(group, request, (way, group.limits()), access)?;
     let met = Met::of(group, request, (way, inbox.as_ref()), false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
-    submit(group, request, (way, group.limits(), signals), &shape, &met, meet)?;
+    // Nothing is launched yet, so nothing can be owed.
+    let mut missed = Missed { meet, times: way.launches() };
+    submit(group, request, (way, group.limits(), signals), &shape, &met, &mut missed)?;
     Ok(meet)
 }
 
-/// Submits this member's kernel to the current stream.
+/// Submits this member's kernels to the current stream; when it fails, `missed` says how many were not.
 fn submit(
     group: &Group<'_>,
     request: &Request,
     (way, limits, signals): (Way, &Limits, &Signals),
     shape: &Shape,
     met: &Met,
-    meet: Meet,
+    missed: &mut Missed,
 ) -> Result<()> {
+    let meet = missed.meet;
     let (n, grain) = (group.count(), request.grain());
     let largest = shape.largest(n, grain) * request.dtype.size();
     let factors = (0..n).map(|member| met.factor(member));
@@ -307,7 +303,7 @@ fn submit(
             exchange::kernel::launch(group, request, shape, notices, limits, meet)
         }
         (Way::Push | Way::Eager | Way::PushTwice, ..) => {
-            push::launch(group, request, shape, factors.collect(), meet, (way, limits))
+            push::launch(group, request, shape, factors.collect(), missed, (way, limits))
         }
         (Way::Staged, ..) => {
             let factors: SmallVec<[f64; 8]> = factors.collect();
@@ -323,10 +319,10 @@ fn submit(
     }
 }
 
-/// Notes what was launched; or that nothing was, and tells the gang.
-fn finish(group: &Group<'_>, request: &Request, meet: Meet, access: Op<'_>, launched: Result<()>) -> Result<()> {
+/// Notes what was launched; or what was not, and tells the gang.
+fn finish(group: &Group<'_>, request: &Request, missed: Missed, access: Op<'_>, launched: Result<()>) -> Result<()> {
     access.submitted();
-    end(group.dev, Missed { meet, times: 1 }, &launched);
+    end(group.dev, missed, &launched);
     launched.inspect_err(|cause| group.fail(request, cause))
 }
 

@@ -254,20 +254,6 @@ impl<T: Send> Producer<T> {
         self.capacity() - self.tail.wrapping_sub(self.shared.head.load(Relaxed))
     }
 
-    /// Whether the consumer has taken everything that was pushed.
-    ///
-    /// ```
-    /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
-    /// producer.push(1).unwrap();
-    /// assert!(!producer.is_drained());
-    /// consumer.pop();
-    /// assert!(producer.is_drained());
-    /// ```
-    pub fn is_drained(&self) -> bool {
-        // Relaxed, as in `slots`: nothing is done to the slots for it.
-        self.shared.head.load(Relaxed) == self.tail
-    }
-
     /// Whether the consumer is gone. Then everything it did is visible.
     ///
     /// ```
