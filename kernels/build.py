@@ -99,7 +99,16 @@ def check_ptx(source, ptx):
     missing = set(named) - set(entries)
     if missing or not entries or len(set(entries)) != len(entries):
         sys.exit(f"{source.name}: the entries of the PTX are wrong: {entries}, missing {sorted(missing)}")
+    variables = used_variables(text)
+    if variables:
+        sys.exit(f"{source.name}: pools have a module in common, so it must have no variables: {variables}")
     return entries
+
+
+def used_variables(text):
+    """Variables of a module that something in it names. (NVRTC's headers bring constants that nothing does.)"""
+    declared = re.findall(r"^(?:\.\w+ )*\.(?:global|const) .*?([\w$]+)(?:\[\d*\])?(?: = [^;]*)?;$", text, re.M)
+    return [name for name in declared if len(re.findall(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text)) > 1]
 
 
 def check_waits(nvrtc, source):

@@ -14,7 +14,8 @@ macro_rules! module {
             .with_cubins(&[
                 (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin"))),
                 (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin"))),
-            ]);
+            ])
+            .shared();
     };
 }
 module! { ELEMENTWISE, "elementwise" }

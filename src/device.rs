@@ -145,13 +145,23 @@ impl Device {
     pub fn trim(&self) -> Result<u64> {
         self.check()?;
         let _here = self.worker.link.enter("trim", Location::caller());
-        Ok(self.worker.cache.borrow_mut().trim())
+        let given = self.worker.cache.borrow_mut().trim(&|| self.is_failing());
+        self.check().map(|()| given)
     }
 
     /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program where
     /// the pool [records](crate::Builder::record_memory).
     pub fn memory_snapshot(&self) -> MemorySnapshot {
         self.worker.cache.borrow_mut().snapshot()
+    }
+
+    /// Whether the gang has failed, also by a kernel of this device that has waited for a peer's until the deadline.
+    pub(crate) fn is_failing(&self) -> bool {
+        let gang = &self.session.gang;
+        if let Err(error) = crate::scope::gave_up(&self.worker, gang) {
+            gang.poison(self.index(), error);
+        }
+        gang.is_aborted()
     }
 
     /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations.

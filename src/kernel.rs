@@ -26,7 +26,7 @@ pub struct Module {
 impl Module {
     /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU at hand (and caches that).
     pub const fn ptx(ptx: &'static str) -> Self {
-        Module { image: ModuleImage { ptx: Some(ptx), cubins: &[], source: None } }
+        Module { image: ModuleImage { ptx: Some(ptx), cubins: &[], source: None, shared: false } }
     }
 
     /// Adds compiled images: `(10 * major + minor, cubin)`. One that fits the GPU is preferred to the PTX.
@@ -34,10 +34,15 @@ impl Module {
         Module { image: ModuleImage { cubins, ..self.image } }
     }
 
+    /// One of the crate's own, which have no variables: all pools of a process may have it in common.
+    pub(crate) const fn shared(self) -> Self {
+        Module { image: ModuleImage { shared: true, ..self.image } }
+    }
+
     /// CUDA C++ source, compiled by NVRTC when it is loaded. Kernels must be `extern "C"`.
     #[cfg(feature = "nvrtc")]
     pub const fn cuda(source: &'static str) -> Self {
-        Module { image: ModuleImage { ptx: None, cubins: &[], source: Some(source) } }
+        Module { image: ModuleImage { ptx: None, cubins: &[], source: Some(source), shared: false } }
     }
 }
 

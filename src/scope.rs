@@ -200,7 +200,7 @@ where
 }
 
 /// Whether a collective's kernel on this device has waited for a peer until the deadline, and then gone on without it.
-fn gave_up(worker: &Worker, gang: &Gang) -> Result<()> {
+pub(crate) fn gave_up(worker: &Worker, gang: &Gang) -> Result<()> {
     let Some(signals) = worker.shared.signals.get() else { return Ok(()) };
     match signals.missing(worker.link.device, gang.place()) {
         Some(missing) if !gang.is_aborted() => {

@@ -51,7 +51,7 @@ impl Device {
         self.check()?;
         let _here = self.worker.link.enter(op, site);
         let gang = &self.session.gang;
-        let stop = || gang.is_aborted();
+        let stop = || self.is_failing();
         let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
         // A peer's failure is the reason, not the want of memory that it has brought about.
         let mut cache = self.worker.cache.borrow_mut();

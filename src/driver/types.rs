@@ -106,6 +106,8 @@ pub struct ModuleImage {
     pub cubins: &'static [(u32, &'static [u8])],
     /// CUDA C++ source for NVRTC.
     pub source: Option<&'static str>,
+    /// Whether all that have a GPU open may have the module in common there. Not if it has variables that its kernels write.
+    pub shared: bool,
 }
 
 /// Grid and block of a launch. Units are blocks and threads; shared memory is in bytes.

@@ -8,7 +8,7 @@ use crate::{
     rig::{WAYS, assert_works, check_with_late_members, mismatch, one_of_each, sum_works},
     support::{self, Gpus, failure, slow_add, until},
 };
-use gpu_pool::{Algorithm, Device, Error, GpuPool, ReduceOp};
+use gpu_pool::{Algorithm, Check, Device, Error, GpuPool, ReduceOp};
 use parking_lot::Mutex;
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::*},
@@ -266,6 +266,41 @@ on_both! {
             assert_works(&pool);
         }
     }
+}
+
+/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet and write to where it was told:
+/// to the memory of a member that has noticed nothing. (On software GPUs no kernel waits for another.)
+#[test]
+fn a_kernel_that_gives_up_keeps_the_memory_that_others_write_to() {
+    support::on_cuda(2, |gpus| {
+        let deadline = Duration::from_millis(300);
+        let pool = rig::builder(gpus, 2)
+            .module(&support::MODULE)
+            .algorithm(Algorithm::Exchange)
+            .check(Check::Off)
+            .timeout(deadline)
+            .build()
+            .unwrap();
+        let error = failure(pool.run(|dev, _| {
+            let mut x = dev.zeros::<f32>(16 << 20)?;
+            dev.synchronize()?;
+            if dev.rank() == 1 {
+                slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 900_000)?;
+            }
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            let over = dev.record()?;
+            drop(x);
+            if dev.rank() == 0 {
+                until("the kernel has ended", || over.is_complete().unwrap())?;
+                let kept = failure(dev.trim());
+                assert!(matches!(&kept, Error::Aborted { by: 0, .. }), "{kept}");
+            }
+            Ok(())
+        }));
+        assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing == &[1]), "{error}");
+        assert_works(&pool);
+        assert!(pool.trim().unwrap() > 0);
+    });
 }
 
 /// nccl#774, #750: `CUDA_LAUNCH_BLOCKING=1` makes every launch wait, so members that launch from one thread deadlock; and lazy

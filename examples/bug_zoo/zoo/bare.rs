@@ -92,7 +92,7 @@ impl Yard {
 
 /// `y += a * x`, as in `kernels/elementwise.cu`.
 const MODULE: ModuleImage =
-    ModuleImage { ptx: Some(include_str!("../../../kernels/ptx/elementwise.ptx")), cubins: &[], source: None };
+    ModuleImage { ptx: Some(include_str!("../../../kernels/ptx/elementwise.ptx")), cubins: &[], source: None, shared: false };
 
 /// `axpy_f32` for software GPUs.
 ///

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::{CStr, c_char, c_int},
     ptr,
+    sync::Arc,
 };
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
@@ -16,6 +17,7 @@ use super::{
     interop::Interop,
     library::{self, Optional},
     peer,
+    shared::Shared,
     vmm::{self, Virtual},
 };
 use crate::{
@@ -57,6 +59,19 @@ pub struct CudaGpu {
     pub(super) blas: Mutex<Option<super::gemm::Blas>>,
     pub(super) interop: Interop,
     pub(super) graphs: Graphs,
+    pub(super) shared: Arc<Shared>,
+    /// Last: what is above is gone when it lets go.
+    _retained: Retained,
+}
+
+/// The primary context of this device is kept.
+struct Retained(CUdevice);
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        // SAFETY: balances the retain in `CudaGpu::open`, whose handle goes with this.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.0) };
+    }
 }
 
 impl CudaGpu {
@@ -73,8 +88,9 @@ impl CudaGpu {
         let mut info = describe(ordinal, device)?;
         info.stream_values &= optional.write_value.is_some() && optional.wait_value.is_some();
         let mut context = ptr::null_mut();
-        // SAFETY: a device of this driver; the pointer is to a live handle. Released in `drop`.
+        // SAFETY: a device of this driver; the pointer is to a live handle.
         opened("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        let retained = Retained(device);
         let mut gpu = CudaGpu {
             info,
             device,
@@ -90,6 +106,8 @@ impl CudaGpu {
             blas: Mutex::new(None),
             interop: Interop::default(),
             graphs: Graphs::default(),
+            shared: Shared::of(device),
+            _retained: retained,
         };
         gpu.enter().map_err(|f| library::open_failed("cuCtxSetCurrent", f.code))?;
         let (mut least, mut greatest) = (0, 0);
@@ -168,8 +186,6 @@ impl Drop for CudaGpu {
         }
         peer::forget_all(self, current);
         self.interop.clear();
-        // SAFETY: balances the retain in `open`; the handle is not used afterwards.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
 

@@ -7,7 +7,7 @@
 //! The oldest driver is 535 (CUDA 12.2). What came later is looked for by name, and done without where it is missing.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and holds what every call checks, `fault`
-//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc`), `launch` (with `early`), `gemm` and `graph` are the calls, as
+//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph` are the calls, as
 //! inherent methods to which the one `impl Driver` below delegates; `interop` is cudarc's view of it all.
 
 mod context;
@@ -25,6 +25,7 @@ mod module;
 #[cfg(feature = "nvrtc")]
 mod nvrtc;
 mod peer;
+mod shared;
 mod stream;
 mod vmm;
 

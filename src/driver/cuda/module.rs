@@ -22,6 +22,10 @@ pub(super) fn function(f: RawFunction) -> CUfunction {
 impl CudaGpu {
     pub(super) fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
         self.enter()?;
+        if image.shared { self.shared.load(image, || self.load(image)) } else { self.load(image) }
+    }
+
+    fn load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
         let m = self.load_best(image)?;
         let loaded = self.load_kernels(m);
         if let Err(f) = loaded {
@@ -105,8 +109,10 @@ impl CudaGpu {
         // A later kernel may get the handle of one that goes now.
         self.big_shared.lock().clear();
         self.enter()?;
-        // SAFETY: the caller's promise: a module of this device, none of its kernels in flight.
-        self.check(unsafe { sys::cuModuleUnload(module(m)) })
+        self.shared.unload(m, || {
+            // SAFETY: the caller's promise: a module of this device, none of its kernels in flight; and nobody else has it.
+            self.check(unsafe { sys::cuModuleUnload(module(m)) })
+        })
     }
 
     pub(super) fn function(&self, m: RawModule, name: &str) -> DriverResult<RawFunction> {

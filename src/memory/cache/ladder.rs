@@ -263,7 +263,7 @@ impl Cache {
         let mut units = Vec::new();
         for (region, range) in ranges {
             for unit in self.backing.units_in(region, range) {
-                if self.is_over(region, &unit) {
+                if self.is_over(region, &unit, request.stop) {
                     units.push((region, unit));
                 }
             }
@@ -291,11 +291,13 @@ impl Cache {
         self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect()
     }
 
-    /// Whether the uses of a free unit are over; the calling thread may rely on it.
-    fn is_over(&mut self, region: u32, unit: &Range<Address>) -> bool {
+    /// Whether the uses of a free unit are over; the calling thread may rely on it. They are not when it must stop: a kernel that
+    /// peers' kernels send to has ended, too, when it gave up, and the peers may not have heard of it.
+    fn is_over(&mut self, region: u32, unit: &Range<Address>, stop: &dyn Fn() -> bool) -> bool {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
-        let over = past.all_completed() || self.link.planted(Bug::ChunkReleasedEarly);
+        // In this order: whoever gives up does so after the failure, and is seen to have ended after that.
+        let over = past.all_completed() && !stop() || self.link.planted(Bug::ChunkReleasedEarly);
         if over {
             self.link.acquire(past.known());
         }
@@ -323,16 +325,16 @@ impl Cache {
     }
 
     fn exchange(&mut self, request: &Request<'_>, need: Need) -> Result<()> {
-        self.give_back();
+        self.give_back(request.stop);
         self.grow(request, need)
     }
 
     /// Gives what is free back to the driver, in whole units; how many bytes. What is not over stays.
-    fn give_back(&mut self) -> u64 {
+    fn give_back(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         let mut given = 0;
         for (region, range) in self.free_ranges() {
             for unit in self.backing.units_in(region, range) {
-                if !self.is_over(region, &unit) {
+                if !self.is_over(region, &unit, stop) {
                     continue;
                 }
                 let bytes = unit.end - unit.start;
@@ -361,11 +363,11 @@ impl Cache {
         given
     }
 
-    /// Gives all that is free, and over, back to the driver; how many bytes. Does not wait.
-    pub(crate) fn trim(&mut self) -> u64 {
+    /// Gives all that is free, and over, back to the driver, unless it must stop; how many bytes. Does not wait.
+    pub(crate) fn trim(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         self.collect();
         self.dissolve();
-        let given = self.give_back();
+        let given = self.give_back(stop);
         if let Some(ledger) = &mut self.ledger {
             ledger.trimmed(given);
         }
@@ -390,7 +392,7 @@ impl Drop for Cache {
             tracing::warn!(device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
-        self.give_back();
+        self.give_back(&|| false);
         for free in self.heap.free_ranges() {
             let_go(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
         }
@@ -399,5 +401,23 @@ impl Drop for Cache {
             let_go(&slab.region, slab.rest(), rest);
         }
         self.small.take().for_each(|block| block.release());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::GpuPool;
+
+    /// A kernel that has given up has ended, and its peers may still send to what it used.
+    #[test]
+    fn nothing_goes_back_to_the_driver_when_the_gang_has_failed() {
+        let pool = GpuPool::builder().host(1).build().unwrap();
+        let given = pool.run(|dev, _| {
+            drop(dev.zeros::<u8>(8 << 20)?);
+            dev.synchronize()?;
+            let mut cache = dev.worker.cache.borrow_mut();
+            Ok([true, false].map(|failed| cache.trim(&|| failed)))
+        });
+        assert!(matches!(given.unwrap()[0], [0, given] if given >= 8 << 20));
     }
 }

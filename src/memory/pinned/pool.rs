@@ -87,7 +87,7 @@ impl PinnedPool {
 
     /// Gives back what is free; how many bytes.
     pub(crate) fn trim(&self) -> u64 {
-        self.shelves.iter().map(|shelf| shelf.cache.lock().1.trim()).sum()
+        self.shelves.iter().map(|shelf| shelf.cache.lock().1.trim(&|| false)).sum()
     }
 
     /// Where the blocks of each node go.
