@@ -91,8 +91,12 @@ impl Yard {
 }
 
 /// `y += a * x`, as in `kernels/elementwise.cu`.
-const MODULE: ModuleImage =
-    ModuleImage { ptx: Some(include_str!("../../../kernels/ptx/elementwise.ptx")), cubins: &[], source: None, shared: false };
+const MODULE: ModuleImage = ModuleImage {
+    ptx: Some(include_str!("../../../kernels/ptx/elementwise.ptx")),
+    cubins: &[],
+    source: None,
+    shared: false,
+};
 
 /// `axpy_f32` for software GPUs.
 ///
