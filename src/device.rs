@@ -145,7 +145,7 @@ impl Device {
     pub fn trim(&self) -> Result<u64> {
         self.check()?;
         let _here = self.worker.link.enter("trim", Location::caller());
-        let given = self.worker.cache.borrow_mut().trim(&|| self.is_failing());
+        let given = self.worker.cache.borrow_mut().trim(&|| self.check().is_err());
         self.check().map(|()| given)
     }
 
@@ -155,22 +155,19 @@ impl Device {
         self.worker.cache.borrow_mut().snapshot()
     }
 
-    /// Whether the gang has failed, also by a kernel of this device that has waited for a peer's until the deadline.
-    pub(crate) fn is_failing(&self) -> bool {
-        let gang = &self.session.gang;
-        if let Err(error) = crate::scope::gave_up(&self.worker, gang) {
-            gang.poison(self.index(), error);
-        }
-        gang.is_aborted()
-    }
-
-    /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations.
+    /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations, and before results that have
+    /// come by [`download_pinned`](Self::download_pinned) are made use of outside. Collectives that are under way in a gang that fails end
+    /// without having written what they should; who has seen one end, and then gets `Ok` here, has what it should have written.
     ///
     /// # Errors
     /// [`Error::Aborted`].
-    #[inline]
     pub fn check(&self) -> Result<()> {
-        self.session.gang.check()
+        let gang = &self.session.gang;
+        // A kernel of this device's has waited for a peer's until the deadline: nobody knows yet.
+        if let Err(error) = crate::scope::gave_up(&self.worker, gang) {
+            gang.poison(self.index(), error);
+        }
+        gang.check()
     }
 }
 
@@ -268,7 +265,7 @@ impl Device {
         Ok(())
     }
 
-    /// The host waits for all work of the current stream.
+    /// The host waits for all work of the current stream. After `Ok` every collective of it has done what it should.
     ///
     /// # Errors
     /// [`Error::Timeout`] when it does not complete within the pool's deadline, [`Error::Aborted`], the driver's.
@@ -284,7 +281,8 @@ impl Device {
             gang.is_aborted()
         });
         // A peer's failure is the reason, not the deadline.
-        idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
+        idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })?;
+        self.check()
     }
 }
 

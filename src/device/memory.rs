@@ -48,10 +48,10 @@ impl Device {
     #[inline(never)]
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is handed out: what is freed then may still be written to.
-        self.check()?;
+        self.session.gang.check()?;
         let _here = self.worker.link.enter(op, site);
         let gang = &self.session.gang;
-        let stop = || self.is_failing();
+        let stop = || self.check().is_err();
         let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
         // A peer's failure is the reason, not the want of memory that it has brought about.
         let mut cache = self.worker.cache.borrow_mut();
@@ -118,7 +118,8 @@ impl Device {
         done
     }
 
-    /// The contents, on the host. Waits for this stream only.
+    /// The contents, on the host. Waits for this stream only. What a collective that has failed leaves is not given out as its
+    /// result: that is an error.
     ///
     /// # Errors
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
@@ -130,7 +131,8 @@ impl Device {
         Ok(host)
     }
 
-    /// [`download`](Self::download) into memory that is there already; the lengths must agree.
+    /// [`download`](Self::download) into memory that is there already; the lengths must agree. After an error what is in `dst` is worth
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
@@ -141,7 +143,7 @@ impl Device {
         op.same_len(view.len(), dst.len())?;
         let done = crate::copy::host::download(self, view.address(), bytemuck::cast_slice_mut(dst));
         op.submitted();
-        done
+        done.and_then(|()| self.check())
     }
 
     /// Page-locked host memory, zeroed; the same as [`GpuPool::pinned`](crate::GpuPool::pinned).
@@ -182,7 +184,8 @@ impl Device {
         op.submit(|driver, stream| unsafe { driver.copy_to_device(view.address(), src.ptr().cast(), bytes, stream) })
     }
 
-    /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits.
+    /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits; whether a collective
+    /// before it has failed, [`check`](Self::check) says after that.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.

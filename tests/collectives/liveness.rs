@@ -155,6 +155,42 @@ on_both! {
         });
     }
 
+    // What a collective leaves that was given up half way is not taken for its result, by anybody who looks before the scope ends.
+    2: fn what_a_member_gets_is_right_though_another_fails(gpus) {
+        for way in WAYS {
+            let n = gpus.up_to(3);
+            let pool = way.builder(gpus, n).module(&support::MODULE).build().unwrap();
+            for len in [300, 300_000, 6_000_000] {
+                let error = failure(pool.run(|dev, _| {
+                    let mut x = dev.upload(&vec![1.0f32; len])?;
+                    let late = dev.rank() == n - 1;
+                    if late {
+                        slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 60_000)?;
+                    }
+                    dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                    if late {
+                        return Err(Error::custom("the last fails when its part is under way"));
+                    }
+                    let mut copy = dev.pinned(len)?;
+                    dev.download_pinned(&x, &mut copy)?;
+                    let right = |got: &[f32]| assert!(got.iter().all(|x| *x == n as f32), "{way:?}, {len}");
+                    // Whichever way one looks.
+                    match dev.rank() {
+                        0 => right(&dev.download(&x)?),
+                        _ => {
+                            let got = copy.as_slice()?;
+                            dev.check()?;
+                            right(got);
+                        }
+                    }
+                    Ok(())
+                }));
+                assert!(error.to_string().contains("under way"), "{error}");
+                assert_works(&pool);
+            }
+        }
+    }
+
     // pytorch#118369: a timeout of half an hour that came after seven. And who it was, which NCCL does not say.
     2: fn a_member_that_never_comes_is_named_by_every_collective(gpus) {
         let n = gpus.up_to(3);
@@ -268,37 +304,39 @@ on_both! {
     }
 }
 
-/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet and write to where it was told:
-/// to the memory of a member that has noticed nothing. (On software GPUs no kernel waits for another.)
+/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet and write to where it was told: to
+/// the memory of a member that has noticed nothing. (On software GPUs no kernel waits for another.)
 #[test]
 fn a_kernel_that_gives_up_keeps_the_memory_that_others_write_to() {
     support::on_cuda(2, |gpus| {
-        let deadline = Duration::from_millis(300);
-        let pool = rig::builder(gpus, 2)
-            .module(&support::MODULE)
-            .algorithm(Algorithm::Exchange)
-            .check(Check::Off)
-            .timeout(deadline)
-            .build()
-            .unwrap();
-        let error = failure(pool.run(|dev, _| {
-            let mut x = dev.zeros::<f32>(16 << 20)?;
-            dev.synchronize()?;
-            if dev.rank() == 1 {
-                slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 900_000)?;
-            }
-            dev.all_reduce(&mut x, ReduceOp::Sum)?;
-            let over = dev.record()?;
-            drop(x);
-            if dev.rank() == 0 {
-                until("the kernel has ended", || over.is_complete().unwrap())?;
-                let kept = failure(dev.trim());
-                assert!(matches!(&kept, Error::Aborted { by: 0, .. }), "{kept}");
-            }
-            Ok(())
-        }));
-        assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing == &[1]), "{error}");
-        assert_works(&pool);
+        let builder = rig::builder(gpus, 2).check(Check::Off).module(&support::MODULE);
+        let pool = builder.algorithm(Algorithm::Exchange).timeout(Duration::from_millis(300)).build().unwrap();
+        let looks: [fn(&Device) -> Result<(), Error>; 4] = [
+            |dev| dev.trim().map(drop),
+            |dev| dev.synchronize(),
+            |dev| dev.check(),
+            |dev| dev.download(&dev.zeros::<u8>(1)?).map(drop),
+        ];
+        for look in looks {
+            let error = failure(pool.run(|dev, _| {
+                let mut x = dev.zeros::<f32>(16 << 20)?;
+                dev.synchronize()?;
+                if dev.rank() == 1 {
+                    slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 900_000)?;
+                }
+                dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                let over = dev.record()?;
+                drop(x);
+                if dev.rank() == 0 {
+                    until("the kernel has ended", || over.is_complete().unwrap())?;
+                    let told = failure(look(dev));
+                    assert!(matches!(&told, Error::Aborted { by: 0, .. }), "{told}");
+                }
+                Ok(())
+            }));
+            assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing == &[1]), "{error}");
+            assert_works(&pool);
+        }
         assert!(pool.trim().unwrap() > 0);
     });
 }
