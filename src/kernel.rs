@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use std::{marker::PhantomData, ops::Range, slice, task::Poll};
 
 /// Device code, loaded eagerly on every device when a pool is built with it
-/// ([`Builder::module`](crate::Builder::module)).
+/// ([`Builder::module`](crate::Builder::module)). Each pool loads its own, so a module's variables are the pool's.
 ///
 /// ```
 /// # use gpu_pool::Module;
