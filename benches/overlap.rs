@@ -2,7 +2,7 @@
 //! the gradient exchange is left to wait for when the backward pass is over.
 //!
 //! The peer is PyTorch's DistributedDataParallel with views into buckets, started by torchrun (`peers/ddp.py`): one process
-//! for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, and cuBLAS for the products.
+//! for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, weights that lie as torch's do, and cuBLAS for the products.
 //! Without torch there is no peer. Times are of rows of steps, from idle devices to idle devices, of the slowest member.
 //!
 //! * `<gpu or software>/step/<devices>/<batch>`: microseconds per step, `batch` rows over all devices
@@ -60,6 +60,11 @@ struct Replica {
     gradients: GradientExchange,
 }
 
+/// A thread for every four of `n` elements.
+fn fours(n: usize) -> LaunchDims {
+    LaunchDims::cover(n.div_ceil(4))
+}
+
 /// Numbers in -scale..scale.
 fn random(len: usize, seed: u64, scale: f32) -> Vec<f32> {
     gpus::noise(len, seed).into_iter().map(|x| (x as f32 / 2f32.powi(31) - 1.0) * scale).collect()
@@ -113,11 +118,11 @@ impl Replica {
             let (inputs, width) = (WIDTHS[layer], WIDTHS[layer + 1]);
             let (before, behind) = self.outputs.split_at_mut(layer + 1);
             let (x, y) = (Matrix::new(&before[layer], rows, inputs)?, &mut behind[0]);
-            dev.gemm(1.0, x, Matrix::new(&self.weights[layer], inputs, width)?, 0.0, y)?;
+            dev.gemm(1.0, x, Matrix::new(&self.weights[layer], width, inputs)?.t(), 0.0, y)?;
             let kernel = if layer + 1 < LAYERS { &BIAS_RELU } else { &BIAS_ADD };
             let args = (y, &self.biases[layer], rows as u32, width as u32);
             // SAFETY: `y` is rows x width, and the bias has an element for each column.
-            unsafe { dev.launch(kernel, LaunchDims::cover(rows * width), args)? };
+            unsafe { dev.launch(kernel, fours(rows * width), args)? };
         }
         let args = (
             &self.outputs[LAYERS],
@@ -147,13 +152,13 @@ impl Replica {
             unsafe { dev.launch(&COL_SUM, LaunchDims::cover(width), (&sums, db, shape.2, shape.1))? };
             self.gradients.ready(dev, 2 * layer + 1)?;
             let x = Matrix::new(&self.outputs[layer], rows, inputs)?;
-            dev.gemm(1.0, x.t(), dy, 0.0, &mut self.gradients.grad_mut(2 * layer)?)?;
+            dev.gemm(1.0, dy.t(), x, 0.0, &mut self.gradients.grad_mut(2 * layer)?)?;
             self.gradients.ready(dev, 2 * layer)?;
             if let Some(dx) = below.last_mut() {
-                dev.gemm(1.0, dy, Matrix::new(&self.weights[layer], inputs, width)?.t(), 0.0, dx)?;
+                dev.gemm(1.0, dy, Matrix::new(&self.weights[layer], width, inputs)?, 0.0, dx)?;
                 let n = rows * inputs;
                 // SAFETY: both have `n` elements.
-                unsafe { dev.launch(&RELU_BACKWARD, LaunchDims::cover(n), (dx, &self.outputs[layer], n as u64))? };
+                unsafe { dev.launch(&RELU_BACKWARD, fours(n), (dx, &self.outputs[layer], n as u64))? };
             }
         }
         Ok(())
