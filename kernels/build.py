@@ -99,10 +99,15 @@ def check_ptx(source, ptx):
     missing = set(named) - set(entries)
     if missing or not entries or len(set(entries)) != len(entries):
         sys.exit(f"{source.name}: the entries of the PTX are wrong: {entries}, missing {sorted(missing)}")
+    check_variables(source, text)
+    return entries
+
+
+def check_variables(source, text):
+    """Pools have the crate's modules in common."""
     variables = used_variables(text)
     if variables:
-        sys.exit(f"{source.name}: pools have a module in common, so it must have no variables: {variables}")
-    return entries
+        sys.exit(f"{source.name}: a module of the crate must have no variables: {variables}")
 
 
 def used_variables(text):
@@ -113,9 +118,10 @@ def used_variables(text):
 
 def check_waits(nvrtc, source):
     """Kernels that meet may be launched before the kernel before them has ended, and wait for it first of all."""
+    text = nvrtc.compile(source, EARLY_ARCH, "PTX").rstrip(b"\0").decode()
+    check_variables(source, text)
     if not re.search(r"^ *KERNEL ", source.read_text(), re.M):
         return
-    text = nvrtc.compile(source, EARLY_ARCH, "PTX").rstrip(b"\0").decode()
     for entry, body in waits.entries(text):
         wrong = waits.before_wait(body)
         if wrong:

@@ -163,10 +163,7 @@ impl Device {
     /// [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
         let gang = &self.session.gang;
-        // A kernel of this device's has waited for a peer's until the deadline: nobody knows yet.
-        if let Err(error) = crate::scope::gave_up(&self.worker, gang) {
-            gang.poison(self.index(), error);
-        }
+        crate::scope::notice_given_up(&self.worker, gang);
         gang.check()
     }
 }
@@ -281,7 +278,7 @@ impl Device {
             gang.is_aborted()
         });
         // A peer's failure is the reason, not the deadline.
-        idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })?;
+        idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { self.check().err().unwrap_or(e) } else { e })?;
         self.check()
     }
 }

@@ -43,6 +43,9 @@ impl Device {
     /// });
     /// ```
     ///
+    /// What a copy of your own brings to the host may be what a collective has left that was given up: [`check`](Self::check), called
+    /// after the copy is over, says so.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
     pub fn cuda(&self) -> Result<Cuda<'_>> {

@@ -149,6 +149,13 @@ where
     // A gang that failed for one of its members only has not been cleared away.
     board::forget(worker, gang.place() - 1);
     spin::make_up_later(worker);
+    if let Some(signals) = worker.shared.signals.get() {
+        signals.enter(device, gang.place());
+        // It may have failed before.
+        if gang.is_aborted() {
+            signals.raise(&[device], gang.place());
+        }
+    }
     let in_gang = InGang::enter(gang.word());
     let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
     let outcome = match returned {
@@ -164,11 +171,11 @@ where
     };
     gang.leave(rank);
     worker.cache.borrow_mut().begin_audit();
-    let drained = worker.drain().and_then(|()| gave_up(worker, gang));
+    let drained = worker.drain().inspect(|()| notice_given_up(worker, gang));
     if let Err(error) = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end")) {
         // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
         // were found out after they had run, are over nevertheless.
-        if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. } | Error::Timeout { op: "collective", .. }) {
+        if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
             gang.stuck();
         }
         gang.poison(device, error);
@@ -199,15 +206,17 @@ where
     outcome
 }
 
-/// Whether a collective's kernel on this device has waited for a peer until the deadline, and then gone on without it.
-pub(crate) fn gave_up(worker: &Worker, gang: &Gang) -> Result<()> {
-    let Some(signals) = worker.shared.signals.get() else { return Ok(()) };
-    match signals.missing(worker.link.device, gang.place()) {
-        Some(missing) if !gang.is_aborted() => {
-            let (device, waited) = (worker.link.device, worker.shared.deadline);
-            Err(Error::Timeout { device, op: "collective", waited, missing: vec![missing] })
-        }
-        _ => Ok(()),
+/// Fails the gang if a collective's kernel, on whichever of its devices, has waited for a peer until the deadline, and then gone on
+/// without it. What comes after it there, and what others get from there, may be made of what it left.
+pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
+    let Some(signals) = worker.shared.signals.get() else { return };
+    if gang.is_aborted() {
+        return;
+    }
+    let given_up = |&device: &usize| Some((device, signals.missing(device, gang.place())?));
+    if let Some((device, missing)) = gang.members().iter().find_map(given_up) {
+        let waited = worker.shared.deadline;
+        gang.poison(device, Error::Timeout { device, op: "collective", waited, missing: vec![missing] });
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
     runtime::{gang::Alarm, worker::Shared},
     sync::{load_word, raise_word, store_word},
 };
+use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
 /// Bytes of page-locked memory for each device: its abort word with the place of the gang that launches graphs on it, and its
@@ -40,6 +41,8 @@ pub(crate) struct Signals {
     rooms: Vec<Pinned>,
     words: Arc<Words>,
     places: Places,
+    /// The place of the gang that each device is in, or was in last.
+    gangs: Vec<Mutex<u64>>,
     /// Set when a device could not be drained.
     kept: OnceLock<()>,
 }
@@ -131,7 +134,8 @@ impl Signals {
             first = Some(words);
         }
         let words = first.expect("there are several devices");
-        Ok(Arc::new(Signals { devices, rooms, words, places, kept: OnceLock::new() }))
+        let gangs = (0..n).map(|_| Mutex::new(0)).collect();
+        Ok(Arc::new(Signals { devices, rooms, words, places, gangs, kept: OnceLock::new() }))
     }
 
     /// Never gives the memory back: a device could not be drained, and its kernels may still come.
@@ -196,6 +200,12 @@ impl Signals {
     /// The most that one member can send another eagerly, in bytes; 0: none can.
     pub(crate) fn eager_bytes(&self) -> usize {
         self.places.room
+    }
+
+    /// A device comes to a gang; what it has launched in gangs before has ended, or never will. Failures of this one that it has not been
+    /// told of yet are for the caller to [raise](Alarm::raise) then.
+    pub(crate) fn enter(&self, device: usize, place: u64) {
+        *self.gangs[device].lock() = place;
     }
 
     /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the launch. All
@@ -264,13 +274,39 @@ impl Words {
 }
 
 impl Alarm for Signals {
-    /// Kernels of these devices that wait for a peer give up. Each device runs one gang at a time, in the order of places, so what
-    /// comes later is not meant. An earlier gang may fail later than a later one (members that are done with it have gone on), so
-    /// the word is only ever raised.
+    /// Kernels of these devices that wait for a peer give up, on devices that are in the gang: who is not there yet may still be in
+    /// an earlier one, whose kernels would give up, too; who has gone on has nothing of it left. Each device runs one gang at a time,
+    /// in the order of places, so the word is only ever raised.
     fn raise(&self, members: &[usize], place: u64) {
         for &device in members {
-            // SAFETY: a word of `words`, which lives as long as this; the host writes it here alone.
-            unsafe { raise_word(self.words.abort(device), place) };
+            let gang = self.gangs[device].lock();
+            if *gang == place {
+                // SAFETY: a word of `words`, which lives as long as this; the host writes it here alone.
+                unsafe { raise_word(self.words.abort(device), place) };
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gang may fail before all its devices are through with the gangs before it.
+    #[test]
+    fn a_failed_gang_ends_the_kernels_of_no_other() {
+        let pool = GpuPool::builder().host(3).build().unwrap();
+        let signals = Signals::make(&pool).unwrap();
+        // SAFETY: a word of `words`, which lives.
+        let aborted = || [0, 1, 2].map(|device| unsafe { load_word(signals.words.abort(device)) });
+        [(0, 5), (1, 5), (2, 7)].map(|(device, place)| signals.enter(device, place));
+        signals.raise(&[0, 2], 7);
+        assert_eq!(aborted(), [0, 0, 7], "device 0 is still in another one");
+        signals.enter(0, 7);
+        signals.raise(&[0], 7);
+        assert_eq!(aborted(), [7, 0, 7]);
+        // Some have gone on when the gang fails.
+        signals.raise(&[0, 1], 5);
+        assert_eq!(aborted(), [7, 5, 7]);
     }
 }

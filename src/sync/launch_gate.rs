@@ -31,8 +31,8 @@
 //! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing left
 //!   to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the window is open.
 //! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched: their
-//!   windows were closed when the call was let in. It waits for no thread, since a thread inside a blocking call makes the call
-//!   and nothing else.
+//!   windows were closed when the call was let in. It waits for no thread outside one, since a thread inside a
+//!   blocking call makes the call and nothing else (of loading a module that others load, too, it waits for the end).
 //!
 //! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking call,
 //! and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.

@@ -8,7 +8,7 @@ use crate::{
     rig::{WAYS, assert_works, check_with_late_members, mismatch, one_of_each, sum_works},
     support::{self, Gpus, failure, slow_add, until},
 };
-use gpu_pool::{Algorithm, Check, Device, Error, GpuPool, ReduceOp};
+use gpu_pool::{Algorithm, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp};
 use parking_lot::Mutex;
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::*},
@@ -157,38 +157,69 @@ on_both! {
 
     // What a collective leaves that was given up half way is not taken for its result, by anybody who looks before the scope ends.
     2: fn what_a_member_gets_is_right_though_another_fails(gpus) {
-        for way in WAYS {
+        let lens: &[usize] = if gpus.is_cuda() { &[300, 300_000, 6_000_000] } else { &[300] };
+        for (way, &len) in WAYS.iter().flat_map(|way| lens.iter().map(move |len| (way, len))) {
             let n = gpus.up_to(3);
             let pool = way.builder(gpus, n).module(&support::MODULE).build().unwrap();
-            for len in [300, 300_000, 6_000_000] {
-                let error = failure(pool.run(|dev, _| {
-                    let mut x = dev.upload(&vec![1.0f32; len])?;
-                    let late = dev.rank() == n - 1;
-                    if late {
-                        slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 60_000)?;
-                    }
+            // Outside: what a closure says when another has failed nobody hears.
+            let (waiting, got) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+            let error = failure(pool.run(|dev, _| {
+                let mut x = dev.upload(&vec![1.0f32; len])?;
+                if dev.rank() == n - 1 {
+                    slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 300_000)?;
                     dev.all_reduce(&mut x, ReduceOp::Sum)?;
-                    if late {
-                        return Err(Error::custom("the last fails when its part is under way"));
-                    }
+                    until("the others wait", || waiting.load(SeqCst) == n - 1)?;
+                    thread::sleep(Duration::from_millis(10));
+                    return Err(Error::custom("when its part is under way"));
+                }
+                dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                // Whichever way one looks.
+                let found = if dev.rank() == 0 {
+                    waiting.fetch_add(1, SeqCst);
+                    dev.download(&x)?
+                } else {
                     let mut copy = dev.pinned(len)?;
                     dev.download_pinned(&x, &mut copy)?;
-                    let right = |got: &[f32]| assert!(got.iter().all(|x| *x == n as f32), "{way:?}, {len}");
-                    // Whichever way one looks.
-                    match dev.rank() {
-                        0 => right(&dev.download(&x)?),
-                        _ => {
-                            let got = copy.as_slice()?;
-                            dev.check()?;
-                            right(got);
-                        }
-                    }
-                    Ok(())
-                }));
-                assert!(error.to_string().contains("under way"), "{error}");
-                assert_works(&pool);
-            }
+                    waiting.fetch_add(1, SeqCst);
+                    let found = copy.as_slice()?.to_vec();
+                    dev.check()?;
+                    found
+                };
+                got.lock().push(found);
+                Ok(())
+            }));
+            assert!(error.to_string().contains("under way"), "{error}");
+            assert!(got.lock().iter().flatten().all(|x| *x == n as f32), "{way:?}, {len}");
+            assert_works(&pool);
         }
+    }
+
+    // Gangs have one order, but fail in any: one that comes later has failed when one before it still waits for a peer.
+    3: fn a_gang_that_fails_early_ends_no_gang_before_it(gpus) {
+        let pool = rig::builder(gpus, 3).check(Check::Off).module(&support::MODULE).build().unwrap();
+        let begun = AtomicBool::new(false);
+        thread::scope(|s| {
+            let first = s.spawn(|| {
+                pool.run_on(&[0, 1], |dev, _| {
+                    let mut x = dev.upload(&[1.0f32; 100])?;
+                    if dev.rank() == 1 {
+                        slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 200_000)?;
+                    }
+                    dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                    begun.store(true, SeqCst);
+                    dev.download(&x)
+                })
+            });
+            until("the first has begun", || begun.load(SeqCst)).unwrap();
+            // Device 0 is still with the first.
+            let error = failure(pool.run_on(&[0, 2], |dev, _| match dev.rank() {
+                0 => dev.synchronize(),
+                _ => Err(Error::custom("at once")),
+            }));
+            assert!(error.to_string().contains("at once"), "{error}");
+            assert_eq!(first.join().unwrap().unwrap(), vec![[2.0; 100]; 2]);
+        });
+        assert_works(&pool);
     }
 
     // pytorch#118369: a timeout of half an hour that came after seven. And who it was, which NCCL does not say.
@@ -304,39 +335,51 @@ on_both! {
     }
 }
 
-/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet and write to where it was told: to
-/// the memory of a member that has noticed nothing. (On software GPUs no kernel waits for another.)
+/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet. Then nobody is given what it has
+/// left, or what was made of that, for a result; and nothing is given back that the peer's may write to. (On software GPUs no kernel
+/// waits for another.)
 #[test]
-fn a_kernel_that_gives_up_keeps_the_memory_that_others_write_to() {
+fn a_kernel_that_gives_up_is_noticed_by_all() {
     support::on_cuda(2, |gpus| {
-        let builder = rig::builder(gpus, 2).check(Check::Off).module(&support::MODULE);
-        let pool = builder.algorithm(Algorithm::Exchange).timeout(Duration::from_millis(300)).build().unwrap();
-        let looks: [fn(&Device) -> Result<(), Error>; 4] = [
-            |dev| dev.trim().map(drop),
-            |dev| dev.synchronize(),
-            |dev| dev.check(),
-            |dev| dev.download(&dev.zeros::<u8>(1)?).map(drop),
+        let build = |algorithm| {
+            let builder = rig::builder(gpus, 2).check(Check::Off).module(&support::MODULE).algorithm(algorithm);
+            builder.timeout(Duration::from_millis(300)).build().unwrap()
+        };
+        // By packets, which a peer that comes later finds; and by an exchange, which needs both at once.
+        let pools = [(100, build(Algorithm::Auto)), (16 << 20, build(Algorithm::Exchange))];
+        if !pools.iter().all(|(_, pool)| rig::meet_from(pool, 1)) {
+            return;
+        }
+        let looks: [fn(&Device, &DeviceBuffer<f32>) -> Result<(), Error>; 4] = [
+            |dev, _| dev.trim().map(drop),
+            |dev, _| dev.synchronize(),
+            |dev, _| dev.check(),
+            |dev, x| dev.download(x).map(drop),
         ];
-        for look in looks {
+        for (look, (len, pool)) in looks.iter().flat_map(|look| pools.iter().map(move |pool| (look, pool))) {
+            // Outside: what a closure says when another has failed nobody hears.
+            let told = Mutex::new(Vec::new());
             let error = failure(pool.run(|dev, _| {
-                let mut x = dev.zeros::<f32>(16 << 20)?;
+                let mut x = dev.upload(&vec![1.0f32; *len])?;
                 dev.synchronize()?;
                 if dev.rank() == 1 {
-                    slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 900_000)?;
+                    slow_add(dev, &mut dev.zeros::<u32>(1)?, 1, 450_000)?;
                 }
+                // The second adds up what the first has left, on a device whose own kernels may miss nothing.
+                dev.all_reduce(&mut x, ReduceOp::Sum)?;
                 dev.all_reduce(&mut x, ReduceOp::Sum)?;
                 let over = dev.record()?;
-                drop(x);
-                // The other's ends since the gang has failed.
-                until("the kernel has ended", || over.is_complete().unwrap())?;
-                let told = failure(look(dev));
-                assert!(matches!(&told, Error::Aborted { by: 0, .. }), "{told}");
+                until("the kernels have ended", || over.is_complete().unwrap())?;
+                told.lock().push(look(dev, &x));
                 Ok(())
             }));
             assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing == &[1]), "{error}");
-            assert_works(&pool);
+            let told = told.into_inner();
+            let all = told.iter().all(|told| matches!(told, Err(Error::Aborted { by: 0, .. })));
+            assert!(all && told.len() == 2, "{told:?}");
+            assert_works(pool);
         }
-        assert!(pool.trim().unwrap() > 0);
+        assert!(pools[1].1.trim().unwrap() > 0);
     });
 }
 
