@@ -155,7 +155,8 @@ on_both! {
         });
     }
 
-    // What a collective leaves that was given up half way is not taken for its result, by anybody who looks before the scope ends.
+    // sglang#1693: work goes on with incomplete data, or the whole process ends. Here what a collective leaves that was given up half
+    // way is not taken for its result, by anybody who looks before the scope ends.
     2: fn what_a_member_gets_is_right_though_another_fails(gpus) {
         let lens: &[usize] = if gpus.is_cuda() { &[300, 300_000, 6_000_000] } else { &[300] };
         for (way, &len) in WAYS.iter().flat_map(|way| lens.iter().map(move |len| (way, len))) {
