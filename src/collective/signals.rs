@@ -299,7 +299,9 @@ mod tests {
         let signals = Signals::make(&pool).unwrap();
         // SAFETY: a word of `words`, which lives.
         let aborted = || [0, 1, 2].map(|device| unsafe { load_word(signals.words.abort(device)) });
-        [(0, 5), (1, 5), (2, 7)].map(|(device, place)| signals.enter(device, place));
+        for (device, place) in [(0, 5), (1, 5), (2, 7)] {
+            signals.enter(device, place);
+        }
         signals.raise(&[0, 2], 7);
         assert_eq!(aborted(), [0, 0, 7], "device 0 is still in another one");
         signals.enter(0, 7);

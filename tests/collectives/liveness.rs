@@ -351,7 +351,8 @@ fn a_kernel_that_gives_up_is_noticed_by_all() {
         if !pools.iter().all(|(_, pool)| rig::meet_from(pool, 1)) {
             return;
         }
-        let looks: [fn(&Device, &DeviceBuffer<f32>) -> Result<(), Error>; 4] = [
+        type Look = fn(&Device, &DeviceBuffer<f32>) -> Result<(), Error>;
+        let looks: [Look; 4] = [
             |dev, _| dev.trim().map(drop),
             |dev, _| dev.synchronize(),
             |dev, _| dev.check(),

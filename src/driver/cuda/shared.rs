@@ -120,7 +120,11 @@ mod tests {
     #[test]
     fn what_is_not_shared_is_unloaded() {
         let unloaded = Cell::new(false);
-        Shared::default().unload(RawModule(7), || Ok(unloaded.set(true))).unwrap();
+        let unload = || {
+            unloaded.set(true);
+            Ok(())
+        };
+        Shared::default().unload(RawModule(7), unload).unwrap();
         assert!(unloaded.get());
     }
 
