@@ -2,7 +2,8 @@
 //! the gradient exchange is left to wait for when the backward pass is over.
 //!
 //! The peer is PyTorch's DistributedDataParallel with views into buckets, started by torchrun (`peers/ddp.py`): one process
-//! for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, weights that lie as torch's do, and cuBLAS for the products.
+//! for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, weights that lie as torch's
+//! do, and cuBLAS for the products.
 //! Without torch there is no peer. Times are of rows of steps, from idle devices to idle devices, of the slowest member.
 //!
 //! * `<gpu or software>/step/<devices>/<batch>`: microseconds per step, `batch` rows over all devices

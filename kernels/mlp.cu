@@ -12,7 +12,8 @@ __device__ inline bool by_four(u64 n, const f32* x, const f32* y) {
 }
 
 // h[r][c] = f(h[r][c] + b[c]).
-template <class F> __device__ inline void with_bias(f32* __restrict__ h, const f32* __restrict__ b, u32 rows, u32 cols, F f) {
+template <class F>
+__device__ inline void with_bias(f32* __restrict__ h, const f32* __restrict__ b, u32 rows, u32 cols, F f) {
     const u64 n = (u64)rows * cols;
     if (cols % 4 != 0 || !by_four(n, h, b)) {
         for (u64 i = grid_index(); i < n; i += grid_size()) h[i] = f(h[i] + b[i % cols]);

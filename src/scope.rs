@@ -150,11 +150,7 @@ where
     board::forget(worker, gang.place() - 1);
     spin::make_up_later(worker);
     if let Some(signals) = worker.shared.signals.get() {
-        signals.enter(device, gang.place());
-        // It may have failed before.
-        if gang.is_aborted() {
-            signals.raise(&[device], gang.place());
-        }
+        signals.enter(device, gang);
     }
     let in_gang = InGang::enter(gang.word());
     let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));

@@ -16,7 +16,10 @@ use crate::{
     driver::Address,
     error::Result,
     memory::{DeviceBuffer, link::Link},
-    runtime::{gang::Alarm, worker::Shared},
+    runtime::{
+        gang::{Alarm, Gang},
+        worker::Shared,
+    },
     sync::{load_word, raise_word, store_word},
 };
 use parking_lot::Mutex;
@@ -202,10 +205,13 @@ impl Signals {
         self.places.room
     }
 
-    /// A device comes to a gang; what it has launched in gangs before has ended, or never will. Failures of this one that it has not been
-    /// told of yet are for the caller to [raise](Alarm::raise) then.
-    pub(crate) fn enter(&self, device: usize, place: u64) {
-        *self.gangs[device].lock() = place;
+    /// A device comes to a gang; what it has launched in gangs before has ended, or never will.
+    pub(crate) fn enter(&self, device: usize, gang: &Gang) {
+        *self.gangs[device].lock() = gang.place();
+        // A failure is noted before it is raised, so one that was raised too early for this device is seen here.
+        if gang.is_aborted() {
+            self.raise(&[device], gang.place());
+        }
     }
 
     /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the launch. All
@@ -291,24 +297,32 @@ impl Alarm for Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Error, sync::EventCount};
 
     /// A gang may fail before all its devices are through with the gangs before it.
     #[test]
     fn a_failed_gang_ends_the_kernels_of_no_other() {
         let pool = GpuPool::builder().host(3).build().unwrap();
         let signals = Signals::make(&pool).unwrap();
+        let gang = |members: [usize; 2]| {
+            let wakers = members.map(|_| Arc::new(EventCount::new())).to_vec();
+            let gang = Gang::new(members.into(), wakers).with_alarm(Some(signals.clone()));
+            gang.enter();
+            gang
+        };
+        let (first, second) = (gang([0, 1]), gang([0, 2]));
+        let (p, q) = (first.place(), second.place());
         // SAFETY: a word of `words`, which lives.
         let aborted = || [0, 1, 2].map(|device| unsafe { load_word(signals.words.abort(device)) });
-        for (device, place) in [(0, 5), (1, 5), (2, 7)] {
-            signals.enter(device, place);
+        for (device, gang) in [(0, &first), (1, &first), (2, &second)] {
+            signals.enter(device, gang);
         }
-        signals.raise(&[0, 2], 7);
-        assert_eq!(aborted(), [0, 0, 7], "device 0 is still in another one");
-        signals.enter(0, 7);
-        signals.raise(&[0], 7);
-        assert_eq!(aborted(), [7, 0, 7]);
-        // Some have gone on when the gang fails.
-        signals.raise(&[0, 1], 5);
-        assert_eq!(aborted(), [7, 5, 7]);
+        second.poison(2, Error::Closed);
+        assert_eq!(aborted(), [0, 0, q], "device 0 is still in the first");
+        signals.enter(0, &second);
+        assert_eq!(aborted(), [q, 0, q], "it hears of it when it comes");
+        // Device 0 has gone on when the first fails.
+        first.poison(1, Error::Closed);
+        assert_eq!(aborted(), [q, p, q]);
     }
 }

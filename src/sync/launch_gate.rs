@@ -22,8 +22,8 @@
 //! # Who waits for whom
 //!
 //! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to back
-//! cannot keep it waiting: the launches that lack only become fewer. A blocking call never waits for another. Thus a
-//! thread that is inside one may begin a second (a module load that maps memory): no window has opened since, none will,
+//! cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another (once inside, who
+//! loads a module that another thread is loading waits for that). Thus a thread that is inside one may begin a second (a module load that maps memory): no window has opened since, none will,
 //! and it goes straight through.
 //!
 //! There are no deadlines here, since nobody can wait for himself, even round a corner:
@@ -31,8 +31,8 @@
 //! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing left
 //!   to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the window is open.
 //! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched: their
-//!   windows were closed when the call was let in. It waits for no thread outside one, since a thread inside a
-//!   blocking call makes the call and nothing else (of loading a module that others load, too, it waits for the end).
+//!   windows were closed when the call was let in. It waits for no thread outside of
+//!   blocking calls, since one that is inside makes the call and nothing else.
 //!
 //! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking call,
 //! and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.

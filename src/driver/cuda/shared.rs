@@ -1,7 +1,7 @@
 //! The crate's own modules, which all pools of a process have in common on a GPU.
 //!
-//! To load one takes half a millisecond on each GPU, behind a lock that all GPUs of the process share: on two H200s that was two
-//! thirds of what a further pool took. They have no variables (`kernels/build.py` checks that), so nobody can tell whether others use
+//! To load one takes half a millisecond on each GPU, behind a lock that all GPUs of the process share: on two H200s that was more
+//! than half of what a further pool took (`gpu/setup/2` in `benches/results`: 17.8 ms before, 7.8 now). They have no variables (`kernels/build.py` checks that), so nobody can tell whether others use
 //! them, too. Users' modules may have some, which another pool's kernels must not change: each pool loads its own.
 
 use std::{
