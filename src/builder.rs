@@ -146,6 +146,10 @@ impl Builder {
     /// The deadline (default 120 s): a wait in which nothing advances for this long has failed. Streams show that they
     /// advance at every sixteenth operation; a kernel that runs for longer than the deadline cannot be told from one that
     /// is stuck, so with such kernels set it higher.
+    ///
+    /// Time in which the process does not run (stopped in a debugger, or on a machine that is short of cores) is no time in
+    /// which nothing advanced: a host thread counts at most a quarter of the deadline between two looks at the clock. Kernels
+    /// that wait for peers' kernels go by the GPU's clock, which runs on.
     pub fn timeout(mut self, deadline: Duration) -> Self {
         self.timeout = Some(deadline);
         self

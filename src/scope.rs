@@ -11,6 +11,7 @@ use crate::{
         gang::{Alarm, Gang},
         job::{Body, Waiting},
         panics,
+        patience::Patience,
         worker::{Shared, Worker, on_device_thread},
     },
     sync::EventCount,
@@ -22,7 +23,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     rc::Rc,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// The one order of gangs in this process.
@@ -219,15 +220,16 @@ pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
     let progress = || gang.members().iter().map(|&device| shared.turns[device].any_progress()).sum::<u64>();
-    let (mut since, mut seen, mut told) = (Instant::now(), progress(), false);
+    let (mut patience, mut seen, mut told) = (Patience::new(shared.deadline), progress(), false);
     let mut withdrawn = false;
-    while !waiting.wait(Some(TICK)) {
+    while !waiting.wait(Some(patience.tick(TICK))) {
         let now = progress();
         if now != seen {
-            (since, seen, told) = (Instant::now(), now, false);
+            (seen, told) = (now, false);
+            patience.renew();
             continue;
         }
-        if since.elapsed() < shared.deadline {
+        if !patience.is_over() {
             continue;
         }
         let ranks = 0..gang.count();
@@ -235,7 +237,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
         if !queued.is_empty() {
             let missing: Vec<usize> = queued.iter().map(|&rank| gang.device(rank)).collect();
             let error =
-                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: since.elapsed(), missing };
+                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: patience.waited(), missing };
             gang.poison(gang.device(queued[0]), error);
             for rank in queued {
                 if waiting.withdraw(rank) {
@@ -246,7 +248,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
         } else if !told {
             // A closure that has started is always waited for, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
-            tracing::warn!(?missing, waited = ?since.elapsed(), "a scope waits for closures that make no progress");
+            tracing::warn!(?missing, waited = ?patience.waited(), "a scope waits for closures that make no progress");
             told = true;
         }
     }

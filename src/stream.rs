@@ -9,17 +9,14 @@ use crate::{
     error::{Error, Result},
     memory::link::Link,
     plant::Bug,
+    runtime::patience::Patience,
     sync::{Sequence, unique_id},
 };
 use marks::Marks;
 use milestone::Milestones;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::{
-    rc::Rc,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
 /// How often a waiting host thread looks for milestones, and whether it should stop.
 const TICK: Duration = Duration::from_millis(20);
@@ -221,14 +218,19 @@ impl StreamCore {
         done: impl Fn() -> Result<bool>,
         stop: impl Fn(bool) -> bool,
     ) -> Result<()> {
-        let mut since = Instant::now();
+        let mut patience = Patience::new(limit);
         while !done()? {
             let advanced = self.has_advanced();
             if advanced {
-                since = Instant::now();
+                patience.renew();
             }
-            if stop(advanced) || since.elapsed() >= limit {
-                return Err(Error::Timeout { device: self.link.device, op, waited: since.elapsed(), missing: vec![] });
+            if stop(advanced) || patience.is_over() {
+                return Err(Error::Timeout {
+                    device: self.link.device,
+                    op,
+                    waited: patience.waited(),
+                    missing: vec![],
+                });
             }
         }
         Ok(())

@@ -35,7 +35,7 @@ use crate::{
     error::{Error, Result},
     memory::block::BlockRef,
     op::Op,
-    runtime::worker::Worker,
+    runtime::{patience::Patience, worker::Worker},
     stream::StreamCore,
     sync::CommitWord,
 };
@@ -45,7 +45,6 @@ use std::{
     cell::{Cell, RefCell},
     iter,
     sync::Arc,
-    time::Instant,
 };
 
 /// What a device thread knows of its spinning kernels.
@@ -151,7 +150,7 @@ impl Drop for Window {
 /// when blocking calls keep the gate closed for as long as the pool waits for anything.
 pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
     let (gate, members, dev) = (gate::launches(), group.count(), group.dev);
-    let since = Instant::now();
+    let mut patience = Patience::new(dev.worker.shared.deadline);
     while word.committed() < number && !word.is_aborted() {
         // Not asleep: a peer may open it meanwhile, and then a blocking call waits for this member's launch.
         if gate.try_open(members) {
@@ -161,10 +160,10 @@ pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
             return;
         }
         std::thread::yield_now();
-        let waited = since.elapsed();
-        if waited > dev.worker.shared.deadline {
+        if patience.is_over() {
             // Before this member gives up: from here on nobody can commit it.
             let (device, op) = (dev.index(), "wait for blocking calls of the driver");
+            let waited = patience.waited();
             dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: Vec::new() });
         }
     }

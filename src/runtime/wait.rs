@@ -1,15 +1,12 @@
 //! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
 
-use super::gang::Gang;
+use super::{gang::Gang, patience::Patience};
 use crate::{
     device::Device,
     driver::{check::Place, host},
     error::{Error, Result},
 };
-use std::{
-    mem,
-    time::{Duration, Instant},
-};
+use std::{mem, time::Duration};
 
 /// How often a sleeping wait looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -40,7 +37,7 @@ pub(crate) fn for_peer<R>(
     };
     let waker = gang.waker(dev.rank());
     let progress = || gang.members().iter().map(|&d| shared.turns[d].own_progress()).sum::<u64>();
-    let (mut since, mut seen) = (Instant::now(), None);
+    let (mut patience, mut seen) = (Patience::new(shared.deadline), None);
     let (mut meeting, mut linger) = (None, shared.linger);
     loop {
         if let Some(answer) = waker.wait_lingering(Some(TICK), mem::take(&mut linger), &mut poll) {
@@ -59,9 +56,10 @@ pub(crate) fn for_peer<R>(
         if now != seen {
             // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
             shared.turns[dev.index()].relay();
-            (since, seen) = (Instant::now(), now);
-        } else if since.elapsed() >= shared.deadline {
-            let (device, waited) = (dev.index(), since.elapsed());
+            seen = now;
+            patience.renew();
+        } else if patience.is_over() {
+            let (device, waited) = (dev.index(), patience.waited());
             let error = Error::Timeout { device, op, waited, missing: vec![gang.device(rank)] };
             return Err(fail(gang, device, error));
         }

@@ -82,11 +82,11 @@ fn a_queued_scope_is_withdrawn_when_its_devices_make_no_progress() {
 fn a_long_queue_of_healthy_kernels_is_not_a_timeout() {
     guarded(|| {
         let pool =
-            support::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(700)).build().unwrap();
+            support::builder().host(1).module(&support::MODULE).timeout(Duration::from_millis(1500)).build().unwrap();
         let x = pool.run(|dev, _| {
             let mut x = dev.zeros::<u32>(1)?;
             for _ in 0..64 {
-                slow_add(dev, &mut x, 1, 25_000)?;
+                slow_add(dev, &mut x, 1, 40_000)?;
             }
             dev.synchronize()?;
             dev.download(&x)

@@ -1,0 +1,121 @@
+//! How long a wait puts up with nobody getting on.
+//!
+//! By the clock alone, a process that was stopped (in a debugger, by `SIGSTOP`, with its virtual machine, on a host that is
+//! short of cores) would find all its deadlines passed when it goes on, though those that it waits for could not run either.
+//! So a wait looks at the clock from time to time, and what lies between two looks counts as a part of the deadline at most:
+//! it has passed when nobody has got on at [`LOOKS`] looks or more.
+
+use std::time::{Duration, Instant};
+
+/// The fewest looks that a deadline takes.
+const LOOKS: u32 = 4;
+/// The shortest sleep between two looks, however short the deadline.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// The deadline of one wait; it starts anew whenever somebody gets on.
+pub(crate) struct Patience {
+    limit: Duration,
+    since: Instant,
+    looked: Instant,
+    /// Of the time from `since` to `looked`, what counts.
+    counted: Duration,
+}
+
+impl Patience {
+    pub fn new(limit: Duration) -> Self {
+        Self::from(limit, Instant::now())
+    }
+
+    fn from(limit: Duration, now: Instant) -> Self {
+        Patience { limit, since: now, looked: now, counted: Duration::ZERO }
+    }
+
+    /// How long to sleep between two looks: so long, unless the deadline would wait for the looks.
+    pub fn tick(&self, at_most: Duration) -> Duration {
+        at_most.min((self.limit / LOOKS).max(SHORTEST))
+    }
+
+    /// Somebody has got on.
+    pub fn renew(&mut self) {
+        *self = Patience::new(self.limit);
+    }
+
+    /// A look that found that nobody has got on: whether the deadline has passed.
+    pub fn is_over(&mut self) -> bool {
+        self.look(Instant::now())
+    }
+
+    fn look(&mut self, now: Instant) -> bool {
+        self.counted += now.saturating_duration_since(self.looked).min(self.limit / LOOKS);
+        self.looked = now;
+        self.counted >= self.limit / LOOKS * LOOKS
+    }
+
+    /// How long nobody has got on, by the clock.
+    pub fn waited(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// When a deadline of 100 ms is found to have passed, by looks at these times.
+    fn over(looks: impl IntoIterator<Item = u32>) -> Option<u32> {
+        let start = Instant::now();
+        let mut patience = Patience::from(100 * MS, start);
+        looks.into_iter().find(|&at| patience.look(start + at * MS))
+    }
+
+    #[test]
+    fn who_looks_often_goes_by_the_clock() {
+        assert_eq!(over(0..1000), Some(100));
+        assert_eq!(over((0..1000).step_by(10)), Some(100));
+        assert_eq!(over((0..1000).step_by(25)), Some(100));
+    }
+
+    #[test]
+    fn time_in_which_nobody_looked_counts_a_quarter_at_most() {
+        // Stopped for an hour at 20 ms: 20 and 25 ms are counted when it goes on.
+        assert_eq!(over((0..3).map(|i| 10 * i).chain((0..100).map(|i| 3_600_000 + 10 * i))), Some(3_600_060));
+    }
+
+    #[test]
+    fn four_looks_are_enough_however_long_they_take() {
+        assert_eq!(over([1000, 2000, 3000]), None);
+        assert_eq!(over([1000, 2000, 3000, 4000]), Some(4000));
+        // What does not divide by four neither adds a look nor takes one.
+        let start = Instant::now();
+        let mut patience = Patience::from(Duration::from_nanos(103), start);
+        assert_eq!([1, 2, 3, 4].map(|s| patience.look(start + s * 1000 * MS)), [false, false, false, true]);
+    }
+
+    #[test]
+    fn no_deadline_passes_at_once_and_an_endless_one_never() {
+        assert!(Patience::new(Duration::ZERO).is_over());
+        let start = Instant::now();
+        let mut endless = Patience::from(Duration::MAX, start);
+        assert!(!(1..1000).any(|day| endless.look(start + Duration::from_secs(86_400) * day)));
+    }
+
+    #[test]
+    fn it_starts_anew_when_somebody_gets_on() {
+        let began = Instant::now();
+        let mut patience = Patience::from(100 * MS, began);
+        let look = |patience: &mut Patience| patience.look(patience.looked + 30 * MS);
+        assert!((0..3).all(|_| !look(&mut patience)));
+        patience.renew();
+        assert!(patience.since > began, "from then on is what an error tells");
+        assert_eq!((1..9).find(|_| look(&mut patience)), Some(4));
+    }
+
+    #[test]
+    fn short_deadlines_are_looked_at_in_time() {
+        assert_eq!(Patience::new(120_000 * MS).tick(500 * MS), 500 * MS);
+        assert_eq!(Patience::new(200 * MS).tick(500 * MS), 50 * MS);
+        assert_eq!(Patience::new(Duration::ZERO).tick(500 * MS), MS);
+    }
+}
