@@ -147,9 +147,10 @@ impl Builder {
     /// advance at every sixteenth operation; a kernel that runs for longer than the deadline cannot be told from one that
     /// is stuck, so with such kernels set it higher.
     ///
-    /// Time in which the process does not run (stopped in a debugger, or on a machine that is short of cores) is no time in
-    /// which nothing advanced: a host thread counts at most a quarter of the deadline between two looks at the clock. Kernels
-    /// that wait for peers' kernels go by the GPU's clock, which runs on.
+    /// Each time that the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), that counts as a quarter of
+    /// the deadline at most, since nothing could advance: host threads look at the clock several times before they give up.
+    /// (So a deadline of less than 0.1 s may come as late as that.) Kernels that wait for peers' kernels go by the GPU's clock,
+    /// which runs on.
     pub fn timeout(mut self, deadline: Duration) -> Self {
         self.timeout = Some(deadline);
         self

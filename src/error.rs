@@ -118,7 +118,7 @@ pub enum Error {
         device: usize,
         /// What it waited in.
         op: &'static str,
-        /// For how long nothing had advanced.
+        /// For how long nothing had advanced, by the clock; it runs on while a process is stopped.
         waited: Duration,
         /// The devices that had not come; empty when the device waited for its own stream.
         missing: Vec<usize>,

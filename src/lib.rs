@@ -19,6 +19,7 @@ mod math;
 mod memory;
 mod op;
 mod parts;
+mod patience;
 mod per_device;
 mod plant;
 mod pool;

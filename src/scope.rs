@@ -6,12 +6,12 @@ use crate::{
     driver::check::Token,
     error::{Error, Result},
     memory::{block::InGang, link::Handover},
+    patience::Patience,
     runtime::{
         dispatch::{Order, Queue},
         gang::{Alarm, Gang},
         job::{Body, Waiting},
         panics,
-        patience::Patience,
         worker::{Shared, Worker, on_device_thread},
     },
     sync::EventCount,
@@ -28,7 +28,8 @@ use std::{
 
 /// The one order of gangs in this process.
 static ORDER: Lazy<Order> = Lazy::new(Order::new);
-/// How often a waiting scope looks after its members.
+/// How often a waiting scope looks after its members, at least; and by how much it has more patience than they. What they wait for
+/// ends first then, or fails with an error that says more.
 const TICK: Duration = Duration::from_millis(500);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
@@ -220,7 +221,7 @@ pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
     let progress = || gang.members().iter().map(|&device| shared.turns[device].any_progress()).sum::<u64>();
-    let (mut patience, mut seen, mut told) = (Patience::new(shared.deadline), progress(), false);
+    let (mut patience, mut seen, mut told) = (Patience::new(shared.deadline.saturating_add(TICK)), progress(), false);
     let mut withdrawn = false;
     while !waiting.wait(Some(patience.tick(TICK))) {
         let now = progress();

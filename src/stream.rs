@@ -8,8 +8,8 @@ use crate::{
     driver::{Fault, FaultKind, RawEvent, RawStream, check::Token},
     error::{Error, Result},
     memory::link::Link,
+    patience::Patience,
     plant::Bug,
-    runtime::patience::Patience,
     sync::{Sequence, unique_id},
 };
 use marks::Marks;

@@ -300,7 +300,7 @@ fn a_move_that_fails_is_not_the_end() {
 #[test]
 fn a_stuck_stream_is_waited_for_once() {
     comes_back(|| {
-        let deadline = Duration::from_millis(200);
+        let deadline = Duration::from_millis(400);
         let _alone = ALONE.lock().unwrap_or_else(|poison| poison.into_inner());
         let pool = builder().host(1).module(&support::MODULE).memory_limit(64 << 20).timeout(deadline).build().unwrap();
         let took = pool.run(|dev, _| {

@@ -35,7 +35,8 @@ use crate::{
     error::{Error, Result},
     memory::block::BlockRef,
     op::Op,
-    runtime::{patience::Patience, worker::Worker},
+    patience::Patience,
+    runtime::worker::Worker,
     stream::StreamCore,
     sync::CommitWord,
 };

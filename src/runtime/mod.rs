@@ -4,7 +4,6 @@
 //! * [`dispatch`]: queues of device threads and the one process-wide order in which gangs enter them.
 //! * [`gang`]: the devices that run one scope: abort, cause, commit, recovery.
 //! * [`worker`]: the device thread itself and what it owns.
-//! * [`patience`]: the deadline of a wait.
 //!
 //! `job`, `dispatch` and `gang` are generic over what a device thread owns, so that `loom_tests/` drive this very code
 //! with `()` in its place.
@@ -16,7 +15,6 @@ pub mod gang;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 pub mod job;
 pub(crate) mod panics;
-pub(crate) mod patience;
 pub(crate) mod presence;
 pub(crate) mod turn;
 pub(crate) mod wait;

@@ -1,14 +1,15 @@
 //! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
 
-use super::{gang::Gang, patience::Patience};
+use super::gang::Gang;
 use crate::{
     device::Device,
     driver::{check::Place, host},
     error::{Error, Result},
+    patience::Patience,
 };
 use std::{mem, time::Duration};
 
-/// How often a sleeping wait looks at the clock.
+/// How often a sleeping wait looks at the clock, at least.
 const TICK: Duration = Duration::from_millis(10);
 /// A member that waits for a peer stays awake for so long, if it has a core to itself: a device's thread has nothing else to do,
 /// its peers call the same operations at about the same time, and a wake-up costs more than a small collective.
@@ -40,7 +41,7 @@ pub(crate) fn for_peer<R>(
     let (mut patience, mut seen) = (Patience::new(shared.deadline), None);
     let (mut meeting, mut linger) = (None, shared.linger);
     loop {
-        if let Some(answer) = waker.wait_lingering(Some(TICK), mem::take(&mut linger), &mut poll) {
+        if let Some(answer) = waker.wait_lingering(Some(patience.tick(TICK)), mem::take(&mut linger), &mut poll) {
             return answer;
         }
         let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));

@@ -230,6 +230,12 @@ mod tests {
         assert_eq!(poll(Duration::MAX, || Err(fault::fault(700, ""))), Err(fault::fault(700, "")));
     }
 
+    /// Whether it is seen at all: on a loaded machine a thread is away at any moment for longer than what is looked for takes, and then
+    /// it need not be seen.
+    fn is_seen(mut look: impl FnMut() -> bool) -> bool {
+        (0..50).any(|_| look())
+    }
+
     #[test]
     fn a_wait_that_goes_on_does_not_begin_to_spin_again() {
         let slices = |between| {
@@ -249,15 +255,14 @@ mod tests {
             })
         };
         // 5 ms in sleeps of 50 us and more, from the third slice on.
-        let looks = slices(Duration::ZERO).join().unwrap();
-        assert!(looks[3] <= 110 && looks[4] <= 110, "{looks:?}");
+        assert!(is_seen(|| slices(Duration::ZERO).join().unwrap()[3..].iter().all(|looks| *looks <= 110)));
         // Others are waits of their own; each ends, however much it sleeps.
         assert!(slices(Duration::from_millis(2)).join().unwrap().iter().all(|looks| *looks >= 2));
     }
 
     #[test]
     fn who_loses_its_core_sleeps_for_a_while() {
-        let looks = thread::spawn(|| {
+        let looks = || {
             let mut asked = 0;
             for lost in [true, false] {
                 asked = 0;
@@ -272,8 +277,8 @@ mod tests {
                 thread::sleep(Duration::from_millis(2));
             }
             asked
-        });
+        };
         // 100 us of looks at once, where there are cores to spare, and 8 ms of sleeps.
-        assert!(looks.join().unwrap() < 4000);
+        assert!(is_seen(|| thread::spawn(looks).join().unwrap() < 4000));
     }
 }

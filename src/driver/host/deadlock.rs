@@ -78,7 +78,8 @@ impl State {
                 }
                 suspicion.blocked = now;
                 let patience = if self.core.awaits_words() { WORDS } else { CONFIRM };
-                if now - suspicion.since >= patience && self.resolve(&attendees) {
+                let since = suspicion.since;
+                if now - since >= patience && self.resolve(&attendees, since) {
                     self.suspicion = None;
                 }
             }
@@ -86,10 +87,10 @@ impl State {
         }
     }
 
-    /// Whether there was anybody to tell.
-    fn resolve(&mut self, attendees: &[Arc<dyn Attendee>]) -> bool {
+    /// Whether there was anybody to tell. All has been found as it is since then.
+    fn resolve(&mut self, attendees: &[Arc<dyn Attendee>], since: Instant) -> bool {
         let threads: Vec<_> = attendees.iter().filter_map(|attendee| attendee.thread()).collect();
-        let counts = |wait: &&Wait| threads.contains(&wait.thread) || wait.since.elapsed() >= WORDS;
+        let counts = |wait: &&Wait| threads.contains(&wait.thread) || wait.since.max(since).elapsed() >= WORDS;
         let waits: Vec<&Wait> = self.attendance.waits.iter().filter(counts).collect();
         let meeting: Vec<(&Arc<dyn Attendee>, String)> = attendees
             .iter()

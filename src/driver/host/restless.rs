@@ -1,5 +1,6 @@
 //! Programs that do not come to rest: how long a step waits for them.
 
+use crate::patience::Patience;
 use std::time::{Duration, Instant};
 
 /// How long ready work waits for a program that does not come to rest: one that blocks where nobody can see,
@@ -11,31 +12,35 @@ const WORK_GRACE: Duration = Duration::from_secs(1);
 
 /// There is work that could be stepped, but the program does not come to rest.
 pub(super) struct Restless {
-    since: Instant,
+    /// How long it may take.
+    work: Patience,
     /// The count, which has not changed since.
     pub submissions: u64,
     looked: Instant,
     /// Since when no look has found a thread of it at work. One look is not enough: a thread that wants the machine's lock
     /// in order to submit something is found asleep by whoever looks, since he has the lock.
-    still: Option<Instant>,
+    still: Option<Patience>,
 }
 
 impl Restless {
     pub fn new(now: Instant, submissions: u64) -> Self {
-        Restless { since: now, submissions, looked: now, still: None }
+        Restless { work: Patience::starting(WORK_GRACE, now), submissions, looked: now, still: None }
     }
 
     /// Whether its time is over.
     pub fn is_over(&mut self, now: Instant, works: impl FnOnce() -> bool) -> bool {
-        let is_still = |still: Option<Instant>| still.is_some_and(|still| now - still >= GRACE);
-        if now - self.since >= WORK_GRACE {
+        if self.work.look(now) {
             return true;
         }
-        if now - self.looked >= PACE || is_still(self.still) {
-            self.looked = now;
-            self.still = if works() { None } else { self.still.or(Some(now)) };
+        if now - self.looked < PACE {
+            return false;
         }
-        is_still(self.still)
+        self.looked = now;
+        if works() {
+            self.still = None;
+            return false;
+        }
+        self.still.get_or_insert_with(|| Patience::starting(GRACE, now)).look(now)
     }
 }
 

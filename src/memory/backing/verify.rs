@@ -2,7 +2,10 @@
 //! mappings too, and seen by the host.
 
 use super::{super::link::Link, Backing, Trial, fault, vmm::Vmm};
-use crate::driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host};
+use crate::{
+    driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
+    patience::Patience,
+};
 use std::{slice, time::Duration};
 
 /// Bytes on each side of the edge that are looked at.
@@ -80,7 +83,15 @@ fn on_a_stream(
 
 /// Waits for a stream: whether nothing of it is in flight any more, and what else there is to say.
 fn idle(link: &Link, stream: RawStream) -> (bool, DriverResult) {
-    let wait = || link.driver.stream_wait_idle(stream, LIMIT);
+    let wait = || -> DriverResult<bool> {
+        let mut patience = Patience::new(LIMIT);
+        loop {
+            let over = link.driver.stream_wait_idle(stream, patience.tick(LIMIT))?;
+            if over || patience.is_over() {
+                return Ok(over);
+            }
+        }
+    };
     // A second time, since a fault may be of the call alone.
     match wait().or_else(|_| wait()) {
         Ok(over) => (over, Ok(())),

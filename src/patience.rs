@@ -1,16 +1,14 @@
 //! How long a wait puts up with nobody getting on.
 //!
-//! By the clock alone, a process that was stopped (in a debugger, by `SIGSTOP`, with its virtual machine, on a host that is
-//! short of cores) would find all its deadlines passed when it goes on, though those that it waits for could not run either.
-//! So a wait looks at the clock from time to time, and what lies between two looks counts as a part of the deadline at most:
-//! it has passed when nobody has got on at [`LOOKS`] looks or more.
+//! By the clock alone, a process that was stopped (in a debugger, by `SIGSTOP`, with its virtual machine) would find all its
+//! deadlines passed when it goes on, though those that it waits for could not run either. So a wait looks at the clock from
+//! time to time, and what lies between two looks counts as a quarter of the deadline at most: that cannot pass before the
+//! [`LOOKS`]th look that finds that nobody has got on.
 
 use std::time::{Duration, Instant};
 
 /// The fewest looks that a deadline takes.
 const LOOKS: u32 = 4;
-/// The shortest sleep between two looks, however short the deadline.
-const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The deadline of one wait; it starts anew whenever somebody gets on.
 pub(crate) struct Patience {
@@ -23,16 +21,17 @@ pub(crate) struct Patience {
 
 impl Patience {
     pub fn new(limit: Duration) -> Self {
-        Self::from(limit, Instant::now())
+        Self::starting(limit, Instant::now())
     }
 
-    fn from(limit: Duration, now: Instant) -> Self {
+    /// The same, with the time as an argument.
+    pub fn starting(limit: Duration, now: Instant) -> Self {
         Patience { limit, since: now, looked: now, counted: Duration::ZERO }
     }
 
-    /// How long to sleep between two looks: so long, unless the deadline would wait for the looks.
+    /// How long to sleep between two looks: `at_most`, or less if that many looks would outlast the deadline.
     pub fn tick(&self, at_most: Duration) -> Duration {
-        at_most.min((self.limit / LOOKS).max(SHORTEST))
+        at_most.min(self.limit / LOOKS)
     }
 
     /// Somebody has got on.
@@ -45,7 +44,8 @@ impl Patience {
         self.look(Instant::now())
     }
 
-    fn look(&mut self, now: Instant) -> bool {
+    /// [`is_over`](Self::is_over), with the time as an argument.
+    pub fn look(&mut self, now: Instant) -> bool {
         self.counted += now.saturating_duration_since(self.looked).min(self.limit / LOOKS);
         self.looked = now;
         self.counted >= self.limit / LOOKS * LOOKS
@@ -66,7 +66,7 @@ mod tests {
     /// When a deadline of 100 ms is found to have passed, by looks at these times.
     fn over(looks: impl IntoIterator<Item = u32>) -> Option<u32> {
         let start = Instant::now();
-        let mut patience = Patience::from(100 * MS, start);
+        let mut patience = Patience::starting(100 * MS, start);
         looks.into_iter().find(|&at| patience.look(start + at * MS))
     }
 
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(over([1000, 2000, 3000, 4000]), Some(4000));
         // What does not divide by four neither adds a look nor takes one.
         let start = Instant::now();
-        let mut patience = Patience::from(Duration::from_nanos(103), start);
+        let mut patience = Patience::starting(Duration::from_nanos(103), start);
         assert_eq!([1, 2, 3, 4].map(|s| patience.look(start + s * 1000 * MS)), [false, false, false, true]);
     }
 
@@ -97,14 +97,14 @@ mod tests {
     fn no_deadline_passes_at_once_and_an_endless_one_never() {
         assert!(Patience::new(Duration::ZERO).is_over());
         let start = Instant::now();
-        let mut endless = Patience::from(Duration::MAX, start);
+        let mut endless = Patience::starting(Duration::MAX, start);
         assert!(!(1..1000).any(|day| endless.look(start + Duration::from_secs(86_400) * day)));
     }
 
     #[test]
     fn it_starts_anew_when_somebody_gets_on() {
         let began = Instant::now();
-        let mut patience = Patience::from(100 * MS, began);
+        let mut patience = Patience::starting(100 * MS, began);
         let look = |patience: &mut Patience| patience.look(patience.looked + 30 * MS);
         assert!((0..3).all(|_| !look(&mut patience)));
         patience.renew();
@@ -116,6 +116,5 @@ mod tests {
     fn short_deadlines_are_looked_at_in_time() {
         assert_eq!(Patience::new(120_000 * MS).tick(500 * MS), 500 * MS);
         assert_eq!(Patience::new(200 * MS).tick(500 * MS), 50 * MS);
-        assert_eq!(Patience::new(Duration::ZERO).tick(500 * MS), MS);
     }
 }
