@@ -63,5 +63,8 @@ mod tests {
         let over = (1..).find(|&ms| restless.is_over(at(ms), || false));
         assert!((50..=60).contains(&over.unwrap()), "{over:?}");
         assert!(!restless.is_over(at(70), || true), "it has come back to work");
+        // Stopped for a minute: nobody had time to come to rest.
+        let mut restless = Restless::new(start, 7);
+        assert!(![2, 60_000, 60_002].iter().any(|&ms| restless.is_over(at(ms), || false)));
     }
 }
