@@ -2,7 +2,7 @@
 
 use crate::{
     Device, Shard,
-    collective::{board, headlines::Headlines, spin},
+    collective::{barrier, board, headlines::Headlines},
     driver::check::Token,
     error::{Error, Result},
     memory::{block::InGang, link::Handover},
@@ -150,7 +150,7 @@ where
     worker.progress();
     // A gang that failed for one of its members only has not been cleared away.
     board::forget(worker, gang.place() - 1);
-    spin::make_up_later(worker);
+    barrier::make_up_later(worker);
     if let Some(signals) = worker.shared.signals.get() {
         signals.enter(device, gang);
     }
@@ -189,7 +189,7 @@ where
         // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
         worker.link.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
-        if !gang.is_stuck() && spin::make_up(worker).is_err() {
+        if !gang.is_stuck() && barrier::make_up(worker).is_err() {
             // The device is lost, or its stream is; the next operation says so.
             gang.stuck();
         }

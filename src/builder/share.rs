@@ -10,7 +10,7 @@
 //! follow each other in a queue run side by side all the same (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it);
 //! but what waits for a kernel, such as the next one of its stream, holds up all that is behind it. So a device that shares its
 //! GPU submits nothing after such a kernel before all that are to be launched have been
-//! ([`spin::Window`](crate::collective::spin::Window)). Then what a kernel is behind of waits at most for kernels whose peers were
+//! ([`barrier::Window`](crate::collective::barrier::Window)). Then what a kernel is behind of waits at most for kernels whose peers were
 //! all launched before this one, and so, the earliest first, all of them end. A launch that waits for room in a queue with the
 //! context's lock held stops nobody either, for the same reason. A graph is submitted as a whole: its kernels need queues of their
 //! own.

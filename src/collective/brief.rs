@@ -14,7 +14,7 @@ use super::{
     headlines::Words,
     names::{self, Name, Spot},
     plan::Side,
-    run::Request,
+    request::Request,
 };
 use crate::{
     driver::Address,

@@ -1,6 +1,6 @@
 //! Groups: the members of a gang that run a collective together.
 
-use super::{kernels::Meet, spin};
+use super::{barrier, kernels::Meet};
 use crate::{
     Device,
     error::{Error, Result},
@@ -197,7 +197,7 @@ impl<'d> Group<'d> {
             (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
         }
         if spins {
-            spin::commit(self, word, number);
+            barrier::commit(self, word, number);
         }
         match &self.known.word {
             None => self.dev.session.gang.commit(number)?,

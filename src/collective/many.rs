@@ -7,12 +7,12 @@
 use super::{
     Element, Group, ReduceOp,
     call::Call,
-    choose::Way,
-    direct,
+    choose::choose,
     kernels::{self, MOST, Meet, Pairs, Part},
+    launch,
     ops::in_place,
     plan::Shape,
-    run::Request,
+    request::Request,
 };
 use crate::{
     Device,
@@ -66,12 +66,6 @@ impl Device {
     }
 }
 
-/// Whether buffers may go together: not round a ring, whose bits depend on the place in the buffer; nor by the host, which is asked
-/// for where kernels are not to run.
-fn packs(way: Way) -> bool {
-    !way.is_ring() && way != Way::Hosted
-}
-
 /// One buffer of the list.
 fn one<T: Element>(call: &Call, op: ReduceOp, x: DeviceViewMut<'_, T>) -> Request {
     let len = x.len();
@@ -99,7 +93,7 @@ impl Group<'_> {
         }
         let size = V::Elem::DTYPE.size();
         let packed = |x: &mut DeviceViewMut<'_, V::Elem>| {
-            self.count() > 1 && x.len() * size <= SMALL && packs(self.way(&one(&call, op, x.view_mut())))
+            self.count() > 1 && x.len() * size <= SMALL && self.packs(&one(&call, op, x.view_mut()))
         };
         // First those behind which the next one begins where it is copied at full speed.
         all.sort_by_cached_key(|x| x.len() * size % 16 != 0);
@@ -126,13 +120,18 @@ impl Group<'_> {
         Ok(())
     }
 
+    /// Whether a buffer may go together with others.
+    fn packs(&self, request: &Request) -> bool {
+        choose(&self.case(request, self.limits())).0.packs()
+    }
+
     /// Buffers that go together, if that is worth it.
     #[track_caller]
     fn pack<T: Element>(&self, call: &Call, op: ReduceOp, xs: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
         if pays(xs.len()) {
             let mut wire = self.dev.allocate::<T>(NAME, xs.iter().map(|x| x.len()).sum())?;
             let together = one(call, op, wire.view_mut());
-            if packs(self.way(&together)) {
+            if self.packs(&together) {
                 self.copy_all(xs, &wire.view_mut(), true)?;
                 self.run(together)?;
                 return self.copy_all(xs, &wire.view_mut(), false);
@@ -170,9 +169,9 @@ impl Group<'_> {
         }
         let copied = pairs.chunks(MOST).try_for_each(|pairs| {
             let largest = pairs.iter().map(|(from, _)| from.bytes).max().unwrap_or(0);
-            let each = direct::blocks(largest);
+            let each = launch::blocks(largest);
             let args = Pairs { pairs, blocks_per_pair: each, meet: Meet::NONE }.args(dev.worker.is_software());
-            direct::launch(dev, NAME, kernels::pairs(), each * pairs.len() as u32, &args)
+            launch::launch(dev, NAME, kernels::pairs(), each * pairs.len() as u32, &args)
         });
         access.done(&copied);
         // Also after a failure: launches before it touch the memory.

@@ -1,47 +1,43 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together.
 //!
-//! From the top: [`device`], [`ops`] and [`many`] are the public face, [`run`] carries a call out. What it needs:
+//! From the top: [`device`], [`ops`] and [`many`] are the public face: each call fills a [`request`]. [`choose`] picks one of the
+//! [`algorithm`]s for it, and [`execute`] carries it out. What they need:
 //!
 //! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
 //!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes, and [`headlines`]: in
 //!   one line for all ([`names`] are what few bytes are about). [`talk`]: who tells whom, and wakes whom.
 //! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
-//! * [`choose`]: how. [`direct`]: one kernel over all members' memory, ordered by events; [`spin`]: the same
-//!   by kernels that meet on the devices ([`signals`]), and [`push`], smaller ones; [`staged`]: through memory of the host that all can name, as
-//!   [`stage`] plans it; [`exchange`] and [`copies`]: by copies, also through the host; [`ring`]: all-reduce around a ring, by kernels that meet or by
-//!   copies; [`hosted`]: by copies to the host's memory, where the device threads add up. [`tuner`]: from which size on which.
-//! * [`kernels`]: the kernels, with their Rust twins.
+//! * [`stage`]: the plan where everything crosses through the host's memory.
+//! * [`barrier`]: kernels that wait for each other on the devices, over the memory of [`signals`]. [`scratch`]: what peers fill.
+//! * [`tuner`]: from which size on which algorithm, and how many blocks.
+//! * [`kernels`]: the kernels, with their Rust twins. [`launch`]: their launches.
 //!
 //! [`replay`]: how collectives get into graphs, and run from there.
 //! [`point`] has what goes from one device to one other.
 
+mod algorithm;
+pub(crate) mod barrier;
 pub(crate) mod board;
 mod brief;
 mod call;
 pub(crate) mod choose;
-mod copies;
 mod device;
-pub(crate) mod direct;
-pub(crate) mod exchange;
+mod execute;
 pub(crate) mod group;
 pub(crate) mod headlines;
-mod hosted;
-mod inbox;
 pub(crate) mod kernels;
+mod launch;
 mod many;
 mod names;
 mod ops;
 mod packets;
 pub(crate) mod plan;
 mod point;
-pub(crate) mod push;
 pub(crate) mod replay;
-pub(crate) mod ring;
-pub(crate) mod run;
+mod request;
+pub(crate) mod scratch;
 pub(crate) mod signals;
-pub(crate) mod spin;
 mod stage;
-pub(crate) mod staged;
 mod talk;
 pub(crate) mod tuner;
 mod types;

@@ -2,11 +2,11 @@
 
 use super::{
     Element, Group, ReduceOp,
+    algorithm::Algorithm,
     board::Area,
     call::{Call, Origin},
-    choose::Way,
     plan::{Counts, Shape},
-    run::Request,
+    request::Request,
     tuner::Limits,
 };
 use crate::{
@@ -122,19 +122,20 @@ impl Group<'_> {
         let (len, limits) = (x.view().len(), self.limits().beside());
         let call = Call::new("all_reduce").elements(V::Elem::DTYPE, len).from(origin);
         let request = in_place(call, Some(op), Shape::AllReduce { len }, x.view_mut());
-        self.carry_by(&request, self.way_by(&request, &limits), &limits)
+        self.carry(&request, &limits)
     }
 
-    /// [`all_reduce`](Self::all_reduce) in a given way, for the tuner.
+    /// [`all_reduce`](Self::all_reduce) by a given algorithm, for the tuner.
     pub(super) fn all_reduce_by<T: Element>(
         &self,
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
-        way: Way,
+        algorithm: &dyn Algorithm,
         limits: &Limits,
     ) -> Result<()> {
         let (len, call) = (x.len(), Call::new("all_reduce").elements(T::DTYPE, x.len()));
-        self.carry_by(&in_place(call, Some(op), Shape::AllReduce { len }, x), way, limits)
+        let request = in_place(call, Some(op), Shape::AllReduce { len }, x);
+        self.carry_by(&request, &self.case(&request, limits), algorithm)
     }
 
     /// [`Device::all_reduce_into`](crate::Device::all_reduce_into).

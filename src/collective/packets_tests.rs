@@ -2,8 +2,8 @@
 
 use super::{
     super::{
+        algorithm::ll_two_shot::two_trips,
         plan::{Side, Work},
-        push::two_trips,
     },
     *,
 };

@@ -233,6 +233,11 @@ impl Shape {
         }
     }
 
+    /// Whether anything is added up.
+    pub(crate) fn sums(&self) -> bool {
+        matches!(self, Shape::AllReduce { .. } | Shape::Reduce { .. } | Shape::ReduceScatter { .. })
+    }
+
     /// Whether member `a` may touch memory of member `b`.
     pub(crate) fn touches(&self, a: usize, b: usize) -> bool {
         match self {

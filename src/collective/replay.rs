@@ -12,12 +12,13 @@
 
 use super::{
     Group,
+    barrier::{self, Missed},
     board::Payload,
     brief::Brief,
     call::{Call, LAUNCH, Origin},
+    choose::choose,
     kernels::Meet,
-    run::Request,
-    spin::{self, Missed},
+    request::Request,
 };
 use crate::{
     error::{Error, Result, Site},
@@ -52,7 +53,7 @@ impl Group<'_> {
         request.call.origin = Origin::CAPTURE;
         let captured = match self.count() {
             // It meets nobody, and is an operation like others.
-            1 => self.carry(&request),
+            1 => self.carry(&request, self.limits()),
             _ => self.capture_meeting(recording, request),
         };
         // A graph that lacks an operation is none, whatever the closure makes of the error.
@@ -68,11 +69,9 @@ impl Group<'_> {
         }
         let number = self.next_number();
         let origin = Origin::graph(dev.session.gang.place(), number);
-        let way = self.way(&request);
-        if let Some(signals) = self.signals(way) {
-            let meet = spin::capture(self, &request, way, signals, &mut access)?;
+        let case = self.case(&request, self.limits());
+        if let Some((meet, more)) = self.capture_by(&request, &case, choose(&case).0, &mut access)? {
             access.submitted();
-            let more = way.launches();
             recording.meets(|before| match before {
                 Some(Meetings { origin, meet, count, kernels }) => {
                     Meetings { origin: origin.then(number), meet, count: count + 1, kernels: kernels + more }
@@ -82,7 +81,9 @@ impl Group<'_> {
             return Ok(());
         }
         let notices = self.meet(request.call.clone(), Payload::Memory(request.lend(None)), false)?;
-        self.shape(&request, &notices)?;
+        if request.shape.is_none() {
+            self.shape(&notices)?;
+        }
         request.call.origin = origin;
         recording.cut(&dev.worker.link, Captured(request))
     }
@@ -90,7 +91,7 @@ impl Group<'_> {
     /// Carries a captured collective out.
     #[track_caller]
     pub(crate) fn replay(&self, Captured(request): &Captured) -> Result<()> {
-        self.carry(request)
+        self.carry(request, self.limits())
     }
 
     /// One meeting for all collectives of a part of a graph, and the launch of it. `launch` makes the call; `note` notes it,
@@ -107,17 +108,17 @@ impl Group<'_> {
         let Some(signals) = dev.worker.shared.signals.get() else {
             return Err(Error::invalid(LAUNCH, "kernels that meet were captured where none can"));
         };
-        spin::prepare(dev, LAUNCH)?;
+        barrier::prepare(dev, LAUNCH)?;
         signals.launches_in(dev.index(), place);
         let (origin, count) = (meetings.origin, meetings.count);
         let (own, call) =
             (Brief::of_launch(origin, count, site, self.in_short()), Call { origin, count, ..Call::at(LAUNCH, site) });
         let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.kernels };
-        let (_, window) = spin::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &call, true))?;
+        let (_, window) = barrier::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &call, true))?;
         let launched = launch();
         drop(window);
         note();
-        spin::end(dev, missed, &launched);
+        barrier::end(dev, missed, &launched);
         launched.inspect_err(|cause| self.fail_on(blocks, cause))
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers that [`choose`](super::choose) and [`direct`](super::direct) go by: up to which size one way is faster than another, and
+//! Numbers that [`choose`](super::choose) and the [algorithms](super::algorithm) go by: up to which size one way is faster than another, and
 //! how many blocks a kernel is worth.
 //!
 //! They come from a [`table`] for machines that were measured with care; else from the devices themselves, when the pool is built
@@ -16,6 +16,7 @@ mod tests;
 
 use super::{
     Algorithm,
+    choose::Machine,
     kernels::{
         BLOCKS, RING_BLOCKS,
         signals::{PUSHED, eager, most_pushed},
@@ -72,10 +73,8 @@ pub(crate) struct Limits {
     pub eager_per_block: usize,
     /// Bytes from which on a sum goes round a ring, each member by one kernel,
     pub ring_kernel: usize,
-    /// of at most so many blocks,
+    /// of at most so many blocks.
     pub ring_blocks: u32,
-    /// and from which on by copy engines.
-    pub ring: usize,
     /// Bytes from which on sums are exchanged by copy engines,
     pub exchange: usize,
     /// sums that stay where they are made (half as much is sent, and nothing while the last are made),
@@ -123,8 +122,7 @@ impl Limits {
             // byte crosses once in any way.
             ring_kernel: if members > 2 { 32 << 20 } else { usize::MAX },
             ring_blocks: RING_BLOCKS as u32,
-            // The ring of copies was nowhere faster: 1 GB on 4 in 5008 us, by kernels 4536.
-            ring: usize::MAX,
+            // (A ring of copies was nowhere faster: 1 GB on 4 in 5008 us, by kernels 4536.)
             // Between two H200s; 4 add up 64 MB in 428 us by copies, and in 298 by a ring of kernels.
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
@@ -219,6 +217,8 @@ pub(crate) struct Tuned {
     limits: Vec<Limits>,
     /// Where they are from.
     pub origin: String,
+    /// What else algorithms are chosen by.
+    pub machine: Machine,
 }
 
 impl Tuned {
@@ -228,6 +228,7 @@ impl Tuned {
         Tuned {
             limits: (0..=shared.devices()).map(|members| of(members).capped(least)).collect(),
             origin: origin.into(),
+            machine: Machine::of(shared),
         }
     }
 
@@ -248,7 +249,6 @@ impl fmt::Display for Limits {
             eager,
             eager_whole,
             ring_kernel,
-            ring,
             exchange,
             exchange_kernel,
             copies,
@@ -274,9 +274,7 @@ impl fmt::Display for Limits {
             ("moved by copies", copies),
             ("a ring of kernels", ring_kernel),
         ];
-        // What the one before it takes it does not get.
-        let ring = ("a ring of copies", if exchange < ring { usize::MAX } else { ring });
-        for (what, bytes) in from.into_iter().chain([ring]).filter(|(_, bytes)| *bytes < usize::MAX) {
+        for (what, bytes) in from.into_iter().filter(|(_, bytes)| *bytes < usize::MAX) {
             write!(f, "{what} from {} on, ", Bytes(bytes))?;
         }
         write!(f, "a block for {per_block}, at most {blocks}")?;

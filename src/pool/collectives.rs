@@ -3,12 +3,8 @@
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
     collective::{
-        choose::{Bulk, Case, Way, choose},
-        direct, exchange,
+        choose::{Case, choose},
         plan::Shape,
-        push, ring,
-        run::GRAIN,
-        staged,
     },
 };
 use std::fmt;
@@ -50,43 +46,17 @@ impl GpuPool {
     /// ```
     pub fn explain(&self, dtype: DType, op: ReduceOp, bytes: usize) -> Explanation {
         let members: Vec<usize> = (0..self.devices()).collect();
-        let direct = self.shared.are_direct(&members);
-        let (shared, n) = (&self.shared, members.len());
-        let limits = shared.limits().of(n);
-        let all_reduce = Some((dtype, op));
-        let (bulk, sums, packets) = (Some(Bulk::Sums), n > 1, Some(bytes));
+        let (tuned, n) = (self.shared.limits(), members.len());
         let shape = Shape::AllReduce { len: bytes / dtype.size() };
-        let part = push::part(&shape, n).map(|part| part * dtype.size());
-        let (whole, captured) = (true, false);
-        let case = Case { members: n, direct, all_reduce, bulk, sums, packets, whole, part, bytes, captured };
-        let (way, reason) = choose(shared, &case, limits);
-        let (algorithm, meets) = match way {
-            Way::Direct => (Algorithm::Direct, "events"),
-            Way::Spin | Way::Eager => (Algorithm::Direct, "flags"),
-            Way::Push if direct => (Algorithm::Direct, "packets"),
-            Way::Push | Way::PushTwice => (Algorithm::Staged, "packets"),
-            Way::Staged if self.shared.signals.get().is_some_and(|signals| signals.have_stages()) => {
-                (Algorithm::Staged, "flags")
-            }
-            Way::Staged => (Algorithm::Staged, "events"),
-            Way::Copies => (Algorithm::Copies, "events"),
-            Way::Ring => (Algorithm::Ring, "events"),
-            Way::Hosted => (Algorithm::Host, "host threads"),
-            Way::RingKernel => (Algorithm::Ring, "flags"),
-            Way::Exchange => (Algorithm::Exchange, "flags"),
-        };
-        let part = shape.largest(n, GRAIN / dtype.size()) * dtype.size();
-        let blocks = match way {
-            Way::Push => push::pushing(bytes, limits),
-            Way::PushTwice => push::pushing(part, limits),
-            Way::Eager => push::sending(bytes, limits),
-            Way::Direct | Way::Spin => direct::combining(part, n, limits),
-            Way::Staged if meets == "flags" => staged::blocks(&shape, n, dtype, limits),
-            Way::Hosted => 0,
-            Way::RingKernel => ring::cut::blocks(part, limits) as u32,
-            Way::Exchange => exchange::kernel::blocks(part, limits) as u32,
-            Way::Staged | Way::Copies | Way::Ring => direct::blocks(part),
-        };
-        Explanation { algorithm, meets, reason, blocks, limits: shared.limits().describe(n) }
+        let group = (n, self.shared.are_direct(&members));
+        let case = Case::new((tuned.machine, tuned.of(n)), group, (dtype, op), Some(&shape), false);
+        let (algorithm, reason) = choose(&case);
+        Explanation {
+            algorithm: algorithm.group(&case),
+            meets: algorithm.waits_by(),
+            reason,
+            blocks: algorithm.blocks(&case),
+            limits: tuned.describe(n),
+        }
     }
 }

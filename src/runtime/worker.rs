@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     collective::{
-        Algorithm, ReduceOrder, Tune, board::Endpoint, signals::Signals, spin::Spinning, staged::InFlight, tuner::Tuned,
+        Algorithm, ReduceOrder, Tune, barrier::Spinning, board::Endpoint, scratch::InFlight, signals::Signals,
+        tuner::Tuned,
     },
     copy::{
         host::Staging,

@@ -3,7 +3,10 @@
 use super::{Limits, Measured, multiprocessors};
 use crate::{
     Device, DeviceBuffer, GpuPool, ReduceOp,
-    collective::{Group, choose::Way},
+    collective::{
+        Group,
+        algorithm::{Algorithm, fused::Fused, fused_events::FusedEvents, ll::Ll},
+    },
     error::Result,
 };
 use std::{
@@ -40,8 +43,8 @@ pub(super) fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<
     })
 }
 
-/// What is compared: a way, with limits of which it uses the numbers of blocks.
-type Side = (Way, Limits);
+/// What is compared: an algorithm, with limits of which it uses the numbers of blocks.
+type Side = (&'static dyn Algorithm, Limits);
 
 /// One device's part.
 struct Trial<'d> {
@@ -71,7 +74,7 @@ impl<'d> Trial<'d> {
         let default = self.default;
         let mut measured = Measured::default();
         if self.room >> LEAST > 0 {
-            let sides = [(Way::Push, default), (Way::Spin, default)];
+            let sides: [Side; 2] = [(&Ll, default), (&Fused, default)];
             let pushed = crossing(LEAST..=self.room.ilog2(), |log| {
                 let times = self.contest(&sides, 1 << log)?;
                 Ok(times.map(|times| times[0] <= times[1] * TIE))
@@ -92,7 +95,10 @@ impl<'d> Trial<'d> {
         if let Some(large) = self.large {
             // As many as are at work at once: more would wait for those to end, and those for their peers' others.
             let blocks: Vec<u32> = BLOCKS.into_iter().filter(|&blocks| blocks <= default.blocks).collect();
-            let of = |&blocks| (Way::Spin, Limits { large: 0, large_blocks: blocks, ..default });
+            // Software GPUs are not tuned, but tests measure them.
+            let meets = self.group.device().worker.shared.signals.get().is_some();
+            let kernel: &'static dyn Algorithm = if meets { &Fused } else { &FusedEvents };
+            let of = |&blocks| -> Side { (kernel, Limits { large: 0, large_blocks: blocks, ..default }) };
             let sides: Vec<Side> = blocks.iter().map(of).collect();
             if let Some(times) = self.contest(&sides, large)?
                 && !sides.is_empty()

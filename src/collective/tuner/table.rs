@@ -23,7 +23,6 @@ const H200_2: Limits = Limits {
     eager_per_block: 8 * KB,
     ring_kernel: usize::MAX,
     ring_blocks: 64,
-    ring: usize::MAX,
     exchange: 64 * MB,
     exchange_parts: 512 * MB,
     exchange_kernel: usize::MAX,

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
-    collective::{direct::combining, push::sending, ring},
+    collective::algorithm::{eager::blocks as sending, fused::combining, ring_cut},
     driver::check::Check,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
@@ -30,10 +30,7 @@ fn the_table_is_for_one_machine_by_its_whole_name() {
     // Rows in order, and limits that make sense.
     assert!(h200().is_sorted_by(|a, b| a.0 < b.0));
     for (_, limits) in h200() {
-        assert!(
-            limits.push < limits.eager && limits.eager < limits.ring && limits.large_blocks <= limits.blocks,
-            "{limits:?}"
-        );
+        assert!(limits.push < limits.eager && limits.large_blocks <= limits.blocks, "{limits:?}");
     }
 }
 
@@ -45,7 +42,7 @@ fn rows_stand_for_themselves_and_others_are_between() {
     let [two, three, four, nine] = [2, 3, 4, 9].map(|n| table::between(h200(), n));
     // On the line from 256 KB for 2 to 128 KB for 4: half as much for twice as many.
     assert!((two.push / 3 * 2).abs_diff(three.push) < 4, "{three:?}");
-    assert_eq!((three.large_blocks, three.ring), (four.large_blocks, usize::MAX));
+    assert_eq!(three.large_blocks, four.large_blocks);
     assert_eq!([two, three, four, nine].map(|limits| limits.ring_kernel), [usize::MAX, 32 << 20, 32 << 20, 32 << 20]);
     // What a device sends in all does not grow any more.
     let eight = h200().last().unwrap().1;
@@ -107,7 +104,7 @@ proptest! {
         prop_assert_eq!(limits.eager, if log % 2 == 0 { 0 } else { default.eager });
         prop_assert_eq!(limits.large_blocks, if (members > 2) == (devices > 2) { 32 } else { default.large_blocks });
         // It is a question of bits, and not of time.
-        prop_assert_eq!((limits.ring_kernel, limits.ring), (default.ring_kernel, default.ring));
+        prop_assert_eq!(limits.ring_kernel, default.ring_kernel);
     }
 
     #[test]
@@ -130,7 +127,7 @@ proptest! {
         let bytes = 1 << log;
         prop_assert!(combining(bytes, members, &limits) <= limits.beside_blocks);
         prop_assert!(sending(bytes, &limits) <= limits.beside_blocks);
-        prop_assert!(ring::cut::blocks(bytes, &limits) <= limits.beside_blocks as usize);
+        prop_assert!(ring_cut::blocks(bytes, &limits) <= limits.beside_blocks as usize);
         // Between two, engines do it where that is worth it, and no sooner otherwise.
         let two = Limits::default_of(2);
         prop_assert_eq!((two.beside().exchange, two.beside().copies), (two.beside, two.copies));

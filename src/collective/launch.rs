@@ -1,11 +1,9 @@
-//! One kernel, which reads and writes the members' memory itself.
+//! Launches of the collectives' kernels.
 
 use super::{
-    DType, Group, ReduceOp,
-    kernels::{self, Combine, Entry, FEW, Meet, Pairs, Part, THREADS},
-    plan::Shape,
-    run::{Job, Request, Spot},
-    tuner::Limits,
+    DType, ReduceOp,
+    kernels::{self, Combine, Entry, FEW, Meet, Part, THREADS},
+    request::RemotePtr,
 };
 use crate::{
     Device,
@@ -20,44 +18,13 @@ use smallvec::SmallVec;
 const PER_BLOCK: usize = 16 << 10;
 const MOST_BLOCKS: u32 = 64;
 
-/// Submits a member's part to the current stream. `largest`: bytes of the largest part of any member, which decides how many
-/// blocks each of them starts, within `limits`; all members must come to the same number.
-pub(super) fn submit(
-    group: &Group<'_>,
-    request: &Request,
-    job: &Job,
-    meet: Meet,
-    largest: usize,
-    limits: &Limits,
-) -> Result<()> {
-    let (dev, name) = (group.dev, request.call.op());
-    match job {
-        Job::Combine { len, sources, destinations, factors } => {
-            let what = (request.dtype, request.reduce);
-            let work = Combination { name, what, len: *len, sources, destinations, factors };
-            let blocks = match sources.len() {
-                1 => moving(request.shape.as_ref(), largest, limits),
-                several => combining(largest, several, limits),
-            };
-            work.submit(dev, meet, blocks)
-        }
-        Job::Pairs(pairs) => {
-            let part = |spot: &Spot, bytes| Part { address: spot.address, bytes };
-            let parts: Vec<_> = pairs.iter().map(|(from, to, bytes)| (part(from, *bytes), part(to, *bytes))).collect();
-            let each = blocks_of(largest, limits.per_block, (limits.blocks / pairs.len() as u32).max(1));
-            let args = Pairs { pairs: &parts, blocks_per_pair: each, meet }.args(dev.worker.is_software());
-            launch_meeting(dev, &meet, name, kernels::pairs(), each * pairs.len() as u32, &args)
-        }
-    }
-}
-
 /// `len` elements of the sources, combined into all destinations.
 pub(super) struct Combination<'a> {
     pub name: &'static str,
     pub what: (DType, ReduceOp),
     pub len: usize,
-    pub sources: &'a [Spot],
-    pub destinations: &'a [Spot],
+    pub sources: &'a [RemotePtr],
+    pub destinations: &'a [RemotePtr],
     pub factors: &'a [f64],
 }
 
@@ -68,7 +35,7 @@ impl Combination<'_> {
         let moved = self.sources.len() == 1 && factors.is_empty();
         let (dtype, op, n) = if moved { (DType::U8, ReduceOp::Sum, len * dtype.size()) } else { (dtype, op, len) };
         let bytes = n * dtype.size();
-        let part = |spot: &Spot| Part { address: spot.address, bytes };
+        let part = |at: &RemotePtr| Part { address: at.address, bytes };
         let sources: SmallVec<[Part; 8]> = self.sources.iter().map(part).collect();
         let destinations: SmallVec<[Part; 8]> = self.destinations.iter().map(part).collect();
         if moved && meet.signals == 0 && destinations.iter().all(|to| to.address == sources[0].address) {
@@ -78,22 +45,6 @@ impl Combination<'_> {
         let args = combine.args(dev.worker.is_software());
         launch_meeting(dev, &meet, name, kernels::combine(dtype), blocks, &args)
     }
-}
-
-/// How many blocks a kernel has that combines parts of so many sources.
-pub(crate) fn combining(largest: usize, sources: usize, limits: &Limits) -> u32 {
-    let large = sources > 1 && largest >= limits.large;
-    blocks_of(largest, limits.per_block, if large { limits.large_blocks } else { limits.blocks })
-}
-
-/// How many blocks a kernel has that moves one part, of which the largest has so many bytes, to all.
-fn moving(shape: Option<&Shape>, largest: usize, limits: &Limits) -> u32 {
-    let most = match shape {
-        Some(Shape::Broadcast { .. }) if largest >= limits.large => limits.handed_on_blocks,
-        Some(Shape::AllGather { .. }) if largest >= limits.gathered => limits.gathered_blocks,
-        _ => limits.blocks,
-    };
-    blocks_of(largest, limits.per_block, most)
 }
 
 /// How many blocks a kernel has that works on so many bytes of its own device.

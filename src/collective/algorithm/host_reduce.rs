@@ -2,7 +2,7 @@
 //! its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of a parameter server
 //! (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a server.
 //!
-//! What each member does is planned by [`stage`](super::stage), and done piece by piece through stages with two slots:
+//! What each member does is planned by [`stage`](super::super::stage), and done piece by piece through stages with two slots:
 //!
 //! ```text
 //! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..
@@ -17,24 +17,27 @@
 //! after all have told that, and after these events.
 
 use super::{
-    Group, ReduceOp,
-    board::{Area, Body, Lent, Notice, Payload},
-    kernels,
-    plan::{Shape, Side},
-    run::{Request, lent},
-    stage::Staging,
-    staged::InFlight,
+    super::{
+        board::Body,
+        choose::Case,
+        kernels::{self, MOST},
+        plan::Side,
+        request::GRAIN,
+        stage::Staging,
+        types,
+    },
+    Algorithm, Matched, Meeting, Member, Needs, Scratch,
 };
 use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream},
     error::{Error, Result},
-    memory::{hazard::Access, pinned::Near},
-    op::Op,
     plant::Bug,
 };
 use smallvec::SmallVec;
-use std::{iter, ptr, sync::Arc, time::Duration};
+use std::{ptr, time::Duration};
+
+pub(crate) struct HostReduce;
 
 /// Bytes of a slot: pieces that the threads have in the host's cache.
 const SLOT: usize = 2 << 20;
@@ -44,44 +47,61 @@ const SLOTS: usize = 2;
 const LEAST: usize = 128 << 10;
 const PIECES: usize = 3;
 /// Lanes begin with a line of the cache, so that no two threads write into one.
-const LINE: usize = 128;
+const LINE: usize = GRAIN;
 
 /// How often a wait for the device looks whether it should end.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Carries a collective out. The host waits for the device, and with it for all earlier work of the current stream, until the last
-/// fold; the last copies are asynchronous.
-#[track_caller]
-pub(super) fn run(group: &Group<'_>, request: &Request, mut access: Op<'_>) -> Result<()> {
-    let (dev, n) = (group.dev, group.count());
-    InFlight::room(dev, request.call.op())?;
-    // Before the meeting: who is short of memory says so before anybody has begun.
-    let bytes = SLOTS * slot(group, request);
-    let block = dev.worker.shared.pinned.block(request.call.op(), bytes, Near::Device(dev.index()))?;
-    access.touch(&block, 0..bytes, Access::Write, false)?;
-    let stage = Area { address: block.address, block: block.clone(), bytes: 0..bytes };
-    let lent = Payload::Memory(Lent { stage: Some(stage), ..request.lend(None) });
-    let notices = group.meet(request.call.clone(), lent, false)?;
-    let shape = group.shape(request, &notices)?;
-    let done = Hosted::new(group, request, shape.hosted(n, group.rank, request.grain()), &notices).run();
-    access.submitted();
-    InFlight::note(dev);
-    done.inspect_err(|cause| {
-        group.fail(request, cause);
-        // Peers may still read the stage, in ways that no event of this member covers.
-        group.fail_on(iter::once(&block), cause);
-    })
+impl Algorithm for HostReduce {
+    fn name(&self) -> &'static str {
+        "host_reduce"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Host
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "host threads"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        (!case.machine.software && case.members > MOST).then_some("more members than a kernel can name, or add up")
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        let can = case.members > 1 && !case.machine.virtual_time;
+        (can && case.wants(types::Algorithm::Host)).then_some("asked for")
+    }
+
+    fn needs(&self, case: &Case<'_>) -> Needs {
+        Needs { meeting: Meeting::Host, scratch: Scratch::Host(SLOTS * slot(case)) }
+    }
+
+    fn blocks(&self, _: &Case<'_>) -> u32 {
+        0
+    }
+
+    fn packs(&self) -> bool {
+        false
+    }
+
+    /// The host waits for the device, and with it for all earlier work of the current stream, until the last fold; the last copies are
+    /// asynchronous.
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        Pieces::new(member, matched).run()
+    }
 }
 
-/// Bytes of a slot of this member's stage.
-fn slot(group: &Group<'_>, request: &Request) -> usize {
-    let n = group.count();
-    let wanted = |shape: &Shape| {
-        let plan = shape.hosted(n, group.rank, request.grain());
-        plan.most.saturating_mul(plan.lanes * request.dtype.size())
-    };
+/// Bytes of a slot of a member's stage.
+fn slot(case: &Case<'_>) -> usize {
+    let n = case.members;
+    let wanted = case.shape.map_or(SLOT, |shape| {
+        let plan = shape.hosted(n, 0, GRAIN / case.dtype.size());
+        plan.most.saturating_mul(plan.lanes * case.dtype.size())
+    });
     // Of all_to_all_v the shape is not known yet. At least a line for each lane, and room to round up to one.
-    let wanted = request.shape.as_ref().map_or(SLOT, wanted).min(SLOT) + n * LINE;
+    let wanted = wanted.min(SLOT) + n * LINE;
     wanted.min(SLOT.max(n * LINE)).next_multiple_of(LINE)
 }
 
@@ -93,9 +113,8 @@ fn cut(most: usize, lanes: usize, slot: usize) -> (usize, usize) {
     (chunk, most.div_ceil(chunk))
 }
 
-struct Hosted<'g> {
-    group: &'g Group<'g>,
-    request: &'g Request,
+struct Pieces<'g> {
+    member: &'g Member<'g>,
     plan: Staging,
     /// By rank.
     stages: SmallVec<[Address; 8]>,
@@ -106,15 +125,15 @@ struct Hosted<'g> {
     factors: SmallVec<[f64; 8]>,
 }
 
-impl<'g> Hosted<'g> {
-    fn new(group: &'g Group<'g>, request: &'g Request, plan: Staging, notices: &[Arc<Notice>]) -> Self {
-        let stages = notices.iter().map(|notice| lent(notice).stage.as_ref().expect("every member has one"));
+impl<'g> Pieces<'g> {
+    fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
+        let (n, request) = (member.group.count(), member.request);
+        let plan = matched.shape.hosted(n, member.group.rank, request.grain());
         // Of one size, in whole lines.
-        let slot = stages.clone().map(|area| area.bytes.len() / SLOTS).min().unwrap_or(0);
+        let slot = (0..n).map(|peer| matched.stage(peer).bytes.len() / SLOTS).min().unwrap_or(0);
         let (chunk, steps) = cut(plan.most * request.dtype.size(), plan.lanes, slot);
-        let scaled = matches!(request.reduce, ReduceOp::Scaled(_));
-        let factors = notices.iter().filter(|_| scaled).map(|notice| lent(notice).factor).collect();
-        Hosted { group, request, plan, stages: stages.map(|area| area.address).collect(), slot, chunk, steps, factors }
+        let stages = (0..n).map(|peer| matched.stage(peer).address).collect();
+        Pieces { member, plan, stages, slot, chunk, steps, factors: member.factors(matched) }
     }
 
     fn run(&self) -> Result<()> {
@@ -126,7 +145,7 @@ impl<'g> Hosted<'g> {
             if self.plan.fold.is_some() {
                 self.wait(&down)?;
             }
-            self.meet()?;
+            self.member.barrier_by_events()?;
             if j + 1 < self.steps {
                 down = self.down(j + 1)?;
             }
@@ -137,27 +156,19 @@ impl<'g> Hosted<'g> {
             self.up(j)?;
         }
         // The exit rule: the others' last copies out of this member's stage.
-        self.meet()
-    }
-
-    /// All members have got here, and the stream's later work comes after their streams' earlier work.
-    fn meet(&self) -> Result<()> {
-        let (group, call) = (self.group, &self.request.call);
-        let done = Event::record(&group.dev.stream, call.op(), false)?;
-        group.others().try_for_each(|peer| group.send_step(call, peer, done.clone()))?;
-        group.others().try_for_each(|peer| group.await_step(call, peer))
+        self.member.barrier_by_events()
     }
 
     /// All members' hosts have got here; streams do not wait for anything. (A step comes with an event, and so does this one.)
     fn meet_hosts(&self, any: &Event) -> Result<()> {
-        let (group, call) = (self.group, &self.request.call);
+        let (group, call) = (self.member.group, &self.member.request.call);
         group.others().try_for_each(|peer| group.tell(call, peer, Body::Step(any.clone())))?;
         group.others().try_for_each(|peer| group.receive(call, peer).map(drop))
     }
 
     /// The host waits for its device: until the gang fails, or nothing completes for as long as the pool waits for anything.
     fn wait(&self, event: &Event) -> Result<()> {
-        let (dev, name) = (self.group.dev, self.request.call.op());
+        let (dev, name) = (self.member.group.dev, self.member.request.call.op());
         let (gang, link) = (&dev.session.gang, &dev.worker.link);
         if link.planted(Bug::FoldedEarly) {
             return Ok(());
@@ -176,12 +187,12 @@ impl<'g> Hosted<'g> {
 
     /// Where piece `j` of what begins at an element of an own buffer lies, and its bytes.
     fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
-        let size = self.request.dtype.size();
+        let size = self.member.request.dtype.size();
         let bytes = (len * size).saturating_sub(j * self.chunk).min(self.chunk);
         if bytes == 0 {
             return (0, 0);
         }
-        let area = self.request.area(side).expect("a member has the buffers that its part is done on");
+        let area = self.member.request.area(side).expect("a member has the buffers that its part is done on");
         (area.address + (start * size + j * self.chunk) as u64, bytes)
     }
 
@@ -192,15 +203,15 @@ impl<'g> Hosted<'g> {
     }
 
     fn submit(&self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
-        let (link, stream) = (&self.group.dev.worker.link, &self.group.dev.stream);
-        link.check(self.request.call.op(), call(&*link.driver, stream.raw))
+        let (link, stream) = (&self.member.group.dev.worker.link, &self.member.group.dev.stream);
+        link.check(self.member.request.call.op(), call(&*link.driver, stream.raw))
     }
 
     /// Piece `j` to the own stage; and what stays on the device. The event is of that.
     fn down(&self, j: usize) -> Result<Event> {
         for (lane, range) in &self.plan.puts {
             let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
-            let to = self.lane(self.group.rank, *lane, j);
+            let to = self.lane(self.member.group.rank, *lane, j);
             if bytes > 0 {
                 // SAFETY: this member's buffer, ordered before this by its `Op`; the lane is of its own stage, in a slot that nobody
                 // uses any more (see above).
@@ -215,17 +226,18 @@ impl<'g> Hosted<'g> {
                 self.submit(|driver, stream| unsafe { driver.copy_within(to, from, bytes, stream) })?;
             }
         }
-        Event::record(&self.group.dev.stream, self.request.call.op(), false)
+        Event::record(&self.member.group.dev.stream, self.member.request.call.op(), false)
     }
 
     /// This member's slice of piece `j`, of all stages, into its own lane of its own stage.
     fn fold(&self, j: usize) -> Result<()> {
         let Some(fold) = &self.plan.fold else { return Ok(()) };
-        let (me, name, dtype) = (self.group.rank, self.request.call.op(), self.request.dtype);
+        let (me, name, dtype) = (self.member.group.rank, self.member.request.call.op(), self.member.request.dtype);
         let bytes = self.own(Side::Source, fold.source, fold.len, j).1;
-        let sources: SmallVec<[*mut u8; 8]> = (0..self.group.count()).map(|member| self.lane(member, me, j)).collect();
+        let sources: SmallVec<[*mut u8; 8]> =
+            (0..self.member.group.count()).map(|member| self.lane(member, me, j)).collect();
         for (member, lane) in sources.iter().enumerate() {
-            self.group.dev.worker.link.host_access(name, lane.addr() as u64, bytes, member == me)?;
+            self.member.group.dev.worker.link.host_access(name, lane.addr() as u64, bytes, member == me)?;
         }
         // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's: their
         // owners' copies into them are over (each has waited for its own before it told so), nobody copies out of them before
@@ -233,7 +245,7 @@ impl<'g> Hosted<'g> {
         unsafe {
             kernels::fold_on_host(
                 dtype,
-                self.request.reduce,
+                self.member.request.reduce,
                 bytes / dtype.size(),
                 &sources,
                 sources[me],

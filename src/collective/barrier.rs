@@ -19,22 +19,17 @@ use super::{
     DType, Group, ReduceOp,
     board::{Area, Lent, Notice, Payload},
     brief::Brief,
-    choose::Way,
-    direct, exchange, inbox,
     kernels::{self, Combine, Meet},
+    launch,
     plan::{Shape, Side},
-    push, ring,
-    run::{Request, Spot, lent},
+    request::Request,
     signals::Signals,
-    staged,
-    tuner::Limits,
 };
 use crate::{
     Device,
     driver::{Address, gate},
     error::{Error, Result},
     memory::block::BlockRef,
-    op::Op,
     patience::Patience,
     runtime::worker::Worker,
     stream::StreamCore,
@@ -86,47 +81,71 @@ impl Drop for Blocked<'_> {
     clippy::large_enum_variant,
     reason = "it lives on the stack for the length of one call, and a box is an allocation"
 )]
-enum Met {
+pub(super) enum Met {
     Briefly(SmallVec<[Brief; 8]>),
     InFull(SmallVec<[Arc<Notice>; 8]>),
 }
 
 impl Met {
-    /// With `spins`, the launch gate is open when they have met.
-    fn of(group: &Group<'_>, request: &Request, (way, inbox): (Way, Option<&Area>), spins: bool) -> Result<Met> {
-        // All in the same form, whoever has no memory.
-        let in_full = matches!(way, Way::RingKernel | Way::Exchange);
+    /// Meets the others, whose kernels wait for this member's: the launch gate is open when they have met, if `commits`. All members
+    /// tell as much, `in_full` or in short.
+    pub(super) fn of(
+        group: &Group<'_>,
+        request: &Request,
+        scratch: Option<&Area>,
+        in_full: bool,
+        commits: bool,
+    ) -> Result<Met> {
         match Brief::of(request, group.in_short()) {
-            Some(own) if !in_full => group.meet_briefly(own, &request.call, spins).map(Met::Briefly),
+            Some(own) if !in_full => group.meet_briefly(own, &request.call, commits).map(Met::Briefly),
             _ => {
-                let inbox = inbox.map(|area| (area.address, area.bytes.len()));
+                let inbox = scratch.map(|area| (area.address, area.bytes.len()));
                 let lent = Lent { inbox, ..request.lend(None) };
-                group.meet(request.call.clone(), Payload::Memory(lent), spins).map(Met::InFull)
+                group.meet(request.call.clone(), Payload::Memory(lent), commits).map(Met::InFull)
             }
         }
     }
 
     /// What was asked for, or what all say together.
-    fn shape<'r>(&self, group: &Group<'_>, request: &'r Request) -> Result<Cow<'r, Shape>> {
+    pub(super) fn shape<'r>(&self, group: &Group<'_>, request: &'r Request) -> Result<Cow<'r, Shape>> {
         match (&request.shape, self) {
             (Some(shape), _) => Ok(Cow::Borrowed(shape)),
-            (None, Met::InFull(notices)) => group.shape(request, notices).map(Cow::Owned),
+            (None, Met::InFull(notices)) => group.shape(notices).map(Cow::Owned),
             (None, Met::Briefly(_)) => unreachable!("a brief is of a shape that is known"),
         }
     }
 
-    fn factor(&self, member: usize) -> f64 {
+    pub(super) fn factor(&self, member: usize) -> f64 {
         match self {
             Met::Briefly(all) => all[member].factor(),
-            Met::InFull(all) => lent(&all[member]).factor,
+            Met::InFull(_) => self.exposed(member).factor,
         }
     }
 
-    fn address(&self, member: usize, side: Side) -> Address {
+    pub(super) fn address(&self, member: usize, side: Side) -> Address {
         match self {
             Met::Briefly(all) => all[member].address(side),
-            Met::InFull(all) => lent(&all[member]).area(side).address,
+            Met::InFull(_) => self.exposed(member).area(side).address,
         }
+    }
+
+    /// All that a member has told of its memory.
+    ///
+    /// # Panics
+    /// When they have met in short.
+    pub(super) fn exposed(&self, member: usize) -> &Lent {
+        match self {
+            Met::Briefly(_) => unreachable!("who needs more meets in full"),
+            Met::InFull(all) => exposed(&all[member]),
+        }
+    }
+}
+
+/// A member's memory, from a meeting about memory.
+pub(super) fn exposed(notice: &Notice) -> &Lent {
+    match &notice.payload {
+        Payload::Memory(lent) => lent,
+        _ => unreachable!("the meeting compared the operations"),
     }
 }
 
@@ -188,7 +207,7 @@ pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
     Ok(())
 }
 
-fn check_not_blocked(dev: &Device, name: &'static str) -> Result<()> {
+pub(super) fn check_not_blocked(dev: &Device, name: &'static str) -> Result<()> {
     if dev.worker.spinning.blocked.get() > 0 {
         return Err(Error::invalid(name, "a collective within `blocking` would wait for the closure that calls it"));
     }
@@ -227,106 +246,8 @@ pub(super) fn end(dev: &Device, missed: Missed, launched: &Result<()>) {
     }
 }
 
-/// Carries a collective out by one kernel on each member.
-pub(super) fn run(
-    group: &Group<'_>,
-    request: &Request,
-    (way, limits): (Way, &Limits),
-    signals: &Signals,
-    mut access: Op<'_>,
-) -> Result<()> {
-    let (dev, name) = (group.dev, request.call.op());
-    prepare(dev, name)?;
-    // Before the meeting: who is short of memory says so before anybody has begun.
-    let inbox = inbox::inbox(group, request, (way, limits), &mut access)?;
-    let meet = meet(group, signals, dev.session.gang.place());
-    // From the commit on the others count on this member's launch, whatever comes of it: each launches, and each pair counts.
-    let areas = request.source.iter().chain(&request.destination).chain(&inbox);
-    let blocks = areas.map(|area| area.block.clone());
-    let mut missed = Missed { meet, times: way.launches() };
-    let (met, window) = commit_by(group, missed, blocks, || Met::of(group, request, (way, inbox.as_ref()), true))?;
-    match met.shape(group, request) {
-        Ok(shape) => {
-            let launched = submit(group, request, (way, limits, signals), &shape, &met, &mut missed);
-            drop(window);
-            // Peers' kernels that come yet may meet the one that makes up for this one.
-            let keep = |_: &Error| dev.worker.suspects.borrow_mut().extend(inbox.map(|area| area.block));
-            finish(group, request, missed, access, launched).inspect_err(keep)
-        }
-        // The others find the same, and nobody touches anything.
-        Err(error) => {
-            let counted = count(&dev.worker, &dev.stream, name, meet);
-            drop(window);
-            debug_assert_eq!(way.launches(), 1, "counted once; what goes twice is of a shape that is known");
-            Err(finish(group, request, missed, access, counted).err().unwrap_or(error))
-        }
-    }
-}
-
-/// Captures the kernel of a collective. The members meet now, on the host; their kernels do whenever the graph is launched, in
-/// whichever gang.
-pub(super) fn capture(
-    group: &Group<'_>,
-    request: &Request,
-    way: Way,
-    signals: &Signals,
-    access: &mut Op<'_>,
-) -> Result<Meet> {
-    check_not_blocked(group.dev, request.call.op())?;
-    let inbox = inbox::inbox(group, request, (way, group.limits()), access)?;
-    let met = Met::of(group, request, (way, inbox.as_ref()), false)?;
-    let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));
-    // Nothing is launched yet, so nothing can be owed.
-    let mut missed = Missed { meet, times: way.launches() };
-    submit(group, request, (way, group.limits(), signals), &shape, &met, &mut missed)?;
-    Ok(meet)
-}
-
-/// Submits this member's kernels to the current stream; when it fails, `missed` says how many were not.
-fn submit(
-    group: &Group<'_>,
-    request: &Request,
-    (way, limits, signals): (Way, &Limits, &Signals),
-    shape: &Shape,
-    met: &Met,
-    missed: &mut Missed,
-) -> Result<()> {
-    let meet = missed.meet;
-    let (n, grain) = (group.count(), request.grain());
-    let largest = shape.largest(n, grain) * request.dtype.size();
-    let factors = (0..n).map(|member| met.factor(member));
-    match (way, met, shape) {
-        (Way::RingKernel, Met::InFull(notices), Shape::AllReduce { len }) if *len > 0 => {
-            ring::kernel::launch(group, request, *len, notices, limits, meet)
-        }
-        (Way::Exchange, Met::InFull(notices), _) if notices.iter().all(|notice| lent(notice).inbox.is_some()) => {
-            exchange::kernel::launch(group, request, shape, notices, limits, meet)
-        }
-        (Way::Push | Way::Eager | Way::PushTwice, ..) => {
-            push::launch(group, request, shape, factors.collect(), missed, (way, limits))
-        }
-        (Way::Staged, ..) => {
-            let factors: SmallVec<[f64; 8]> = factors.collect();
-            let factors = if matches!(request.reduce, ReduceOp::Scaled(_)) { &factors[..] } else { &[] };
-            staged::launch(group, request, shape, factors, meet, signals)
-        }
-        _ => {
-            // Whose memory it is does not matter to a kernel.
-            let spot = |member, side| Spot { device: group.dev.index(), address: met.address(member, side) };
-            let job = request.job(&shape.work(n, group.rank, grain), spot, factors);
-            direct::submit(group, request, &job, meet, largest, limits)
-        }
-    }
-}
-
-/// Notes what was launched; or what was not, and tells the gang.
-fn finish(group: &Group<'_>, request: &Request, missed: Missed, access: Op<'_>, launched: Result<()>) -> Result<()> {
-    access.submitted();
-    end(group.dev, missed, &launched);
-    launched.inspect_err(|cause| group.fail(request, cause))
-}
-
-fn meet(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
+/// The barrier of the members' kernels, in the gang at this place (0: in a graph).
+pub(super) fn of(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
     let dev = group.dev;
     Meet {
         signals: signals.address(dev.index()),
@@ -370,9 +291,9 @@ pub(crate) fn make_up_later(worker: &Worker) {
 /// A kernel that meets its peers' and touches nothing.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, meet: Meet) -> Result<()> {
     let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
-    direct::launch_on(worker, stream, name, kernels::combine(DType::U8), 1, &none.args(false))
+    launch::launch_on(worker, stream, name, kernels::combine(DType::U8), 1, &none.args(false))
 }
 
 #[cfg(test)]
-#[path = "spin_tests.rs"]
+#[path = "barrier_tests.rs"]
 mod tests;

@@ -1,6 +1,6 @@
 //! How an all-reduce around a ring is cut: into chunks in either form, and a chunk into pieces for the kernels'.
 
-use super::super::{plan::slice, run::GRAIN, tuner::Limits};
+use super::super::{plan::slice, request::GRAIN, tuner::Limits};
 use std::ops::Range;
 
 /// Chunk `k` of `n`, in elements of so many bytes. It begins with a line, so that kernels may move 16 bytes at a time.
@@ -52,3 +52,7 @@ pub(crate) fn cutting(chunk: usize, blocks: usize, room: usize) -> Cutting {
     let piece = chunk.div_ceil(blocks * ABREAST * rounds).next_multiple_of(LINE);
     Cutting { blocks, piece, rounds, abreast: ABREAST, slots: SLOTS }
 }
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

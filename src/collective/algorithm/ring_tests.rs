@@ -2,7 +2,7 @@
 //! Blocks take their turns in random order; a slot that is filled while it is full, or emptied while it is empty, is a failure, and
 //! so is an order in which nobody can go on.
 
-use super::cut::{Cutting, blocks, chunk, cutting, inboxes};
+use super::{Cutting, blocks, chunk, cutting, inboxes};
 use crate::collective::tuner::Limits;
 use proptest::prelude::*;
 use std::ops::Range;

@@ -15,27 +15,87 @@
 //! earlier ones only. Events travel through the rings between the threads, at most 2 S of them on the way, in one order for
 //! all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
 //!
-//! Sums are in rank order, like those of [`direct`]: the bits are the same. In every round a member sends to the one after it, then to
+//! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends to the one after it, then to
 //! the next: engines lose much when several send to one.
 
-pub(crate) mod kernel;
-
 use super::{
-    DType, Group, direct,
-    kernels::Meet,
-    plan::{Place, Shape, Work},
-    run::{GRAIN, Request, Spot, lent},
+    super::{
+        choose::Case,
+        launch::{self, Combination},
+        plan::{Place, Shape, Work},
+        request::{GRAIN, RemotePtr},
+        types,
+    },
+    Algorithm, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
-use crate::{
-    Device, DeviceBuffer, Event,
-    collective::board::Notice,
-    copy::peer,
-    error::{Error, Result},
-    plant::Bug,
-    stream::StreamCore,
-};
+use crate::{Device, Event, copy::peer, error::Result, plant::Bug, stream::StreamCore};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
+
+pub(crate) struct ExchangeCe;
+
+impl Algorithm for ExchangeCe {
+    fn name(&self) -> &'static str {
+        "exchange_ce"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Copies
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "events"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        if case.sums() { super::ce::copies(case) } else { None }
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        if !case.sums() || !case.nameable() {
+            None
+        } else if case.wants(types::Algorithm::Copies) {
+            Some("asked for")
+        } else {
+            let by_kernels = case.meets_on_devices();
+            (case.wants(types::Algorithm::Exchange) && !by_kernels)
+                .then_some("asked for; kernels cannot meet here, so by copies: the bits are the same")
+        }
+    }
+
+    fn needs(&self, case: &Case<'_>) -> Needs {
+        let sizes: Sizes = case.shape.into_iter().flat_map(|_| cuts(case)).map(|cut| cut.scratch()).collect();
+        Needs { meeting: Meeting::Events, scratch: Scratch::device(sizes.into_iter()) }
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        launch::blocks(case.largest())
+    }
+
+    /// Piece by piece with all others.
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let (group, request, shape) = (member.group, member.request, matched.shape);
+        let (dev, n, size) = (group.dev, group.count(), request.dtype.size());
+        let software = dev.worker.is_software();
+        let bytes = shape.largest(n, request.grain()) * size;
+        let least = matched.least_room(n);
+        let fits = |cut: &Cut| cut.scratch() <= least;
+        let cut = cuts_of(bytes, n, software).find(fits).expect("every member has taken room for one of them");
+        // Nothing to add.
+        if cut.pieces == 0 {
+            return Ok(());
+        }
+        member.ordered_by_events(matched, || {
+            let slices = (0..n).map(|owner| Slice::of(shape, n, owner, size)).collect();
+            let [send, _] = dev.worker.engines()?;
+            send.wait_for(member.name(), &dev.stream, dev.stream.submit())?;
+            let done = Exchange { member, matched, cut, slices, send: &send }.run();
+            // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
+            let joined = join(dev, member.name(), &send);
+            done.and(joined)
+        })
+    }
+}
 
 /// Bytes of a slot, for all senders together, at most; of software GPUs, which gain nothing by more.
 const ROOM: usize = 64 << 20;
@@ -88,68 +148,16 @@ impl Cut {
     }
 }
 
-/// Whether it goes this way.
-pub(super) fn sums(shape: &Shape, members: usize) -> bool {
-    members > 1 && matches!(shape, Shape::AllReduce { .. } | Shape::Reduce { .. } | Shape::ReduceScatter { .. })
-}
-
 /// Cuts that take less and less scratch.
-fn cuts(group: &Group<'_>, shape: &Shape, dtype: DType) -> impl Iterator<Item = Cut> {
-    let (n, size) = (group.count(), dtype.size());
-    let bytes = shape.largest(n, GRAIN / size) * size;
-    let room = if group.dev.worker.is_software() { ROOM_OF_SOFTWARE } else { ROOM };
-    let rooms = std::iter::successors(Some(room), |room| Some(room / 4)).take_while(move |room| *room >= LEAST_ROOM);
-    rooms.map(move |room| Cut::of(bytes, n, room.max(n * GRAIN)))
+fn cuts(case: &Case<'_>) -> impl Iterator<Item = Cut> + use<> {
+    cuts_of(case.largest(), case.members, case.machine.software)
 }
 
-/// Room for what the others send, if there is anything: as much as there is memory for.
-pub(super) fn scratch(group: &Group<'_>, shape: &Shape, dtype: DType) -> Result<Option<DeviceBuffer<u8>>> {
-    let mut short = None;
-    for cut in cuts(group, shape, dtype) {
-        if cut.scratch() == 0 {
-            return Ok(None);
-        }
-        match group.dev.allocate::<u8>("collective", cut.scratch()) {
-            Ok(scratch) => return Ok(Some(scratch)),
-            Err(error @ Error::OutOfMemory { .. }) => short = Some(error),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(short.expect("there is a least"))
-}
-
-/// The cut for which every member has room.
-fn agreed(group: &Group<'_>, request: &Request, shape: &Shape, notices: &[Arc<Notice>]) -> Cut {
-    let least = notices.iter().map(|notice| lent(notice).inbox.map_or(0, |(_, bytes)| bytes)).min().unwrap_or(0);
-    let fits = |cut: &Cut| cut.scratch() <= least;
-    cuts(group, shape, request.dtype).find(fits).expect("every member has taken room for one of them")
-}
-
-/// Submits a member's part to the current stream, piece by piece with all others.
-pub(super) fn submit(group: &Group<'_>, request: &Request, shape: &Shape, notices: &[Arc<Notice>]) -> Result<()> {
-    let (dev, call, size) = (group.dev, &request.call, request.dtype.size());
-    let cut = agreed(group, request, shape, notices);
-    // Nothing to add.
-    if cut.pieces == 0 {
-        return Ok(());
-    }
-    for peer in group.others() {
-        let ready = lent(&notices[peer]).ready.as_ref().expect("there are several members");
-        if !dev.worker.link.planted(Bug::StartSkipped) {
-            dev.stream.wait_event(call.op(), ready.0.raw, &ready.0.stream, ready.0.covered)?;
-        }
-    }
-    let slices = (0..group.count()).map(|owner| Slice::of(shape, group.count(), owner, size)).collect();
-    let [send, _] = dev.worker.engines()?;
-    send.wait_for(call.op(), &dev.stream, dev.stream.submit())?;
-    let exchange = Exchange { group, request, notices, cut, slices, send: &send };
-    let done = exchange.run();
-    // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
-    let joined = join(dev, call.op(), &send);
-    done.and(joined)?;
-    let done = Event::record(&dev.stream, call.op(), false)?;
-    group.others().try_for_each(|peer| group.send_step(call, peer, done.clone()))?;
-    group.others().try_for_each(|peer| group.await_step(call, peer))
+/// The same for slices of at most so many bytes.
+fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item = Cut> {
+    let room = if software { ROOM_OF_SOFTWARE } else { ROOM };
+    let rooms = std::iter::successors(Some(room), |room| Some(room / 4)).take_while(|room| *room >= LEAST_ROOM);
+    rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)))
 }
 
 /// What comes next on the current stream comes after what is on `stream`.
@@ -162,11 +170,11 @@ pub(super) fn join(dev: &Device, name: &'static str, stream: &Arc<StreamCore>) -
 }
 
 /// What an owner adds up.
-struct Slice {
-    bytes: usize,
+pub(super) struct Slice {
+    pub bytes: usize,
     /// By rank.
-    sources: SmallVec<[Place; 8]>,
-    destinations: SmallVec<[Place; 8]>,
+    pub sources: SmallVec<[Place; 8]>,
+    pub destinations: SmallVec<[Place; 8]>,
 }
 
 impl Slice {
@@ -179,9 +187,8 @@ impl Slice {
 }
 
 struct Exchange<'g> {
-    group: &'g Group<'g>,
-    request: &'g Request,
-    notices: &'g [Arc<Notice>],
+    member: &'g Member<'g>,
+    matched: &'g Matched<'g>,
     cut: Cut,
     /// By owner.
     slices: SmallVec<[Slice; 8]>,
@@ -190,7 +197,7 @@ struct Exchange<'g> {
 
 impl Exchange<'_> {
     fn run(&self) -> Result<()> {
-        let (group, call, me) = (self.group, &self.request.call, self.group.rank);
+        let (group, call, me) = (self.member.group, &self.member.request.call, self.member.group.rank);
         // By piece, then by sender: when its part is here. By piece, then by owner: when its slot is empty again.
         let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces);
         let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces);
@@ -222,71 +229,67 @@ impl Exchange<'_> {
 
     /// The others, from the next one on.
     fn round(&self) -> impl Iterator<Item = usize> {
-        let (me, n) = (self.group.rank, self.group.count());
+        let (me, n) = (self.member.group.rank, self.member.group.count());
         (1..n).map(move |k| (me + k) % n)
     }
 
     /// Sends the own elements of everybody's piece `j`, to slots that are empty when `empty` has passed.
     fn send_parts(&self, j: usize, empty: Option<&SmallVec<[Option<Event>; 8]>>) -> Result<()> {
-        let (me, call) = (self.group.rank, &self.request.call);
+        let (group, call) = (self.member.group, &self.member.request.call);
+        let me = group.rank;
         for owner in self.round().filter(|&owner| self.has(owner, j)) {
             if let Some(empty) = empty
-                && !self.group.dev.worker.link.planted(Bug::SlotFilledEarly)
+                && !group.dev.worker.link.planted(Bug::SlotFilledEarly)
             {
                 let empty = empty[owner].as_ref().expect("a slice that has this piece has all before it");
                 self.send.wait_event(call.op(), empty.0.raw, &empty.0.stream, empty.0.covered)?;
             }
             let slice = &self.slices[owner];
             let range = self.cut.range(j, slice.bytes);
-            let (inbox, _) = lent(&self.notices[owner]).inbox.expect("who owns a slice has room for it");
-            let address = inbox + self.cut.slot(j, room(owner, me));
-            let to = Spot { device: self.device(owner), address };
+            let address = self.matched.room(owner).0 + self.cut.slot(j, room(owner, me));
+            let to = RemotePtr { device: group.ordinal(owner), address };
             self.copy(to, self.spot(&slice.sources[me], range.start), range.len())?;
             self.send.submit();
-            self.group.send_step(call, owner, Event::record(self.send, call.op(), false)?)?;
+            group.send_step(call, owner, Event::record(self.send, call.op(), false)?)?;
         }
         Ok(())
     }
 
     /// When the others' elements of the own piece `j` are here, from the first of them on.
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
-        let call = &self.request.call;
-        let senders = self.group.others().filter(|_| self.has(self.group.rank, j));
-        senders.map(|sender| self.group.take_step(call, sender)).collect()
+        let (group, call) = (self.member.group, &self.member.request.call);
+        let senders = group.others().filter(|_| self.has(group.rank, j));
+        senders.map(|sender| group.take_step(call, sender)).collect()
     }
 
     /// Adds up the own piece `j` and sends the result. The event says that its slot is empty.
     fn add_up(&self, j: usize, here: &[Event]) -> Result<Event> {
-        let (group, request) = (self.group, self.request);
+        let (group, request) = (self.member.group, self.member.request);
         let (dev, me, name) = (group.dev, group.rank, request.call.op());
         for event in here {
             dev.stream.wait_event(name, event.0.raw, &event.0.stream, event.0.covered)?;
         }
         let slice = &self.slices[me];
         let range = self.cut.range(j, slice.bytes);
-        let inbox = lent(&self.notices[me]).inbox.expect("as for others").0;
-        let slot = |room| Spot { device: dev.index(), address: inbox + self.cut.slot(j, room) };
+        let inbox = self.matched.room(me).0;
+        let slot = |room| RemotePtr { device: dev.index(), address: inbox + self.cut.slot(j, room) };
         let source = |(rank, place): (usize, &Place)| match rank == me {
             true => self.spot(place, range.start),
             false => slot(room(me, rank)),
         };
-        let sources: SmallVec<[Spot; 8]> = slice.sources.iter().enumerate().map(source).collect();
+        let sources: SmallVec<[RemotePtr; 8]> = slice.sources.iter().enumerate().map(source).collect();
         let own = slice.destinations.iter().find(|to| to.member == me).map(|to| self.spot(to, range.start));
         // What is not wanted here takes the place of what somebody has sent.
         let result = own.unwrap_or_else(|| slot(0));
-        let factors: SmallVec<[f64; 8]> = match request.reduce {
-            super::ReduceOp::Scaled(_) => self.notices.iter().map(|notice| lent(notice).factor).collect(),
-            _ => SmallVec::new(),
-        };
-        let combination = direct::Combination {
+        let combination = Combination {
             name,
             what: (request.dtype, request.reduce),
             len: range.len() / request.dtype.size(),
             sources: &sources,
             destinations: &[result],
-            factors: &factors,
+            factors: &self.member.factors(self.matched),
         };
-        combination.submit(dev, Meet::NONE, direct::blocks(range.len()))?;
+        combination.submit(dev, self.member.barrier, launch::blocks(range.len()))?;
         dev.stream.submit();
         let summed = Event::record(&dev.stream, name, false)?;
         let others = self.round().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
@@ -306,20 +309,14 @@ impl Exchange<'_> {
     }
 
     /// Bytes from a place of a member's buffer on.
-    fn spot(&self, place: &Place, bytes: usize) -> Spot {
-        let area = lent(&self.notices[place.member]).area(place.side);
-        let at = place.start * self.request.dtype.size() + bytes;
-        // Managed memory is at home everywhere.
-        let device = area.block.device().unwrap_or(self.group.dev.index());
-        Spot { device, address: area.address + at as u64 }
+    fn spot(&self, place: &Place, bytes: usize) -> RemotePtr {
+        let buffer = self.member.remote(self.matched, place.member, place.side);
+        buffer.offset(place.start * self.member.request.dtype.size() + bytes)
     }
 
-    fn device(&self, member: usize) -> usize {
-        self.group.ordinal(member)
-    }
-
-    fn copy(&self, to: Spot, from: Spot, bytes: usize) -> Result<()> {
-        peer::copy(&self.group.dev.at(self.send.clone()), to.address, to.device, from.address, from.device, bytes)
+    fn copy(&self, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
+        let dev = self.member.group.dev.at(self.send.clone());
+        peer::copy(&dev, to.address, to.device, from.address, from.device, bytes)
     }
 }
 

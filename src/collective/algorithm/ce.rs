@@ -1,0 +1,164 @@
+//! What is only moved, by copy engines: for devices without access to each other's memory, and for sizes at which they are faster
+//! than kernels. They leave the processors to other work. What is added up goes by [`exchange_ce`](super::exchange_ce).
+//!
+//! Copies to others are on a stream of their own, beside what a member moves within its own memory: that is a kernel's, since an
+//! engine would be the slower, and has others' data to move.
+
+use super::{
+    super::{
+        DType, ReduceOp,
+        choose::Case,
+        kernels::Meet,
+        launch::{self, Combination},
+        request::{Job, RemotePtr},
+        types,
+    },
+    Algorithm, Matched, Member, Needs,
+    exchange_ce::join,
+};
+use crate::{Device, copy::peer, device::OnStream, error::Result};
+
+pub(crate) struct Ce;
+
+/// Bytes of what is handed on at once, at most.
+const PIECE: usize = 4 << 20;
+/// As much as is worth another stream.
+const LITTLE: usize = 64 << 10;
+
+impl Algorithm for Ce {
+    fn name(&self) -> &'static str {
+        "ce"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Copies
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "events"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        copies(case)
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        (case.wants(types::Algorithm::Copies) && case.nameable()).then_some("asked for")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::EVENTS
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        launch::blocks(case.largest())
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let (group, request) = (member.group, member.request);
+        member.ordered_by_events(matched, || {
+            let work = matched.shape.copies(group.count(), group.rank, request.grain());
+            if work.is_empty() {
+                return Ok(());
+            }
+            let at = |rank, side| member.remote(matched, rank, side);
+            carry_out(member, &request.job(&work, at, member.factors(matched)))
+        })
+    }
+}
+
+/// Why copy engines are to do it.
+pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
+    if case.machine.virtual_time {
+        Some("virtual time is for copies; what kernels do with peers' memory is not modelled")
+    } else if !case.direct && !case.meets_in_host() {
+        Some("not all members have peer access")
+    } else {
+        (case.direct && case.engines() && !case.held()).then_some(
+            "at this size copy engines that only write are faster than kernels, and leave the processors free",
+        )
+    }
+}
+
+/// Submits this member's part to the current stream.
+fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
+    let (group, request, name) = (member.group, member.request, member.name());
+    let dev = group.dev;
+    let bytes = match job {
+        Job::Combine { len, .. } => len * request.dtype.size(),
+        Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
+    };
+    // A member by itself has nothing for an engine, and may capture it.
+    let streams = match bytes > LITTLE && group.count() > 1 {
+        true => dev.worker.engines()?,
+        false => [dev.stream.clone(), dev.stream.clone()],
+    };
+    for stream in &streams {
+        stream.wait_for(name, &dev.stream, dev.stream.submit())?;
+    }
+    let [send, fetch] = streams.each_ref().map(|stream| dev.at(stream.clone()));
+    let moves = Moves { dev, name, fetch, send };
+    let done = match job {
+        Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
+        Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
+            moves.hand_on(bytes, sources[0], destinations)
+        }
+        // Of one member, by a factor.
+        Job::Combine { len, sources, destinations, factors } => {
+            let what = (request.dtype, request.reduce);
+            let combination = Combination { name, what, len: *len, sources, destinations, factors };
+            combination.submit(dev, Meet::NONE, launch::blocks(bytes))
+        }
+    };
+    // Also after a failure: what was submitted to the other streams belongs to the caller's operation.
+    let joined = streams.iter().map(|stream| join(dev, name, stream)).fold(Ok(()), Result::and);
+    done.and(joined)
+}
+
+struct Moves<'g> {
+    /// On the current stream.
+    dev: &'g Device,
+    name: &'static str,
+    fetch: OnStream<'g>,
+    send: OnStream<'g>,
+}
+
+impl Moves<'_> {
+    fn send(&self, from: RemotePtr, to: RemotePtr, bytes: usize) -> Result<()> {
+        if from.device != to.device {
+            return copy(&self.send, to, from, bytes);
+        }
+        let (what, blocks) = ((DType::U8, ReduceOp::Sum), launch::blocks(bytes));
+        let here =
+            Combination { name: self.name, what, len: bytes, sources: &[from], destinations: &[to], factors: &[] };
+        here.submit(self.dev, Meet::NONE, blocks)
+    }
+
+    /// What one member has, to all destinations.
+    fn hand_on(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
+        let own = self.dev.index();
+        let here = destinations.iter().find(|to| to.device == own).copied();
+        let Some(here) = here.filter(|_| source.device != own) else {
+            return destinations.iter().try_for_each(|&to| self.send(source, to, bytes));
+        };
+        // Another's: it comes here, and goes on from here.
+        for start in (0..bytes).step_by(PIECE) {
+            let at = |ptr: RemotePtr| ptr.offset(start);
+            let len = PIECE.min(bytes - start);
+            copy(&self.fetch, at(here), at(source), len)?;
+            self.send.stream.wait_for(self.name, &self.fetch.stream, self.fetch.stream.submit())?;
+            // (Managed memory is at home everywhere, so the device does not tell whose it is.)
+            let others = destinations.iter().filter(|to| to.address != here.address);
+            others.copied().try_for_each(|to| copy(&self.send, at(to), at(here), len))?;
+        }
+        Ok(())
+    }
+}
+
+/// On the device's current stream.
+fn copy(dev: &Device, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
+    match to.address == from.address {
+        true => Ok(()),
+        false => peer::copy(dev, to.address, to.device, from.address, from.device, bytes),
+    }
+}

@@ -1,0 +1,60 @@
+//! Plain data into slots at the receivers, with one flag per block behind them: no barrier before and none after.
+//!
+//! For what is too large for [`ll`], whose flags double the bytes, and too small for [`fused`](super::fused), whose barriers
+//! cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
+
+use super::{
+    super::{
+        choose::{Case, KernelBarrier},
+        kernels, launch,
+        plan::Side,
+        tuner::Limits,
+        types,
+    },
+    Algorithm, Matched, Member, Needs, ll,
+};
+use crate::error::Result;
+
+pub(crate) struct Eager;
+
+impl Algorithm for Eager {
+    fn name(&self) -> &'static str {
+        "eager"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Direct
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "flags"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        let each = case.packets.filter(|&each| each > 0)?;
+        let KernelBarrier::OnDevices { eager, .. } = case.machine.barrier else { return None };
+        let most = if case.whole { case.limits.eager_whole } else { case.limits.eager };
+        (case.meets_on_devices() && each <= most.min(eager)).then_some(
+            "not large: written to where the receivers have room for it, it needs no barrier before and none after",
+        )
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        blocks(case.packets.unwrap_or(0), case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let packets = ll::packets(member, matched);
+        let blocks = blocks(ll::bytes(member, &packets), member.limits);
+        ll::trip(member, matched, &packets, Side::Source, kernels::eager(member.request.dtype), blocks)
+    }
+}
+
+/// Blocks of a kernel that sends so many bytes to each peer.
+pub(crate) fn blocks(bytes: usize, limits: &Limits) -> u32 {
+    launch::blocks_of(bytes, limits.eager_per_block, limits.blocks)
+}

@@ -1,0 +1,96 @@
+//! One kernel per member does the whole collective: it reads a slice from all members, adds up, and writes to all of them.
+//!
+//! It waits for its peers' kernels by flags before it reads, and after it has written (`kernels/combine.cu`, `kernels/meet.cuh`).
+//! [`fused_events`](super::fused_events) runs the same kernels where they cannot wait for each other.
+
+use super::{
+    super::{
+        choose::Case,
+        kernels::{self, Pairs, Part},
+        launch::{self, Combination, blocks_of},
+        plan::Shape,
+        request::{Job, RemotePtr},
+        tuner::Limits,
+        types,
+    },
+    Algorithm, Matched, Member, Needs,
+};
+use crate::error::Result;
+
+pub(crate) struct Fused;
+
+impl Algorithm for Fused {
+    fn name(&self) -> &'static str {
+        "fused"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Direct
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "flags"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        case.meets_on_devices().then_some("all members have peer access, and their kernels can meet: one launch each")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        combining(case.largest(), case.members, case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let (group, request) = (member.group, member.request);
+        let work = matched.shape.work(group.count(), group.rank, request.grain());
+        // Whose memory it is does not matter to a kernel.
+        let at = |rank, side| RemotePtr { device: group.dev.index(), address: matched.address(rank, side) };
+        launch(member, matched, &request.job(&work, at, member.factors(matched)))
+    }
+}
+
+/// Launches one kernel for this member's part. All members must come to the same number of blocks, so the largest part of any
+/// member decides.
+pub(super) fn launch(member: &Member<'_>, matched: &Matched<'_>, job: &Job) -> Result<()> {
+    let (dev, request, limits) = (member.group.dev, member.request, member.limits);
+    let largest = matched.shape.largest(member.group.count(), request.grain()) * request.dtype.size();
+    match job {
+        Job::Combine { len, sources, destinations, factors } => {
+            let what = (request.dtype, request.reduce);
+            let work = Combination { name: member.name(), what, len: *len, sources, destinations, factors };
+            let blocks = match sources.len() {
+                1 => moving(request.shape.as_ref(), largest, limits),
+                several => combining(largest, several, limits),
+            };
+            work.submit(dev, member.barrier, blocks)
+        }
+        Job::Pairs(pairs) => {
+            let part = |at: &RemotePtr, bytes| Part { address: at.address, bytes };
+            let parts: Vec<_> = pairs.iter().map(|(from, to, bytes)| (part(from, *bytes), part(to, *bytes))).collect();
+            let each = blocks_of(largest, limits.per_block, (limits.blocks / pairs.len() as u32).max(1));
+            let args = Pairs { pairs: &parts, blocks_per_pair: each, meet: member.barrier };
+            let (blocks, args) = (each * pairs.len() as u32, args.args(dev.worker.is_software()));
+            launch::launch_meeting(dev, &member.barrier, member.name(), kernels::pairs(), blocks, &args)
+        }
+    }
+}
+
+/// Blocks of a kernel that adds up parts of so many sources, of which the largest has so many bytes.
+pub(crate) fn combining(largest: usize, sources: usize, limits: &Limits) -> u32 {
+    let large = sources > 1 && largest >= limits.large;
+    blocks_of(largest, limits.per_block, if large { limits.large_blocks } else { limits.blocks })
+}
+
+/// Blocks of a kernel that moves one part, of which the largest has so many bytes, to all members.
+fn moving(shape: Option<&Shape>, largest: usize, limits: &Limits) -> u32 {
+    let most = match shape {
+        Some(Shape::Broadcast { .. }) if largest >= limits.large => limits.handed_on_blocks,
+        Some(Shape::AllGather { .. }) if largest >= limits.gathered => limits.gathered_blocks,
+        _ => limits.blocks,
+    };
+    blocks_of(largest, limits.per_block, most)
+}

@@ -1,0 +1,55 @@
+//! The kernels of [`fused`] where they cannot wait for each other: events order them.
+//!
+//! On software GPUs, under the race checker, in a group of one, and in a group with peer access of a pool without.
+//!
+//! ```text
+//! own stream    earlier work | ready | wait for peers' ready | own part | done | wait for peers' done | later work
+//! host                        `-- meet: descriptors with `ready` --'       `-- steps: `done` ----'
+//! ```
+
+use super::{
+    super::{choose::Case, types},
+    Algorithm, Matched, Member, Needs, fused,
+};
+use crate::error::Result;
+
+pub(crate) struct FusedEvents;
+
+impl Algorithm for FusedEvents {
+    fn name(&self) -> &'static str {
+        "fused_events"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Direct
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "events"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        (case.direct && !case.meets_on_devices())
+            .then_some("all members have peer access: one kernel each, which carries the least over every link")
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::EVENTS
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        fused::combining(case.largest(), case.members, case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let (group, request) = (member.group, member.request);
+        member.ordered_by_events(matched, || {
+            let work = matched.shape.work(group.count(), group.rank, request.grain());
+            if work.is_empty() {
+                return Ok(());
+            }
+            let at = |rank, side| member.remote(matched, rank, side);
+            fused::launch(member, matched, &request.job(&work, at, member.factors(matched)))
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 bytes of flag, so a receiver needs no barrier.
+//!
+//! For small messages. Each member sends everything that a peer needs at once ([`packets`](super::super::packets)), by `kernels/push.cu`.
+//! Where members cannot name each other's memory, packets go through the host's.
+//!
+//! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its peers.
+
+use super::{
+    super::{
+        choose::{Case, KernelBarrier},
+        kernels::{self, Entry, Part, Push},
+        launch,
+        packets::Packets,
+        plan::Side,
+        tuner::Limits,
+        types,
+    },
+    Algorithm, Matched, Member, Needs,
+};
+use crate::error::Result;
+
+pub(crate) struct Ll;
+
+/// Bytes of a block: one packet of 8 bytes for each thread, so that all are on their way at once.
+const PER_BLOCK: usize = 512 * 8;
+/// Most bytes that a device sends in packets through the host's memory. A receiver reads all that it waits for again and again over
+/// the bus, so more than a microsecond's worth is slower than a flag.
+const THROUGH_HOST: usize = 64 << 10;
+
+impl Algorithm for Ll {
+    fn name(&self) -> &'static str {
+        "ll"
+    }
+
+    fn group(&self, case: &Case<'_>) -> types::Algorithm {
+        if case.meets_in_host() { types::Algorithm::Staged } else { types::Algorithm::Direct }
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "packets"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        // A push of nothing would wait for nobody, and so not be counted.
+        let each = case.packets.filter(|&each| each > 0)?;
+        if case.meets_in_host() {
+            return sent_through_host(case, each, THROUGH_HOST)
+                .then_some("small, without peer access: data that carries its flags, through the host's memory");
+        }
+        match case.machine.barrier {
+            KernelBarrier::OnDevices { ll, .. } if case.meets_on_devices() && each <= case.limits.push.min(ll) => {
+                Some("small: data that carries its flags needs one trip and no barrier")
+            }
+            _ => None,
+        }
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs::ONE_KERNEL
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        blocks(case.packets.unwrap_or(0), case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let packets = packets(member, matched);
+        let entry = kernels::push(member.request.dtype);
+        trip(member, matched, &packets, Side::Source, entry, blocks(bytes(member, &packets), member.limits))
+    }
+}
+
+/// Whether what a member sends each peer has room in the host's memory, and is no more than `most` in all.
+pub(super) fn sent_through_host(case: &Case<'_>, each: usize, most: usize) -> bool {
+    let KernelBarrier::InHost { ll } = case.machine.barrier else { return false };
+    each > 0 && each <= ll && each * (case.members - 1) <= most
+}
+
+/// Blocks of a kernel that sends so many bytes to each peer in packets.
+pub(super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
+    launch::blocks_of(bytes, PER_BLOCK, limits.push_blocks)
+}
+
+/// What this member sends and receives.
+pub(super) fn packets(member: &Member<'_>, matched: &Matched<'_>) -> Packets {
+    let packets = matched.shape.packets(member.group.count(), member.group.rank);
+    packets.expect("chosen for what packets can carry")
+}
+
+/// Bytes that it sends to each peer.
+pub(super) fn bytes(member: &Member<'_>, packets: &Packets) -> usize {
+    packets.each * member.request.dtype.size()
+}
+
+/// Launches one kernel that sends packets from the own buffer on side `from`, and puts what it receives into the own destination.
+pub(super) fn trip(
+    member: &Member<'_>,
+    matched: &Matched<'_>,
+    packets: &Packets,
+    from: Side,
+    entry: Entry,
+    blocks: u32,
+) -> Result<()> {
+    let (request, size) = (member.request, member.request.dtype.size());
+    // A member that only receives has no source, and one that only sends has no destination.
+    let part = |side, start: usize| match request.area(side) {
+        Some(area) => Part { address: area.address + (start * size) as u64, bytes: area.bytes.len() - start * size },
+        None => Part { address: 0, bytes: 0 },
+    };
+    let push = Push {
+        n: packets.each,
+        op: request.reduce,
+        route: packets.route,
+        factors: &member.factors(matched),
+        source: part(from, packets.source),
+        destination: part(Side::Destination, packets.destination),
+        meet: member.barrier,
+    };
+    launch::launch_meeting(member.group.dev, &member.barrier, member.name(), entry, blocks, &push.args())?;
+    member.launched.set(member.launched.get() + 1);
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Sums by two LL kernels: parts to their owners, and sums to all. For sums that everybody gets, without peer access.
+//!
+//! There a bus is what all wait for, and everything to everyone ([`ll`]) is `n - 1` times what each member has. Two
+//! trips are twice `(n - 1) / n`, and need no flag that waits until all data before it have arrived, of which [`shm`](super::shm) has
+//! three, one after the other.
+
+use super::{
+    super::{
+        choose::Case,
+        kernels,
+        packets::Packets,
+        plan::{Counts, Shape, Side},
+        types,
+    },
+    Algorithm, Matched, Meeting, Member, Needs, Scratch, ll,
+};
+use crate::error::Result;
+
+pub(crate) struct LlTwoShot;
+
+/// Most bytes that a device sends: four H200s add up 32 KB in 13.5 us so, by stages in 20.8; 128 KB in 24.0 and 25.6; 256 KB in 38.6
+/// and 31.7.
+const MOST: usize = 112 << 10;
+
+impl Algorithm for LlTwoShot {
+    fn name(&self) -> &'static str {
+        "ll_two_shot"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Staged
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "packets"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        // Devices that share a GPU may share a queue: the second kernel of one would be in front of the first of another.
+        if !case.meets_in_host() || case.members == 2 || !case.machine.alone {
+            return None;
+        }
+        let part = part(case.shape?, case.members)? * case.dtype.size();
+        ll::sent_through_host(case, part, MOST).then_some(
+            "not large, without peer access: parts to their owners and sums to all, as data that carries its flags, through the host's memory",
+        )
+    }
+
+    fn needs(&self, _: &Case<'_>) -> Needs {
+        Needs { meeting: Meeting::Kernels { launches: 2, in_full: false }, scratch: Scratch::None }
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        ll::blocks(case.largest(), case.limits)
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let [parts, sums] = two_trips(matched.shape, member.group.count(), member.group.rank)
+            .expect("chosen for what goes in parts of one size");
+        let entry = kernels::push(member.request.dtype);
+        let trip = |packets: &Packets, from| {
+            let blocks = ll::blocks(ll::bytes(member, packets), member.limits);
+            ll::trip(member, matched, packets, from, entry, blocks)
+        };
+        trip(&parts, Side::Source)?;
+        // What this member has added up, from where it is to go.
+        trip(&sums, Side::Destination)
+    }
+}
+
+/// Elements of each member's part of a sum that everybody gets, if all parts are of one size.
+fn part(shape: &Shape, n: usize) -> Option<usize> {
+    match shape {
+        Shape::AllReduce { len } if *len > 0 && len % n == 0 => Some(len / n),
+        _ => None,
+    }
+}
+
+/// Parts to their owners, and sums to all.
+pub(crate) fn two_trips(shape: &Shape, n: usize, me: usize) -> Option<[Packets; 2]> {
+    let counts = Counts::Each(part(shape, n)?);
+    let parts = Shape::ReduceScatter { counts: counts.clone(), in_place: true }.packets(n, me)?;
+    let sums = Shape::AllGather { counts, in_place: true }.packets(n, me)?;
+    Some([parts, sums])
+}

@@ -1,0 +1,283 @@
+//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks its kernels
+//! have, and what a member submits.
+//!
+//! [`choose`](super::choose) picks one from [`TABLE`] and [`execute`](super::execute) does what all of them need: access to memory,
+//! scratch, the meeting, the commit, the failure. A new algorithm is a file, a row in the table, and a line in the test that forces
+//! each (`tests/collectives/cases.rs`).
+//!
+//! | file | who adds up or moves | how members wait for each other |
+//! |---|---|---|
+//! | [`ll`] | one kernel; everything to everyone | flags in the data |
+//! | [`ll_two_shot`] | two kernels; parts to owners, sums to all | flags in the data |
+//! | [`eager`] | one kernel; everything to everyone | one flag per block, behind the data |
+//! | [`fused`] | one kernel: reads, adds up, writes | flags before and after |
+//! | [`fused_events`] | the same kernel | events |
+//! | [`ring`] | one kernel, which writes to its successor | one counter per block |
+//! | [`ring_ce`] | copy engines around the same ring, and kernels that add | events |
+//! | [`exchange`] | one kernel, which writes to all peers | one counter per block |
+//! | [`exchange_ce`] | copy engines between all, and kernels that add | events |
+//! | [`ce`] | copy engines; nothing is added up | events |
+//! | [`shm`] | one kernel over the host's memory | flags in the host's memory |
+//! | [`shm_events`] | the same steps as ordinary kernels | events |
+//! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
+
+pub(super) mod ce;
+pub(super) mod eager;
+pub(super) mod exchange;
+pub(super) mod exchange_ce;
+pub(super) mod fused;
+pub(super) mod fused_events;
+pub(super) mod host_reduce;
+pub(super) mod ll;
+pub(super) mod ll_two_shot;
+pub(super) mod ring;
+pub(super) mod ring_ce;
+pub(super) mod ring_cut;
+pub(super) mod shm;
+pub(super) mod shm_events;
+
+use super::{
+    Group, ReduceOp,
+    barrier::Met,
+    board::{Area, Lent},
+    choose::Case,
+    kernels::Meet,
+    plan::{Shape, Side},
+    request::{RemotePtr, Request},
+    signals::Signals,
+    tuner::Limits,
+};
+use crate::{Event, driver::Address, error::Result, plant::Bug};
+use smallvec::SmallVec;
+use std::cell::Cell;
+
+/// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same answers.
+pub(crate) trait Algorithm: Sync {
+    /// The name of its file, for logs and tests.
+    fn name(&self) -> &'static str;
+
+    /// The public algorithm that it belongs to.
+    fn group(&self, case: &Case<'_>) -> super::types::Algorithm;
+
+    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
+    fn waits_by(&self) -> &'static str;
+
+    /// Why it is the one to carry this case out; none if it cannot, or if an earlier or later row of the table is better.
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str>;
+
+    /// The same where the user has asked for an algorithm ([`Case::wants`]): looked at before what fits.
+    fn asked_for(&self, _case: &Case<'_>) -> Option<&'static str> {
+        None
+    }
+
+    /// Scratch, kernels, and the kind of meeting.
+    fn needs(&self, case: &Case<'_>) -> Needs;
+
+    /// Blocks of the kernel that carries it out, or that adds up what has arrived.
+    fn blocks(&self, case: &Case<'_>) -> u32;
+
+    /// Whether small buffers may go together as one: not where the bits depend on the place in the buffer, and not where the algorithm
+    /// is asked for because kernels are not to run.
+    fn packs(&self) -> bool {
+        true
+    }
+
+    /// Submits this member's part to its current stream. The members have met and committed: what fails now fails the gang.
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()>;
+}
+
+impl std::fmt::Debug for dyn Algorithm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// All algorithms. Of those that fit, the first one carries a collective out.
+pub(crate) static TABLE: [&dyn Algorithm; 13] = [
+    &ring_ce::RingCe,
+    &host_reduce::HostReduce,
+    &exchange_ce::ExchangeCe,
+    &ce::Ce,
+    &ring::Ring,
+    &exchange::Exchange,
+    &ll::Ll,
+    &ll_two_shot::LlTwoShot,
+    &eager::Eager,
+    &fused::Fused,
+    &shm::Shm,
+    &fused_events::FusedEvents,
+    &shm_events::ShmEvents,
+];
+
+/// What an algorithm needs before its members meet.
+pub(crate) struct Needs {
+    pub meeting: Meeting,
+    pub scratch: Scratch,
+}
+
+/// How members meet before anything is submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// Each says when its memory may be touched, by an event.
+    Events,
+    /// By the host threads alone; what orders the devices comes later.
+    Host,
+    /// Their kernels, so many of each member, wait for each other: the launch gate is open when the members have met.
+    Kernels {
+        launches: usize,
+        /// Whether more is to be said than a compact descriptor holds.
+        in_full: bool,
+    },
+}
+
+/// Memory that peers fill or read.
+pub(crate) enum Scratch {
+    None,
+    /// On the device: one of these sizes in bytes, the first for which there is memory.
+    Device(Sizes),
+    /// The same, and none if there is no memory for any: the algorithm then goes without.
+    Optional(Sizes),
+    /// So many bytes of page-locked memory.
+    Host(usize),
+}
+
+pub(crate) type Sizes = SmallVec<[usize; 8]>;
+
+impl Scratch {
+    /// None when the best size is 0.
+    pub(crate) fn device(sizes: impl Iterator<Item = usize>) -> Scratch {
+        let sizes: Sizes = sizes.collect();
+        if sizes.first().is_none_or(|&bytes| bytes == 0) { Scratch::None } else { Scratch::Device(sizes) }
+    }
+}
+
+impl Needs {
+    /// One kernel that waits for its peers', and no scratch.
+    pub(crate) const ONE_KERNEL: Needs =
+        Needs { meeting: Meeting::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
+    /// Events, and no scratch.
+    pub(crate) const EVENTS: Needs = Needs { meeting: Meeting::Events, scratch: Scratch::None };
+}
+
+/// One member's own part in a collective that is committed.
+pub(crate) struct Member<'a> {
+    pub group: &'a Group<'a>,
+    pub request: &'a Request,
+    pub limits: &'a Limits,
+    /// Its scratch, if the algorithm needs any and there was memory.
+    pub scratch: Option<&'a Area>,
+    /// Where its kernels wait for the peers'; [`Meet::NONE`] where events order them.
+    pub barrier: Meet,
+    /// Kernels launched so far that wait for the peers': what is missing is made up for after a failure.
+    pub launched: Cell<usize>,
+}
+
+/// What all members have agreed on, and told each other.
+pub(crate) struct Matched<'a> {
+    pub(super) met: &'a Met,
+    pub shape: &'a Shape,
+}
+
+impl Matched<'_> {
+    fn exposed(&self, member: usize) -> &Lent {
+        self.met.exposed(member)
+    }
+
+    /// Address and bytes of the scratch that a member has for what others send it.
+    fn scratch(&self, member: usize) -> Option<(Address, usize)> {
+        self.exposed(member).inbox
+    }
+
+    /// The same of an algorithm that does not go without.
+    fn room(&self, member: usize) -> (Address, usize) {
+        self.scratch(member).expect("every member has scratch")
+    }
+
+    /// The smallest scratch of any member.
+    fn least_room(&self, members: usize) -> usize {
+        (0..members).map(|member| self.scratch(member).map_or(0, |(_, bytes)| bytes)).min().unwrap_or(0)
+    }
+
+    /// A member's page-locked memory.
+    fn stage(&self, member: usize) -> &Area {
+        self.exposed(member).stage.as_ref().expect("every member has a stage")
+    }
+
+    /// Where a member's buffer begins. Its owner does not matter to a kernel.
+    fn address(&self, member: usize, side: Side) -> Address {
+        self.met.address(member, side)
+    }
+}
+
+impl Member<'_> {
+    fn name(&self) -> &'static str {
+        self.request.call.op()
+    }
+
+    /// Signals of the pool: there, since kernels are to wait for each other.
+    fn signals(&self) -> &Signals {
+        self.group.dev.worker.shared.signals.get().expect("chosen since kernels can meet")
+    }
+
+    /// By rank; empty unless the operation is `Scaled`.
+    fn factors(&self, matched: &Matched<'_>) -> SmallVec<[f64; 8]> {
+        match self.request.reduce {
+            ReduceOp::Scaled(_) => (0..self.group.count()).map(|member| matched.met.factor(member)).collect(),
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// Where a member's buffer begins, and whose memory it is.
+    fn remote(&self, matched: &Matched<'_>, member: usize, side: Side) -> RemotePtr {
+        let area = matched.exposed(member).area(side);
+        // Managed memory is at home everywhere.
+        let device = area.block.device().unwrap_or(self.group.dev.index());
+        RemotePtr { device, address: area.address }
+    }
+
+    /// What comes next on the current stream comes after what a peer did before it called.
+    fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
+        let dev = self.group.dev;
+        if dev.worker.link.planted(Bug::StartSkipped) {
+            return Ok(());
+        }
+        let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");
+        dev.stream.wait_event(self.name(), ready.0.raw, &ready.0.stream, ready.0.covered)
+    }
+
+    /// An event behind what the current stream has.
+    fn record(&self) -> Result<Event> {
+        Event::record(&self.group.dev.stream, self.name(), false)
+    }
+
+    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers that may touch
+    /// this member's: the exit rule.
+    fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (group, call, me) = (self.group, &self.request.call, self.group.rank);
+        let touched = || group.others().filter(|&peer| matched.shape.touches(me, peer));
+        touched().try_for_each(|peer| self.wait_for_start(matched, peer))?;
+        work()?;
+        let done = touched().next().is_some().then(|| self.record()).transpose()?;
+        for peer in touched() {
+            group.send_step(call, peer, done.clone().expect("recorded for them"))?;
+        }
+        group.others().filter(|&peer| matched.shape.touches(peer, me)).try_for_each(|peer| group.await_step(call, peer))
+    }
+
+    /// Later work of every member comes after the earlier work of all of them.
+    fn barrier_by_events(&self) -> Result<()> {
+        let (group, call) = (self.group, &self.request.call);
+        let done = self.record()?;
+        group.others().try_for_each(|peer| group.send_step(call, peer, done.clone()))?;
+        group.others().try_for_each(|peer| group.await_step(call, peer))
+    }
+
+    /// Where an element of an own buffer is; 0 where there is nothing to touch, and perhaps no buffer.
+    fn own(&self, side: Side, start: usize, len: usize) -> Address {
+        if len == 0 {
+            return 0;
+        }
+        let area = self.request.area(side).expect("a member has the buffers that its part is done on");
+        area.address + (start * self.request.dtype.size()) as u64
+    }
+}

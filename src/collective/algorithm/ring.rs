@@ -1,0 +1,105 @@
+//! All-reduce around a ring, by one kernel per member, which writes to its successor alone: `kernels/ring.cu` has the protocol.
+//!
+//! What has been added up so far goes to the successor's scratch. All members know the smallest scratch, and cut alike
+//! ([`ring_cut`]). [`ring_ce`](super::ring_ce) has the order of additions; the bits are the same.
+
+use super::{
+    super::{
+        DType, ReduceOp,
+        choose::Case,
+        kernels::{self, Cut, Round},
+        launch,
+        plan::{Shape, Side},
+        types,
+    },
+    Algorithm, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+};
+use crate::error::Result;
+
+pub(crate) struct Ring;
+
+impl Algorithm for Ring {
+    fn name(&self) -> &'static str {
+        "ring"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Ring
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "flags"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        // Where copy engines would add up in the order of ranks, kernels in a graph do not go round a ring: the bits are the same.
+        (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring_kernel)
+            .then_some("at this size a kernel that writes to its neighbour alone is fastest")
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        (can(case) && case.wants(types::Algorithm::Ring)).then_some("asked for")
+    }
+
+    fn needs(&self, case: &Case<'_>) -> Needs {
+        let scratch = match case.shape {
+            Some(&Shape::AllReduce { len: len @ 1.. }) => {
+                let chunk = largest(case.members, case.dtype, len);
+                Scratch::device(ring_cut::inboxes(chunk, ring_cut::blocks(chunk, case.limits)))
+            }
+            _ => Scratch::None,
+        };
+        Needs { meeting: Meeting::Kernels { launches: 1, in_full: true }, scratch }
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        ring_cut::blocks(case.largest(), case.limits) as u32
+    }
+
+    fn packs(&self) -> bool {
+        false
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let &Shape::AllReduce { len: len @ 1.. } = matched.shape else {
+            return super::fused::Fused.submit(member, matched);
+        };
+        let (group, request) = (member.group, member.request);
+        let n = group.count();
+        let chunk = largest(n, request.dtype, len);
+        let cutting = ring_cut::cutting(chunk, ring_cut::blocks(chunk, member.limits), matched.least_room(n));
+        let sendings = cutting.rounds * cutting.abreast * 2 * (n - 1);
+        assert!(u32::try_from(sendings).is_ok(), "they are counted in 32 bits; a terabyte has some millions");
+        let own = |side| request.area(side).expect("all_reduce has a buffer").address;
+        let next = (group.rank + 1) % n;
+        let ring = kernels::Ring {
+            from: own(Side::Source),
+            to: own(Side::Destination),
+            next_to: matched.address(next, Side::Destination),
+            inbox: matched.room(group.rank).0,
+            next_inbox: matched.room(next).0,
+        };
+        let cut = Cut {
+            bytes: (len * request.dtype.size()) as u64,
+            chunk: chunk as u64,
+            piece: cutting.piece as u64,
+            rounds: cutting.rounds as u32,
+            abreast: cutting.abreast as u32,
+            slots: cutting.slots as u32,
+            spare: 0,
+        };
+        let factor = if request.reduce == ReduceOp::Avg { 1.0 / n as f64 } else { 1.0 };
+        let round = Round { meet: member.barrier, ring, cut, dtype: request.dtype, factor };
+        let (entry, blocks) = (kernels::ring(request.dtype), cutting.blocks as u32);
+        launch::launch_meeting(group.dev, &member.barrier, member.name(), entry, blocks, &round.args())
+    }
+}
+
+fn can(case: &Case<'_>) -> bool {
+    case.rings() && case.meets_on_devices() && case.nameable()
+}
+
+/// Bytes of the largest chunk of an all-reduce of `len` elements.
+fn largest(members: usize, dtype: DType, len: usize) -> usize {
+    ring_cut::chunk(0, members, len, dtype.size()).len() * dtype.size()
+}

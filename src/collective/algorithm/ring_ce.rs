@@ -1,0 +1,205 @@
+//! All-reduce around a ring, by copy engines and events.
+//!
+//! The buffer is cut into as many chunks as there are ranks ([`ring_cut`]), and chunk `c` is added up from rank `c` onwards: own
+//! element plus what has arrived, an average times `1 / n` at the end. [`ring`](super::ring) adds up in the same order, by kernels.
+//!
+//! Rank `r` reads only from its predecessor:
+//!
+//! ```text
+//! reduce-scatter, step s:  chunk (r - 1 - s) of the predecessor is copied to scratch and added to the own one
+//! all-gather, step s:      chunk (r - s) of the predecessor replaces the own one
+//! ```
+//!
+//! After the first phase rank `r` holds the whole sum of chunk `r + 1`. Each step waits, on the GPU, for the event that
+//! the predecessor recorded after its step before; the event travels through the ring buffer between the two threads.
+//! So no kernel spins. Out of place, the first step reads the predecessor's source, and a chunk of the own source is copied to
+//! the destination before something is added to it.
+//!
+//! Why nothing else must be waited for: rank `r` overwrites chunk `c` in the second phase only after the complete sum of
+//! `c` came back to it, which happened after the successor had read and added the old contents. The last reads of the
+//! second phase are covered by the final event, which goes to the predecessor: when its stream has passed it, nobody
+//! touches its buffer any more.
+
+use super::{
+    super::{
+        DType, ReduceOp,
+        choose::Case,
+        kernels::Entry,
+        launch,
+        plan::{Shape, Side},
+        request::RemotePtr,
+        types,
+    },
+    Algorithm, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+};
+use crate::{
+    Event, Kernel, Signature,
+    builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
+    copy::peer,
+    driver::{KernelArg, ValueBytes},
+    error::Result,
+};
+use std::ops::Range;
+
+pub(crate) struct RingCe;
+
+impl Algorithm for RingCe {
+    fn name(&self) -> &'static str {
+        "ring_ce"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Ring
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "events"
+    }
+
+    fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
+        if !case.rings() || case.meets_in_host() {
+            None
+        } else if case.machine.virtual_time {
+            Some("virtual time is for copies; what kernels do with peers' memory is not modelled")
+        } else if !case.direct {
+            Some("not all members have peer access: a ring keeps every link of the host busy in turn")
+        } else {
+            let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring_kernel;
+            (large && case.nameable() && !case.meets_on_devices())
+                .then_some("large enough for a ring; kernels cannot meet here, so by copies: the bits are the same")
+        }
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        let by_kernels = case.meets_on_devices() && case.nameable();
+        (case.wants(types::Algorithm::Ring) && case.rings() && !by_kernels).then_some("asked for")
+    }
+
+    fn needs(&self, case: &Case<'_>) -> Needs {
+        // Room for the largest chunk, if anything arrives.
+        let largest = match case.shape {
+            Some(Shape::AllReduce { len }) => ring_cut::chunk(0, case.members, *len, case.dtype.size()).len(),
+            _ => 0,
+        };
+        Needs { meeting: Meeting::Events, scratch: Scratch::device(std::iter::once(largest * case.dtype.size())) }
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        launch::blocks(case.largest())
+    }
+
+    fn packs(&self) -> bool {
+        false
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        let (group, &Shape::AllReduce { len }) = (member.group, matched.shape) else {
+            unreachable!("a ring is chosen for all-reduces")
+        };
+        // One member, or nothing to add.
+        let Some(scratch) = member.scratch else { return Ok(()) };
+        let ranks = group.count();
+        let previous = (group.rank + ranks - 1) % ranks;
+        member.wait_for_start(matched, previous)?;
+        let own = |side| RemotePtr { device: group.dev.index(), address: member.own(side, 0, len) };
+        let ring = Ring {
+            member,
+            first: member.remote(matched, previous, Side::Source),
+            peer: member.remote(matched, previous, Side::Destination),
+            source: member.request.source.is_some().then(|| own(Side::Source)),
+            own: own(Side::Destination),
+        };
+        ring.run(len, RemotePtr { device: group.dev.index(), address: scratch.address })
+    }
+}
+
+struct Ring<'g> {
+    member: &'g Member<'g>,
+    /// The predecessor's buffers: what the first step reads, and all others. They are alive: its stream ends after the reads of
+    /// this one.
+    first: RemotePtr,
+    peer: RemotePtr,
+    /// The own ones; a source only out of place.
+    source: Option<RemotePtr>,
+    own: RemotePtr,
+}
+
+impl Ring<'_> {
+    fn run(&self, len: usize, scratch: RemotePtr) -> Result<()> {
+        let group = self.member.group;
+        let (n, rank) = (group.count(), group.rank);
+        let (dev, call) = (group.dev, &self.member.request.call);
+        let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
+        let factor = (self.member.request.reduce == ReduceOp::Avg).then(|| 1.0 / n as f64);
+        let chunk = |back: usize| ring_cut::chunk((rank + 2 * n - back) % n, n, len, self.member.request.dtype.size());
+        let done = || Event::record(&dev.stream, call.op(), false);
+        for step in 0..n - 1 {
+            if step > 0 {
+                group.await_step(call, previous)?;
+            }
+            let range = chunk(1 + step);
+            if !range.is_empty() {
+                self.fetch(if step == 0 { self.first } else { self.peer }, &range, scratch)?;
+                if let Some(source) = self.source {
+                    self.fetch(source, &range, self.at(self.own, &range))?;
+                }
+                let last = step == n - 2;
+                self.add(&range, scratch, factor.filter(|_| last))?;
+            }
+            group.send_step(call, next, done()?)?;
+        }
+        for step in 0..n - 1 {
+            group.await_step(call, previous)?;
+            let range = chunk(step);
+            if !range.is_empty() {
+                self.fetch(self.peer, &range, self.at(self.own, &range))?;
+            }
+            if step < n - 2 {
+                group.send_step(call, next, done()?)?;
+            }
+        }
+        group.send_step(call, previous, done()?)?;
+        group.await_step(call, next)
+    }
+
+    fn at(&self, spot: RemotePtr, range: &Range<usize>) -> RemotePtr {
+        spot.offset(range.start * self.member.request.dtype.size())
+    }
+
+    /// Copies a chunk of a buffer to this device.
+    fn fetch(&self, from: RemotePtr, range: &Range<usize>, to: RemotePtr) -> Result<()> {
+        let (from, bytes) = (self.at(from, range), range.len() * self.member.request.dtype.size());
+        peer::copy(self.member.group.dev, to.address, to.device, from.address, from.device, bytes)
+    }
+
+    /// Adds what has arrived to the own chunk; with a factor, multiplies the sum.
+    fn add(&self, range: &Range<usize>, arrived: RemotePtr, factor: Option<f64>) -> Result<()> {
+        let dtype = self.member.request.dtype;
+        let slice = |spot: RemotePtr, write| KernelArg::Slice {
+            address: spot.address,
+            bytes: range.len() * dtype.size(),
+            write,
+        };
+        let value = |bytes: &[u8]| KernelArg::Value(ValueBytes::new(bytes));
+        let mut args = vec![slice(self.at(self.own, range), true), slice(arrived, false)];
+        args.push(value(&(range.len() as u64).to_ne_bytes()));
+        let entry = match (dtype, factor) {
+            (DType::F64, None) => entry_of(&ADD_F64),
+            (DType::F64, Some(factor)) => {
+                args.push(value(&factor.to_ne_bytes()));
+                entry_of(&ADD_SCALE_F64)
+            }
+            (_, None) => entry_of(&ADD_F32),
+            (_, Some(factor)) => {
+                args.push(value(&(factor as f32).to_ne_bytes()));
+                entry_of(&ADD_SCALE_F32)
+            }
+        };
+        let blocks = launch::blocks(range.len() * dtype.size());
+        launch::launch(self.member.group.dev, self.member.name(), entry, blocks, &args)
+    }
+}
+
+fn entry_of<S: Signature>(kernel: &Kernel<S>) -> Entry {
+    Entry { module: kernel.module, name: kernel.name, host: kernel.host }
+}

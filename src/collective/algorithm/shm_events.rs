@@ -1,0 +1,180 @@
+//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events: on software GPUs, under the race checker, or when
+//! asked for on GPUs that have peer access.
+//!
+//! ```text
+//! puts | wait for all | fold, pulls | wait for all |     next piece
+//!                      fold | wait for all | pulls | wait for all |    where results are pulled
+//! ```
+
+use super::{
+    super::{
+        choose::Case,
+        kernels::{self, MOST, Meet, Pairs, Part},
+        launch::{self, Combination},
+        plan::Side,
+        request::{GRAIN, RemotePtr},
+        stage::{Cutting, Staging, cutting},
+        types,
+    },
+    Algorithm, Matched, Meeting, Member, Needs, Scratch, shm,
+};
+use crate::{driver::Address, error::Result};
+use smallvec::SmallVec;
+
+pub(crate) struct ShmEvents;
+
+/// Bytes of a stage of one member, at most.
+const ROOM: usize = 1 << 20;
+
+impl Algorithm for ShmEvents {
+    fn name(&self) -> &'static str {
+        "shm_events"
+    }
+
+    fn group(&self, _: &Case<'_>) -> types::Algorithm {
+        types::Algorithm::Staged
+    }
+
+    fn waits_by(&self) -> &'static str {
+        "events"
+    }
+
+    /// Copies are better.
+    fn fits(&self, _: &Case<'_>) -> Option<&'static str> {
+        None
+    }
+
+    fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
+        shm::wanted(case).then_some("asked for")
+    }
+
+    fn needs(&self, case: &Case<'_>) -> Needs {
+        let bytes = case.shape.map_or(ROOM, |shape| {
+            let plan = shape.staging(case.members, 0, GRAIN / case.dtype.size());
+            plan.most.saturating_mul(plan.lanes * case.dtype.size()).clamp(1, ROOM)
+        });
+        // Whole lines for each lane.
+        let lines = case.members * GRAIN;
+        Needs { meeting: Meeting::Host, scratch: Scratch::Host((bytes + lines).min(ROOM.max(lines))) }
+    }
+
+    fn blocks(&self, case: &Case<'_>) -> u32 {
+        launch::blocks(case.largest())
+    }
+
+    fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
+        Steps::new(member, matched).run()
+    }
+}
+
+struct Steps<'g> {
+    member: &'g Member<'g>,
+    plan: Staging,
+    cut: Cutting,
+    /// By rank.
+    stages: SmallVec<[Address; 8]>,
+    factors: SmallVec<[f64; 8]>,
+}
+
+/// `(from, to, bytes)`
+type Move = (Address, Address, usize);
+
+impl<'g> Steps<'g> {
+    fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
+        let (n, request) = (member.group.count(), member.request);
+        let plan = matched.shape.staging(n, member.group.rank, request.grain());
+        // All members' stages are of one size, but for those of `all_to_all_v`, whose shape was not known: the smallest counts.
+        let room = (0..n).map(|peer| matched.stage(peer).bytes.len()).min().unwrap_or(0);
+        let cut = cutting(plan.most * request.dtype.size(), plan.lanes, 1, room);
+        let stages = (0..n).map(|peer| matched.stage(peer).address).collect();
+        Steps { member, plan, cut, stages, factors: member.factors(matched) }
+    }
+
+    fn run(&self) -> Result<()> {
+        for j in 0..self.cut.steps {
+            self.put(j)?;
+            self.member.barrier_by_events()?;
+            self.fold(j)?;
+            if self.plan.two {
+                self.member.barrier_by_events()?;
+            }
+            self.pull(j)?;
+            self.member.barrier_by_events()?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of `len` elements that are of piece `j`: where, and how many.
+    fn piece(&self, j: usize, len: usize) -> (usize, usize) {
+        let (start, all) = (j * self.cut.chunk, len * self.member.request.dtype.size());
+        (start, all.saturating_sub(start).min(self.cut.chunk))
+    }
+
+    fn lane(&self, member: usize, lane: usize) -> Address {
+        self.stages[member] + (lane * self.cut.chunk) as u64
+    }
+
+    /// Where piece `j` of what begins at an element of an own buffer lies, and its bytes.
+    fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
+        let (at, bytes) = self.piece(j, len);
+        (self.member.own(side, start, len) + at as u64, bytes)
+    }
+
+    fn put(&self, j: usize) -> Result<()> {
+        let puts = self.plan.puts.iter().map(|(lane, range)| {
+            let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
+            (from, self.lane(self.member.group.rank, *lane), bytes)
+        });
+        let stays = self.plan.stays.map(|(from, to, len)| {
+            let (from, bytes) = self.own(Side::Source, from, len, j);
+            (from, self.own(Side::Destination, to, len, j).0, bytes)
+        });
+        self.moves(puts.chain(stays))
+    }
+
+    fn pull(&self, j: usize) -> Result<()> {
+        self.moves(self.plan.pulls.iter().map(|&(member, lane, start, len)| {
+            let (to, bytes) = self.own(Side::Destination, start, len, j);
+            (self.lane(member, lane), to, bytes)
+        }))
+    }
+
+    fn moves(&self, moves: impl Iterator<Item = Move>) -> Result<()> {
+        let dev = self.member.group.dev;
+        let part = |address, bytes| Part { address, bytes };
+        let moves = moves.filter(|(_, _, bytes)| *bytes > 0);
+        let pairs: SmallVec<[_; MOST]> = moves.map(|(from, to, bytes)| (part(from, bytes), part(to, bytes))).collect();
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let each = launch::blocks(self.cut.chunk);
+        let args = Pairs { pairs: &pairs, blocks_per_pair: each, meet: Meet::NONE }.args(dev.worker.is_software());
+        launch::launch(dev, self.member.request.call.op(), kernels::pairs(), each * pairs.len() as u32, &args)
+    }
+
+    fn fold(&self, j: usize) -> Result<()> {
+        let Some(fold) = &self.plan.fold else { return Ok(()) };
+        let (own, bytes) = self.own(Side::Source, fold.source, fold.len, j);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (dev, me) = (self.member.group.dev, self.member.group.rank);
+        let lane = if self.plan.lanes == 1 { 0 } else { me };
+        // Whose memory it is does not matter to a kernel.
+        let spot = |address| RemotePtr { device: dev.index(), address };
+        let source = |rank| spot(if rank == me { own } else { self.lane(rank, lane) });
+        let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.group.count()).map(source).collect();
+        let to = fold.destination.map(|start| self.own(Side::Destination, start, fold.len, j).0);
+        let result = fold.result.then(|| self.lane(me, me));
+        let destinations: SmallVec<[RemotePtr; 2]> = to.into_iter().chain(result).map(spot).collect();
+        let combination = Combination {
+            name: self.member.request.call.op(),
+            what: (self.member.request.dtype, self.member.request.reduce),
+            len: bytes / self.member.request.dtype.size(),
+            sources: &sources,
+            destinations: &destinations,
+            factors: &self.factors,
+        };
+        combination.submit(dev, Meet::NONE, launch::blocks(bytes))
+    }
+}

@@ -1,0 +1,107 @@
+//! What one call of a collective asks for: the call, its shape, and this member's memory. [`ops`](super::ops) fills it, and
+//! [`execute`](super::execute) carries it out.
+
+use super::{
+    DType, ReduceOp,
+    board::{Area, Lent},
+    call::Call,
+    plan::{Counts, Pair, Place, Shape, Side, Work},
+};
+use crate::{Event, driver::Address};
+use smallvec::SmallVec;
+
+/// What a member asks for.
+pub(crate) struct Request {
+    pub call: Call,
+    pub dtype: DType,
+    pub reduce: ReduceOp,
+    /// None for `all_to_all_v`, which depends on what the others say.
+    pub shape: Option<Shape>,
+    /// None when it is in place, or this member has none.
+    pub source: Option<Area>,
+    pub destination: Option<Area>,
+    /// Elements that this member sends to each member, and receives from each.
+    pub counts: Option<(Counts, Counts)>,
+}
+
+/// Slices begin at multiples of this many bytes: a cache line, so that no two devices write to the same one.
+pub(crate) const GRAIN: usize = 128;
+
+/// An address in the memory of one of the members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemotePtr {
+    /// The owner's ordinal in the pool. Managed memory has no owner: then it is the device that asks.
+    pub device: usize,
+    pub address: Address,
+}
+
+impl RemotePtr {
+    /// The address `bytes` further on.
+    pub fn offset(self, bytes: usize) -> Self {
+        RemotePtr { address: self.address + bytes as u64, ..self }
+    }
+}
+
+/// One member's part of the work, with addresses.
+pub(crate) enum Job {
+    /// `factors` is empty unless the operation is `Scaled`.
+    Combine {
+        len: usize,
+        sources: SmallVec<[RemotePtr; 8]>,
+        destinations: SmallVec<[RemotePtr; 8]>,
+        factors: SmallVec<[f64; 8]>,
+    },
+    /// `(from, to, bytes)`
+    Pairs(SmallVec<[(RemotePtr, RemotePtr, usize); 8]>),
+}
+
+impl Request {
+    /// What peers are told of this member's memory.
+    pub(super) fn lend(&self, ready: Option<Event>) -> Lent {
+        Lent {
+            source: self.source.clone(),
+            destination: self.destination.clone(),
+            ready,
+            factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
+            counts: self.counts.clone(),
+            stage: None,
+            inbox: None,
+        }
+    }
+
+    /// A part of the work with addresses. `at` gives where a member's buffer begins; `factors` are those of [`Job::Combine`].
+    pub(super) fn job(&self, work: &Work, at: impl Fn(usize, Side) -> RemotePtr, factors: SmallVec<[f64; 8]>) -> Job {
+        let size = self.dtype.size();
+        let at = |place: &Place| at(place.member, place.side).offset(place.start * size);
+        match work {
+            Work::Combine { len, sources, destinations } => Job::Combine {
+                len: *len,
+                sources: sources.iter().map(at).collect(),
+                destinations: destinations.iter().map(at).collect(),
+                factors,
+            },
+            Work::Pairs(pairs) => {
+                let pair = |pair: &Pair| (at(&pair.from), at(&pair.to), pair.len * size);
+                Job::Pairs(pairs.iter().map(pair).collect())
+            }
+        }
+    }
+
+    /// This member's buffer on a side; in place both sides are the same buffer.
+    pub(super) fn area(&self, side: Side) -> Option<&Area> {
+        match side {
+            Side::Source => self.source.as_ref().or(self.destination.as_ref()),
+            Side::Destination => self.destination.as_ref(),
+        }
+    }
+
+    /// Both buffers, or the one.
+    pub(super) fn areas(&self) -> impl Iterator<Item = &Area> {
+        self.source.iter().chain(&self.destination)
+    }
+
+    /// [`GRAIN`] in elements.
+    pub(super) fn grain(&self) -> usize {
+        GRAIN / self.dtype.size()
+    }
+}
