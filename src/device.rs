@@ -324,10 +324,11 @@ impl Device {
     /// [`Error::Aborted`]; the driver's.
     #[track_caller]
     pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
+        let args = args.pack();
         let mut op = self.op_in_graph("launch")?;
         let function = self.worker.function(kernel.module, kernel.name)?;
         let mut raw: SmallVec<[KernelArg; 8]> = SmallVec::new();
-        for packed in args.pack() {
+        for packed in args {
             if let Some(touch) = &packed.touch {
                 op.argument(touch)?;
                 let peer = touch.block.device().unwrap_or(self.index());

@@ -88,9 +88,10 @@ impl<'a> Cuda<'a> {
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
+        let x = x.view();
         let mut op = self.dev.op("cuda")?;
-        let view = op.reads(x)?;
-        Ok(CudaRef(Lent::new(self, view, Access::Read)?, PhantomData))
+        op.reads(&x)?;
+        Ok(CudaRef(Lent::new(self, x, Access::Read)?, PhantomData))
     }
 
     /// `x`, checked and ordered, for cudarc's functions to write.
@@ -99,9 +100,11 @@ impl<'a> Cuda<'a> {
     /// As [`read`](Self::read).
     #[track_caller]
     pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
+        let x = x.view_mut();
         let mut op = self.dev.op("cuda")?;
-        let view = op.writes(x)?;
-        Ok(CudaMut(Lent::new(self, view, Access::Write)?, PhantomData))
+        op.writes(&x)?;
+        let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };
+        Ok(CudaMut(Lent::new(self, x, Access::Write)?, PhantomData))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     graph::recording::{Recording, Touched},
     kernel::Touch,
     memory::{
-        AsView, AsViewMut, DeviceView,
+        DeviceCopy, DeviceView, DeviceViewMut,
         block::{BlockRef, ChunkKind},
         hazard::Access,
     },
@@ -23,6 +23,9 @@ use std::{ops::Range, panic::Location, rc::Rc};
 /// 3. [`submit`](Self::submit): the driver call; then the uses are noted under the operation's number.
 ///
 /// If a step fails, nothing was submitted and nothing is noted (a stream that waits for no reason is harmless).
+///
+/// It knows views, not [`AsView`](crate::AsView): a view is asked of the caller's code, which may do anything, so all views
+/// are taken before the operation begins.
 ///
 /// While the device captures a graph, nothing is waited for, and the uses are the graph's: their order is known when that is
 /// launched. Only what begins with [`Device::op_in_graph`] can be captured.
@@ -104,19 +107,14 @@ impl Op<'_> {
         self.touch(block, bytes, Access::Write, false)
     }
 
-    /// Announces that a view of this device is read.
-    pub(crate) fn reads<'v, V: AsView + ?Sized>(&mut self, view: &'v V) -> Result<DeviceView<'v, V::Elem>> {
-        let view = view.view();
-        self.touch(view.block, view.bytes(), Access::Read, false)?;
-        Ok(view)
+    /// Announces that memory of this device is read.
+    pub(crate) fn reads<T: DeviceCopy>(&mut self, view: &DeviceView<'_, T>) -> Result<()> {
+        self.touch(view.block, view.bytes(), Access::Read, false)
     }
 
-    /// Announces that a view of this device is written. The exclusive borrow is the caller's; what comes back is only
-    /// for addresses.
-    pub(crate) fn writes<'v, V: AsViewMut + ?Sized>(&mut self, view: &'v mut V) -> Result<DeviceView<'v, V::Elem>> {
-        let view = view.view_mut();
-        self.touch(view.block, view.bytes(), Access::Write, false)?;
-        Ok(DeviceView { block: view.block, address: view.address, len: view.len, of: std::marker::PhantomData })
+    /// Announces that memory of this device is written.
+    pub(crate) fn writes<T: DeviceCopy>(&mut self, view: &DeviceViewMut<'_, T>) -> Result<()> {
+        self.touch(view.block, view.bytes(), Access::Write, false)
     }
 
     /// Announces a kernel argument.

@@ -1,5 +1,8 @@
 //! What safe code could do to the library if it wanted to; each of these once worked.
 
+#[path = "attacks/views.rs"]
+mod views;
+
 use gpu_pool::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Matrix, Result};
 use std::{sync::mpsc, thread, time::Duration};
 

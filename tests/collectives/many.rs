@@ -98,7 +98,7 @@ on_both! {
             let (a, b) = head.slice_mut(1..).split_at_mut(20);
             let mut parts = [a, b, tail.slice_mut(3..4)];
             group.all_reduce_many(&mut parts, ReduceOp::Sum)?;
-            group.all_reduce_many::<DeviceBuffer<u8>>(&mut [], ReduceOp::Sum)?;
+            group.all_reduce_many(Vec::<DeviceBuffer<u8>>::new(), ReduceOp::Sum)?;
             dev.download(&y)
         });
         let right = (0..100).map(|i| if (1..51).contains(&i) || i == 54 { n as i64 * i } else { i });
