@@ -121,6 +121,25 @@ impl Device {
     }
 
     /// Marketing name, or `software GPU`.
+    ///
+    /// It is borrowed from the device, so it does not leave the closure:
+    ///
+    /// ```compile_fail
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let names = pool.run(|dev, _| Ok(dev.name()))?; // lifetime may not live long enough
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// A copy does:
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let names = pool.run(|dev, _| Ok(dev.name().to_owned()))?;
+    /// assert_eq!(names, ["software GPU", "software GPU"]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.info().name
     }
@@ -312,6 +331,32 @@ impl Device {
 /// Kernels.
 impl Device {
     /// Launches a kernel on the current stream. What its signature declares is ordered by the library.
+    ///
+    /// A tuple takes its parts by value. So a variable that is a `&mut` itself moves into it, and is gone:
+    ///
+    /// ```compile_fail,E0382
+    /// # use gpu_pool::*;
+    /// # static MODULE: Module = Module::ptx("");
+    /// # kernel! { static STEP: "step" in MODULE, fn(y: &mut [f32], n: u64); }
+    /// unsafe fn steps(dev: &Device, y: &mut DeviceBuffer<f32>) -> Result<()> {
+    ///     let n = y.len() as u64;
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (y, n))? };
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (y, n)) } // use of moved value: `y`
+    /// }
+    /// ```
+    ///
+    /// Give `&mut *y`, which borrows it for the call:
+    ///
+    /// ```
+    /// # use gpu_pool::*;
+    /// # static MODULE: Module = Module::ptx("");
+    /// # kernel! { static STEP: "step" in MODULE, fn(y: &mut [f32], n: u64); }
+    /// unsafe fn steps(dev: &Device, y: &mut DeviceBuffer<f32>) -> Result<()> {
+    ///     let n = y.len() as u64;
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (&mut *y, n))? };
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (&mut *y, n)) }
+    /// }
+    /// ```
     ///
     /// # Safety
     /// The device code (and its twin) fits the signature and, for these dimensions and arguments, touches nothing

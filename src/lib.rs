@@ -52,7 +52,7 @@ pub use memory::{
     AsView, AsViewMut, BackingChoice, BlockInfo, BlockState, CallSite, ChunkInfo, ClassStats, CopySource, DeviceBuffer,
     DeviceCopy, DeviceView, DeviceViewMut, EventKind, Holder, Leak, LeakReport, MemoryClasses, MemoryEvent,
     MemorySnapshot, MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer,
-    UnifiedRows,
+    UnifiedRows, UnifiedRowsMut,
 };
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
