@@ -42,8 +42,8 @@ impl<T: DeviceCopy> Sly<T> {
             Shows::Truth => false,
             Shows::LongReads => !writes,
             Shows::LongWrites => writes,
-            Shows::LongFirst => call % 2 == 0,
-            Shows::LongSecond => call % 2 == 1,
+            Shows::LongFirst => call.is_multiple_of(2),
+            Shows::LongSecond => !call.is_multiple_of(2),
         }
     }
 }
