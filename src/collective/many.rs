@@ -52,7 +52,7 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// A `Vec` of buffers goes as `&mut all`, and what lies here and there in a model as an iterator:
+    /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which is run once:
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};
@@ -107,7 +107,7 @@ impl Group<'_> {
         V: AsViewMut,
         V::Elem: Element,
     {
-        // The caller's code runs here, and not after anything was announced.
+        // The caller's code runs here only: nothing was announced yet, and each view is taken once.
         let mut xs: Vec<V> = xs.into_iter().collect();
         let mut all: Vec<DeviceViewMut<'_, V::Elem>> = xs.iter_mut().map(|x| x.view_mut()).collect();
         let lens: SmallVec<[usize; 64]> = all.iter().map(|x| x.len()).collect();

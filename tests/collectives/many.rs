@@ -115,7 +115,7 @@ on_both! {
         let pool = rig::pool(gpus, n);
         let found = pool.run(|dev, _| {
             let layer = |k: usize| {
-                let bias = (k % 2 == 0).then(|| dev.upload(&[1.0f32; 3])).transpose()?;
+                let bias = k.is_multiple_of(2).then(|| dev.upload(&[1.0f32; 3])).transpose()?;
                 Ok(Layer { weights: dev.upload(&vec![1.0f32; 100 * k])?, bias })
             };
             let mut model = (0..6).map(layer).collect::<Result<Vec<_>, Error>>()?;
