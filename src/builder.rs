@@ -119,7 +119,7 @@ impl Builder {
         self
     }
 
-    /// Shares of the devices, one positive number each: a device with weight 2 gets twice the rows.
+    /// Shares of the devices, one positive, finite number each: a device with weight 2 gets twice the rows. Only ratios count.
     pub fn weights(mut self, weights: &[f64]) -> Self {
         self.weights = Weights::Given(weights.to_vec());
         self

@@ -131,12 +131,14 @@ fn parse_duration(text: &str) -> Option<Duration> {
         "m" => 60.0,
         _ => return None,
     };
-    (value > 0.0).then(|| Duration::try_from_secs_f64(value * unit).ok()).flatten()
+    Duration::try_from_secs_f64(value * unit).ok().filter(|time| !time.is_zero())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Algorithm, Tune, testing::texts};
+    use proptest::prelude::*;
 
     #[test]
     fn environment_values() {
@@ -151,5 +153,36 @@ mod tests {
         assert_eq!(parse_duration("-1s"), None);
         assert_eq!(parse_duration("1e300s"), None);
         assert_eq!(parse_duration("soon"), None);
+        assert_eq!(parse_duration("0s"), None);
+        assert_eq!(parse_duration("1e-300s"), None, "no time, too");
+    }
+
+    static VALUES: &[&str] =
+        &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "races", "vmm", "exchange", "measure"];
+
+    proptest! {
+        #![proptest_config(texts::cases(256))]
+
+        #[test]
+        fn any_text_is_a_value_or_none(text in texts::like(VALUES)) {
+            if let Some(time) = parse_duration(&text) {
+                prop_assert!(!time.is_zero());
+            }
+            if let Some(devices) = parse_devices(&text) {
+                prop_assert_eq!(devices.len(), text.split(',').count());
+            }
+            let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text), parse_check(&text), share::parse(&text));
+            let _ = (text.parse::<u64>(), text.parse::<Algorithm>(), text.parse::<Tune>());
+        }
+
+        #[test]
+        fn a_value_that_is_written_is_read(devices: Vec<usize>, nanos in 1u64.., count: usize) {
+            let list: Vec<String> = devices.iter().map(usize::to_string).collect();
+            prop_assert_eq!(parse_devices(&list.join(",")), Some(devices).filter(|devices| !devices.is_empty()));
+            prop_assert_eq!(parse_backend(&format!("host:{count}")), Some(Backend::Host(count)));
+            let (time, seconds) = (Duration::from_nanos(nanos), nanos as f64 / 1e9);
+            let read = parse_duration(&format!("{seconds}s")).unwrap();
+            prop_assert!(read.abs_diff(time) <= time / 1_000_000_000 + Duration::from_nanos(1), "{read:?}, not {time:?}");
+        }
     }
 }

@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn each_senders_elements_come_in_order_and_once() {
-        const EACH: usize = 20_000;
+        const EACH: usize = crate::sync::rounds(20_000);
         let inbox = Inbox::new();
         let mut next = [0; 3];
         thread::scope(|s| {
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn many_takers_share_without_loss() {
-        const ALL: usize = 30_000;
+        const ALL: usize = crate::sync::rounds(30_000);
         let inbox = Inbox::new();
         let taken: usize = thread::scope(|s| {
             s.spawn(|| (0..ALL).for_each(|i| inbox.push(i)));

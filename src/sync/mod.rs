@@ -26,6 +26,16 @@
 // `cargo loom-lint`: nothing here goes round the shim. The crate's root allows it elsewhere.
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
+/// Rounds of a test. Miri sees every access, so that few rounds are enough; and it is a thousand times slower.
+#[cfg(all(test, not(loom)))]
+const fn rounds(usual: usize) -> usize {
+    match cfg!(miri) {
+        true if usual > 500 => usual / 100,
+        true => 5,
+        false => usual,
+    }
+}
+
 mod commit;
 mod event_count;
 mod full;
