@@ -4,6 +4,7 @@ mod collectives;
 mod environment;
 mod memory;
 mod open;
+mod settings;
 mod share;
 
 pub(crate) use environment::seed;
@@ -17,7 +18,7 @@ use crate::{
     },
     error::{Error, Result},
     kernel::Module,
-    memory::cache::Settings,
+    memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     runtime::worker,
     testing::FaultPlan,
@@ -75,6 +76,7 @@ pub struct Builder {
     weights: Weights,
     modules: Vec<&'static Module>,
     memory: Settings,
+    backing: Option<BackingChoice>,
     software_memory: Option<u64>,
     timeout: Option<Duration>,
     algorithm: Option<Algorithm>,
@@ -82,6 +84,7 @@ pub struct Builder {
     tune: Option<Tune>,
     staged: bool,
     check: Option<Check>,
+    schedule: Option<host::Schedule>,
     machine: host::MachineConfig,
     faults: Option<FaultPlan>,
     /// The plan begins when the pool is built.
@@ -151,13 +154,16 @@ impl Builder {
     /// the deadline at most, since nothing could advance: host threads look at the clock several times before they give up.
     /// (So a deadline of less than 0.1 s may come as late as that.) Kernels that wait for peers' kernels go by the GPU's clock,
     /// which runs on.
+    ///
+    /// [`build`](Self::build) refuses a deadline of zero.
     pub fn timeout(mut self, deadline: Duration) -> Self {
         self.timeout = Some(deadline);
         self
     }
 
     /// Copies between devices go through the host even where a direct way was found, and kernels cannot name peers'
-    /// memory: for tests, and for machines whose peer access is slow.
+    /// memory: for tests, and for machines whose peer access is slow. [`build`](Self::build) refuses it together with
+    /// [`Algorithm::Direct`], which needs peer access.
     pub fn without_peer_access(mut self) -> Self {
         self.staged = true;
         self
@@ -191,14 +197,14 @@ impl Builder {
 
     /// The order in which software GPUs run their operations.
     pub fn schedule(mut self, schedule: host::Schedule) -> Self {
-        self.machine.schedule = schedule;
+        self.schedule = Some(schedule);
         self
     }
 
     /// Software GPUs of this machine, in virtual time: as many as it has devices, unless [`host`](Self::host) says less.
+    /// It needs the schedule [`Virtual`](host::Schedule::Virtual), which is then the default.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.machine.topology = Some(Arc::new(topology));
-        self.machine.schedule = host::Schedule::Virtual;
         self
     }
 
@@ -234,7 +240,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that
-    /// cannot be, [`Error::NestedScope`] on a device thread, and the driver's.
+    /// cannot be or that contradict each other, [`Error::NestedScope`] on a device thread, and the driver's.
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
             return Err(Error::NestedScope { op: "build" });
@@ -243,19 +249,16 @@ impl Builder {
             topology.validate()?;
             self.backend.get_or_insert(Backend::Host(topology.len()));
         }
-        if self.machine.dry && self.machine.topology.is_none() {
-            return Err(Error::invalid("build", "a dry pool without a topology would neither compute nor tell times"));
-        }
-        if self.machine.topology.is_some() && self.machine.schedule != host::Schedule::Virtual {
-            return Err(Error::invalid(
-                "build",
-                "a topology gives virtual times, which the schedule that was set has none of",
-            ));
-        }
-        if self.machine.topology.is_some() && self.backend == Some(Backend::Cuda) {
-            return Err(Error::invalid("build", "a topology is for software GPUs; these are CUDA devices"));
-        }
+        self.check_settings()?;
         self.read_environment()?;
+        self.check_timeout()?;
+        self.machine.schedule = match (&self.machine.topology, self.schedule.take()) {
+            (Some(_), _) => host::Schedule::Virtual,
+            (None, schedule) => schedule.unwrap_or_default(),
+        };
+        if let Some(choice) = self.backing {
+            self.memory.choice = choice;
+        }
         let drivers = match self.backend {
             Some(Backend::Host(count)) => self.software(count)?,
             Some(Backend::Cuda) => self.hardware()?,
@@ -287,7 +290,7 @@ impl Builder {
     fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
         if ordinals.is_empty() {
-            return Err(Error::invalid("build", "an empty list of devices"));
+            return Err(Error::invalid("build", "`devices` with an empty list"));
         }
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if ordinal >= count {
@@ -295,7 +298,7 @@ impl Builder {
                 return Err(Error::NoDevice { reason });
             }
             if !twice && ordinals[..i].contains(&ordinal) {
-                return Err(Error::invalid("build", format_args!("device {ordinal} is listed twice")));
+                return Err(Error::invalid("build", format_args!("`devices`: device {ordinal} is listed twice")));
             }
         }
         Ok(ordinals.clone())
@@ -325,7 +328,7 @@ impl Builder {
     }
 
     fn cuda_ordinals(&self) -> Result<Vec<usize>> {
-        Ok(self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?))
+        self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?)
     }
 
     #[cfg(feature = "cuda")]

@@ -44,6 +44,7 @@ impl Builder {
         let seats = share::seats(drivers.iter().map(|driver| driver.info().uuid));
         let link = |(i, driver)| Arc::new(Link::new(id, i, driver, seats[i].sharers, memory.records()));
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
+        self.check_memory(&links)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let computed = host::is_stepped(&*links[0].driver) || host::virtual_now(&*links[0].driver).is_some();
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
@@ -137,6 +138,7 @@ fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
     if stepped { 1 } else { (cores / devices / 2).clamp(1, 4) }
 }
 
+#[track_caller]
 fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
     if weights.len() != devices {
         return Err(Error::invalid("weights", format_args!("{} weights for {devices} devices", weights.len())));
