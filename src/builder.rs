@@ -24,7 +24,7 @@ use crate::{
     testing::FaultPlan,
     topology::Topology,
 };
-use std::{sync::Arc, time::Duration};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// Software GPUs where no number is given and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
@@ -227,8 +227,10 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when it is there already; else as [`build`](Self::build).
+    #[track_caller]
     pub fn build_global(self) -> Result<()> {
-        let taken = || Error::invalid("build_global", "the process-wide pool is there already");
+        let site = Location::caller();
+        let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
         if crate::pool::GLOBAL.get().is_some() {
             return Err(taken());
         }
@@ -241,6 +243,7 @@ impl Builder {
     /// # Errors
     /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that
     /// cannot be or that contradict each other, [`Error::NestedScope`] on a device thread, and the driver's.
+    #[track_caller]
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
             return Err(Error::NestedScope { op: "build" });
@@ -287,6 +290,7 @@ impl Builder {
     }
 
     /// The ordinals to open of `count` that are there; `twice` if one may be listed more than once.
+    #[track_caller]
     fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
         if ordinals.is_empty() {
@@ -304,6 +308,7 @@ impl Builder {
         Ok(ordinals.clone())
     }
 
+    #[track_caller]
     fn software(&self, count: usize) -> Result<Vec<DriverRef>> {
         if !(1..=MOST_SOFTWARE_GPUS).contains(&count) {
             let why = format!("{count} software GPUs: there can be 1 to {MOST_SOFTWARE_GPUS}");
@@ -327,11 +332,13 @@ impl Builder {
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())
     }
 
+    #[track_caller]
     fn cuda_ordinals(&self) -> Result<Vec<usize>> {
         self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?)
     }
 
     #[cfg(feature = "cuda")]
+    #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         let ordinals = self.cuda_ordinals()?;
         // Making a context takes a second or so, and they can be made side by side.
@@ -344,6 +351,7 @@ impl Builder {
     }
 
     #[cfg(not(feature = "cuda"))]
+    #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         self.cuda_ordinals().map(|_| Vec::new())
     }

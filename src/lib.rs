@@ -12,6 +12,7 @@ pub mod error;
 mod event;
 mod gradients;
 mod graph;
+mod here;
 #[cfg(feature = "cuda")]
 mod interop;
 mod kernel;

@@ -7,7 +7,7 @@ use crate::{
     memory::BackingChoice,
     testing::FaultPlan,
 };
-use std::{env, sync::Once, time::Duration};
+use std::{env, panic::Location, sync::Once, time::Duration};
 
 /// What the names of all variables begin with.
 const PREFIX: &str = "GPU_POOL_";
@@ -80,8 +80,9 @@ impl Builder {
         if self.faults.is_none()
             && let Some(text) = text("GPU_POOL_FAULTS")
         {
+            let site = Location::caller();
             let misunderstood =
-                |why| Error::invalid("GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
+                |why| Error::invalid_at(site, "GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
             // Faults are for the program, not for the pool's own probe: `build` lets go of it at its end.
             self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
             self.faults_wait = true;
@@ -147,6 +148,7 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 /// The seed in the environment.
+#[track_caller]
 pub(crate) fn seed() -> Result<Option<u64>> {
     variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
 }
@@ -160,10 +162,13 @@ fn text(name: &str) -> Option<String> {
 }
 
 /// An environment variable, parsed; one that does not parse is an error, not a default.
+#[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     let Some(text) = text(name) else { return Ok(None) };
-    let misunderstood = || Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"));
-    parse(&text).map(Some).ok_or_else(misunderstood)
+    match parse(&text) {
+        Some(value) => Ok(Some(value)),
+        None => Err(Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"))),
+    }
 }
 
 fn parse_backend(text: &str) -> Option<Backend> {

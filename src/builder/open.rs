@@ -18,6 +18,7 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use std::{
+    panic::Location,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -30,6 +31,7 @@ const STAGED_AT_BUILD: usize = 16;
 
 impl Builder {
     /// A pool of these very devices.
+    #[track_caller]
     pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
         let weights = match &self.weights {
@@ -115,7 +117,8 @@ impl Builder {
             shared.tuned.set(tuner::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
             return Ok(pool);
         }
-        let weights = crate::probe::speeds(&pool)?;
+        let site = Location::caller();
+        let weights = crate::probe::speeds(&pool).map_err(|error| error.called_at(site))?;
         let drivers = shared.links.iter().map(|link| link.driver.clone()).collect();
         pool.close()?;
         Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)

@@ -43,6 +43,7 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 }
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
+    #[track_caller]
     pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
@@ -118,6 +119,7 @@ pub struct UnifiedRows<'e, T: DeviceCopy> {
 impl<'e, T: DeviceCopy> Parts for UnifiedRows<'e, T> {
     type Part = DeviceViewMut<'e, T>;
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
         let (len, width) = (self.buffer.len, self.width);
         if width == 0 || !len.is_multiple_of(width) {

@@ -157,6 +157,12 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
 /// What an operation can read: buffers, views, exclusive views, and references to them.
 ///
 /// The element is an associated type, not a parameter, so that it is always inferred.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer or view of this device: only copies and kernels take peers",
+    label = "not memory of this device",
+    note = "`Device::copy` and the arguments of `Device::launch` take `x.peer()`; elsewhere, use `x.copy_to(dev)?`",
+    note = "a slice of the host gets there by `Device::upload`"
+)]
 pub trait AsView {
     /// The element type.
     type Elem: DeviceCopy;
@@ -165,6 +171,11 @@ pub trait AsView {
 }
 
 /// What an operation can write.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer or exclusive view that this device can write: only copies and kernels take peers",
+    label = "not memory that is written here",
+    note = "what is written is a `&mut DeviceBuffer`, or a `DeviceViewMut` from `x.view_mut()` or `x.slice_mut(..)`"
+)]
 pub trait AsViewMut: AsView {
     /// All of it, exclusive.
     fn view_mut(&mut self) -> DeviceViewMut<'_, Self::Elem>;
