@@ -53,12 +53,13 @@ pub enum Backend {
 /// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
-/// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
+/// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `copies`, `staged`, `host` or `ring` |
+/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `exchange`, `copies`, `staged`, `host` or `ring`: [`algorithm`](Self::algorithm) |
 /// | `GPU_POOL_TUNE` | where the collectives have their limits from: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
+/// A variable that begins with `GPU_POOL_` and is none of these, say a misspelt one, is warned of once (by `tracing`).
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
 ///
 /// ```

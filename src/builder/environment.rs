@@ -248,6 +248,35 @@ mod tests {
         assert_eq!(distance("kitten", "sitting"), 3);
     }
 
+    /// Each variable of a pool is in both tables, and each value of those that have a list is in both, too.
+    #[test]
+    fn the_documentation_names_all_variables_and_values() {
+        let sources = [include_str!("../builder.rs"), include_str!("../../README.md")];
+        let this = include_str!("environment.rs").split("#[cfg(test)]").next().unwrap();
+        let read: Vec<_> = this.split("\"GPU_POOL_").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        assert!(read.len() >= 11, "{read:?}");
+        for name in read.into_iter().filter(|name| !name.is_empty()) {
+            for source in sources {
+                assert!(source.contains(&format!("GPU_POOL_{name}")), "{name} is not documented");
+            }
+        }
+        let line = |source: &'static str, name: &str| {
+            source.lines().find(|line| line.contains(&format!("`GPU_POOL_{name}"))).unwrap_or_else(|| panic!("{name}"))
+        };
+        for (name, values) in [
+            ("ALGORITHM", &["auto", "direct", "exchange", "copies", "staged", "host", "ring"][..]),
+            ("TUNE", &["auto", "off", "table", "measure"]),
+            ("MEMORY", &["vmm", "malloc"]),
+            ("CHECK", &["races", "memory"]),
+            ("BACKEND", &["cuda", "host"]),
+        ] {
+            for source in sources {
+                let missing = values.iter().find(|value| !line(source, name).contains(**value));
+                assert_eq!(missing, None, "{name}: {}", line(source, name));
+            }
+        }
+    }
+
     /// Names in the sources that are no variables: of faults, and the wrong ones of tests.
     const NO_VARIABLES: [&str; 3] = ["MISUSE", "DEADLOCK", "TIMOUT"];
 
