@@ -226,12 +226,14 @@ pub trait CopySource {
 }
 impl<V: AsView + ?Sized> CopySource for V {
     type Elem = V::Elem;
+    #[doc(hidden)]
     fn source(&self) -> DeviceView<'_, V::Elem> {
         self.view()
     }
 }
 impl<T: DeviceCopy> CopySource for PeerView<'_, T> {
     type Elem = T;
+    #[doc(hidden)]
     fn source(&self) -> DeviceView<'_, T> {
         self.0
     }
