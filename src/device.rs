@@ -16,12 +16,18 @@ use crate::{
         worker::{Further, Worker},
     },
     stream::StreamCore,
+    sync::device_thread_only,
 };
 use smallvec::SmallVec;
 use std::{fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
-/// Only there so that the compiler's message says what is wrong.
+/// What the compiler calls a type whose values stay on their device's thread, when a program sends one to another thread,
+/// shares it with one or returns it from a scope: [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group),
+/// [`Graph`](crate::Graph), [`GradientExchange`](crate::GradientExchange), and what [`PerDevice`](crate::PerDevice) lends. Only a
+/// name: there are no values of it.
 pub enum DeviceThreadOnly {}
+
+device_thread_only! { [] Device, ['a] OnStream<'a> }
 
 /// The token of a device: whoever has `&Device` is on that device's thread, inside a scope.
 ///
@@ -50,7 +56,6 @@ pub enum DeviceThreadOnly {}
 ///
 /// A closure that is bound to a variable first needs its types: `|dev: &Device, shard: Shard| ...`.
 pub struct Device {
-    pub(crate) stays: PhantomData<*const DeviceThreadOnly>,
     pub(crate) worker: Rc<Worker>,
     pub(crate) session: Rc<Session>,
     pub(crate) stream: Arc<StreamCore>,
@@ -91,7 +96,6 @@ impl fmt::Debug for Device {
 impl Device {
     pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize) -> Self {
         Device {
-            stays: PhantomData,
             worker: worker.clone(),
             session: Rc::new(Session {
                 gang: gang.clone(),
@@ -193,6 +197,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
+    #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
         self.stream_with_priority(0)
     }
@@ -203,6 +208,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`stream`](Self::stream).
+    #[track_caller]
     pub fn stream_with_priority(&self, priority: i32) -> Result<Stream> {
         self.not_in_graph("stream")?;
         self.check()?;
@@ -239,7 +245,7 @@ impl Device {
 
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
         let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
-        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered, recording }, of: PhantomData }
+        OnStream { dev: Device { worker, session, stream, ordered, recording }, of: PhantomData }
     }
 
     /// Marks this point of the current stream's work.

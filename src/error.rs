@@ -5,6 +5,7 @@
 
 use crate::{
     driver::check::{Kind, Report},
+    here,
     memory::{OutOfMemoryReport, insight::out_of_memory::Indented},
 };
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
@@ -216,12 +217,16 @@ pub enum Error {
         why: String,
     },
     /// An argument that can never work.
-    #[error("{op}: {why}")]
+    #[error("{op}: {why} ({}at {site})", on(.device))]
     InvalidArgument {
         /// The operation.
         op: &'static str,
         /// What is wrong with which argument.
         why: String,
+        /// The device on whose thread it was given, by its ordinal in the pool; `None` on any other thread.
+        device: Option<usize>,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// Per-device state is already borrowed in a way that excludes this borrow.
     #[error("the state of device {device} is already borrowed")]
@@ -260,9 +265,28 @@ impl Error {
         Error::Custom(Arc::from(e.into()))
     }
 
+    /// With the place of the user's call: each function between that call and this one is `#[track_caller]`, too.
+    #[track_caller]
     pub(crate) fn invalid(op: &'static str, why: impl fmt::Display) -> Self {
-        Error::InvalidArgument { op, why: why.to_string() }
+        Error::invalid_at(Location::caller(), op, why)
     }
+
+    /// The same for a place that is known: `#[track_caller]` does not go through closures.
+    pub(crate) fn invalid_at(site: Site, op: &'static str, why: impl fmt::Display) -> Self {
+        Error::InvalidArgument { op, why: why.to_string(), device: here::device(), site }
+    }
+
+    /// The same error, where the user's call was at `site` and a closure of the library's own made the error.
+    pub(crate) fn called_at(mut self, called: Site) -> Self {
+        if let Error::InvalidArgument { site, .. } = &mut self {
+            *site = called;
+        }
+        self
+    }
+}
+
+fn on(device: &Option<usize>) -> String {
+    device.map_or_else(String::new, |device| format!("device {device}, "))
 }
 
 fn what_the_checker_did(op: &str, report: &Report) -> String {

@@ -49,6 +49,7 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for events without timing or of different devices; driver errors.
+    #[track_caller]
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
         let (a, b) = (&*earlier.0, &*self.0);
         if !(a.timing && b.timing) {

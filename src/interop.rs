@@ -48,12 +48,13 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
+    #[track_caller]
     pub fn cuda(&self) -> Result<Cuda<'_>> {
         self.not_in_graph("cuda")?;
         let link = &self.worker.link;
-        let gpu = link.driver.as_any().downcast_ref::<CudaGpu>();
-        let gpu =
-            gpu.ok_or_else(|| Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())))?;
+        let Some(gpu) = link.driver.as_any().downcast_ref::<CudaGpu>() else {
+            return Err(Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())));
+        };
         link.check("cuda", crate::driver::Driver::bind(gpu))?;
         let context = link.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.

@@ -185,6 +185,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the view has another number of elements.
+    #[track_caller]
     pub fn new<V: AsView<Elem = f32> + ?Sized>(view: &'a V, rows: usize, cols: usize) -> Result<Self> {
         let view = view.view();
         if rows.checked_mul(cols) != Some(view.len()) {
@@ -257,6 +258,7 @@ impl Device {
     }
 }
 
+#[track_caller]
 fn same_len(op: &'static str, a: usize, b: usize) -> Result<()> {
     if a == b { Ok(()) } else { Err(Error::invalid(op, format_args!("{a} and {b} elements"))) }
 }

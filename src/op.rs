@@ -51,17 +51,23 @@ impl Device {
     pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
         match &self.recording {
             Some(recording) if recording.stream.id != self.stream.id => {
-                Err(recording.refuse(name, "the capture has a stream of its own"))
+                Err(recording.refuse(Location::caller(), name, "the capture has a stream of its own"))
             }
             _ => self.begin(name),
         }
     }
 
     /// For what a graph cannot hold: refuses it while the device captures.
+    #[track_caller]
     pub(crate) fn not_in_graph(&self, op: &'static str) -> Result<()> {
+        self.not_in_graph_at(Location::caller(), op)
+    }
+
+    /// The same for a call whose place is known.
+    pub(crate) fn not_in_graph_at(&self, site: Site, op: &'static str) -> Result<()> {
         let refuse = |recording: &Rc<Recording>| {
             let why = "a graph holds kernels, fills, matrix products, copies of device memory and collectives, nothing that waits";
-            Err(recording.refuse(op, why))
+            Err(recording.refuse(site, op, why))
         };
         self.recording.as_ref().map_or(Ok(()), refuse)
     }
@@ -88,7 +94,7 @@ impl Op<'_> {
         match &dev.recording {
             // Nothing would keep its slice from being borrowed when the graph is launched.
             Some(recording) if block.kind != ChunkKind::Device => {
-                return Err(recording.refuse(op, "a graph is for device memory, and this is the host's as well"));
+                return Err(recording.refuse(site, op, "a graph is for device memory, and this is the host's as well"));
             }
             Some(_) => {}
             None if dev.ordered => block.hazards.order(op, &dev.stream, &bytes, access)?,
@@ -155,6 +161,6 @@ impl Op<'_> {
 
     /// `Err(InvalidArgument)` unless both lengths agree.
     pub(crate) fn same_len(&self, a: usize, b: usize) -> Result<()> {
-        if a == b { Ok(()) } else { Err(Error::invalid(self.name, format_args!("{a} and {b} elements"))) }
+        if a == b { Ok(()) } else { Err(Error::invalid_at(self.site, self.name, format_args!("{a} and {b} elements"))) }
     }
 }

@@ -12,6 +12,7 @@ use std::{
     fmt,
     marker::PhantomData,
     ops::{Deref, DerefMut},
+    panic::Location,
     rc::Rc,
     sync::Arc,
 };
@@ -71,6 +72,8 @@ pub struct RefMut<'a, T: 'static> {
     slot: Rc<Slot<T>>,
     of: PhantomData<&'a mut T>,
 }
+
+crate::sync::device_thread_only! { ['a, T: 'static] Ref<'a, T>, ['a, T: 'static] RefMut<'a, T> }
 
 impl<T> Deref for Ref<'_, T> {
     type Target = T;
@@ -144,9 +147,11 @@ impl<T: 'static> PerDevice<T> {
     ///
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run).
+    #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
+        let site = Location::caller();
         self.scope(|dev, _| {
-            self.slot(dev)?.writers.take();
+            self.slot(dev).map_err(|error| error.called_at(site))?.writers.take();
             Ok(())
         })
         .map(drop)
@@ -191,13 +196,17 @@ impl<T: 'static> PerDevice<T> {
     ///
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run) and [`borrow`](Self::borrow).
+    #[track_caller]
     pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
     where
         R: Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
-        let this = &*self;
-        this.scope(|dev, shard| f(dev, shard, &mut *this.borrow_mut(dev)?))
+        let (this, site) = (&*self, Location::caller());
+        this.scope(|dev, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        })
     }
 
     fn scope<R: Send>(&self, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
@@ -207,12 +216,14 @@ impl<T: 'static> PerDevice<T> {
     #[track_caller]
     fn slot(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
         if !Arc::ptr_eq(&dev.worker.shared, &self.shared) {
-            let site = std::panic::Location::caller();
+            let site = Location::caller();
             return Err(Error::WrongPool { op: "PerDevice", device: dev.index(), site });
         }
         let slot = dev.worker.slots.borrow().get(&self.id).cloned();
-        slot.and_then(|slot| slot.downcast().ok())
-            .ok_or_else(|| Error::invalid("PerDevice", format_args!("device {} has no value", dev.index())))
+        match slot.and_then(|slot| slot.downcast().ok()) {
+            Some(slot) => Ok(slot),
+            None => Err(Error::invalid("PerDevice", format_args!("device {} has no value", dev.index()))),
+        }
     }
 
     #[track_caller]

@@ -19,7 +19,7 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::{fmt, sync::Arc};
+use std::{fmt, panic::Location, sync::Arc};
 
 pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 
@@ -72,18 +72,21 @@ impl GpuPool {
     ///
     /// # Errors
     /// As [`Builder::build`].
+    #[track_caller]
     pub fn global() -> Result<&'static GpuPool> {
         // A device closure that comes here would wait for a pool that may be waiting for it.
         if GLOBAL.get().is_none() && on_device_thread() {
             return Err(Error::NestedScope { op: "global" });
         }
-        GLOBAL.get_or_try_init(|| GpuPool::builder().build())
+        let site = Location::caller();
+        GLOBAL.get_or_try_init(|| GpuPool::builder().build().map_err(|error| error.called_at(site)))
     }
 
     /// Runs `f` on every device of the process-wide pool; see the [type's docs](GpuPool).
     ///
     /// # Errors
     /// The first failure of any device; [`Error::NestedScope`] on a device thread; as [`Builder::build`] the first time.
+    #[track_caller]
     pub fn scope<F, R>(f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
@@ -96,6 +99,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// What the first failing closure returned; `E::from` of this crate's errors.
+    #[track_caller]
     pub fn try_scope<F, R, E>(f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
@@ -159,6 +163,7 @@ impl GpuPool {
     /// # Errors
     /// [`Error::InvalidArgument`] for an empty list, an ordinal twice or one that is not there; else as
     /// [`run`](Self::run).
+    #[track_caller]
     pub fn run_on<F, R>(&self, devices: &[usize], f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
@@ -196,6 +201,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).
+    #[track_caller]
     pub fn run_mut<T, F, R>(&self, out: &mut [T], width: usize, f: F) -> Result<Vec<R>>
     where
         T: Send,
@@ -210,6 +216,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the parts cannot be split so; else as [`run`](Self::run).
+    #[track_caller]
     pub fn run_with<P, F, R>(&self, parts: P, f: F) -> Result<Vec<R>>
     where
         P: Parts,
@@ -258,7 +265,7 @@ impl GpuPool {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
-        let _here = self.shared.links[0].enter("unified", std::panic::Location::caller());
+        let _here = self.shared.links[0].enter("unified", Location::caller());
         UnifiedBuffer::new(&self.shared.links[0], len, self.shared.deadline)
     }
 
@@ -292,6 +299,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
+    #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.links[i].is_lost()).collect();
         let mut drivers: Vec<_> = alive.iter().map(|&i| self.shared.links[i].driver.clone()).collect();

@@ -295,6 +295,8 @@ pub struct Stream {
     pub(crate) _held: Rc<()>,
 }
 
+crate::sync::device_thread_only! { [] Stream }
+
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream").field("device", &self.core.link.device).field("id", &self.core.id).finish()

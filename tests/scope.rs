@@ -2,7 +2,7 @@
 
 mod support;
 
-use gpu_pool::{Error, GpuPool, ReduceOp, Shard, each_mut, rows_mut};
+use gpu_pool::{Algorithm, Builder, Error, GpuPool, ReduceOp, Schedule, Shard, Topology, each_mut, rows_mut};
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::*},
@@ -371,6 +371,46 @@ fn devices_are_chosen_and_ordered_by_the_caller() {
         }
         let error = failure(support::builder().host(4).devices(&[0, 4]).build());
         assert!(matches!(&error, Error::NoDevice { reason } if reason.contains('4')), "{error}");
+    });
+}
+
+/// An error of the build names both settings, and in which order they were set makes no difference.
+#[test]
+fn settings_that_contradict_each_other_are_refused_by_name() {
+    let builder = || support::builder().host(2);
+    let machine = || Topology::nvswitch(2);
+    let seeded = || Schedule::Seeded(7);
+    let contradictions: [(Builder, &[&str]); 8] = [
+        (
+            builder().memory_limit(4 << 20).memory_reserve(8 << 20),
+            &["memory_limit(4194304)", "memory_reserve(8388608)"],
+        ),
+        (
+            builder().software_memory(16 << 20).memory_limit_percent(25.0).memory_reserve(8 << 20),
+            &["memory_limit_percent(25)", "memory_reserve(8388608)", "4194304"],
+        ),
+        (builder().software_memory(16 << 20).memory_reserve(32 << 20), &["memory_reserve(33554432)", "16777216"]),
+        (builder().timeout(Duration::ZERO), &["timeout"]),
+        (builder().without_peer_access().algorithm(Algorithm::Direct), &["without_peer_access", "Direct"]),
+        (builder().topology(machine()).schedule(seeded()), &["topology", "schedule(Seeded(7))"]),
+        (builder().schedule(seeded()).topology(machine()), &["topology", "schedule(Seeded(7))"]),
+        (builder().dry(), &["dry", "topology"]),
+    ];
+    guarded(move || {
+        for (builder, names) in contradictions {
+            let error = failure(builder.build());
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            let text = error.to_string();
+            assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");
+        }
+        // The longest deadline is one.
+        let pool = builder().timeout(Duration::MAX).build().unwrap();
+        let sums = pool.run(|dev, _| {
+            let mut x = dev.upload(&[1.0f32])?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.download(&x)
+        });
+        assert_eq!(sums.unwrap(), [[2.0], [2.0]]);
     });
 }
 

@@ -34,6 +34,7 @@ impl Builder {
     }
 
     /// Bytes to take from each device when the pool is built, so that the first allocations cost no driver calls.
+    /// [`build`](Self::build) refuses more than the [limit](Self::memory_limit) allows, or than a device has.
     pub fn memory_reserve(mut self, bytes: u64) -> Self {
         self.memory.reserve = Some(bytes);
         self
@@ -86,7 +87,7 @@ impl Builder {
 
     /// Where devices' memory comes from (default: virtual memory where there is any that works).
     pub fn memory_backing(mut self, choice: BackingChoice) -> Self {
-        self.memory.choice = choice;
+        self.backing = Some(choice);
         self
     }
 

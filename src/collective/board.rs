@@ -280,7 +280,7 @@ impl Group<'_> {
     pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Notice>; 8]>> {
         let dev = self.dev;
         if call.origin != Origin::CAPTURE {
-            dev.not_in_graph(call.op)?;
+            dev.not_in_graph_at(call.site, call.op)?;
         }
         let gang = &dev.session.gang;
         gang.check()?;

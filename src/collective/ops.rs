@@ -46,6 +46,7 @@ fn between<T: Element>(
 
 /// What calls are checked for before they meet.
 impl Group<'_> {
+    #[track_caller]
     fn fits(&self, op: &'static str, what: &str, found: usize, wanted: usize) -> Result<()> {
         if found == wanted {
             return Ok(());
@@ -53,6 +54,7 @@ impl Group<'_> {
         Err(Error::invalid(op, format_args!("{what} has {found} elements where {wanted} are needed")))
     }
 
+    #[track_caller]
     pub(crate) fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
         if root < self.count() {
             return Ok(());
@@ -61,6 +63,7 @@ impl Group<'_> {
     }
 
     /// What only the root has must be of this length there, and nowhere else.
+    #[track_caller]
     fn only_root(&self, op: &'static str, root: usize, found: Option<usize>, wanted: usize) -> Result<()> {
         match found {
             Some(found) if self.rank == root => self.fits(op, "the root's buffer", found, wanted),
@@ -71,6 +74,7 @@ impl Group<'_> {
         }
     }
 
+    #[track_caller]
     fn check_counts(&self, op: &'static str, counts: &[usize]) -> Result<Counts> {
         let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         if counts.len() == self.count() && total.is_some() {
@@ -80,6 +84,7 @@ impl Group<'_> {
     }
 
     /// Elements of each of as many parts as there are members.
+    #[track_caller]
     fn parts(&self, op: &'static str, len: usize) -> Result<usize> {
         if len.is_multiple_of(self.count()) {
             return Ok(len / self.count());

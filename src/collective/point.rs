@@ -77,6 +77,7 @@ impl Group<'_> {
         let dev = self.dev;
         let _here = dev.worker.link.enter("send", Location::caller());
         self.check_peer("send", to)?;
+        dev.not_in_graph("send")?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         dev.copy(&bytes(src), &mut contents)?;
@@ -151,6 +152,7 @@ impl Group<'_> {
         self.recv_view(dst, from)
     }
 
+    #[track_caller]
     fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
         if peer >= self.count() {
             return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));

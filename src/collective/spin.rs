@@ -32,7 +32,7 @@ use super::{
 use crate::{
     Device,
     driver::{Address, gate},
-    error::{Error, Result},
+    error::{Error, Result, Site},
     memory::block::BlockRef,
     op::Op,
     patience::Patience,
@@ -178,8 +178,8 @@ pub(super) struct Missed {
 }
 
 /// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that spins.
-pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
-    check_not_blocked(dev, name)?;
+pub(super) fn prepare(dev: &Device, name: &'static str, site: Site) -> Result<()> {
+    check_not_blocked(dev, name, site)?;
     if let Some((stream, last)) = &*dev.worker.spinning.last.borrow()
         && stream.id != dev.stream.id
     {
@@ -188,9 +188,13 @@ pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
     Ok(())
 }
 
-fn check_not_blocked(dev: &Device, name: &'static str) -> Result<()> {
+fn check_not_blocked(dev: &Device, name: &'static str, site: Site) -> Result<()> {
     if dev.worker.spinning.blocked.get() > 0 {
-        return Err(Error::invalid(name, "a collective within `blocking` would wait for the closure that calls it"));
+        return Err(Error::invalid_at(
+            site,
+            name,
+            "a collective within `blocking` would wait for the closure that calls it",
+        ));
     }
     Ok(())
 }
@@ -228,6 +232,7 @@ pub(super) fn end(dev: &Device, missed: Missed, launched: &Result<()>) {
 }
 
 /// Carries a collective out by one kernel on each member.
+#[track_caller]
 pub(super) fn run(
     group: &Group<'_>,
     request: &Request,
@@ -236,7 +241,7 @@ pub(super) fn run(
     mut access: Op<'_>,
 ) -> Result<()> {
     let (dev, name) = (group.dev, request.call.op());
-    prepare(dev, name)?;
+    prepare(dev, name, request.call.site)?;
     // Before the meeting: who is short of memory says so before anybody has begun.
     let inbox = inbox::inbox(group, request, (way, limits), &mut access)?;
     let meet = meet(group, signals, dev.session.gang.place());
@@ -265,6 +270,7 @@ pub(super) fn run(
 
 /// Captures the kernel of a collective. The members meet now, on the host; their kernels do whenever the graph is launched, in
 /// whichever gang.
+#[track_caller]
 pub(super) fn capture(
     group: &Group<'_>,
     request: &Request,
@@ -272,7 +278,7 @@ pub(super) fn capture(
     signals: &Signals,
     access: &mut Op<'_>,
 ) -> Result<Meet> {
-    check_not_blocked(group.dev, request.call.op())?;
+    check_not_blocked(group.dev, request.call.op(), request.call.site)?;
     let inbox = inbox::inbox(group, request, (way, group.limits()), access)?;
     let met = Met::of(group, request, (way, inbox.as_ref()), false)?;
     let (shape, meet) = (met.shape(group, request)?, meet(group, signals, 0));

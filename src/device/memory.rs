@@ -232,7 +232,7 @@ impl Device {
             && let Some(other) =
                 from.into_iter().chain(to).find(|&other| !self.worker.shared.is_direct(self.index(), other))
         {
-            return Err(recording.refuse("copy", &format!("one with device {other} has to be staged")));
+            return Err(recording.refuse(op.site, "copy", &format!("one with device {other} has to be staged")));
         }
         let done = crate::copy::peer::copy(
             self,

@@ -68,7 +68,7 @@ impl Segment {
                 let blocks = self.touched.iter().map(|touched| &touched.block);
                 group.launch(meetings, site, launch, || self.note(dev), blocks)
             }
-            (Some(_), None) => Err(Error::invalid(name, "its collectives have no group here")),
+            (Some(_), None) => Err(Error::invalid_at(site, name, "its collectives have no group here")),
         }
     }
 

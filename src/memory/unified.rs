@@ -43,6 +43,7 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 }
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
+    #[track_caller]
     pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
@@ -171,6 +172,7 @@ pub struct UnifiedRowsMut<'e, T: DeviceCopy> {
 impl<'e, T: DeviceCopy> Parts for UnifiedRowsMut<'e, T> {
     type Part = DeviceViewMut<'e, T>;
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
         let UnifiedRowsMut { buffer, width } = self;
         let rows = buffer.count_rows("rows_mut", width)?;

@@ -209,6 +209,12 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
 ///
 /// An operation calls [`view`](Self::view), or [`view_mut`](AsViewMut::view_mut), once for each argument, before it does anything
 /// else. So a type of your own may show another part at each call.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer or view of this device: only copies and kernels take peers",
+    label = "not memory of this device",
+    note = "`Device::copy` and the arguments of `Device::launch` take `x.peer()`; elsewhere, use `x.copy_to(dev)?`",
+    note = "a slice of the host gets there by `Device::upload`"
+)]
 pub trait AsView {
     /// The element type.
     type Elem: DeviceCopy;
@@ -217,6 +223,11 @@ pub trait AsView {
 }
 
 /// What an operation can write.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer or exclusive view that this device can write: only copies and kernels take peers",
+    label = "not memory that is written here",
+    note = "what is written is a `&mut DeviceBuffer`, or a `DeviceViewMut` from `x.view_mut()` or `x.slice_mut(..)`"
+)]
 pub trait AsViewMut: AsView {
     /// All of it, exclusive. Of a value without a name, it ends with the statement: see
     /// [`DeviceViewMut::slice_mut`].
@@ -268,12 +279,14 @@ pub trait CopySource {
 }
 impl<V: AsView + ?Sized> CopySource for V {
     type Elem = V::Elem;
+    #[doc(hidden)]
     fn source(&self) -> DeviceView<'_, V::Elem> {
         self.view()
     }
 }
 impl<T: DeviceCopy> CopySource for PeerView<'_, T> {
     type Elem = T;
+    #[doc(hidden)]
     fn source(&self) -> DeviceView<'_, T> {
         self.0
     }

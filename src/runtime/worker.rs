@@ -18,6 +18,7 @@ use crate::{
     driver::{RawFunction, RawModule},
     error::{Error, Result},
     graph::part::Exec,
+    here,
     kernel::Module,
     memory::{
         backing::Trial,
@@ -117,13 +118,9 @@ impl Shared {
     }
 }
 
-thread_local! {
-    static ON_DEVICE_THREAD: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Whether the calling thread is a device thread of any pool.
 pub(crate) fn on_device_thread() -> bool {
-    ON_DEVICE_THREAD.get()
+    here::device().is_some()
 }
 
 /// A stream of a device besides the token's own, and what is shared by those who hold it.
@@ -344,7 +341,7 @@ pub(crate) fn start(
         .name(format!("gpu-pool:{device}"))
         .spawn(move || {
             let _hushed = panics::inherit(hushed);
-            ON_DEVICE_THREAD.set(true);
+            here::enter_device_thread(device);
             let _counted = InCrowd::enter();
             let _present = shared.presence[device].begin();
             match Worker::new(&shared, device, endpoint) {

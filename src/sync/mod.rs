@@ -56,6 +56,7 @@ pub mod shim;
 #[doc(hidden)]
 pub mod site;
 mod spares;
+mod thread_only;
 mod turnstile;
 mod word;
 
@@ -73,5 +74,6 @@ pub use rendezvous::{Broken, Rendezvous};
 pub use returns::Returns;
 pub use sequence::{Flag, Sequence, unique_id};
 pub use spares::Spares;
+pub(crate) use thread_only::{NotDeviceThreadOnly, device_thread_only};
 pub use turnstile::Turnstile;
 pub use word::{load_word, raise_word, store_word};

@@ -62,7 +62,10 @@ use crate::{
     driver::host::HostConfig,
     error::{Error, Result},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::Location,
+};
 
 /// A machine: devices, links, and what operations cost. See the [module docs](self).
 ///
@@ -226,8 +229,10 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] names the first thing that is wrong.
+    #[track_caller]
     pub fn validate(&self) -> Result<()> {
-        let wrong = |why: String| Err(Error::InvalidArgument { op: "topology", why });
+        let site = Location::caller();
+        let wrong = |why: String| Err(Error::invalid_at(site, "topology", why));
         if self.devices.is_empty() {
             return wrong("a machine without devices".into());
         }

@@ -8,7 +8,7 @@ use gpu_pool::{
 /// Why the machine cannot be.
 fn refusal(machine: &Topology) -> String {
     match machine.validate() {
-        Err(Error::InvalidArgument { op: "topology", why }) => why,
+        Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -119,7 +119,7 @@ mod files {
     #[test]
     fn what_is_wrong_with_a_file_is_said() {
         let why = |text: &str| match Topology::parse(text) {
-            Err(Error::InvalidArgument { op: "topology", why }) => why,
+            Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
             other => panic!("{other:?}"),
         };
         assert!(why("[[devices]]\nspeeed = 2").contains("speeed"), "a word that nobody knows");

@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     memory::stats::MemoryStats,
 };
-use std::{fmt, fs, path::Path, slice};
+use std::{fmt, fs, panic::Location, path::Path, slice};
 
 /// What a device's memory pool holds and, while recording is on, what has happened in it. As text with `Display`, as a
 /// page with [`to_html`](Self::to_html), as data with `to_json`.
@@ -169,17 +169,21 @@ impl MemorySnapshot {
     /// # Errors
     /// [`Error::InvalidArgument`] says where it is no snapshot.
     #[cfg(feature = "insight")]
+    #[track_caller]
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|e| Error::invalid("snapshot", e))
+        let site = Location::caller();
+        serde_json::from_str(text).map_err(|e| Error::invalid_at(site, "snapshot", e))
     }
 
     /// Writes the snapshot to a file as its extension says: `.html`, `.svg`, or `.json` (with feature `insight`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other extensions, and when the file cannot be written; it names the file.
+    #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let failed = |why: &dyn fmt::Display| Error::invalid("snapshot", format_args!("{}: {why}", path.display()));
+        let (path, site) = (path.as_ref(), Location::caller());
+        let failed =
+            |why: &dyn fmt::Display| Error::invalid_at(site, "snapshot", format_args!("{}: {why}", path.display()));
         let text = match path.extension().and_then(|e| e.to_str()) {
             Some("html" | "htm") => self.to_html(),
             Some("svg") => self.to_svg(),
