@@ -12,13 +12,13 @@ use crate::{
     kernel::{Args, Kernel, Signature},
     memory::{MemorySnapshot, MemoryStats},
     runtime::{
-        gang::Gang,
+        gang::{Gang, LastCall},
         worker::{Further, Worker},
     },
     stream::StreamCore,
 };
 use smallvec::SmallVec;
-use std::{fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
+use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
 /// Only there so that the compiler's message says what is wrong.
 pub enum DeviceThreadOnly {}
@@ -65,6 +65,8 @@ pub(crate) struct Session {
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
     pub(crate) headlines: Headlines,
+    /// The last call that peers were, or are to be, told of.
+    pub(crate) last_call: Cell<Option<LastCall>>,
 }
 
 /// The same device, working on another stream, or without ordering. Dereferences to [`Device`], so helpers that take
@@ -98,6 +100,7 @@ impl Device {
                 rank,
                 groups: Groups::default(),
                 headlines: Headlines::default(),
+                last_call: Cell::default(),
             }),
             stream: worker.main.clone(),
             ordered: true,

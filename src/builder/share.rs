@@ -88,7 +88,8 @@ impl Builder {
         let shared = ordinals.iter().enumerate().any(|(i, ordinal)| ordinals[..i].contains(ordinal));
         let queues = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
         if shared && !are_plenty(queues.as_deref()) {
-            tracing::warn!(
+            event!(
+                warn,
                 ?ordinals,
                 "GPUs are shared, and CUDA_DEVICE_MAX_CONNECTIONS is not 32: kernels that wait for each other may be in one queue"
             );

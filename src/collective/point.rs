@@ -73,6 +73,7 @@ impl Group<'_> {
         let _here = dev.worker.link.enter("send", Location::caller());
         self.check_peer("send", to)?;
         let call = Call::new("send").elements(S::Elem::DTYPE, src.len());
+        self.calls(&call);
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         dev.copy(&bytes(src), &mut contents)?;
         let gang = &dev.session.gang;
@@ -101,6 +102,7 @@ impl Group<'_> {
         dev.check()?;
         dev.worker.progress();
         let call = Call::new("recv").elements(D::Elem::DTYPE, dst.len());
+        self.calls(&call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
         let parcel = wait::for_peer(dev, "recv", rank, || {
