@@ -20,7 +20,8 @@ pub(crate) fn contain(f: impl FnOnce()) -> bool {
     false
 }
 
-/// Drops a panic's payload. That may panic, and the payload of that panic may panic when it is dropped: so that one is leaked.
+/// Drops a panic's payload. That may panic, and the payload of that panic may panic when it is dropped: so that one is
+/// leaked.
 pub(crate) fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(another);
@@ -56,8 +57,8 @@ impl<T> Drop for Contained<T> {
     }
 }
 
-/// An event for the user's `tracing` subscriber: `event!(warn, fields, "text")`. A subscriber that panics does not unwind
-/// into the library: many events are emitted in drops, or where other threads wait for this one.
+/// An event for the user's `tracing` subscriber: `event!(warn, fields, "text")`. A subscriber that panics does not
+/// unwind into the library: many events are emitted in drops, or where other threads wait for this one.
 macro_rules! event {
     ($level:ident, $($event:tt)+) => {{
         $crate::contain::contain(|| tracing::$level!($($event)+));

@@ -75,8 +75,8 @@ pub enum Error {
     )]
     Mismatch {
         /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is not, "graph"
-        /// if they are of different graphs; "participation" if the second device's closure had ended: its call is then the last one
-        /// that it made, and without any its place is that of the scope.
+        /// if they are of different graphs; "participation" if the second device's closure had ended: its place is then
+        /// that of the last call that it made, and without any that of the scope.
         what: &'static str,
         /// One device,
         a: usize,

@@ -205,8 +205,8 @@ impl<T: 'static> PerDevice<T> {
         this.scope(None, |dev, shard| f(dev, shard, &mut *this.borrow_mut(dev)?))
     }
 
-    /// [`run`](Self::run) on some of the devices only (ordinals in the pool, in the order of their ranks). The values of the
-    /// others stay as they are.
+    /// [`run`](Self::run) on some of the devices only (ordinals in the pool, in the order of their ranks). The values of
+    /// the others stay as they are.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

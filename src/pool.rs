@@ -125,7 +125,7 @@ impl GpuPool {
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed learn the error's text, in
-    /// [`Error::Aborted`].
+    /// [`Error::Aborted`]. The text is asked for once, behind the abort: only who looks at it waits for it.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -217,7 +217,8 @@ impl GpuPool {
         self.run_parts("run_with", None, parts, f)
     }
 
-    /// [`run_with`](Self::run_with) on some of the devices only, as [`run_on`](Self::run_on): one part for each of these.
+    /// [`run_with`](Self::run_with) on some of the devices only, as [`run_on`](Self::run_on): one part for each of
+    /// these.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, rows_mut};

@@ -58,8 +58,8 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
     Ok(devices)
 }
 
-/// Runs a scope. `tell` says to the gang what the caller's error is, by the function that it gets, which returns whether
-/// this is the gang's first failure; that is what `tell` returns.
+/// Runs a scope. `tell` says to the gang what the caller's error is, by the function that it gets. That one returns
+/// whether this is the gang's first failure, and so does `tell`.
 #[track_caller]
 pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
@@ -408,8 +408,8 @@ mod tests {
         }
     }
 
-    /// Whatever unwinds on a device thread, and wherever: the scope, or the next one, fails with it, nobody waits for ever, and
-    /// the GPU's other pools get their turns.
+    /// Whatever unwinds on a device thread, and wherever: the scope, or the next one, fails with it, nobody waits for
+    /// ever, and the GPU's other pools get their turns.
     #[test]
     fn a_device_thread_outlives_every_panic() {
         guarded(|| {

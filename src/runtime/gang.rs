@@ -214,8 +214,8 @@ impl Gang {
         }
     }
 
-    /// For a report on a member that [has left](Self::has_left): its last call, if it had any, and the place of that, or else
-    /// of the scope.
+    /// For a report on a member that [has left](Self::has_left): its last call, if it had any, and the place of that, or
+    /// else of the scope.
     pub(crate) fn last_words(&self, rank: usize) -> (Option<&'static str>, Site) {
         let found = self.last_calls.lock().iter().find(|(of, _)| *of == rank).map(|(_, call)| *call);
         found.map_or((None, self.site), |(op, site)| (Some(op), site))

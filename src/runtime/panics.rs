@@ -1,13 +1,13 @@
 //! Where a device closure panicked.
 //!
 //! `catch_unwind` yields the payload but not the place, and a panic without its place is a complaint of its own
-//! (pytorch#18055). A hook that runs before the user's hook notes place and payload in a thread-local. It changes nothing
-//! else, unless the thread [asked for silence](hush): then the user's hook is not called.
+//! (pytorch#18055). A hook that runs before the user's hook notes place and payload in a thread-local. It changes
+//! nothing else, unless the thread [asked for silence](hush): then the user's hook is not called.
 //!
 //! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the place of the
 //! panic that it came with: the text must be the same, at the same address. A payload that was caught and is passed on
-//! still has its place; a new one has none. What cannot be told apart: two payloads that are not text and have one type,
-//! and a literal that is both the text of a panic and of a payload that was resumed.
+//! still has its place; a new one has none. What cannot be told apart: two payloads of one type that are not text, and
+//! one literal that is both the text of a panic that was caught and of a payload that was resumed.
 
 pub(crate) use crate::contain::contain;
 use crate::{
@@ -71,8 +71,8 @@ struct Noted {
     place: String,
 }
 
-/// What tells a payload from others: its type, and of a text the address and what it says. The text is not copied between
-/// the hook and the catch.
+/// What tells a payload from others: its type, and of a text the address and what it says. The text is not copied
+/// between the hook and the catch.
 #[derive(PartialEq, Eq)]
 struct Payload(TypeId, Option<(usize, String)>);
 
@@ -112,14 +112,17 @@ pub(crate) fn note_places() {
     };
     // A thread that panics may not change the hook (std panics then, which aborts the process): another one does it.
     // Nobody waits for that one: if a hook has called this, the change waits until the hook has returned.
-    let _ = ONCE.get_or_try_init(|| match thread::panicking() {
-        true => thread::Builder::new().name("gpu-pool:hook".to_owned()).spawn(add).map(drop),
-        false => Ok::<_, io::Error>(add()),
+    let _ = ONCE.get_or_try_init(|| {
+        if thread::panicking() {
+            return thread::Builder::new().name("gpu-pool:hook".to_owned()).spawn(add).map(drop);
+        }
+        add();
+        Ok::<_, io::Error>(())
     });
 }
 
-/// Runs a part of what a device thread does: its panic is an error. The payload is dropped here, before anybody hears of
-/// the error, since its drop is the user's code.
+/// Runs a part of what a device thread does: its panic is an error. The payload is dropped here, before anybody hears
+/// of the error, since its drop is the user's code.
 pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
     // What was noted before is not about this.
     NOTED.with_borrow_mut(Vec::clear);

@@ -300,8 +300,8 @@ impl Worker {
         self.ill.take().map_or(Ok(()), Err)
     }
 
-    /// The loop of the device thread. It ends with [`Entry::Stop`] only: if it ended with a panic, the entries behind would
-    /// stay in the queue, and their gangs and the other pools of the GPU would wait for them for ever.
+    /// The loop of the device thread. It ends with [`Entry::Stop`] only: if it ended with a panic, the entries behind
+    /// would stay in the queue, and their gangs and the other pools of the GPU would wait for them for ever.
     fn work(self: Rc<Self>) -> Result<()> {
         let mut taken = VecDeque::new();
         loop {

@@ -69,7 +69,7 @@ fn child() {
     let pool = audited(Gpus::software(), 2);
     for _ in 0..3 {
         let before = EVENTS.load(Relaxed);
-        // The audit finds it after the closure has ended, and says so. Meanwhile the other member waits for this one's streams.
+        // The audit finds it after the closure has ended, and says so. The other member waits for this one's streams.
         let error = failure(pool.run(|dev, _| {
             if dev.rank() == 0 {
                 return Err(Error::custom("the other waits"));
