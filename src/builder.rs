@@ -269,7 +269,7 @@ impl Builder {
             None => match cuda_devices() {
                 Ok(_) => self.hardware()?,
                 Err(reason) => {
-                    tracing::info!(%reason, "no CUDA device: using software GPUs");
+                    event!(info, %reason, "no CUDA device: using software GPUs");
                     self.software(DEFAULT_SOFTWARE_GPUS)?
                 }
             },

@@ -12,14 +12,14 @@ use crate::{
     kernel::{Args, Kernel, Signature},
     memory::{MemorySnapshot, MemoryStats},
     runtime::{
-        gang::Gang,
+        gang::{Gang, LastCall},
         worker::{Further, Worker},
     },
     stream::StreamCore,
     sync::device_thread_only,
 };
 use smallvec::SmallVec;
-use std::{fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
+use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
 /// What the compiler calls a type whose values stay on their device's thread, when a program sends one to another thread,
 /// shares it with one or returns it from a scope: [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group),
@@ -70,6 +70,8 @@ pub(crate) struct Session {
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
     pub(crate) headlines: Headlines,
+    /// The last call that peers were, or are to be, told of.
+    pub(crate) last_call: Cell<Option<LastCall>>,
 }
 
 /// The same device, working on another stream, or without ordering. Dereferences to [`Device`], so helpers that take
@@ -102,6 +104,7 @@ impl Device {
                 rank,
                 groups: Groups::default(),
                 headlines: Headlines::default(),
+                last_call: Cell::default(),
             }),
             stream: worker.main.clone(),
             ordered: true,

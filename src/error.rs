@@ -76,7 +76,8 @@ pub enum Error {
     )]
     Mismatch {
         /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is not, "graph"
-        /// if they are of different graphs.
+        /// if they are of different graphs; "participation" if the second device's closure had ended: its place is then
+        /// that of the last call that it made, and without any that of the scope.
         what: &'static str,
         /// One device,
         a: usize,
@@ -124,14 +125,15 @@ pub enum Error {
         /// The devices that had not come; empty when the device waited for its own stream.
         missing: Vec<usize>,
     },
-    /// A device closure panicked.
-    #[error("the closure panicked on device {device} at {place}: {message}")]
+    /// A device closure panicked; or, by a mistake of this crate, the device's thread did outside of it.
+    #[error("the thread of device {device} panicked at {place}: {message}")]
     Panicked {
         /// The device whose closure it was.
         device: usize,
         /// The panic's message.
         message: String,
-        /// File, line and column of the panic.
+        /// File, line and column of the panic. "an unknown place", where a payload was passed to
+        /// [`resume_unwind`](std::panic::resume_unwind) that no panic of this thread came with.
         place: String,
     },
     /// State that a failed scope had borrowed mutably. Its contents are unspecified until it is reset or cleared.

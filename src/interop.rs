@@ -142,7 +142,7 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let stream = &self.cuda.dev.stream;
         if let Err(error) = self.account() {
-            tracing::error!(%error, "a use by cudarc");
+            event!(error, %error, "a use by cudarc");
         }
         self.block.hazards.close(stream, stream.submit(), self.bytes.clone(), self.access);
     }

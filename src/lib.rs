@@ -47,6 +47,9 @@
 // `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+#[macro_use]
+mod contain;
+
 mod builder;
 mod builtin;
 mod collective;

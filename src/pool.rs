@@ -15,7 +15,7 @@ use crate::{
         panics,
         worker::{Shared, on_device_thread},
     },
-    scope::{check_pid, run, shard},
+    scope::{as_it_is, by_its_text, check_pid, members, run, shard},
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -104,7 +104,7 @@ impl GpuPool {
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
         R: Send,
-        E: From<Error> + Send,
+        E: From<Error> + fmt::Display + Send,
     {
         Self::global()?.try_run(f)
     }
@@ -117,15 +117,17 @@ impl GpuPool {
     /// The first failure: the error that a closure returned, [`Error::Panicked`], [`Error::DeviceLost`], ...
     /// [`Error::NestedScope`] on a device thread, [`Error::Closed`], [`Error::Forked`], and [`Error::Timeout`] when the
     /// devices were busy with other scopes that made no progress for the deadline.
+    #[track_caller]
     pub fn run<F, R>(&self, f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        run(&self.shared, None, f, Error::clone)
+        run(&self.shared, None, f, as_it_is)
     }
 
-    /// [`run`](Self::run) with the caller's own error type.
+    /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed learn the error's text, in
+    /// [`Error::Aborted`]. The text is asked for once, behind the abort: only who looks at it waits for it.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -140,13 +142,14 @@ impl GpuPool {
     ///
     /// # Errors
     /// What the first failing closure returned; `E::from` of this crate's errors, as [`run`](Self::run) has them.
+    #[track_caller]
     pub fn try_run<F, R, E>(&self, f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
         R: Send,
-        E: From<Error> + Send,
+        E: From<Error> + fmt::Display + Send,
     {
-        run(&self.shared, None, f, |_| Error::custom("the closure returned an error"))
+        run(&self.shared, None, f, by_its_text)
     }
 
     /// Runs `f` on some of the devices only (ordinals in the pool, in the order of their ranks). Gangs that share no
@@ -169,18 +172,8 @@ impl GpuPool {
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        for (i, &device) in devices.iter().enumerate() {
-            if device >= self.devices() {
-                return Err(Error::invalid("run_on", format_args!("device {device} of {}", self.devices())));
-            }
-            if devices[..i].contains(&device) {
-                return Err(Error::invalid("run_on", format_args!("device {device} is listed twice")));
-            }
-        }
-        if devices.is_empty() {
-            return Err(Error::invalid("run_on", "an empty list of devices"));
-        }
-        run(&self.shared, Some(devices), f, Error::clone)
+        let members = members(&self.shared, "run_on", devices)?;
+        run(&self.shared, Some(members), f, as_it_is)
     }
 
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
@@ -223,18 +216,63 @@ impl GpuPool {
         F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
         R: Send,
     {
-        let shards: Vec<Shard> = (0..self.devices()).map(|i| shard(&self.shared, i, None)).collect();
+        self.run_parts("run_with", None, parts, f)
+    }
+
+    /// [`run_with`](Self::run_with) on some of the devices only, as [`run_on`](Self::run_on): one part for each of
+    /// these.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, rows_mut};
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let mut y = [1.0f32; 6];
+    /// pool.run_on_with(&[3, 1], rows_mut(&mut y, 1), |dev, _, rows| {
+    ///     let mut d = dev.upload(rows)?;
+    ///     dev.scale(&mut d, dev.index() as f64)?;
+    ///     dev.download_into(&d, rows)
+    /// })?;
+    /// assert_eq!(y, [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`run_on`](Self::run_on) and [`run_with`](Self::run_with).
+    #[track_caller]
+    pub fn run_on_with<P, F, R>(&self, devices: &[usize], parts: P, f: F) -> Result<Vec<R>>
+    where
+        P: Parts,
+        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
+        R: Send,
+    {
+        let members = members(&self.shared, "run_on_with", devices)?;
+        self.run_parts("run_on_with", Some(members), parts, f)
+    }
+
+    #[track_caller]
+    fn run_parts<P, F, R>(&self, op: &'static str, members: Option<&[usize]>, parts: P, f: F) -> Result<Vec<R>>
+    where
+        P: Parts,
+        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
+        R: Send,
+    {
+        let count = members.map_or(self.devices(), <[usize]>::len);
+        let shards: Vec<Shard> = (0..count).map(|rank| shard(&self.shared, rank, members)).collect();
         let parts: Vec<_> = parts.split(&shards)?.into_iter().map(|part| Mutex::new(Some(part))).collect();
-        self.run(|dev, shard| {
+        if parts.len() != count {
+            return Err(Error::invalid(op, format_args!("{} parts for {count} devices", parts.len())));
+        }
+        let own = |dev: &Device, shard: Shard| {
             let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
             f(dev, shard, part)
-        })
+        };
+        run(&self.shared, members, own, as_it_is)
     }
 
     /// State that lives on its device's thread, one `T` per device, made by `f`. See [`PerDevice`].
     ///
     /// # Errors
     /// As [`run`](Self::run).
+    #[track_caller]
     pub fn per_device<T, F>(&self, f: F) -> Result<PerDevice<T>>
     where
         T: 'static,
@@ -327,7 +365,8 @@ impl GpuPool {
     /// else. Dropping the pool does the same, but cannot say what went wrong.
     ///
     /// # Errors
-    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread died,
+    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread
+    /// panicked outside of any scope by a mistake of this crate (drops of users' values may panic: that is no error),
     /// [`Error::Misuse`] when the checker has refused to give memory back that is in use, or has found that something was
     /// written out of bounds ([`Check::Memory`](crate::Check::Memory)).
     pub fn close(self) -> Result<()> {
@@ -357,9 +396,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     let threads = std::mem::take(&mut *shared.threads.lock());
     let mut ended = Ok(());
     for (device, thread) in threads.into_iter().enumerate() {
-        if let Err(payload) = thread.join() {
-            ended = Err(panics::error(device, &*payload));
-        }
+        ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::of_thread(device, payload))));
     }
     shared.stages.lock().clear();
     ended = ended.and(shared.pinned.audit("close"));
@@ -384,12 +421,12 @@ impl Drop for GpuPool {
             let name = "gpu-pool:close".to_owned();
             let started = std::thread::Builder::new().name(name).spawn(move || drop(stop(&shared)));
             if let Err(error) = started {
-                tracing::error!(%error, "a pool that was dropped on a device thread could not be closed");
+                event!(error, %error, "a pool that was dropped on a device thread could not be closed");
             }
             return;
         }
         if let Err(error) = stop(&self.shared) {
-            tracing::error!(%error, "a device thread had died");
+            event!(error, %error, "a pool did not end well");
         }
     }
 }

@@ -1,9 +1,12 @@
 //! How a pool's memory is to be managed.
 
 use super::Builder;
-use crate::memory::{
-    BackingChoice, OutOfMemoryReport,
-    cache::{MemoryLimit, OnOutOfMemory, Settings},
+use crate::{
+    contain::Contained,
+    memory::{
+        BackingChoice, OutOfMemoryReport,
+        cache::{MemoryLimit, OnOutOfMemory, Settings},
+    },
 };
 use std::sync::Arc;
 
@@ -112,7 +115,7 @@ impl Builder {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn on_out_of_memory(mut self, again: impl Fn(&OutOfMemoryReport) -> bool + Send + Sync + 'static) -> Self {
-        self.memory.on_out_of_memory = Some(OnOutOfMemory(Arc::new(again)));
+        self.memory.on_out_of_memory = Some(OnOutOfMemory(Contained::new(Arc::new(again))));
         self
     }
 

@@ -96,7 +96,8 @@ impl Builder {
         let shared = ordinals.iter().any(|ordinal| count(ordinal) > 1);
         let queues = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
         if shared && !are_plenty(queues.as_deref()) {
-            tracing::warn!(
+            event!(
+                warn,
                 ?ordinals,
                 "GPUs are shared, and CUDA_DEVICE_MAX_CONNECTIONS is not 32: kernels that wait for each other may be in one queue"
             );

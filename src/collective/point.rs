@@ -79,6 +79,7 @@ impl Group<'_> {
         self.check_peer("send", to)?;
         dev.not_in_graph("send")?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
+        self.calls(&call);
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         dev.copy(&bytes(src), &mut contents)?;
         let gang = &dev.session.gang;
@@ -112,6 +113,7 @@ impl Group<'_> {
         dev.check()?;
         dev.worker.progress();
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
+        self.calls(&call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
         let parcel = wait::for_peer(dev, "recv", rank, || {

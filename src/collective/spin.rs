@@ -369,7 +369,7 @@ pub(crate) fn make_up_later(worker: &Worker) {
         && worker.is_idle()
         && let Err(error) = make_up(worker)
     {
-        tracing::debug!(device = worker.link.device, %error, "meetings could not be made up");
+        event!(debug, device = worker.link.device, %error, "meetings could not be made up");
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     },
     site::{flag, ord},
 };
+use crate::contain::contain;
 use std::{fmt, iter::FusedIterator, marker::PhantomData, mem, ptr};
 
 /// `src/sync/README.md` has the protocol.
@@ -179,7 +180,10 @@ impl<T> FusedIterator for Drain<T> {}
 
 impl<T> Drop for Drain<T> {
     fn drop(&mut self) {
-        self.for_each(drop);
+        // One that panics does not keep the others from being dropped.
+        self.for_each(|value| {
+            contain(|| drop(value));
+        });
     }
 }
 

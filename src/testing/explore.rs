@@ -11,6 +11,7 @@ mod shrink;
 
 use crate::{
     Builder, Error, GpuPool, Result,
+    contain::discard,
     driver::{
         check::Check,
         host::{Schedule, Trace},
@@ -207,6 +208,7 @@ impl Explorer {
             Err(payload) => {
                 let text = payload.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                discard(payload);
                 Some(Why::Panic(text.unwrap_or_else(|| "a payload that is not text".to_owned())))
             }
         };

@@ -98,7 +98,7 @@ unsafe extern "C" fn trampoline(data: *mut c_void) {
     // SAFETY: `launch_host` made the box and gave it away; the driver calls once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
-        tracing::error!("a host function panicked in a CUDA stream: {}", message(&*payload));
+        event!(error, "a host function panicked in a CUDA stream: {}", message(&*payload));
         // Dropping a payload may panic as well.
         std::mem::forget(payload);
     }

@@ -34,6 +34,7 @@ use super::{
     stats::MemoryStats,
 };
 use crate::{
+    contain::Contained,
     driver::check,
     error::{Error, Result},
     memory::OutOfMemoryReport,
@@ -78,7 +79,10 @@ pub(crate) const ATTEMPTS: usize = 16;
 
 /// Asked when a device is out of memory; whether to try again.
 #[derive(Clone)]
-pub(crate) struct OnOutOfMemory(pub(crate) Arc<dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync>);
+pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Asked>>);
+
+/// What is asked.
+type Asked = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
 
 impl fmt::Debug for OnOutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
