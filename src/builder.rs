@@ -12,7 +12,7 @@ pub(crate) use environment::seed;
 use crate::{
     Algorithm, ReduceOrder, Tune,
     driver::{
-        DriverRef,
+        DriverRef, FaultKind,
         check::{self, Check},
         faulty, host,
     },
@@ -329,7 +329,10 @@ impl Builder {
         }
         let machine =
             host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
-        let all = host::machine_with(&configs, &machine);
+        let all = host::machine_with(&configs, &machine).map_err(|fault| match fault.kind {
+            FaultKind::InvalidArgument => Error::invalid("build", fault.detail),
+            _ => Error::NoDevice { reason: fault.detail },
+        })?;
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())
     }
 

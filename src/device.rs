@@ -298,13 +298,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         let op = self.op("synchronize")?;
         let gang = &self.session.gang;
-        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, |advanced| {
-            if advanced {
-                // Peers that wait for this device see that it is not stuck.
-                self.worker.progress();
-            }
-            gang.is_aborted()
-        });
+        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, || gang.is_aborted());
         // A peer's failure is the reason, not the deadline.
         idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { self.check().err().unwrap_or(e) } else { e })?;
         self.check()

@@ -122,7 +122,8 @@ pub enum Error {
         op: &'static str,
         /// For how long nothing had advanced, by the clock; it runs on while a process is stopped.
         waited: Duration,
-        /// The devices that had not come; empty when the device waited for its own stream.
+        /// The devices that were waited for: peers that had not come, or the device itself when it waited for its own
+        /// stream. Never empty.
         missing: Vec<usize>,
     },
     /// A device closure panicked; or, by a mistake of this crate, the device's thread did outside of it.

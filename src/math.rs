@@ -62,7 +62,7 @@ impl Device {
         let n = x.len();
         let words = DeviceViewMut::<W> { block: x.block, address: x.address, len: n, of: PhantomData };
         // SAFETY: `W` is as large as the element, so the words are the view's own bytes; the kernel writes `n` of them.
-        unsafe { self.launch(kernel, LaunchDims::cover(n), (words, n as u64, value)) }
+        unsafe { self.launch(kernel, LaunchDims::stride(n), (words, n as u64, value)) }
     }
 
     /// `x *= a`.
@@ -79,7 +79,7 @@ impl Device {
         let _here = self.worker.link.enter("scale", Location::caller());
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
-        unsafe { self.launch(V::Elem::SCALE, LaunchDims::cover(n), (x, n as u64, a)) }
+        unsafe { self.launch(V::Elem::SCALE, LaunchDims::stride(n), (x, n as u64, a)) }
     }
 
     /// `y += a * x`; half types are computed in `f32`.
@@ -98,7 +98,7 @@ impl Device {
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(X::Elem::AXPY, LaunchDims::cover(n), (x, y, n as u64, a)) }
+        unsafe { self.launch(X::Elem::AXPY, LaunchDims::stride(n), (x, y, n as u64, a)) }
     }
 
     /// The sum, as one element on this device. The order of the additions is fixed: the same bits every run. `f32` and
@@ -164,7 +164,7 @@ impl Device {
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::cover(n), (x, &mut y, n as u64))? };
+        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n), (x, &mut y, n as u64))? };
         Ok(y)
     }
 }

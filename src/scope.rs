@@ -338,7 +338,7 @@ pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
-    let progress = || gang.members().iter().map(|&device| shared.turns[device].any_progress()).sum::<u64>();
+    let progress = || gang.members().iter().map(|&device| shared.turns[device].life.any_progress()).sum::<u64>();
     let (mut patience, mut seen, mut told) = (Patience::new(shared.deadline.saturating_add(TICK)), progress(), false);
     let mut withdrawn = false;
     while !waiting.wait(Some(patience.tick(TICK))) {

@@ -113,8 +113,8 @@ impl Builder {
 fn warn_of_unknown() {
     for variable in env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_unknown(name)) {
         match nearest(&variable) {
-            Some(known) => tracing::warn!("{variable} has no effect: gpu-pool does not know it; {known} is meant?"),
-            None => tracing::warn!("{variable} has no effect: gpu-pool does not know it"),
+            Some(known) => event!(warn, "{variable} has no effect: gpu-pool does not know it; {known} is meant?"),
+            None => event!(warn, "{variable} has no effect: gpu-pool does not know it"),
         }
     }
 }

@@ -44,14 +44,17 @@ impl Builder {
         let audit = self.memory.audit || self.check == Some(Check::Memory);
         let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
         let seats = share::seats(drivers.iter().map(|driver| driver.info().uuid));
-        let link = |(i, driver)| Arc::new(Link::new(id, i, driver, seats[i].sharers, memory.records()));
+        let turns: Vec<_> =
+            drivers.iter().zip(&seats).map(|(driver, seat)| Turns::of(driver.info().uuid, seat.place)).collect();
+        let link = |(i, driver): (usize, DriverRef)| {
+            let life = turns[i].life.clone();
+            Arc::new(Link::new(id, i, driver, life, seats[i].sharers, memory.records()))
+        };
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
         self.check_memory(&links)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let computed = host::is_stepped(&*links[0].driver) || host::virtual_now(&*links[0].driver).is_some();
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
-        let of_seat = |(link, seat): (&Arc<Link>, &share::Seat)| Turns::of(link.driver.info().uuid, seat.place);
-        let turns: Vec<_> = links.iter().zip(&seats).map(of_seat).collect();
         let presence =
             queues.iter().zip(&turns).map(|(queue, turns)| Presence::new(queue.waker().clone(), turns.clone()));
         let presence: Vec<_> = presence.collect();

@@ -156,7 +156,7 @@ pub(super) fn submit(group: &Group<'_>, request: &Request, shape: &Shape, notice
 pub(super) fn join(dev: &Device, name: &'static str, stream: &Arc<StreamCore>) -> Result<()> {
     dev.stream.wait_for(name, stream, stream.submit()).or_else(|error| {
         // Then it must be over now.
-        stream.wait_idle(name, dev.worker.shared.deadline, |_| false)?;
+        stream.wait_idle(name, dev.worker.shared.deadline, || false)?;
         Err(error)
     })
 }

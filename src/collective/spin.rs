@@ -165,7 +165,7 @@ pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
             // Before this member gives up: from here on nobody can commit it.
             let (device, op) = (dev.index(), "wait for blocking calls of the driver");
             let waited = patience.waited();
-            dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: Vec::new() });
+            dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: vec![device] });
         }
     }
 }

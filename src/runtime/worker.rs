@@ -208,7 +208,7 @@ impl Worker {
 
     /// Notes that this device's host thread has got further.
     pub(crate) fn progress(&self) {
-        self.shared.turns[self.link.device].progress();
+        self.link.life.progress();
     }
 
     pub(crate) fn is_software(&self) -> bool {
@@ -264,16 +264,7 @@ impl Worker {
         let streams = self.streams.borrow();
         let all = std::iter::once(&self.main).chain(streams.iter().map(|further| &further.core));
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
-        let drained = all
-            .map(|stream| {
-                stream.wait_idle("scope end", limit, |advanced| {
-                    if advanced {
-                        self.progress();
-                    }
-                    false
-                })
-            })
-            .fold(Ok(()), Result::and);
+        let drained = all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and);
         let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
         drop(over);
         drained

@@ -87,7 +87,9 @@ impl Faulty {
             match *injected {
                 Injected::Stuck => self.stuck.hold(stream)?,
                 Injected::Slow { per_copy, per_megabyte } => {
-                    pause += per_copy + per_megabyte.mul_f64(bytes as f64 / f64::from(1 << 20));
+                    let seconds = per_megabyte.as_secs_f64() * (bytes as f64 / f64::from(1 << 20));
+                    let moving = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+                    pause = pause.saturating_add(per_copy).saturating_add(moving);
                 }
                 _ => {}
             }
