@@ -4,6 +4,7 @@ mod collectives;
 mod environment;
 mod memory;
 mod open;
+mod settings;
 mod share;
 
 pub(crate) use environment::seed;
@@ -11,19 +12,19 @@ pub(crate) use environment::seed;
 use crate::{
     Algorithm, ReduceOrder, Tune,
     driver::{
-        DriverRef,
+        DriverRef, FaultKind,
         check::{self, Check},
         faulty, host,
     },
     error::{Error, Result},
     kernel::Module,
-    memory::cache::Settings,
+    memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     runtime::worker,
     testing::FaultPlan,
     topology::Topology,
 };
-use std::{sync::Arc, time::Duration};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// Software GPUs where no number is given and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
@@ -52,12 +53,13 @@ pub enum Backend {
 /// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: [`check`](Self::check) |
 /// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
 /// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
-/// | `GPU_POOL_MEMORY` | `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
+/// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `copies`, `staged`, `host` or `ring` |
+/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `exchange`, `copies`, `staged`, `host` or `ring`: [`algorithm`](Self::algorithm) |
 /// | `GPU_POOL_TUNE` | where the collectives have their limits from: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
+/// A variable that begins with `GPU_POOL_` and is none of these, say a misspelt one, is warned of once (by `tracing`).
 /// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
 ///
 /// ```
@@ -75,6 +77,7 @@ pub struct Builder {
     weights: Weights,
     modules: Vec<&'static Module>,
     memory: Settings,
+    backing: Option<BackingChoice>,
     software_memory: Option<u64>,
     timeout: Option<Duration>,
     algorithm: Option<Algorithm>,
@@ -82,6 +85,7 @@ pub struct Builder {
     tune: Option<Tune>,
     staged: bool,
     check: Option<Check>,
+    schedule: Option<host::Schedule>,
     machine: host::MachineConfig,
     faults: Option<FaultPlan>,
     /// The plan begins when the pool is built.
@@ -119,7 +123,7 @@ impl Builder {
         self
     }
 
-    /// Shares of the devices, one positive number each: a device with weight 2 gets twice the rows.
+    /// Shares of the devices, one positive, finite number each: a device with weight 2 gets twice the rows. Only ratios count.
     pub fn weights(mut self, weights: &[f64]) -> Self {
         self.weights = Weights::Given(weights.to_vec());
         self
@@ -151,13 +155,16 @@ impl Builder {
     /// the deadline at most, since nothing could advance: host threads look at the clock several times before they give up.
     /// (So a deadline of less than 0.1 s may come as late as that.) Kernels that wait for peers' kernels go by the GPU's clock,
     /// which runs on.
+    ///
+    /// [`build`](Self::build) refuses a deadline of zero.
     pub fn timeout(mut self, deadline: Duration) -> Self {
         self.timeout = Some(deadline);
         self
     }
 
     /// Copies between devices go through the host even where a direct way was found, and kernels cannot name peers'
-    /// memory: for tests, and for machines whose peer access is slow.
+    /// memory: for tests, and for machines whose peer access is slow. [`build`](Self::build) refuses it together with
+    /// [`Algorithm::Direct`], which needs peer access.
     pub fn without_peer_access(mut self) -> Self {
         self.staged = true;
         self
@@ -191,14 +198,14 @@ impl Builder {
 
     /// The order in which software GPUs run their operations.
     pub fn schedule(mut self, schedule: host::Schedule) -> Self {
-        self.machine.schedule = schedule;
+        self.schedule = Some(schedule);
         self
     }
 
     /// Software GPUs of this machine, in virtual time: as many as it has devices, unless [`host`](Self::host) says less.
+    /// It needs the schedule [`Virtual`](host::Schedule::Virtual), which is then the default.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.machine.topology = Some(Arc::new(topology));
-        self.machine.schedule = host::Schedule::Virtual;
         self
     }
 
@@ -221,8 +228,10 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when it is there already; else as [`build`](Self::build).
+    #[track_caller]
     pub fn build_global(self) -> Result<()> {
-        let taken = || Error::invalid("build_global", "the process-wide pool is there already");
+        let site = Location::caller();
+        let taken = || Error::invalid_at(site, "build_global", "the process-wide pool is there already");
         if crate::pool::GLOBAL.get().is_some() {
             return Err(taken());
         }
@@ -234,7 +243,8 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that
-    /// cannot be, [`Error::NestedScope`] on a device thread, and the driver's.
+    /// cannot be or that contradict each other, [`Error::NestedScope`] on a device thread, and the driver's.
+    #[track_caller]
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
             return Err(Error::NestedScope { op: "build" });
@@ -243,26 +253,23 @@ impl Builder {
             topology.validate()?;
             self.backend.get_or_insert(Backend::Host(topology.len()));
         }
-        if self.machine.dry && self.machine.topology.is_none() {
-            return Err(Error::invalid("build", "a dry pool without a topology would neither compute nor tell times"));
-        }
-        if self.machine.topology.is_some() && self.machine.schedule != host::Schedule::Virtual {
-            return Err(Error::invalid(
-                "build",
-                "a topology gives virtual times, which the schedule that was set has none of",
-            ));
-        }
-        if self.machine.topology.is_some() && self.backend == Some(Backend::Cuda) {
-            return Err(Error::invalid("build", "a topology is for software GPUs; these are CUDA devices"));
-        }
+        self.check_settings()?;
         self.read_environment()?;
+        self.check_timeout()?;
+        self.machine.schedule = match (&self.machine.topology, self.schedule.take()) {
+            (Some(_), _) => host::Schedule::Virtual,
+            (None, schedule) => schedule.unwrap_or_default(),
+        };
+        if let Some(choice) = self.backing {
+            self.memory.choice = choice;
+        }
         let drivers = match self.backend {
             Some(Backend::Host(count)) => self.software(count)?,
             Some(Backend::Cuda) => self.hardware()?,
             None => match cuda_devices() {
                 Ok(_) => self.hardware()?,
                 Err(reason) => {
-                    tracing::info!(%reason, "no CUDA device: using software GPUs");
+                    event!(info, %reason, "no CUDA device: using software GPUs");
                     self.software(DEFAULT_SOFTWARE_GPUS)?
                 }
             },
@@ -284,10 +291,11 @@ impl Builder {
     }
 
     /// The ordinals to open of `count` that are there; `twice` if one may be listed more than once.
+    #[track_caller]
     fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
         if ordinals.is_empty() {
-            return Err(Error::invalid("build", "an empty list of devices"));
+            return Err(Error::invalid("build", "`devices` with an empty list"));
         }
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if ordinal >= count {
@@ -295,12 +303,13 @@ impl Builder {
                 return Err(Error::NoDevice { reason });
             }
             if !twice && ordinals[..i].contains(&ordinal) {
-                return Err(Error::invalid("build", format_args!("device {ordinal} is listed twice")));
+                return Err(Error::invalid("build", format_args!("`devices`: device {ordinal} is listed twice")));
             }
         }
         Ok(ordinals.clone())
     }
 
+    #[track_caller]
     fn software(&self, count: usize) -> Result<Vec<DriverRef>> {
         if !(1..=MOST_SOFTWARE_GPUS).contains(&count) {
             let why = format!("{count} software GPUs: there can be 1 to {MOST_SOFTWARE_GPUS}");
@@ -320,15 +329,20 @@ impl Builder {
         }
         let machine =
             host::MachineConfig { watch_reads: !matches!(self.check, None | Some(Check::Off)), ..self.machine.clone() };
-        let all = host::machine_with(&configs, &machine);
+        let all = host::machine_with(&configs, &machine).map_err(|fault| match fault.kind {
+            FaultKind::InvalidArgument => Error::invalid("build", fault.detail),
+            _ => Error::NoDevice { reason: fault.detail },
+        })?;
         Ok(self.ordinals(count, "software GPUs", false)?.into_iter().map(|i| all[i].clone()).collect())
     }
 
+    #[track_caller]
     fn cuda_ordinals(&self) -> Result<Vec<usize>> {
-        Ok(self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?))
+        self.crowd(self.ordinals(cuda_devices()?, "CUDA devices", self.shares())?)
     }
 
     #[cfg(feature = "cuda")]
+    #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         let ordinals = self.cuda_ordinals()?;
         // Making a context takes a second or so, and they can be made side by side.
@@ -341,6 +355,7 @@ impl Builder {
     }
 
     #[cfg(not(feature = "cuda"))]
+    #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         self.cuda_ordinals().map(|_| Vec::new())
     }

@@ -12,16 +12,22 @@ use crate::{
     kernel::{Args, Kernel, Signature},
     memory::{MemorySnapshot, MemoryStats},
     runtime::{
-        gang::Gang,
+        gang::{Gang, LastCall},
         worker::{Further, Worker},
     },
     stream::StreamCore,
+    sync::device_thread_only,
 };
 use smallvec::SmallVec;
-use std::{fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
+use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
-/// Only there so that the compiler's message says what is wrong.
+/// What the compiler calls a type whose values stay on their device's thread, when a program sends one to another thread,
+/// shares it with one or returns it from a scope: [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group),
+/// [`Graph`](crate::Graph), [`GradientExchange`](crate::GradientExchange), and what [`PerDevice`](crate::PerDevice) lends. Only a
+/// name: there are no values of it.
 pub enum DeviceThreadOnly {}
+
+device_thread_only! { [] Device, ['a] OnStream<'a> }
 
 /// The token of a device: whoever has `&Device` is on that device's thread, inside a scope.
 ///
@@ -50,7 +56,6 @@ pub enum DeviceThreadOnly {}
 ///
 /// A closure that is bound to a variable first needs its types: `|dev: &Device, shard: Shard| ...`.
 pub struct Device {
-    pub(crate) stays: PhantomData<*const DeviceThreadOnly>,
     pub(crate) worker: Rc<Worker>,
     pub(crate) session: Rc<Session>,
     pub(crate) stream: Arc<StreamCore>,
@@ -65,6 +70,8 @@ pub(crate) struct Session {
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
     pub(crate) headlines: Headlines,
+    /// The last call that peers were, or are to be, told of.
+    pub(crate) last_call: Cell<Option<LastCall>>,
 }
 
 /// The same device, working on another stream, or without ordering. Dereferences to [`Device`], so helpers that take
@@ -91,13 +98,13 @@ impl fmt::Debug for Device {
 impl Device {
     pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize) -> Self {
         Device {
-            stays: PhantomData,
             worker: worker.clone(),
             session: Rc::new(Session {
                 gang: gang.clone(),
                 rank,
                 groups: Groups::default(),
                 headlines: Headlines::default(),
+                last_call: Cell::default(),
             }),
             stream: worker.main.clone(),
             ordered: true,
@@ -121,6 +128,25 @@ impl Device {
     }
 
     /// Marketing name, or `software GPU`.
+    ///
+    /// It is borrowed from the device, so it does not leave the closure:
+    ///
+    /// ```compile_fail
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let names = pool.run(|dev, _| Ok(dev.name()))?; // lifetime may not live long enough
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// A copy does:
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let names = pool.run(|dev, _| Ok(dev.name().to_owned()))?;
+    /// assert_eq!(names, ["software GPU", "software GPU"]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.info().name
     }
@@ -174,6 +200,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
+    #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
         self.stream_with_priority(0)
     }
@@ -184,6 +211,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`stream`](Self::stream).
+    #[track_caller]
     pub fn stream_with_priority(&self, priority: i32) -> Result<Stream> {
         self.not_in_graph("stream")?;
         self.check()?;
@@ -220,7 +248,7 @@ impl Device {
 
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
         let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
-        OnStream { dev: Device { stays: PhantomData, worker, session, stream, ordered, recording }, of: PhantomData }
+        OnStream { dev: Device { worker, session, stream, ordered, recording }, of: PhantomData }
     }
 
     /// Marks this point of the current stream's work.
@@ -270,13 +298,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         let op = self.op("synchronize")?;
         let gang = &self.session.gang;
-        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, |advanced| {
-            if advanced {
-                // Peers that wait for this device see that it is not stuck.
-                self.worker.progress();
-            }
-            gang.is_aborted()
-        });
+        let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, || gang.is_aborted());
         // A peer's failure is the reason, not the deadline.
         idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { self.check().err().unwrap_or(e) } else { e })?;
         self.check()
@@ -313,6 +335,32 @@ impl Device {
 impl Device {
     /// Launches a kernel on the current stream. What its signature declares is ordered by the library.
     ///
+    /// A tuple takes its parts by value. So a variable that is a `&mut` itself moves into it, and is gone:
+    ///
+    /// ```compile_fail,E0382
+    /// # use gpu_pool::*;
+    /// # static MODULE: Module = Module::ptx("");
+    /// # kernel! { static STEP: "step" in MODULE, fn(y: &mut [f32], n: u64); }
+    /// unsafe fn steps(dev: &Device, y: &mut DeviceBuffer<f32>) -> Result<()> {
+    ///     let n = y.len() as u64;
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (y, n))? };
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (y, n)) } // use of moved value: `y`
+    /// }
+    /// ```
+    ///
+    /// Give `&mut *y`, which borrows it for the call:
+    ///
+    /// ```
+    /// # use gpu_pool::*;
+    /// # static MODULE: Module = Module::ptx("");
+    /// # kernel! { static STEP: "step" in MODULE, fn(y: &mut [f32], n: u64); }
+    /// unsafe fn steps(dev: &Device, y: &mut DeviceBuffer<f32>) -> Result<()> {
+    ///     let n = y.len() as u64;
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (&mut *y, n))? };
+    ///     unsafe { dev.launch(&STEP, LaunchDims::cover(n as usize), (&mut *y, n)) }
+    /// }
+    /// ```
+    ///
     /// # Safety
     /// The device code (and its twin) fits the signature and, for these dimensions and arguments, touches nothing
     /// outside the given slices and writes through no `&[T]`.
@@ -324,10 +372,11 @@ impl Device {
     /// [`Error::Aborted`]; the driver's.
     #[track_caller]
     pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
+        let args = args.pack();
         let mut op = self.op_in_graph("launch")?;
         let function = self.worker.function(kernel.module, kernel.name)?;
         let mut raw: SmallVec<[KernelArg; 8]> = SmallVec::new();
-        for packed in args.pack() {
+        for packed in args {
             if let Some(touch) = &packed.touch {
                 op.argument(touch)?;
                 let peer = touch.block.device().unwrap_or(self.index());

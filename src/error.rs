@@ -5,6 +5,7 @@
 
 use crate::{
     driver::check::{Kind, Report},
+    here,
     memory::{OutOfMemoryReport, insight::out_of_memory::Indented},
 };
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
@@ -75,7 +76,8 @@ pub enum Error {
     )]
     Mismatch {
         /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is not, "graph"
-        /// if they are of different graphs.
+        /// if they are of different graphs; "participation" if the second device's closure had ended: its place is then
+        /// that of the last call that it made, and without any that of the scope.
         what: &'static str,
         /// One device,
         a: usize,
@@ -120,17 +122,19 @@ pub enum Error {
         op: &'static str,
         /// For how long nothing had advanced, by the clock; it runs on while a process is stopped.
         waited: Duration,
-        /// The devices that had not come; empty when the device waited for its own stream.
+        /// The devices that were waited for: peers that had not come, or the device itself when it waited for its own
+        /// stream. Never empty.
         missing: Vec<usize>,
     },
-    /// A device closure panicked.
-    #[error("the closure panicked on device {device} at {place}: {message}")]
+    /// A device closure panicked; or, by a mistake of this crate, the device's thread did outside of it.
+    #[error("the thread of device {device} panicked at {place}: {message}")]
     Panicked {
         /// The device whose closure it was.
         device: usize,
         /// The panic's message.
         message: String,
-        /// File, line and column of the panic.
+        /// File, line and column of the panic. "an unknown place", where a payload was passed to
+        /// [`resume_unwind`](std::panic::resume_unwind) that no panic of this thread came with.
         place: String,
     },
     /// State that a failed scope had borrowed mutably. Its contents are unspecified until it is reset or cleared.
@@ -216,12 +220,16 @@ pub enum Error {
         why: String,
     },
     /// An argument that can never work.
-    #[error("{op}: {why}")]
+    #[error("{op}: {why} ({}at {site})", on(.device))]
     InvalidArgument {
         /// The operation.
         op: &'static str,
         /// What is wrong with which argument.
         why: String,
+        /// The device on whose thread it was given, by its ordinal in the pool; `None` on any other thread.
+        device: Option<usize>,
+        /// Where in the caller's code.
+        site: Site,
     },
     /// Per-device state is already borrowed in a way that excludes this borrow.
     #[error("the state of device {device} is already borrowed")]
@@ -260,9 +268,28 @@ impl Error {
         Error::Custom(Arc::from(e.into()))
     }
 
+    /// With the place of the user's call: each function between that call and this one is `#[track_caller]`, too.
+    #[track_caller]
     pub(crate) fn invalid(op: &'static str, why: impl fmt::Display) -> Self {
-        Error::InvalidArgument { op, why: why.to_string() }
+        Error::invalid_at(Location::caller(), op, why)
     }
+
+    /// The same for a place that is known: `#[track_caller]` does not go through closures.
+    pub(crate) fn invalid_at(site: Site, op: &'static str, why: impl fmt::Display) -> Self {
+        Error::InvalidArgument { op, why: why.to_string(), device: here::device(), site }
+    }
+
+    /// The same error, where the user's call was at `site` and a closure of the library's own made the error.
+    pub(crate) fn called_at(mut self, called: Site) -> Self {
+        if let Error::InvalidArgument { site, .. } = &mut self {
+            *site = called;
+        }
+        self
+    }
+}
+
+fn on(device: &Option<usize>) -> String {
+    device.map_or_else(String::new, |device| format!("device {device}, "))
 }
 
 fn what_the_checker_did(op: &str, report: &Report) -> String {

@@ -1,7 +1,7 @@
 //! Events: points in a stream's work that other streams, of any device, can wait for.
 
 use crate::{
-    driver::RawEvent,
+    driver::{FaultKind, RawEvent},
     error::{Error, Result},
     stream::StreamCore,
 };
@@ -48,7 +48,9 @@ impl Event {
     /// [`Device::record_timed`](crate::Device::record_timed) of one device and be complete.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for events without timing or of different devices; driver errors.
+    /// [`Error::InvalidArgument`] for events without timing or of different devices, when this event was recorded before
+    /// `earlier`, and when virtual time has passed its end (213 days); driver errors.
+    #[track_caller]
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
         let (a, b) = (&*earlier.0, &*self.0);
         if !(a.timing && b.timing) {
@@ -57,7 +59,10 @@ impl Event {
         if !Arc::ptr_eq(&a.stream.link, &b.stream.link) {
             return Err(Error::invalid("Event::elapsed_since", "the events are of different devices"));
         }
-        b.stream.link.check("Event::elapsed_since", b.stream.link.driver.event_elapsed(a.raw, b.raw))
+        b.stream.link.driver.event_elapsed(a.raw, b.raw).map_err(|fault| match fault.kind {
+            FaultKind::InvalidArgument => Error::invalid("Event::elapsed_since", fault.detail),
+            _ => b.stream.link.error("Event::elapsed_since", fault),
+        })
     }
 }
 

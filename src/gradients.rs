@@ -151,6 +151,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     members: Box<[usize]>,
 }
 
+crate::sync::device_thread_only! { [T: Gradient] GradientExchange<T> }
+
 impl GradientExchange {
     /// Settings to begin with; for other types than `f32` they go on with [`of`](GradientExchangeBuilder::of).
     pub fn builder() -> GradientExchangeBuilder {
@@ -238,12 +240,16 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// The members, on the stream of `dev`.
+    #[track_caller]
     fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        let other = || {
-            let (members, present) = (&self.members, dev.session.gang.members());
-            Error::invalid(op, format_args!("it was made by devices {members:?}, and this gang is of {present:?}"))
-        };
-        dev.group_of(&self.members).ok_or_else(other)
+        match dev.group_of(&self.members) {
+            Some(group) => Ok(group),
+            None => {
+                let (members, present) = (&self.members, dev.session.gang.members());
+                let why = format_args!("it was made by devices {members:?}, and this gang is of {present:?}");
+                Err(Error::invalid(op, why))
+            }
+        }
     }
 
     /// How many gradients there are.
@@ -272,6 +278,7 @@ impl<T: Gradient> GradientExchange<T> {
 }
 
 /// The layout before any order is known.
+#[track_caller]
 fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
     let order: Vec<usize> = (0..sizes.len()).rev().collect();
     Layout::new(Unit::of::<T>(), sizes, &order, settings.bucket_sizes())

@@ -53,7 +53,6 @@ use recording::Recording;
 use std::{
     cell::RefCell,
     fmt,
-    marker::PhantomData,
     rc::{Rc, Weak},
     sync::Arc,
 };
@@ -76,8 +75,9 @@ pub struct Graph {
     operations: usize,
     link: Arc<Link>,
     worker: Weak<Worker>,
-    stays: PhantomData<Rc<()>>,
 }
+
+crate::sync::device_thread_only! { [] Graph }
 
 impl Graph {
     /// How many operations it has.
@@ -140,6 +140,7 @@ struct Gathering {
 
 impl Gathering {
     /// The group in the device's present gang.
+    #[track_caller]
     fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         let (mut gang, present) = (self.gang.borrow_mut(), &dev.session.gang);
         let same = Arc::ptr_eq(&gang, present);
@@ -223,7 +224,7 @@ impl Device {
         // What the closure asks for is its own.
         drop(op);
         let value = f(&open.device(self))?;
-        open.end(self).map(|graph| (graph, value))
+        Ok((open.end(self)?, value))
     }
 
     /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
@@ -256,7 +257,10 @@ impl Device {
             let why = "gradients that it names have moved, or their exchange is gone";
             return Err(Error::GraphInvalidated { op: name, device: self.index(), why });
         }
-        let group = graph.gathering.as_ref().map(|gathering| gathering.group(self, name)).transpose()?;
+        let group = match &graph.gathering {
+            Some(gathering) => Some(gathering.group(self, name)?),
+            None => None,
+        };
         for part in &graph.parts {
             match (part, &group) {
                 (Part::Segment(segment), group) => segment.launch(self, name, op.site, group.as_ref())?,
@@ -277,9 +281,10 @@ impl Open {
         let recording = self.0.clone();
         let stream = recording.as_ref().map_or_else(|| dev.stream.clone(), |recording| recording.stream.clone());
         let (worker, session) = (dev.worker.clone(), dev.session.clone());
-        Device { stays: PhantomData, worker, session, stream, ordered: dev.ordered, recording }
+        Device { worker, session, stream, ordered: dev.ordered, recording }
     }
 
+    #[track_caller]
     fn end(mut self, dev: &Device) -> Result<Graph> {
         if let Some(recording) = &self.0 {
             recording.verdict()?;
@@ -299,7 +304,6 @@ impl Open {
             operations: recording.operations(),
             link: link.clone(),
             worker: Rc::downgrade(&dev.worker),
-            stays: PhantomData,
         })
     }
 }

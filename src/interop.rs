@@ -48,12 +48,13 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
+    #[track_caller]
     pub fn cuda(&self) -> Result<Cuda<'_>> {
         self.not_in_graph("cuda")?;
         let link = &self.worker.link;
-        let gpu = link.driver.as_any().downcast_ref::<CudaGpu>();
-        let gpu =
-            gpu.ok_or_else(|| Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())))?;
+        let Some(gpu) = link.driver.as_any().downcast_ref::<CudaGpu>() else {
+            return Err(Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())));
+        };
         link.check("cuda", crate::driver::Driver::bind(gpu))?;
         let context = link.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
@@ -88,9 +89,10 @@ impl<'a> Cuda<'a> {
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
+        let x = x.view();
         let mut op = self.dev.op("cuda")?;
-        let view = op.reads(x)?;
-        Ok(CudaRef(Lent::new(self, view, Access::Read)?, PhantomData))
+        op.reads(&x)?;
+        Ok(CudaRef(Lent::new(self, x, Access::Read)?, PhantomData))
     }
 
     /// `x`, checked and ordered, for cudarc's functions to write.
@@ -99,9 +101,11 @@ impl<'a> Cuda<'a> {
     /// As [`read`](Self::read).
     #[track_caller]
     pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
+        let x = x.view_mut();
         let mut op = self.dev.op("cuda")?;
-        let view = op.writes(x)?;
-        Ok(CudaMut(Lent::new(self, view, Access::Write)?, PhantomData))
+        op.writes(&x)?;
+        let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };
+        Ok(CudaMut(Lent::new(self, x, Access::Write)?, PhantomData))
     }
 }
 
@@ -138,7 +142,7 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let stream = &self.cuda.dev.stream;
         if let Err(error) = self.account() {
-            tracing::error!(%error, "a use by cudarc");
+            event!(error, %error, "a use by cudarc");
         }
         self.block.hazards.close(stream, stream.submit(), self.bytes.clone(), self.access);
     }

@@ -377,6 +377,7 @@ impl<S: Signature> Kernel<S> {
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
+/// An argument that is a `&mut` already moves into the tuple: [`Device::launch`](crate::Device::launch) says how to keep it.
 /// A wrong argument does not compile:
 /// ```compile_fail,E0277
 /// # use gpu_pool::*;

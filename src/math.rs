@@ -1,14 +1,14 @@
 //! The operations that come with the crate; everything else is the user's kernels.
 
+#[cfg(feature = "blas")]
+use crate::driver::Gemm;
 use crate::{
     Device, DeviceBuffer, LaunchDims,
     builtin::{CastTo, FILL_U16, FILL_U64, Float, SUM_BLOCKS, SUM_THREADS},
     error::{Error, Result},
-    memory::{AsView, AsViewMut, DeviceCopy, DeviceView},
+    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
 };
-#[cfg(feature = "blas")]
-use crate::{driver::Gemm, memory::hazard::Access};
-use std::panic::Location;
+use std::{marker::PhantomData, panic::Location};
 
 /// The launch of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
@@ -22,21 +22,22 @@ impl Device {
     /// [`Error::InvalidArgument`] for elements of another size; else see above.
     #[track_caller]
     pub fn fill<V: AsViewMut + ?Sized>(&self, x: &mut V, value: V::Elem) -> Result<()> {
+        let x = x.view_mut();
         let bytes = bytemuck::bytes_of(&value);
         match *bytes {
             [byte] => {
                 let mut op = self.op_in_graph("fill")?;
-                let view = op.writes(x)?;
+                op.writes(&x)?;
                 // SAFETY: the view is live memory of this device, ordered and noted by `op`.
-                op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), byte, view.len(), stream) })
+                op.submit(|driver, stream| unsafe { driver.fill_u8(x.address(), byte, x.len(), stream) })
             }
             [a, b, c, d] => {
                 let mut op = self.op_in_graph("fill")?;
-                let view = op.writes(x)?;
+                op.writes(&x)?;
                 let word = u32::from_ne_bytes([a, b, c, d]);
-                if view.address().is_multiple_of(4) {
+                if x.address().is_multiple_of(4) {
                     // SAFETY: as above, and the address is aligned.
-                    op.submit(|driver, stream| unsafe { driver.fill_u32(view.address(), word, view.len(), stream) })
+                    op.submit(|driver, stream| unsafe { driver.fill_u32(x.address(), word, x.len(), stream) })
                 } else {
                     Err(Error::invalid("fill", "a four-byte element at an odd address"))
                 }
@@ -51,26 +52,17 @@ impl Device {
         }
     }
 
-    fn fill_by_kernel<V, W>(
+    #[track_caller]
+    fn fill_by_kernel<T: DeviceCopy, W: crate::Scalar>(
         &self,
-        x: &mut V,
+        x: DeviceViewMut<'_, T>,
         kernel: &'static crate::Kernel<(&'static mut [W], u64, W)>,
         value: W,
-    ) -> Result<()>
-    where
-        V: AsViewMut + ?Sized,
-        W: crate::Scalar,
-    {
-        let view = x.view_mut();
-        let n = view.len();
-        let words = crate::DeviceViewMut::<W> {
-            block: view.block,
-            address: view.address,
-            len: n,
-            of: std::marker::PhantomData,
-        };
+    ) -> Result<()> {
+        let n = x.len();
+        let words = DeviceViewMut::<W> { block: x.block, address: x.address, len: n, of: PhantomData };
         // SAFETY: `W` is as large as the element, so the words are the view's own bytes; the kernel writes `n` of them.
-        unsafe { self.launch(kernel, LaunchDims::cover(n), (words, n as u64, value)) }
+        unsafe { self.launch(kernel, LaunchDims::stride(n), (words, n as u64, value)) }
     }
 
     /// `x *= a`.
@@ -83,11 +75,11 @@ impl Device {
         V: AsViewMut + ?Sized,
         V::Elem: Float,
     {
-        let _here = self.worker.link.enter("scale", Location::caller());
         let x = x.view_mut();
+        let _here = self.worker.link.enter("scale", Location::caller());
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
-        unsafe { self.launch(V::Elem::SCALE, LaunchDims::cover(n), (x, n as u64, a)) }
+        unsafe { self.launch(V::Elem::SCALE, LaunchDims::stride(n), (x, n as u64, a)) }
     }
 
     /// `y += a * x`; half types are computed in `f32`.
@@ -101,12 +93,12 @@ impl Device {
         Y: AsViewMut<Elem = X::Elem> + ?Sized,
         X::Elem: Float,
     {
-        let _here = self.worker.link.enter("axpy", Location::caller());
         let (x, y) = (x.view(), y.view_mut());
+        let _here = self.worker.link.enter("axpy", Location::caller());
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(X::Elem::AXPY, LaunchDims::cover(n), (x, y, n as u64, a)) }
+        unsafe { self.launch(X::Elem::AXPY, LaunchDims::stride(n), (x, y, n as u64, a)) }
     }
 
     /// The sum, as one element on this device. The order of the additions is fixed: the same bits every run. `f32` and
@@ -120,8 +112,8 @@ impl Device {
         V: AsView + ?Sized,
         V::Elem: Float,
     {
-        let _here = self.worker.link.enter("sum", Location::caller());
         let x = x.view();
+        let _here = self.worker.link.enter("sum", Location::caller());
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
         unsafe { self.launch(V::Elem::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
@@ -139,8 +131,8 @@ impl Device {
         Y: AsView<Elem = X::Elem> + ?Sized,
         X::Elem: Float,
     {
-        let _here = self.worker.link.enter("dot", Location::caller());
         let (x, y) = (x.view(), y.view());
+        let _here = self.worker.link.enter("dot", Location::caller());
         same_len("dot", x.len(), y.len())?;
         let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
@@ -167,12 +159,12 @@ impl Device {
         V: AsView + ?Sized,
         V::Elem: CastTo<B>,
     {
-        let _here = self.worker.link.enter("cast", Location::caller());
         let x: DeviceView<'_, V::Elem> = x.view();
+        let _here = self.worker.link.enter("cast", Location::caller());
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::cover(n), (x, &mut y, n as u64))? };
+        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n), (x, &mut y, n as u64))? };
         Ok(y)
     }
 }
@@ -193,6 +185,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the view has another number of elements.
+    #[track_caller]
     pub fn new<V: AsView<Elem = f32> + ?Sized>(view: &'a V, rows: usize, cols: usize) -> Result<Self> {
         let view = view.view();
         if rows.checked_mul(cols) != Some(view.len()) {
@@ -236,10 +229,11 @@ impl Device {
         C: AsViewMut<Elem = f32> + ?Sized,
     {
         let (m, k, n) = (a.rows, a.cols, b.cols);
+        let c = c.view_mut();
         let mut op = self.op_in_graph("gemm")?;
-        op.touch(a.view.block, a.view.bytes(), Access::Read, false)?;
-        op.touch(b.view.block, b.view.bytes(), Access::Read, false)?;
-        let c = op.writes(c)?;
+        op.reads(&a.view)?;
+        op.reads(&b.view)?;
+        op.writes(&c)?;
         if b.rows != k || m.checked_mul(n) != Some(c.len()) {
             let why = format!("({m} x {k}) * ({} x {n}) into {} elements", b.rows, c.len());
             return Err(Error::invalid("gemm", why));
@@ -264,6 +258,7 @@ impl Device {
     }
 }
 
+#[track_caller]
 fn same_len(op: &'static str, a: usize, b: usize) -> Result<()> {
     if a == b { Ok(()) } else { Err(Error::invalid(op, format_args!("{a} and {b} elements"))) }
 }

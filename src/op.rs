@@ -7,7 +7,7 @@ use crate::{
     graph::recording::{Recording, Touched},
     kernel::Touch,
     memory::{
-        AsView, AsViewMut, DeviceView,
+        DeviceCopy, DeviceView, DeviceViewMut,
         block::{BlockRef, ChunkKind},
         hazard::Access,
     },
@@ -23,6 +23,9 @@ use std::{ops::Range, panic::Location, rc::Rc};
 /// 3. [`submit`](Self::submit): the driver call; then the uses are noted under the operation's number.
 ///
 /// If a step fails, nothing was submitted and nothing is noted (a stream that waits for no reason is harmless).
+///
+/// It knows views, not [`AsView`](crate::AsView): a view is asked of the caller's code, which may do anything, so all views
+/// are taken before the operation begins.
 ///
 /// While the device captures a graph, nothing is waited for, and the uses are the graph's: their order is known when that is
 /// launched. Only what begins with [`Device::op_in_graph`] can be captured.
@@ -48,17 +51,23 @@ impl Device {
     pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
         match &self.recording {
             Some(recording) if recording.stream.id != self.stream.id => {
-                Err(recording.refuse(name, "the capture has a stream of its own"))
+                Err(recording.refuse(Location::caller(), name, "the capture has a stream of its own"))
             }
             _ => self.begin(name),
         }
     }
 
     /// For what a graph cannot hold: refuses it while the device captures.
+    #[track_caller]
     pub(crate) fn not_in_graph(&self, op: &'static str) -> Result<()> {
+        self.not_in_graph_at(Location::caller(), op)
+    }
+
+    /// The same for a call whose place is known.
+    pub(crate) fn not_in_graph_at(&self, site: Site, op: &'static str) -> Result<()> {
         let refuse = |recording: &Rc<Recording>| {
             let why = "a graph holds kernels, fills, matrix products, copies of device memory and collectives, nothing that waits";
-            Err(recording.refuse(op, why))
+            Err(recording.refuse(site, op, why))
         };
         self.recording.as_ref().map_or(Ok(()), refuse)
     }
@@ -85,7 +94,7 @@ impl Op<'_> {
         match &dev.recording {
             // Nothing would keep its slice from being borrowed when the graph is launched.
             Some(recording) if block.kind != ChunkKind::Device => {
-                return Err(recording.refuse(op, "a graph is for device memory, and this is the host's as well"));
+                return Err(recording.refuse(site, op, "a graph is for device memory, and this is the host's as well"));
             }
             Some(_) => {}
             None if dev.ordered => block.hazards.order(op, &dev.stream, &bytes, access)?,
@@ -104,19 +113,14 @@ impl Op<'_> {
         self.touch(block, bytes, Access::Write, false)
     }
 
-    /// Announces that a view of this device is read.
-    pub(crate) fn reads<'v, V: AsView + ?Sized>(&mut self, view: &'v V) -> Result<DeviceView<'v, V::Elem>> {
-        let view = view.view();
-        self.touch(view.block, view.bytes(), Access::Read, false)?;
-        Ok(view)
+    /// Announces that memory of this device is read.
+    pub(crate) fn reads<T: DeviceCopy>(&mut self, view: &DeviceView<'_, T>) -> Result<()> {
+        self.touch(view.block, view.bytes(), Access::Read, false)
     }
 
-    /// Announces that a view of this device is written. The exclusive borrow is the caller's; what comes back is only
-    /// for addresses.
-    pub(crate) fn writes<'v, V: AsViewMut + ?Sized>(&mut self, view: &'v mut V) -> Result<DeviceView<'v, V::Elem>> {
-        let view = view.view_mut();
-        self.touch(view.block, view.bytes(), Access::Write, false)?;
-        Ok(DeviceView { block: view.block, address: view.address, len: view.len, of: std::marker::PhantomData })
+    /// Announces that memory of this device is written.
+    pub(crate) fn writes<T: DeviceCopy>(&mut self, view: &DeviceViewMut<'_, T>) -> Result<()> {
+        self.touch(view.block, view.bytes(), Access::Write, false)
     }
 
     /// Announces a kernel argument.
@@ -157,6 +161,6 @@ impl Op<'_> {
 
     /// `Err(InvalidArgument)` unless both lengths agree.
     pub(crate) fn same_len(&self, a: usize, b: usize) -> Result<()> {
-        if a == b { Ok(()) } else { Err(Error::invalid(self.name, format_args!("{a} and {b} elements"))) }
+        if a == b { Ok(()) } else { Err(Error::invalid_at(self.site, self.name, format_args!("{a} and {b} elements"))) }
     }
 }

@@ -16,6 +16,7 @@ pub trait Parts {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when it cannot be split so.
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>>;
 }
 
@@ -34,6 +35,7 @@ pub fn rows_mut<T>(data: &mut [T], width: usize) -> RowsMut<'_, T> {
 impl<'e, T: Send> Parts for RowsMut<'e, T> {
     type Part = &'e mut [T];
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<&'e mut [T]>> {
         let (len, width) = (self.data.len(), self.width);
         if width == 0 || !len.is_multiple_of(width) {
@@ -62,6 +64,7 @@ pub fn each_mut<S>(items: &mut [S]) -> EachMut<'_, S> {
 impl<'e, S: Send> Parts for EachMut<'e, S> {
     type Part = &'e mut S;
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<&'e mut S>> {
         one_each("each_mut", self.0.len(), shards)?;
         Ok(self.0.iter_mut().collect())
@@ -72,12 +75,14 @@ impl<'e, S: Send> Parts for EachMut<'e, S> {
 impl<S: Send> Parts for Vec<S> {
     type Part = S;
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<S>> {
         one_each("run_with", self.len(), shards)?;
         Ok(self)
     }
 }
 
+#[track_caller]
 fn one_each(op: &'static str, items: usize, shards: &[Shard]) -> Result<()> {
     let devices = shards.len();
     if items == devices { Ok(()) } else { Err(Error::invalid(op, format_args!("{items} items, {devices} devices"))) }
@@ -86,6 +91,7 @@ fn one_each(op: &'static str, items: usize, shards: &[Shard]) -> Result<()> {
 impl<A: Parts, B: Parts> Parts for (A, B) {
     type Part = (A::Part, B::Part);
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
         Ok(self.0.split(shards)?.into_iter().zip(self.1.split(shards)?).collect())
     }
@@ -94,6 +100,7 @@ impl<A: Parts, B: Parts> Parts for (A, B) {
 impl<A: Parts, B: Parts, C: Parts> Parts for (A, B, C) {
     type Part = (A::Part, B::Part, C::Part);
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
         let ((a, b), c) = ((self.0.split(shards)?, self.1.split(shards)?), self.2.split(shards)?);
         Ok(a.into_iter().zip(b).zip(c).map(|((a, b), c)| (a, b, c)).collect())

@@ -5,6 +5,7 @@
 //! time to time, and what lies between two looks counts as a quarter of the deadline at most: that cannot pass before the
 //! [`LOOKS`]th look that finds that nobody has got on.
 
+use crate::sync::Sequence;
 use std::time::{Duration, Instant};
 
 /// The fewest looks that a deadline takes.
@@ -54,6 +55,40 @@ impl Patience {
     /// How long nobody has got on, by the clock.
     pub fn waited(&self) -> Duration {
         self.since.elapsed()
+    }
+}
+
+/// The signs of life of a device, for those who wait for it.
+///
+/// On cache lines of its own: the device's thread writes to it at every operation.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Life {
+    /// Operations begun on the device, and looks that have found that operations have completed there.
+    progress: Sequence,
+    /// Signs of life of others, passed on by a device that waits for them. Not progress of its own.
+    relayed: Sequence,
+}
+
+impl Life {
+    /// Notes that the device has got further.
+    pub fn progress(&self) {
+        self.progress.fetch_advance();
+    }
+
+    /// Notes that those whom the device waits for have got further.
+    pub fn relay(&self) {
+        self.relayed.fetch_advance();
+    }
+
+    /// Grows while the device itself gets on.
+    pub fn own_progress(&self) -> u64 {
+        self.progress.get()
+    }
+
+    /// Grows while the device gets on, or those whom it waits for do.
+    pub fn any_progress(&self) -> u64 {
+        self.progress.get() + self.relayed.get()
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
     fmt,
     marker::PhantomData,
     ops::{Deref, DerefMut},
+    panic::Location,
     rc::Rc,
     sync::Arc,
 };
@@ -72,6 +73,8 @@ pub struct RefMut<'a, T: 'static> {
     of: PhantomData<&'a mut T>,
 }
 
+crate::sync::device_thread_only! { ['a, T: 'static] Ref<'a, T>, ['a, T: 'static] RefMut<'a, T> }
+
 impl<T> Deref for Ref<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
@@ -104,6 +107,7 @@ impl<T> Drop for RefMut<'_, T> {
 }
 
 impl<T: 'static> PerDevice<T> {
+    #[track_caller]
     pub(crate) fn create<F>(shared: &Arc<Shared>, f: F) -> Result<Self>
     where
         F: Fn(&Device, Shard) -> Result<T> + Sync,
@@ -117,6 +121,7 @@ impl<T: 'static> PerDevice<T> {
     ///
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, every value is poisoned.
+    #[track_caller]
     pub fn reset<F>(&mut self, f: F) -> Result<()>
     where
         F: Fn(&Device, Shard) -> Result<T> + Sync,
@@ -124,11 +129,12 @@ impl<T: 'static> PerDevice<T> {
         self.fill(f)
     }
 
+    #[track_caller]
     fn fill<F>(&self, f: F) -> Result<()>
     where
         F: Fn(&Device, Shard) -> Result<T> + Sync,
     {
-        self.scope(|dev, shard| {
+        self.scope(None, |dev, shard| {
             let value = UnsafeCell::new(f(dev, shard)?);
             // If the scope fails, some devices have a new value and others do not: nobody may take that for a set.
             let writers = RefCell::new(vec![dev.session.gang.clone()]);
@@ -144,9 +150,11 @@ impl<T: 'static> PerDevice<T> {
     ///
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run).
+    #[track_caller]
     pub fn clear_poison(&mut self) -> Result<()> {
-        self.scope(|dev, _| {
-            self.slot(dev)?.writers.take();
+        let site = Location::caller();
+        self.scope(None, |dev, _| {
+            self.slot(dev).map_err(|error| error.called_at(site))?.writers.take();
             Ok(())
         })
         .map(drop)
@@ -191,28 +199,103 @@ impl<T: 'static> PerDevice<T> {
     ///
     /// # Errors
     /// As [`GpuPool::run`](crate::GpuPool::run) and [`borrow`](Self::borrow).
+    #[track_caller]
     pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
     where
         R: Send,
         F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
     {
-        let this = &*self;
-        this.scope(|dev, shard| f(dev, shard, &mut *this.borrow_mut(dev)?))
+        let (this, site) = (&*self, Location::caller());
+        this.scope(None, |dev, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        })
     }
 
-    fn scope<R: Send>(&self, f: impl Fn(&Device, Shard) -> Result<R> + Sync) -> Result<Vec<R>> {
-        scope::run(&self.shared, None, f, Error::clone)
+    /// [`run`](Self::run) on some of the devices only (ordinals in the pool, in the order of their ranks). The values of
+    /// the others stay as they are.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
+    /// let found = steps.run_on(&[2, 0], |dev, _, steps| {
+    ///     *steps += 1;
+    ///     Ok((dev.index(), *steps))
+    /// })?;
+    /// assert_eq!(found, [(2, 1), (0, 1)]);
+    /// assert_eq!(steps.run(|_, _, steps| Ok(*steps))?, [1, 0, 1]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`GpuPool::run_on`](crate::GpuPool::run_on) and [`borrow`](Self::borrow).
+    #[track_caller]
+    pub fn run_on<R, F>(&mut self, devices: &[usize], f: F) -> Result<Vec<R>>
+    where
+        R: Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    {
+        let members = scope::members(&self.shared, "run_on", devices)?;
+        let (this, site) = (&*self, Location::caller());
+        this.scope(Some(members), |dev, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        })
+    }
+
+    /// [`run`](Self::run) with the caller's own error type.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
+    /// let failed: anyhow::Result<Vec<()>> = steps.try_run(|dev, _, steps| {
+    ///     *steps += dev.index();
+    ///     anyhow::ensure!(*steps == 0, "device {} has gone too far", dev.index());
+    ///     Ok(())
+    /// });
+    /// assert_eq!(failed.unwrap_err().to_string(), "device 1 has gone too far");
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the first failing closure returned; `E::from` of this crate's errors, as [`run`](Self::run) has them.
+    #[track_caller]
+    pub fn try_run<R, E, F>(&mut self, f: F) -> Result<Vec<R>, E>
+    where
+        R: Send,
+        E: From<Error> + fmt::Display + Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
+    {
+        let (this, site) = (&*self, Location::caller());
+        let own = |dev: &Device, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        };
+        scope::run(&this.shared, None, own, scope::by_its_text)
+    }
+
+    #[track_caller]
+    fn scope<R: Send>(
+        &self,
+        members: Option<&[usize]>,
+        f: impl Fn(&Device, Shard) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        scope::run(&self.shared, members, f, scope::as_it_is)
     }
 
     #[track_caller]
     fn slot(&self, dev: &Device) -> Result<Rc<Slot<T>>> {
         if !Arc::ptr_eq(&dev.worker.shared, &self.shared) {
-            let site = std::panic::Location::caller();
+            let site = Location::caller();
             return Err(Error::WrongPool { op: "PerDevice", device: dev.index(), site });
         }
         let slot = dev.worker.slots.borrow().get(&self.id).cloned();
-        slot.and_then(|slot| slot.downcast().ok())
-            .ok_or_else(|| Error::invalid("PerDevice", format_args!("device {} has no value", dev.index())))
+        match slot.and_then(|slot| slot.downcast().ok()) {
+            Some(slot) => Ok(slot),
+            None => Err(Error::invalid("PerDevice", format_args!("device {} has no value", dev.index()))),
+        }
     }
 
     #[track_caller]

@@ -1,6 +1,8 @@
 //! Bugs of the library that its own tests plant, to prove that the checker finds them. Outside of those tests there are
 //! none: `Link::planted` is `false` then, and the compiler removes what depends on it.
 
+use crate::memory::link::Link;
+
 /// One mistake in the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
@@ -31,6 +33,47 @@ pub(crate) enum Bug {
     /// A chunk goes back to the driver while operations may still use it.
     ChunkReleasedEarly,
 }
+
+/// A place where a device thread panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Panic {
+    /// Before its entry's turn has come.
+    BeforeTurn,
+    /// Before the member's closure.
+    BeforeMember,
+    /// While the member's streams drain.
+    InDrain,
+    /// When all members have drained.
+    InRecovery,
+    /// At its own end.
+    AtEnd,
+}
+
+/// By pool and device.
+#[cfg(test)]
+static ARMED: parking_lot::Mutex<Vec<(u64, usize, Panic)>> = parking_lot::Mutex::new(Vec::new());
+
+/// From now on the device's thread panics there; once.
+#[cfg(test)]
+pub(crate) fn arm(link: &Link, place: Panic) {
+    ARMED.lock().push((link.pool, link.device, place));
+}
+
+/// Panics, if a test has asked for that.
+#[cfg(test)]
+pub(crate) fn strike(link: &Link, place: Panic) {
+    let mut armed = ARMED.lock();
+    if let Some(at) = armed.iter().position(|armed| *armed == (link.pool, link.device, place)) {
+        armed.remove(at);
+        drop(armed);
+        panic!("planted: {place:?}");
+    }
+}
+
+/// Outside of the crate's own tests there are no such panics.
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) fn strike(_link: &Link, _place: Panic) {}
 
 #[cfg(test)]
 thread_local! {

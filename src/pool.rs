@@ -15,11 +15,11 @@ use crate::{
         panics,
         worker::{Shared, on_device_thread},
     },
-    scope::{check_pid, run, shard},
+    scope::{as_it_is, by_its_text, check_pid, members, run, shard},
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::{fmt, sync::Arc};
+use std::{fmt, panic::Location, sync::Arc};
 
 pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 
@@ -72,18 +72,21 @@ impl GpuPool {
     ///
     /// # Errors
     /// As [`Builder::build`].
+    #[track_caller]
     pub fn global() -> Result<&'static GpuPool> {
         // A device closure that comes here would wait for a pool that may be waiting for it.
         if GLOBAL.get().is_none() && on_device_thread() {
             return Err(Error::NestedScope { op: "global" });
         }
-        GLOBAL.get_or_try_init(|| GpuPool::builder().build())
+        let site = Location::caller();
+        GLOBAL.get_or_try_init(|| GpuPool::builder().build().map_err(|error| error.called_at(site)))
     }
 
     /// Runs `f` on every device of the process-wide pool; see the [type's docs](GpuPool).
     ///
     /// # Errors
     /// The first failure of any device; [`Error::NestedScope`] on a device thread; as [`Builder::build`] the first time.
+    #[track_caller]
     pub fn scope<F, R>(f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
@@ -96,11 +99,12 @@ impl GpuPool {
     ///
     /// # Errors
     /// What the first failing closure returned; `E::from` of this crate's errors.
+    #[track_caller]
     pub fn try_scope<F, R, E>(f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
         R: Send,
-        E: From<Error> + Send,
+        E: From<Error> + fmt::Display + Send,
     {
         Self::global()?.try_run(f)
     }
@@ -113,15 +117,17 @@ impl GpuPool {
     /// The first failure: the error that a closure returned, [`Error::Panicked`], [`Error::DeviceLost`], ...
     /// [`Error::NestedScope`] on a device thread, [`Error::Closed`], [`Error::Forked`], and [`Error::Timeout`] when the
     /// devices were busy with other scopes that made no progress for the deadline.
+    #[track_caller]
     pub fn run<F, R>(&self, f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        run(&self.shared, None, f, Error::clone)
+        run(&self.shared, None, f, as_it_is)
     }
 
-    /// [`run`](Self::run) with the caller's own error type.
+    /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed learn the error's text, in
+    /// [`Error::Aborted`]. The text is asked for once, behind the abort: only who looks at it waits for it.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -136,13 +142,14 @@ impl GpuPool {
     ///
     /// # Errors
     /// What the first failing closure returned; `E::from` of this crate's errors, as [`run`](Self::run) has them.
+    #[track_caller]
     pub fn try_run<F, R, E>(&self, f: F) -> Result<Vec<R>, E>
     where
         F: Fn(&Device, Shard) -> Result<R, E> + Sync,
         R: Send,
-        E: From<Error> + Send,
+        E: From<Error> + fmt::Display + Send,
     {
-        run(&self.shared, None, f, |_| Error::custom("the closure returned an error"))
+        run(&self.shared, None, f, by_its_text)
     }
 
     /// Runs `f` on some of the devices only (ordinals in the pool, in the order of their ranks). Gangs that share no
@@ -159,23 +166,14 @@ impl GpuPool {
     /// # Errors
     /// [`Error::InvalidArgument`] for an empty list, an ordinal twice or one that is not there; else as
     /// [`run`](Self::run).
+    #[track_caller]
     pub fn run_on<F, R>(&self, devices: &[usize], f: F) -> Result<Vec<R>>
     where
         F: Fn(&Device, Shard) -> Result<R> + Sync,
         R: Send,
     {
-        for (i, &device) in devices.iter().enumerate() {
-            if device >= self.devices() {
-                return Err(Error::invalid("run_on", format_args!("device {device} of {}", self.devices())));
-            }
-            if devices[..i].contains(&device) {
-                return Err(Error::invalid("run_on", format_args!("device {device} is listed twice")));
-            }
-        }
-        if devices.is_empty() {
-            return Err(Error::invalid("run_on", "an empty list of devices"));
-        }
-        run(&self.shared, Some(devices), f, Error::clone)
+        let members = members(&self.shared, "run_on", devices)?;
+        run(&self.shared, Some(members), f, as_it_is)
     }
 
     /// Runs `f` on every device, each with its own rows (of `width` items) of `out`.
@@ -196,6 +194,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when `width` is 0 or does not divide the length; else as [`run`](Self::run).
+    #[track_caller]
     pub fn run_mut<T, F, R>(&self, out: &mut [T], width: usize, f: F) -> Result<Vec<R>>
     where
         T: Send,
@@ -210,24 +209,70 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the parts cannot be split so; else as [`run`](Self::run).
+    #[track_caller]
     pub fn run_with<P, F, R>(&self, parts: P, f: F) -> Result<Vec<R>>
     where
         P: Parts,
         F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
         R: Send,
     {
-        let shards: Vec<Shard> = (0..self.devices()).map(|i| shard(&self.shared, i, None)).collect();
+        self.run_parts("run_with", None, parts, f)
+    }
+
+    /// [`run_with`](Self::run_with) on some of the devices only, as [`run_on`](Self::run_on): one part for each of
+    /// these.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, rows_mut};
+    /// let pool = GpuPool::builder().host(4).build()?;
+    /// let mut y = [1.0f32; 6];
+    /// pool.run_on_with(&[3, 1], rows_mut(&mut y, 1), |dev, _, rows| {
+    ///     let mut d = dev.upload(rows)?;
+    ///     dev.scale(&mut d, dev.index() as f64)?;
+    ///     dev.download_into(&d, rows)
+    /// })?;
+    /// assert_eq!(y, [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`run_on`](Self::run_on) and [`run_with`](Self::run_with).
+    #[track_caller]
+    pub fn run_on_with<P, F, R>(&self, devices: &[usize], parts: P, f: F) -> Result<Vec<R>>
+    where
+        P: Parts,
+        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
+        R: Send,
+    {
+        let members = members(&self.shared, "run_on_with", devices)?;
+        self.run_parts("run_on_with", Some(members), parts, f)
+    }
+
+    #[track_caller]
+    fn run_parts<P, F, R>(&self, op: &'static str, members: Option<&[usize]>, parts: P, f: F) -> Result<Vec<R>>
+    where
+        P: Parts,
+        F: Fn(&Device, Shard, P::Part) -> Result<R> + Sync,
+        R: Send,
+    {
+        let count = members.map_or(self.devices(), <[usize]>::len);
+        let shards: Vec<Shard> = (0..count).map(|rank| shard(&self.shared, rank, members)).collect();
         let parts: Vec<_> = parts.split(&shards)?.into_iter().map(|part| Mutex::new(Some(part))).collect();
-        self.run(|dev, shard| {
+        if parts.len() != count {
+            return Err(Error::invalid(op, format_args!("{} parts for {count} devices", parts.len())));
+        }
+        let own = |dev: &Device, shard: Shard| {
             let part = parts[dev.rank()].lock().take().expect("a closure runs once per device");
             f(dev, shard, part)
-        })
+        };
+        run(&self.shared, members, own, as_it_is)
     }
 
     /// State that lives on its device's thread, one `T` per device, made by `f`. See [`PerDevice`].
     ///
     /// # Errors
     /// As [`run`](Self::run).
+    #[track_caller]
     pub fn per_device<T, F>(&self, f: F) -> Result<PerDevice<T>>
     where
         T: 'static,
@@ -258,7 +303,7 @@ impl GpuPool {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
-        let _here = self.shared.links[0].enter("unified", std::panic::Location::caller());
+        let _here = self.shared.links[0].enter("unified", Location::caller());
         UnifiedBuffer::new(&self.shared.links[0], len, self.shared.deadline)
     }
 
@@ -292,6 +337,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
+    #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.links[i].is_lost()).collect();
         let mut drivers: Vec<_> = alive.iter().map(|&i| self.shared.links[i].driver.clone()).collect();
@@ -319,7 +365,8 @@ impl GpuPool {
     /// else. Dropping the pool does the same, but cannot say what went wrong.
     ///
     /// # Errors
-    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread died,
+    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread
+    /// panicked outside of any scope by a mistake of this crate (drops of users' values may panic: that is no error),
     /// [`Error::Misuse`] when the checker has refused to give memory back that is in use, or has found that something was
     /// written out of bounds ([`Check::Memory`](crate::Check::Memory)).
     pub fn close(self) -> Result<()> {
@@ -349,9 +396,7 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     let threads = std::mem::take(&mut *shared.threads.lock());
     let mut ended = Ok(());
     for (device, thread) in threads.into_iter().enumerate() {
-        if let Err(payload) = thread.join() {
-            ended = Err(panics::error(device, &*payload));
-        }
+        ended = ended.and(thread.join().unwrap_or_else(|payload| Err(panics::of_thread(device, payload))));
     }
     shared.stages.lock().clear();
     ended = ended.and(shared.pinned.audit("close"));
@@ -376,12 +421,12 @@ impl Drop for GpuPool {
             let name = "gpu-pool:close".to_owned();
             let started = std::thread::Builder::new().name(name).spawn(move || drop(stop(&shared)));
             if let Err(error) = started {
-                tracing::error!(%error, "a pool that was dropped on a device thread could not be closed");
+                event!(error, %error, "a pool that was dropped on a device thread could not be closed");
             }
             return;
         }
         if let Err(error) = stop(&self.shared) {
-            tracing::error!(%error, "a device thread had died");
+            event!(error, %error, "a pool did not end well");
         }
     }
 }
@@ -390,5 +435,27 @@ impl fmt::Debug for GpuPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.shared.links.iter().map(|link| &link.driver.info().name).collect();
         f.debug_struct("GpuPool").field("devices", &names).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ReduceOp;
+
+    /// One of everything, small enough for Miri: `.ci/sanitize.sh` runs it there.
+    #[test]
+    fn a_whole_life() {
+        let pool = GpuPool::builder().host(2).weights(&[3.0, 1.0]).build().unwrap();
+        let batch = [1.0f32, 2.0, 3.0, 4.0];
+        let found = pool.run(|dev, shard| {
+            let mut x = dev.upload(shard.of(&batch))?;
+            dev.scale(&mut x, 10.0)?;
+            let mut sum = dev.sum(&x)?;
+            dev.all_reduce(&mut sum, ReduceOp::Sum)?;
+            Ok((dev.download(&x)?, dev.download(&sum)?))
+        });
+        assert_eq!(found.unwrap(), [(vec![10.0, 20.0, 30.0], vec![100.0]), (vec![40.0], vec![100.0])]);
+        pool.close().unwrap();
     }
 }

@@ -3,10 +3,12 @@
 use crate::{
     Device, Shard,
     collective::{barrier, board, headlines::Headlines},
+    contain::{Contained, contain},
     driver::check::Token,
     error::{Error, Result},
     memory::{block::InGang, link::Handover},
     patience::Patience,
+    plant::{self, Panic},
     runtime::{
         dispatch::{Order, Queue},
         gang::{Alarm, Gang},
@@ -17,14 +19,9 @@ use crate::{
     sync::EventCount,
 };
 use crossbeam::utils::CachePadded;
-use once_cell::sync::Lazy;
+use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    rc::Rc,
-    sync::Arc,
-    time::Duration,
-};
+use std::{cell::Cell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 static ORDER: Lazy<Order> = Lazy::new(Order::new);
@@ -45,12 +42,30 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
     Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
 }
 
-/// Runs a scope. `cause` says what peers are told of the caller's error.
+/// The devices of a gang of some, if it can be one.
+pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize]) -> Result<&'d [usize]> {
+    for (i, &device) in devices.iter().enumerate() {
+        if device >= shared.devices() {
+            return Err(Error::invalid(op, format_args!("device {device} of {}", shared.devices())));
+        }
+        if devices[..i].contains(&device) {
+            return Err(Error::invalid(op, format_args!("device {device} is listed twice")));
+        }
+    }
+    if devices.is_empty() {
+        return Err(Error::invalid(op, "an empty list of devices"));
+    }
+    Ok(devices)
+}
+
+/// Runs a scope. `tell` says to the gang what the caller's error is, by the function that it gets. That one returns
+/// whether this is the gang's first failure, and so does `tell`.
+#[track_caller]
 pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
     f: F,
-    cause: impl Fn(&E) -> Error + Sync,
+    tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
 ) -> Result<Vec<R>, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E> + Sync,
@@ -69,7 +84,7 @@ where
         Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
-    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm);
+    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).started_at(Location::caller());
     let gang = Arc::new(if Headlines::are_for(gang.count()) { gang.with_headlines() } else { gang });
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
@@ -81,8 +96,9 @@ where
     let drained = Mutex::new(None);
 
     let body = |worker: &Rc<Worker>, rank: usize| {
+        let part = Part::of(&gang, rank);
         worker.link.take_over(begun.as_deref());
-        let outcome = member(worker, &gang, rank, &f, shard(shared, rank, members), &cause, &drained);
+        let outcome = member(worker, &part, &f, shard(shared, rank, members), &tell, &drained);
         *outcomes[rank].lock() = Some(outcome);
         if let Some(ended) = ended.get(rank) {
             *ended.lock() = worker.link.hand_over();
@@ -108,19 +124,56 @@ where
     let mut root = None;
     for outcome in outcomes {
         match CachePadded::into_inner(outcome).into_inner() {
-            Some(Outcome::Done(result)) => results.push(result),
+            Some(Outcome::Done(result)) => results.push(Contained::new(result)),
             Some(Outcome::Failed { error, first: true }) => root = Some(error),
-            // A peer of the one that failed, one that panicked, or one that was withdrawn.
-            Some(Outcome::Failed { .. } | Outcome::Panicked) | None => {}
+            // Of a peer of the one that failed. Nobody will see it.
+            Some(Outcome::Failed { error, .. }) => drop(Contained::new(error)),
+            // One that panicked, or was withdrawn.
+            Some(Outcome::Panicked) | None => {}
         }
     }
     match (root, gang.cause()) {
         (Some(error), _) => Err(error),
         (None, Some((_, cause))) => Err(cause.into()),
         (None, None) if withdrawn => Err(Error::Closed.into()),
-        (None, None) => shared.pinned.audit("scope end").map(|()| results).map_err(E::from),
+        (None, None) => match shared.pinned.audit("scope end") {
+            Ok(()) => Ok(results.into_iter().map(Contained::into_inner).collect()),
+            Err(error) => Err(error.into()),
+        },
     }
 }
+
+/// What peers are told of an error of this crate's type: the error.
+pub(crate) fn as_it_is(error: &Error, poison: &dyn Fn(Error) -> bool) -> bool {
+    poison(error.clone())
+}
+
+/// What peers are told of an error of the caller's type: its text.
+///
+/// The text is the user's code. So peers hear of the failure first, and only who looks at the text waits for it; it is
+/// asked for once, and not at all where the gang has failed already.
+pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> bool) -> bool {
+    let told = Arc::new(Told::default());
+    let first = poison(Error::Custom(told.clone()));
+    if first {
+        let mut text = None;
+        contain(|| text = Some(error.to_string()));
+        told.0.get_or_init(|| text.unwrap_or_else(|| "the closure returned an error, whose text panicked".to_owned()));
+    }
+    first
+}
+
+/// An error of the caller's type, as its peers see it.
+#[derive(Debug, Default)]
+struct Told(OnceCell<String>);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.wait())
+    }
+}
+
+impl std::error::Error for Told {}
 
 /// Where a member leaves what its closure came to.
 type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;
@@ -133,44 +186,78 @@ enum Outcome<R, E> {
     Panicked,
 }
 
+/// A member's part in its gang: the others wait until it has left and drained. Whatever unwinds, it does both.
+struct Part<'g> {
+    gang: &'g Arc<Gang>,
+    rank: usize,
+    left: Cell<bool>,
+    drained: Cell<bool>,
+}
+
+impl<'g> Part<'g> {
+    fn of(gang: &'g Arc<Gang>, rank: usize) -> Self {
+        Part { gang, rank, left: Cell::new(false), drained: Cell::new(false) }
+    }
+
+    fn leave(&self) {
+        if !self.left.replace(true) {
+            self.gang.leave(self.rank);
+        }
+    }
+
+    fn drained(&self) {
+        if !self.drained.replace(true) {
+            self.gang.drained();
+        }
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if !self.drained.get() {
+            // Something has unwound. What this member's streams do is not known, nor whether its closure has run.
+            let device = self.gang.device(self.rank);
+            let (message, place) =
+                ("the device's thread, outside of the closure".to_owned(), panics::UNKNOWN.to_owned());
+            self.gang.stuck();
+            self.gang.poison(device, Error::Panicked { device, message, place });
+        }
+        self.leave();
+        self.drained();
+    }
+}
+
 /// One member's part: the closure, then its streams, then the others if something failed.
 fn member<F, R, E>(
     worker: &Rc<Worker>,
-    gang: &Arc<Gang>,
-    rank: usize,
+    part: &Part<'_>,
     f: &F,
     shard: Shard,
-    cause: &impl Fn(&E) -> Error,
+    tell: &impl Fn(&E, &dyn Fn(Error) -> bool) -> bool,
     known: &Mutex<Option<Box<Token>>>,
 ) -> Outcome<R, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E>,
 {
-    let device = worker.link.device;
-    worker.progress();
-    // A gang that failed for one of its members only has not been cleared away.
-    board::forget(worker, gang.place() - 1);
-    barrier::make_up_later(worker);
-    if let Some(signals) = worker.shared.signals.get() {
-        signals.enter(device, gang);
-    }
+    let (device, gang) = (worker.link.device, part.gang);
     let in_gang = InGang::enter(gang.word());
-    let returned = catch_unwind(AssertUnwindSafe(|| f(&Device::new(worker, gang, rank), shard)));
+    let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.get_well());
+    let returned = begun.and_then(|()| {
+        let dev = Device::new(worker, gang, part.rank);
+        let returned = panics::catch(device, || f(&dev, shard));
+        gang.last_call(part.rank, dev.session.last_call.get());
+        returned
+    });
     let outcome = match returned {
         Ok(Ok(result)) => Outcome::Done(result),
-        Ok(Err(error)) => Outcome::Failed { first: gang.poison(device, cause(&error)), error },
-        Err(payload) => {
-            let error = panics::error(device, &*payload);
-            // Before the peers hear of it: the drop runs the user's code.
-            panics::contain(|| drop(payload));
+        Ok(Err(error)) => Outcome::Failed { first: tell(&error, &|cause| gang.poison(device, cause)), error },
+        Err(error) => {
             gang.poison(device, error);
             Outcome::Panicked
         }
     };
-    gang.leave(rank);
-    worker.cache.borrow_mut().begin_audit();
-    let drained = worker.drain().inspect(|()| notice_given_up(worker, gang));
-    if let Err(error) = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end")) {
+    part.leave();
+    if let Err(error) = panics::catch(device, || drain(worker, gang, known)).and_then(|drained| drained) {
         // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
         // were found out after they had run, are over nevertheless.
         if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
@@ -178,14 +265,46 @@ where
         }
         gang.poison(device, error);
     }
+    part.drained();
+    // The gang may be over without this member's noticing: too late to fail it.
+    if let Err(error) = panics::catch(device, || end(worker, gang, in_gang, known)) {
+        worker.fall_ill(error);
+    }
+    outcome
+}
+
+/// What comes before the closure.
+fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
+    plant::strike(&worker.link, Panic::BeforeMember);
+    worker.progress();
+    // A gang that failed for one of its members only has not been cleared away.
+    board::forget(worker, gang.place() - 1);
+    barrier::make_up_later(worker);
+    if let Some(signals) = worker.shared.signals.get() {
+        signals.enter(worker.link.device, gang);
+    }
+}
+
+/// What comes behind it: this member's streams.
+fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
+    worker.cache.borrow_mut().begin_audit();
+    let drained = worker.drain().inspect(|()| notice_given_up(worker, gang));
+    plant::strike(&worker.link, Panic::InDrain);
+    let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.link.release() {
         Token::add(&mut known.lock(), Some(token));
     }
-    gang.drained();
+    drained
+}
+
+/// And the others, if something failed.
+fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
+    plant::strike(&worker.link, Panic::InRecovery);
     if gang.is_aborted() {
         worker.failures.set(worker.failures.get() + 1);
         let recovering = gang.clone();
-        worker.shared.presence[device].while_so(move || !recovering.is_recovered(), || gang.recover());
+        let presence = &worker.shared.presence[worker.link.device];
+        presence.while_so(move || !recovering.is_recovered(), || gang.recover());
         // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
         worker.link.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
@@ -201,7 +320,6 @@ where
         in_gang.unpark(gang.is_stuck());
     }
     worker.cache.borrow_mut().show();
-    outcome
 }
 
 /// Fails the gang if a collective's kernel, on whichever of its devices, has waited for a peer until the deadline, and then gone on
@@ -220,7 +338,7 @@ pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
-    let progress = || gang.members().iter().map(|&device| shared.turns[device].any_progress()).sum::<u64>();
+    let progress = || gang.members().iter().map(|&device| shared.turns[device].life.any_progress()).sum::<u64>();
     let (mut patience, mut seen, mut told) = (Patience::new(shared.deadline.saturating_add(TICK)), progress(), false);
     let mut withdrawn = false;
     while !waiting.wait(Some(patience.tick(TICK))) {
@@ -249,9 +367,95 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
         } else if !told {
             // A closure that has started is always waited for, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
-            tracing::warn!(?missing, waited = ?patience.waited(), "a scope waits for closures that make no progress");
+            event!(warn, ?missing, waited = ?patience.waited(), "a scope waits for closures that make no progress");
             told = true;
         }
     }
     withdrawn
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        Error, GpuPool, Result,
+        plant::{self, Panic},
+    };
+    use std::{panic::catch_unwind, sync::mpsc, thread, time::Duration};
+
+    /// Fails if `f` does not come to an end.
+    fn guarded(f: impl FnOnce() + Send + 'static) {
+        let (done, ended) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            f();
+            let _ = done.send(());
+        });
+        assert_ne!(ended.recv_timeout(Duration::from_secs(100)), Err(mpsc::RecvTimeoutError::Timeout), "hung");
+        thread.join().unwrap();
+    }
+
+    fn works(pool: &GpuPool) -> Result<()> {
+        pool.run(|dev, _| dev.exchange(dev.rank())).map(|all| assert_eq!(all, [[0, 1], [0, 1]]))
+    }
+
+    #[track_caller]
+    fn assert_planted(result: Result<()>, device: usize) {
+        match result {
+            Err(Error::Panicked { device: at, message, place }) => {
+                assert_eq!(at, device);
+                assert!(message.starts_with("planted") && place.contains("plant.rs"), "{message} at {place}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whatever unwinds on a device thread, and wherever: the scope, or the next one, fails with it, nobody waits for
+    /// ever, and the GPU's other pools get their turns.
+    #[test]
+    fn a_device_thread_outlives_every_panic() {
+        guarded(|| {
+            let pool = GpuPool::builder().host(2).build().unwrap();
+            let other = pool.survivors().unwrap();
+            for place in [Panic::BeforeTurn, Panic::BeforeMember, Panic::InDrain, Panic::InRecovery] {
+                for (device, fails) in [(0, false), (1, false), (0, true), (1, true)] {
+                    plant::arm(&pool.shared.links[device], place);
+                    let result = pool.run(|dev, _| {
+                        // The other one waits for the device in its closure, or at its end.
+                        if fails && dev.rank() != device {
+                            return Err(Error::custom("on purpose"));
+                        }
+                        if fails { Ok(()) } else { dev.barrier() }
+                    });
+                    let late = place == Panic::InRecovery;
+                    match result {
+                        Err(Error::Custom(_)) => assert!(fails),
+                        Ok(_) => assert!(late && !fails, "{place:?}"),
+                        Err(error) => assert_planted(Err(error), device),
+                    }
+                    works(&other).unwrap();
+                    if late {
+                        assert_planted(works(&pool), device);
+                    }
+                    works(&pool).unwrap();
+                }
+            }
+            other.close().unwrap();
+            pool.close().unwrap();
+        });
+    }
+
+    /// Its place is its own, not that of a panic which the caller has caught.
+    #[test]
+    fn close_tells_how_a_device_thread_ended() {
+        guarded(|| {
+            let pool = GpuPool::builder().host(2).build().unwrap();
+            plant::arm(&pool.shared.links[1], Panic::AtEnd);
+            assert!(catch_unwind(|| panic!("the caller's own")).is_err());
+            assert_planted(pool.close(), 1);
+            // What no scope was told of is told here.
+            let pool = GpuPool::builder().host(2).build().unwrap();
+            plant::arm(&pool.shared.links[0], Panic::InRecovery);
+            works(&pool).unwrap();
+            assert_planted(pool.close(), 0);
+        });
+    }
 }

@@ -42,9 +42,29 @@ impl Shard {
 
     /// This shard's part of `len` items.
     pub fn range(&self, len: usize) -> Range<usize> {
+        self.range_of(self.index, len)
+    }
+
+    /// The part of `len` items that the shard with the index `rank` has: where a peer's rows begin and end. The parts of all
+    /// ranks, in order, are `0..len` without a gap.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(3).weights(&[2.0, 1.0, 1.0]).build()?;
+    /// let parts = pool.run(|_dev, shard| Ok((0..shard.count()).map(|rank| shard.range_of(rank, 8)).collect::<Vec<_>>()))?;
+    /// assert_eq!(parts[0], [0..4, 4..6, 6..8]);
+    /// assert!(parts.iter().all(|seen| seen == &parts[0]));
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When there is no such rank; in a scope that becomes [`Error::Panicked`](crate::Error::Panicked).
+    #[track_caller]
+    pub fn range_of(&self, rank: usize, len: usize) -> Range<usize> {
+        assert!(rank < self.count, "rank {rank} of {} shards", self.count);
         match &self.weights {
-            None => balanced(self.index, self.count, len),
-            Some(weights) => by_weight(weights, self.index, len),
+            None => balanced(rank, self.count, len),
+            Some(weights) => by_weight(weights, rank, len),
         }
     }
 
@@ -77,25 +97,53 @@ pub(crate) fn balanced(index: usize, count: usize, len: usize) -> Range<usize> {
     start..start + each + usize::from(index < more)
 }
 
+/// Up to so many items `f64` gives every share with its fraction, and the splits stay as they have always been. Beyond,
+/// its error would come near to whole items.
+const MOST_BY_FLOAT: usize = 1 << 40;
+
 /// Largest remainder (Hare): everyone gets the whole part of its ideal share, the rest goes to the largest fractions.
 fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
-    let total: f64 = weights.iter().sum();
-    let ideal: Vec<f64> = weights.iter().map(|w| w / total * len as f64).collect();
-    let mut parts: Vec<usize> = ideal.iter().map(|x| x.floor() as usize).collect();
-    let mut order: Vec<usize> = (0..weights.len()).collect();
-    order.sort_by(|&a, &b| ideal[b].fract().total_cmp(&ideal[a].fract()).then(a.cmp(&b)));
-    // Rounding of huge lengths may hand out one too many; take it back from the smallest fractions.
-    let mut given: usize = parts.iter().sum();
-    while given > len {
-        let i = *order.iter().rev().find(|&&i| parts[i] > 0).expect("the parts add up to more than nothing");
-        parts[i] -= 1;
-        given -= 1;
-    }
-    for &i in order.iter().cycle().take(len - given) {
-        parts[i] += 1;
-    }
+    let weights = scaled(weights);
+    // The whole part, and a number that grows with the fraction.
+    let shares: Vec<(usize, u128)> = if len <= MOST_BY_FLOAT {
+        let total: f64 = weights.iter().map(|&w| w as f64).sum();
+        let ideal = weights.iter().map(|&w| w as f64 / total * len as f64);
+        // The bits of numbers that are not negative are in the order of the numbers.
+        ideal.map(|x| (x.floor() as usize, x.fract().to_bits().into())).collect()
+    } else {
+        let total = weights.iter().sum();
+        weights.iter().map(|&w| divided(len, w, total)).collect()
+    };
+    let mut parts: Vec<usize> = shares.iter().map(|&(whole, _)| whole).collect();
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by(|&a, &b| shares[b].1.cmp(&shares[a].1).then(a.cmp(&b)));
+    // Whole parts lack less than one item each; rounding may also have given one too many, which the smallest fractions
+    // give back.
+    let given: usize = parts.iter().sum();
+    order.iter().take(len.saturating_sub(given)).for_each(|&i| parts[i] += 1);
+    let giving = order.iter().rev().filter(|&&i| shares[i].0 > 0);
+    giving.take(given.saturating_sub(len)).for_each(|&i| parts[i] -= 1);
     let start = parts[..index].iter().sum();
     start..start + parts[index]
+}
+
+/// The weights as whole numbers with the same ratios, so that no sum of them overflows. What is smaller than the largest by
+/// more than a factor of 2^100 may become 0: its share is less than a billionth of an item.
+fn scaled(weights: &[f64]) -> Vec<u128> {
+    // A positive number is `mantissa * 2^exponent`, but for a bias; a subnormal one has the exponent 1 and no hidden bit.
+    let exponent = |w: f64| (w.to_bits() >> 52).max(1);
+    let mantissa = |w: f64| (w.to_bits() & ((1 << 52) - 1)) | (u64::from(w.is_normal()) << 52);
+    let largest = weights.iter().map(|&w| exponent(w)).max().unwrap_or(1);
+    let below = |w: f64| (largest - exponent(w)).min(127) as u32;
+    weights.iter().map(|&w| (u128::from(mantissa(w)) << 50) >> below(w)).collect()
+}
+
+/// The quotient and the remainder of `len * weight / total`. The product may have more than 128 bits: bit by bit, as on paper.
+fn divided(len: usize, weight: u128, total: u128) -> (usize, u128) {
+    (0..usize::BITS).rev().fold((0, 0), |(quotient, rest), bit| {
+        let rest = 2 * rest + if len >> bit & 1 == 1 { weight } else { 0 };
+        (2 * quotient + (rest / total) as usize, rest % total)
+    })
 }
 
 #[cfg(test)]
@@ -109,25 +157,121 @@ mod tests {
         assert_eq!(parts, [3, 2, 2, 2]);
     }
 
+    /// The parts of all ranks.
+    fn parts(weights: &[f64], len: usize) -> Vec<Range<usize>> {
+        let shard = Shard::new(0, weights.len(), Some(weights.into()));
+        (0..weights.len()).map(|rank| shard.range_of(rank, len)).collect()
+    }
+
     #[test]
     fn weights_three_to_one() {
-        let w: Arc<[f64]> = [3.0, 1.0].into();
-        assert_eq!(Shard::new(0, 2, Some(w.clone())).range(10), 0..8);
-        assert_eq!(Shard::new(1, 2, Some(w)).range(10), 8..10);
+        assert_eq!(parts(&[3.0, 1.0], 10), [0..8, 8..10]);
+    }
+
+    #[test]
+    fn weights_of_any_size_split_by_their_ratios() {
+        const TINIEST: f64 = f64::from_bits(1);
+        assert_eq!(parts(&[f64::MAX, f64::MAX], 300_000_001), [0..150_000_001, 150_000_001..300_000_001]);
+        assert_eq!(parts(&[f64::MAX, f64::MAX / 2.0, f64::MAX / 2.0], 8), [0..4, 4..6, 6..8]);
+        assert_eq!(parts(&[3.0 * TINIEST, TINIEST], 8), [0..6, 6..8]);
+        assert_eq!(parts(&[f64::MIN_POSITIVE, f64::MIN_POSITIVE / 2.0], 6), [0..4, 4..6]);
+        assert_eq!(parts(&[f64::MAX, TINIEST], usize::MAX), [0..usize::MAX, usize::MAX..usize::MAX]);
+    }
+
+    #[test]
+    fn as_many_items_as_there_can_be() {
+        let half = usize::MAX / 2;
+        assert_eq!(parts(&[1.0, 1.0], usize::MAX), [0..half + 1, half + 1..usize::MAX]);
+        let all = vec![(); usize::MAX];
+        let weighted = Shard::new(1, 2, Some([1.0, 3.0].into()));
+        assert_eq!(weighted.of(&all).len(), usize::MAX / 4 * 3 + 2);
+        assert_eq!(weighted.rows(&all, 3).len(), usize::MAX / 12 * 9 + 3);
+        assert_eq!(Shard::new(1, 2, None).of(&all).len(), half);
+    }
+
+    #[test]
+    #[should_panic(expected = "rank 2 of 2 shards")]
+    fn a_rank_that_is_not_there() {
+        Shard::new(0, 2, None).range_of(2, 10);
+    }
+
+    /// How weights were split before they could be of any size.
+    fn by_plain_floats(weights: &[f64], len: usize) -> Vec<usize> {
+        let total: f64 = weights.iter().sum();
+        let ideal: Vec<f64> = weights.iter().map(|w| w / total * len as f64).collect();
+        let mut parts: Vec<usize> = ideal.iter().map(|x| x.floor() as usize).collect();
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by(|&a, &b| ideal[b].fract().total_cmp(&ideal[a].fract()).then(a.cmp(&b)));
+        let mut given: usize = parts.iter().sum();
+        while given > len {
+            let i = *order.iter().rev().find(|&&i| parts[i] > 0).unwrap();
+            parts[i] -= 1;
+            given -= 1;
+        }
+        for &i in order.iter().take(len - given) {
+            parts[i] += 1;
+        }
+        parts
+    }
+
+    /// Numbers like those that people write, and like those that are measured.
+    fn sane_weight() -> impl Strategy<Value = f64> {
+        prop_oneof![(1u32..20).prop_map(f64::from), (1u32..100).prop_map(|w| f64::from(w) / 10.0), 1e-6f64..1e6]
+    }
+
+    /// Every finite number above zero, each exponent as likely as the other.
+    fn any_weight() -> impl Strategy<Value = f64> {
+        prop_oneof![(1u64..f64::INFINITY.to_bits()).prop_map(f64::from_bits), sane_weight(), Just(f64::MAX)]
+    }
+
+    fn any_len() -> impl Strategy<Value = usize> {
+        (any::<usize>(), 0..usize::BITS).prop_map(|(len, shift)| len >> shift)
     }
 
     proptest! {
         #[test]
-        fn shards_tile_the_data(len in 0usize..100_000, count in 1usize..65, weighted: bool, seed in 1u64..1000) {
-            let weights: Option<Arc<[f64]>> =
-                weighted.then(|| (0..count).map(|i| 0.1 + ((seed * (i as u64 + 7)) % 97) as f64).collect());
+        fn sane_weights_split_as_ever(weights in prop::collection::vec(sane_weight(), 1..17), len in 0..MOST_BY_FLOAT) {
+            for len in [len, len % 1000] {
+                let sizes: Vec<usize> = parts(&weights, len).iter().map(Range::len).collect();
+                prop_assert_eq!(sizes, by_plain_floats(&weights, len));
+            }
+        }
+
+        #[test]
+        fn parts_are_within_one_of_their_share(
+            weights in prop::collection::vec(any_weight(), 1..17), weighted: bool, len in any_len()
+        ) {
+            let count = weights.len();
+            let shard = Shard::new(count - 1, count, weighted.then(|| weights[..].into()));
+            let shares = if weighted { scaled(&weights) } else { vec![1; count] };
+            let total: u128 = shares.iter().sum();
             let mut next = 0;
-            for i in 0..count {
-                let range = Shard::new(i, count, weights.clone()).range(len);
+            for (rank, share) in shares.iter().enumerate() {
+                let range = shard.range_of(rank, len);
                 prop_assert_eq!(range.start, next);
                 next = range.end;
+                // `f64` may round a share across a whole number.
+                let (low, rest) = divided(len, *share, total);
+                let slack = usize::from(len <= MOST_BY_FLOAT && (rest < total >> 5 || rest > total - (total >> 5)));
+                prop_assert!(range.len() + slack >= low && range.len() <= low + 1 + slack, "{rank}: {range:?} {low}");
             }
             prop_assert_eq!(next, len);
+            prop_assert_eq!(shard.range(len), shard.range_of(count - 1, len));
+        }
+
+        #[test]
+        fn weights_keep_their_ratios(a in any_weight(), b in any_weight()) {
+            let (a, b) = (a.max(b), a.min(b));
+            let [most, less] = scaled(&[a, b])[..] else { unreachable!() };
+            let (ratio, exact) = (less as f64 / most as f64, b / a);
+            prop_assert!((ratio - exact).abs() <= 1e-15 * exact + 1e-30, "{most} {less}: {ratio}, not {exact}");
+        }
+
+        #[test]
+        fn a_division_bit_by_bit(len: u32, weight in 1u64.., more: u64) {
+            let (len, weight, total) = (len as usize, u128::from(weight), u128::from(weight) + u128::from(more));
+            let product = len as u128 * weight;
+            prop_assert_eq!(divided(len, weight, total), ((product / total) as usize, product % total));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     sync::{Sequence, unique_id},
 };
 use marks::Marks;
-use milestone::Milestones;
+use milestone::{Milestones, Pace};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc, time::Duration};
@@ -40,8 +40,6 @@ pub(crate) struct StreamCore {
     milestones: Milestones,
     /// Instead of milestones, where operations run one at a time.
     marks: Marks,
-    /// How many operations had completed when `has_advanced` was last asked.
-    seen: Sequence,
     /// For other streams (by id): up to which of their operations this stream already waits.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
@@ -62,7 +60,6 @@ impl StreamCore {
             completed: Sequence::new(),
             waited: Sequence::new(),
             milestones: Milestones::new(link),
-            seen: Sequence::new(),
             marks: Marks::default(),
             known: Mutex::default(),
         }))
@@ -197,8 +194,8 @@ impl StreamCore {
     }
 
     /// The calling host thread waits for all work submitted so far; gives up when nothing completes for `limit`, or when
-    /// `stop` says so. `stop` is asked every few milliseconds and told whether the stream has got on.
-    pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn(bool) -> bool) -> Result<()> {
+    /// `stop` says so. `stop` is asked every few milliseconds.
+    pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn() -> bool) -> Result<()> {
         let covered = self.submitted.get();
         // Not because a word says so: what has gone wrong is told by the driver.
         if self.waited.get() >= covered && self.has_completed(covered) {
@@ -210,27 +207,24 @@ impl StreamCore {
         Ok(())
     }
 
-    /// Asks `done` (which waits a little) until it is; the deadline starts anew whenever the stream gets on.
+    /// Asks `done` (which waits a little) until it is; the deadline starts anew whenever the stream gets on, and those who
+    /// wait for this device see that it is not stuck.
     pub(crate) fn wait_while_advancing(
         &self,
         op: &'static str,
         limit: Duration,
         done: impl Fn() -> Result<bool>,
-        stop: impl Fn(bool) -> bool,
+        stop: impl Fn() -> bool,
     ) -> Result<()> {
-        let mut patience = Patience::new(limit);
+        let (mut patience, mut pace) = (Patience::new(limit), Pace::default());
         while !done()? {
-            let advanced = self.has_advanced();
-            if advanced {
+            if pace.has_advanced(self) {
+                self.link.life.progress();
                 patience.renew();
             }
-            if stop(advanced) || patience.is_over() {
-                return Err(Error::Timeout {
-                    device: self.link.device,
-                    op,
-                    waited: patience.waited(),
-                    missing: vec![],
-                });
+            if stop() || patience.is_over() {
+                let (device, waited) = (self.link.device, patience.waited());
+                return Err(Error::Timeout { device, op, waited, missing: vec![device] });
             }
         }
         Ok(())
@@ -254,12 +248,12 @@ impl StreamCore {
         }
         let passed = |event| self.link.check(op, self.link.driver.event_wait(event, TICK));
         if let Some((covered, mark)) = self.marks.find(sequence) {
-            self.wait_while_advancing(op, limit, || passed(mark.event), |_| stop())?;
+            self.wait_while_advancing(op, limit, || passed(mark.event), stop)?;
             self.complete_waited(covered);
             return Ok(());
         }
         let (event, covered) = self.record(op, false)?;
-        let waited = self.wait_while_advancing(op, limit, || passed(event), |_| stop());
+        let waited = self.wait_while_advancing(op, limit, || passed(event), stop);
         self.link.give_event(event, false);
         waited?;
         self.complete_waited(covered);
@@ -294,6 +288,8 @@ pub struct Stream {
     /// Shared with the worker, which hands the stream out again when nobody else has it.
     pub(crate) _held: Rc<()>,
 }
+
+crate::sync::device_thread_only! { [] Stream }
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

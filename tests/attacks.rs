@@ -1,5 +1,8 @@
 //! What safe code could do to the library if it wanted to; each of these once worked.
 
+#[path = "attacks/views.rs"]
+mod views;
+
 use gpu_pool::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Matrix, Result};
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -93,6 +96,11 @@ fn an_error_conversion_that_panics_reaches_the_caller() {
             panic!("no")
         }
     }
+    impl std::fmt::Display for Refuses {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("refuses")
+        }
+    }
     comes_back(|| {
         let pool = two();
         let scope = || pool.try_run::<_, (), Refuses>(|dev, _| if dev.index() == 0 { panic!("first") } else { Ok(()) });
@@ -113,6 +121,11 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
     impl From<Error> for Homesick {
         fn from(_: Error) -> Self {
             Homesick
+        }
+    }
+    impl std::fmt::Display for Homesick {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("homesick")
         }
     }
     comes_back(|| {

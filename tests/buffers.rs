@@ -330,6 +330,7 @@ on_both! {
             assert_eq!(dev.download(&x.slice(100..).slice(..=50).slice(7..9))?, host[107..109]);
             let mut inner = x.slice_mut(10..20).slice_mut(5..);
             dev.fill(&mut inner, 1)?;
+            assert_eq!(dev.download(&inner.slice(1..).slice(..2))?, [1; 2]);
             let (_, mut right) = inner.split_at_mut(4);
             dev.fill(&mut right, 2)?;
             let now = dev.download(&x)?;

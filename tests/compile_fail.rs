@@ -1,6 +1,9 @@
 //! Programs that must not compile: each line that is wrong says so by `//~ CODE: part of the message`, and nothing else in
 //! the file is wrong.
 //!
+//! What a user reads first, and how much there is to read, is a part of it where the head of a file says so: `//# first: TEXT`
+//! is in the first line of rustc's first message, and `//# lines: NUMBER` is the most that all messages have together.
+//!
 //! Why not trybuild: its `.stderr` files hold the whole text of one rustc version, which changes every six weeks, and it
 //! builds all dependencies anew. What matters is which line is refused, for which reason, and that our own words are
 //! there. So this runs `rustc` on each file against the library that this test was linked with.
@@ -14,8 +17,14 @@ use std::{
     time::SystemTime,
 };
 
-/// Refused lines: the code and the message, with notes and labels, of each.
-type Refused = BTreeMap<usize, Vec<(String, String)>>;
+/// What rustc has refused.
+#[derive(Debug, Default)]
+struct Refused {
+    /// By line: the code and the message, with notes and labels, of each.
+    lines: BTreeMap<usize, Vec<(String, String)>>,
+    /// The messages in rustc's order.
+    messages: Vec<String>,
+}
 
 /// The library as built for this test: the latest beside it.
 fn library() -> PathBuf {
@@ -46,7 +55,7 @@ fn compile(source: &Path, library: &Path) -> Result<(), Refused> {
     if output.status.success() {
         return Ok(());
     }
-    let mut refused = Refused::new();
+    let mut refused = Refused::default();
     for line in String::from_utf8_lossy(&output.stderr).lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { panic!("{source:?}: {line}") };
         let (Some("error"), Some(spans)) = (message["level"].as_str(), message["spans"].as_array()) else { continue };
@@ -54,9 +63,10 @@ fn compile(source: &Path, library: &Path) -> Result<(), Refused> {
         let at = span["line_start"].as_u64().unwrap() as usize;
         let code = message["code"]["code"].as_str().unwrap_or_default().to_owned();
         let text = message["rendered"].as_str().unwrap_or_default().to_owned();
-        refused.entry(at).or_default().push((code, text));
+        refused.messages.push(text.clone());
+        refused.lines.entry(at).or_default().push((code, text));
     }
-    assert!(!refused.is_empty(), "{source:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(!refused.messages.is_empty(), "{source:?}: {}", String::from_utf8_lossy(&output.stderr));
     Err(refused)
 }
 
@@ -71,8 +81,23 @@ fn expected(source: &str) -> BTreeMap<usize, (String, String)> {
         .collect()
 }
 
-fn show(refused: &Refused) -> String {
-    refused.values().flatten().map(|(_, text)| text.as_str()).collect()
+/// What the head of a file says under this name.
+fn said<'a>(source: &'a str, name: &str) -> Option<&'a str> {
+    let head = source.lines().map_while(|line| line.strip_prefix("//#"));
+    head.filter_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim).next()
+}
+
+/// What is wrong with the messages, as a user reads them.
+fn read(source: &str, refused: &Refused) -> Result<(), String> {
+    let first = refused.messages[0].lines().next().unwrap_or_default();
+    if let Some(expected) = said(source, "first").filter(|expected| !first.contains(expected)) {
+        return Err(format!("the first message begins `{first}`, without `{expected}`: {}", refused.messages.concat()));
+    }
+    let lines = refused.messages.iter().map(|message| message.trim_end().lines().count()).sum::<usize>();
+    match said(source, "lines").map(|most| most.parse::<usize>().unwrap()) {
+        Some(most) if lines > most => Err(format!("{lines} lines, more than {most}: {}", refused.messages.concat())),
+        _ => Ok(()),
+    }
 }
 
 #[test]
@@ -83,17 +108,18 @@ fn what_must_not_compile_does_not() {
     sources.sort();
     assert!(sources.len() >= 20, "where have they gone?");
     let check = |source: &PathBuf| {
-        let expected = expected(&fs::read_to_string(source).unwrap());
+        let text = fs::read_to_string(source).unwrap();
+        let expected = expected(&text);
         let Err(refused) = compile(source, &library) else { return Err("it compiles".to_owned()) };
         for (at, (code, text)) in &expected {
             let fits = |(c, t): &(String, String)| (code.is_empty() || c == code) && t.contains(text.as_str());
-            if !refused.get(at).is_some_and(|found| found.iter().any(fits)) {
-                return Err(format!("line {at} is not refused by {code} with `{text}`: {}", show(&refused)));
+            if !refused.lines.get(at).is_some_and(|found| found.iter().any(fits)) {
+                return Err(format!("line {at} is not refused by {code} with `{text}`: {}", refused.messages.concat()));
             }
         }
-        match refused.keys().find(|at| !expected.contains_key(at)) {
-            Some(at) => Err(format!("line {at} is refused, and should not be: {}", show(&refused))),
-            None => Ok(()),
+        match refused.lines.keys().find(|at| !expected.contains_key(at)) {
+            Some(at) => Err(format!("line {at} is refused, and should not be: {}", refused.messages.concat())),
+            None => read(&text, &refused),
         }
     };
     let workers = thread::available_parallelism().map_or(2, usize::from).min(8);
@@ -147,4 +173,18 @@ fn main() {
     if let Err(refused) = compile(&source, &library()) {
         panic!("{refused:#?}");
     }
+}
+
+/// The implementations that give rustc's messages our words implement nothing.
+#[test]
+fn what_stays_on_its_thread_is_neither_send_nor_sync() {
+    use gpu_pool::{Device, GradientExchange, Graph, Group, OnStream, Ref, RefMut, Stream};
+    static_assertions::assert_not_impl_any!(Device: Send, Sync);
+    static_assertions::assert_not_impl_any!(OnStream<'static>: Send, Sync);
+    static_assertions::assert_not_impl_any!(Stream: Send, Sync);
+    static_assertions::assert_not_impl_any!(Group<'static>: Send, Sync);
+    static_assertions::assert_not_impl_any!(Graph: Send, Sync);
+    static_assertions::assert_not_impl_any!(GradientExchange: Send, Sync);
+    static_assertions::assert_not_impl_any!(Ref<'static, u8>: Send, Sync);
+    static_assertions::assert_not_impl_any!(RefMut<'static, u8>: Send, Sync);
 }

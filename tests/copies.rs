@@ -6,7 +6,7 @@ mod support;
 use gpu_pool::{AsViewMut, DeviceBuffer, Error, PinnedBuffer};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use support::{bytes, failure, slow_add};
+use support::{bytes, failure, slow_add, slow_copy};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -307,6 +307,50 @@ on_both! {
                 assert_eq!(rows[500..], [0; 500]);
             }
         }
+    }
+
+    // By a shared borrow: the host may read meanwhile, and the same rows go out twice.
+    1: fn unified_memory_is_read_by_devices_and_host_at_once(gpus) {
+        let n = gpus.up_to(3);
+        let pool = gpus.pool(n);
+        let mut table = pool.unified::<u32>(n * 1000 + 1000).unwrap();
+        table.as_mut_slice().unwrap().iter_mut().zip(0..).for_each(|(x, i)| *x = i);
+        let seen = pool.run_with((table.rows(1000), table.rows(500)), |dev, shard, (rows, again)| {
+            let mut x = dev.zeros::<u32>(rows.len())?;
+            slow_copy(dev, &rows, &mut x, 5_000)?;
+            let first = 1000 * shard.range(n + 1).start as u32;
+            assert_eq!(table.as_slice()?[first as usize], first);
+            assert_eq!(dev.download(&rows.slice(..1))?, [first]);
+            assert_eq!(dev.download(&x)?, (first..).take(rows.len()).collect::<Vec<_>>());
+            Ok((rows.len(), again.len() == 500 * shard.range(2 * n + 2).len()))
+        });
+        let seen = seen.unwrap();
+        assert_eq!(seen.iter().map(|(len, _)| len).sum::<usize>(), n * 1000 + 1000);
+        assert!(seen.iter().all(|(_, right)| *right));
+        for width in [0, 7] {
+            let error = failure(pool.run_with(table.rows(width), |_, _, _| Ok(())));
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        }
+        table.as_mut_slice().unwrap().fill(0);
+    }
+
+    // What is read of it has landed, as all of it has.
+    1: fn a_part_of_page_locked_memory_waits_for_the_copy(gpus) {
+        let pool = gpus.pool(1);
+        let mut host = pool.pinned::<u32>(1000).unwrap();
+        pool.run_with(vec![&mut host], |dev, _, host| {
+            let mut x = dev.zeros::<u32>(1000)?;
+            for round in 1..4 {
+                slow_add(dev, &mut x, 1, 20_000)?;
+                dev.download_pinned(&x, host)?;
+                assert_eq!(host.slice(10..12)?, [round; 2]);
+                assert_eq!((host.slice(..)?.len(), host.slice(..=9)?.len(), host.slice(1000..)?.len()), (1000, 10, 0));
+            }
+            Ok(())
+        })
+        .unwrap();
+        let beyond = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| host.slice(999..1001).map(<[u32]>::len)));
+        assert!(beyond.is_err());
     }
 
     1: fn copy_to_makes_a_buffer_of_ones_own(gpus) {

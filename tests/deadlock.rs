@@ -40,7 +40,7 @@ const SCHEDULES: [Schedule; 2] = [Schedule::Threaded, Schedule::Seeded(1)];
 
 fn machine(n: usize, schedule: &Schedule) -> Vec<DriverRef> {
     let config = MachineConfig { schedule: schedule.clone(), ..MachineConfig::default() };
-    host::machine_with(&vec![HostConfig::default(); n], &config)
+    host::machine_with(&vec![HostConfig::default(); n], &config).unwrap()
 }
 
 /// Words that streams wait for, as other libraries on the same GPU do it: past this crate's back.

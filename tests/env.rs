@@ -1,17 +1,19 @@
 //! The environment's settings. Each test runs this binary again with the variables set, so that tests do not race for
 //! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
 
-use gpu_pool::{Error, GpuPool, testing::Explorer};
+use gpu_pool::{BackingChoice, Error, GpuPool, Schedule, testing::Explorer};
 use std::{
     env,
+    fmt::Debug,
     process::{Command, Output},
     time::Duration,
 };
+use tracing::{Level, Metadata, field, span};
 
 /// Says in the subprocess what it is to do.
 const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
 
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 9] = [
     "GPU_POOL_BACKEND",
     "GPU_POOL_DEVICES",
     "GPU_POOL_SHARE",
@@ -20,6 +22,7 @@ const VARIABLES: [&str; 8] = [
     "GPU_POOL_SEED",
     "GPU_POOL_FAULTS",
     "GPU_POOL_TUNE",
+    "GPU_POOL_MEMORY",
 ];
 
 /// What the pool of a process with these variables is like.
@@ -54,11 +57,16 @@ fn child() {
             explored.map_or_else(|failure| failure.to_string(), |e| format!("{} runs", e.runs))
         );
     }
+    if task == "warnings" {
+        return print_warnings();
+    }
     if task == "panics" {
         explore_panics();
         return println!("CHILD done");
     }
     let builder = match task.as_str() {
+        "threaded" => GpuPool::builder().schedule(Schedule::Threaded),
+        "auto memory" => GpuPool::builder().memory_backing(BackingChoice::Auto),
         "explicit" => GpuPool::builder().host(2).devices(&[1]).timeout(Duration::from_secs(9)),
         _ => GpuPool::builder(),
     };
@@ -101,7 +109,7 @@ fn child() {
         });
         return println!("CHILD {}", matches!(error, Err(Error::DeviceLost { device: 1, .. })));
     }
-    if task == "trace" {
+    if task == "trace" || task == "threaded" {
         return println!("CHILD {}", pool.trace().is_some());
     }
     if task == "upload" {
@@ -111,6 +119,52 @@ fn child() {
         );
     }
     println!("CHILD {:?}", pool.run(|dev, _| Ok(dev.info().ordinal)).unwrap());
+}
+
+/// Prints what the crate warns of while pools are built.
+fn print_warnings() {
+    struct Printer;
+    impl tracing::Subscriber for Printer {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::WARN
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            event.record(&mut |_: &field::Field, value: &dyn Debug| println!("WARNING {value:?}"));
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+    tracing::subscriber::with_default(Printer, || {
+        (0..2).for_each(|_| drop(GpuPool::builder().host(1).build().unwrap()));
+    });
+}
+
+/// Once, and with the name that was meant.
+#[test]
+fn a_misspelt_variable_is_warned_of() {
+    let warnings = |variables: &[(&str, &str)]| {
+        let output = process("warnings", variables);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().filter_map(|line| line.split_once("WARNING ")).map(|(_, said)| said.to_owned()).collect::<Vec<_>>()
+    };
+    let said = warnings(&[("GPU_POOL_TIMOUT", "30s")]);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("GPU_POOL_TIMOUT") && said[0].contains("GPU_POOL_TIMEOUT"), "{said:?}");
+    assert_eq!(warnings(&[("GPU_POOL_TIMEOUT", "30s")]), Vec::<String>::new());
+}
+
+/// What the program says comes first, also where it says what is the default.
+#[test]
+fn a_default_that_the_program_names_is_the_programs_word() {
+    let host = ("GPU_POOL_BACKEND", "host:2");
+    assert_eq!(with("threaded", &[host, ("GPU_POOL_SEED", "7")]), "false");
+    assert_eq!(with("threaded", &[host, ("GPU_POOL_SEED", "nonsense")]), "false");
+    assert_eq!(with("auto memory", &[host, ("GPU_POOL_MEMORY", "nonsense")]), "[0, 1]");
 }
 
 #[test]
@@ -190,6 +244,7 @@ fn values_that_are_not_understood_are_errors_that_name_the_variable() {
         ("GPU_POOL_TIMEOUT", "soon"),
         ("GPU_POOL_TIMEOUT", "-3s"),
         ("GPU_POOL_TIMEOUT", "0"),
+        ("GPU_POOL_TIMEOUT", "1e-12s"),
         ("GPU_POOL_TIMEOUT", "10 parsecs"),
         ("GPU_POOL_CHECK", "yes"),
         ("GPU_POOL_TUNE", "fast"),

@@ -127,6 +127,9 @@ on_both! {
             // The kernel takes that long by itself; how much longer is nobody's business here.
             assert!(end.elapsed_since(&start)? >= Duration::from_millis(19), "{:?}", end.elapsed_since(&start)?);
             assert!(start.elapsed_since(&start)? == Duration::ZERO);
+            let error = failure(start.elapsed_since(&end));
+            let Error::InvalidArgument { op: "Event::elapsed_since", why, .. } = &error else { panic!("{error}") };
+            assert!(why.contains("recorded before"), "{why}");
             let untimed = dev.record()?;
             for error in [failure(end.elapsed_since(&untimed)), failure(untimed.elapsed_since(&start))] {
                 assert!(matches!(error, Error::InvalidArgument { op: "Event::elapsed_since", .. }), "{error}");

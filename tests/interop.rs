@@ -9,7 +9,8 @@ use cudarc::{
     driver::{LaunchConfig, PushKernelArg},
     nvrtc::Ptx,
 };
-use gpu_pool::{Device, Error, Result};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, DeviceView, DeviceViewMut, Error, Result};
+use std::cell::Cell;
 use support::on_cuda;
 
 fn other(e: impl std::error::Error + Send + Sync + 'static) -> Error {
@@ -65,6 +66,51 @@ fn work_of_cudarc_is_ordered_with_ours() {
             Ok(zeros.iter().chain(&again).all(|&x| x == 0))
         });
         assert_eq!(seen.unwrap(), [true]);
+    });
+}
+
+/// Each call shows the other buffer.
+struct Turns {
+    buffers: [DeviceBuffer<u32>; 2],
+    calls: Cell<usize>,
+}
+
+impl Turns {
+    fn next(&self) -> usize {
+        self.calls.replace(self.calls.get() + 1) % 2
+    }
+}
+
+impl AsView for Turns {
+    type Elem = u32;
+    fn view(&self) -> DeviceView<'_, u32> {
+        self.buffers[self.next()].view()
+    }
+}
+
+impl AsViewMut for Turns {
+    fn view_mut(&mut self) -> DeviceViewMut<'_, u32> {
+        let next = self.next();
+        self.buffers[next].view_mut()
+    }
+}
+
+/// What is lent is one view, with its own length.
+#[test]
+fn what_is_lent_is_asked_once() {
+    on_cuda(1, |gpus| {
+        let pool = gpus.pool(1);
+        let seen = pool.run(|dev, _| {
+            let buffers = [dev.upload(&[7u32; 64])?, dev.upload(&[9u32; 1000])?];
+            let mut turns = Turns { buffers, calls: Cell::new(0) };
+            let cuda = dev.cuda()?;
+            let read: Vec<u32> = cuda.stream().clone_dtoh(&cuda.read(&turns)?).map_err(other)?;
+            cuda.stream().memset_zeros(&mut cuda.write(&mut turns)?).map_err(other)?;
+            drop(cuda);
+            let [short, long] = &turns.buffers;
+            Ok((read, turns.calls.get(), dev.download(short)?, dev.download(long)?))
+        });
+        assert_eq!(seen.unwrap(), [(vec![7; 64], 2, vec![7; 64], vec![0; 1000])]);
     });
 }
 

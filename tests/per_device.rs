@@ -222,6 +222,43 @@ on_both! {
         assert_eq!(dropped.lock().len(), 1);
     }
 
+    2: fn a_gang_of_some_devices_has_its_own_values_only(gpus) {
+        let pool = gpus.pool(2);
+        let mut state = pool.per_device(|dev, _| Ok(10 * dev.index())).unwrap();
+        let found = state.run_on(&[1], |dev, shard, x| {
+            *x += 1;
+            Ok((dev.index(), dev.rank(), shard.count(), *x))
+        });
+        assert_eq!(found.unwrap(), [(1, 0, 1, 11)]);
+        assert_eq!(state.run_on(&[1, 0], |_, _, x| Ok(*x)).unwrap(), [11, 0]);
+        let error = failure(state.run_on(&[2], |_, _, _| Ok(())));
+        assert!(matches!(error, Error::InvalidArgument { op: "run_on", .. }), "{error}");
+        // Only what was borrowed in the scope that failed is poisoned.
+        let error = failure(state.run_on(&[1], |_, _, _| Err::<(), _>(Error::custom("no"))));
+        assert_eq!(error.to_string(), "no");
+        assert_eq!(state.run_on(&[0], |_, _, x| Ok(*x)).unwrap(), [0]);
+        assert!(matches!(failure(state.run_on(&[1], |_, _, x| Ok(*x))), Error::Poisoned { device: 1 }));
+    }
+
+    2: fn try_run_carries_the_callers_own_error(gpus) {
+        let pool = gpus.pool(2);
+        let mut state = pool.per_device(|dev, _| Ok(dev.index())).unwrap();
+        let told = Mutex::new(None);
+        let found: anyhow::Result<Vec<usize>> = state.try_run(|_, _, x| Ok(*x));
+        assert_eq!(found.unwrap(), [0, 1]);
+        let failed: anyhow::Result<Vec<()>> = state.try_run(|dev, _, x| {
+            anyhow::ensure!(*x == 0, "{} is too much", *x);
+            let error = failure(dev.barrier());
+            *told.lock() = Some(error.to_string());
+            Err(error.into())
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "1 is too much");
+        let told = told.into_inner().unwrap();
+        assert!(told.contains("1 is too much"), "{told}");
+        let poisoned: anyhow::Result<Vec<usize>> = state.try_run(|_, _, x| Ok(*x));
+        assert!(matches!(poisoned.unwrap_err().downcast_ref(), Some(Error::Poisoned { .. })));
+    }
+
     2: fn state_of_another_pool_is_refused(gpus) {
         let (one, two) = (gpus.pool(1), gpus.pool(1));
         let state = one.per_device(|_, _| Ok(5)).unwrap();

@@ -2,12 +2,12 @@
 
 mod support;
 
-use gpu_pool::{Error, GpuPool, ReduceOp, Shard, each_mut, rows_mut};
+use gpu_pool::{Algorithm, Builder, Error, GpuPool, Parts, ReduceOp, Schedule, Shard, Topology, each_mut, rows_mut};
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicUsize, Ordering::*},
 };
-use std::{collections::HashSet, thread, time::Duration};
+use std::{collections::HashSet, fmt, thread, time::Duration};
 use support::{failure, guarded, slow_add, until};
 
 on_both! {
@@ -112,6 +112,11 @@ on_both! {
         impl From<Error> for Mine {
             fn from(e: Error) -> Self {
                 Mine::Theirs(e.to_string())
+            }
+        }
+        impl fmt::Display for Mine {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{self:?}")
             }
         }
         let pool = gpus.pool(1);
@@ -290,6 +295,117 @@ fn the_process_wide_pool_needs_no_set_up() {
             Text(e.to_string())
         }
     }
+    impl fmt::Display for Text {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(&self.0)
+        }
+    }
+}
+
+/// What it says is the user's code: called once, may panic, may take its time.
+struct Says(Arc<dyn Fn() -> String + Send + Sync>);
+impl From<Error> for Says {
+    fn from(e: Error) -> Self {
+        Says(Arc::new(move || e.to_string()))
+    }
+}
+impl fmt::Display for Says {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0())
+    }
+}
+
+/// What the peers of a device that fails so are told.
+fn told(pool: &GpuPool, says: impl Fn() -> String + Send + Sync + 'static) -> Vec<String> {
+    let (told, says) = (Mutex::new(Vec::new()), Arc::new(says));
+    let failed = pool.try_run::<_, (), _>(|dev, _| {
+        if dev.rank() == 0 {
+            return Err(Says(says.clone()));
+        }
+        let error = failure(dev.barrier());
+        let Error::Aborted { by: 0, cause } = &error else { panic!("{error}") };
+        told.lock().unwrap().push(cause.to_string());
+        Err(error.into())
+    });
+    assert!(failed.is_err());
+    told.into_inner().unwrap()
+}
+
+#[test]
+fn peers_of_try_run_learn_the_text_of_the_error() {
+    guarded(|| {
+        let pool = support::builder().host(3).build().unwrap();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let text = told(&pool, move || format!("the label column is missing ({})", counted.fetch_add(1, Relaxed)));
+        assert_eq!(text, ["the label column is missing (0)"; 2]);
+        assert_eq!(calls.load(Relaxed), 1, "the text is asked for once");
+        // One that panics harms nobody.
+        let text = told(&pool, || panic!("no text"));
+        assert!(text.iter().all(|text| text.contains("returned an error")), "{text:?}");
+        assert_eq!(pool.run(|dev, _| dev.exchange(dev.rank())).unwrap(), [[0, 1, 2]; 3]);
+        // One that takes its time keeps only those waiting who look at it.
+        let (aborted, heard) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (waits, hears) = (aborted.clone(), heard.clone());
+        let says = Says(Arc::new(move || {
+            let told = until("peers are aborted", || waits.load(Relaxed) == 2);
+            hears.store(1 + usize::from(told.is_ok()), Relaxed);
+            "slow".to_owned()
+        }));
+        let failed = pool.try_run::<_, (), _>(|dev, _| {
+            if dev.rank() == 0 {
+                return Err(Says(says.0.clone()));
+            }
+            let error = failure(dev.barrier());
+            assert!(matches!(error, Error::Aborted { by: 0, .. }));
+            aborted.fetch_add(1, Relaxed);
+            Err(error.into())
+        });
+        assert!(failed.is_err());
+        assert_eq!(heard.load(Relaxed), 2);
+    });
+}
+
+#[test]
+fn parts_go_to_a_gang_of_some_devices() {
+    guarded(|| {
+        let pool = support::builder().host(4).build().unwrap();
+        let (mut rows, mut counts) = (vec![0u32; 7], [0usize; 2]);
+        let names = vec!["first".to_owned(), "second".to_owned()];
+        let parts = (rows_mut(&mut rows, 1), each_mut(&mut counts), names);
+        let found = pool.run_on_with(&[3, 1], parts, |dev, shard, (rows, count, name)| {
+            rows.fill(dev.index() as u32);
+            *count = rows.len();
+            assert_eq!((dev.count(), shard.count(), dev.rank()), (2, 2, shard.index()));
+            Ok((dev.index(), name))
+        });
+        assert_eq!(found.unwrap(), [(3, "first".to_owned()), (1, "second".to_owned())]);
+        assert_eq!((rows, counts), (vec![3, 3, 3, 3, 1, 1, 1], [4, 3]));
+        for list in [&[][..], &[0, 0], &[4], &[0, 1, usize::MAX]] {
+            let error = failure(pool.run_on_with(list, vec![(); list.len()], |_, _, ()| Ok(())));
+            assert!(matches!(error, Error::InvalidArgument { op: "run_on_with", .. }), "{error}");
+        }
+        let error = failure(pool.run_on_with(&[0, 1], vec![(); 3], |_, _, ()| Ok(())));
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    });
+}
+
+/// A split of the user's may be wrong.
+#[test]
+fn a_part_for_each_device_or_none() {
+    struct One;
+    impl Parts for One {
+        type Part = ();
+        fn split(self, _: &[Shard]) -> gpu_pool::Result<Vec<()>> {
+            Ok(vec![()])
+        }
+    }
+    let pool = support::builder().host(2).build().unwrap();
+    for error in
+        [failure(pool.run_with(One, |_, _, ()| Ok(()))), failure(pool.run_on_with(&[1, 0], One, |_, _, ()| Ok(())))]
+    {
+        assert!(matches!(&error, Error::InvalidArgument { why, .. } if why == "1 parts for 2 devices"), "{error}");
+    }
 }
 
 /// pytorch#5039, #15161: nine rows on four devices are 3, 2, 2, 2 and never 3, 3, 3, nothing.
@@ -371,6 +487,46 @@ fn devices_are_chosen_and_ordered_by_the_caller() {
         }
         let error = failure(support::builder().host(4).devices(&[0, 4]).build());
         assert!(matches!(&error, Error::NoDevice { reason } if reason.contains('4')), "{error}");
+    });
+}
+
+/// An error of the build names both settings, and in which order they were set makes no difference.
+#[test]
+fn settings_that_contradict_each_other_are_refused_by_name() {
+    let builder = || support::builder().host(2);
+    let machine = || Topology::nvswitch(2);
+    let seeded = || Schedule::Seeded(7);
+    let contradictions: [(Builder, &[&str]); 8] = [
+        (
+            builder().memory_limit(4 << 20).memory_reserve(8 << 20),
+            &["memory_limit(4194304)", "memory_reserve(8388608)"],
+        ),
+        (
+            builder().software_memory(16 << 20).memory_limit_percent(25.0).memory_reserve(8 << 20),
+            &["memory_limit_percent(25)", "memory_reserve(8388608)", "4194304"],
+        ),
+        (builder().software_memory(16 << 20).memory_reserve(32 << 20), &["memory_reserve(33554432)", "16777216"]),
+        (builder().timeout(Duration::ZERO), &["timeout"]),
+        (builder().without_peer_access().algorithm(Algorithm::Direct), &["without_peer_access", "Direct"]),
+        (builder().topology(machine()).schedule(seeded()), &["topology", "schedule(Seeded(7))"]),
+        (builder().schedule(seeded()).topology(machine()), &["topology", "schedule(Seeded(7))"]),
+        (builder().dry(), &["dry", "topology"]),
+    ];
+    guarded(move || {
+        for (builder, names) in contradictions {
+            let error = failure(builder.build());
+            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            let text = error.to_string();
+            assert!(names.iter().all(|name| text.contains(name)), "{names:?}: {text}");
+        }
+        // The longest deadline is one.
+        let pool = builder().timeout(Duration::MAX).build().unwrap();
+        let sums = pool.run(|dev, _| {
+            let mut x = dev.upload(&[1.0f32])?;
+            dev.all_reduce(&mut x, ReduceOp::Sum)?;
+            dev.download(&x)
+        });
+        assert_eq!(sums.unwrap(), [[2.0], [2.0]]);
     });
 }
 

@@ -63,7 +63,7 @@ fn await_word(_: LaunchDims, word: &[u32], out: &mut [u32]) -> Poll<()> {
 
 fn machine(n: usize, schedule: Schedule) -> Vec<DriverRef> {
     let config = MachineConfig { schedule, ..MachineConfig::default() };
-    host::machine_with(&vec![HostConfig::default(); n], &config)
+    host::machine_with(&vec![HostConfig::default(); n], &config).unwrap()
 }
 
 fn wait(device: &DriverRef, stream: RawStream) {
@@ -429,7 +429,7 @@ fn a_kernel_that_writes_what_it_declares_as_read_is_reported_and_harms_nothing()
 #[test]
 fn a_watched_kernel_leaves_the_memory_as_it_was() {
     let config = MachineConfig { watch_reads: true, ..MachineConfig::default() };
-    let devices = host::machine_with(&[HostConfig::default()], &config);
+    let devices = host::machine_with(&[HostConfig::default()], &config).unwrap();
     let (device, stream) = (&devices[0], devices[0].stream_create(0).unwrap());
     let (at, out) = (device.mem_alloc(256).unwrap(), device.host_alloc(8).unwrap());
     unsafe fn scribbles(_: LaunchDims, args: &[HostArg]) {
@@ -459,7 +459,7 @@ fn a_watched_kernel_leaves_the_memory_as_it_was() {
 #[test]
 fn dry_machines_compute_nothing_but_run_host_functions() {
     let config = MachineConfig { schedule: Schedule::Virtual, dry: true, ..MachineConfig::default() };
-    let devices = host::machine_with(&[HostConfig::default()], &config);
+    let devices = host::machine_with(&[HostConfig::default()], &config).unwrap();
     let (device, stream) = (&devices[0], devices[0].stream_create(0).unwrap());
     assert!(host::is_dry(&**device));
     let (at, out) = (device.mem_alloc(1 << 30).unwrap(), device.host_alloc(64).unwrap());

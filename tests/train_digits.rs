@@ -4,10 +4,18 @@
 //! example first (`cargo build --example train_digits`), or an old one is tested.
 #![cfg(feature = "blas")]
 
+#[path = "../examples/train_digits/data.rs"]
+#[allow(dead_code, reason = "of the example's module this test takes the reader alone")]
+mod data;
+#[path = "../examples/train_digits/rng.rs"]
+#[allow(dead_code, reason = "what the module above needs")]
+mod rng;
+
 use flate2::{Compression, write::GzEncoder};
+use proptest::prelude::*;
 use std::{
     env, fs,
-    io::Write,
+    io::{Cursor, Read, Write, repeat},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -34,6 +42,11 @@ fn train(arguments: &[&str]) -> Output {
     // It must not raise false alarms, either.
     command.env("GPU_POOL_CHECK", "races");
     command.args(["--backend", "host"]).args(arguments).current_dir(folder("cwd")).output().unwrap()
+}
+
+/// Cases of a property: more with `GPU_POOL_LONG=1`.
+fn cases(usual: u32) -> u32 {
+    if env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1") { 100 * usual } else { usual }
 }
 
 /// A folder of this test's own.
@@ -162,7 +175,7 @@ fn a_gpu_that_is_not_there() {
 }
 
 /// A data file with these bytes.
-fn data(name: &str, bytes: &[u8]) -> String {
+fn data_file(name: &str, bytes: &[u8]) -> String {
     let path = folder("data").join(name);
     fs::write(&path, bytes).unwrap();
     path.to_str().unwrap().to_owned()
@@ -182,7 +195,7 @@ fn images(count: usize, pixel: &str) -> String {
 #[test]
 fn data_of_ones_own_plain_and_gzipped() {
     let csv = images(50, "3");
-    for path in [data("own.csv", csv.as_bytes()), data("own.csv.gz", &gzip(&csv))] {
+    for path in [data_file("own.csv", csv.as_bytes()), data_file("own.csv.gz", &gzip(&csv))] {
         let output = succeeds(&["--devices", "2", "--batch", "7", "--epochs", "2", "--data", &path]);
         assert!(output.contains("40 training rows, 10 held out"), "{output}");
     }
@@ -191,7 +204,7 @@ fn data_of_ones_own_plain_and_gzipped() {
 #[test]
 fn data_that_is_not_usable() {
     let bad = |name: &str, bytes: &[u8], words: &[&str]| {
-        let path = data(name, bytes);
+        let path = data_file(name, bytes);
         fails(&["--data", &path], &[&[name], words].concat());
     };
     fails(&["--data", "missing.csv.gz"], &["cannot read", "missing.csv.gz", "No such file"]);
@@ -216,6 +229,80 @@ fn data_that_is_not_usable() {
     bad("word.csv", images(10, "dark").as_bytes(), &["line 1, column 1", "dark"]);
     bad("label.csv", good.replacen(",3\n", ",10\n", 1).as_bytes(), &["line 4, column 65", "0 to 9", "10"]);
     bad("header.csv", format!("{}label\n{good}", "p,".repeat(64)).as_bytes(), &["line 1, column 1"]);
+}
+
+fn zipped(text: &mut impl Read) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    std::io::copy(text, &mut gzip).unwrap();
+    gzip.finish().unwrap()
+}
+
+/// A small file that unpacks to a large one costs neither memory nor time: the program has 512 MiB of addresses here. 204 KB of
+/// commas took 6 GB.
+#[test]
+#[cfg(target_os = "linux")]
+fn data_that_unpack_to_more_than_there_should_be() {
+    let line = images(1, "0").into_bytes();
+    let lines = |count: usize| Cursor::new(line.repeat(count));
+    let bombs: [(&str, Vec<u8>, &str); 4] = [
+        ("commas.csv.gz", zipped(&mut repeat(b',').take(40 << 20)), "after line 0: no image ends within"),
+        ("quoted.csv.gz", zipped(&mut Cursor::new(b"\"").chain(repeat(b'\n').take(40 << 20))), "no image ends within"),
+        ("lines.csv.gz", zipped(&mut lines(100_001)), "more than 100000 images"),
+        (
+            "good.csv.gz",
+            zipped(&mut lines(9).chain(Cursor::new(b"\n")).chain(repeat(b',').take(1 << 20))),
+            "after line 9",
+        ),
+    ];
+    for (name, bytes, words) in bombs {
+        let path = data_file(name, &bytes);
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -v 524288; exec \"$0\" --backend host --data \"$1\""]).arg(example()).arg(&path);
+        let output = command.output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}: {said}");
+        assert!(said.contains(name) && said.contains(words) && !said.contains("panicked"), "{said}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(64)))]
+
+    /// Bytes of any kind, and good files with a few wrong bytes, are read or refused.
+    #[test]
+    fn no_data_break_the_reader(noise: Vec<u8>, zip: bool, count in 0usize..12, changes: Vec<(usize, u8)>) {
+        let whole = images(count, "7");
+        for mut bytes in [noise, whole.clone().into_bytes(), whole.replace("7", "\"7\"").into_bytes()] {
+            if zip {
+                bytes = gzip(&String::from_utf8_lossy(&bytes));
+            }
+            let end = bytes.len().max(1);
+            for &(at, byte) in changes.iter().take(4) {
+                bytes.get_mut(at % end).into_iter().for_each(|place| *place = byte);
+            }
+            if let Ok(images) = data::read(&bytes) {
+                prop_assert_eq!(images.pixels.len(), images.len() * data::PIXELS);
+                prop_assert!(images.pixels.iter().all(|pixel| (0.0..=1.0).contains(pixel)));
+                prop_assert!(images.labels.iter().all(|label| (0..data::CLASSES as i32).contains(label)));
+            }
+        }
+    }
+
+    /// What is written is read again.
+    #[test]
+    fn images_that_are_written_are_read(
+        rows in proptest::collection::vec((proptest::collection::vec(0u8..=16, data::PIXELS), 0u8..10), 5..20)
+    ) {
+        let line = |(pixels, label): &(Vec<u8>, u8)| {
+            pixels.iter().chain([label]).map(u8::to_string).collect::<Vec<_>>().join(",") + "\r\n"
+        };
+        let csv: String = rows.iter().map(line).collect();
+        let plain = data::read(csv.as_bytes()).unwrap();
+        prop_assert_eq!(&plain.labels, &rows.iter().map(|row| i32::from(row.1)).collect::<Vec<_>>());
+        let pixels = rows.iter().flat_map(|row| &row.0).map(|pixel| f32::from(*pixel) / 16.0).collect::<Vec<_>>();
+        prop_assert_eq!(&plain.pixels, &pixels);
+        prop_assert_eq!(data::read(&gzip(&csv)).unwrap().pixels, pixels);
+    }
 }
 
 #[test]

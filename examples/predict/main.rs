@@ -129,7 +129,7 @@ fn predict(machine: &Topology, bytes: usize, pieces: usize) -> Result<Timing> {
         dry: true,
         ..MachineConfig::default()
     };
-    let gpus = host::machine_with(&machine.host_configs(), &settings);
+    let gpus = host::machine_with(&machine.host_configs(), &settings).unwrap();
     Ring::new(&gpus, bytes, pieces)?.run(if bytes > 64 * MB { 4 } else { 10 })
 }
 

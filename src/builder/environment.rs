@@ -7,11 +7,57 @@ use crate::{
     memory::BackingChoice,
     testing::FaultPlan,
 };
-use std::{env, time::Duration};
+use std::{env, panic::Location, sync::Once, time::Duration};
+
+/// What the names of all variables begin with.
+const PREFIX: &str = "GPU_POOL_";
+
+/// The rest of the name of each variable that the crate, its tests, benches, examples or CI read. A unit test compares the
+/// list with the sources.
+const KNOWN: [&str; 31] = [
+    "ALGORITHM",
+    "BACKEND",
+    "BEFORE",
+    "BENCH_NO_PEER",
+    "CHECK",
+    "DDP",
+    "DEVICES",
+    "FAULTS",
+    "FUZZ_SEED",
+    "FUZZ_STEPS",
+    "HEAP_STEPS",
+    "LONG",
+    "LOOM",
+    "MACHINE",
+    "MEMORY",
+    "MUTANT",
+    "RECORD_MEMORY",
+    "SEED",
+    "SHARE",
+    "TEST_ENV_CHILD",
+    "TEST_FORK_CHILD",
+    "TEST_LOST_GPU",
+    "TEST_MEMORY_ALONE",
+    "TEST_MEMORY_ENDING",
+    "TEST_NO_CUDA_CHILD",
+    "TEST_PEERS",
+    "TEST_STOPPED_CHILD",
+    "TEST_TOO_MANY_HANDLES",
+    "TIMEOUT",
+    "TORCH",
+    "TUNE",
+];
+
+/// A name that is at most so many letters away from a known one is taken for a misspelling of it.
+const NEAR: usize = 2;
 
 impl Builder {
     /// Fills in what is not set.
+    #[track_caller]
     pub(super) fn read_environment(&mut self) -> Result<()> {
+        // Once: a program that builds many pools has one environment.
+        static WARNED: Once = Once::new();
+        WARNED.call_once(warn_of_unknown);
         if self.backend.is_none() {
             self.backend = variable("GPU_POOL_BACKEND", "cuda, host or host:8", parse_backend)?;
         }
@@ -28,21 +74,21 @@ impl Builder {
                 self.check = Some(Check::Races);
             }
         }
-        if self.machine.schedule == Schedule::Threaded {
-            self.machine.schedule = seed()?.map_or(Schedule::Threaded, Schedule::Seeded);
+        if self.schedule.is_none() && self.machine.topology.is_none() {
+            self.schedule = seed()?.map(Schedule::Seeded);
         }
         if self.faults.is_none()
             && let Some(text) = text("GPU_POOL_FAULTS")
         {
+            let site = Location::caller();
             let misunderstood =
-                |why| Error::invalid("GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
+                |why| Error::invalid_at(site, "GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
             // Faults are for the program, not for the pool's own probe: `build` lets go of it at its end.
             self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
             self.faults_wait = true;
         }
-        if self.memory.choice == BackingChoice::Auto {
-            let choice = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parse_backing)?;
-            self.memory.choice = choice.unwrap_or_default();
+        if self.backing.is_none() {
+            self.backing = variable("GPU_POOL_MEMORY", "auto, vmm or malloc", parse_backing)?;
         }
         if self.memory.record.is_none() {
             self.memory.record = variable("GPU_POOL_RECORD_MEMORY", "1 or 0", parse_switch)?;
@@ -63,7 +109,46 @@ impl Builder {
     }
 }
 
+/// A misspelt variable would else have no effect, and nobody would know.
+fn warn_of_unknown() {
+    for variable in env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_unknown(name)) {
+        match nearest(&variable) {
+            Some(known) => event!(warn, "{variable} has no effect: gpu-pool does not know it; {known} is meant?"),
+            None => event!(warn, "{variable} has no effect: gpu-pool does not know it"),
+        }
+    }
+}
+
+/// Whether it looks like a variable of this crate, and is none. Case counts in the names of variables.
+fn is_unknown(name: &str) -> bool {
+    let own = name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
+    own && !name.strip_prefix(PREFIX).is_some_and(|rest| KNOWN.contains(&rest))
+}
+
+/// The known variable that was most likely meant.
+fn nearest(name: &str) -> Option<String> {
+    let rest = name[PREFIX.len()..].to_ascii_uppercase();
+    let all = KNOWN.iter().map(|known| (distance(known, &rest), known));
+    all.min().filter(|(distance, _)| *distance <= NEAR).map(|(_, known)| format!("{PREFIX}{known}"))
+}
+
+/// How many letters must be inserted, removed or replaced to make one text of the other (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.chars().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.chars().count()]
+}
+
 /// The seed in the environment.
+#[track_caller]
 pub(crate) fn seed() -> Result<Option<u64>> {
     variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
 }
@@ -77,10 +162,13 @@ fn text(name: &str) -> Option<String> {
 }
 
 /// An environment variable, parsed; one that does not parse is an error, not a default.
+#[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     let Some(text) = text(name) else { return Ok(None) };
-    let misunderstood = || Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"));
-    parse(&text).map(Some).ok_or_else(misunderstood)
+    match parse(&text) {
+        Some(value) => Ok(Some(value)),
+        None => Err(Error::invalid(name, format_args!("`{text}` is not understood; expected {expected}"))),
+    }
 }
 
 fn parse_backend(text: &str) -> Option<Backend> {
@@ -131,12 +219,96 @@ fn parse_duration(text: &str) -> Option<Duration> {
         "m" => 60.0,
         _ => return None,
     };
-    (value > 0.0).then(|| Duration::try_from_secs_f64(value * unit).ok()).flatten()
+    // A time that is above zero may be less than the nanosecond that a `Duration` can hold.
+    Duration::try_from_secs_f64(value * unit).ok().filter(|deadline| !deadline.is_zero())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Algorithm, Tune, testing::texts};
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_misspelt_variable_is_found_with_the_name_that_was_meant() {
+        let named = |rest: &str| format!("{PREFIX}{rest}");
+        for (wrong, meant) in [
+            ("TIMOUT", Some("TIMEOUT")),
+            ("TIMEOUTS", Some("TIMEOUT")),
+            ("ALGORTIHM", Some("ALGORITHM")),
+            ("DEVICE", Some("DEVICES")),
+            ("timeout", Some("TIMEOUT")),
+            ("COLOUR", None),
+            ("", None),
+        ] {
+            assert!(is_unknown(&named(wrong)), "{wrong}");
+            assert_eq!(nearest(&named(wrong)), meant.map(named), "{wrong}");
+        }
+        assert!(KNOWN.iter().all(|known| !is_unknown(&named(known))));
+        assert!(!is_unknown("GPU") && !is_unknown("gpu_poolside") && !is_unknown("GPU_PÖÖL_X"));
+        assert!(is_unknown(&named("TIMEOUT").to_lowercase()));
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+
+    /// Each variable of a pool is in both tables, and each value of those that have a list is in both, too.
+    #[test]
+    fn the_documentation_names_all_variables_and_values() {
+        let sources = [include_str!("../builder.rs"), include_str!("../../README.md")];
+        let this = include_str!("environment.rs").split("#[cfg(test)]").next().unwrap();
+        let read: Vec<_> = this.split("\"GPU_POOL_").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        assert!(read.len() >= 11, "{read:?}");
+        for name in read.into_iter().filter(|name| !name.is_empty()) {
+            for source in sources {
+                assert!(source.contains(&format!("GPU_POOL_{name}")), "{name} is not documented");
+            }
+        }
+        let line = |source: &'static str, name: &str| {
+            source.lines().find(|line| line.contains(&format!("`GPU_POOL_{name}"))).unwrap_or_else(|| panic!("{name}"))
+        };
+        for (name, values) in [
+            ("ALGORITHM", &["auto", "direct", "exchange", "copies", "staged", "host", "ring"][..]),
+            ("TUNE", &["auto", "off", "table", "measure"]),
+            ("MEMORY", &["vmm", "malloc"]),
+            ("CHECK", &["races", "memory"]),
+            ("BACKEND", &["cuda", "host"]),
+        ] {
+            for source in sources {
+                let missing = values.iter().find(|value| !line(source, name).contains(**value));
+                assert_eq!(missing, None, "{name}: {}", line(source, name));
+            }
+        }
+    }
+
+    /// Names in the sources that are no variables: of faults, and the wrong ones of tests.
+    const NO_VARIABLES: [&str; 3] = ["MISUSE", "DEADLOCK", "TIMOUT"];
+
+    #[test]
+    fn the_list_of_variables_is_complete() {
+        fn look(path: &std::path::Path, found: &mut std::collections::BTreeMap<String, String>) {
+            if path.is_dir() {
+                std::fs::read_dir(path).unwrap().for_each(|entry| look(&entry.unwrap().path(), found));
+                return;
+            }
+            let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+            for after in text.split(PREFIX).skip(1) {
+                let end = after.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'));
+                let name = &after[..end.unwrap_or(after.len())];
+                if !name.is_empty() {
+                    found.insert(name.to_owned(), path.display().to_string());
+                }
+            }
+        }
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut found = std::collections::BTreeMap::new();
+        // A published crate lacks some of them.
+        let places =
+            ["src", "tests", "loom_tests", "benches", "examples", "docs", "nccl", ".ci", ".cargo", "README.md"];
+        places.map(|place| root.join(place)).iter().filter(|place| place.exists()).for_each(|at| look(at, &mut found));
+        assert!(found.len() > 20, "{found:?}");
+        found.retain(|name, _| !KNOWN.contains(&&**name) && !NO_VARIABLES.contains(&&**name));
+        assert!(found.is_empty(), "`KNOWN` lacks these, here with a file that names each: {found:#?}");
+        assert!(KNOWN.is_sorted());
+    }
 
     #[test]
     fn environment_values() {
@@ -149,7 +321,40 @@ mod tests {
         assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
         assert_eq!(parse_duration("2m"), Some(Duration::from_secs(120)));
         assert_eq!(parse_duration("-1s"), None);
+        assert_eq!(parse_duration("0"), None);
+        assert_eq!(parse_duration("1e-12s"), None, "it would be zero");
         assert_eq!(parse_duration("1e300s"), None);
         assert_eq!(parse_duration("soon"), None);
+        assert_eq!(parse_duration("0s"), None);
+        assert_eq!(parse_duration("1e-300s"), None, "no time, too");
+    }
+
+    static VALUES: &[&str] =
+        &["host:8", "cuda", "0, 2,1", "500ms", "1e-9s", "2m", "races", "vmm", "exchange", "measure"];
+
+    proptest! {
+        #![proptest_config(texts::cases(256))]
+
+        #[test]
+        fn any_text_is_a_value_or_none(text in texts::like(VALUES)) {
+            if let Some(time) = parse_duration(&text) {
+                prop_assert!(!time.is_zero());
+            }
+            if let Some(devices) = parse_devices(&text) {
+                prop_assert_eq!(devices.len(), text.split(',').count());
+            }
+            let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text), parse_check(&text), share::parse(&text));
+            let _ = (text.parse::<u64>(), text.parse::<Algorithm>(), text.parse::<Tune>());
+        }
+
+        #[test]
+        fn a_value_that_is_written_is_read(devices: Vec<usize>, nanos in 1u64.., count: usize) {
+            let list: Vec<String> = devices.iter().map(usize::to_string).collect();
+            prop_assert_eq!(parse_devices(&list.join(",")), Some(devices).filter(|devices| !devices.is_empty()));
+            prop_assert_eq!(parse_backend(&format!("host:{count}")), Some(Backend::Host(count)));
+            let (time, seconds) = (Duration::from_nanos(nanos), nanos as f64 / 1e9);
+            let read = parse_duration(&format!("{seconds}s")).unwrap();
+            prop_assert!(read.abs_diff(time) <= time / 1_000_000_000 + Duration::from_nanos(1), "{read:?}, not {time:?}");
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! How a pool's memory is to be managed.
 
 use super::Builder;
-use crate::memory::{
-    BackingChoice, OutOfMemoryReport,
-    cache::{MemoryLimit, OnOutOfMemory, Settings},
+use crate::{
+    contain::Contained,
+    memory::{
+        BackingChoice, OutOfMemoryReport,
+        cache::{MemoryLimit, OnOutOfMemory, Settings},
+    },
 };
 use std::sync::Arc;
 
@@ -34,6 +37,7 @@ impl Builder {
     }
 
     /// Bytes to take from each device when the pool is built, so that the first allocations cost no driver calls.
+    /// [`build`](Self::build) refuses more than the [limit](Self::memory_limit) allows, or than a device has.
     pub fn memory_reserve(mut self, bytes: u64) -> Self {
         self.memory.reserve = Some(bytes);
         self
@@ -86,7 +90,7 @@ impl Builder {
 
     /// Where devices' memory comes from (default: virtual memory where there is any that works).
     pub fn memory_backing(mut self, choice: BackingChoice) -> Self {
-        self.memory.choice = choice;
+        self.backing = Some(choice);
         self
     }
 
@@ -111,7 +115,7 @@ impl Builder {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn on_out_of_memory(mut self, again: impl Fn(&OutOfMemoryReport) -> bool + Send + Sync + 'static) -> Self {
-        self.memory.on_out_of_memory = Some(OnOutOfMemory(Arc::new(again)));
+        self.memory.on_out_of_memory = Some(OnOutOfMemory(Contained::new(Arc::new(again))));
         self
     }
 

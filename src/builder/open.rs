@@ -18,6 +18,7 @@ use crate::{
 };
 use once_cell::sync::OnceCell;
 use std::{
+    panic::Location,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -30,6 +31,7 @@ const STAGED_AT_BUILD: usize = 16;
 
 impl Builder {
     /// A pool of these very devices.
+    #[track_caller]
     pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
         let weights = match &self.weights {
@@ -42,13 +44,17 @@ impl Builder {
         let audit = self.memory.audit || self.check == Some(Check::Memory);
         let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
         let seats = share::seats(drivers.iter().map(|driver| driver.info().uuid));
-        let link = |(i, driver)| Arc::new(Link::new(id, i, driver, seats[i].sharers, memory.records()));
+        let turns: Vec<_> =
+            drivers.iter().zip(&seats).map(|(driver, seat)| Turns::of(driver.info().uuid, seat.place)).collect();
+        let link = |(i, driver): (usize, DriverRef)| {
+            let life = turns[i].life.clone();
+            Arc::new(Link::new(id, i, driver, life, seats[i].sharers, memory.records()))
+        };
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
+        self.check_memory(&links)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let computed = host::is_stepped(&*links[0].driver) || host::virtual_now(&*links[0].driver).is_some();
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
-        let of_seat = |(link, seat): (&Arc<Link>, &share::Seat)| Turns::of(link.driver.info().uuid, seat.place);
-        let turns: Vec<_> = links.iter().zip(&seats).map(of_seat).collect();
         let presence =
             queues.iter().zip(&turns).map(|(queue, turns)| Presence::new(queue.waker().clone(), turns.clone()));
         let presence: Vec<_> = presence.collect();
@@ -114,7 +120,8 @@ impl Builder {
             shared.tuned.set(tuner::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
             return Ok(pool);
         }
-        let weights = crate::probe::speeds(&pool)?;
+        let site = Location::caller();
+        let weights = crate::probe::speeds(&pool).map_err(|error| error.called_at(site))?;
         let drivers = shared.links.iter().map(|link| link.driver.clone()).collect();
         pool.close()?;
         Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)
@@ -137,6 +144,7 @@ fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
     if stepped { 1 } else { (cores / devices / 2).clamp(1, 4) }
 }
 
+#[track_caller]
 fn valid_weights(weights: &[f64], devices: usize) -> Result<Arc<[f64]>> {
     if weights.len() != devices {
         return Err(Error::invalid("weights", format_args!("{} weights for {devices} devices", weights.len())));

@@ -24,6 +24,7 @@
 //! waits are launched. That is enough for one context as for several.
 
 use super::Builder;
+use crate::error::{Error, Result};
 use std::collections::HashMap;
 
 /// The most that a GPU is opened: no kernel meets more.
@@ -56,7 +57,7 @@ impl Builder {
     /// `GPU_POOL_SHARE=4` does it for a program as it is: every device that would be opened is opened four times, in the order
     /// `0,1,0,1,..`. With `GPU_POOL_SHARE=1` the list in `GPU_POOL_DEVICES` may name a GPU several times. What is said here wins.
     ///
-    /// Of software GPUs there can be as many as one likes; one that is listed twice is an error, as ever.
+    /// One GPU can be 16 devices at most. Of software GPUs there can be as many as one likes; one that is listed twice is an error, as ever.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool};
@@ -80,20 +81,28 @@ impl Builder {
     }
 
     /// The ordinals of CUDA devices to open for these.
-    pub(super) fn crowd(&self, ordinals: Vec<usize>) -> Vec<usize> {
+    #[track_caller]
+    pub(super) fn crowd(&self, ordinals: Vec<usize>) -> Result<Vec<usize>> {
         let ordinals = match self.sharing {
             Some(Sharing::Times(times)) => ordinals.repeat(times),
             _ => ordinals,
         };
-        let shared = ordinals.iter().enumerate().any(|(i, ordinal)| ordinals[..i].contains(ordinal));
+        let count = |ordinal: &usize| ordinals.iter().filter(|&other| other == ordinal).count();
+        if let Some(crowded) = ordinals.iter().find(|ordinal| count(ordinal) > MOST) {
+            let why =
+                format_args!("`share_gpus`: GPU {crowded} would be {} devices, and {MOST} is the most", count(crowded));
+            return Err(Error::invalid("build", why));
+        }
+        let shared = ordinals.iter().any(|ordinal| count(ordinal) > 1);
         let queues = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
         if shared && !are_plenty(queues.as_deref()) {
-            tracing::warn!(
+            event!(
+                warn,
                 ?ordinals,
                 "GPUs are shared, and CUDA_DEVICE_MAX_CONNECTIONS is not 32: kernels that wait for each other may be in one queue"
             );
         }
-        ordinals
+        Ok(ordinals)
     }
 }
 

@@ -53,7 +53,7 @@ fn the_environment_says_how_often() {
 fn what_is_listed_is_opened_and_nothing_twice_unless_allowed() {
     let list = |sharing: Option<Sharing>, devices: Option<&[usize]>| {
         let builder = Builder { sharing, devices: devices.map(<[_]>::to_vec), ..Builder::default() };
-        builder.ordinals(2, "GPUs", builder.shares()).map(|ordinals| builder.crowd(ordinals))
+        builder.ordinals(2, "GPUs", builder.shares()).and_then(|ordinals| builder.crowd(ordinals))
     };
     let (listed, times) = (Some(Sharing::Listed), |times| Some(Sharing::Times(times)));
     assert_eq!(list(times(3), None).unwrap(), [0, 1, 0, 1, 0, 1]);
@@ -65,6 +65,12 @@ fn what_is_listed_is_opened_and_nothing_twice_unless_allowed() {
     for sharing in [None, Some(Sharing::Never)] {
         let error = list(sharing, Some(&[0, 1, 0])).unwrap_err();
         assert!(matches!(&error, Error::InvalidArgument { why, .. } if why.contains("listed twice")), "{error}");
+    }
+    // The environment's bound on how many devices a GPU is holds for the program's list, too.
+    assert_eq!(list(listed, Some(&[0; MOST])).unwrap().len(), MOST);
+    for (sharing, devices) in [(listed, &[0; MOST + 1][..]), (times(MOST), &[0, 0])] {
+        let error = list(sharing, Some(devices)).unwrap_err();
+        assert!(matches!(&error, Error::InvalidArgument { why, .. } if why.contains("share_gpus")), "{error}");
     }
     // The program's word counts, also against the environment's.
     let builder = builder().share_gpus(false).share_gpus(true);

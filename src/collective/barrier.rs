@@ -28,7 +28,7 @@ use super::{
 use crate::{
     Device,
     driver::{Address, gate},
-    error::{Error, Result},
+    error::{Error, Result, Site},
     memory::block::BlockRef,
     patience::Patience,
     runtime::worker::Worker,
@@ -184,7 +184,7 @@ pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
             // Before this member gives up: from here on nobody can commit it.
             let (device, op) = (dev.index(), "wait for blocking calls of the driver");
             let waited = patience.waited();
-            dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: Vec::new() });
+            dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: vec![device] });
         }
     }
 }
@@ -197,8 +197,8 @@ pub(super) struct Missed {
 }
 
 /// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that spins.
-pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
-    check_not_blocked(dev, name)?;
+pub(super) fn prepare(dev: &Device, name: &'static str, site: Site) -> Result<()> {
+    check_not_blocked(dev, name, site)?;
     if let Some((stream, last)) = &*dev.worker.spinning.last.borrow()
         && stream.id != dev.stream.id
     {
@@ -207,9 +207,13 @@ pub(super) fn prepare(dev: &Device, name: &'static str) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn check_not_blocked(dev: &Device, name: &'static str) -> Result<()> {
+pub(super) fn check_not_blocked(dev: &Device, name: &'static str, site: Site) -> Result<()> {
     if dev.worker.spinning.blocked.get() > 0 {
-        return Err(Error::invalid(name, "a collective within `blocking` would wait for the closure that calls it"));
+        return Err(Error::invalid_at(
+            site,
+            name,
+            "a collective within `blocking` would wait for the closure that calls it",
+        ));
     }
     Ok(())
 }
@@ -284,7 +288,7 @@ pub(crate) fn make_up_later(worker: &Worker) {
         && worker.is_idle()
         && let Err(error) = make_up(worker)
     {
-        tracing::debug!(device = worker.link.device, %error, "meetings could not be made up");
+        event!(debug, device = worker.link.device, %error, "meetings could not be made up");
     }
 }
 

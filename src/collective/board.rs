@@ -21,10 +21,11 @@ use super::{
 };
 use crate::{
     Event,
+    contain::Contained,
     driver::Address,
     error::{Error, Result},
     memory::{block::BlockRef, link::Handover},
-    runtime::{gang::Gang, panics, worker::Worker},
+    runtime::{gang::Gang, worker::Worker},
     sync::ring::{self, Consumer, Producer},
 };
 use smallvec::{SmallVec, smallvec};
@@ -47,7 +48,7 @@ pub(crate) enum Payload {
     /// Memory that peers will touch.
     Memory(Lent),
     /// A host value.
-    Value(Box<dyn Any + Send + Sync>),
+    Value(Contained<Box<dyn Any + Send + Sync>>),
 }
 
 /// What a member lends to its peers for a collective.
@@ -260,15 +261,11 @@ impl Endpoint {
 
 /// Drops what gangs up to place `upto` have left unread in a device's rings.
 pub(crate) fn forget(worker: &Worker, upto: u64) {
-    let (found, parcels) = {
-        let mut endpoint = worker.endpoint.borrow_mut();
-        (endpoint.leftovers(upto), endpoint.post.leftovers(upto))
-    };
-    for message in found {
-        // It may hold a user's value, and this is outside of the user's closure.
-        panics::contain(|| drop(message));
-    }
-    drop(parcels);
+    let mut endpoint = worker.endpoint.borrow_mut();
+    let found = (endpoint.leftovers(upto), endpoint.post.leftovers(upto));
+    // What it drops may use the rings.
+    drop(endpoint);
+    drop(found);
 }
 
 /// The sender has left the gang.
@@ -280,10 +277,11 @@ impl Group<'_> {
     pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Notice>; 8]>> {
         let dev = self.dev;
         if call.origin != Origin::CAPTURE {
-            dev.not_in_graph(call.op)?;
+            dev.not_in_graph_at(call.site, call.op)?;
         }
         let gang = &dev.session.gang;
         gang.check()?;
+        self.calls(&call);
         dev.worker.progress();
         let own = Arc::new(Notice { call, group: self.ranks().clone(), payload });
         // A member that has left spoils this meeting, but not the next one of those who stay: they hear of this call all the same,

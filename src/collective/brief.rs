@@ -163,6 +163,7 @@ impl Group<'_> {
     pub(super) fn meet_briefly(&self, own: Brief, call: &Call, spins: bool) -> Result<SmallVec<[Brief; 8]>> {
         let dev = self.dev;
         dev.check()?;
+        self.calls(call);
         let mut absent = None;
         if !self.announce(&own) {
             self.tell_all(call, || Body::Brief(own), &mut absent)?;

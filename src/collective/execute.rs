@@ -58,7 +58,7 @@ impl Group<'_> {
         let (by_kernels, on_host) =
             (matches!(needs.meeting, Meeting::Kernels { .. }), matches!(needs.scratch, Scratch::Host(_)));
         if by_kernels {
-            barrier::prepare(dev, name)?;
+            barrier::prepare(dev, name, request.call.site)?;
         }
         if on_host {
             InFlight::room(dev, name)?;
@@ -125,6 +125,7 @@ impl Group<'_> {
     /// Captures the kernels of a collective. The members meet now, on the host; their kernels do whenever the graph is launched, in
     /// whichever gang. Returns their barrier, and how many they are; none if the algorithm has no kernels that wait for each other:
     /// then nothing is captured.
+    #[track_caller]
     pub(super) fn capture_by(
         &self,
         request: &Request,
@@ -134,7 +135,7 @@ impl Group<'_> {
     ) -> Result<Option<(Meet, usize)>> {
         let needs = algorithm.needs(case);
         let Meeting::Kernels { launches, in_full } = needs.meeting else { return Ok(None) };
-        barrier::check_not_blocked(self.dev, request.call.op())?;
+        barrier::check_not_blocked(self.dev, request.call.op(), request.call.site)?;
         let scratch = scratch::take(self, request, needs.scratch, access)?;
         let met = Met::of(self, request, scratch.as_ref(), in_full, false)?;
         let (shape, barrier) = (met.shape(self, request)?, barrier::of(self, self.signals(), 0));

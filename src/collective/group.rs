@@ -45,6 +45,8 @@ pub struct Group<'d> {
     pub(super) rank: usize,
 }
 
+crate::sync::device_thread_only! { ['d] Group<'d> }
+
 impl std::fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Group {:?}, rank {}", self.ranks(), self.rank)
@@ -102,6 +104,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when a rank is not in the gang, is named twice, or this device is not among them.
+    #[track_caller]
     pub fn group(&self, ranks: &[usize]) -> Result<Group<'_>> {
         let (count, me) = (self.count(), self.rank());
         if let Some(rank) = ranks.iter().find(|&&rank| rank >= count) {

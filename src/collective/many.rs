@@ -19,6 +19,7 @@ use crate::{
     error::Result,
     memory::{AsViewMut, DeviceViewMut, hazard::Access},
 };
+use smallvec::SmallVec;
 
 const NAME: &str = "all_reduce_many";
 
@@ -51,13 +52,30 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// A `Vec` of buffers goes as `&mut all`. For gradients see [`GradientExchange`](crate::GradientExchange): there, they lie together
+    /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which is run once:
+    ///
+    /// ```
+    /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};
+    /// struct Layer { w: DeviceBuffer<f32>, name: &'static str }
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let found = pool.run(|dev, _| {
+    ///     let layer = |name| Ok(Layer { w: dev.upload(&[1.0f32])?, name });
+    ///     let mut model = [layer("first")?, layer("frozen")?, layer("last")?];
+    ///     let trained = model.iter_mut().filter(|layer| layer.name != "frozen");
+    ///     dev.all_reduce_many(trained.map(|layer| &mut layer.w), ReduceOp::Sum)?;
+    ///     model.iter().map(|layer| Ok(dev.download(&layer.w)?[0])).collect::<gpu_pool::Result<Vec<_>>>()
+    /// })?;
+    /// assert_eq!(found, [[2.0, 1.0, 2.0]; 2]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// For gradients see [`GradientExchange`](crate::GradientExchange): there, they lie together
     /// from the start, and are reduced beside the backward pass.
     ///
     /// # Errors
     /// As of all collectives, above; lists that differ are a `Mismatch`.
     #[track_caller]
-    pub fn all_reduce_many<V>(&self, xs: &mut [V], op: ReduceOp) -> Result<()>
+    pub fn all_reduce_many<V>(&self, xs: impl IntoIterator<Item = V>, op: ReduceOp) -> Result<()>
     where
         V: AsViewMut,
         V::Elem: Element,
@@ -78,15 +96,18 @@ impl Group<'_> {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn all_reduce_many<V>(&self, xs: &mut [V], op: ReduceOp) -> Result<()>
+    pub fn all_reduce_many<V>(&self, xs: impl IntoIterator<Item = V>, op: ReduceOp) -> Result<()>
     where
         V: AsViewMut,
         V::Elem: Element,
     {
-        let lens: Vec<usize> = xs.iter().map(|x| x.view().len()).collect();
+        // The caller's code runs here only: nothing was announced yet, and each view is taken once.
+        let mut xs: Vec<V> = xs.into_iter().collect();
+        let mut all: Vec<DeviceViewMut<'_, V::Elem>> = xs.iter_mut().map(|x| x.view_mut()).collect();
+        let lens: SmallVec<[usize; 64]> = all.iter().map(|x| x.len()).collect();
         let call = Call::new(NAME).elements(V::Elem::DTYPE, lens.iter().sum()).counts(&lens);
         // Nothing to add is no part of it, unless there is nothing else: members meet all the same.
-        let mut all: Vec<_> = xs.iter_mut().map(|x| x.view_mut()).filter(|x| !x.is_empty()).collect();
+        all.retain(|x| !x.is_empty());
         if all.is_empty() {
             let mut none = self.dev.allocate::<V::Elem>(NAME, 0)?;
             return self.run(one(&call, op, none.view_mut()));

@@ -47,7 +47,7 @@ pub use group::Group;
 pub use tuner::Tune;
 pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
 
-use crate::{Device, error::Result};
+use crate::{Device, contain::Contained, error::Result};
 use board::{Notice, Payload};
 use brief::Brief;
 use call::Call;
@@ -113,7 +113,7 @@ impl Group<'_> {
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = self.dev.worker.link.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>().from(origin);
-        let all = self.meet(call, Payload::Value(Box::new(value)), false)?;
+        let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
         Ok(all.iter().map(|notice| value_of(notice)).collect())
     }
 }

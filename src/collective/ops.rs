@@ -1,4 +1,7 @@
 //! The collectives: what each checks, and what shape it has. [`Device`](crate::Device)'s methods have the documentation.
+//!
+//! A view is asked of the caller's code, which may show other memory at each call. So each argument is asked once, and call,
+//! shape and memory come from that one view.
 
 use super::{
     Element, Group, ReduceOp,
@@ -43,6 +46,7 @@ fn between<T: Element>(
 
 /// What calls are checked for before they meet.
 impl Group<'_> {
+    #[track_caller]
     fn fits(&self, op: &'static str, what: &str, found: usize, wanted: usize) -> Result<()> {
         if found == wanted {
             return Ok(());
@@ -50,6 +54,7 @@ impl Group<'_> {
         Err(Error::invalid(op, format_args!("{what} has {found} elements where {wanted} are needed")))
     }
 
+    #[track_caller]
     pub(crate) fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
         if root < self.count() {
             return Ok(());
@@ -58,6 +63,7 @@ impl Group<'_> {
     }
 
     /// What only the root has must be of this length there, and nowhere else.
+    #[track_caller]
     fn only_root(&self, op: &'static str, root: usize, found: Option<usize>, wanted: usize) -> Result<()> {
         match found {
             Some(found) if self.rank == root => self.fits(op, "the root's buffer", found, wanted),
@@ -68,6 +74,7 @@ impl Group<'_> {
         }
     }
 
+    #[track_caller]
     fn check_counts(&self, op: &'static str, counts: &[usize]) -> Result<Counts> {
         let total = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
         if counts.len() == self.count() && total.is_some() {
@@ -77,6 +84,7 @@ impl Group<'_> {
     }
 
     /// Elements of each of as many parts as there are members.
+    #[track_caller]
     fn parts(&self, op: &'static str, len: usize) -> Result<usize> {
         if len.is_multiple_of(self.count()) {
             return Ok(len / self.count());
@@ -97,31 +105,33 @@ impl Group<'_> {
         V: AsViewMut + ?Sized,
         V::Elem: Element,
     {
-        self.all_reduce_from(Origin::default(), x, op)
+        self.all_reduce_from(Origin::default(), x.view_mut(), op)
     }
 
     /// The same, of those who say that it is for this.
     #[track_caller]
-    pub(crate) fn all_reduce_from<V>(&self, origin: Origin, x: &mut V, op: ReduceOp) -> Result<()>
-    where
-        V: AsViewMut + ?Sized,
-        V::Elem: Element,
-    {
-        let call = Call::new("all_reduce").elements(V::Elem::DTYPE, x.view().len()).from(origin);
-        self.run(in_place(call, Some(op), Shape::AllReduce { len: x.view().len() }, x.view_mut()))
+    pub(crate) fn all_reduce_from<T: Element>(
+        &self,
+        origin: Origin,
+        x: DeviceViewMut<'_, T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (len, call) = (x.len(), Call::new("all_reduce").elements(T::DTYPE, x.len()).from(origin));
+        self.run(in_place(call, Some(op), Shape::AllReduce { len }, x))
     }
 
     /// The same, of what the current stream's work does not wait for yet: it leaves most of the device to work beside it. Not in
     /// captures. The bits are the same.
     #[track_caller]
-    pub(crate) fn all_reduce_beside<V>(&self, origin: Origin, x: &mut V, op: ReduceOp) -> Result<()>
-    where
-        V: AsViewMut + ?Sized,
-        V::Elem: Element,
-    {
-        let (len, limits) = (x.view().len(), self.limits().beside());
-        let call = Call::new("all_reduce").elements(V::Elem::DTYPE, len).from(origin);
-        let request = in_place(call, Some(op), Shape::AllReduce { len }, x.view_mut());
+    pub(crate) fn all_reduce_beside<T: Element>(
+        &self,
+        origin: Origin,
+        x: DeviceViewMut<'_, T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (len, limits) = (x.len(), self.limits().beside());
+        let call = Call::new("all_reduce").elements(T::DTYPE, len).from(origin);
+        let request = in_place(call, Some(op), Shape::AllReduce { len }, x);
         self.carry(&request, &limits)
     }
 
@@ -166,8 +176,9 @@ impl Group<'_> {
         V::Elem: Element,
     {
         self.check_root("reduce", root)?;
-        let call = Call::new("reduce").elements(V::Elem::DTYPE, x.view().len()).root(root);
-        self.run(in_place(call, Some(op), Shape::Reduce { len: x.view().len(), root }, x.view_mut()))
+        let x = x.view_mut();
+        let (len, call) = (x.len(), Call::new("reduce").elements(V::Elem::DTYPE, x.len()).root(root));
+        self.run(in_place(call, Some(op), Shape::Reduce { len, root }, x))
     }
 
     /// [`Device::reduce_scatter`](crate::Device::reduce_scatter).
@@ -217,11 +228,11 @@ impl Group<'_> {
         V: AsViewMut + ?Sized,
         V::Elem: Element,
     {
-        let len = x.view().len();
-        let each = self.parts("reduce_scatter_in_place", len)?;
-        let call = Call::new("reduce_scatter_in_place").elements(V::Elem::DTYPE, len);
+        let x = x.view_mut();
+        let each = self.parts("reduce_scatter_in_place", x.len())?;
+        let call = Call::new("reduce_scatter_in_place").elements(V::Elem::DTYPE, x.len());
         let shape = Shape::ReduceScatter { counts: Counts::Each(each), in_place: true };
-        self.run(in_place(call, Some(op), shape, x.view_mut()))
+        self.run(in_place(call, Some(op), shape, x))
     }
 
     /// [`Device::all_gather`](crate::Device::all_gather).
@@ -271,10 +282,10 @@ impl Group<'_> {
         V: AsViewMut + ?Sized,
         V::Elem: Element,
     {
-        let len = x.view().len();
-        let each = self.parts("all_gather_in_place", len)?;
-        let call = Call::new("all_gather_in_place").elements(V::Elem::DTYPE, len);
-        self.run(in_place(call, None, Shape::AllGather { counts: Counts::Each(each), in_place: true }, x.view_mut()))
+        let x = x.view_mut();
+        let each = self.parts("all_gather_in_place", x.len())?;
+        let call = Call::new("all_gather_in_place").elements(V::Elem::DTYPE, x.len());
+        self.run(in_place(call, None, Shape::AllGather { counts: Counts::Each(each), in_place: true }, x))
     }
 
     /// [`Device::broadcast`](crate::Device::broadcast).
@@ -288,8 +299,9 @@ impl Group<'_> {
         V::Elem: Element,
     {
         self.check_root("broadcast", root)?;
-        let call = Call::new("broadcast").elements(V::Elem::DTYPE, x.view().len()).root(root);
-        self.run(in_place(call, None, Shape::Broadcast { len: x.view().len(), root }, x.view_mut()))
+        let x = x.view_mut();
+        let (len, call) = (x.len(), Call::new("broadcast").elements(V::Elem::DTYPE, x.len()).root(root));
+        self.run(in_place(call, None, Shape::Broadcast { len, root }, x))
     }
 
     /// [`Device::gather`](crate::Device::gather).

@@ -10,7 +10,7 @@ use super::{Element, Group, call::Call};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result},
-    memory::{AsView, AsViewMut, DeviceView, link::Handover},
+    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, link::Handover},
     runtime::wait,
     sync::Inbox,
 };
@@ -69,10 +69,17 @@ impl Group<'_> {
         S: AsView + ?Sized,
         S::Elem: Element,
     {
-        let (dev, src) = (self.dev, src.view());
+        self.send_view(src.view(), to)
+    }
+
+    #[track_caller]
+    fn send_view<T: Element>(&self, src: DeviceView<'_, T>, to: usize) -> Result<()> {
+        let dev = self.dev;
         let _here = dev.worker.link.enter("send", Location::caller());
         self.check_peer("send", to)?;
-        let call = Call::new("send").elements(S::Elem::DTYPE, src.len());
+        dev.not_in_graph("send")?;
+        let call = Call::new("send").elements(T::DTYPE, src.len());
+        self.calls(&call);
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         dev.copy(&bytes(src), &mut contents)?;
         let gang = &dev.session.gang;
@@ -94,13 +101,19 @@ impl Group<'_> {
         D: AsViewMut + ?Sized,
         D::Elem: Element,
     {
-        let (dev, dst) = (self.dev, dst.view_mut());
+        self.recv_view(dst.view_mut(), from)
+    }
+
+    #[track_caller]
+    fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
+        let dev = self.dev;
         let _here = dev.worker.link.enter("recv", Location::caller());
         self.check_peer("recv", from)?;
         dev.not_in_graph("recv")?;
         dev.check()?;
         dev.worker.progress();
-        let call = Call::new("recv").elements(D::Elem::DTYPE, dst.len());
+        let call = Call::new("recv").elements(T::DTYPE, dst.len());
+        self.calls(&call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
         let parcel = wait::for_peer(dev, "recv", rank, || {
@@ -118,12 +131,8 @@ impl Group<'_> {
             gang.poison(dev.index(), error.clone());
             return Err(error);
         }
-        let mut dst = crate::DeviceViewMut::<u8> {
-            block: dst.block,
-            address: dst.address(),
-            len: dst.bytes().len(),
-            of: PhantomData,
-        };
+        let mut dst =
+            DeviceViewMut::<u8> { block: dst.block, address: dst.address(), len: dst.bytes().len(), of: PhantomData };
         dev.copy(&parcel.contents.peer(), &mut dst)
     }
 
@@ -139,10 +148,13 @@ impl Group<'_> {
         S::Elem: Element,
         D::Elem: Element,
     {
-        self.send(src, to)?;
-        self.recv(dst, from)
+        // Both before anything is sent: what `dst` does when it is asked may write to `src`.
+        let (src, dst) = (src.view(), dst.view_mut());
+        self.send_view(src, to)?;
+        self.recv_view(dst, from)
     }
 
+    #[track_caller]
     fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
         if peer >= self.count() {
             return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));

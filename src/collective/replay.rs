@@ -65,7 +65,7 @@ impl Group<'_> {
         let (dev, name) = (self.dev, request.call.op());
         let mut access = self.access(&request)?;
         if !recording.is_of(self.ordinals()) {
-            return Err(recording.refuse(name, "all collectives of a graph are of one group"));
+            return Err(recording.refuse(request.call.site, name, "all collectives of a graph are of one group"));
         }
         let number = self.next_number();
         let origin = Origin::graph(dev.session.gang.place(), number);
@@ -106,9 +106,9 @@ impl Group<'_> {
     ) -> Result<()> {
         let (dev, place) = (self.dev, self.dev.session.gang.place());
         let Some(signals) = dev.worker.shared.signals.get() else {
-            return Err(Error::invalid(LAUNCH, "kernels that meet were captured where none can"));
+            return Err(Error::invalid_at(site, LAUNCH, "kernels that meet were captured where none can"));
         };
-        barrier::prepare(dev, LAUNCH)?;
+        barrier::prepare(dev, LAUNCH, site)?;
         signals.launches_in(dev.index(), place);
         let (origin, count) = (meetings.origin, meetings.count);
         let (own, call) =

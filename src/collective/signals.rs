@@ -53,7 +53,7 @@ pub(crate) struct Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         if self.kept.get().is_some() {
-            tracing::warn!("signals that kernels may still use were leaked");
+            event!(warn, "signals that kernels may still use were leaked");
             std::mem::forget((std::mem::take(&mut self.devices), std::mem::take(&mut self.rooms), self.words.clone()));
         }
     }

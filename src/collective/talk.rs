@@ -214,14 +214,25 @@ impl Group<'_> {
 
     /// The error for a member whose closure has ended.
     pub(super) fn absent(&self, call: &Call, rank: usize) -> Error {
+        let gang = &self.dev.session.gang;
+        let (last, b_site) = gang.last_words(rank);
+        let b_call = match last {
+            Some(op) => format!("nothing more (its closure had ended) after {op}"),
+            None => "nothing (its closure had ended) in the scope that was started".to_owned(),
+        };
         Error::Mismatch {
             what: "participation",
             a: self.dev.index(),
             a_call: call.to_string(),
             a_site: call.site,
-            b: self.dev.session.gang.device(rank),
-            b_call: "nothing more (its closure had ended); asked for".to_owned(),
-            b_site: call.site,
+            b: gang.device(rank),
+            b_call,
+            b_site,
         }
+    }
+
+    /// Notes a call, for reports on a member that has left.
+    pub(super) fn calls(&self, call: &Call) {
+        self.dev.session.last_call.set(Some((call.op, call.site)));
     }
 }

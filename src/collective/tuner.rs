@@ -326,7 +326,7 @@ pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
         Ok(Measured { push: None, large_blocks: None, .. }) => default("default, since measuring took too long"),
         Ok(measured) => Tuned::new(shared, "measured when the pool was built", |members| measured.limits(n, members)),
         Err(error) => {
-            tracing::warn!(%error, "the collectives could not be measured; they go by defaults");
+            event!(warn, %error, "the collectives could not be measured; they go by defaults");
             default("default, since measuring failed")
         }
     }

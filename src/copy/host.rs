@@ -131,7 +131,7 @@ impl Wait {
     fn event(&self, event: &Event) -> Result<()> {
         let (stream, link) = (&event.0.stream, &event.0.stream.link);
         let passed = || link.check("staging", link.driver.event_wait(event.0.raw, Duration::from_millis(20)));
-        let waited = stream.wait_while_advancing("staging", self.limit, passed, |_| self.gang.is_aborted());
+        let waited = stream.wait_while_advancing("staging", self.limit, passed, || self.gang.is_aborted());
         waited.map_err(|error| self.gang.aborted().unwrap_or(error))
     }
 }

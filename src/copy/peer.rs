@@ -143,7 +143,7 @@ impl Stage {
         }
         if joined.is_err() {
             // The caller's operation ends before its part on the other stream does, so that must be over now.
-            other.wait_idle("staged copy", shared.deadline, |_| false)?;
+            other.wait_idle("staged copy", shared.deadline, || false)?;
         }
         copied.and(joined)
     }

@@ -23,7 +23,8 @@ impl Device {
     pub fn zeros<T: DeviceCopy>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let mut op = self.op_in_graph("zeros")?;
         let mut buffer = self.allocate("zeros", len)?;
-        let view = op.writes(&mut buffer)?;
+        let view = buffer.view_mut();
+        op.writes(&view)?;
         // SAFETY: the view lies in a live block of this device, ordered and noted by `op`.
         op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), 0, view.bytes().len(), stream) })?;
         Ok(buffer)
@@ -109,10 +110,11 @@ impl Device {
     /// [`Error::InvalidArgument`] for different lengths, else as [`upload`](Self::upload).
     #[track_caller]
     pub fn upload_into<V: AsViewMut + ?Sized>(&self, src: &[V::Elem], dst: &mut V) -> Result<()> {
+        let dst = dst.view_mut();
         let mut op = self.op("upload")?;
-        let view = op.writes(dst)?;
-        op.same_len(src.len(), view.len())?;
-        let done = crate::copy::host::upload(self, bytemuck::cast_slice(src), view.address());
+        op.writes(&dst)?;
+        op.same_len(src.len(), dst.len())?;
+        let done = crate::copy::host::upload(self, bytemuck::cast_slice(src), dst.address());
         // Pieces may be under way even if a later one failed, so the use is noted in any case.
         op.submitted();
         done
@@ -125,9 +127,10 @@ impl Device {
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
+        let src = src.view();
         let _here = self.worker.link.enter("download", Location::caller());
-        let mut host = vec![bytemuck::Zeroable::zeroed(); src.view().len()];
-        self.download_into(src, &mut host)?;
+        let mut host = vec![bytemuck::Zeroable::zeroed(); src.len()];
+        self.download_into(&src, &mut host)?;
         Ok(host)
     }
 
@@ -138,10 +141,11 @@ impl Device {
     /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
     #[track_caller]
     pub fn download_into<V: AsView + ?Sized>(&self, src: &V, dst: &mut [V::Elem]) -> Result<()> {
+        let src = src.view();
         let mut op = self.op("download")?;
-        let view = op.reads(src)?;
-        op.same_len(view.len(), dst.len())?;
-        let done = crate::copy::host::download(self, view.address(), bytemuck::cast_slice_mut(dst));
+        op.reads(&src)?;
+        op.same_len(src.len(), dst.len())?;
+        let done = crate::copy::host::download(self, src.address(), bytemuck::cast_slice_mut(dst));
         op.submitted();
         done.and_then(|()| self.check())
     }
@@ -174,14 +178,15 @@ impl Device {
     /// [`Error::InvalidArgument`] for different lengths, else as [`upload_pinned`](Self::upload_pinned).
     #[track_caller]
     pub fn upload_pinned_into<V: AsViewMut + ?Sized>(&self, src: &PinnedBuffer<V::Elem>, dst: &mut V) -> Result<()> {
+        let dst = dst.view_mut();
         let mut op = self.op("upload_pinned")?;
-        let view = op.writes(dst)?;
-        op.same_len(src.len(), view.len())?;
-        let bytes = view.bytes().len();
+        op.writes(&dst)?;
+        op.same_len(src.len(), dst.len())?;
+        let bytes = dst.bytes().len();
         op.touch(&src.block, 0..bytes, Access::Read, true)?;
         // SAFETY: both ranges are live blocks of `bytes` bytes, ordered and noted by `op`; the host waits for the noted
         // use before it writes the pinned memory.
-        op.submit(|driver, stream| unsafe { driver.copy_to_device(view.address(), src.ptr().cast(), bytes, stream) })
+        op.submit(|driver, stream| unsafe { driver.copy_to_device(dst.address(), src.ptr().cast(), bytes, stream) })
     }
 
     /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits; whether a collective
@@ -191,13 +196,14 @@ impl Device {
     /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn download_pinned<V: AsView + ?Sized>(&self, src: &V, dst: &mut PinnedBuffer<V::Elem>) -> Result<()> {
+        let src = src.view();
         let mut op = self.op("download_pinned")?;
-        let view = op.reads(src)?;
-        op.same_len(view.len(), dst.len())?;
-        let bytes = view.bytes().len();
+        op.reads(&src)?;
+        op.same_len(src.len(), dst.len())?;
+        let bytes = src.bytes().len();
         op.touch(&dst.block, 0..bytes, Access::Write, true)?;
         // SAFETY: as above; the host waits for the noted use before it reads or writes the pinned memory.
-        op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), view.address(), bytes, stream) })
+        op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), src.address(), bytes, stream) })
     }
 
     /// Copies device memory. One side at least is this device's; the other may be any device's of the pool (a source also
@@ -214,8 +220,8 @@ impl Device {
         S: CopySource + ?Sized,
         D: AsViewMut<Elem = S::Elem> + ?Sized,
     {
-        let mut op = self.op_in_graph("copy")?;
         let (src, dst) = (src.source(), dst.view_mut());
+        let mut op = self.op_in_graph("copy")?;
         op.same_len(src.len(), dst.len())?;
         let here = |device: Option<usize>| device.is_none_or(|d| d == self.index());
         let (from, to) = (src.block.device(), dst.block.device());
@@ -226,7 +232,7 @@ impl Device {
             && let Some(other) =
                 from.into_iter().chain(to).find(|&other| !self.worker.shared.is_direct(self.index(), other))
         {
-            return Err(recording.refuse("copy", &format!("one with device {other} has to be staged")));
+            return Err(recording.refuse(op.site, "copy", &format!("one with device {other} has to be staged")));
         }
         let done = crate::copy::peer::copy(
             self,

@@ -110,6 +110,9 @@ pub struct ModuleImage {
     pub shared: bool,
 }
 
+/// What a driver says when the time between two events is asked for the wrong way round.
+pub(crate) const RECORDED_BEFORE: &str = "the event was recorded before the one that the time is to be measured from";
+
 /// Grid and block of a launch. Units are blocks and threads; shared memory is in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchDims {
@@ -122,7 +125,16 @@ pub struct LaunchDims {
 }
 
 impl LaunchDims {
-    /// One thread for each of `n` elements, in blocks of 256; at least one block.
+    /// The most blocks in x that CUDA takes.
+    const MOST_BLOCKS: usize = i32::MAX as usize;
+
+    /// [`cover`](Self::cover) for kernels that take several elements in a thread where there are not enough threads: of any
+    /// number of elements.
+    pub(crate) fn stride(n: usize) -> Self {
+        Self::cover(n.min(256 * Self::MOST_BLOCKS))
+    }
+
+    /// One thread for each of `n` elements, in blocks of 256; at least one block. CUDA takes 2^31 - 1 blocks at most.
     ///
     /// # Panics
     /// When `n` elements need more than `u32::MAX` blocks.
@@ -244,4 +256,16 @@ pub struct Gemm {
     pub beta: f32,
     /// C: `m x n`.
     pub c: Address,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_elements_has_a_grid() {
+        for (n, blocks) in [(0, 1), (256, 1), (257, 2), (1 << 39, i32::MAX as u32), (usize::MAX, i32::MAX as u32)] {
+            assert_eq!(LaunchDims::stride(n).grid, (blocks, 1, 1), "{n}");
+        }
+    }
 }

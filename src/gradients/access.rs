@@ -13,6 +13,7 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
+    #[track_caller]
     pub fn grad_mut(&mut self, gradient: usize) -> Result<DeviceViewMut<'_, T>> {
         self.told("grad_mut", gradient, self.marks.check_open("grad_mut", gradient))?;
         Ok(exclusive(self.view(gradient)))
@@ -22,6 +23,7 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.
+    #[track_caller]
     pub fn grads_mut<const N: usize>(&mut self, gradients: [usize; N]) -> Result<[DeviceViewMut<'_, T>; N]> {
         for (at, &gradient) in gradients.iter().enumerate() {
             self.told("grads_mut", gradient, self.marks.check_open("grads_mut", gradient))?;
@@ -36,14 +38,19 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
+    #[track_caller]
     pub fn grad(&self, gradient: usize) -> Result<DeviceView<'_, T>> {
         self.told("grad", gradient, self.marks.check_there("grad", gradient))?;
         Ok(self.view(gradient))
     }
 
     /// What a step that has failed leaves in its midst does not end by `finish`: the refusal names what helps.
+    #[track_caller]
     fn told(&self, op: &'static str, gradient: usize, checked: Result<()>) -> Result<()> {
-        checked.map_err(|error| if gradient < self.len() && self.is_broken() { failed(op) } else { error })
+        match checked {
+            Err(_) if gradient < self.len() && self.is_broken() => Err(failed(op)),
+            checked => checked,
+        }
     }
 
     pub(super) fn view(&self, gradient: usize) -> DeviceView<'_, T> {
@@ -97,13 +104,14 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
+    #[track_caller]
     pub fn take(&mut self, gradient: usize) -> Result<DeviceBuffer<T>> {
         self.told("take", gradient, self.marks.check_there("take", gradient))?;
-        let lent = self.lent[gradient].take();
-        if lent.is_some() {
-            self.marks.forget(gradient);
-        }
-        lent.ok_or_else(|| Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")))
+        let Some(lent) = self.lent[gradient].take() else {
+            return Err(Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")));
+        };
+        self.marks.forget(gradient);
+        Ok(lent)
     }
 
     /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
@@ -112,6 +120,7 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
+    #[track_caller]
     pub fn set_weight(&mut self, weight: f64) -> Result<()> {
         if !matches!(self.settings.reduce, ReduceOp::Scaled(_)) {
             return Err(Error::invalid("set_weight", "only what is `Scaled` has weights"));
@@ -130,12 +139,14 @@ impl<T: Gradient> GradientExchange<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] within a step.
+    #[track_caller]
     pub fn set_sync(&mut self, sync: bool) -> Result<()> {
         self.between_steps("set_sync")?;
         self.sync = sync;
         Ok(())
     }
 
+    #[track_caller]
     pub(super) fn between_steps(&self, op: &'static str) -> Result<()> {
         match self.marks.has_begun() {
             true if self.is_broken() => Err(failed(op)),

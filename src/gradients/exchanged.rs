@@ -60,6 +60,7 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
     /// assert_eq!(found, [[-0.5; 4]; 2]);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
+    #[track_caller]
     pub fn grad(&self, gradient: usize) -> Result<DeviceView<'a, T>> {
         self.exchange.grad(gradient)
     }

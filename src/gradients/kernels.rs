@@ -51,9 +51,12 @@ pub(super) fn blocks(len: usize) -> usize {
 }
 
 /// The kernels of gradients of type `G` on a wire of type `W`.
+#[track_caller]
 fn between<G: Gradient, W: Element>() -> Result<Between> {
-    let no = || Error::invalid("GradientExchange", format_args!("{:?} on a wire of {:?}", G::DTYPE, W::DTYPE));
-    G::kernels(W::DTYPE).ok_or_else(no)
+    match G::kernels(W::DTYPE) {
+        Some(kernels) => Ok(kernels),
+        None => Err(Error::invalid("GradientExchange", format_args!("{:?} on a wire of {:?}", G::DTYPE, W::DTYPE))),
+    }
 }
 
 fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
@@ -156,8 +159,10 @@ pub(super) fn pack<G: Gradient, W: Element>(
 ) -> Result<()> {
     let (first, last) = (segments[0], segments[segments.len() - 1]);
     let covered = Unit::of::<G>().padded(last.start + last.len) - first.start;
-    let not_finite = || Error::invalid("GradientExchange", format_args!("a weight of {factor}"));
-    let args = pack_args(segments, G::factor(factor).ok_or_else(not_finite)?, wire);
+    let Some(weight) = G::factor(factor) else {
+        return Err(Error::invalid("GradientExchange", format_args!("a weight of {factor}")));
+    };
+    let args = pack_args(segments, weight, wire);
     let mut touched = touched((wire.block, wire.bytes()), Access::Write);
     let sources = segments.iter().filter_map(|segment| segment.memory.as_ref());
     touched.extend(sources.map(|memory| (memory.block, memory.bytes(), Access::Read)));

@@ -1,7 +1,7 @@
 //! Which gradient lies where, in which bucket.
 
 use crate::error::{Error, Result};
-use std::ops::Range;
+use std::{ops::Range, panic::Location};
 
 /// What depends on the type of the gradients.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +63,10 @@ impl Layout {
     /// Fills buckets in the given order, as DDP does: a bucket is full when it has reached its size, so a gradient that is
     /// larger has its bucket for itself and what came before it. The first one has a size of its own, so that the exchange
     /// begins early.
+    #[track_caller]
     pub fn new(unit: Unit, sizes: &[usize], order: &[usize], (first_bytes, bytes): (usize, usize)) -> Result<Self> {
-        let too_many = || Error::invalid("GradientExchange", "more elements than there are addresses");
+        let site = Location::caller();
+        let too_many = || Error::invalid_at(site, "GradientExchange", "more elements than there are addresses");
         let mut places = vec![Place { bucket: 0, start: 0, len: 0, padded: 0 }; sizes.len()];
         let mut buckets: Vec<Bucket> = Vec::new();
         let (mut total, mut full) = (0usize, true);

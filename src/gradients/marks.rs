@@ -47,12 +47,16 @@ impl Marks {
     }
 
     /// `Err` unless there is such a gradient.
+    #[track_caller]
     pub fn check(&self, op: &'static str, gradient: usize) -> Result<Mark> {
-        let known = self.marks.get(gradient).copied();
-        known.ok_or_else(|| Error::invalid(op, format_args!("gradient {gradient} of {}", self.marks.len())))
+        match self.marks.get(gradient) {
+            Some(mark) => Ok(*mark),
+            None => Err(Error::invalid(op, format_args!("gradient {gradient} of {}", self.marks.len()))),
+        }
     }
 
     /// `Err` unless its memory is the caller's to write.
+    #[track_caller]
     pub fn check_open(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
             Mark::Idle | Mark::Held => Ok(()),
@@ -62,6 +66,7 @@ impl Marks {
     }
 
     /// `Err` while its exchange is under way.
+    #[track_caller]
     pub fn check_there(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
             Mark::Ready => Err(under_way(op, gradient)),
@@ -70,6 +75,7 @@ impl Marks {
     }
 
     /// A gradient is there.
+    #[track_caller]
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
             Mark::Idle | Mark::Held => {}
@@ -165,6 +171,7 @@ impl Marks {
     }
 }
 
+#[track_caller]
 fn under_way(op: &'static str, gradient: usize) -> Error {
     Error::invalid(op, format_args!("gradient {gradient} is being exchanged; it is there again after `finish`"))
 }

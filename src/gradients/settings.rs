@@ -210,6 +210,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
 }
 
 impl Settings {
+    #[track_caller]
     fn check<T: Gradient>(&self) -> Result<()> {
         const OP: &str = "GradientExchange";
         match self.reduce {
@@ -238,9 +239,13 @@ impl Settings {
     }
 }
 
+#[track_caller]
 pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result<()> {
     // Beyond f32 it would become infinite, and zeros times that are no zeros.
-    T::factor(weight).map(drop).ok_or_else(|| Error::invalid(op, format_args!("a weight of {weight}")))
+    match T::factor(weight) {
+        Some(_) => Ok(()),
+        None => Err(Error::invalid(op, format_args!("a weight of {weight}"))),
+    }
 }
 
 /// What a member brings to [`GradientExchangeBuilder::build`].

@@ -88,7 +88,7 @@ impl<T: Gradient> GradientExchange<T> {
             ReduceOp::Scaled(_) => ReduceOp::Scaled(self.weight),
             other => other,
         };
-        self.sum(comm, bucket, &mut exclusive(wire), op)?;
+        self.sum(comm, bucket, exclusive(wire), op)?;
         let segments = self.segments(bucket, &|i| self.lent[i].is_some(), &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
     }
@@ -98,13 +98,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// Two H200s, a perceptron 784-2048-2048-10 with 8192 rows: a bucket of 17 MB by 64 blocks leaves 116 us of a step to be waited
     /// for, since the products beside it lose half of the multiprocessors; by 16 blocks 108; by copy engines, or 8 blocks, 34.
     #[track_caller]
-    fn sum<W: Element>(
-        &self,
-        comm: &Device,
-        bucket: usize,
-        wire: &mut DeviceViewMut<'_, W>,
-        op: ReduceOp,
-    ) -> Result<()> {
+    fn sum<W: Element>(&self, comm: &Device, bucket: usize, wire: DeviceViewMut<'_, W>, op: ReduceOp) -> Result<()> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         match bucket + 1 < self.buckets() {
             true => group.all_reduce_beside(origin, wire, op),
@@ -125,7 +119,7 @@ impl<T: Gradient> GradientExchange<T> {
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, factor, &wire)?;
         }
-        self.sum(comm, bucket, &mut exclusive(wire), op)?;
+        self.sum(comm, bucket, exclusive(wire), op)?;
         let segments = self.segments(bucket, &|_| true, &|_| true);
         self.bring_back(comm, bucket, &wire, &segments)
     }

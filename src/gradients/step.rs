@@ -25,6 +25,7 @@ struct Report {
 }
 
 /// What calls of an exchange whose step has failed are told.
+#[track_caller]
 pub(super) fn failed(op: &'static str) -> Error {
     Error::invalid(op, "a step has failed; all members call `reset` before the next one")
 }

@@ -4,7 +4,7 @@ use super::{GradientExchange, element::Gradient};
 use crate::{
     DType, Device, Element, Group,
     error::{Error, Result, Site},
-    memory::{AsView, AsViewMut},
+    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::{
     hash::{DefaultHasher, Hasher},
@@ -23,13 +23,8 @@ struct Parameters {
 }
 
 impl Parameters {
-    fn of<V>(parameters: &[V], sums: Vec<u64>, site: Site) -> Self
-    where
-        V: AsView,
-        V::Elem: Element,
-    {
-        let sizes = parameters.iter().map(|x| x.view().len()).collect();
-        Parameters { dtype: V::Elem::DTYPE, sizes, sums: sums.into(), site }
+    fn new(dtype: DType, sizes: Arc<[usize]>, sums: Vec<u64>, site: Site) -> Self {
+        Parameters { dtype, sizes, sums: sums.into(), site }
     }
 
     /// What differs, and both sides of it.
@@ -152,8 +147,11 @@ impl<T: Gradient> GradientExchange<T> {
         dev.not_in_graph("broadcast_parameters")?;
         // Also where there is nothing to broadcast.
         group.check_root("broadcast_parameters", root)?;
-        Parameters::of(parameters, Vec::new(), Location::caller()).compare(&group)?;
-        for x in parameters {
+        // What is compared is what is written.
+        let mut views: Vec<DeviceViewMut<'_, V::Elem>> = parameters.iter_mut().map(|x| x.view_mut()).collect();
+        let sizes = views.iter().map(|x| x.len()).collect();
+        Parameters::new(V::Elem::DTYPE, sizes, Vec::new(), Location::caller()).compare(&group)?;
+        for x in &mut views {
             group.broadcast(x, root)?;
         }
         Ok(())
@@ -173,13 +171,15 @@ impl<T: Gradient> GradientExchange<T> {
     {
         let group = self.here(dev, "verify_parameters")?;
         dev.not_in_graph("verify_parameters")?;
-        let mut sums = Vec::with_capacity(parameters.len());
-        for x in parameters {
+        let views: Vec<DeviceView<'_, V::Elem>> = parameters.iter().map(|x| x.view()).collect();
+        let mut sums = Vec::with_capacity(views.len());
+        for x in &views {
             let mut hasher = DefaultHasher::new();
             hasher.write(bytemuck::cast_slice(&dev.download(x)?));
             sums.push(hasher.finish());
         }
-        Parameters::of(parameters, sums, Location::caller()).compare(&group)
+        let sizes = views.iter().map(|x| x.len()).collect();
+        Parameters::new(V::Elem::DTYPE, sizes, sums, Location::caller()).compare(&group)
     }
 }
 

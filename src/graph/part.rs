@@ -68,7 +68,7 @@ impl Segment {
                 let blocks = self.touched.iter().map(|touched| &touched.block);
                 group.launch(meetings, site, launch, || self.note(dev), blocks)
             }
-            (Some(_), None) => Err(Error::invalid(name, "its collectives have no group here")),
+            (Some(_), None) => Err(Error::invalid_at(site, name, "its collectives have no group here")),
         }
     }
 
@@ -107,12 +107,12 @@ impl Exec {
 impl Drop for Exec {
     fn drop(&mut self) {
         if !self.is_over() {
-            tracing::warn!(device = self.link.device, "a graph still in flight was leaked");
+            event!(warn, device = self.link.device, "a graph still in flight was leaked");
             return;
         }
         // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
         if let Err(fault) = unsafe { self.link.driver.graph_destroy(self.raw) } {
-            tracing::debug!(device = self.link.device, %fault, "a graph could not be destroyed");
+            event!(debug, device = self.link.device, %fault, "a graph could not be destroyed");
         }
     }
 }

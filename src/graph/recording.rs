@@ -6,7 +6,7 @@ use crate::{
         board::Area,
         replay::{Captured, Meetings},
     },
-    error::{Error, Result},
+    error::{Error, Result, Site},
     memory::{block::BlockRef, hazard::Access, link::Link},
     stream::StreamCore,
 };
@@ -58,8 +58,8 @@ impl Recording {
     }
 
     /// An operation that no graph can hold, and so the end of this one.
-    pub(crate) fn refuse(&self, op: &'static str, why: &str) -> Error {
-        let error = Error::invalid(op, format_args!("it cannot be captured: {why}"));
+    pub(crate) fn refuse(&self, site: Site, op: &'static str, why: &str) -> Error {
+        let error = Error::invalid_at(site, op, format_args!("it cannot be captured: {why}"));
         self.fail(&error);
         error
     }

@@ -133,7 +133,7 @@ pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) 
     if history.all_completed() || link.planted(Bug::ChunkReleasedEarly) {
         region.remember(link.release());
     } else {
-        tracing::warn!(device = link.device, bytes = range.end - range.start, "memory still in use was leaked");
+        event!(warn, device = link.device, bytes = range.end - range.start, "memory still in use was leaked");
         region.leak(&range);
     }
 }
@@ -268,7 +268,7 @@ impl<'g> InGang<'g> {
         drop(self);
         for block in PARKED.take() {
             if forget {
-                tracing::warn!(device = block.link.device, bytes = block.bytes, "memory of a stuck gang was leaked");
+                event!(warn, device = block.link.device, bytes = block.bytes, "memory of a stuck gang was leaked");
                 std::mem::forget(block);
             } else {
                 deliver(block);

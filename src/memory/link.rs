@@ -8,6 +8,7 @@ use crate::{
     },
     error::{Error, Result, Site},
     memory::OutOfMemoryReport,
+    patience::Life,
     stream::word::Words,
     sync::{Flag, Spares},
 };
@@ -21,6 +22,8 @@ pub(crate) struct Link {
     /// Ordinal in the pool.
     pub(crate) device: usize,
     pub(crate) driver: DriverRef,
+    /// For those who wait for the device.
+    pub(crate) life: Arc<Life>,
     /// Devices of the pool that are on this one's GPU, itself included: one, but in tests
     /// ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
@@ -60,10 +63,18 @@ pub(crate) struct Watch {
 }
 
 impl Link {
-    pub(crate) fn new(pool: u64, device: usize, driver: DriverRef, sharers: usize, records: bool) -> Self {
+    pub(crate) fn new(
+        pool: u64,
+        device: usize,
+        driver: DriverRef,
+        life: Arc<Life>,
+        sharers: usize,
+        records: bool,
+    ) -> Self {
         Link {
             pool,
             device,
+            life,
             sharers,
             watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
             reports: records || driver.checker().is_some() || driver.as_any().is::<host::HostGpu>(),

@@ -35,7 +35,7 @@ pub use insight::{
 };
 pub use pinned::PinnedBuffer;
 pub use stats::MemoryStats;
-pub use unified::{UnifiedBuffer, UnifiedRows};
+pub use unified::{UnifiedBuffer, UnifiedRows, UnifiedRowsMut};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
 
 /// What a device's thread has shown of its counters.

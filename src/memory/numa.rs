@@ -76,12 +76,18 @@ impl Nodes {
     }
 }
 
-/// A list like `0-1,3`.
+/// Nodes that there can be: kernels are built with room for at most so many.
+const NODES: usize = 1024;
+
+/// A list like `0-1,3`; none if it names more nodes than there can be.
 fn list(text: &str) -> Option<Vec<u32>> {
     let mut all = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        all.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+        all.extend((first.parse::<u32>().ok()?..=last.parse().ok()?).take(NODES + 1));
+        if all.len() > NODES {
+            return None;
+        }
     }
     Some(all)
 }
@@ -129,11 +135,10 @@ fn current() -> Option<u32> {
 mod policy {
     //! The calling thread's memory policy.
 
+    use super::NODES;
     use libc::{SYS_get_mempolicy, SYS_set_mempolicy, c_int, c_long, c_ulong, syscall};
     use std::ptr;
 
-    /// Nodes in a mask; kernels are built with room for at most 1024.
-    const NODES: usize = 1024;
     const BITS: usize = c_ulong::BITS as usize;
     type Mask = [c_ulong; NODES / BITS];
     /// `MPOL_PREFERRED` of `linux/mempolicy.h`.

@@ -1,5 +1,6 @@
 use super::*;
-use crate::{Check, Device, GpuPool, PinnedBuffer, Result};
+use crate::{Check, Device, GpuPool, PinnedBuffer, Result, testing::texts};
+use proptest::prelude::*;
 
 #[test]
 fn lists_of_nodes() {
@@ -7,6 +8,25 @@ fn lists_of_nodes() {
     assert_eq!(list("0-1,3"), Some(vec![0, 1, 3]));
     assert_eq!(list(""), Some(vec![]));
     assert_eq!(list("0-x"), None);
+    assert_eq!(list("0-1023").map(|nodes| nodes.len()), Some(1024));
+    assert_eq!(list("0-4294967295"), None, "16 GB of numbers");
+    assert_eq!(list(&"0-1023,".repeat(1000)), None);
+}
+
+proptest! {
+    #![proptest_config(texts::cases(256))]
+
+    #[test]
+    fn any_text_is_a_list_or_none(text in texts::like(&["0-1,3", "0-4294967295,", "4294967295", "7-3"])) {
+        prop_assert!(list(&text).is_none_or(|nodes| nodes.len() <= NODES));
+    }
+
+    #[test]
+    fn a_list_that_is_written_is_read(nodes in proptest::collection::vec((0u32..1000, 0u32..3), 0..20)) {
+        let text: Vec<String> = nodes.iter().map(|&(first, more)| format!("{first}-{}", first + more)).collect();
+        let all: Vec<u32> = nodes.iter().flat_map(|&(first, more)| first..=first + more).collect();
+        prop_assert_eq!(list(&text.join(",")), Some(all));
+    }
 }
 
 /// A DGX has two nodes and says of each GPU where it is; other machines say less.

@@ -6,13 +6,14 @@ pub(crate) use pool::{Near, PinnedPool};
 
 use super::{DeviceCopy, block::BlockRef, hazard::Access};
 use crate::{error::Result, plant::Bug};
-use std::{fmt, marker::PhantomData, panic::Location, slice, time::Duration};
+use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, slice, time::Duration};
 
 /// `len` elements of `T` in page-locked host memory. Copies to and from it do not wait, and run at the full speed of
 /// the bus.
 ///
 /// There is no `Deref<Target = [T]>`: a host access may have to wait for a copy, and waiting can fail.
-/// [`as_slice`](Self::as_slice) waits for copies that write the memory, [`as_mut_slice`](Self::as_mut_slice) for all.
+/// [`as_slice`](Self::as_slice) and [`slice`](Self::slice) wait for copies that write the memory,
+/// [`as_mut_slice`](Self::as_mut_slice) for all.
 /// Dropping a buffer in flight defers its reuse. So the classic mistakes (reading before the copy has landed, freeing
 /// during a copy: pytorch#130785, pytorch#127612) have no way to be written.
 ///
@@ -56,6 +57,30 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes; no device writes them
         // any more, and none can start while `self` is borrowed, since such a copy needs `&mut self`.
         Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
+    }
+
+    /// A part of the contents; waits for copies that write the buffer.
+    ///
+    /// ```
+    /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
+    /// let mut results = pool.pinned::<f32>(4)?;
+    /// pool.run_with(vec![&mut results], |dev, _, results| {
+    ///     let x = dev.upload(&[1.0, 2.0, 3.0, 4.0])?;
+    ///     dev.download_pinned(&x, results) // does not wait
+    /// })?;
+    /// assert_eq!(results.slice(1..3)?, [2.0, 3.0]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`as_slice`](Self::as_slice).
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<&[T]> {
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        Ok(&self.as_slice()?[range])
     }
 
     /// The contents, to be changed; waits for all copies from and to them.

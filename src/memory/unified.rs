@@ -7,7 +7,7 @@ use super::{
     fits_blocks,
     hazard::{Access, History},
     link::Link,
-    view::DeviceViewMut,
+    view::{DeviceView, DeviceViewMut},
 };
 use crate::{
     error::{Error, Result},
@@ -43,6 +43,7 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 }
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
+    #[track_caller]
     pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
@@ -97,9 +98,40 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         link.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
-    /// Rows of `width` elements, to be split over the devices by [`GpuPool::run_with`](crate::GpuPool::run_with).
-    pub fn rows_mut(&mut self, width: usize) -> UnifiedRows<'_, T> {
+    /// Rows of `width` elements for the devices to read, split over them by
+    /// [`GpuPool::run_with`](crate::GpuPool::run_with). The host may read meanwhile. Devices that write them are waited for on
+    /// the devices, as of all memory.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let mut table = pool.unified::<f32>(4 * 3)?;
+    /// table.as_mut_slice()?.fill(2.0);
+    /// let table = table; // from here on it is only read
+    /// let sums = pool.run_with(table.rows(3), |dev, _, rows| {
+    ///     let sum = dev.sum(&rows)?;
+    ///     Ok(dev.download(&sum)?[0] + table.as_slice()?[0])
+    /// })?;
+    /// assert_eq!(sums, [14.0, 14.0]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn rows(&self, width: usize) -> UnifiedRows<'_, T> {
         UnifiedRows { buffer: self, width }
+    }
+
+    /// Rows of `width` elements for the devices to write, split over them by
+    /// [`GpuPool::run_with`](crate::GpuPool::run_with).
+    pub fn rows_mut(&mut self, width: usize) -> UnifiedRowsMut<'_, T> {
+        UnifiedRowsMut { buffer: self, width }
+    }
+
+    /// How many rows of `width` elements it has.
+    fn count_rows(&self, op: &'static str, width: usize) -> Result<usize> {
+        let len = self.len;
+        if width == 0 || !len.is_multiple_of(width) {
+            return Err(Error::invalid(op, format_args!("{len} elements are not whole rows of {width}")));
+        }
+        Ok(len / width)
     }
 }
 
@@ -109,25 +141,46 @@ impl<T: DeviceCopy> fmt::Debug for UnifiedBuffer<T> {
     }
 }
 
-/// The rows of a [`UnifiedBuffer`], as [`Parts`]: each device gets an exclusive view of its own.
+/// The rows of a [`UnifiedBuffer`], as [`Parts`]: each device gets a shared view of its own rows.
 pub struct UnifiedRows<'e, T: DeviceCopy> {
-    buffer: &'e mut UnifiedBuffer<T>,
+    buffer: &'e UnifiedBuffer<T>,
     width: usize,
 }
 
 impl<'e, T: DeviceCopy> Parts for UnifiedRows<'e, T> {
-    type Part = DeviceViewMut<'e, T>;
+    type Part = DeviceView<'e, T>;
 
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
-        let (len, width) = (self.buffer.len, self.width);
-        if width == 0 || !len.is_multiple_of(width) {
-            return Err(Error::invalid("rows_mut", format_args!("{len} elements are not whole rows of {width}")));
-        }
-        let block = &self.buffer.block;
+        let UnifiedRows { buffer, width } = self;
+        let rows = buffer.count_rows("rows", width)?;
+        let (block, len) = (&buffer.block, buffer.len);
+        let all = DeviceView { block, address: block.address, len, of: PhantomData };
+        let part = |shard: &Shard| {
+            let own = shard.range(rows);
+            all.slice(own.start * width..own.end * width)
+        };
+        Ok(shards.iter().map(part).collect())
+    }
+}
+
+/// The rows of a [`UnifiedBuffer`], as [`Parts`]: each device gets an exclusive view of its own rows.
+pub struct UnifiedRowsMut<'e, T: DeviceCopy> {
+    buffer: &'e mut UnifiedBuffer<T>,
+    width: usize,
+}
+
+impl<'e, T: DeviceCopy> Parts for UnifiedRowsMut<'e, T> {
+    type Part = DeviceViewMut<'e, T>;
+
+    #[track_caller]
+    fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
+        let UnifiedRowsMut { buffer, width } = self;
+        let rows = buffer.count_rows("rows_mut", width)?;
+        let (block, len) = (&buffer.block, buffer.len);
         let mut rest = DeviceViewMut { block, address: block.address, len, of: PhantomData };
         let mut parts = Vec::with_capacity(shards.len());
         for shard in shards {
-            let (part, behind) = rest.split_at_mut(shard.range(len / width).len() * width);
+            let (part, behind) = rest.split_at_mut(shard.range(rows).len() * width);
             parts.push(part);
             rest = behind;
         }

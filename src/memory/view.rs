@@ -94,7 +94,56 @@ impl<'a, T: DeviceCopy> DeviceView<'a, T> {
 }
 
 impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
-    /// A part of this part.
+    /// A part of this part, to be read. This part can be written again when the reader is done with it.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(1).build()?;
+    /// pool.run(|dev, _| {
+    ///     let mut x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
+    ///     let (mut left, mut right) = x.split_at_mut(2);
+    ///     dev.copy(&right.slice(1..), &mut left.slice_mut(..1))?;
+    ///     dev.scale(&mut right, 10.0)?; // `right` is still there
+    ///     assert_eq!(dev.download(&x)?, [4.0, 2.0, 30.0, 40.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    /// When the range is out of bounds.
+    #[track_caller]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceView<'_, T> {
+        self.view().slice(range)
+    }
+
+    /// A part of this part. It takes this part by value, so that `x.slice_mut(..).slice_mut(..)` borrows no temporary.
+    ///
+    /// To keep this part, borrow it first: `view.view_mut().slice_mut(..)`. That works for a view which has a name. A view
+    /// without a name ends with its statement, and a part that was borrowed from it cannot live on:
+    ///
+    /// ```compile_fail,E0716
+    /// # use gpu_pool::*;
+    /// # fn f(dev: &Device, x: &mut DeviceBuffer<f32>) -> Result<()> {
+    /// let mut head = x.slice_mut(..8).view_mut().slice_mut(..4); // `x.slice_mut(..8)` has no name
+    /// dev.scale(&mut head, 2.0)
+    /// # }
+    /// ```
+    ///
+    /// Leave `view_mut` out, or give the view a name:
+    ///
+    /// ```
+    /// # use gpu_pool::*;
+    /// # fn f(dev: &Device, x: &mut DeviceBuffer<f32>) -> Result<()> {
+    /// let mut head = x.slice_mut(..8).slice_mut(..4);
+    /// dev.scale(&mut head, 2.0)?;
+    ///
+    /// let mut eight = x.slice_mut(..8);
+    /// let mut head = eight.view_mut().slice_mut(..4);
+    /// dev.scale(&mut head, 2.0)?;
+    /// dev.scale(&mut eight, 2.0) // `eight` is still there
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// When the range is out of bounds.
@@ -157,6 +206,15 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
 /// What an operation can read: buffers, views, exclusive views, and references to them.
 ///
 /// The element is an associated type, not a parameter, so that it is always inferred.
+///
+/// An operation calls [`view`](Self::view), or [`view_mut`](AsViewMut::view_mut), once for each argument, before it does anything
+/// else. So a type of your own may show another part at each call.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer or view of this device: only copies and kernels take peers",
+    label = "not memory of this device",
+    note = "`Device::copy` and the arguments of `Device::launch` take `x.peer()`; elsewhere, use `x.copy_to(dev)?`",
+    note = "a slice of the host gets there by `Device::upload`"
+)]
 pub trait AsView {
     /// The element type.
     type Elem: DeviceCopy;
@@ -165,8 +223,14 @@ pub trait AsView {
 }
 
 /// What an operation can write.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer or exclusive view that this device can write: only copies and kernels take peers",
+    label = "not memory that is written here",
+    note = "what is written is a `&mut DeviceBuffer`, or a `DeviceViewMut` from `x.view_mut()` or `x.slice_mut(..)`"
+)]
 pub trait AsViewMut: AsView {
-    /// All of it, exclusive.
+    /// All of it, exclusive. Of a value without a name, it ends with the statement: see
+    /// [`DeviceViewMut::slice_mut`].
     fn view_mut(&mut self) -> DeviceViewMut<'_, Self::Elem>;
 }
 
@@ -215,12 +279,14 @@ pub trait CopySource {
 }
 impl<V: AsView + ?Sized> CopySource for V {
     type Elem = V::Elem;
+    #[doc(hidden)]
     fn source(&self) -> DeviceView<'_, V::Elem> {
         self.view()
     }
 }
 impl<T: DeviceCopy> CopySource for PeerView<'_, T> {
     type Elem = T;
+    #[doc(hidden)]
     fn source(&self) -> DeviceView<'_, T> {
         self.0
     }

@@ -67,6 +67,7 @@ impl GpuPool {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the pool does not record; as [`run`](Self::run).
+    #[track_caller]
     pub fn leaks(&self) -> Result<LeakReport> {
         if !self.shared.memory.records() {
             return Err(Error::invalid("leaks", "this pool does not record its memory (`Builder::record_memory`)"));

@@ -9,12 +9,17 @@
 //! a new one with a number never used before.
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Site},
     sync::{CommitWord, CountLatch, EventCount, Flag, Headline, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
+use std::panic::Location;
+
 /// Words of a headline.
 pub(crate) const WORDS: usize = 6;
+
+/// An operation, and where it was called.
+pub(crate) type LastCall = (&'static str, Site);
 
 /// Ranks, and where they commit.
 type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);
@@ -34,8 +39,12 @@ pub struct Gang {
     members: Box<[usize]>,
     /// What wakes each member's device thread, by rank.
     wakers: std::sync::Arc<[Arc<EventCount>]>,
+    /// Where the scope was started.
+    site: Site,
     /// Ranks whose closure has ended.
     left: Box<[Flag]>,
+    /// What members that have left had called last, by their ranks. For reports.
+    last_calls: Mutex<Vec<(usize, LastCall)>>,
     /// What each member says to all, by rank; empty where they do not say it so. The gang's own: a member that has left and is in
     /// later gangs does not write over what its peers here have not read yet.
     headlines: Box<[Headline<WORDS>]>,
@@ -50,6 +59,7 @@ pub struct Gang {
 
 impl Gang {
     /// A gang of `members` (ordinals in the pool), each with the waker of its device thread.
+    #[track_caller]
     pub fn new(members: Box<[usize]>, wakers: impl Into<std::sync::Arc<[Arc<EventCount>]>>) -> Self {
         let wakers = wakers.into();
         assert_eq!(members.len(), wakers.len());
@@ -57,8 +67,10 @@ impl Gang {
         Gang {
             alarm: None,
             place: Sequence::new(),
+            site: Location::caller(),
             members,
             wakers,
+            last_calls: Mutex::new(Vec::new()),
             left: (0..count).map(|_| Flag::new()).collect(),
             headlines: Box::default(),
             word: CommitWord::new(),
@@ -72,6 +84,11 @@ impl Gang {
     /// One that tells of its failure.
     pub fn with_alarm(self, alarm: Option<std::sync::Arc<dyn Alarm>>) -> Self {
         Gang { alarm, ..self }
+    }
+
+    /// One of a scope that was started there.
+    pub(crate) fn started_at(self, site: Site) -> Self {
+        Gang { site, ..self }
     }
 
     /// One whose members can speak to all at once.
@@ -188,6 +205,20 @@ impl Gang {
             word.abort();
         }
         word
+    }
+
+    /// Notes what a member has called last, before it [leaves](Self::leave).
+    pub(crate) fn last_call(&self, rank: usize, call: Option<LastCall>) {
+        if let Some(call) = call {
+            self.last_calls.lock().push((rank, call));
+        }
+    }
+
+    /// For a report on a member that [has left](Self::has_left): its last call, if it had any, and the place of that, or
+    /// else of the scope.
+    pub(crate) fn last_words(&self, rank: usize) -> (Option<&'static str>, Site) {
+        let found = self.last_calls.lock().iter().find(|(of, _)| *of == rank).map(|(_, call)| *call);
+        found.map_or((None, self.site), |(op, site)| (Some(op), site))
     }
 
     /// A member's closure has ended; peers that wait for it will not wait any longer. Only members whose own closure still

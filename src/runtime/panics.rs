@@ -1,20 +1,38 @@
 //! Where a device closure panicked.
 //!
 //! `catch_unwind` yields the payload but not the place, and a panic without its place is a complaint of its own
-//! (pytorch#18055). A hook that runs before the user's hook notes the place in a thread-local. It changes nothing else,
-//! unless the thread [asked for silence](hush): then the user's hook is not called.
+//! (pytorch#18055). A hook that runs before the user's hook notes place and payload in a thread-local. It changes
+//! nothing else, unless the thread [asked for silence](hush): then the user's hook is not called.
+//!
+//! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the place of the
+//! panic that it came with: the text must be the same, at the same address. A payload that was caught and is passed on
+//! still has its place; a new one has none. What cannot be told apart: two payloads of one type that are not text, and
+//! one literal that is both the text of a panic that was caught and of a payload that was resumed.
 
-use crate::error::Error;
+pub(crate) use crate::contain::contain;
+use crate::{
+    contain::discard,
+    error::{Error, Result},
+};
 use once_cell::sync::OnceCell;
 use std::{
-    any::Any,
+    any::{Any, TypeId},
     cell::{Cell, RefCell},
+    io,
     marker::PhantomData,
     panic::{self, AssertUnwindSafe, catch_unwind},
+    thread,
 };
 
+/// The place of a panic of which nothing else is known.
+pub(crate) const UNKNOWN: &str = "an unknown place";
+
+/// The last panics of a thread that are remembered: a closure may catch some before it passes one on.
+const REMEMBERED: usize = 8;
+
 thread_local! {
-    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// The oldest first.
+    static NOTED: RefCell<Vec<Noted>> = const { RefCell::new(Vec::new()) };
     static HUSHED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -47,43 +65,82 @@ impl Drop for Hushed {
     }
 }
 
+/// A panic that the hook has seen.
+struct Noted {
+    of: Payload,
+    place: String,
+}
+
+/// What tells a payload from others: its type, and of a text the address and what it says. The text is not copied
+/// between the hook and the catch.
+#[derive(PartialEq, Eq)]
+struct Payload(TypeId, Option<(usize, String)>);
+
+impl Payload {
+    fn of(payload: &(dyn Any + Send)) -> Self {
+        Payload(payload.type_id(), text(payload).map(|text| (text.as_ptr().addr(), text.to_owned())))
+    }
+}
+
+fn text(payload: &(dyn Any + Send)) -> Option<&str> {
+    payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+}
+
+fn note(info: &panic::PanicHookInfo<'_>) {
+    let Some(at) = info.location() else { return };
+    let _ = NOTED.try_with(|noted| {
+        if let Ok(mut noted) = noted.try_borrow_mut() {
+            if noted.len() == REMEMBERED {
+                noted.remove(0);
+            }
+            noted.push(Noted { of: Payload::of(info.payload()), place: at.to_string() });
+        }
+    });
+}
+
 /// Adds the hook, once per process.
 pub(crate) fn note_places() {
     static ONCE: OnceCell<()> = OnceCell::new();
-    ONCE.get_or_init(|| {
+    let add = || {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            if let Some(at) = info.location() {
-                let _ = PLACE.try_with(|place| {
-                    if let Ok(mut place) = place.try_borrow_mut() {
-                        *place = Some(at.to_string());
-                    }
-                });
-            }
+            note(info);
             if !is_hushed() {
                 before(info);
             }
         }));
+    };
+    // A thread that panics may not change the hook (std panics then, which aborts the process): another one does it.
+    // Nobody waits for that one: if a hook has called this, the change waits until the hook has returned.
+    let _ = ONCE.get_or_try_init(|| {
+        if thread::panicking() {
+            return thread::Builder::new().name("gpu-pool:hook".to_owned()).spawn(add).map(drop);
+        }
+        add();
+        Ok::<_, io::Error>(())
     });
 }
 
-/// Runs what must not unwind; whether it came to its end. A panic's payload may panic in turn when it is dropped, and
-/// that one's payload too: the second is leaked.
-pub(crate) fn contain(f: impl FnOnce()) -> bool {
-    let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else { return true };
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(another);
-    }
-    false
+/// Runs a part of what a device thread does: its panic is an error. The payload is dropped here, before anybody hears
+/// of the error, since its drop is the user's code.
+pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
+    // What was noted before is not about this.
+    NOTED.with_borrow_mut(Vec::clear);
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
+        let of = Payload::of(&*payload);
+        let noted = NOTED.take();
+        let place = noted.into_iter().rev().find(|noted| noted.of == of).map(|noted| noted.place);
+        error(device, payload, place)
+    })
 }
 
-/// The error for a payload that this thread has just caught. Whoever caught it drops it within [`contain`].
-pub(crate) fn error(device: usize, payload: &(dyn Any + Send)) -> Error {
-    let message = payload
-        .downcast_ref::<&str>()
-        .map(|s| (*s).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a payload that is not text".to_owned());
-    let place = PLACE.with(|place| place.borrow_mut().take()).unwrap_or_else(|| "an unknown place".to_owned());
-    Error::Panicked { device, message, place }
+/// The error for the panic that has ended another thread: what that thread had noted of its place is gone.
+pub(crate) fn of_thread(device: usize, payload: Box<dyn Any + Send>) -> Error {
+    error(device, payload, None)
+}
+
+fn error(device: usize, payload: Box<dyn Any + Send>, place: Option<String>) -> Error {
+    let message = text(&*payload).unwrap_or("a payload that is not text").to_owned();
+    discard(payload);
+    Error::Panicked { device, message, place: place.unwrap_or_else(|| UNKNOWN.to_owned()) }
 }

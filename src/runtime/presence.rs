@@ -120,7 +120,7 @@ impl Attendee for Presence {
     }
 
     fn progress(&self) -> u64 {
-        self.turns.own_progress()
+        self.turns.life.own_progress()
     }
 
     fn deadlocked(&self, report: &str) {

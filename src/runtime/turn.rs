@@ -13,7 +13,10 @@
 //! ```
 
 use super::presence::Presence;
-use crate::sync::{EventCount, Mirror, Sequence};
+use crate::{
+    patience::Life,
+    sync::{EventCount, Mirror, Sequence},
+};
 use once_cell::sync::Lazy;
 use parking_lot::Mutex;
 use std::{
@@ -31,15 +34,9 @@ struct Gpu {
 }
 
 /// What is known of a device on a GPU, whichever pools have one there: its turns, and its signs of life.
-///
-/// On cache lines of its own: its device's thread writes to it at every operation.
-#[repr(align(128))]
 pub(crate) struct Turns {
     gpu: Arc<Gpu>,
-    /// Operations begun on the device, by whichever pool.
-    progress: Sequence,
-    /// Signs of life of others, passed on by a device that waits for them. Not progress of its own.
-    relayed: Sequence,
+    pub(crate) life: Arc<Life>,
 }
 
 /// By UUID and place. Devices that share a GPU have signs of life of their own: one that waits for another must see whether
@@ -59,29 +56,9 @@ impl Turns {
         let there = all.iter().filter(|((gpu, _), _)| *gpu == uuid).find_map(|(_, turns)| turns.upgrade());
         let new = || Arc::new(Gpu { line: Mirror::new(), served: Sequence::new(), changed: EventCount::new() });
         let gpu = there.map_or_else(new, |turns| turns.gpu.clone());
-        let turns = Arc::new(Turns { gpu, progress: Sequence::new(), relayed: Sequence::new() });
+        let turns = Arc::new(Turns { gpu, life: Arc::default() });
         all.insert((uuid, place), Arc::downgrade(&turns));
         turns
-    }
-
-    /// Notes that the GPU's host thread has got further.
-    pub(crate) fn progress(&self) {
-        self.progress.fetch_advance();
-    }
-
-    /// Notes that those whom the GPU's host thread waits for have got further.
-    pub(crate) fn relay(&self) {
-        self.relayed.fetch_advance();
-    }
-
-    /// Grows while the GPU's own host thread gets on.
-    pub(crate) fn own_progress(&self) -> u64 {
-        self.progress.get()
-    }
-
-    /// Grows while the GPU's host thread gets on, or those whom it waits for do.
-    pub(crate) fn any_progress(&self) -> u64 {
-        self.progress.get() + self.relayed.get()
     }
 
     /// An entry of this pool, under the dispatch lock: how many must have been served when its turn comes.
@@ -150,9 +127,9 @@ mod tests {
         let name = b"one for all.....";
         let (a, b) = (gpu(0, name), gpu(1, name));
         assert!(Arc::ptr_eq(&a, &gpu(0, name)) && !Arc::ptr_eq(&a, &b) && Arc::ptr_eq(&a.gpu, &b.gpu));
-        b.progress();
-        b.relay();
-        assert_eq!((a.any_progress(), b.own_progress(), b.any_progress()), (0, 1, 2));
+        b.life.progress();
+        b.life.relay();
+        assert_eq!((a.life.any_progress(), b.life.own_progress(), b.life.any_progress()), (0, 1, 2));
         // Also when the first of them is gone.
         drop(a);
         assert!(Arc::ptr_eq(&gpu(0, name).gpu, &b.gpu));

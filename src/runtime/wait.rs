@@ -37,7 +37,7 @@ pub(crate) fn for_peer<R>(
         other => gang.check().err().map(Err).or(other),
     };
     let waker = gang.waker(dev.rank());
-    let progress = || gang.members().iter().map(|&d| shared.turns[d].own_progress()).sum::<u64>();
+    let progress = || gang.members().iter().map(|&d| shared.turns[d].life.own_progress()).sum::<u64>();
     let (mut patience, mut seen) = (Patience::new(shared.deadline), None);
     let (mut meeting, mut linger) = (None, shared.linger);
     loop {
@@ -56,7 +56,7 @@ pub(crate) fn for_peer<R>(
         let now = Some(progress());
         if now != seen {
             // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
-            shared.turns[dev.index()].relay();
+            shared.turns[dev.index()].life.relay();
             seen = now;
             patience.renew();
         } else if patience.is_over() {

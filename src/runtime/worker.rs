@@ -19,6 +19,7 @@ use crate::{
     driver::{RawFunction, RawModule},
     error::{Error, Result},
     graph::part::Exec,
+    here,
     kernel::Module,
     memory::{
         backing::Trial,
@@ -27,6 +28,7 @@ use crate::{
         link::Link,
         pinned::PinnedPool,
     },
+    plant::{self, Panic},
     stream::StreamCore,
     sync::{EventCount, Gate, shim::InCrowd},
 };
@@ -83,7 +85,8 @@ pub(crate) struct Shared {
     /// and what they are. Set once, when the pool is built.
     pub(crate) tuned: OnceCell<Tuned>,
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<Stage>>>,
-    pub(crate) threads: Mutex<Vec<thread::JoinHandle<()>>>,
+    /// They end with what went wrong on them, outside of any scope.
+    pub(crate) threads: Mutex<Vec<thread::JoinHandle<Result<()>>>>,
 }
 
 impl Shared {
@@ -118,13 +121,9 @@ impl Shared {
     }
 }
 
-thread_local! {
-    static ON_DEVICE_THREAD: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Whether the calling thread is a device thread of any pool.
 pub(crate) fn on_device_thread() -> bool {
-    ON_DEVICE_THREAD.get()
+    here::device().is_some()
 }
 
 /// A stream of a device besides the token's own, and what is shared by those who hold it.
@@ -163,6 +162,8 @@ pub(crate) struct Worker {
     pub(crate) graphs: RefCell<Vec<Exec>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
+    /// What has unwound on this thread where no scope could be told of it. The next one fails with it.
+    ill: RefCell<Option<Error>>,
 }
 
 impl Worker {
@@ -192,6 +193,7 @@ impl Worker {
             failures: Cell::default(),
             graphs: RefCell::default(),
             slots: RefCell::default(),
+            ill: RefCell::default(),
             shared: shared.clone(),
             link,
         };
@@ -207,7 +209,7 @@ impl Worker {
 
     /// Notes that this device's host thread has got further.
     pub(crate) fn progress(&self) {
-        self.shared.turns[self.link.device].progress();
+        self.link.life.progress();
     }
 
     pub(crate) fn is_software(&self) -> bool {
@@ -263,16 +265,7 @@ impl Worker {
         let streams = self.streams.borrow();
         let all = std::iter::once(&self.main).chain(streams.iter().map(|further| &further.core));
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
-        let drained = all
-            .map(|stream| {
-                stream.wait_idle("scope end", limit, |advanced| {
-                    if advanced {
-                        self.progress();
-                    }
-                    false
-                })
-            })
-            .fold(Ok(()), Result::and);
+        let drained = all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and);
         let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
         drop(over);
         drained
@@ -285,29 +278,60 @@ impl Worker {
         all.all(|stream| stream.has_completed(stream.submitted()))
     }
 
-    /// The loop of the device thread.
-    fn work(self: Rc<Self>) {
-        let (shared, device) = (self.shared.clone(), self.link.device);
-        let queue = &shared.queues[device];
+    /// Notes what has unwound where no scope could be told of it.
+    pub(crate) fn fall_ill(&self, error: Error) {
+        event!(error, device = self.link.device, %error, "a device thread has caught what it should not have to");
+        self.ill.borrow_mut().get_or_insert(error);
+    }
+
+    /// What was noted so, for who tells of it.
+    pub(crate) fn get_well(&self) -> Result<()> {
+        self.ill.take().map_or(Ok(()), Err)
+    }
+
+    /// The loop of the device thread. It ends with [`Entry::Stop`] only: if it ended with a panic, the entries behind
+    /// would stay in the queue, and their gangs and the other pools of the GPU would wait for them for ever.
+    fn work(self: Rc<Self>) -> Result<()> {
         let mut taken = VecDeque::new();
         loop {
-            match queue.next(&mut taken) {
-                Entry::Gang { ticket, rank, turn } => {
-                    let turn = shared.turns[device].wait(turn, &shared.presence[device]);
-                    // A user's own driver calls may have left another context current.
-                    let _ = self.link.driver.bind();
-                    ticket.run(&self, rank);
-                    drop(turn);
-                }
-                Entry::Task(task) => {
-                    // Drops of users' values may panic; the thread goes on.
-                    if !panics::contain(|| task(&self)) {
-                        tracing::error!(device, "a value on a device thread panicked when it was dropped");
-                    }
-                }
-                Entry::Stop => return,
+            match panics::catch(self.link.device, || self.serve(&mut taken)) {
+                Ok(true) => {}
+                Ok(false) => return self.get_well(),
+                Err(error) => self.fall_ill(error),
             }
         }
+    }
+
+    /// Takes the next entry and does what it says; whether there are more.
+    fn serve(self: &Rc<Self>, taken: &mut VecDeque<Entry<Rc<Worker>>>) -> bool {
+        let (shared, device) = (&self.shared, self.link.device);
+        match shared.queues[device].next(taken) {
+            Entry::Gang { ticket, rank, turn } => {
+                let wait = || shared.turns[device].wait(turn, &shared.presence[device]);
+                let begun = panics::catch(device, || {
+                    plant::strike(&self.link, Panic::BeforeTurn);
+                    let turn = wait();
+                    // A user's own driver calls may have left another context current.
+                    let _ = self.link.driver.bind();
+                    turn
+                });
+                // Whatever happens, the turn is passed on, when it has come, and the gang hears of its member.
+                let turn = begun.unwrap_or_else(|error| {
+                    self.fall_ill(error);
+                    wait()
+                });
+                ticket.run(self, rank);
+                drop(turn);
+            }
+            Entry::Task(task) => {
+                // Drops of users' values may panic; the thread goes on.
+                if !panics::contain(|| task(self)) {
+                    event!(error, device, "a value on a device thread panicked when it was dropped");
+                }
+            }
+            Entry::Stop => return false,
+        }
+        true
     }
 }
 
@@ -318,6 +342,7 @@ impl Drop for Worker {
         for value in slots.into_values() {
             panics::contain(|| drop(value));
         }
+        plant::strike(&self.link, Panic::AtEnd);
         if self.drain().is_err() {
             // A kernel that runs yet may look for its peers there.
             if let Some(signals) = self.shared.signals.get() {
@@ -338,27 +363,32 @@ pub(crate) fn start(
     device: usize,
     endpoint: Endpoint,
     opened: std::sync::mpsc::Sender<Result<()>>,
-) -> Result<thread::JoinHandle<()>> {
+) -> Result<thread::JoinHandle<Result<()>>> {
     let shared = shared.clone();
-    let hushed = panics::is_hushed();
+    let (hushed, present) = (panics::is_hushed(), shared.presence[device].clone());
+    let live = move || {
+        let worker = match Worker::new(&shared, device, endpoint) {
+            Ok(worker) => Rc::new(worker),
+            Err(error) => {
+                let _ = opened.send(Err(error));
+                return Ok(());
+            }
+        };
+        let _ = opened.send(Ok(()));
+        drop(opened);
+        // SAFETY: the worker is in an `Rc` that outlives the guard, which is dropped first.
+        let _at_home = unsafe { AtHome::enter(&worker.link, &worker.cache) };
+        worker.clone().work()
+    };
     thread::Builder::new()
         .name(format!("gpu-pool:{device}"))
         .spawn(move || {
             let _hushed = panics::inherit(hushed);
-            ON_DEVICE_THREAD.set(true);
+            here::enter_device_thread(device);
             let _counted = InCrowd::enter();
-            let _present = shared.presence[device].begin();
-            match Worker::new(&shared, device, endpoint) {
-                Ok(worker) => {
-                    let _ = opened.send(Ok(()));
-                    drop(opened);
-                    let worker = Rc::new(worker);
-                    // SAFETY: the worker is in an `Rc` that outlives the guard, which is dropped first.
-                    let _at_home = unsafe { AtHome::enter(&worker.link, &worker.cache) };
-                    worker.clone().work();
-                }
-                Err(error) => drop(opened.send(Err(error))),
-            }
+            let _present = present.begin();
+            // Here, where the place of a panic is known. Whoever joins the thread knows the payload only.
+            panics::catch(device, live).and_then(|ended| ended)
         })
         .map_err(|e| Error::custom(format!("the thread of device {device} could not be started: {e}")))
 }

@@ -7,12 +7,15 @@
 
 use super::{StreamCore, word::Word};
 use crate::{
-    driver::{RawEvent, host},
+    driver::{
+        RawEvent,
+        host::{self, Standing},
+    },
     memory::link::Link,
     sync::{Sequence, load_word},
 };
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
 /// Operations between two milestones.
 const MILESTONE: u64 = 16;
@@ -51,6 +54,30 @@ impl Milestones {
             Milestones::Word { word, published, .. } => link.words.give(*word, published.get()),
             Milestones::Events(events) => {
                 events.get_mut().drain(..).for_each(|(event, _)| link.give_event(event, false));
+            }
+        }
+    }
+}
+
+/// What a wait has seen of a stream. Each wait has its own: several threads may wait for one stream.
+#[derive(Default)]
+pub(super) struct Pace {
+    completed: u64,
+    standing: Standing,
+}
+
+impl Pace {
+    /// Whether the stream has got on since this was last asked: as software GPUs tell, or milestones do.
+    pub(super) fn has_advanced(&mut self, stream: &StreamCore) -> bool {
+        match host::standing(&*stream.link.driver, stream.raw) {
+            Some(now) => {
+                let advanced = now.has_advanced_since(&self.standing);
+                self.standing = now;
+                advanced
+            }
+            None => {
+                let before = mem::replace(&mut self.completed, stream.poll());
+                self.completed > before
             }
         }
     }
@@ -143,14 +170,6 @@ impl StreamCore {
         let reached = word.sequence(value);
         self.completed.raise_to(reached);
         reached >= sequence
-    }
-
-    /// Whether operations have completed since this was last asked, as far as milestones tell.
-    pub(crate) fn has_advanced(&self) -> bool {
-        let now = if self.link.stepped { host::completed(&*self.link.driver, self.raw) } else { self.poll() };
-        let before = self.seen.get();
-        self.seen.raise_to(now);
-        now > before
     }
 
     /// Takes out the events that the stream has passed.

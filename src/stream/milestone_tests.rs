@@ -1,6 +1,6 @@
 //! What is known of a stream without asking its driver: by words, and by events where there are none.
 
-use super::{EVENTS, MILESTONE, Milestones};
+use super::{EVENTS, MILESTONE, Milestones, Pace};
 use crate::{
     AsViewMut, Builder, Check, Device, Error, GpuPool,
     driver::host::{self, HostConfig},
@@ -69,11 +69,17 @@ fn completion_is_known_without_an_event() {
         submit(dev, &stream, MILESTONE - 1);
         finish(&stream);
         assert!(!stream.has_completed(1), "no milestone has been submitted");
+        let mut waits = [Pace::default(), Pace::default()];
+        for wait in &mut waits {
+            wait.has_advanced(&stream);
+        }
         submit(dev, &stream, 2 * MILESTONE);
         finish(&stream);
+        for wait in &mut waits {
+            assert!(wait.has_advanced(&stream) && !wait.has_advanced(&stream), "one wait takes nothing from another");
+        }
         assert!(stream.has_completed(2 * MILESTONE) && !stream.has_completed(2 * MILESTONE + 1));
         assert_eq!(stream.poll(), 2 * MILESTONE);
-        assert!(stream.has_advanced() && !stream.has_advanced());
     });
     assert!(plan.fired().is_empty(), "{:?}", plan.fired());
 }

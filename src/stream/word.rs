@@ -85,13 +85,13 @@ impl Words {
         let Some(page) = self.0.get_mut().take() else { return };
         let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(link));
         if !at_rest {
-            tracing::debug!(device = link.device, "a page of completion words was leaked");
+            event!(debug, device = link.device, "a page of completion words was leaked");
             return;
         }
         let memory = std::ptr::with_exposed_provenance_mut(page.address as usize);
         // SAFETY: from `host_alloc` of this device; the last write of each word that was used has arrived.
         if let Err(fault) = unsafe { link.driver.host_free(memory) } {
-            tracing::debug!(device = link.device, %fault, "a page of completion words could not be given back");
+            event!(debug, device = link.device, %fault, "a page of completion words could not be given back");
         }
     }
 }

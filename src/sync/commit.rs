@@ -125,11 +125,12 @@ impl CommitWord {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sync::rounds;
     use std::{sync::Barrier, thread};
 
     #[test]
     fn all_members_agree_where_the_abort_fell() {
-        for round in 0..300 {
+        for round in 0..rounds(300) {
             let word = CommitWord::new();
             let barrier = Barrier::new(4);
             let reached: Vec<u64> = thread::scope(|s| {

@@ -1,6 +1,7 @@
 //! Tests of [`EventCount`].
 
 use super::*;
+use crate::sync::rounds;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, AtomicUsize},
@@ -13,7 +14,7 @@ const LONG: Duration = Duration::from_secs(20);
 fn ping_pong_loses_no_wake_up() {
     let (turn, event) = (AtomicUsize::new(0), EventCount::new());
     let play = |me: usize| {
-        for round in 0..5000 {
+        for round in 0..rounds(5000) {
             let mine = round * 2 + me;
             assert!(event.wait_until(Some(LONG), || (turn.load(Acquire) == mine).then_some(())).is_some());
             if round % 64 == 0 {
@@ -31,7 +32,7 @@ fn ping_pong_loses_no_wake_up() {
 
 #[test]
 fn one_notify_wakes_all_waiters() {
-    for _ in 0..50 {
+    for _ in 0..rounds(50) {
         let (go, event) = (AtomicBool::new(false), EventCount::new());
         thread::scope(|s| {
             for _ in 0..4 {
@@ -170,7 +171,7 @@ fn who_lingers_meets_without_being_woken() {
 
 #[test]
 fn one_call_wakes_the_waiters_of_all() {
-    for _ in 0..50 {
+    for _ in 0..rounds(50) {
         let (go, events) = (AtomicBool::new(false), [const { EventCount::new() }; 3]);
         thread::scope(|s| {
             for event in &events {

@@ -142,11 +142,12 @@ impl Drop for Pass<'_> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sync::rounds;
     use std::{sync::atomic::AtomicBool, thread};
 
     #[test]
     fn nobody_is_inside_after_the_drain() {
-        for _ in 0..300 {
+        for _ in 0..rounds(300) {
             let gate = Gate::new();
             let drained = AtomicBool::new(false);
             thread::scope(|s| {

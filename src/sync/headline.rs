@@ -99,7 +99,7 @@ mod tests {
     /// Of several members, with nothing in between: nobody ever finds another number than the one he is at.
     #[test]
     fn members_in_step_miss_nothing() {
-        const ROUNDS: u64 = 3000;
+        const ROUNDS: u64 = crate::sync::rounds(3000) as u64;
         let all: [Headline<7>; 3] = Default::default();
         thread::scope(|s| {
             for me in 0..3 {
@@ -124,10 +124,11 @@ mod tests {
 
     #[test]
     fn who_listens_now_and_then_finds_whole_headlines_and_their_numbers() {
+        const LAST: u64 = crate::sync::rounds(100_000) as u64;
         let (headline, done) = (Headline::<7>::new(), AtomicBool::new(false));
         thread::scope(|s| {
             s.spawn(|| {
-                (1..=100_000).for_each(|k| headline.post(k, [k; 7]));
+                (1..=LAST).for_each(|k| headline.post(k, [k; 7]));
                 done.store(true, Ordering::Release);
             });
             let mut next = 1;
@@ -138,6 +139,6 @@ mod tests {
                 }
             }
         });
-        assert_eq!(headline.read(100_000), Some((100_000, [100_000; 7])));
+        assert_eq!(headline.read(LAST), Some((LAST, [LAST; 7])));
     }
 }

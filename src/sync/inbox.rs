@@ -16,6 +16,7 @@ use super::{
     },
     site::{flag, ord},
 };
+use crate::contain::contain;
 use std::{fmt, iter::FusedIterator, marker::PhantomData, mem, ptr};
 
 /// `src/sync/README.md` has the protocol.
@@ -179,7 +180,10 @@ impl<T> FusedIterator for Drain<T> {}
 
 impl<T> Drop for Drain<T> {
     fn drop(&mut self) {
-        self.for_each(drop);
+        // One that panics does not keep the others from being dropped.
+        self.for_each(|value| {
+            contain(|| drop(value));
+        });
     }
 }
 
@@ -196,7 +200,7 @@ mod tests {
 
     #[test]
     fn each_senders_elements_come_in_order_and_once() {
-        const EACH: usize = 20_000;
+        const EACH: usize = crate::sync::rounds(20_000);
         let inbox = Inbox::new();
         let mut next = [0; 3];
         thread::scope(|s| {
@@ -232,7 +236,7 @@ mod tests {
 
     #[test]
     fn many_takers_share_without_loss() {
-        const ALL: usize = 30_000;
+        const ALL: usize = crate::sync::rounds(30_000);
         let inbox = Inbox::new();
         let taken: usize = thread::scope(|s| {
             s.spawn(|| (0..ALL).for_each(|i| inbox.push(i)));

@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn the_frame_may_go_as_soon_as_the_latch_is_set() {
         let waker = Arc::new(EventCount::new());
-        for _ in 0..2000 {
+        for _ in 0..crate::sync::rounds(2000) {
             let mut results = [0usize; 3];
             let latch = Box::new(CountLatch::new(3, waker.clone()));
             let threads: Vec<_> = results

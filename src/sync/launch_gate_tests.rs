@@ -24,7 +24,7 @@ fn spinning_kernels_and_blocking_calls_exclude_each_other() {
         for met in &gangs {
             for member in 0..MEMBERS {
                 s.spawn(move || {
-                    for _ in 0..300 {
+                    for _ in 0..crate::sync::rounds(300) {
                         if member == 0 {
                             GATE.open(MEMBERS);
                             LAUNCHING.fetch_add(MEMBERS, SeqCst);
@@ -39,7 +39,7 @@ fn spinning_kernels_and_blocking_calls_exclude_each_other() {
         }
         for _ in 0..2 {
             s.spawn(|| {
-                for _ in 0..300 {
+                for _ in 0..crate::sync::rounds(300) {
                     let blocking = GATE.block();
                     BLOCKED.fetch_add(1, SeqCst);
                     OVERLAPS.fetch_add(LAUNCHING.load(SeqCst), SeqCst);

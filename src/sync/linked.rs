@@ -3,6 +3,7 @@
 //! [`Taken`] is such a list with an owner. [`Returns`](super::Returns) has the lists that threads share.
 
 use super::shim::UnsafeCell;
+use crate::contain::contain;
 use std::{fmt, iter::FusedIterator, marker::PhantomData, ptr};
 
 /// The field that makes a box a node of [`Returns`](super::Returns). Whoever has the box in hand finds nothing of interest in it.
@@ -130,7 +131,10 @@ impl<T: Linked> FusedIterator for Taken<T> {}
 
 impl<T: Linked> Drop for Taken<T> {
     fn drop(&mut self) {
-        self.for_each(drop);
+        // One that panics does not keep the others from being dropped.
+        self.for_each(|value| {
+            contain(|| drop(value));
+        });
     }
 }
 

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn readers_see_whole_writes_in_order() {
-        const LAST: u64 = 200_000;
+        const LAST: u64 = crate::sync::rounds(200_000) as u64;
         let (mirror, done) = (Mirror::<8>::new(), AtomicBool::new(false));
         std::thread::scope(|s| {
             let readers: Vec<_> = (0..2)

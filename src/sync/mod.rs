@@ -26,6 +26,16 @@
 // `cargo loom-lint`: nothing here goes round the shim. The crate's root allows it elsewhere.
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
+/// Rounds of a test. Miri sees every access, so that few rounds are enough; and it is a thousand times slower.
+#[cfg(all(test, not(loom)))]
+const fn rounds(usual: usize) -> usize {
+    match cfg!(miri) {
+        true if usual > 500 => usual / 100,
+        true => 5,
+        false => usual,
+    }
+}
+
 mod commit;
 mod event_count;
 mod full;
@@ -46,6 +56,7 @@ pub mod shim;
 #[doc(hidden)]
 pub mod site;
 mod spares;
+mod thread_only;
 mod turnstile;
 mod word;
 
@@ -63,5 +74,6 @@ pub use rendezvous::{Broken, Rendezvous};
 pub use returns::Returns;
 pub use sequence::{Flag, Sequence, unique_id};
 pub use spares::Spares;
+pub(crate) use thread_only::{NotDeviceThreadOnly, device_thread_only};
 pub use turnstile::Turnstile;
 pub use word::{load_word, raise_word, store_word};

@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn one_of_many_is_the_last_and_sees_all() {
-        for _ in 0..2000 {
+        for _ in 0..crate::sync::rounds(2000) {
             let (refs, last) = (RefCount::new(), AtomicUsize::new(0));
             let marks = [const { AtomicUsize::new(0) }; 3];
             refs.acquire();

@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn nobody_is_a_round_ahead_and_each_round_has_a_leader() {
-        const ROUNDS: usize = 2000;
+        const ROUNDS: usize = crate::sync::rounds(2000);
         let rendezvous = Rendezvous::new(3);
         let (counter, leaders) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|s| {

@@ -36,7 +36,7 @@ fn numbers(taken: Taken<Parcel>) -> Vec<usize> {
 
 /// Senders in `lanes[i]`, which is their own or shared, by single pushes and chains, while the owner takes.
 fn all_come_home(lanes: [usize; 3]) {
-    const EACH: usize = if cfg!(miri) { 60 } else { 30_000 };
+    const EACH: usize = crate::sync::rounds(30_000);
     let (home, token) = (Returns::new(4), Arc::new(()));
     let mut next = [0; 3];
     thread::scope(|s| {
@@ -114,7 +114,7 @@ fn once_closed_boxes_come_back_in_order_and_stay_alive() {
 /// Each push against the close: in the last take, or returned.
 #[test]
 fn closing_against_pushing_loses_and_doubles_nothing() {
-    for _ in 0..if cfg!(miri) { 5 } else { 100 } {
+    for _ in 0..crate::sync::rounds(100) {
         let (home, token, sent) = (Returns::new(3), Arc::new(()), AtomicUsize::new(0));
         let (kept, back) = thread::scope(|s| {
             let senders: Vec<_> = (0..3)
@@ -146,7 +146,7 @@ fn closing_against_pushing_loses_and_doubles_nothing() {
 /// A take that looks, is overtaken by a close and then swaps must not open the lane again.
 #[test]
 fn takers_and_a_closer_share_without_loss() {
-    for _ in 0..if cfg!(miri) { 5 } else { 100 } {
+    for _ in 0..crate::sync::rounds(100) {
         let (home, token, over) = (Returns::new(2), Arc::new(()), AtomicBool::new(false));
         let (pushed, taken) = thread::scope(|s| {
             let sender = s.spawn(|| (0..).take_while(|&i| home.push(1, parcel(0, i, &token)).is_ok()).count());

@@ -32,10 +32,14 @@ use super::{
     },
     site::{flag, ord},
 };
+use crate::contain::contain;
 use crossbeam::utils::CachePadded;
 use std::{fmt, mem::MaybeUninit};
 
 /// A ring of at least `capacity` slots, rounded up to a power of two.
+///
+/// Elements that nobody has popped are dropped with the second of its two sides. A drop of theirs that panics goes no
+/// further.
 ///
 /// # Panics
 ///
@@ -149,7 +153,9 @@ impl<T> Drop for Shared<T> {
             let (mut head, tail) = (self.head.load(Relaxed), self.tail.load(Relaxed));
             while head != tail {
                 // SAFETY: slots from head to tail hold values, and nobody else is left.
-                drop(unsafe { self.read(head) });
+                let value = unsafe { self.read(head) };
+                // One that panics does not keep the others from being dropped.
+                contain(|| drop(value));
                 head = head.wrapping_add(1);
             }
         }

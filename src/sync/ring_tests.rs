@@ -76,7 +76,7 @@ proptest! {
 
 #[test]
 fn two_threads_keep_order_and_drop_each_element_once() {
-    const COUNT: usize = 200_000;
+    const COUNT: usize = crate::sync::rounds(200_000);
     let token = Arc::new(());
     for capacity in [1, 2, 64] {
         let (mut producer, mut consumer) = channel_from::<(usize, Arc<()>)>(capacity, usize::MAX - COUNT / 2);

@@ -176,24 +176,26 @@ mod tests {
 
     #[test]
     fn many_writers_each_get_their_own_number() {
+        const EACH: usize = crate::sync::rounds(1000);
         let sequence = Sequence::new();
         let seen: Vec<u64> = thread::scope(|s| {
             let threads: Vec<_> =
-                (0..4).map(|_| s.spawn(|| (0..1000).map(|_| sequence.fetch_advance()).collect::<Vec<_>>())).collect();
+                (0..4).map(|_| s.spawn(|| (0..EACH).map(|_| sequence.fetch_advance()).collect::<Vec<_>>())).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
         });
-        assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 4000);
-        assert_eq!(sequence.get(), 4000);
+        assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 4 * EACH);
+        assert_eq!(sequence.get(), 4 * EACH as u64);
     }
 
     #[test]
     fn raise_to_never_lowers() {
+        const EACH: u64 = crate::sync::rounds(1000) as u64;
         let sequence = Sequence::new();
         thread::scope(|s| {
             for t in 0..4u64 {
                 let sequence = &sequence;
                 s.spawn(move || {
-                    for i in 0..1000 {
+                    for i in 0..EACH {
                         let before = sequence.get();
                         sequence.raise_to(i * 4 + t);
                         assert!(sequence.get() >= before.max(i * 4 + t));
@@ -201,7 +203,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(sequence.get(), 3999);
+        assert_eq!(sequence.get(), 4 * EACH - 1);
     }
 
     #[test]

@@ -85,7 +85,7 @@ mod tests {
         thread::scope(|s| {
             for _ in 0..3 {
                 s.spawn(|| {
-                    for _ in 0..2000 {
+                    for _ in 0..crate::sync::rounds(2000) {
                         let spare = spares.take().expect("three threads, three spares, one each");
                         assert!(held.lock().insert(spare));
                         assert!(held.lock().remove(&spare));

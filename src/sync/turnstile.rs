@@ -100,8 +100,9 @@ mod tests {
 
     #[test]
     fn exactly_one_side_wins() {
+        const ROUNDS: usize = crate::sync::rounds(2000);
         let (mut started, mut withdrawn) = (0, 0);
-        for _ in 0..2000 {
+        for _ in 0..ROUNDS {
             let entry = Turnstile::new();
             let (start, withdraw) = thread::scope(|s| {
                 let device = s.spawn(|| entry.start());
@@ -112,6 +113,6 @@ mod tests {
             started += usize::from(start);
             withdrawn += usize::from(withdraw);
         }
-        assert_eq!(started + withdrawn, 2000);
+        assert_eq!(started + withdrawn, ROUNDS);
     }
 }

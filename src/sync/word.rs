@@ -106,7 +106,7 @@ mod tests {
     /// Message passing over a word and plain data beside it: what tsan and miri would call a race if an ordering were missing.
     #[test]
     fn what_was_stored_before_is_seen() {
-        const ROUNDS: u64 = 1000;
+        const ROUNDS: u64 = crate::sync::rounds(1000) as u64;
         let mut memory = [0u64; 3];
         let start = (&raw mut memory) as usize;
         let at = move |i: usize| (start as *mut u64).wrapping_add(i);

@@ -11,6 +11,7 @@ mod shrink;
 
 use crate::{
     Builder, Error, GpuPool, Result,
+    contain::discard,
     driver::{
         check::Check,
         host::{Schedule, Trace},
@@ -132,6 +133,7 @@ impl Explorer {
     ///
     /// # Errors
     /// The first [`Failure`], shrunk.
+    #[track_caller]
     pub fn run(&self, f: impl Fn(&GpuPool) -> Result<()>) -> Result<Explored, Box<Failure>> {
         let f = &f;
         if let Some(choices) = &self.choices {
@@ -156,6 +158,7 @@ impl Explorer {
         Ok(explored)
     }
 
+    #[track_caller]
     fn judge(
         &self,
         seed: Option<u64>,
@@ -177,6 +180,7 @@ impl Explorer {
     }
 
     /// One run on a pool of its own.
+    #[track_caller]
     fn once(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         // A plan of faults is the same for each run: it counts from zero, and is paused if it was.
         let plan = self.builder.fault_plan().map(|plan| (plan, plan.start_over()));
@@ -189,6 +193,7 @@ impl Explorer {
         run
     }
 
+    #[track_caller]
     fn on_a_pool(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
         // All of them by name, or `GPU_POOL_DEVICES` would choose. Too many are the builder's to refuse, not to list.
         let ordinals: Vec<usize> = (0..self.devices).take(1 << 12).collect();
@@ -203,6 +208,7 @@ impl Explorer {
             Err(payload) => {
                 let text = payload.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                discard(payload);
                 Some(Why::Panic(text.unwrap_or_else(|| "a payload that is not text".to_owned())))
             }
         };

@@ -2,6 +2,8 @@
 
 mod explore;
 mod fault_plan;
+#[cfg(test)]
+pub(crate) mod texts;
 
 pub use explore::{Explored, Explorer, Failure, Why, explore};
 pub use fault_plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};

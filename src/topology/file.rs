@@ -2,7 +2,7 @@
 
 use super::Topology;
 use crate::error::{Error, Result};
-use std::{fs, path::Path};
+use std::{fs, panic::Location, path::Path};
 
 impl Topology {
     /// Reads a machine from TOML. `examples/data/machines/` has some. Only with feature `topology-files`.
@@ -25,8 +25,10 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] says at which line it is no such file, or what of the machine cannot be.
+    #[track_caller]
     pub fn parse(text: &str) -> Result<Self> {
-        let machine: Topology = toml::from_str(text).map_err(|e| Error::invalid("topology", e))?;
+        let site = Location::caller();
+        let machine: Topology = toml::from_str(text).map_err(|e| Error::invalid_at(site, "topology", e))?;
         machine.validate()?;
         Ok(machine)
     }
@@ -35,9 +37,11 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] also when the file cannot be read; it names the file.
+    #[track_caller]
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let named = |e: &dyn std::fmt::Display| Error::invalid("topology", format_args!("{}: {e}", path.display()));
+        let (path, site) = (path.as_ref(), Location::caller());
+        let named =
+            |e: &dyn std::fmt::Display| Error::invalid_at(site, "topology", format_args!("{}: {e}", path.display()));
         let text = fs::read_to_string(path).map_err(|e| named(&e))?;
         Self::parse(&text).map_err(|e| match e {
             Error::InvalidArgument { why, .. } => named(&why),
@@ -50,8 +54,10 @@ impl Topology {
     /// # Errors
     /// [`Error::InvalidArgument`] for what [`validate`](Self::validate) refuses, and numbers that TOML has no place for
     /// (memory of more than `i64::MAX` bytes).
+    #[track_caller]
     pub fn to_toml(&self) -> Result<String> {
         self.validate()?;
-        toml::to_string(self).map_err(|e| Error::invalid("topology", e))
+        let site = Location::caller();
+        toml::to_string(self).map_err(|e| Error::invalid_at(site, "topology", e))
     }
 }

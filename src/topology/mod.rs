@@ -62,7 +62,10 @@ use crate::{
     driver::host::HostConfig,
     error::{Error, Result},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::Location,
+};
 
 /// A machine: devices, links, and what operations cost. See the [module docs](self).
 ///
@@ -204,30 +207,39 @@ impl Topology {
 
     /// The devices whose memory `device` may be given access to: those with a link there and back.
     pub fn peers(&self, device: usize) -> Vec<usize> {
-        let linked: BTreeSet<_> = self.links.iter().map(|link| (link.from, link.to)).collect();
-        (0..self.len()).filter(|&to| linked.contains(&(device, to)) && linked.contains(&(to, device))).collect()
+        let from = |device| move |link: &&Link| link.from == device;
+        let back: BTreeSet<_> = self.links.iter().filter(|link| link.to == device).map(|link| link.from).collect();
+        let peers: BTreeSet<_> = self.links.iter().filter(from(device)).map(|link| link.to).collect();
+        peers.intersection(&back).copied().filter(|&peer| peer < self.len()).collect()
     }
 
     /// Software GPUs with this machine's memory sizes, names and peer rights.
     pub fn host_configs(&self) -> Vec<HostConfig> {
         let linked: BTreeSet<_> = self.links.iter().map(|link| (link.from, link.to)).collect();
-        let both = |a: usize, b: usize| linked.contains(&(a, b)) && linked.contains(&(b, a));
-        let config = |(i, device): (usize, &DeviceModel)| HostConfig {
+        let config = |device: &DeviceModel| HostConfig {
             memory: device.memory,
-            peers: Some((0..self.len()).filter(|&to| both(i, to)).collect()),
+            peers: Some(Vec::new()),
             name: Some(device.name.clone()),
             ..HostConfig::default()
         };
-        self.devices.iter().enumerate().map(config).collect()
+        let mut configs: Vec<_> = self.devices.iter().map(config).collect();
+        for &(from, to) in linked.iter().filter(|&&(from, to)| to < self.len() && linked.contains(&(to, from))) {
+            if let Some(peers) = configs.get_mut(from).and_then(|config| config.peers.as_mut()) {
+                peers.push(to);
+            }
+        }
+        configs
     }
 
     /// Whether the machine can be: at least one device, links between different devices that are there and at most one
-    /// for each directed pair, bandwidths and speeds above zero, times not below.
+    /// for each directed pair, 1 to 1024 copy engines of each kind, bandwidths and speeds above zero, times not below.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] names the first thing that is wrong.
+    #[track_caller]
     pub fn validate(&self) -> Result<()> {
-        let wrong = |why: String| Err(Error::InvalidArgument { op: "topology", why });
+        let site = Location::caller();
+        let wrong = |why: String| Err(Error::invalid_at(site, "topology", why));
         if self.devices.is_empty() {
             return wrong("a machine without devices".into());
         }

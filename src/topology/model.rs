@@ -62,12 +62,18 @@ impl DeviceModel {
         if [up, down, peer].contains(&0) {
             return Err("a kind of copies without an engine".into());
         }
+        if let Some(many) = [up, down, peer].into_iter().find(|&engines| engines > MOST_ENGINES) {
+            return Err(format!("{many} engines for a kind of copies: there can be 1 to {MOST_ENGINES}"));
+        }
         self.up.validate().map_err(|why| format!("up: {why}"))?;
         self.down.validate().map_err(|why| format!("down: {why}"))
     }
 }
 
-/// Copy engines of a device, by what they do.
+/// More than any GPU has: the clock keeps account of each.
+const MOST_ENGINES: usize = 1024;
+
+/// Copy engines of a device, by what they do: 1 to 1024 of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "topology-files",

@@ -1,7 +1,10 @@
 //! A machine in a few lines: equal devices and equal links are counted, not listed.
 
 use super::{DeviceModel, Link, Path, Topology};
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
 
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -16,7 +19,9 @@ impl fmt::Display for Topology {
                 _ => writeln!(f)?,
             }
         }
-        let absent = self.len() * self.len().saturating_sub(1) - self.links.len();
+        // Machines that cannot be are shown, too.
+        let pairs = self.len().saturating_mul(self.len().saturating_sub(1));
+        let absent = pairs.saturating_sub(self.links.len());
         if absent > 0 {
             writeln!(f, "  {absent} ordered pairs without a link: staged through the host")?;
         }
@@ -66,10 +71,14 @@ impl Topology {
 /// Values under equal descriptions, in order of first appearance.
 fn grouped<T>(items: impl Iterator<Item = (String, T)>) -> Vec<(String, Vec<T>)> {
     let mut groups: Vec<(String, Vec<T>)> = Vec::new();
+    let mut known: HashMap<String, usize> = HashMap::new();
     for (what, item) in items {
-        match groups.iter_mut().find(|(other, _)| *other == what) {
-            Some((_, items)) => items.push(item),
-            None => groups.push((what, vec![item])),
+        match known.get(&what) {
+            Some(&group) => groups[group].1.push(item),
+            None => {
+                known.insert(what.clone(), groups.len());
+                groups.push((what, vec![item]));
+            }
         }
     }
     groups

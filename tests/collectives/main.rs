@@ -30,6 +30,7 @@ mod mismatch;
 mod mpich;
 mod nccl;
 mod numbers;
+mod places;
 mod point;
 mod pytorch;
 mod rig;

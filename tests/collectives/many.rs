@@ -98,11 +98,45 @@ on_both! {
             let (a, b) = head.slice_mut(1..).split_at_mut(20);
             let mut parts = [a, b, tail.slice_mut(3..4)];
             group.all_reduce_many(&mut parts, ReduceOp::Sum)?;
-            group.all_reduce_many::<DeviceBuffer<u8>>(&mut [], ReduceOp::Sum)?;
+            group.all_reduce_many(Vec::<DeviceBuffer<u8>>::new(), ReduceOp::Sum)?;
             dev.download(&y)
         });
         let right = (0..100).map(|i| if (1..51).contains(&i) || i == 54 { n as i64 * i } else { i });
         assert_eq!(found.unwrap(), vec![right.collect::<Vec<_>>(); n]);
+    }
+
+    // Buffers and views, from wherever they come; items are asked for once.
+    2: fn iterators_give_the_list(gpus) {
+        struct Layer {
+            weights: DeviceBuffer<f32>,
+            bias: Option<DeviceBuffer<f32>>,
+        }
+        let n = gpus.up_to(3);
+        let pool = rig::pool(gpus, n);
+        let found = pool.run(|dev, _| {
+            let layer = |k: usize| {
+                let bias = k.is_multiple_of(2).then(|| dev.upload(&[1.0f32; 3])).transpose()?;
+                Ok(Layer { weights: dev.upload(&vec![1.0f32; 100 * k])?, bias })
+            };
+            let mut model = (0..6).map(layer).collect::<Result<Vec<_>, Error>>()?;
+            let mut asked = 0;
+            let weights = model.iter_mut().map(|layer| &mut layer.weights).inspect(|_| asked += 1);
+            dev.all_reduce_many(weights, ReduceOp::Sum)?;
+            assert_eq!(asked, 6);
+            let group = dev.group(&(0..n).rev().collect::<Vec<_>>())?;
+            group.all_reduce_many(model.iter_mut().filter_map(|layer| layer.bias.as_mut()), ReduceOp::Sum)?;
+            let heads = model.iter_mut().filter_map(|layer| Some(layer.bias.as_mut()?.slice_mut(..1)));
+            group.all_reduce_many(heads, ReduceOp::Sum)?;
+            dev.all_reduce_many(None::<&mut DeviceBuffer<f32>>, ReduceOp::Sum)?;
+            let weights = model.iter().map(|layer| dev.download(&layer.weights)).collect::<Result<Vec<_>, Error>>()?;
+            let bias = model.iter().filter_map(|layer| layer.bias.as_ref()).map(|bias| dev.download(bias));
+            Ok((weights.concat(), bias.collect::<Result<Vec<_>, Error>>()?))
+        });
+        let sum = n as f32;
+        for (weights, bias) in found.unwrap() {
+            assert_eq!(weights, vec![sum; 1500]);
+            assert_eq!(bias, vec![vec![sum * sum, sum, sum]; 3]);
+        }
     }
 
     // What others that have another list, another operation or none of it are told; and that they are told both lines.

@@ -1,5 +1,7 @@
+//# first: `&Device` cannot be sent between threads safely
+//# lines: 20
 use gpu_pool::GpuPool;
 
 fn main() {
-    let _ = GpuPool::scope(|dev, _| Ok(dev)); //~ E0277: cannot be shared between threads
+    let _ = GpuPool::scope(|dev, _| Ok(dev)); //~ E0277: NotDeviceThreadOnly
 }

@@ -1,3 +1,5 @@
+//# first: `Device` is `DeviceThreadOnly`
+//# lines: 30
 use gpu_pool::GpuPool;
 
 fn main() {

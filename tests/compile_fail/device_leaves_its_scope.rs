@@ -1,3 +1,5 @@
+//# first: `Device` is `DeviceThreadOnly`
+//# lines: 36
 use gpu_pool::{Device, GpuPool};
 use std::sync::Mutex;
 

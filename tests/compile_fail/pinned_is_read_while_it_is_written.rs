@@ -14,6 +14,13 @@ fn receive(dev: &Device, x: &mut PinnedBuffer<f32>) -> Result<f32> {
     Ok(host[0])
 }
 
+fn receive_beside_a_part(dev: &Device, x: &mut PinnedBuffer<f32>) -> Result<f32> {
+    let y = dev.zeros::<f32>(4)?;
+    let part = x.slice(1..3)?;
+    dev.download_pinned(&y, x)?; //~ E0502
+    Ok(part[0])
+}
+
 fn main() {
-    let _ = (send, receive);
+    let _ = (send, receive, receive_beside_a_part);
 }

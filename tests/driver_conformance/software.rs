@@ -97,6 +97,65 @@ fn a_panicking_host_function_loses_its_device() {
     std::mem::forget(s);
 }
 
+/// A host function is the user's code: when it runs, when it panics, and when what it owns is dropped.
+#[test]
+fn workers_survive_whatever_host_functions_do() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("a value panics when it is dropped");
+        }
+    }
+    let holding = |bomb: Bomb| Box::new(move || drop(bomb));
+    let rig = Rig::host(16);
+    let (last, others) = rig.devices.split_last().unwrap();
+    for (i, device) in others.iter().enumerate() {
+        let s = stream(device);
+        match i % 3 {
+            0 => device.launch_host(s.raw, Box::new(|| std::panic::panic_any(Bomb))).unwrap(),
+            1 => device.launch_host(s.raw, holding(Bomb)).unwrap(),
+            _ => {
+                let (open, gate) = std::sync::mpsc::channel::<()>();
+                device.launch_host(s.raw, Box::new(move || gate.recv().unwrap())).unwrap();
+                // These never run: a worker drops them.
+                (0..3).for_each(|_| device.launch_host(s.raw, holding(Bomb)).unwrap());
+                drop(open);
+            }
+        }
+        assert_eq!(device.stream_wait_idle(s.raw, LIMIT).unwrap_err().kind, FaultKind::DeviceLost);
+        // Refused, and dropped here.
+        assert_eq!(device.launch_host(s.raw, holding(Bomb)).unwrap_err().kind, FaultKind::DeviceLost);
+        std::mem::forget(s);
+    }
+    let s = stream(last);
+    last.launch_host(s.raw, Box::new(|| {})).unwrap();
+    s.wait();
+    // What has not run when the machine ends is dropped by whoever ends it.
+    let gate = pinned(last, 8);
+    // SAFETY: the word is live for as long as the machine, and aligned.
+    unsafe { last.wait_value(gate.raw as u64, 1, s.raw) }.unwrap();
+    last.launch_host(s.raw, holding(Bomb)).unwrap();
+    std::mem::forget((s, gate));
+    drop(rig);
+}
+
+/// Addresses and numbers are those of devices that live: a process may make as many as it likes, one after the other.
+#[test]
+fn machines_come_and_go_in_their_thousands() {
+    const DEVICES: usize = 16;
+    let configs = vec![HostConfig::default(); DEVICES];
+    // More than there are tags for keys. (That addresses are handed out again is a unit test: it would take a million.)
+    for _ in 0..(1 << 17) / DEVICES {
+        let gpus = host::machine(&configs);
+        assert_eq!(gpus.len(), DEVICES);
+    }
+    let rig = Rig::host(2);
+    let (s, x) = (stream(rig.one()), mem(rig.one(), 8));
+    // SAFETY: in range, and waited for.
+    unsafe { rig.one().fill_u8(x.raw, 1, 8, s.raw) }.unwrap();
+    s.wait();
+}
+
 #[test]
 fn stale_and_stray_addresses_are_refused() {
     let rig = Rig::host(2);

@@ -2,12 +2,15 @@
 
 use crate::{
     on_both,
-    rig::assert_works,
+    rig::{STRAY_MODULE, assert_works},
     support::{self, failure, guarded, slow_add, until},
 };
-use gpu_pool::Error;
+use gpu_pool::{Error, LaunchDims, kernel};
 use std::{
-    sync::atomic::{AtomicBool, Ordering::*},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering::*},
+    },
     thread,
     time::Duration,
 };
@@ -95,6 +98,63 @@ fn a_long_queue_of_healthy_kernels_is_not_a_timeout() {
     });
 }
 
+/// More software GPUs than workers: each operation is progress, streams take turns, and nobody is late for want of a worker.
+#[test]
+fn more_busy_streams_than_workers_miss_no_deadline() {
+    static ORDER: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    kernel! {
+        static NAP: "nap" in STRAY_MODULE, fn(x: &mut [u32], device: u32) |_dims| {
+            thread::sleep(Duration::from_millis(50));
+            ORDER.lock().unwrap().push(device);
+            x[0] += 1;
+        }
+    }
+    // One more than the machine has workers, also where there are eight cores.
+    let (devices, naps) = (thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)) + 1, 40);
+    guarded(move || {
+        let builder = support::builder().host(devices).module(&STRAY_MODULE).timeout(Duration::from_secs(1));
+        let done = builder.build().unwrap().run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1)?;
+            for _ in 0..naps {
+                // SAFETY: the kernel touches the first element.
+                unsafe { dev.launch(&NAP, LaunchDims::cover(1), (&mut x, dev.index() as u32))? };
+            }
+            dev.download(&x)
+        });
+        assert_eq!(done.unwrap(), vec![[naps]; devices]);
+    });
+    let order = ORDER.lock().unwrap();
+    let first = |device: usize| order.iter().position(|&d| d as usize == device).unwrap();
+    let last = (0..devices).map(first).max().unwrap();
+    assert!(last < 10 * devices, "the last stream has had its first turn after {last} operations of others: {order:?}");
+}
+
+/// Who waits for a peer sees that the peer's stream gets on, whatever call the peer waits in.
+#[test]
+fn a_peer_whose_stream_gets_on_is_not_missing() {
+    guarded(|| {
+        let pool = support::builder().host(3).module(&support::MODULE).timeout(Duration::from_secs(1)).build().unwrap();
+        let done = pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1)?;
+            if dev.index() == 1 {
+                (0..40).try_for_each(|_| slow_add(dev, &mut x, 1, 50_000))?;
+            }
+            let events = dev.exchange(dev.record()?)?;
+            match dev.index() {
+                1 => drop(dev.download(&x)?),
+                // Its stream waits for that of device 1, and gets on as that does.
+                2 => {
+                    dev.wait(&events[1])?;
+                    dev.synchronize()?;
+                }
+                _ => {}
+            }
+            dev.barrier()
+        });
+        done.unwrap();
+    });
+}
+
 /// A stream that is stuck for longer than the deadline is reported; what it still uses is not given to anybody else.
 #[test]
 fn a_stream_that_takes_too_long_is_a_timeout_and_keeps_its_memory() {
@@ -106,7 +166,7 @@ fn a_stream_that_takes_too_long_is_a_timeout_and_keeps_its_memory() {
             slow_add(dev, &mut x, 1, 900_000)?;
             Ok(())
         }));
-        assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing.is_empty()), "{error}");
+        assert!(matches!(&error, Error::Timeout { device: 0, missing, .. } if missing == &[0]), "{error}");
         // The same memory, on another stream: ordered behind what still runs.
         let mut tries = 0;
         let x = loop {

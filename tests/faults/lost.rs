@@ -4,7 +4,8 @@ use crate::{
     rig::{CRASH, STRAY_MODULE, assert_works, host, reduce},
     support::{self, failure, guarded},
 };
-use gpu_pool::{Error, LaunchDims, ReduceOp};
+use gpu_pool::{Error, LaunchDims, ReduceOp, kernel};
+use std::time::Duration;
 
 /// Rule 9. xmr-stak#2054: the bad GPU is named, and the others go on.
 #[test]
@@ -82,5 +83,43 @@ fn devices_are_lost_until_none_is_left() {
             }
         }
         panic!("three devices died, and some are left");
+    });
+}
+
+/// A panic's payload is a value of the user's, and so is its `Drop`: that panics, too, and the workers live on.
+#[test]
+fn a_payload_that_panics_when_it_is_dropped_loses_its_device_only() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("a payload panics");
+        }
+    }
+    kernel! {
+        static BOMB: "bomb" in STRAY_MODULE, fn(x: &mut [u32]) |_dims| {
+            if x.first() == Some(&0) {
+                std::panic::panic_any(Bomb);
+            }
+            x.fill(7);
+        }
+    }
+    // Each of them would cost a worker.
+    const DEVICES: usize = 10;
+    guarded(|| {
+        let builder = support::builder().host(DEVICES).module(&STRAY_MODULE).timeout(Duration::from_secs(10));
+        let pool = builder.build().unwrap();
+        let work = |device: usize, first: u32| {
+            pool.run_on(&[device], |dev, _| {
+                let mut x = dev.upload(&[first])?;
+                // SAFETY: the kernel touches what its signature says.
+                unsafe { dev.launch(&BOMB, LaunchDims::cover(1), (&mut x,)) }?;
+                dev.download(&x)
+            })
+        };
+        for device in 0..DEVICES - 1 {
+            let error = failure(work(device, 0));
+            assert!(matches!(&error, Error::DeviceLost { device: lost, .. } if *lost == device), "{error}");
+        }
+        assert_eq!(work(DEVICES - 1, 1).unwrap(), [[7]]);
     });
 }

@@ -11,3 +11,4 @@ mod meetings;
 mod memory;
 mod refusals;
 mod rig;
+mod unwinding;

@@ -5,11 +5,18 @@ use crate::{
     rig::{STRAY, TWINLESS, assert_works, host},
     support::{self, failure, guarded},
 };
-use gpu_pool::{AsViewMut, Device, DeviceBuffer, Error, GpuPool, LaunchDims, ReduceOp};
+use gpu_pool::{
+    Algorithm, AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, MemorySnapshot,
+    ReduceOp, Result, Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
+};
 use parking_lot::Mutex;
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::*},
+use std::{
+    panic::Location,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::*},
+    },
+    time::Duration,
 };
 
 on_both! {
@@ -167,5 +174,342 @@ fn a_kernel_without_a_twin_needs_hardware() {
         let text = error.to_string();
         assert!(matches!(error, Error::KernelNotFound { .. }) && text.contains("twin"), "{text}");
         assert_works(&pool);
+    });
+}
+
+/// The call is refused, with its own place: the line of this check, or one of the next where it stands in several.
+#[track_caller]
+fn refused<T>(device: Option<usize>, call: &str, result: Result<T>) {
+    let here = Location::caller();
+    match result {
+        Ok(_) => panic!("{call} was not refused"),
+        Err(error) => {
+            let Error::InvalidArgument { device: found, site, .. } = &error else { panic!("{call}: {error}") };
+            let lines = here.line()..here.line() + 1 + call.lines().count() as u32 + 8;
+            assert!(site.file() == file!() && lines.contains(&site.line()), "{call} at {here}: {error}");
+            assert_eq!(*found, device, "{call}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(&site.to_string()), "{call}: {text}");
+            assert_eq!(text.contains("(device "), device.is_some(), "{call}: {text}");
+        }
+    }
+}
+
+/// A device, or `None` on a thread of the program's, then calls that it refuses.
+macro_rules! refuses {
+    ($device:expr, $call:expr) => {
+        refused($device, stringify!($call), $call)
+    };
+}
+
+/// Of each call that can be refused for its arguments, on the program's own threads.
+#[test]
+fn a_refused_argument_names_the_callers_line() {
+    guarded(|| {
+        let builder = || support::builder().host(2);
+        refuses!(None, builder().memory_limit(4 << 20).memory_reserve(8 << 20).build());
+        refuses!(None, builder().software_memory(4 << 20).memory_reserve(8 << 20).build());
+        refuses!(None, builder().timeout(Duration::ZERO).build());
+        refuses!(None, builder().dry().build());
+        refuses!(None, builder().topology(Topology::nvswitch(2)).schedule(Schedule::Seeded(1)).build());
+        refuses!(None, builder().topology(Topology::new("nothing")).build());
+        refuses!(None, builder().topology(Topology::nvswitch(2)).host(3).build());
+        refuses!(None, builder().topology(Topology::nvswitch(2)).cuda().build());
+        refuses!(None, builder().without_peer_access().algorithm(Algorithm::Direct).build());
+        refuses!(None, builder().weights(&[1.0]).build());
+        refuses!(None, builder().weights(&[1.0, -1.0]).build());
+        refuses!(None, builder().host(0).build());
+        refuses!(None, builder().devices(&[]).build());
+        refuses!(None, builder().devices(&[1, 1]).build());
+        refuses!(None, builder().weights(&[1.0]).build_global());
+        refuses!(None, Topology::new("nothing").validate());
+        #[cfg(feature = "topology-files")]
+        {
+            refuses!(None, Topology::parse("devices = 7"));
+            refuses!(None, Topology::from_file("no such file"));
+            refuses!(None, Topology::from_file(file!()));
+            refuses!(None, Topology::new("nothing").to_toml());
+        }
+        #[cfg(feature = "insight")]
+        refuses!(None, MemorySnapshot::from_json("{]"));
+        refuses!(None, MemorySnapshot::default().write("snapshot.txt"));
+        refuses!(None, MemorySnapshot::default().write("no/such/folder/snapshot.svg"));
+
+        let pool = support::builder().host(2).record_memory(false).build().unwrap();
+        refuses!(None, pool.leaks());
+        refuses!(None, pool.run_on(&[], |_, _| Ok(())));
+        refuses!(None, pool.run_on(&[0, 2], |_, _| Ok(())));
+        refuses!(None, pool.run_on(&[0, 0], |_, _| Ok(())));
+        refuses!(None, pool.run_mut(&mut [0; 5], 0, |_, _, _| Ok(())));
+        refuses!(None, pool.run_with(rows_mut(&mut [0; 5], 2), |_, _, _| Ok(())));
+        refuses!(None, pool.run_with(each_mut(&mut [0; 3]), |_, _, _| Ok(())));
+        refuses!(None, pool.run_with(vec![0; 3], |_, _, _| Ok(())));
+        refuses!(None, pool.run_with((vec![0; 2], vec![0; 3]), |_, _, _| Ok(())));
+        refuses!(None, pool.run_with((vec![0; 2], vec![0; 2], vec![0; 3]), |_, _, _| Ok(())));
+        refuses!(None, pool.run_with(pool.unified::<f32>(5).unwrap().rows_mut(2), |_, _, _| Ok(())));
+        refuses!(None, pool.unified::<u64>(usize::MAX));
+        let events = pool.run(|dev, _| Ok((dev.record()?, dev.record_timed()?))).unwrap();
+        refuses!(None, events[0].0.elapsed_since(&events[0].1));
+        refuses!(None, events[0].1.elapsed_since(&events[1].1));
+        let explorer = Explorer::new().devices(65).seeds(1);
+        let why = explorer.run(|_| Ok(())).unwrap_err().to_string();
+        assert!(why.contains(file!()), "{why}");
+        // What a closure of the program's was refused, within a scope of another kind, is on the closure's line.
+        let mut state = pool.per_device(|_, _| Ok(0)).unwrap();
+        refuses!(Some(0), state.run(|dev, _, _| if dev.index() == 0 { dev.group(&[7]).map(drop) } else { Ok(()) }));
+    });
+}
+
+/// The same, on device threads.
+#[test]
+fn a_refused_argument_names_the_device_and_the_line_of_its_closure() {
+    guarded(|| {
+        let pool = &host(2);
+        pool.run(|dev, _| {
+            let here = Some(dev.index());
+            let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
+            let (mut host, mut pinned) = ([0.0; 5], dev.pinned::<f32>(3)?);
+            refuses!(here, dev.upload_into(&[1.0; 4], &mut y));
+            refuses!(here, dev.download_into(&x, &mut host));
+            refuses!(here, dev.upload_pinned_into(&pinned, &mut y));
+            refuses!(here, dev.download_pinned(&x, &mut pinned));
+            refuses!(here, dev.copy(&x, &mut y));
+            refuses!(here, dev.axpy(1.0, &x, &mut y));
+            refuses!(here, dev.dot(&x, &y));
+            refuses!(here, dev.fill(&mut dev.zeros::<u128>(1)?, 1));
+            // SAFETY: nothing is read.
+            refuses!(here, unsafe { dev.uninit_aligned::<u8>(1, 3) });
+            #[cfg(feature = "blas")]
+            {
+                use gpu_pool::Matrix;
+                refuses!(here, Matrix::new(&x, 2, 3));
+                refuses!(here, dev.gemm(1.0, Matrix::new(&x, 2, 2)?, Matrix::new(&x, 4, 1)?, 0.0, &mut y));
+            }
+            #[cfg(feature = "cuda")]
+            refuses!(here, dev.cuda());
+            let (untimed, timed) = (dev.record()?, dev.record_timed()?);
+            refuses!(here, timed.elapsed_since(&untimed));
+            refuses!(here, dev.group(&[0, 2]));
+            refuses!(here, dev.group(&[0, 1, 0]));
+            refuses!(here, dev.group(&[1 - dev.rank()]));
+            Ok(())
+        })
+        .unwrap();
+        assert_works(pool);
+    });
+}
+
+#[test]
+fn a_refused_collective_names_the_device_and_the_line_of_its_closure() {
+    guarded(|| {
+        let pool = &host(2);
+        pool.run(|dev, _| {
+            let here = Some(dev.index());
+            let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
+            let sum = ReduceOp::Sum;
+            refuses!(here, dev.all_reduce_into(&x, &mut y, sum));
+            refuses!(here, dev.reduce(&mut y, sum, 2));
+            refuses!(here, dev.reduce_scatter(&x, &mut y, sum));
+            refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[1], sum));
+            refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[1, 1], sum));
+            refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[2, 2], sum));
+            refuses!(here, dev.reduce_scatter_in_place(&mut y, sum));
+            refuses!(here, dev.all_gather(&x, &mut y));
+            refuses!(here, dev.all_gather_v(&x, &mut y, &[1]));
+            refuses!(here, dev.all_gather_v(&x, &mut y, &[1, 1]));
+            refuses!(here, dev.all_gather_v(&x, &mut y, &[4, 4]));
+            refuses!(here, dev.all_gather_in_place(&mut y));
+            refuses!(here, dev.broadcast(&mut y, 2));
+            refuses!(here, dev.gather(&x, None, 2));
+            refuses!(here, dev.gather(&x, None, dev.rank()));
+            refuses!(here, dev.gather(&x, Some(y.view_mut()), dev.rank()));
+            refuses!(here, dev.gather(&x, Some(y.view_mut()), 1 - dev.rank()));
+            refuses!(here, dev.gather_v(&x, None, &[4, 4], 2));
+            refuses!(here, dev.gather_v(&x, None, &[4], 0));
+            refuses!(here, dev.gather_v(&x, None, &[1, 1], 0));
+            refuses!(here, dev.gather_v(&x, None, &[4, 4], dev.rank()));
+            refuses!(here, dev.scatter(None, &mut y, 2));
+            refuses!(here, dev.scatter(Some(x.view()), &mut y, dev.rank()));
+            refuses!(here, dev.scatter_v(None, &mut y, &[5, 5], 2));
+            refuses!(here, dev.scatter_v(None, &mut y, &[5], 0));
+            refuses!(here, dev.scatter_v(None, &mut y, &[1, 1], 0));
+            refuses!(here, dev.scatter_v(None, &mut y, &[5, 5], dev.rank()));
+            refuses!(here, dev.all_to_all(&y, &mut dev.zeros::<f32>(5)?));
+            refuses!(here, dev.all_to_all(&x, &mut y));
+            refuses!(here, dev.all_to_all_v(&x, &[2], &mut y, &[2, 2]));
+            refuses!(here, dev.all_to_all_v(&x, &[2, 2], &mut y, &[2]));
+            refuses!(here, dev.all_to_all_v(&x, &[1, 2], &mut y, &[2, 2]));
+            refuses!(here, dev.all_to_all_v(&x, &[2, 2], &mut y, &[2, 2]));
+            refuses!(here, dev.send(&x, 2));
+            refuses!(here, dev.recv(&mut y, 2));
+            refuses!(here, dev.sendrecv(&x, 2, &mut y, 0));
+            let group = dev.group(&[1, 0])?;
+            refuses!(here, group.reduce(&mut y, sum, 2));
+            refuses!(here, group.all_gather(&x, &mut y));
+            refuses!(here, group.send(&x, 2));
+            refuses!(here, group.recv(&mut y, 2));
+            Ok(())
+        })
+        .unwrap();
+        assert_works(pool);
+    });
+}
+
+#[test]
+fn what_a_capture_refuses_names_the_device_and_the_line_of_its_closure() {
+    /// A capture ends with what it refuses first, so each has one of its own.
+    #[track_caller]
+    fn captured<T>(dev: &Device, call: &str, f: impl FnOnce(&Device) -> Result<T>) {
+        refused(Some(dev.index()), call, dev.capture(|dev| f(dev).map(drop)));
+    }
+    macro_rules! captures_no {
+        ($outer:expr, |$dev:ident| $call:expr) => {
+            captured($outer, stringify!($call), |$dev| $call)
+        };
+    }
+    guarded(|| {
+        let pool = &support::builder().host(2).module(&support::MODULE).without_peer_access().build().unwrap();
+        pool.run(|dev, _| {
+            let (stream, event) = (dev.stream()?, dev.record()?);
+            let mut x = dev.zeros::<f32>(4)?;
+            let mut pinned = dev.pinned::<f32>(4)?;
+            let others = dev.exchange(Arc::new(dev.zeros::<f32>(4)?))?;
+            let other = &others[1 - dev.rank()];
+            let (graph, ()) = dev.capture(|dev| dev.fill(&mut x, 1.0))?;
+            captures_no!(dev, |dev| dev.upload(&[1.0f32]));
+            captures_no!(dev, |dev| dev.upload_into(&[1.0; 4], &mut x));
+            captures_no!(dev, |dev| dev.download(&x));
+            captures_no!(dev, |dev| dev.download_into(&x, &mut [0.0; 4]));
+            captures_no!(dev, |dev| dev.upload_pinned(&pinned));
+            captures_no!(dev, |dev| dev.download_pinned(&x, &mut pinned));
+            captures_no!(dev, |dev| dev.copy(&other.peer(), &mut x));
+            captures_no!(dev, |dev| dev.synchronize());
+            captures_no!(dev, |dev| dev.stream());
+            captures_no!(dev, |dev| dev.stream_with_priority(1));
+            captures_no!(dev, |dev| dev.record());
+            captures_no!(dev, |dev| dev.record_timed());
+            captures_no!(dev, |dev| dev.wait(&event));
+            captures_no!(dev, |dev| dev.on(&stream).fill(&mut x, 1.0));
+            captures_no!(dev, |dev| dev.on(&stream).scale(&mut x, 1.0));
+            captures_no!(dev, |dev| dev.barrier());
+            captures_no!(dev, |dev| dev.exchange(1));
+            captures_no!(dev, |dev| dev.send(&x, 0));
+            captures_no!(dev, |dev| dev.recv(&mut x, 0));
+            captures_no!(dev, |dev| dev.capture(|_| Ok(())));
+            captures_no!(dev, |dev| dev.launch_graph(&graph));
+            #[cfg(feature = "cuda")]
+            captures_no!(dev, |dev| dev.cuda().map(drop));
+            let mut gradients = GradientExchange::builder().build(dev, &[4])?;
+            captures_no!(dev, |dev| gradients.ready(dev, 0));
+            captures_no!(dev, |dev| gradients.finish(dev).map(drop));
+            captures_no!(dev, |dev| gradients.reset(dev));
+            captures_no!(dev, |dev| gradients.join(dev, true));
+            captures_no!(dev, |dev| gradients.broadcast_parameters(dev, std::slice::from_mut(&mut x), 0));
+            captures_no!(dev, |dev| gradients.verify_parameters(dev, std::slice::from_ref(&x)));
+            let graph = dev.capture(|dev| {
+                dev.all_reduce(&mut x, ReduceOp::Sum)?;
+                refuses!(Some(dev.index()), dev.group(&[1, 0])?.all_reduce(&mut x, ReduceOp::Sum));
+                Ok(())
+            });
+            assert!(matches!(&graph, Err(error) if error.to_string().contains("one group")), "{graph:?}");
+            Ok(())
+        })
+        .unwrap();
+        let mut unified = pool.unified::<f32>(4).unwrap();
+        let of_unified = pool.run_with(unified.rows_mut(1), |dev, _, mut rows| {
+            captures_no!(dev, |dev| dev.fill(&mut rows, 1.0));
+            Ok(())
+        });
+        of_unified.unwrap();
+        let graphs = pool.per_device(|dev, _| {
+            let mut x = dev.zeros::<f32>(4)?;
+            Ok(dev.capture(|dev| dev.all_reduce(&mut x, ReduceOp::Sum))?.0)
+        });
+        let graphs = &graphs.unwrap();
+        pool.run_on(&[1], |dev, _| {
+            refuses!(Some(1), dev.launch_graph(&*graphs.borrow(dev)?));
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+#[test]
+fn what_a_gradient_exchange_refuses_names_the_device_and_the_line_of_its_closure() {
+    guarded(|| {
+        let pool = &host(2);
+        let mut exchanges = pool.per_device(|dev, _| GradientExchange::builder().build(dev, &[4])).unwrap();
+        pool.run(|dev, _| {
+            let here = Some(dev.index());
+            let builder = GradientExchange::builder;
+            refuses!(here, builder().reduce(ReduceOp::Max).build(dev, &[4]));
+            refuses!(here, builder().reduce(ReduceOp::Scaled(f64::NAN)).build(dev, &[4]));
+            refuses!(here, builder().of::<half::f16>().wire(Wire::F32).build(dev, &[4]));
+            refuses!(here, builder().bucket_bytes(0).build(dev, &[4]));
+            refuses!(here, builder().build(dev, &[usize::MAX]));
+            let everyone = dev.group(&[0, 1])?;
+            refuses!(here, builder().bucket_bytes(0).build_in(&everyone, &[4]));
+            let mut of = builder().bucket_bytes(16).first_bucket_bytes(16).ready_order(false).build(dev, &[4, 4])?;
+            refuses!(here, of.finish(dev));
+            refuses!(here, of.finish_bucket(dev, 0));
+            refuses!(here, of.set_weight(1.0));
+            refuses!(here, of.grad(2));
+            refuses!(here, of.grad_mut(2));
+            refuses!(here, of.grads_mut([0, 0]));
+            refuses!(here, of.grads_mut([0, 2]));
+            refuses!(here, of.lend(2, dev.zeros(4)?));
+            refuses!(here, of.lend(0, dev.zeros(5)?));
+            refuses!(here, of.take(0));
+            refuses!(here, of.take(2));
+            refuses!(here, of.ready(dev, 2));
+            refuses!(here, of.ready_from(dev, 0, dev.zeros(5)?));
+            refuses!(here, of.broadcast_parameters(dev, &mut [dev.zeros::<f32>(1)?], 2));
+            of.ready(dev, 1)?;
+            refuses!(here, of.ready(dev, 1));
+            refuses!(here, of.grad_mut(1));
+            refuses!(here, of.grad(1));
+            refuses!(here, of.set_sync(false));
+            refuses!(here, of.join(dev, true));
+            refuses!(here, of.finish_bucket(dev, 2));
+            of.finish_bucket(dev, 0)?;
+            refuses!(here, of.ready(dev, 0));
+            refuses!(here, of.ready(dev, 1));
+            refuses!(here, of.grad_mut(1));
+            let done = of.finish(dev)?;
+            refuses!(here, done.grad(2));
+            of.set_sync(false)?;
+            of.ready(dev, 0)?;
+            refuses!(here, of.finish_bucket(dev, 0));
+            of.finish(dev)?;
+            refuses!(here, of.lend(0, dev.zeros(4)?));
+            let mut scaled = builder().reduce(ReduceOp::Scaled(1.0)).build(dev, &[4])?;
+            refuses!(here, scaled.set_weight(f64::INFINITY));
+            Ok(())
+        })
+        .unwrap();
+        // In a gang without the other member, and after a step that has failed.
+        let alone = pool.run_on(&[1], |dev, _| {
+            refuses!(Some(1), exchanges.borrow_mut(dev)?.ready(dev, 0));
+            Ok(())
+        });
+        alone.unwrap();
+        let failed = pool.run(|dev, _| {
+            exchanges.borrow_mut(dev)?.ready(dev, 0)?;
+            match dev.index() {
+                0 => Err(Error::custom("the step fails")),
+                _ => dev.barrier(),
+            }
+        });
+        assert!(failed.is_err());
+        exchanges.clear_poison().unwrap();
+        let after = exchanges.run(|dev, _, exchange| {
+            let here = Some(dev.index());
+            refuses!(here, exchange.ready(dev, 0));
+            refuses!(here, exchange.grad_mut(0));
+            refuses!(here, exchange.set_sync(false));
+            refuses!(here, exchange.finish(dev));
+            exchange.reset(dev)
+        });
+        after.unwrap();
     });
 }

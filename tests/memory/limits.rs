@@ -159,9 +159,23 @@ on_both! {
     1: fn a_reserve_beyond_the_limit_is_refused(gpus) {
         on_backings(|backing| {
             let error = failure(limited(gpus, 1, backing, 8 * MIB).memory_reserve(16 * MIB as u64).build());
-            assert!(matches!(error, Error::OutOfMemory { .. } | Error::InvalidArgument { .. }), "{error}");
+            assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("memory_reserve(16777216)") && text.contains("memory_limit(8388608)"), "{text}");
             let error = failure(small_devices(gpus, 1, backing).memory_reserve(1 << 50).build());
-            assert!(matches!(error, Error::OutOfMemory { .. } | Error::InvalidArgument { .. }), "{error}");
+            assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
+            assert!(error.to_string().contains("memory_reserve(1125899906842624)"), "{error}");
+            let error = failure(small_devices(gpus, 1, backing).memory_limit_percent(25.0).memory_reserve(1 << 50).build());
+            assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
+            assert!(error.to_string().contains("memory_limit_percent(25)"), "{error}");
+            // Virtual memory comes in 2 MiB, so less than the limit can be had of it: the error says what was asked for.
+            let odd = limited(gpus, 1, backing, 8 * MIB - 1).memory_reserve(8 * MIB as u64 - 1).build();
+            let asked = 8 * MIB as u64 - 1;
+            match odd {
+                Ok(pool) => pool.close().unwrap(),
+                Err(Error::OutOfMemory { requested, capacity, .. }) => assert_eq!((requested, capacity), (asked, asked)),
+                Err(other) => panic!("{other}"),
+            }
             let pool = limited(gpus, 1, backing, 8 * MIB).memory_reserve(8 * MIB as u64).build().unwrap();
             pool.run(|dev, _| bytes_of(dev, 8 * MIB).map(drop)).unwrap();
         });

@@ -12,3 +12,4 @@ mod finds;
 mod pinned;
 mod rig;
 mod silence;
+mod subscriber;

@@ -17,7 +17,7 @@ fn predict(machine: &Topology, bytes: usize, pieces: usize) -> Timing {
         dry: true,
         ..MachineConfig::default()
     };
-    let gpus = host::machine_with(&machine.host_configs(), &settings);
+    let gpus = host::machine_with(&machine.host_configs(), &settings).unwrap();
     Ring::new(&gpus, bytes, pieces).unwrap().run(4).unwrap()
 }
 
@@ -39,7 +39,7 @@ fn the_ring_adds_up_in_virtual_time_too() {
         topology: Some(Arc::new(machine.clone())),
         ..MachineConfig::default()
     };
-    ring::check(&host::machine_with(&machine.host_configs(), &settings), 2).unwrap();
+    ring::check(&host::machine_with(&machine.host_configs(), &settings).unwrap(), 2).unwrap();
 }
 
 /// `wait_us` was chosen so that 256 MB comes out right, in sight of both numbers, which leave the same time for each copy

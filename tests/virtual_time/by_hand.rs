@@ -56,7 +56,7 @@ impl Lab {
             dry: true,
             ..MachineConfig::default()
         };
-        let gpus = host::machine_with(&configs, &settings);
+        let gpus = host::machine_with(&configs, &settings).unwrap();
         for a in &gpus {
             for b in &gpus {
                 if a.can_access_peer(&**b).unwrap() {

@@ -8,7 +8,7 @@ use gpu_pool::{
 /// Why the machine cannot be.
 fn refusal(machine: &Topology) -> String {
     match machine.validate() {
-        Err(Error::InvalidArgument { op: "topology", why }) => why,
+        Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -28,6 +28,8 @@ fn machines_that_cannot_be_are_refused() {
     assert_eq!(with(|d| d.memory = 0), "device 1: no memory");
     assert_eq!(with(|d| d.memory_gbps = f64::INFINITY), "device 1: memory_gbps is inf: it must be above zero");
     assert_eq!(with(|d| d.copy_engines.down = 0), "device 1: a kind of copies without an engine");
+    let many = "device 1: 1025 engines for a kind of copies: there can be 1 to 1024";
+    assert_eq!(with(|d| d.copy_engines.peer = 1025), many);
     assert!(with(|d| d.up.gbps = f64::NAN).starts_with("device 1: up: gbps is NaN"));
     assert!(with(|d| d.wait_us = -1.0).starts_with("device 1: wait_us is -1"));
     let bad = |change: fn(&mut Link)| refusal(&pair().link(link(0, 1)).with_links(change));
@@ -82,7 +84,12 @@ fn a_machine_is_shown_in_a_few_lines() {
 #[cfg(feature = "topology-files")]
 mod files {
     use super::*;
-    use std::path::{Path as FilePath, PathBuf};
+    use gpu_pool::driver::host::{self, MachineConfig, Schedule};
+    use proptest::prelude::*;
+    use std::{
+        path::{Path as FilePath, PathBuf},
+        time::Duration,
+    };
 
     fn machines() -> PathBuf {
         FilePath::new(env!("CARGO_MANIFEST_DIR")).join("examples/data/machines")
@@ -119,7 +126,7 @@ mod files {
     #[test]
     fn what_is_wrong_with_a_file_is_said() {
         let why = |text: &str| match Topology::parse(text) {
-            Err(Error::InvalidArgument { op: "topology", why }) => why,
+            Err(Error::InvalidArgument { op: "topology", why, .. }) => why,
             other => panic!("{other:?}"),
         };
         assert!(why("[[devices]]\nspeeed = 2").contains("speeed"), "a word that nobody knows");
@@ -128,5 +135,139 @@ mod files {
         assert_eq!(why("name = 'empty'"), "a machine without devices");
         let absent = Topology::from_file("/no/such/machine.toml").unwrap_err().to_string();
         assert!(absent.contains("/no/such/machine.toml"), "{absent}");
+    }
+
+    /// 9e18 engines once were a panic, and 1e10 an abort for want of memory.
+    #[test]
+    fn no_number_in_a_file_is_too_much() {
+        let numbers = [
+            "9000000000000000000",
+            "10000000000",
+            "4294967296",
+            "1025",
+            "1e300",
+            "-1",
+            "0",
+            "-0.0",
+            "nan",
+            "inf",
+            "-inf",
+            "1e-300",
+            "9223372036854775807",
+            "-9223372036854775808",
+            "true",
+            "\"1\"",
+            "[]",
+            "{}",
+        ];
+        let places = [
+            "[[devices]]\nmemory = X",
+            "[[devices]]\nspeed = X",
+            "[[devices]]\nmemory_gbps = X",
+            "[[devices]]\ngflops = X",
+            "[[devices]]\nlaunch_us = X",
+            "[[devices]]\nwait_us = X",
+            "[[devices]]\ncopy_engines = X",
+            "[[devices]]\ncopy_engines = { up = X }",
+            "[[devices]]\ncopy_engines = { down = X, peer = X }",
+            "[[devices]]\nup = { latency_us = X, gbps = 1 }",
+            "[[devices]]\ndown = { latency_us = 1, gbps = X, uses = [{ port = 'p', gbps = X }] }",
+            "[[devices]]\n[[devices]]\n[[links]]\nfrom = X\nto = 1\npath = { latency_us = 1, gbps = 1 }",
+            "[[devices]]\n[[devices]]\n[[links]]\nfrom = 0\nto = X\npath = { latency_us = 1, gbps = 1 }",
+            "[[devices]]\n[[devices]]\n[[links]]\nfrom = 0\nto = 1\npull_gbps = X\npath = { latency_us = X, gbps = X }",
+            "[[devices]]\n[host]\nlaunch_us = X\nhost_function_us = X",
+            "[[devices]]\n[kernels.k]\nreads = X\nwrites = X\noperations = X",
+        ];
+        for place in places {
+            for number in numbers {
+                builds_or_is_refused(&place.replace('X', number));
+            }
+        }
+    }
+
+    /// A text is refused in words, or it is a machine that a program runs on.
+    fn builds_or_is_refused(text: &str) {
+        match Topology::parse(text) {
+            Err(Error::InvalidArgument { op: "topology", why, .. }) => assert!(!why.is_empty()),
+            Err(other) => panic!("{other:?} for {text:?}"),
+            Ok(machine) => {
+                assert!(!machine.to_string().is_empty());
+                let config = MachineConfig {
+                    schedule: Schedule::Virtual,
+                    topology: Some(machine.clone().into()),
+                    dry: true,
+                    ..Default::default()
+                };
+                let gpus = host::machine_with(&machine.host_configs(), &config).unwrap();
+                let (stream, event) = (gpus[0].stream_create(0).unwrap(), gpus[0].event_create(true).unwrap());
+                gpus[0].event_record(event, stream).unwrap();
+                if let Ok(memory) = gpus[0].mem_alloc(1 << 20) {
+                    // SAFETY: in range, and the machine is dry.
+                    unsafe { gpus[0].fill_u8(memory, 0, 1 << 20, stream) }.unwrap();
+                }
+                assert!(gpus[0].stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+                assert_eq!(gpus[0].event_elapsed(event, event), Ok(Duration::ZERO));
+            }
+        }
+    }
+
+    fn number() -> impl Strategy<Value = String> {
+        prop_oneof![
+            any::<i64>().prop_map(|n| n.to_string()),
+            any::<u64>().prop_map(|n| n.to_string()),
+            any::<f64>().prop_map(|n| format!("{n:e}")),
+            (0..5000i64).prop_map(|n| n.to_string()),
+            (0.001..1e6).prop_map(|n: f64| n.to_string()),
+            Just("1".to_owned()),
+        ]
+    }
+
+    /// Lines of machine files, with any numbers, in any order.
+    fn line() -> impl Strategy<Value = String> {
+        const KEYS: [&str; 14] = [
+            "name",
+            "memory",
+            "speed",
+            "memory_gbps",
+            "gflops",
+            "launch_us",
+            "wait_us",
+            "from",
+            "to",
+            "pull_gbps",
+            "copy_us",
+            "reads",
+            "writes",
+            "operations",
+        ];
+        prop_oneof![
+            Just("[[devices]]".to_owned()),
+            Just("[[links]]\nfrom = 0\nto = 1\npath = { latency_us = 1, gbps = 1 }".to_owned()),
+            Just("[host]".to_owned()),
+            Just("[kernels.k]".to_owned()),
+            (prop::sample::select(&KEYS[..]), number()).prop_map(|(key, number)| format!("{key} = {number}")),
+            number().prop_map(|n| format!("copy_engines = {{ up = {n} }}")),
+            (number(), number()).prop_map(|(a, b)| format!("up = {{ latency_us = {a}, gbps = {b} }}")),
+            (number(), number()).prop_map(|(a, b)| format!("path = {{ latency_us = {a}, gbps = {b} }}")),
+            "[ -~]{0,30}",
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_refused_or_a_machine(devices in 0..3usize, lines in prop::collection::vec(line(), 0..5)) {
+            builds_or_is_refused(&("[[devices]]\n".repeat(devices) + &lines.join("\n")));
+        }
+
+        /// A valid file in which some characters were changed.
+        #[test]
+        fn a_damaged_file_is_refused_or_a_machine(at in any::<prop::sample::Index>(), with in "[ -~\n]{0,4}", cut in 0..9usize) {
+            let whole = Topology::pcie_tree(1, 1, 2).to_toml().unwrap();
+            let at = at.index(whole.len());
+            let rest = whole.get(at + cut..).unwrap_or_default();
+            builds_or_is_refused(&format!("{}{with}{rest}", &whole[..at]));
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Whole pools in virtual time: which way is better on which machine, and shares that fit the devices.
 
 use gpu_pool::{Builder, Error, GpuPool, ReduceOp, Route, Topology};
+use half::{bf16, f16};
 use std::time::Duration;
 
 fn dry(machine: &Topology) -> Builder {
@@ -142,4 +143,58 @@ fn weighted_shards_finish_together() {
     assert!(spread(&weighted) < 1.001, "{weighted:?}");
     let even = times(dry(&machine));
     assert!(spread(&even) > 4.0, "{even:?}");
+}
+
+/// The clock counts 213 days: what is later is an error, not a short time.
+#[test]
+fn time_that_the_clock_cannot_count_is_refused() {
+    let day = 86_400_000_000.0;
+    let pool = dry(&Topology::nvswitch(1).with_device(0, |device| device.launch_us = day)).build().unwrap();
+    let fill = |days: u64| {
+        pool.run(|dev, _| {
+            let mut x = dev.zeros::<u32>(1)?;
+            let start = dev.record_timed()?;
+            (0..days).try_for_each(|_| dev.fill(&mut x, 1))?;
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            Ok([end.elapsed_since(&start), start.elapsed_since(&end)])
+        })
+        .unwrap()
+        .remove(0)
+    };
+    let why = |elapsed: Result<Duration, Error>| match elapsed {
+        Err(Error::InvalidArgument { op: "Event::elapsed_since", why, .. }) => why,
+        other => panic!("{other:?}"),
+    };
+    let [forwards, backwards] = fill(10);
+    let days = forwards.unwrap().as_secs_f64() * 1e6 / day;
+    assert!((10.0..10.1).contains(&days), "{days}");
+    assert!(why(backwards).contains("recorded before"));
+    for elapsed in fill(300).into_iter().chain(fill(1)) {
+        assert!(why(elapsed).contains("213 days"));
+    }
+}
+
+/// No number of elements is too many for the grid of a built-in operation.
+#[test]
+fn built_in_operations_take_any_number_of_elements() {
+    let machine = Topology::nvswitch(2).with_devices(|_, device| device.memory = 1 << 43);
+    for (len, devices) in [(1 << 40, 1), ((1 << 40) - 1, 2)] {
+        let pool = dry(&machine).host(devices).build().unwrap();
+        let times = pool.run(|dev, _| {
+            let mut x = dev.zeros::<f16>(len)?;
+            let start = dev.record_timed()?;
+            dev.fill(&mut x, f16::ONE)?;
+            dev.scale(&mut x, 2.0)?;
+            dev.sum(&x).map(drop)?;
+            dev.dot(&x, &x).map(drop)?;
+            let end = dev.record_timed()?;
+            dev.synchronize()?;
+            // There are no addresses for another one.
+            let cast = dev.cast::<bf16, _>(&x);
+            assert!(matches!(cast, Err(Error::OutOfMemory { .. })), "{cast:?}");
+            end.elapsed_since(&start)
+        });
+        assert!(times.unwrap().iter().all(|time| *time > Duration::from_secs(1)));
+    }
 }

@@ -57,7 +57,7 @@ impl Ground {
             return open(count);
         }
         let machine = MachineConfig { schedule: self.schedule.clone(), watch_reads: self.check, ..Default::default() };
-        Ok(host::machine_with(&vec![HostConfig::default(); count], &machine))
+        host::machine_with(&vec![HostConfig::default(); count], &machine).map_err(Error::custom)
     }
 
     /// A pool of the first `count` devices.

@@ -164,7 +164,7 @@ fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item =
 pub(super) fn join(dev: &Device, name: &'static str, stream: &Arc<StreamCore>) -> Result<()> {
     dev.stream.wait_for(name, stream, stream.submit()).or_else(|error| {
         // Then it must be over now.
-        stream.wait_idle(name, dev.worker.shared.deadline, |_| false)?;
+        stream.wait_idle(name, dev.worker.shared.deadline, || false)?;
         Err(error)
     })
 }

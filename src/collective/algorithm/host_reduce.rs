@@ -174,13 +174,8 @@ impl<'g> Pieces<'g> {
             return Ok(());
         }
         let passed = || link.check(name, link.driver.event_wait(event.0.raw, TICK));
-        let waited = dev.stream.wait_while_advancing(name, dev.worker.shared.deadline, passed, |advanced| {
-            if advanced {
-                // Peers that wait for this device see that it is not stuck.
-                dev.worker.progress();
-            }
-            gang.is_aborted()
-        });
+        let limit = dev.worker.shared.deadline;
+        let waited = dev.stream.wait_while_advancing(name, limit, passed, || gang.is_aborted());
         // A peer's failure is the reason, not the deadline.
         waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
     }

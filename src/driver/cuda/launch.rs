@@ -10,7 +10,10 @@ use std::{
 use cudarc::driver::sys::{self, CUfunction_attribute};
 
 use super::{CudaGpu, early, fault, module::function, stream::stream};
-use crate::driver::{DriverResult, KernelArg, Launch, RawFunction, RawStream};
+use crate::{
+    driver::{DriverResult, KernelArg, Launch, RawFunction, RawStream},
+    runtime::panics,
+};
 
 /// Dynamic shared memory that needs no permission.
 const FREE_SHARED: u32 = 48 * 1024;
@@ -87,7 +90,9 @@ impl CudaGpu {
         let r = self.check(unsafe { sys::cuLaunchHostFunc(stream(s), Some(trampoline), data.cast()) });
         if r.is_err() {
             // SAFETY: the driver did not take it.
-            drop(unsafe { Box::from_raw(data) });
+            let refused = unsafe { Box::from_raw(data) };
+            // Its captures are the user's, and so are their drops.
+            panics::contain(|| drop(refused));
         }
         r
     }
@@ -98,9 +103,8 @@ unsafe extern "C" fn trampoline(data: *mut c_void) {
     // SAFETY: `launch_host` made the box and gave it away; the driver calls once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
-        tracing::error!("a host function panicked in a CUDA stream: {}", message(&*payload));
-        // Dropping a payload may panic as well.
-        std::mem::forget(payload);
+        event!(error, "a host function panicked in a CUDA stream: {}", message(&*payload));
+        panics::contain(|| drop(payload));
     }
 }
 

@@ -13,7 +13,7 @@ use cudarc::driver::{
 
 use super::{CudaGpu, fault};
 use crate::{
-    driver::{DriverResult, FaultKind, RawEvent, RawStream},
+    driver::{DriverResult, FaultKind, RECORDED_BEFORE, RawEvent, RawStream},
     sync::shim,
 };
 
@@ -133,7 +133,7 @@ impl CudaGpu {
                 Err(e) => self.check(e.0)?,
             },
         }
-        Ok(Duration::try_from_secs_f64(f64::from(ms) / 1000.0).unwrap_or_default())
+        Duration::try_from_secs_f64(f64::from(ms) / 1000.0).map_err(|_| fault::invalid(RECORDED_BEFORE))
     }
 
     /// A query's answer.

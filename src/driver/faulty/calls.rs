@@ -87,7 +87,7 @@ impl Faulty {
             match *injected {
                 Injected::Stuck => self.stuck.hold(stream)?,
                 Injected::Slow { per_copy, per_megabyte } => {
-                    pause += per_copy + per_megabyte.mul_f64(bytes as f64 / f64::from(1 << 20));
+                    pause = pause.saturating_add(slowed(per_copy, per_megabyte, bytes));
                 }
                 _ => {}
             }
@@ -116,5 +116,25 @@ impl Faulty {
             }
         }
         peers
+    }
+}
+
+/// How much longer a copy of so many bytes takes: times that are too long to be added are all the same.
+fn slowed(per_copy: Duration, per_megabyte: Duration, bytes: usize) -> Duration {
+    let megabytes = bytes as f64 / f64::from(1 << 20);
+    let moving = Duration::try_from_secs_f64(per_megabyte.as_secs_f64() * megabytes).unwrap_or(Duration::MAX);
+    per_copy.saturating_add(moving)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_may_be_as_slow_as_one_likes() {
+        let (ms, most) = (Duration::from_millis(1), Duration::MAX);
+        assert_eq!(slowed(ms, 2 * ms, 3 << 20), 7 * ms);
+        assert_eq!(slowed(ms, ms, 0), ms);
+        assert_eq!([slowed(most, ms, 1 << 20), slowed(ms, most, 4 << 20), slowed(most, most, 4 << 20)], [most; 3]);
     }
 }

@@ -25,8 +25,14 @@ impl Active {
 
     /// Whether a running operation excludes this access.
     pub fn conflicts(&self, start: usize, bytes: usize, write: bool) -> bool {
+        self.user(start, bytes, write).is_some()
+    }
+
+    /// The stream whose running operation excludes this access.
+    pub fn user(&self, start: usize, bytes: usize, write: bool) -> Option<Key> {
         let end = start + bytes;
-        self.ranges.iter().any(|r| (write || r.write) && start < r.end && r.start < end)
+        let excludes = |r: &&Range| (write || r.write) && start < r.end && r.start < end;
+        self.ranges.iter().find(excludes).map(|r| r.stream)
     }
 
     /// Enters a range of the operation that `stream` runs.

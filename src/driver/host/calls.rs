@@ -10,16 +10,18 @@ use super::{
     op::{Engine, Op, Work},
     pages,
 };
-use crate::driver::{Address, DeviceInfo, Driver, DriverResult, RawEvent, RawStream};
+use crate::{
+    driver::{Address, DeviceInfo, Driver, DriverResult, RawEvent, RawStream},
+    sync::unique_id,
+};
 use parking_lot::MutexGuard;
 use std::{sync::Arc, thread, time::Duration};
 
 impl HostGpu {
     pub(super) fn new(owner: &Arc<Owner>, index: usize, config: &HostConfig) -> Self {
         let machine = owner.machine();
-        let window = machine.lock().core.memory.first_window() + index as u64;
         let mut uuid = *b"software\0\0\0\0\0\0\0\0";
-        uuid[8..].copy_from_slice(&window.to_be_bytes());
+        uuid[8..].copy_from_slice(&unique_id().to_be_bytes());
         #[cfg(test)]
         let uuid = super::one_gpu::here().unwrap_or(uuid);
         let info = DeviceInfo {

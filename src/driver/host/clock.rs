@@ -11,7 +11,7 @@
 //! late (its thread was slow to submit it) comes after those that were chosen already.
 //!
 //! All arithmetic that decides is on integers, of picoseconds: at 400 GB/s a byte takes 2.5 of them, and 64 bits last
-//! for 213 days. Bandwidths are turned into integers once for each operation, by IEEE operations that round the same
+//! for 213 days. Sums stop at the end of that, and who asks for a time from there is refused. Bandwidths are turned into integers once for each operation, by IEEE operations that round the same
 //! everywhere. So times do not depend on the computer.
 
 use crate::{
@@ -83,8 +83,8 @@ pub(super) enum HostCall {
 
 pub(super) struct VirtualClock {
     devices: Vec<Device>,
-    /// Ways between devices, by `from * devices + to`.
-    links: Vec<Way>,
+    /// Ways between devices that have a link, by `(from, to)`.
+    links: HashMap<(usize, usize), Way>,
     /// When each port can take the next bytes.
     ports: Vec<Time>,
     /// What kernels cost whose cost is not the default.
@@ -166,14 +166,11 @@ impl VirtualClock {
     fn of(topology: &Topology) -> Self {
         let mut numbers = BTreeMap::new();
         let devices: Vec<Device> = topology.devices().iter().map(|model| Device::new(model, &mut numbers)).collect();
-        let count = devices.len();
-        // Where there is no link but a right all the same, bytes go by way of the host.
-        let mut links: Vec<_> =
-            (0..count * count).map(|i| devices[i / count].down.then(&devices[i % count].up)).collect();
+        let mut links = HashMap::with_capacity(topology.links().len());
         for link in topology.links() {
             let way = Way::new(&link.path, &mut numbers);
             let pull_gbps = link.pull_gbps.unwrap_or(way.gbps);
-            links[link.from * count + link.to] = Way { pull_gbps, ..way };
+            links.insert((link.from, link.to), Way { pull_gbps, ..way });
         }
         VirtualClock {
             devices,
@@ -217,7 +214,7 @@ impl VirtualClock {
 
     fn spend(&mut self, thread: ThreadId, microseconds: f64) -> Time {
         let now = self.threads.entry(thread).or_default();
-        *now += micro(microseconds);
+        *now = now.saturating_add(micro(microseconds));
         *now
     }
 
@@ -244,10 +241,10 @@ impl VirtualClock {
     pub fn book(&mut self, device: usize, cost: &Cost, ready: Time) -> (Time, Time) {
         let demand = self.demand(device, cost);
         let start = self.with_engine(device, &demand, ready);
-        let mut through = start + demand.work;
+        let mut through = start.saturating_add(demand.work);
         for &(port, time) in &demand.ports {
             let free = &mut self.ports[port];
-            *free = start.max(*free) + time;
+            *free = start.max(*free).saturating_add(time);
             through = through.max(*free);
         }
         if let Some(engine) = demand.engine
@@ -255,7 +252,7 @@ impl VirtualClock {
         {
             *free = through;
         }
-        (start, through + demand.latency)
+        (start, through.saturating_add(demand.latency))
     }
 
     /// What booking a kernel on `device` changes: its engines; and a time to keep with it.
@@ -301,11 +298,19 @@ impl VirtualClock {
     }
 
     fn copy(&self, device: usize, from: Side, to: Side, bytes: f64) -> Demand {
+        let detour;
         let (way, engine) = match (from, to) {
             (Side::Host, Side::Host) => (&self.devices[device].up, Engine::Up),
             (Side::Host, Side::Device(to)) => (&self.devices[to].up, Engine::Up),
             (Side::Device(from), Side::Host) => (&self.devices[from].down, Engine::Down),
-            (Side::Device(from), Side::Device(to)) => (&self.links[from * self.devices.len() + to], Engine::Peer),
+            (Side::Device(from), Side::Device(to)) => match self.links.get(&(from, to)) {
+                Some(way) => (way, Engine::Peer),
+                // Where there is no link but a right all the same, bytes go by way of the host.
+                None => {
+                    detour = self.devices[from].down.then(&self.devices[to].up);
+                    (&detour, Engine::Peer)
+                }
+            },
         };
         let pulled = matches!(from, Side::Device(source) if source != device);
         let gbps = if pulled { way.pull_gbps } else { way.gbps };
@@ -313,7 +318,7 @@ impl VirtualClock {
         for &(port, gbps) in &way.uses {
             let time = transfer(bytes, gbps);
             match demand.ports.iter_mut().find(|(other, _)| *other == port) {
-                Some((_, all)) => *all += time,
+                Some((_, all)) => *all = all.saturating_add(time),
                 None => demand.ports.push((port, time)),
             }
         }
@@ -345,7 +350,7 @@ impl Way {
     fn then(&self, next: &Way) -> Way {
         let gbps = self.gbps.min(next.gbps);
         let uses = self.uses.iter().chain(&next.uses).copied().collect();
-        Way { latency: self.latency + next.latency, gbps, pull_gbps: gbps, uses }
+        Way { latency: self.latency.saturating_add(next.latency), gbps, pull_gbps: gbps, uses }
     }
 }
 

@@ -164,3 +164,43 @@ fn host_copies_by_several_devices() {
         }
     }
 }
+
+/// Sums stop where counting does: no cost and no number of them wraps around.
+#[test]
+fn no_time_overflows() {
+    let slow = machine()
+        .with_devices(|_, device| {
+            (device.memory_gbps, device.gflops, device.speed) = (1e-6, 1e-6, 1e-6);
+            (device.up.gbps, device.up.latency_us, device.launch_us) = (1e-6, 86_400e6, 86_400e6);
+        })
+        .with_host(|host| host.launch_us = 86_400e6)
+        .with_kernel("k", KernelCost { reads: 86_400e6, writes: 86_400e6, operations: 86_400e6 })
+        .without_link(1, 0);
+    slow.validate().unwrap();
+    let dims =
+        LaunchDims { grid: (u32::MAX, u32::MAX, u32::MAX), block: (u32::MAX, u32::MAX, u32::MAX), shared_bytes: 0 };
+    let (host, n) = (Side::Host, usize::MAX);
+    let costs = [
+        copy(0, 0, n),
+        copy(0, 1, n),
+        copy(1, 0, n),
+        Cost::Copy { from: host, to: Side::Device(0), bytes: n },
+        Cost::Fill { bytes: n },
+        Cost::Kernel { name: "k", dims, read: n, written: n },
+        Cost::Gemm { m: n, n, k: n },
+        Cost::HostFunction,
+        Cost::WaitEvent,
+    ];
+    let mut clock = VirtualClock::new(Some(&slow), 2);
+    for _ in 0..2 {
+        for cost in &costs {
+            let (start, end) = clock.book(0, cost, Time::MAX - 1);
+            assert!(Time::MAX - 1 <= start && start <= end, "{cost:?}");
+        }
+    }
+    let me = std::thread::current().id();
+    for _ in 0..1000 {
+        clock.submit(me, &Cost::HostFunction);
+    }
+    assert_eq!(clock.now(me), Time::MAX);
+}

@@ -4,8 +4,8 @@
 //! completed. So a record that needs no time stamp costs the stream nothing, and a wait, which copies the record, is not
 //! touched by a later re-record or by the event's end.
 
-use super::{clock::Time, slab::Key};
-use crate::driver::Fault;
+use super::{clock::Time, fault, slab::Key};
+use crate::driver::{DriverResult, Fault, RECORDED_BEFORE};
 use std::time::{Duration, Instant};
 
 /// A point in the order of a stream's operations.
@@ -37,19 +37,32 @@ pub(super) enum Stamp {
 }
 
 impl Stamp {
-    /// How much later than `start` it is; zero if it is earlier.
-    pub fn since(self, start: Stamp) -> Duration {
-        match (start, self) {
-            (Stamp::Real(start), Stamp::Real(end)) => end.saturating_duration_since(start),
-            (Stamp::Virtual(start), Stamp::Virtual(end)) => duration(end.saturating_sub(start)),
-            _ => Duration::ZERO,
-        }
+    /// How much later than `start` it is.
+    pub fn since(self, start: Stamp) -> DriverResult<Duration> {
+        let since = match (start, self) {
+            (Stamp::Virtual(start), Stamp::Virtual(end)) if start.max(end) == Time::MAX => {
+                let days = Time::MAX / 1_000_000_000_000 / 86_400;
+                return Err(fault::invalid(format!(
+                    "virtual time has passed its end, {days} days after its beginning"
+                )));
+            }
+            (Stamp::Virtual(start), Stamp::Virtual(end)) => end.checked_sub(start).map(duration),
+            (Stamp::Real(start), Stamp::Real(end)) => end.checked_duration_since(start),
+            // A machine has time of one kind.
+            _ => None,
+        };
+        since.ok_or_else(|| fault::invalid(RECORDED_BEFORE))
     }
 }
 
 /// Virtual time is counted in picoseconds.
 pub(super) fn duration(time: Time) -> Duration {
     Duration::from_nanos(time / 1000)
+}
+
+/// The reverse of [`duration`].
+pub(super) fn time(duration: Duration) -> Time {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
 }
 
 /// How far a record's work is.

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     driver::{HostArg, KernelArg, check::Report},
+    runtime::panics,
     sync::{load_word, store_word},
 };
 use std::{
@@ -85,7 +86,7 @@ impl Job {
     pub fn perform(&mut self, dry: bool, watch_reads: bool) -> Result<Ended, Died> {
         let Some(Op { work, place, engine, submitted }) = self.op.take() else { return Ok(Ended::Done) };
         match work {
-            Work::HostFunction(f) => caught(f, "a host function")?,
+            Work::HostFunction(f) => caught(|| f.call(), "a host function")?,
             _ if dry => {}
             Work::Kernel { name, kernel, dims, args } => {
                 self.translate(&args);
@@ -154,8 +155,12 @@ impl Job {
 }
 
 fn caught(f: impl FnOnce(), what: &str) -> Result<(), Died> {
-    let panicked = |payload: Box<dyn Any + Send>| format!("`{what}` panicked: {}", message(&*payload));
-    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| Died::Panicked(panicked(payload)))
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
+        let died = Died::Panicked(format!("`{what}` panicked: {}", message(&*payload)));
+        // The payload is the user's, and so is its `Drop`.
+        panics::contain(|| drop(payload));
+        died
+    })
 }
 
 fn message(payload: &(dyn Any + Send)) -> String {

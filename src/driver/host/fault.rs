@@ -39,7 +39,7 @@ pub(super) fn not_ready(detail: impl Into<String>) -> Fault {
     fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", detail)
 }
 
-pub(super) fn no_threads(detail: impl Into<String>) -> Fault {
+pub(super) fn exhausted(detail: impl Into<String>) -> Fault {
     fault(FaultKind::Other, 304, "CUDA_ERROR_OPERATING_SYSTEM", detail)
 }
 

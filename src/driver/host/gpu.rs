@@ -7,7 +7,7 @@ use super::{
     fault,
     machine::Owner,
     memory::{Home, HostKind},
-    op::{Engine, Op, Work},
+    op::{Engine, HostFunction, Op, Work},
     pages,
     sched::Core,
     stream::State as StreamState,
@@ -111,7 +111,7 @@ impl Driver for HostGpu {
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
-        Ok(RawStream(self.alive()?.core.add_stream(self.index, priority)))
+        self.alive()?.core.add_stream(self.index, priority).map(RawStream)
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {
@@ -157,7 +157,7 @@ impl Driver for HostGpu {
 
     fn event_create(&self, timing: bool) -> DriverResult<RawEvent> {
         let event = Event { device: self.index, timing, record: None, stamp: None };
-        Ok(RawEvent(self.alive()?.core.events.insert(event)))
+        self.alive()?.core.events.insert(event).map(RawEvent)
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult {
@@ -209,7 +209,7 @@ impl Driver for HostGpu {
                 _ => Err(fault::invalid_handle("timing event that was recorded")),
             }
         };
-        Ok(stamp(end)?.since(stamp(start)?))
+        stamp(end)?.since(stamp(start)?)
     }
 
     unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult {
@@ -289,7 +289,7 @@ impl Driver for HostGpu {
     }
 
     fn module_load(&self, _image: &ModuleImage) -> DriverResult<RawModule> {
-        Ok(RawModule(self.alive()?.core.modules.insert(self.index)))
+        self.alive()?.core.modules.insert(self.index).map(RawModule)
     }
 
     unsafe fn module_unload(&self, module: RawModule) -> DriverResult {
@@ -318,7 +318,7 @@ impl Driver for HostGpu {
     }
 
     fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
-        self.submit(stream, Engine::HostThread, Work::HostFunction(f))
+        self.submit(stream, Engine::HostThread, Work::HostFunction(HostFunction::new(f)))
     }
 
     #[cfg(feature = "blas")]

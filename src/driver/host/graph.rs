@@ -49,7 +49,7 @@ impl HostGpu {
         let noted = state.core.stream(device, stream.0)?.capture.take();
         state.core.check_alive(device)?;
         let ops = noted.ok_or_else(|| fault::invalid("the stream does not capture"))?;
-        Ok(RawGraph(state.core.graphs.insert(Graph { device, ops })))
+        state.core.graphs.insert(Graph { device, ops }).map(RawGraph)
     }
 
     pub(super) fn launch_graph(&self, graph: RawGraph, stream: RawStream) -> DriverResult {

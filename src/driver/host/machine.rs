@@ -3,7 +3,8 @@
 //! A worker takes ready streams until there are none, looks again for a few yields (work often comes in bursts, and going
 //! to sleep costs more), and then sleeps. Whoever makes a stream ready wakes one worker unless one is looking already, and
 //! a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up to one per core
-//! (at least two), and one more for each host function under way, since those may block.
+//! (at least two), and one more for each host function under way, since those may block. A worker that has spent some time on
+//! a stream leaves it to the next, so that streams take turns.
 //!
 //! Where operations run one at a time (`step`) there is one worker, in `steps`.
 
@@ -30,8 +31,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Operations that a worker performs on one stream before the other ready streams have their turn.
+/// Operations that a worker performs on one stream before the other ready streams have their turn,
 const BATCH: usize = 16;
+/// unless they take longer than this.
+const TURN: Duration = Duration::from_micros(200);
 /// Looks that a thread takes before it sleeps, with a yield after each.
 const LOOKS: usize = 32;
 /// How often the words that streams wait for are looked at: the host may write them without a call.
@@ -84,6 +87,8 @@ pub(super) struct Crew {
     calling: usize,
     /// Whether one of those asleep looks at awaited words from time to time.
     polling: bool,
+    /// How many operations had completed at the last look whether any did, and since when.
+    pace: Option<(u64, Instant)>,
     shutdown: bool,
 }
 
@@ -91,22 +96,22 @@ pub(super) struct Crew {
 pub(super) struct Owner(Arc<Machine>);
 
 impl Owner {
-    pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> Self {
+    pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> DriverResult<Self> {
         let state = State {
-            core: Core::new(configs, machine),
+            core: Core::new(configs, machine)?,
             crew: Crew::default(),
             attendance: Attendance::default(),
             stepper: Stepper::new(&machine.schedule),
             suspicion: None,
         };
-        Owner(Arc::new(Machine {
+        Ok(Owner(Arc::new(Machine {
             state: Mutex::new(state),
             work: Condvar::new(),
             ended: Condvar::new(),
             base_workers: thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             dry: machine.dry,
             watch_reads: machine.watch_reads,
-        }))
+        })))
     }
 
     pub fn machine(&self) -> &Arc<Machine> {
@@ -142,7 +147,7 @@ impl Owner {
     }
 
     fn hire(&self, state: &mut State) -> DriverResult {
-        hire(&self.0, &mut state.crew).map_err(|e| fault::no_threads(format!("no worker thread: {e}")))
+        hire(&self.0, &mut state.crew).map_err(|e| fault::exhausted(format!("no worker thread: {e}")))
     }
 }
 
@@ -211,6 +216,26 @@ impl Machine {
         }
     }
 
+    /// Hires one more worker if streams are ready, and the workers have all been busy with the same operations for a
+    /// while: there may be more streams with long operations than workers, and operations that never end. At most one
+    /// worker for each stream.
+    fn relieve(self: &Arc<Self>, state: &mut State) {
+        let State { core, crew, .. } = state;
+        let now = Instant::now();
+        let pace = crew.pace.filter(|(completions, _)| *completions == core.completions);
+        let is_free = crew.looking + crew.asleep > 0;
+        match pace {
+            Some((_, since)) if now - since < SLICE => {}
+            Some(_) if core.has_ready() && !is_free && !crew.shutdown && crew.alive < core.streams.len() => {
+                crew.pace = None;
+                // Without it things take longer, or the deadline passes.
+                let _ = hire(self, crew);
+            }
+            Some(_) => {}
+            None => crew.pace = Some((core.completions, now)),
+        }
+    }
+
     // ---- workers ----------------------------------------------------------------------------------------------------
 
     fn run(self: &Arc<Self>) {
@@ -236,6 +261,7 @@ impl Machine {
 
     /// Runs operations of one stream, for a while.
     fn advance(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key, job: &mut Job) {
+        let began = Instant::now();
         for _ in 0..BATCH {
             match state.core.start(stream, job) {
                 Start::Done => continue,
@@ -251,8 +277,8 @@ impl Machine {
             state.crew.calling -= calls;
             self.bury(state);
             match next {
-                Next::Continue => {}
-                Next::Yield => break,
+                Next::Continue if began.elapsed() < TURN => {}
+                Next::Continue | Next::Yield => break,
                 Next::Left => return,
             }
         }
@@ -316,6 +342,7 @@ impl Machine {
         if state.core.has_ready() {
             self.wake_worker(state);
         }
+        self.relieve(state);
         self.work.notify_all();
         self.bury(state);
     }

@@ -1,7 +1,7 @@
 //! Memory: one window of addresses per device, and the host memory that all devices see.
 //!
-//! A device address means nothing to the host. It lies in the device's window, 8 TiB wide and never used by another
-//! device of the process, far outside what the operating system hands out, and is translated when an operation runs. The upper
+//! A device address means nothing to the host. It lies in the device's window, 8 TiB wide and not used by another device
+//! of the process while this one lives (nor for long afterwards), far outside what the operating system hands out, and is translated when an operation runs. The upper
 //! half is for addresses that are reserved first and mapped later (`window`).
 //! Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late as possible, and a
 //! gap follows each allocation, so that stale and overshooting addresses find nothing.
@@ -137,6 +137,12 @@ pub(super) struct Memory {
     host: BTreeMap<Address, (Arc<Block>, HostKind)>,
 }
 
+impl Drop for Memory {
+    fn drop(&mut self) {
+        NUMBERS.lock().give(self.first_window, self.devices.len() as u64);
+    }
+}
+
 /// What kind of host memory an allocation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostKind {
@@ -154,14 +160,47 @@ struct Space {
     windows: Windows,
 }
 
-/// Takes `n` windows that no device of this process has ever had, and returns the first one's number.
-fn windows(n: u64) -> u64 {
-    static NEXT: Mutex<u64> = Mutex::new(1);
-    let mut next = NEXT.lock();
-    let first = *next;
-    *next += n;
-    assert!(*next < 1 << 20, "this process has made more than a million software GPUs");
-    first
+/// The windows of this process.
+static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { next: 1, end: 1 << 20, free: BTreeMap::new() });
+
+/// Numbers of windows. Those that were given back are handed out again when there are no new ones: what is stale finds
+/// nothing for as long as possible.
+struct Numbers {
+    next: u64,
+    end: u64,
+    /// Given back: the length of each run by its first number. Runs that touch are one.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Numbers {
+    /// The first of `n` numbers in a row that nobody has.
+    fn take(&mut self, n: u64) -> Option<u64> {
+        if n <= self.end - self.next {
+            self.next += n;
+            return Some(self.next - n);
+        }
+        let (&first, &length) = self.free.iter().find(|(_, length)| **length >= n)?;
+        self.free.remove(&first);
+        if length > n {
+            self.free.insert(first + n, length - n);
+        }
+        Some(first)
+    }
+
+    fn give(&mut self, mut first: u64, mut n: u64) {
+        if n == 0 {
+            return;
+        }
+        if let Some(after) = self.free.remove(&(first + n)) {
+            n += after;
+        }
+        if let Some((&start, &length)) = self.free.range(..first).next_back()
+            && start + length == first
+        {
+            (first, n) = (start, n + length);
+        }
+        self.free.insert(first, n);
+    }
 }
 
 /// The first address of a window.
@@ -170,18 +209,22 @@ fn window_of(number: u64) -> Address {
 }
 
 impl Memory {
-    pub fn new(capacities: impl ExactSizeIterator<Item = u64>, dry: bool) -> Self {
-        let first_window = windows(capacities.len() as u64);
+    pub fn new(capacities: impl ExactSizeIterator<Item = u64>, dry: bool) -> DriverResult<Self> {
+        let count = capacities.len() as u64;
+        let first_window = NUMBERS.lock().take(count);
+        let first_window = first_window.ok_or_else(|| {
+            fault::exhausted(format!("there are no addresses for {count} more software GPUs in this process"))
+        })?;
         let space = |(device, capacity)| {
             let upper = window_of(first_window + device as u64) + WINDOW;
             let windows = Windows::new(upper..upper + WINDOW);
             Space { capacity, used: 0, cursor: 0, blocks: BTreeMap::new(), windows }
         };
         let devices = capacities.enumerate().map(space).collect();
-        Memory { first_window, dry, devices, host: BTreeMap::new() }
+        Ok(Memory { first_window, dry, devices, host: BTreeMap::new() })
     }
 
-    /// A number that no other machine has.
+    /// A number that no other machine has at the time.
     pub fn first_window(&self) -> u64 {
         self.first_window
     }
@@ -207,7 +250,7 @@ impl Memory {
         if cfg!(debug_assertions) && !self.dry {
             block.poison(0, bytes);
         }
-        space.cursor = offset + footprint(asked);
+        space.cursor = offset + footprint(asked).ok_or_else(none)?;
         space.used += asked;
         space.blocks.insert(window + offset, block);
         Ok(window + offset)
@@ -350,21 +393,21 @@ fn missing(address: Address, bytes: usize) -> Fault {
 }
 
 /// Addresses that an allocation takes: whole units of `ALIGN`, and one more as a gap.
-fn footprint(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGN as u64) + ALIGN as u64
+fn footprint(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(ALIGN as u64)?.checked_add(ALIGN as u64)
 }
 
 impl Space {
     /// The next hole at or after the cursor, else from the start of the window.
     fn find(&self, window: u64, bytes: u64) -> Option<u64> {
-        let need = footprint(bytes);
+        let need = footprint(bytes).filter(|need| *need <= WINDOW)?;
         [self.cursor, 0].into_iter().find_map(|from| {
             let mut at = window + from;
             for (start, block) in self.blocks.range(at..) {
                 if start - at >= need {
                     break;
                 }
-                at = start + footprint(block.bytes as u64);
+                at = start + footprint(block.bytes as u64)?;
             }
             (at + need <= window + WINDOW).then_some(at - window)
         })
@@ -373,11 +416,11 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::pages::GRANULARITY, *};
 
     #[test]
     fn addresses_are_reused_late_and_never_overlap() {
-        let mut memory = Memory::new([1 << 20].into_iter(), false);
+        let mut memory = Memory::new([1 << 20].into_iter(), false).unwrap();
         let a = memory.alloc(0, 1000).unwrap();
         memory.free(0, a).unwrap();
         let b = memory.alloc(0, 1000).unwrap();
@@ -393,8 +436,46 @@ mod tests {
     }
 
     #[test]
+    fn windows_are_handed_out_again_as_late_as_possible() {
+        let mut numbers = Numbers { next: 1, end: 9, free: BTreeMap::new() };
+        let [a, b, c] = [3, 2, 2].map(|n| numbers.take(n).unwrap());
+        assert_eq!((a, b, c, numbers.take(2)), (1, 4, 6, None));
+        numbers.give(b, 2);
+        assert_eq!(numbers.take(1), Some(8), "a new one first");
+        assert_eq!(
+            (numbers.take(3), numbers.take(1), numbers.take(1), numbers.take(1)),
+            (None, Some(4), Some(5), None)
+        );
+        // In any order, what lies side by side becomes one run.
+        for (first, n) in [(6, 2), (1, 3), (0, 0), (8, 1), (4, 1), (5, 1)] {
+            numbers.give(first, n);
+        }
+        assert_eq!((numbers.free.len(), numbers.take(8), numbers.take(1)), (1, Some(1), None));
+    }
+
+    #[test]
+    fn a_machine_gives_its_windows_back() {
+        let memory = Memory::new([1, 2, 3].into_iter(), false).unwrap();
+        let first = memory.first_window();
+        drop(memory);
+        let numbers = NUMBERS.lock();
+        let (start, length) = numbers.free.range(..=first).next_back().unwrap();
+        assert!(start + length >= first + 3);
+    }
+
+    #[test]
+    fn no_size_overflows() {
+        let mut memory = Memory::new([u64::MAX].into_iter(), true).unwrap();
+        for bytes in [usize::MAX, usize::MAX - 4095, usize::MAX / 2 + 1, 2 * WINDOW as usize] {
+            assert!(memory.alloc(0, bytes).is_err(), "{bytes}");
+            assert!(memory.reserve(0, bytes as u64).is_err() && memory.map(0, window_of(1), bytes).is_err());
+        }
+        assert!(memory.reserve(0, !(GRANULARITY as u64 - 1)).is_err(), "the largest multiple");
+    }
+
+    #[test]
     fn host_memory_is_aligned_zeroed_and_of_one_kind() {
-        let mut memory = Memory::new([].into_iter(), false);
+        let mut memory = Memory::new([].into_iter(), false).unwrap();
         let ptr = memory.host_insert(Block::zeroed(100).unwrap(), HostKind::Pinned);
         assert_eq!(ptr as usize % ALIGN, 0);
         // SAFETY: freshly allocated.

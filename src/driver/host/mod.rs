@@ -54,6 +54,7 @@ mod peer;
 mod restless;
 mod sched;
 mod slab;
+mod standing;
 mod step;
 mod stream;
 mod trace;
@@ -61,12 +62,13 @@ mod wait;
 mod watch;
 mod window;
 
-use super::{Driver, DriverRef, RawStream};
+use super::{Driver, DriverRef, DriverResult, RawStream};
 pub use attend::{Attendee, attend};
 pub use exec::again;
 pub use gpu::HostGpu;
 #[cfg(test)]
 pub(crate) use one_gpu::on_one_gpu;
+pub(crate) use standing::Standing;
 use std::{sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 
@@ -143,9 +145,21 @@ pub struct MachineConfig {
 }
 
 /// [`machine`], with settings.
-pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> Vec<DriverRef> {
-    let owner = Arc::new(machine::Owner::new(configs, config));
-    (0..configs.len()).map(|index| Arc::new(HostGpu::new(&owner, index, &configs[index])) as DriverRef).collect()
+///
+/// # Errors
+/// [`FaultKind::InvalidArgument`](super::FaultKind::InvalidArgument) for a topology that cannot be, or that has fewer
+/// devices; [`FaultKind::Other`](super::FaultKind::Other) when the process has a million software GPUs at once.
+pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> DriverResult<Vec<DriverRef>> {
+    if let Some(topology) = &config.topology {
+        topology.validate().map_err(|error| fault::invalid(error.to_string()))?;
+        if topology.len() < configs.len() {
+            let (have, want) = (topology.len(), configs.len());
+            return Err(fault::invalid(format!("{want} software GPUs of a machine with {have} devices")));
+        }
+    }
+    let owner = Arc::new(machine::Owner::new(configs, config)?);
+    let gpu = |(index, config)| Arc::new(HostGpu::new(&owner, index, config)) as DriverRef;
+    Ok(configs.iter().enumerate().map(gpu).collect())
 }
 
 /// Software GPUs that share one machine: they may be each other's peers, use each other's events, and all see the
@@ -156,8 +170,12 @@ pub fn machine_with(configs: &[HostConfig], config: &MachineConfig) -> Vec<Drive
 /// let gpus = host::machine(&[HostConfig::default(), HostConfig::default()]);
 /// assert!(gpus[0].can_access_peer(&*gpus[1]).unwrap());
 /// ```
+///
+/// # Panics
+/// When the process has a million software GPUs at once: [`machine_with`] returns that as an error.
+#[track_caller]
 pub fn machine(configs: &[HostConfig]) -> Vec<DriverRef> {
-    machine_with(configs, &MachineConfig::default())
+    machine_with(configs, &MachineConfig::default()).expect("software GPUs")
 }
 
 fn gpu(device: &dyn Driver) -> Option<&HostGpu> {
@@ -202,7 +220,7 @@ pub(crate) fn virtual_raise(device: &dyn Driver, time: Duration) {
     if let Some(gpu) = gpu(device)
         && let Some(clock) = gpu.lock().core.clock.as_mut()
     {
-        clock.raise(thread::current().id(), (time.as_nanos() as u64).saturating_mul(1000));
+        clock.raise(thread::current().id(), event::time(time));
     }
 }
 
@@ -212,9 +230,9 @@ pub fn virtual_end(device: &dyn Driver) -> Option<Duration> {
     state.core.clock.as_ref().map(|_| event::duration(state.core.latest))
 }
 
-/// How many operations of a software GPU's stream have completed.
-pub(crate) fn completed(device: &dyn Driver, stream: RawStream) -> u64 {
-    gpu(device).and_then(|gpu| gpu.lock().core.streams.get(stream.0).map(|stream| stream.completed)).unwrap_or(0)
+/// How far a stream of a software GPU is; `None` for others.
+pub(crate) fn standing(device: &dyn Driver, stream: RawStream) -> Option<Standing> {
+    gpu(device).map(|gpu| gpu.lock().core.standing(stream.0))
 }
 
 /// Looks whether everyone waits for everyone; for a device thread that waits outside the driver, every few milliseconds.

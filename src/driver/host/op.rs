@@ -3,7 +3,10 @@
 use super::{clock::Time, event::Record, slab::Key};
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
-use crate::driver::{Address, HostKernel, KernelArg, LaunchDims, check::Place};
+use crate::{
+    driver::{Address, HostKernel, KernelArg, LaunchDims, check::Place},
+    runtime::panics,
+};
 
 pub(super) struct Op {
     pub engine: Engine,
@@ -78,7 +81,7 @@ pub(super) enum Work {
     },
     #[cfg(feature = "blas")]
     Gemm(Gemm),
-    HostFunction(Box<dyn FnOnce() + Send>),
+    HostFunction(HostFunction),
     WaitEvent(Record),
     /// Notes the time in a timing event, unless it was recorded again since.
     Stamp {
@@ -93,6 +96,29 @@ pub(super) enum Work {
         address: Address,
         value: u64,
     },
+}
+
+/// A function of the user's. It owns values of the user's, so its drop runs their code, on a worker or in a call of the
+/// driver: a panic there ends in the drop.
+pub(super) struct HostFunction(Option<Box<dyn FnOnce() + Send>>);
+
+impl HostFunction {
+    pub fn new(f: Box<dyn FnOnce() + Send>) -> Self {
+        HostFunction(Some(f))
+    }
+
+    pub fn call(mut self) {
+        if let Some(f) = self.0.take() {
+            f();
+        }
+    }
+}
+
+impl Drop for HostFunction {
+    fn drop(&mut self) {
+        let f = self.0.take();
+        panics::contain(|| drop(f));
+    }
 }
 
 /// A range of memory that an operation names.

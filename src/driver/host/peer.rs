@@ -11,8 +11,12 @@ pub(super) struct Rights {
 impl Rights {
     pub fn new(configs: &[HostConfig]) -> Self {
         let n = configs.len();
-        let row = |config: &HostConfig| -> Vec<bool> {
-            (0..n).map(|peer| config.peers.as_ref().is_none_or(|peers| peers.contains(&peer))).collect()
+        let row = |config: &HostConfig| {
+            let mut row = vec![config.peers.is_none(); n];
+            for &peer in config.peers.iter().flatten().filter(|&&peer| peer < n) {
+                row[peer] = true;
+            }
+            row
         };
         Rights { possible: configs.iter().map(row).collect(), enabled: vec![vec![false; n]; n] }
     }

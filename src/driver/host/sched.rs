@@ -75,6 +75,8 @@ pub(super) struct Device {
 struct EngineState {
     busy: bool,
     queue: VecDeque<Key>,
+    /// Operations that it has ended.
+    completed: u64,
 }
 
 /// A stream that waits for a word in memory.
@@ -106,11 +108,11 @@ pub(super) enum Next {
 }
 
 impl Core {
-    pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> Self {
-        let memory = Memory::new(configs.iter().map(|config| config.memory), machine.dry);
+    pub fn new(configs: &[HostConfig], machine: &MachineConfig) -> DriverResult<Self> {
+        let memory = Memory::new(configs.iter().map(|config| config.memory), machine.dry)?;
         let is_virtual = machine.schedule == Schedule::Virtual;
         let tag = memory.first_window();
-        Core {
+        Ok(Core {
             memory,
             rights: Rights::new(configs),
             devices: configs.iter().map(|_| Device::default()).collect(),
@@ -132,7 +134,7 @@ impl Core {
             submissions: 0,
             completions: 0,
             graveyard: Vec::new(),
-        }
+        })
     }
 
     // ---- submission -------------------------------------------------------------------------------------------------
@@ -200,10 +202,11 @@ impl Core {
     }
 
     /// A new stream.
-    pub fn add_stream(&mut self, device: usize, priority: i32) -> Key {
+    pub fn add_stream(&mut self, device: usize, priority: i32) -> DriverResult<Key> {
         let number = self.devices[device].streams;
+        let key = self.streams.insert(Stream::new(device, number, priority))?;
         self.devices[device].streams += 1;
-        self.streams.insert(Stream::new(device, number, priority))
+        Ok(key)
     }
 
     // ---- choice -----------------------------------------------------------------------------------------------------
@@ -336,6 +339,13 @@ impl Core {
         Start::Run
     }
 
+    /// The engine that an operation needs, if others use it now: its number, and how many operations it has ended.
+    pub fn engine(&self, device: usize, engine: Engine) -> Option<(usize, u64)> {
+        let index = engine.exclusive()?;
+        let state = &self.devices[device].engines[index];
+        state.busy.then_some((index, state.completed))
+    }
+
     /// Takes note that the job's operation has been performed, or what it died of.
     pub fn finish(&mut self, job: &mut Job, result: Result<Ended, Died>) -> Next {
         let (key, device) = (job.stream, job.device);
@@ -349,6 +359,7 @@ impl Core {
         if let Some(engine) = job.engine.and_then(Engine::exclusive) {
             let engine = &mut self.devices[device].engines[engine];
             engine.busy = false;
+            engine.completed += 1;
             // All of them: the first might turn out to conflict with something and leave the engine to the next.
             for waiting in mem::take(&mut engine.queue) {
                 self.unpark(waiting);

@@ -1,5 +1,8 @@
 //! A table whose keys are never mistaken: a stale key, or one of another machine, finds nothing.
 
+use super::fault;
+use crate::driver::DriverResult;
+
 /// `tag` (16 bits), generation (24), index (24).
 pub(super) type Key = u64;
 
@@ -10,6 +13,8 @@ pub(super) struct Slab<T> {
     tag: u64,
     slots: Vec<Slot<T>>,
     free: Vec<usize>,
+    live: usize,
+    most: usize,
 }
 
 struct Slot<T> {
@@ -20,19 +25,26 @@ struct Slot<T> {
 impl<T> Slab<T> {
     /// A table whose keys differ from those of tables with another `tag` (modulo 2^16).
     pub fn new(tag: u64) -> Self {
-        Slab { tag: tag << (2 * BITS), slots: Vec::new(), free: Vec::new() }
+        Slab { tag: tag << (2 * BITS), slots: Vec::new(), free: Vec::new(), live: 0, most: 1 << BITS }
     }
 
-    pub fn insert(&mut self, value: T) -> Key {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { key: self.tag | self.slots.len() as u64, value: None });
-            self.slots.len() - 1
-        });
+    /// A new entry, if there is a key left for it.
+    pub fn insert(&mut self, value: T) -> DriverResult<Key> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() >= self.most => {
+                return Err(fault::exhausted(format!("there are {} handles of this kind", self.live)));
+            }
+            None => {
+                self.slots.push(Slot { key: self.tag | self.slots.len() as u64, value: None });
+                self.slots.len() - 1
+            }
+        };
         let slot = &mut self.slots[index];
-        let generation = (slot.key >> BITS).wrapping_add(1) & MASK;
-        slot.key = self.tag | generation << BITS | index as u64;
+        slot.key += 1 << BITS;
         slot.value = Some(value);
-        slot.key
+        self.live += 1;
+        Ok(slot.key)
     }
 
     fn slot(&self, key: Key) -> Option<usize> {
@@ -52,8 +64,17 @@ impl<T> Slab<T> {
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let index = self.slot(key)?;
         let value = self.slots[index].value.take()?;
-        self.free.push(index);
+        self.live -= 1;
+        // After the last generation its first keys would come again.
+        if key >> BITS & MASK < MASK {
+            self.free.push(index);
+        }
         Some(value)
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.live
     }
 
     /// The keys of all entries.
@@ -69,14 +90,33 @@ mod tests {
     #[test]
     fn stale_and_foreign_keys_find_nothing() {
         let (mut a, mut b) = (Slab::new(1), Slab::new(2));
-        let old = a.insert('x');
+        let old = a.insert('x').unwrap();
         assert_eq!(a.remove(old), Some('x'));
-        let new = a.insert('y');
+        let new = a.insert('y').unwrap();
         assert_eq!(a.remove(old), None);
         assert_eq!((a.get(old), a.get(new)), (None, Some(&'y')));
         assert_eq!(b.get(new), None);
-        let foreign = b.insert('z');
+        let foreign = b.insert('z').unwrap();
         assert_eq!(a.get(foreign), None);
         assert_eq!(a.get(u64::MAX), None);
+    }
+
+    /// The key's parts must not run into each other, and no key comes twice.
+    #[test]
+    fn keys_run_out_with_a_word() {
+        let mut slab = Slab::new(7);
+        slab.most = 2;
+        let keys = [slab.insert(0).unwrap(), slab.insert(1).unwrap()];
+        let fault = slab.insert(2).unwrap_err();
+        assert!(fault.detail.contains("2 handles"), "{fault}");
+        slab.remove(keys[0]).unwrap();
+        let again = slab.insert(3).unwrap();
+        assert_eq!((slab.get(keys[0]), slab.get(again), slab.len()), (None, Some(&3), 2));
+        // The last generation of a slot.
+        slab.slots[1].key |= MASK << BITS;
+        let last = slab.slots[1].key;
+        assert_eq!(slab.remove(last), Some(1));
+        assert!(slab.insert(4).is_err() && slab.len() == 1);
+        assert_eq!(last >> (2 * BITS), 7);
     }
 }

@@ -149,7 +149,8 @@ pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: BackingChoice, tri
     match opened {
         Ok(Some(vmm)) => return Ok(Box::new(vmm)),
         Ok(None) => {
-            tracing::warn!(
+            event!(
+                warn,
                 device,
                 "copies to and from mapped memory do not arrive; memory is allocated in single pieces"
             );
@@ -161,7 +162,7 @@ pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: BackingChoice, tri
         }
         Err(fault) if fault.kind == FaultKind::Unsupported => {}
         Err(fault) => {
-            tracing::warn!(device, %fault, "no window of addresses; memory is allocated in single pieces");
+            event!(warn, device, %fault, "no window of addresses; memory is allocated in single pieces");
         }
     }
     Ok(chunks())

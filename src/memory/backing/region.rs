@@ -159,7 +159,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         self.link.acquire(self.known.get_mut().as_deref());
         let refused = |fault: Fault| {
-            tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
+            event!(warn, device = self.link.device, %fault, "memory could not be given back");
             if let Some(report) = fault.report {
                 self.link.refuse(report);
             }

@@ -19,7 +19,7 @@ pub(super) fn machine(devices: usize) -> Vec<DriverRef> {
 }
 
 pub(super) fn link_of(driver: &DriverRef) -> Arc<Link> {
-    Arc::new(Link::new(0, 0, driver.clone(), 1, false))
+    Arc::new(Link::new(0, 0, driver.clone(), Arc::default(), 1, false))
 }
 
 /// Which backing.

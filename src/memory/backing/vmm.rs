@@ -93,7 +93,7 @@ impl Backing for Vmm {
                         // SAFETY: mapped just now; nobody knows of it.
                         let undone = unsafe { self.unmap(REGION, address..address + bytes) };
                         if let Err(fault) = undone {
-                            tracing::warn!(device = self.home.link.device, %fault, "memory could not be given back");
+                            event!(warn, device = self.home.link.device, %fault, "memory could not be given back");
                         }
                     }
                     return Err(fault);

@@ -112,7 +112,7 @@ fn look(link: &Link, zone: &[u8], requested: usize, of: impl FnOnce() -> Option<
     let now =
         Deed { op: "audit", detail: String::new(), site: None, device: Some(link.device), stream: None, write: true };
     let report = Report { kind: Kind::OutOfBounds, now, before: None, bytes, allocation: of(), missing };
-    tracing::error!(device = link.device, "{report}");
+    event!(error, device = link.device, "{report}");
     Some(Arc::new(report))
 }
 
@@ -177,7 +177,7 @@ impl Cache {
         if let Some(slots) = &mut audit.slots
             && let Err(error) = slots.look(&self.link, &mut audit.found)
         {
-            tracing::warn!(device = self.link.device, %error, "red zones of the last buffers were not looked at");
+            event!(warn, device = self.link.device, %error, "red zones of the last buffers were not looked at");
         }
         for report in mem::take(&mut audit.found) {
             self.link.refuse(report);

@@ -80,7 +80,7 @@ impl Cache {
                         // A means that fails is not the end: the others may do.
                         Err(error) if self.is_fatal(&error) => return Err(error),
                         Err(error) => {
-                            tracing::debug!(device = self.link.device, %error, "memory is short: {name}");
+                            event!(debug, device = self.link.device, %error, "memory is short: {name}");
                             cause.get_or_insert(error);
                         }
                     }
@@ -340,7 +340,7 @@ impl Cache {
                 let bytes = unit.end - unit.start;
                 // SAFETY: the unit is free, and its uses are over, on every device.
                 if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
-                    tracing::warn!(device = self.link.device, %fault, "memory could not be given back");
+                    event!(warn, device = self.link.device, %fault, "memory could not be given back");
                     let refused = fault.kind == FaultKind::Misuse;
                     if let Some(report) = fault.report {
                         self.link.refuse(report);
@@ -389,7 +389,7 @@ impl Drop for Cache {
             && self.stats.in_use > 0
         {
             let live = LeakReport { leaks: ledger.leaks() };
-            tracing::warn!(device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
+            event!(warn, device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
         self.give_back(&|| false);

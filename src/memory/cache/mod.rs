@@ -34,6 +34,7 @@ use super::{
     stats::MemoryStats,
 };
 use crate::{
+    contain::Contained,
     driver::check,
     error::{Error, Result},
     memory::OutOfMemoryReport,
@@ -65,7 +66,7 @@ pub(crate) enum MemoryLimit {
 }
 
 impl MemoryLimit {
-    fn of(self, total: u64) -> u64 {
+    pub(crate) fn of(self, total: u64) -> u64 {
         match self {
             MemoryLimit::Bytes(bytes) => bytes,
             MemoryLimit::Percent(percent) => (total as f64 * percent / 100.0) as u64,
@@ -78,7 +79,10 @@ pub(crate) const ATTEMPTS: usize = 16;
 
 /// Asked when a device is out of memory; whether to try again.
 #[derive(Clone)]
-pub(crate) struct OnOutOfMemory(pub(crate) Arc<dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync>);
+pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Asked>>);
+
+/// What is asked.
+type Asked = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
 
 impl fmt::Debug for OnOutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -187,15 +191,21 @@ impl Cache {
         self.limit
     }
 
-    /// Takes memory from the driver before it is needed.
+    /// Takes memory from the driver before it is needed. At most a device's memory, as the builder has checked.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
-        let Some(bytes) = bytes.checked_next_multiple_of(GRAIN as u64) else {
-            return Err(Error::invalid("memory_reserve", format_args!("{bytes} bytes are more than any memory has")));
-        };
-        self.map(op, bytes)
+        let request = Request { op, bytes: bytes as usize, align: ALIGN, stream: None, stop: &|| false };
+        let grain = GRAIN as u64;
+        let most = self.limit.unwrap_or(u64::MAX) / grain * grain;
+        self.map(op, bytes.div_ceil(grain).saturating_mul(grain).min(most)).map_err(|error| match error {
+            // The driver's fault does not say what was asked for.
+            Error::OutOfMemory { .. } => {
+                self.out_of_memory_report(&request, vec!["asked the driver for more"]).into_error()
+            }
+            other => other,
+        })
     }
 
     /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.

@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     memory::stats::MemoryStats,
 };
-use std::{fmt, fs, path::Path, slice};
+use std::{fmt, fs, panic::Location, path::Path, slice};
 
 /// What a device's memory pool holds and, while recording is on, what has happened in it. As text with `Display`, as a
 /// page with [`to_html`](Self::to_html), as data with `to_json`.
@@ -169,17 +169,21 @@ impl MemorySnapshot {
     /// # Errors
     /// [`Error::InvalidArgument`] says where it is no snapshot.
     #[cfg(feature = "insight")]
+    #[track_caller]
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|e| Error::invalid("snapshot", e))
+        let site = Location::caller();
+        serde_json::from_str(text).map_err(|e| Error::invalid_at(site, "snapshot", e))
     }
 
     /// Writes the snapshot to a file as its extension says: `.html`, `.svg`, or `.json` (with feature `insight`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other extensions, and when the file cannot be written; it names the file.
+    #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let failed = |why: &dyn fmt::Display| Error::invalid("snapshot", format_args!("{}: {why}", path.display()));
+        let (path, site) = (path.as_ref(), Location::caller());
+        let failed =
+            |why: &dyn fmt::Display| Error::invalid_at(site, "snapshot", format_args!("{}: {why}", path.display()));
         let text = match path.extension().and_then(|e| e.to_str()) {
             Some("html" | "htm") => self.to_html(),
             Some("svg") => self.to_svg(),
@@ -211,6 +215,8 @@ impl fmt::Display for MemorySnapshot {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{super::site::site, *};
+    #[cfg(feature = "insight")]
+    use crate::testing::texts;
     use proptest::prelude::*;
 
     /// A short life: two chunks, one of them given back; a block that was there before, one that came and went, one
@@ -299,6 +305,37 @@ pub(crate) mod tests {
         #[test]
         fn json_is_read_back_as_it_was(snapshot in any_snapshot()) {
             prop_assert_eq!(MemorySnapshot::from_json(&snapshot.to_json()).unwrap(), snapshot);
+        }
+    }
+
+    #[cfg(feature = "insight")]
+    proptest! {
+        #![proptest_config(texts::cases(64))]
+
+        /// What is read can be looked at, whatever it says.
+        #[test]
+        fn any_text_is_a_snapshot_or_none(text in texts::like(SNAPSHOTS)) {
+            if let Ok(snapshot) = MemorySnapshot::from_json(&text) {
+                prop_assert_eq!(&MemorySnapshot::from_json(&snapshot.to_json()).unwrap(), &snapshot);
+                let (page, picture, words) = (snapshot.to_html(), snapshot.to_svg(), snapshot.to_string());
+                prop_assert!(!page.is_empty() && !picture.is_empty() && !words.is_empty());
+            }
+        }
+    }
+
+    #[cfg(feature = "insight")]
+    static SNAPSHOTS: &[&str] = &[
+        r#"{"device":1,"recorded":true,"stats":{"in_use":7},"chunks":[{"address":64,"bytes":8}],"dropped_events":3}"#,
+        r#"{"blocks":[{"address":64,"bytes":4,"state":"live","site":{"op":"upload","file":"a.rs","line":1,"column":9}}]}"#,
+        r#"{"taken_at":9,"events":[{"micros":5,"kind":"freed_remotely","address":64,"bytes":4,"requested":3,"stream":2}]}"#,
+    ];
+
+    /// Nested as deep as memory allows: an error, not the end of the stack.
+    #[cfg(feature = "insight")]
+    #[test]
+    fn json_that_is_nested_without_end() {
+        for open in ["[", "{\"novelty\":", "{\"blocks\":[{\"novelty\":["] {
+            assert!(MemorySnapshot::from_json(&open.repeat(100_000)).is_err());
         }
     }
 

@@ -62,7 +62,7 @@ impl PinnedPool {
                 }
                 (done, _) => return done,
             };
-            tracing::debug!(op, requested = refused.requested, "page-locked memory is asked for again");
+            event!(debug, op, requested = refused.requested, "page-locked memory is asked for again");
             attempts -= 1;
         }
     }

@@ -27,6 +27,7 @@ impl<'a> Shrink<'a> {
     }
 
     /// One more run, if there may be one.
+    #[track_caller]
     fn run(&mut self, choices: &[u32]) -> Option<Run> {
         if self.tries >= RUNS || Instant::now() >= self.until {
             return None;
@@ -38,12 +39,14 @@ impl<'a> Shrink<'a> {
     }
 
     /// One more run, if it is made and fails.
+    #[track_caller]
     fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
         let Run { failed, trace } = self.run(choices)?;
         failed.map(|why| Failing { why, trace })
     }
 
     /// The simplest failing run found, the number of runs, and whether the first could be repeated at all.
+    #[track_caller]
     pub(super) fn shrink(mut self, first: Failing) -> (Failing, u32, bool) {
         let choices = first.trace.choices();
         let Some(mut best) = self.fails(&choices) else { return (first, self.tries, false) };
@@ -72,6 +75,7 @@ impl<'a> Shrink<'a> {
 
     /// One switch in the run that has none and passes: what is left of a failing run by leaving out choices depends on
     /// what each of them counted from, and need not be the simplest. From the end, where the failure is.
+    #[track_caller]
     fn single(&mut self, straight: &Trace) -> Option<Failing> {
         for (at, step) in straight.steps().iter().enumerate().rev() {
             for choice in 1..step.candidates {
@@ -87,6 +91,7 @@ impl<'a> Shrink<'a> {
     }
 
     /// Delta debugging over the choices that are not 0.
+    #[track_caller]
     fn minimise(&mut self, mut choices: Vec<u32>, mut best: Failing) -> Failing {
         let mut parts = 2;
         loop {

@@ -185,6 +185,7 @@ fn duration(text: &str) -> Result<Duration, BadFaultPlan> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::texts;
     use proptest::prelude::*;
 
     #[test]
@@ -245,6 +246,12 @@ mod tests {
         );
     }
 
+    static PLANS: &[&str] = &[
+        "seed=7; 1:alloc:3:oom ;*:launch:p0.01:error;",
+        "2>0:copy-peer:4+:slow=1ms+10us/MB;0>1:any:*:drop",
+        "*>*:any:18446744073709551615+:stuck; 0:copy-up:*:slow=18446744073709551615ns+3s/MB",
+    ];
+
     fn rule() -> impl Strategy<Value = FaultRule> {
         let when = prop_oneof![
             Just(When::Always),
@@ -269,6 +276,16 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(texts::cases(256))]
+
+        #[test]
+        fn any_text_is_a_plan_or_none(text in texts::like(PLANS)) {
+            if let Ok(plan) = text.parse::<FaultPlan>() {
+                let again: FaultPlan = plan.to_string().parse().unwrap();
+                prop_assert_eq!((again.seed, again.rules), (plan.seed, plan.rules));
+            }
+        }
+
         #[test]
         fn what_is_written_is_read_as_the_same(seed: u64, rules in proptest::collection::vec(rule(), 0..5)) {
             let plan = rules.iter().fold(FaultPlan::new().seed(seed), |plan, rule| plan.on(*rule));

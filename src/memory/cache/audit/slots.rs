@@ -100,7 +100,7 @@ impl Slots {
         if self.filled + bytes > AREA
             && let Err(error) = self.look(link, found)
         {
-            tracing::warn!(device = link.device, %error, "a red zone was not looked at");
+            event!(warn, device = link.device, %error, "a red zone was not looked at");
             return None;
         }
         if self.area.is_none() {

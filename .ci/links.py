@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""The links of the documentation lead somewhere.
+
+Usage: .ci/links.py [FOLDER], the folder of the crate's pages (default target/doc/gpu_pool). On each page, what is relative must
+be a file that `cargo doc` has written, and a fragment must be an id in that file. So no page names a file of the repository,
+which docs.rs does not have.
+"""
+
+import pathlib
+import sys
+import urllib.parse
+from html.parser import HTMLParser
+
+# What rustdoc repeats from the documentation of other crates' traits, relative to their pages: tracing's.
+FOREIGN = {"dispatcher#setting-the-default-subscriber"}
+
+
+class Page(HTMLParser):
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.ids = [], set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if attributes.get("id"):
+            self.ids.add(attributes["id"])
+        for name in ("href", "src"):
+            if tag in ("a", "img") and attributes.get(name):
+                self.links.append(attributes[name])
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "target/doc/gpu_pool").resolve()
+    pages = {path: Page(path) for path in sorted(folder.rglob("*.html"))}
+    if folder / "index.html" not in pages:
+        sys.exit(f"{folder} has no front page: run cargo doc first")
+    count, broken = 0, []
+    for path, page in list(pages.items()):
+        for link in page.links:
+            parts = urllib.parse.urlsplit(link)
+            if parts.scheme or parts.netloc or link in FOREIGN:
+                continue
+            count += 1
+            name = urllib.parse.unquote(parts.path)
+            target = (path.parent / name).resolve() if name else path
+            if not target.is_file():
+                broken.append(f"{path.relative_to(folder)}: {link}: no such file")
+            # The lines of sources are numbered by a script.
+            elif parts.fragment and target.suffix == ".html" and "/src/" not in target.as_posix():
+                if target not in pages:
+                    pages[target] = Page(target)
+                # Some ids are written as they stand in links.
+                if not {parts.fragment, urllib.parse.unquote(parts.fragment)} & pages[target].ids:
+                    broken.append(f"{path.relative_to(folder)}: {link}: no such place on that page")
+    if broken:
+        sys.exit("\n".join(broken[:50]) + f"\n{len(broken)} of {count} links lead nowhere")
+    print(f"{count} links of {len(pages)} pages lead somewhere")
+
+
+main()

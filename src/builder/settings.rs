@@ -1,0 +1,79 @@
+//! Settings that contradict each other. They are refused by their names and values, before any device does work.
+
+use super::{Backend, Builder};
+use crate::{
+    Algorithm,
+    driver::host::Schedule,
+    error::{Error, Result},
+    memory::{cache::MemoryLimit, link::Link},
+};
+use std::sync::Arc;
+
+impl Builder {
+    /// What can be checked without devices, of what the program has set itself.
+    #[track_caller]
+    pub(super) fn check_settings(&self) -> Result<()> {
+        if self.machine.dry && self.machine.topology.is_none() {
+            return Err(Error::invalid(
+                "build",
+                "`dry` without `topology`: the pool would neither compute nor tell times",
+            ));
+        }
+        if let (Some(_), Some(schedule)) = (&self.machine.topology, &self.schedule)
+            && *schedule != Schedule::Virtual
+        {
+            let why = format_args!("`topology` with `schedule({schedule:?})`: a topology needs the schedule `Virtual`");
+            return Err(Error::invalid("build", why));
+        }
+        if self.machine.topology.is_some() && self.backend == Some(Backend::Cuda) {
+            return Err(Error::invalid("build", "`topology` with `cuda`: a topology is for software GPUs"));
+        }
+        if self.staged && self.algorithm == Some(Algorithm::Direct) {
+            return Err(Error::invalid(
+                "build",
+                "`without_peer_access` with `algorithm(Direct)`: its kernels need peer access",
+            ));
+        }
+        if let (Some(reserve), Some(MemoryLimit::Bytes(limit))) = (self.memory.reserve, self.memory.limit)
+            && reserve > limit
+        {
+            return Err(beyond(reserve, format_args!("`memory_limit({limit})` allows")));
+        }
+        Ok(())
+    }
+
+    /// The deadline that the program or the environment has set.
+    #[track_caller]
+    pub(super) fn check_timeout(&self) -> Result<()> {
+        match self.timeout {
+            Some(deadline) if deadline.is_zero() => {
+                Err(Error::invalid("build", "`timeout(0ns)`: the deadline must be longer than zero"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What depends on how much memory the devices have.
+    #[track_caller]
+    pub(super) fn check_memory(&self, links: &[Arc<Link>]) -> Result<()> {
+        let Some(reserve) = self.memory.reserve else { return Ok(()) };
+        for link in links {
+            let (device, total) = (link.device, link.driver.info().total_memory / link.sharers as u64);
+            let limit = self.memory.limit.map(|limit| (limit, limit.of(total)));
+            match limit {
+                Some((MemoryLimit::Percent(percent), most)) if reserve > most => {
+                    let why = format_args!("`memory_limit_percent({percent})` allows: {most} on device {device}");
+                    return Err(beyond(reserve, why));
+                }
+                _ if reserve > total => return Err(beyond(reserve, format_args!("device {device} has: {total}"))),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[track_caller]
+fn beyond(reserve: u64, most: std::fmt::Arguments<'_>) -> Error {
+    Error::invalid("build", format_args!("`memory_reserve({reserve})` is more bytes than {most}"))
+}

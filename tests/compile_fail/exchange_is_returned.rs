@@ -1,0 +1,7 @@
+//# first: `GradientExchange` cannot be sent
+//# lines: 20
+use gpu_pool::{GpuPool, GradientExchange};
+
+fn main() {
+    let _ = GpuPool::scope(|dev, _| GradientExchange::builder().build(dev, &[4])); //~ E0277: NotDeviceThreadOnly
+}

@@ -1,0 +1,7 @@
+//# first: `Graph` cannot be sent
+//# lines: 20
+use gpu_pool::GpuPool;
+
+fn main() {
+    let _ = GpuPool::scope(|dev, _| Ok(dev.capture(|_| Ok(()))?.0)); //~ E0277: NotDeviceThreadOnly
+}
