@@ -1,7 +1,79 @@
-#![doc = include_str!("../README.md")]
+//! One process, several GPUs, **one host thread for each GPU**.
+//!
+//! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory pool. A
+//! closure runs on all GPUs at once, each over its [`Shard`] of borrowed data. The threads exchange data through lock-free ring
+//! buffers and events between GPUs. Where there is no GPU, the same code runs on software GPUs.
+//!
+//! ```
+//! use gpu_pool::{GpuPool, ReduceOp};
+//!
+//! let batch: Vec<f32> = (0..1000).map(|i| i as f32).collect();
+//! let sums: Vec<Vec<f32>> = GpuPool::scope(|dev, shard| {
+//!     let x = dev.upload(shard.of(&batch))?;           // this GPU's part of the borrowed batch
+//!     let mut s = dev.sum(&x)?;                        // one element, on this GPU's stream
+//!     dev.all_reduce(&mut s, ReduceOp::Sum)?;          // with all other GPUs
+//!     dev.download(&s)                                 // waits for this stream only
+//! })?;                                                 // results in device order
+//! assert!(sums.iter().all(|s| s[0] == 499_500.0));
+//! # Ok::<(), gpu_pool::Error>(())
+//! ```
+//!
+//! This page is a map. The guide is a book: `docs/` in the repository, built by `.ci/book.sh` into
+//! [`target/book`](../../book/index.html), beside this documentation. It also has the measurements and the design.
+//!
+//! # The crate by task
+//!
+//! | to | see |
+//! |---|---|
+//! | build a pool, and run closures on its devices | [`GpuPool`], [`Builder`], [`Backend`], [`PoolReport`] |
+//! | make the process-wide pool | [`GpuPool::scope`], [`GpuPool::global`], [`Builder::build_global`] |
+//! | work on a device | [`Device`]: memory, copies, streams, operations, collectives |
+//! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
+//! | keep state on its device between closures | [`PerDevice`] |
+//! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
+//! | have memory on the host that copies need not wait for | [`PinnedBuffer`] |
+//! | have one address on the host and all devices | [`UnifiedBuffer`] |
+//! | see who holds memory | [`MemoryStats`], [`MemorySnapshot`], [`LeakReport`], [`OutOfMemoryReport`] |
+//! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
+//! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
+//! | multiply matrices | [`Device::gemm`], [`Matrix`] |
+//! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
+//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
+//! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
+//! | launch many operations as one | [`Device::capture`], [`Graph`] |
+//! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
+//! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
+//! | know what can go wrong | [`Error`] |
+//!
+//! Every setting of [`Builder`] has an environment variable where that makes sense; its documentation lists them.
+//!
+//! # What keeps it safe
+//!
+//! * `&Device` is the right to use a device. It cannot leave its thread, so there is no "current device" to get wrong.
+//! * Each block of memory knows its last uses. Operations on the same memory wait for each other on the GPU, over streams and
+//!   devices. No safe program can write a data race.
+//! * No operation in flight points at borrowed host memory once its call has returned.
+//! * Collectives meet on the host first. Calls that do not match are [`Error::Mismatch`], with both places in the program, and no
+//!   buffer is touched.
+//! * The first failure ends the others' waits: they get [`Error::Aborted`], the scope returns the cause, and the pool works again.
+//!   Every wait has a deadline that means "no progress".
+//! * `unsafe` are only launches of your own kernels, uninitialised memory, [`Device::unordered`], and addresses.
+//!
+//! # Features
+//!
+//! | feature | default | |
+//! |---|---|---|
+//! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
+//! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
+//! | `insight` | yes | [`MemorySnapshot::to_json`] and `from_json`. |
+//! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
+//! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
+//!
+//! GPUs need Linux and an NVIDIA driver of version 535 or newer.
 // `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
 
+mod book;
 mod builder;
 mod builtin;
 mod collective;
