@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The documentation builds without a warning, and the README is up to date.
+# The documentation builds without a warning, and the measured numbers are what benches/results holds.
 source "$(dirname "$0")/env.sh"
 
 RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
-# The README's tables show what benches/results holds.
+# Those of the README and of docs/src/measured.md, and the plots.
 benches/tables.py --check
