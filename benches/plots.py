@@ -76,6 +76,13 @@ LINES = {
 }
 
 
+# What the axis shows, where it is not how many times as fast this crate is.
+AXES = {
+    "check": "the other's time / time with the checker off",
+    "predict": "predicted time / measured time",
+}
+
+
 def escape(text):
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
@@ -138,7 +145,8 @@ def dots(bench, rows):
         for machine, ratio in points:
             y = middle + 7 * (machines.index(machine) - (len(machines) - 1) / 2)
             out.append(f'<circle cx="{place(ratio):.1f}" cy="{y:.1f}" r="4" fill="{colours[machine]}" fill-opacity="0.75"/>')
-    out.append(words(width - right, bottom + 38, "the other's time / time here; right of 1: this crate is faster", 12, "end"))
+    axis = AXES.get(bench, "the other's time / time here; right of 1: this crate is faster")
+    out.append(words(width - right, bottom + 38, axis, 12, "end"))
     return page(width, bottom + 50, out)
 
 
