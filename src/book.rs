@@ -41,12 +41,13 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR"))
     }
 
-    fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
+    /// All files of a kind in a folder.
+    fn files(folder: &Path, kind: &str, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                markdown(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
+                files(&path, kind, found);
+            } else if path.extension().is_some_and(|extension| extension == kind) {
                 found.push(path);
             }
         }
@@ -71,7 +72,7 @@ mod tests {
     #[test]
     fn every_page_with_a_program_is_a_doctest() {
         let mut pages = vec![root().join("README.md")];
-        markdown(&root().join("docs/src"), &mut pages);
+        files(&root().join("docs/src"), "md", &mut pages);
         let with_programs: BTreeSet<String> = pages
             .iter()
             .filter(|page| has_programs(&fs::read_to_string(page).unwrap()))
@@ -87,6 +88,23 @@ mod tests {
         assert!(has_programs("```text\n```\n\n```rust,no_run\n```\n"));
         assert!(has_programs("```\nlet x = 1;\n```\n"));
         assert!(!has_programs("```rust,ignore\ncode\n```\n```sh\nls\n```\n```text\n```\n"));
+    }
+
+    /// Rustdoc compiles all programs of the crate as one, in a folder of its own. A path that is relative to the page is not
+    /// found there. Then rustdoc compiles and links them one by one, without a word, which takes minutes instead of seconds.
+    #[test]
+    fn programs_include_files_by_absolute_paths() {
+        let mut pages = vec![root().join("README.md")];
+        files(&root().join("docs/src"), "md", &mut pages);
+        files(&root().join("src"), "rs", &mut pages);
+        for page in pages {
+            let is_source = page.extension().is_some_and(|extension| extension == "rs");
+            for (number, line) in fs::read_to_string(&page).unwrap().lines().enumerate() {
+                let is_program = !is_source || ["///", "//!"].iter().any(|mark| line.trim_start().starts_with(mark));
+                let relative = ["include_str!(\"", "include_bytes!(\""].iter().any(|include| line.contains(include));
+                assert!(!(is_program && relative), "{}:{}: use `env!`", page.display(), number + 1);
+            }
+        }
     }
 
     #[test]
