@@ -1,7 +1,7 @@
 """Draws what `tables.py` shows as SVG, with nothing but the standard library.
 
-Two kinds of plots. `dots`: a line for each comparison, a dot for each case in it, at the ratio of the peer's time to ours.
-`curves`: that ratio against the size, a curve for each number of devices.
+Two kinds of plots. `dots`: a line for each comparison, a dot for each case in it, at the ratio of the peer's time to
+ours. `curves`: that ratio against the size, a curve for each number of devices.
 """
 import math
 import re

@@ -90,8 +90,9 @@ mod tests {
         assert!(!has_programs("```rust,ignore\ncode\n```\n```sh\nls\n```\n```text\n```\n"));
     }
 
-    /// Rustdoc compiles all programs of the crate as one, in a folder of its own. A path that is relative to the page is not
-    /// found there. Then rustdoc compiles and links them one by one, without a word, which takes minutes instead of seconds.
+    /// Rustdoc compiles all programs of the crate as one, in a folder of its own. A path that is relative to the page
+    /// is not found there. Then rustdoc compiles and links them one by one, without a word, which takes minutes instead
+    /// of seconds.
     #[test]
     fn programs_include_files_by_absolute_paths() {
         let mut pages = vec![root().join("README.md")];

@@ -1,8 +1,8 @@
 //! One process, several GPUs, **one host thread for each GPU**.
 //!
-//! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory pool. A
-//! closure runs on all GPUs at once, each over its [`Shard`] of borrowed data. The threads exchange data through lock-free ring
-//! buffers and events between GPUs. Where there is no GPU, the same code runs on software GPUs.
+//! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
+//! pool. A closure runs on all GPUs at once, each over its [`Shard`] of borrowed data. The threads exchange data
+//! through lock-free ring buffers and events between GPUs. Where there is no GPU, the same code runs on software GPUs.
 //!
 //! ```
 //! use gpu_pool::{GpuPool, ReduceOp};
@@ -50,13 +50,13 @@
 //! # What keeps it safe
 //!
 //! * `&Device` is the right to use a device. It cannot leave its thread, so there is no "current device" to get wrong.
-//! * Each block of memory knows its last uses. Operations on the same memory wait for each other on the GPU, over streams and
-//!   devices. No safe program can write a data race.
+//! * Each block of memory knows its last uses. Operations on the same memory wait for each other on the GPU, over
+//!   streams and devices. No safe program can write a data race.
 //! * No operation in flight points at borrowed host memory once its call has returned.
-//! * Collectives meet on the host first. Calls that do not match are [`Error::Mismatch`], with both places in the program, and no
-//!   buffer is touched.
-//! * The first failure ends the others' waits: they get [`Error::Aborted`], the scope returns the cause, and the pool works again.
-//!   Every wait has a deadline that means "no progress".
+//! * Collectives meet on the host first. Calls that do not match are [`Error::Mismatch`], with both places in the
+//!   program, and no buffer is touched.
+//! * The first failure ends the others' waits: they get [`Error::Aborted`], the scope returns the cause, and the pool
+//!   works again. Every wait has a deadline that means "no progress".
 //! * `unsafe` are only launches of your own kernels, uninitialised memory, [`Device::unordered`], and addresses.
 //!
 //! # Features
