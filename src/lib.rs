@@ -18,8 +18,8 @@
 //! # Ok::<(), gpu_pool::Error>(())
 //! ```
 //!
-//! This page is a map. The guide is a book: `docs/` in the repository, built by `.ci/book.sh` into
-//! [`target/book`](../../book/index.html), beside this documentation. It also has the measurements and the design.
+//! This page is a map. The guide, the measurements and the design are a book in `docs/` of the repository (`.ci/book.sh`
+//! builds it into `target/book`).
 //!
 //! # The crate by task
 //!
