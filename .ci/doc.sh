@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The documentation builds without a warning, its links lead somewhere, and the README is up to date.
+# The documentation builds without a warning, its links lead somewhere, and the measured numbers are what benches/results holds.
 source "$(dirname "$0")/env.sh"
 
 RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
 .ci/links.py
-# The README's tables show what benches/results holds.
+# Those of the README and of docs/src/measured.md, and the plots.
 benches/tables.py --check

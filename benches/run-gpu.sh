@@ -11,7 +11,7 @@
 # peer is PyTorch's DDP, started by torchrun where python3 has torch. Run it from the root of the repository.
 #
 # `benches/run-gpu.sh pair` is the same on the first two GPUs in less than 300 s, with shorter turns, and its results go to
-# $OUT/2x<GPU>/collectives.json: to $OUT/2xH200, where README takes its table from, on H200s.
+# $OUT/2x<GPU>/collectives.json: to $OUT/2xH200, where the tables are made from, on H200s.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
 # JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;

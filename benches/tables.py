@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""Writes the README's measured tables from benches/results/<machine>/<bench>.json.
+"""Writes the measured numbers and plots of the book and the README from benches/results/<machine>/<bench>.json.
 
-`benches/tables.py` rewrites README.md, `benches/tables.py --check` fails if it would change. What the README shows is
-what the files say; nothing is typed by hand but what was aimed at.
+`benches/tables.py` rewrites docs/src/measured.md, README.md and docs/src/plots/*.svg; `benches/tables.py --check` fails if one
+of them would change. They show what the files say. Nothing is typed by hand but what was aimed at.
 
-`measured:<bench>` is a table of everything in the files, `targets:<bench>` one of what was aimed at and what came of it (also on
-machines that were aimed at and never measured: "not measured"). Of sweeps
-over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also `gpu/graph/..` and `gpu/no_peer/..`), `sweeps:<bench>` has a line each, `sizes:<bench>` every size of
-the all-reduce of f32 on the most devices, and `rest:<bench>` is a table of all other cases, with the 99th percentiles.
+Both pages have comments that say what goes between them and `<!-- end -->`:
+
+* `measured:<bench>`: a table of everything in the files.
+* `targets:<bench>`: what was aimed at and what came of it. A machine that was aimed at but never ran says "not measured".
+* `sweeps:<bench>`: a line for each sweep over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also `gpu/graph/..` and
+  `gpu/no_peer/..`).
+* `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
+* `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
+* `headlines:all`: the README's table.
+* `value <bench>; <machine>; <case>`, within a sentence: the value of a case. With `; <peer>` behind it the peer's value.
+* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: of a sweep, NCCL's best time / time here.
 """
 import json
 import math
@@ -15,9 +22,13 @@ import pathlib
 import re
 import sys
 
+import plots
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-MARK = re.compile(r"(<!-- (measured|targets|sweeps|sizes|rest):(\w+) -->\n).*?(<!-- end -->)", re.S)
+PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
+PICTURES = ROOT / "docs/src/plots"
+MARK = re.compile(r"(<!-- (measured|targets|sweeps|sizes|rest|headlines):(\w+) -->\n).*?(<!-- end -->)", re.S)
+INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
 # What was aimed at: words, the target, the cases (all that match, in their order in the file), and of each the value or, against
 # a peer whose name begins so, the ratio. Where there are many cases, only the worst is shown.
@@ -264,15 +275,82 @@ def rest(bench):
     return "\n".join(out) + "\n"
 
 
+# The README's numbers: words, where they are from (bench, machine, case, peer), and the section of the page of tables.
+HEADLINES = [
+    ("a closure on both GPUs and back, against `rayon::broadcast`", ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "a-scope"),
+    ("a further pool until its first all-reduce is over, against NCCL", ("collectives", "2 x NVIDIA H200", "gpu/setup/2", "NCCL"), "collectives"),
+    ("4 KiB of memory and back on 4 threads, against `cuMemAllocAsync`",
+     ("memory", "4 x NVIDIA H200", "gpu/small/pair_4K/all", "cuMemAllocAsync"), "memory"),
+    ("a training step of 8192 rows on 2 GPUs, against PyTorch's DDP", ("overlap", "2 x NVIDIA H200", "gpu/step/2/8192", "DDP"), "gradients"),
+]
+
+
+def headlines(_):
+    out = ["| | here | other | times as fast | |", "|---|---:|---:|---:|---|"]
+    link = lambda section: f"[how](docs/src/measured.md#{section})"
+    means = " / ".join(ratio(f"{n} x NVIDIA H200", "all_reduce", "f32", str(n), "mean") for n in (2, 4, 8))
+    out.append(f"| `all_reduce` of f32, mean of 1 KB to 1 GB, 2 / 4 / 8 GPUs, against NCCL | | | {means} | {link('collectives')} |")
+    for words, at, section in HEADLINES:
+        row = case(*at)
+        here, other = (f"{number(row[key])} {row['unit']}" for key in ("value", "peer_value"))
+        out.append(f"| {words} | {here} | {other} | {number(row['ratio'])} | {link(section)} |")
+    return "\n".join(out) + "\n"
+
+
+def case(bench, machine, name, peer=""):
+    """The row of a case; a case or a peer that is not there is an error."""
+    rows = [row for row in read(bench) if (row["machine"], row["case"]) == (machine, name)]
+    rows = [row for row in rows if (row.get("peer") or "").startswith(peer)]
+    if not rows:
+        sys.exit(f"benches/results has no {name} of {bench} on {machine} {peer}")
+    return rows[0]
+
+
+def value(bench, machine, name, peer=None):
+    row = case(bench, machine, name, peer or "")
+    return f"{number(row['value' if peer is None else 'peer_value'])} {row['unit']}"
+
+
+def ratio(machine, operation, dtype, devices, what):
+    ratios = best_ratios(curves("collectives")[machine, operation, dtype, int(devices)])
+    return f"{mean_of(ratios.values()) if what == 'mean' else min(ratios.values()):.2f}"
+
+
+def filled(page):
+    """The page with everything that its comments ask for."""
+    write = {"measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "headlines": headlines}
+    inline = {"value": value, "ratio": ratio}
+    page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
+    return INLINE.sub(lambda m: m[1] + inline[m[2]](*re.split(r";\s+", m[3])) + m[4], page)
+
+
+def pictures():
+    """Each plot's text by its name."""
+    found = {f"{bench}.svg": plots.dots(bench, read(bench)) for bench in plots.LINES}
+    for name, operation, heading in [
+        ("all_reduce_ratio.svg", "all_reduce", "all-reduce of f32 against NCCL, called one by one"),
+        ("all_reduce_graph_ratio.svg", "graph/all_reduce", "all-reduce of f32 against NCCL, in CUDA graphs"),
+    ]:
+        by_devices = {
+            f"{devices} GPUs": best_ratios(sizes)
+            for (machine, of, dtype, devices), sizes in curves("collectives").items()
+            if (of, dtype) == (operation, "f32") and machine.startswith(f"{devices} x")
+        }
+        found[name] = plots.curves(heading, dict(sorted(by_devices.items())), size_name)
+    return found
+
+
 def main():
-    old = README.read_text()
-    write = {"measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest}
-    new = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], old)
+    texts = {page: filled(page.read_text()) for page in PAGES}
+    texts |= {PICTURES / name: text for name, text in pictures().items()}
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
-        if new != old:
-            sys.exit("README.md does not show what benches/results holds: run benches/tables.py")
+        if stale:
+            names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+            sys.exit(f"not what benches/results holds: {names}. Run benches/tables.py")
     else:
-        README.write_text(new)
+        for path in stale:
+            path.write_text(texts[path])
 
 
 if __name__ == "__main__":

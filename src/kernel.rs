@@ -357,7 +357,8 @@ impl<S: Signature> Kernel<S> {
 /// ```
 /// use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
 ///
-/// static MODULE: Module = Module::ptx(include_str!("../kernels/ptx/elementwise.ptx"));
+/// static MODULE: Module =
+///     Module::ptx(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx/elementwise.ptx")));
 /// kernel! {
 ///     /// y += a * x
 ///     static SAXPY: "axpy_f32" in MODULE, fn(x: &[f32], y: &mut [f32], n: u64, a: f32) |_| {

@@ -1,7 +1,8 @@
-//! One process, several GPUs, **one host thread per GPU**. Each device has a thread of its own that lives as long as the
-//! pool, owns the context and a memory pool that knows its device. A closure runs on all devices at once over its shard of
-//! borrowed data; the threads exchange gradients through lock-free ring buffers and cross-device events. Where there is no
-//! GPU the same code runs on software GPUs, so multi-GPU code can be written and tested on a laptop.
+//! One process, several GPUs, **one host thread for each GPU**.
+//!
+//! Each GPU has a thread of its own for as long as the pool lives. The thread owns the GPU's context and its memory
+//! pool. A closure runs on all GPUs at once, each over its [`Shard`] of borrowed data. The threads exchange data
+//! through lock-free ring buffers and events between GPUs. Where there is no GPU, the same code runs on software GPUs.
 //!
 //! ```
 //! use gpu_pool::{GpuPool, ReduceOp};
@@ -10,39 +11,65 @@
 //! let sums: Vec<Vec<f32>> = GpuPool::scope(|dev, shard| {
 //!     let x = dev.upload(shard.of(&batch))?;           // this GPU's part of the borrowed batch
 //!     let mut s = dev.sum(&x)?;                        // one element, on this GPU's stream
-//!     dev.all_reduce(&mut s, ReduceOp::Sum)?;          // ring buffers + cross-device events
+//!     dev.all_reduce(&mut s, ReduceOp::Sum)?;          // with all other GPUs
 //!     dev.download(&s)                                 // waits for this stream only
 //! })?;                                                 // results in device order
 //! assert!(sums.iter().all(|s| s[0] == 499_500.0));
 //! # Ok::<(), gpu_pool::Error>(())
 //! ```
 //!
-//! # Where to begin
+//! This page is a map. The guide, the measurements and the design are a book in `docs/` of the repository (`.ci/book.sh`
+//! builds it into `target/book`).
 //!
-//! | | |
+//! # The crate by task
+//!
+//! | to | see |
 //! |---|---|
-//! | A pool | [`GpuPool::scope`] on the process-wide pool, which [`Builder::build_global`] sets up; [`GpuPool::builder`] for one of your own, then [`run`](GpuPool::run), [`run_on`](GpuPool::run_on), [`run_mut`](GpuPool::run_mut), [`run_with`](GpuPool::run_with), [`try_run`](GpuPool::try_run) |
-//! | Its settings | [`Builder`], with the table of environment variables |
-//! | Parts of the data | [`Shard`], [`Parts`] |
-//! | A device | [`Device`]: the right to use it, only on its thread |
-//! | Memory | [`DeviceBuffer`], [`DeviceView`], [`PinnedBuffer`], [`UnifiedBuffer`]; [`Device::upload`], [`Device::download`], [`Device::copy`] |
-//! | What holds the memory | [`Device::stats`], [`Device::memory_snapshot`], [`GpuPool::leaks`], [`OutOfMemoryReport`] |
-//! | State between scopes | [`PerDevice`] |
-//! | Streams and events | [`Device::stream`], [`Device::on`], [`Event`] |
-//! | Kernels | [`kernel!`], [`Module`], [`Device::launch`] |
-//! | Collectives | [`Device::all_reduce`] and its like, [`Group`], [`Device::send`], [`Device::recv`], [`Algorithm`] |
-//! | Gradients | [`GradientExchange`] |
-//! | Graphs | [`Device::capture`], [`Device::launch_graph`], [`Graph`] |
-//! | Errors | [`Error`], one for each thing that the caller can do about it |
-//! | Tests of your own code | [`testing`]: all orders of operations, and planned faults; [`Builder::check`]: races and overruns |
-//! | Machines that are not there | [`topology`]: a pool in virtual time |
-//! | The drivers below | [`driver`] |
+//! | build a pool, and run closures on its devices | [`GpuPool`], [`Builder`], [`Backend`], [`PoolReport`] |
+//! | make the process-wide pool | [`GpuPool::scope`], [`GpuPool::global`], [`Builder::build_global`] |
+//! | work on a device | [`Device`]: memory, copies, streams, operations, collectives |
+//! | split data over the devices | [`Shard`], [`Parts`], [`rows_mut`], [`each_mut`] |
+//! | keep state on its device between closures | [`PerDevice`] |
+//! | have memory on a device | [`DeviceBuffer`], [`DeviceView`], [`DeviceViewMut`], [`PeerView`], [`DeviceCopy`] |
+//! | have memory on the host that copies need not wait for | [`PinnedBuffer`] |
+//! | have one address on the host and all devices | [`UnifiedBuffer`] |
+//! | see who holds memory | [`MemoryStats`], [`MemorySnapshot`], [`LeakReport`], [`OutOfMemoryReport`] |
+//! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
+//! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
+//! | multiply matrices | [`Device::gemm`], [`Matrix`] |
+//! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
+//! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
+//! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
+//! | launch many operations as one | [`Device::capture`], [`Graph`] |
+//! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
+//! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
+//! | know what can go wrong | [`Error`] |
+//!
+//! Every setting of [`Builder`] has an environment variable where that makes sense; its documentation lists them.
+//!
+//! # What keeps it safe
+//!
+//! * `&Device` is the right to use a device. It cannot leave its thread, so there is no "current device" to get wrong.
+//! * Each block of memory knows its last uses. Operations on the same memory wait for each other on the GPU, over
+//!   streams and devices. No safe program can write a data race.
+//! * No operation in flight points at borrowed host memory once its call has returned.
+//! * Collectives meet on the host first. Calls that do not match are [`Error::Mismatch`], with both places in the
+//!   program, and no buffer is touched.
+//! * The first failure ends the others' waits: they get [`Error::Aborted`], the scope returns the cause, and the pool
+//!   works again. Every wait has a deadline that means "no progress".
+//! * `unsafe` are only launches of your own kernels, uninitialised memory, [`Device::unordered`], and addresses.
 //!
 //! # Features
 //!
-//! `cuda` (default): NVIDIA GPUs; the driver is found at run time, and nothing is linked. `blas` (default): matrix products.
-//! `insight` (default): snapshots of memory as JSON. `nvrtc`: kernels in CUDA C++ are compiled when the pool is built.
-//! `topology-files`: machines from TOML files.
+//! | feature | default | |
+//! |---|---|---|
+//! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
+//! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
+//! | `insight` | yes | [`MemorySnapshot::to_json`] and `from_json`. |
+//! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
+//! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
+//!
+//! GPUs need Linux and an NVIDIA driver of version 535 or newer.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
 #![cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
@@ -50,6 +77,7 @@
 #[macro_use]
 mod contain;
 
+mod book;
 mod builder;
 mod builtin;
 mod collective;
@@ -117,8 +145,3 @@ pub use topology::Topology;
 pub mod model {
     pub use crate::runtime::{dispatch, gang, job};
 }
-
-/// The README's examples are tests. It is no part of the documentation: its links are those of the repository.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-pub mod readme {}

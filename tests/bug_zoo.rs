@@ -13,7 +13,7 @@ use zoo::{
 };
 
 /// What the example has written.
-const PAGE: &str = "docs/bug_zoo.md";
+const PAGE: &str = "docs/src/guide/bug_zoo.md";
 /// Orders of operations that each program is run in.
 const SEEDS: u64 = 3;
 

@@ -5,7 +5,7 @@
 //! cargo run --example bug_zoo                              # all of it; no GPU needed
 //! cargo run --example bug_zoo -- --only missing-wait
 //! cargo run --example bug_zoo -- --table                   # what is caught where, with and without the checker
-//! cargo run --example bug_zoo -- --markdown docs/bug_zoo.md
+//! cargo run --example bug_zoo -- --markdown docs/src/guide/bug_zoo.md
 //! cargo run --example bug_zoo -- --backend cuda --json benches/results/2xH200/bug_zoo.json
 //! ```
 //!

@@ -19,7 +19,7 @@ pub fn page(all: &[Findings]) -> Result<String> {
 }
 
 const HEAD: &str = "\
-<!-- Made by `cargo run --example bug_zoo -- --markdown docs/bug_zoo.md`; do not edit. -->
+<!-- Made by `cargo run --example bug_zoo -- --markdown docs/src/guide/bug_zoo.md`; do not edit. -->
 
 # The bug zoo
 
@@ -68,7 +68,7 @@ fn section(page: &mut String, found: &Findings) -> Result<()> {
     }
     match exhibit.expected {
         Caught::DoesNotCompile { file, code } => {
-            writeln!(page, "`{file}`\n\n```rust\n{}```\n\nIt does not compile: {code}.\n", compile_fail(file)?)?;
+            writeln!(page, "`{file}`\n\n```rust,ignore\n{}```\n\nIt does not compile: {code}.\n", compile_fail(file)?)?;
         }
         Caught::Healed => writeln!(page, "What happens: {}.\n", silence(found))?,
         Caught::Error(_) | Caught::Deadlock => {
@@ -93,7 +93,7 @@ fn section(page: &mut String, found: &Findings) -> Result<()> {
 
 fn source(page: &mut String, program: &Program) -> Result<()> {
     let (line, text) = program.text();
-    writeln!(page, "`{}:{line}`\n\n```rust", program.file)?;
+    writeln!(page, "`{}:{line}`\n\n```rust,ignore", program.file)?;
     program.items().try_for_each(|item| writeln!(page, "{item}\n"))?;
     writeln!(page, "{text}\n```\n")?;
     Ok(())

@@ -2,7 +2,7 @@
 //! [`Topology`](gpu_pool::Topology).
 //!
 //! `cargo run --release --example predict` holds the prediction against what was measured on 8 x H200 and then goes where
-//! nothing was measured: 16 and 64 devices on one switch, two nodes. `--plot docs/predicted_all_reduce.svg` draws that;
+//! nothing was measured: 16 and 64 devices on one switch, two nodes. `--plot docs/src/plots/predicted_all_reduce.svg` draws that;
 //! `--machine FILE` (with `--features topology-files`) predicts for a machine of your own. Nothing is computed and no
 //! memory is touched: the pools are *dry*. The parts:
 //!

@@ -253,7 +253,7 @@ mod tests {
     /// Each variable of a pool is in both tables, and each value of those that have a list is in both, too.
     #[test]
     fn the_documentation_names_all_variables_and_values() {
-        let sources = [include_str!("../builder.rs"), include_str!("../../README.md")];
+        let sources = [include_str!("../builder.rs"), include_str!("../../docs/src/guide/environment.md")];
         let this = include_str!("environment.rs").split("#[cfg(test)]").next().unwrap();
         let read: Vec<_> = this.split("\"GPU_POOL_").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
         assert!(read.len() >= 11, "{read:?}");

@@ -43,7 +43,7 @@
 //!
 //! The ring all-reduce by copy engines, and what was measured of it (`cargo run --release --example predict`):
 //!
-#![doc = include_str!("../../docs/predicted_all_reduce.svg")]
+#![doc = include_str!("../../docs/src/plots/predicted_all_reduce.svg")]
 //!
 //! # Mechanism
 //!

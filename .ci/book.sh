@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The book builds, and no link in it or in the README is broken. (Its programs are doctests: `.ci/test.sh` runs them.)
+source "$(dirname "$0")/env.sh"
+
+# Unoptimised and without its server it builds in about two minutes on two cores.
+version=0.5.4
+tools=$PWD/target/tools
+if [[ $("$tools/bin/mdbook" --version 2>/dev/null) != "mdbook v$version" ]]; then
+    CARGO_PROFILE_DEV_DEBUG=0 nice -n 19 cargo install mdbook --version "$version" --locked --debug --no-default-features \
+        --quiet --root "$tools" --target-dir "$tools/build"
+    rm -rf "$tools/build"
+fi
+"$tools/bin/mdbook" build docs
+
+# Pages link to the items of the crate.
+RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
+python3 docs/check.py
