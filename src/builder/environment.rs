@@ -14,7 +14,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The rest of the name of each variable that the crate, its tests, benches, examples or CI read. A unit test compares the
 /// list with the sources.
-const KNOWN: [&str; 31] = [
+const KNOWN: [&str; 33] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -42,7 +42,9 @@ const KNOWN: [&str; 31] = [
     "TEST_NO_CUDA_CHILD",
     "TEST_PEERS",
     "TEST_STOPPED_CHILD",
+    "TEST_SUBSCRIBER_CHILD",
     "TEST_TOO_MANY_HANDLES",
+    "TEST_UNWINDING_CHILD",
     "TIMEOUT",
     "TORCH",
     "TUNE",

@@ -33,7 +33,7 @@ pub(crate) struct Machine {
     pub software: bool,
     pub virtual_time: bool,
     pub barrier: KernelBarrier,
-    /// Every device has a GPU of its own.
+    /// Every device has a GPU of its own. Only told where kernels meet in the host's memory.
     pub alone: bool,
     /// [`Builder::algorithm`](crate::Builder::algorithm).
     pub wish: super::types::Algorithm,
@@ -53,7 +53,7 @@ impl Machine {
             software: link.driver.info().compute_capability == (0, 0),
             virtual_time: link.in_virtual_time(),
             barrier,
-            alone: shared.links.iter().all(|link| link.sharers == 1),
+            alone: matches!(barrier, KernelBarrier::InHost { .. }) && shared.links.iter().all(|link| link.sharers == 1),
             wish: shared.algorithm,
             rank_order: shared.reduce_order == ReduceOrder::Rank,
         }

@@ -148,10 +148,8 @@ impl Group<'_> {
 
     /// The call, as all members see it.
     pub(super) fn case<'c>(&self, request: &'c Request, limits: &'c Limits) -> Case<'c> {
-        let machine = self.dev.worker.shared.tuned.get().map(|tuned| tuned.machine);
         Case::new(
-            // Only the tuner runs any before the pool is tuned.
-            (machine.unwrap_or_else(|| Machine::of(&self.dev.worker.shared)), limits),
+            (Machine::of(&self.dev.worker.shared), limits),
             (self.count(), self.known.direct),
             (request.dtype, request.reduce),
             request.shape.as_ref(),

@@ -16,7 +16,6 @@ mod tests;
 
 use super::{
     Algorithm,
-    choose::Machine,
     kernels::{
         BLOCKS, RING_BLOCKS,
         signals::{PUSHED, eager, most_pushed},
@@ -217,8 +216,6 @@ pub(crate) struct Tuned {
     limits: Vec<Limits>,
     /// Where they are from.
     pub origin: String,
-    /// What else algorithms are chosen by.
-    pub machine: Machine,
 }
 
 impl Tuned {
@@ -228,7 +225,6 @@ impl Tuned {
         Tuned {
             limits: (0..=shared.devices()).map(|members| of(members).capped(least)).collect(),
             origin: origin.into(),
-            machine: Machine::of(shared),
         }
     }
 

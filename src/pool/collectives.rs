@@ -3,7 +3,7 @@
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
     collective::{
-        choose::{Case, choose},
+        choose::{Case, Machine, choose},
         plan::Shape,
     },
 };
@@ -49,7 +49,7 @@ impl GpuPool {
         let (tuned, n) = (self.shared.limits(), members.len());
         let shape = Shape::AllReduce { len: bytes / dtype.size() };
         let group = (n, self.shared.are_direct(&members));
-        let case = Case::new((tuned.machine, tuned.of(n)), group, (dtype, op), Some(&shape), false);
+        let case = Case::new((Machine::of(&self.shared), tuned.of(n)), group, (dtype, op), Some(&shape), false);
         let (algorithm, reason) = choose(&case);
         Explanation {
             algorithm: algorithm.group(&case),
