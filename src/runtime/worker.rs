@@ -2,7 +2,6 @@
 
 use super::{
     dispatch::{Entry, Queue},
-    panics,
     presence::{Door, Presence},
     turn::Turns,
 };
@@ -10,6 +9,7 @@ use crate::{
     collective::{
         Algorithm, ReduceOrder, Tune, board::Endpoint, signals::Signals, spin::Spinning, staged::InFlight, tuner::Tuned,
     },
+    contain::contain,
     copy::{
         host::Staging,
         peer::Stage,
@@ -27,7 +27,8 @@ use crate::{
         link::Link,
         pinned::PinnedPool,
     },
-    plant::{self, Panic},
+    panics,
+    plant::Panic,
     stream::StreamCore,
     sync::{EventCount, Gate, shim::InCrowd},
 };
@@ -308,7 +309,7 @@ impl Worker {
             Entry::Gang { ticket, rank, turn } => {
                 let wait = || shared.turns[device].wait(turn, &shared.presence[device]);
                 let begun = panics::catch(device, || {
-                    plant::strike(&self.link, Panic::BeforeTurn);
+                    self.link.strike(Panic::BeforeTurn);
                     let turn = wait();
                     // A user's own driver calls may have left another context current.
                     let _ = self.link.driver.bind();
@@ -324,7 +325,7 @@ impl Worker {
             }
             Entry::Task(task) => {
                 // Drops of users' values may panic; the thread goes on.
-                if !panics::contain(|| task(self)) {
+                if !contain(|| task(self)) {
                     event!(error, device, "a value on a device thread panicked when it was dropped");
                 }
             }
@@ -339,9 +340,9 @@ impl Drop for Worker {
         // Users' values go first: they may hold buffers and streams.
         let slots = std::mem::take(self.slots.get_mut());
         for value in slots.into_values() {
-            panics::contain(|| drop(value));
+            contain(|| drop(value));
         }
-        plant::strike(&self.link, Panic::AtEnd);
+        self.link.strike(Panic::AtEnd);
         if self.drain().is_err() {
             // A kernel that runs yet may look for its peers there.
             if let Some(signals) = self.shared.signals.get() {

@@ -1,13 +1,11 @@
 #![doc = include_str!("../../docs/testing.md")]
 
 mod explore;
-mod fault_plan;
 #[cfg(test)]
 pub(crate) mod texts;
 
+pub use crate::driver::faulty::plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
 pub use explore::{Explored, Explorer, Failure, Why, explore};
-pub use fault_plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
-pub(crate) use fault_plan::{Release, Verdict};
 
 use crate::{GpuPool, error::Result};
 
