@@ -3,11 +3,15 @@
 //! Every variant that concerns a device names it (its ordinal in the pool) and the operation. `Error` is `Clone`, so
 //! that every member of a poisoned gang can hold the one cause; the place in the user's code is kept where it helps.
 
-use crate::{
-    driver::check::{Kind, Report},
-    here,
-    memory::{OutOfMemoryReport, insight::out_of_memory::Indented},
-};
+pub(crate) mod misuse;
+pub(crate) mod out_of_memory;
+pub(crate) mod place;
+pub(crate) mod site;
+pub(crate) mod units;
+
+use crate::here;
+use misuse::{Kind, Report};
+use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
 /// `Result` with this crate's [`Error`] unless another is named.

@@ -95,6 +95,7 @@ mod kernel;
 mod math;
 mod memory;
 mod op;
+mod panics;
 mod parts;
 mod patience;
 mod per_device;

@@ -1,7 +1,8 @@
-//! Bugs of the library that its own tests plant, to prove that the checker finds them. Outside of those tests there are
-//! none: `Link::planted` is `false` then, and the compiler removes what depends on it.
-
-use crate::memory::link::Link;
+//! Bugs and panics that the crate's own tests plant in the library, to prove that the checker and the pool notice them.
+//!
+//! Tests plant a bug with [`plant`]. The library asks through `Link::planted` and `Link::strike`.
+//!
+//! Invariant: outside of those tests nothing is planted, and the compiler removes what depends on it.
 
 /// One mistake in the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,15 +56,15 @@ static ARMED: parking_lot::Mutex<Vec<(u64, usize, Panic)>> = parking_lot::Mutex:
 
 /// From now on the device's thread panics there; once.
 #[cfg(test)]
-pub(crate) fn arm(link: &Link, place: Panic) {
-    ARMED.lock().push((link.pool, link.device, place));
+pub(crate) fn arm(pool: u64, device: usize, place: Panic) {
+    ARMED.lock().push((pool, device, place));
 }
 
 /// Panics, if a test has asked for that.
 #[cfg(test)]
-pub(crate) fn strike(link: &Link, place: Panic) {
+pub(crate) fn strike(pool: u64, device: usize, place: Panic) {
     let mut armed = ARMED.lock();
-    if let Some(at) = armed.iter().position(|armed| *armed == (link.pool, link.device, place)) {
+    if let Some(at) = armed.iter().position(|armed| *armed == (pool, device, place)) {
         armed.remove(at);
         drop(armed);
         panic!("planted: {place:?}");
@@ -73,7 +74,7 @@ pub(crate) fn strike(link: &Link, place: Panic) {
 /// Outside of the crate's own tests there are no such panics.
 #[cfg(not(test))]
 #[inline(always)]
-pub(crate) fn strike(_link: &Link, _place: Panic) {}
+pub(crate) fn strike(_pool: u64, _device: usize, _place: Panic) {}
 
 #[cfg(test)]
 thread_local! {

@@ -9,10 +9,10 @@ use crate::{
     driver::host::{self, Trace},
     error::{Error, Result},
     memory::pinned::Near,
+    panics,
     parts::rows_mut,
     runtime::{
         dispatch::Entry,
-        panics,
         worker::{Shared, on_device_thread},
     },
     scope::{as_it_is, by_its_text, check_pid, members, run, shard},
@@ -340,10 +340,11 @@ impl GpuPool {
     #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
         let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.links[i].is_lost()).collect();
-        let mut drivers: Vec<_> = alive.iter().map(|&i| self.shared.links[i].driver.clone()).collect();
-        if drivers.iter().any(|driver| driver.unwatched().is_some()) {
+        let links = || alive.iter().map(|&i| &self.shared.links[i]);
+        let mut drivers: Vec<_> = links().map(|link| link.unwatched().clone()).collect();
+        if links().any(|link| link.watch().is_some()) {
             // A checker of its own, whose reports have the new pool's ordinals.
-            drivers = check::wrap(drivers.iter().map(|d| d.unwatched().unwrap_or_else(|| d.clone())).collect());
+            drivers = check::wrap(drivers);
         }
         if drivers.is_empty() {
             return Err(Error::NoDevice { reason: "every device of the pool is lost".to_owned() });

@@ -7,13 +7,13 @@ use crate::{
     driver::check::Token,
     error::{Error, Result},
     memory::{block::InGang, link::Handover},
+    panics,
     patience::Patience,
-    plant::{self, Panic},
+    plant::Panic,
     runtime::{
         dispatch::{Order, Queue},
         gang::{Alarm, Gang},
         job::{Body, Waiting},
-        panics,
         worker::{Shared, Worker, on_device_thread},
     },
     sync::EventCount,
@@ -275,7 +275,7 @@ where
 
 /// What comes before the closure.
 fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
-    plant::strike(&worker.link, Panic::BeforeMember);
+    worker.link.strike(Panic::BeforeMember);
     worker.progress();
     // A gang that failed for one of its members only has not been cleared away.
     board::forget(worker, gang.place() - 1);
@@ -289,7 +289,7 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
 fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
     let drained = worker.drain().inspect(|()| notice_given_up(worker, gang));
-    plant::strike(&worker.link, Panic::InDrain);
+    worker.link.strike(Panic::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.link.release() {
         Token::add(&mut known.lock(), Some(token));
@@ -299,7 +299,7 @@ fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) ->
 
 /// And the others, if something failed.
 fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
-    plant::strike(&worker.link, Panic::InRecovery);
+    worker.link.strike(Panic::InRecovery);
     if gang.is_aborted() {
         worker.failures.set(worker.failures.get() + 1);
         let recovering = gang.clone();
@@ -376,10 +376,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        Error, GpuPool, Result,
-        plant::{self, Panic},
-    };
+    use crate::{Error, GpuPool, Result, plant::Panic};
     use std::{panic::catch_unwind, sync::mpsc, thread, time::Duration};
 
     /// Fails if `f` does not come to an end.
@@ -417,7 +414,7 @@ mod tests {
             let other = pool.survivors().unwrap();
             for place in [Panic::BeforeTurn, Panic::BeforeMember, Panic::InDrain, Panic::InRecovery] {
                 for (device, fails) in [(0, false), (1, false), (0, true), (1, true)] {
-                    plant::arm(&pool.shared.links[device], place);
+                    pool.shared.links[device].arm(place);
                     let result = pool.run(|dev, _| {
                         // The other one waits for the device in its closure, or at its end.
                         if fails && dev.rank() != device {
@@ -448,12 +445,12 @@ mod tests {
     fn close_tells_how_a_device_thread_ended() {
         guarded(|| {
             let pool = GpuPool::builder().host(2).build().unwrap();
-            plant::arm(&pool.shared.links[1], Panic::AtEnd);
+            pool.shared.links[1].arm(Panic::AtEnd);
             assert!(catch_unwind(|| panic!("the caller's own")).is_err());
             assert_planted(pool.close(), 1);
             // What no scope was told of is told here.
             let pool = GpuPool::builder().host(2).build().unwrap();
-            plant::arm(&pool.shared.links[0], Panic::InRecovery);
+            pool.shared.links[0].arm(Panic::InRecovery);
             works(&pool).unwrap();
             assert_planted(pool.close(), 0);
         });

@@ -3,13 +3,17 @@
 use super::{Builder, Weights, share};
 use crate::{
     collective::{board::Endpoint, signals::Signals, tuner},
-    driver::{DriverRef, check::Check, host},
+    driver::{
+        DriverRef,
+        check::{Check, Watch},
+        host,
+    },
     error::{Error, Result},
     memory::{cache::Settings, link::Link, pinned::PinnedPool},
+    panics,
     pool::GpuPool,
     runtime::{
         dispatch::Queue,
-        panics,
         presence::{Door, Presence},
         turn::Turns,
         wait, worker,
@@ -48,7 +52,8 @@ impl Builder {
             drivers.iter().zip(&seats).map(|(driver, seat)| Turns::of(driver.info().uuid, seat.place)).collect();
         let link = |(i, driver): (usize, DriverRef)| {
             let life = turns[i].life.clone();
-            Arc::new(Link::new(id, i, driver, life, seats[i].sharers, memory.records()))
+            let watch = Watch::of(&driver);
+            Arc::new(Link::new(id, i, driver, life, seats[i].sharers, watch, memory.records()))
         };
         let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
         self.check_memory(&links)?;

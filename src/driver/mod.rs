@@ -2,7 +2,8 @@
 //!
 //! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
 //! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance.rs` holds
-//! both to this contract.
+//! both to this contract. [`check`] and [`faulty`] are layers: drivers around a driver, written with `layer`'s
+//! forwards.
 //!
 //! # Contract
 //!
@@ -21,9 +22,10 @@
 //! * **Lifetime of operands.** The caller keeps memory, events' streams and modules alive until the operations that
 //!   name them have completed. Freed memory that is named by an operation in flight is a caller's bug; the software GPU
 //!   reports it.
-//! * **Graphs.** Between [`Driver::capture_begin`] and [`Driver::capture_end`] a stream notes its operations instead of running
-//!   them: copies, fills, kernels and matrix products. Nothing else may go to it meanwhile (events, values, host functions,
-//!   other graphs: `Unsupported`), nor may anybody wait for it. A launch of the graph is these operations, in their order.
+//! * **Graphs.** Between [`Driver::capture_begin`] and [`Driver::capture_end`] a stream notes its operations instead of
+//!   running them: copies, fills, kernels and matrix products. Nothing else may go to it meanwhile (events, values,
+//!   host functions, other graphs: `Unsupported`), nor may anybody wait for it. A launch of the graph is these
+//!   operations, in their order.
 //! * **Errors** are [`Fault`]s: the kind says what can be done, code and name are the driver's own. A fault of kind
 //!   [`FaultKind::DeviceLost`] is sticky: every later call on the device reports it too. A call that fails has
 //!   submitted nothing.
@@ -35,6 +37,7 @@ pub mod cuda;
 pub mod faulty;
 pub(crate) mod gate;
 pub mod host;
+mod layer;
 mod types;
 
 pub use types::*;
@@ -43,25 +46,21 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 /// A device. See the [module docs](self) for the contract that all methods share.
 ///
+/// Calls have no default bodies. So a layer that misses a new call does not compile.
+///
 /// # Safety
 /// Methods that take addresses or host pointers are `unsafe`: the caller guarantees that each range is live memory of
 /// a kind that the device may touch, stays so until the operation has completed, and that conflicting operations are
 /// ordered by streams and events.
-pub trait Driver: Send + Sync + 'static {
+pub trait Driver: Any + Send + Sync {
     /// What the device is.
     fn info(&self) -> &DeviceInfo;
 
     /// For downcasts to the implementation (interop).
     fn as_any(&self) -> &dyn Any;
 
-    /// Who keeps account of this device's work, if anyone does, and the device's number there: see [`check::wrap`].
-    fn checker(&self) -> Option<(&Arc<check::Checker>, usize)> {
-        None
-    }
-
-    /// The device itself, where this is only the checker's view of it.
-    #[doc(hidden)]
-    fn unwatched(&self) -> Option<DriverRef> {
+    /// The driver inside, if this one is a layer around another driver.
+    fn inner(&self) -> Option<&DriverRef> {
         None
     }
 
@@ -83,7 +82,8 @@ pub trait Driver: Send + Sync + 'static {
     /// `address` came from `mem_alloc` of this device, is freed once, and no operation in flight names it.
     unsafe fn mem_free(&self, address: Address) -> DriverResult;
 
-    /// Page-locked host memory that every device can copy from and to (portable), zeroed, aligned to 4 KiB. `bytes > 0`.
+    /// Page-locked host memory that every device can copy from and to (portable), zeroed, aligned to 4 KiB.
+    /// `bytes > 0`.
     fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
 
     /// Gives memory of [`host_alloc`](Self::host_alloc) back.
@@ -107,7 +107,8 @@ pub trait Driver: Send + Sync + 'static {
     /// this group are `Unsupported` there.
     fn vm_granularity(&self) -> Option<usize>;
 
-    /// A window of addresses with nothing behind them, aligned to at least 2 MiB. `bytes` is a multiple of the granularity.
+    /// A window of addresses with nothing behind them, aligned to at least 2 MiB. `bytes` is a multiple of the
+    /// granularity.
     fn vm_reserve(&self, bytes: u64) -> DriverResult<Address>;
 
     /// Gives a window back, whole. `InvalidArgument` while anything is mapped in it.
@@ -124,15 +125,16 @@ pub trait Driver: Send + Sync + 'static {
     /// No operation in flight names these addresses.
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult;
 
-    /// Takes a mapping out of its window, whole: exactly what one [`vm_map`](Self::vm_map) or [`vm_move`](Self::vm_move)
-    /// put there. Its memory goes back. Waits for nothing. Also done, before the loss is reported, when the device is lost.
+    /// Takes a mapping out of its window, whole: exactly what one [`vm_map`](Self::vm_map) or
+    /// [`vm_move`](Self::vm_move) put there. Its memory goes back. Waits for nothing. Also done, before the loss is
+    /// reported, when the device is lost.
     ///
     /// # Safety
     /// No operation in flight, of any device, names these addresses.
     unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult;
 
-    /// Moves a whole mapping to another place of a window of this device: the same memory, so that nobody else can get it
-    /// meanwhile. Contents are undefined afterwards. The places do not overlap.
+    /// Moves a whole mapping to another place of a window of this device: the same memory, so that nobody else can get
+    /// it meanwhile. Contents are undefined afterwards. The places do not overlap.
     ///
     /// # Safety
     /// As [`vm_unmap`](Self::vm_unmap) for `from`, and as [`vm_map`](Self::vm_map) for `to`.
@@ -232,7 +234,8 @@ pub trait Driver: Send + Sync + 'static {
     /// Whether the hardware can give this device access to `peer`'s memory. Directed; believed only after a probe.
     fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool>;
 
-    /// Gives this device access to `peer`'s memory, present and future, allocated and mapped. Idempotent. `PeerDenied` where it cannot be.
+    /// Gives this device access to `peer`'s memory, present and future, allocated and mapped. Idempotent. `PeerDenied`
+    /// where it cannot be.
     fn enable_peer(&self, peer: &dyn Driver) -> DriverResult;
 
     /// Takes the right back. Idempotent.
@@ -301,15 +304,13 @@ pub trait Driver: Send + Sync + 'static {
     /// As [`write_value`](Self::write_value).
     unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult;
 
-    /// The host looks at an 8-byte word of page-locked memory: a load with acquire, no call of the driver. Who sees a value
-    /// that [`write_value`](Self::write_value) wrote may rely on what its stream did before; a checker takes it for an edge.
+    /// The host looks at an 8-byte word of page-locked memory: a load with acquire, no call of the driver. Who sees a
+    /// value that [`write_value`](Self::write_value) wrote may rely on what its stream did before; a checker takes it
+    /// for an edge.
     ///
     /// # Safety
     /// `address` is an 8-byte aligned word of live memory of [`host_alloc`](Self::host_alloc).
-    unsafe fn poll_value(&self, address: Address) -> u64 {
-        // SAFETY: the caller's promise; devices write such words atomically, and so does the host.
-        unsafe { crate::sync::load_word(std::ptr::with_exposed_provenance(address as usize)) }
-    }
+    unsafe fn poll_value(&self, address: Address) -> u64;
 }
 
 /// A shared handle to a device's driver.

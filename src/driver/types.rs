@@ -1,6 +1,7 @@
 //! The words of the waist: handles, faults, launches, matrix products.
 
-use std::fmt;
+use crate::error::misuse::Report;
+use std::{fmt, sync::Arc};
 
 /// A device address. Never dereferenced on the host, except for host and managed memory.
 pub type Address = u64;
@@ -37,7 +38,7 @@ pub struct Fault {
     /// More, where there is more to say; empty otherwise.
     pub detail: String,
     /// What the checker found, for [`FaultKind::Misuse`].
-    pub report: Option<std::sync::Arc<super::check::Report>>,
+    pub report: Option<Arc<Report>>,
 }
 
 /// The classes of [`Fault`].

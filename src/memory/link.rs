@@ -3,12 +3,13 @@
 use crate::{
     driver::{
         DriverRef, DriverResult, Fault, FaultKind, RawEvent,
-        check::{Checker, Entered, Place, Report, Token},
+        check::{Entered, Place, Report, Token, Watch},
         host,
     },
     error::{Error, Result, Site},
     memory::OutOfMemoryReport,
     patience::Life,
+    plant::Panic,
     stream::word::Words,
     sync::{Flag, Spares},
 };
@@ -49,17 +50,11 @@ pub(crate) struct Link {
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
-/// What goes with something that one host thread hands to another: what it knows, for a checker, and its virtual time. In a
-/// box, since it goes with messages, and mostly there is neither.
+/// What goes with something that one host thread hands to another: what it knows, for a checker, and its virtual time.
+/// In a box, since it goes with messages, and mostly there is neither.
 pub(crate) struct Handover {
     known: Option<Box<Token>>,
     time: Option<Duration>,
-}
-
-/// The pool's checker, and the device's number there (which is another one in a pool of survivors).
-pub(crate) struct Watch {
-    pub(crate) checker: Arc<Checker>,
-    pub(crate) device: usize,
 }
 
 impl Link {
@@ -69,6 +64,7 @@ impl Link {
         driver: DriverRef,
         life: Arc<Life>,
         sharers: usize,
+        watch: Option<Watch>,
         records: bool,
     ) -> Self {
         Link {
@@ -76,8 +72,8 @@ impl Link {
             device,
             life,
             sharers,
-            watch: driver.checker().map(|(checker, device)| Watch { checker: checker.clone(), device }),
-            reports: records || driver.checker().is_some() || driver.as_any().is::<host::HostGpu>(),
+            reports: records || watch.is_some() || driver.as_any().is::<host::HostGpu>(),
+            watch,
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
             #[cfg(test)]
@@ -121,6 +117,11 @@ impl Link {
     #[inline]
     pub(crate) fn watch(&self) -> Option<&Watch> {
         self.watch.as_ref()
+    }
+
+    /// The driver, for calls that no checker is to see.
+    pub(crate) fn unwatched(&self) -> &DriverRef {
+        self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
     }
 
     /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
@@ -197,6 +198,18 @@ impl Link {
     #[inline(always)]
     pub(crate) fn planted(&self, _bug: crate::plant::Bug) -> bool {
         false
+    }
+
+    /// Panics, if a test has asked for that.
+    #[inline(always)]
+    pub(crate) fn strike(&self, place: Panic) {
+        crate::plant::strike(self.pool, self.device, place);
+    }
+
+    /// From now on the device's thread panics there; once.
+    #[cfg(test)]
+    pub(crate) fn arm(&self, place: Panic) {
+        crate::plant::arm(self.pool, self.device, place);
     }
 
     /// Whether its time is computed, not measured.

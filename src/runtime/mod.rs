@@ -14,7 +14,6 @@ pub mod dispatch;
 pub mod gang;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 pub mod job;
-pub(crate) mod panics;
 pub(crate) mod presence;
 pub(crate) mod turn;
 pub(crate) mod wait;

@@ -2,7 +2,6 @@
 
 use super::{
     dispatch::{Entry, Queue},
-    panics,
     presence::{Door, Presence},
     turn::Turns,
 };
@@ -11,6 +10,7 @@ use crate::{
         Algorithm, ReduceOrder, Tune, barrier::Spinning, board::Endpoint, scratch::InFlight, signals::Signals,
         tuner::Tuned,
     },
+    contain::contain,
     copy::{
         host::Staging,
         peer::Stage,
@@ -28,7 +28,8 @@ use crate::{
         link::Link,
         pinned::PinnedPool,
     },
-    plant::{self, Panic},
+    panics,
+    plant::Panic,
     stream::StreamCore,
     sync::{EventCount, Gate, shim::InCrowd},
 };
@@ -309,7 +310,7 @@ impl Worker {
             Entry::Gang { ticket, rank, turn } => {
                 let wait = || shared.turns[device].wait(turn, &shared.presence[device]);
                 let begun = panics::catch(device, || {
-                    plant::strike(&self.link, Panic::BeforeTurn);
+                    self.link.strike(Panic::BeforeTurn);
                     let turn = wait();
                     // A user's own driver calls may have left another context current.
                     let _ = self.link.driver.bind();
@@ -325,7 +326,7 @@ impl Worker {
             }
             Entry::Task(task) => {
                 // Drops of users' values may panic; the thread goes on.
-                if !panics::contain(|| task(self)) {
+                if !contain(|| task(self)) {
                     event!(error, device, "a value on a device thread panicked when it was dropped");
                 }
             }
@@ -340,9 +341,9 @@ impl Drop for Worker {
         // Users' values go first: they may hold buffers and streams.
         let slots = std::mem::take(self.slots.get_mut());
         for value in slots.into_values() {
-            panics::contain(|| drop(value));
+            contain(|| drop(value));
         }
-        plant::strike(&self.link, Panic::AtEnd);
+        self.link.strike(Panic::AtEnd);
         if self.drain().is_err() {
             // A kernel that runs yet may look for its peers there.
             if let Some(signals) = self.shared.signals.get() {

@@ -32,13 +32,11 @@
 //! The book's page "Testing without GPUs" (`docs/src/guide/testing.md`) shows all of it.
 
 mod explore;
-mod fault_plan;
 #[cfg(test)]
 pub(crate) mod texts;
 
+pub use crate::driver::faulty::plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
 pub use explore::{Explored, Explorer, Failure, Why, explore};
-pub use fault_plan::{BadFaultPlan, FaultOp, FaultPlan, FaultRule, Fired, Injected};
-pub(crate) use fault_plan::{Release, Verdict};
 
 use crate::{GpuPool, error::Result};
 

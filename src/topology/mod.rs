@@ -58,10 +58,7 @@ mod show;
 
 pub use model::{CopyEngines, DeviceModel, HostCosts, KernelCost, Link, Path, Use};
 
-use crate::{
-    driver::host::HostConfig,
-    error::{Error, Result},
-};
+use crate::error::{Error, Result};
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::Location,
@@ -211,24 +208,6 @@ impl Topology {
         let back: BTreeSet<_> = self.links.iter().filter(|link| link.to == device).map(|link| link.from).collect();
         let peers: BTreeSet<_> = self.links.iter().filter(from(device)).map(|link| link.to).collect();
         peers.intersection(&back).copied().filter(|&peer| peer < self.len()).collect()
-    }
-
-    /// Software GPUs with this machine's memory sizes, names and peer rights.
-    pub fn host_configs(&self) -> Vec<HostConfig> {
-        let linked: BTreeSet<_> = self.links.iter().map(|link| (link.from, link.to)).collect();
-        let config = |device: &DeviceModel| HostConfig {
-            memory: device.memory,
-            peers: Some(Vec::new()),
-            name: Some(device.name.clone()),
-            ..HostConfig::default()
-        };
-        let mut configs: Vec<_> = self.devices.iter().map(config).collect();
-        for &(from, to) in linked.iter().filter(|&&(from, to)| to < self.len() && linked.contains(&(to, from))) {
-            if let Some(peers) = configs.get_mut(from).and_then(|config| config.peers.as_mut()) {
-                peers.push(to);
-            }
-        }
-        configs
     }
 
     /// Whether the machine can be: at least one device, links between different devices that are there and at most one

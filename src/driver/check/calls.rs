@@ -2,10 +2,10 @@
 
 use super::checked::Checked;
 use super::{
+    Kind,
     heap::Source,
     judge::{Operand, refusal},
     note::Call,
-    report::Kind,
     shadow::Manner,
 };
 use crate::driver::{Address, DriverResult, FaultKind, RawStream};

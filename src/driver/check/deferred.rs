@@ -1,7 +1,7 @@
 //! Judgements that wait for a flag to be raised: whether two operations are ordered, or bytes were written, may depend on
 //! who raises a flag that one of them waits for.
 
-use super::{heap::Heap, judge, report::Report, shadow::Access};
+use super::{Report, heap::Heap, judge, shadow::Access};
 use crate::driver::Address;
 use std::{ops::Range, sync::Arc};
 

@@ -4,7 +4,7 @@
 //! blocks are the buffers, and what lies in none of them is nobody's. A block may lie in several chunks side by side, and
 //! mappings without blocks are one buffer with those beside them.
 
-use super::{place::Place, ranges::Ranges};
+use super::{Place, ranges::Ranges};
 use crate::driver::Address;
 use parking_lot::Mutex;
 use std::{

@@ -1,16 +1,16 @@
 //! Judging an operation before it is submitted, and noting it afterwards.
 
 use super::{
+    Deed, Kind, Place, Report,
     clock::{Clock, Component, Mark},
     deferred::{self, Deferred},
     heap::{Found, Owned, Source},
     note::{Call, Note, allocation},
-    place::Place,
-    report::{Deed, Kind, Report, edge},
     shadow::{Access, Manner},
     state::{HostId, Key, Removed, State},
 };
 use crate::driver::{Address, DriverResult, Fault, FaultKind};
+use crate::error::misuse::edge;
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 

@@ -53,27 +53,31 @@ mod model;
 #[cfg(test)]
 mod model_flags;
 mod note;
-mod place;
 #[cfg(test)]
 mod pool_tests;
 mod ranges;
 mod replay;
-mod report;
 mod shadow;
 mod state;
 
+pub use crate::error::{
+    misuse::{Allocation, Deed, Kind, Report},
+    place::annotate,
+};
 pub use host::Token;
-pub use place::annotate;
-pub use report::{Allocation, Deed, Kind, Report};
 
-pub(crate) use place::{Entered, Place};
+pub(crate) use crate::error::place::{Entered, Place};
 
-use super::{Address, DriverRef, RawEvent, RawStream};
+use super::{Address, Driver, DriverRef, RawEvent, RawStream};
+use checked::Checked;
 use judge::Operand;
 use parking_lot::Mutex;
 use shadow::Manner;
 use state::State;
-use std::sync::{Arc, Weak};
+use std::{
+    any::Any,
+    sync::{Arc, Weak},
+};
 
 /// What a pool's checker looks for; see [`Builder::check`](crate::Builder::check).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,9 +122,43 @@ pub fn wrap(drivers: Vec<DriverRef>) -> Vec<DriverRef> {
     let checker = Checker::new(drivers.len());
     let wrap = |(index, inner): (usize, DriverRef)| match inner.checker() {
         Some(_) => inner,
-        None => Arc::new(checked::Checked { inner, index, checker: checker.clone() }),
+        None => Arc::new(Checked { inner, index, checker: checker.clone() }),
     };
     drivers.into_iter().enumerate().map(wrap).collect()
+}
+
+impl dyn Driver {
+    /// The checker that keeps account of this device's work, and the device's number there; see [`wrap`].
+    pub fn checker(&self) -> Option<(&Arc<Checker>, usize)> {
+        checked(self).map(|checked| (&checked.checker, checked.index))
+    }
+}
+
+/// The checker among the layers around a device.
+fn checked<'a>(mut driver: &'a (dyn Driver + 'static)) -> Option<&'a Checked> {
+    loop {
+        if let Some(checked) = (driver as &dyn Any).downcast_ref() {
+            return Some(checked);
+        }
+        driver = &**driver.inner()?;
+    }
+}
+
+/// What a pool keeps of its checker, for one device.
+pub(crate) struct Watch {
+    pub(crate) checker: Arc<Checker>,
+    /// The device's number there. A pool of survivors has other numbers.
+    pub(crate) device: usize,
+    /// The device, for calls that the checker is not to see.
+    pub(crate) unwatched: DriverRef,
+}
+
+impl Watch {
+    /// None where no checker is.
+    pub(crate) fn of(driver: &DriverRef) -> Option<Watch> {
+        let Checked { inner, index, checker } = checked(&**driver)?;
+        Some(Watch { checker: checker.clone(), device: *index, unwatched: inner.clone() })
+    }
 }
 
 /// What the devices of one [`wrap`] have done.

@@ -1,9 +1,9 @@
 //! The account against a model that knows no clocks: a graph of what happened, searched anew for every question.
 
 use super::{
+    Kind,
     judge::Operand,
     note::Call,
-    report::Kind,
     shadow::Manner,
     state::{Key, State},
 };

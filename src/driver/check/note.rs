@@ -1,12 +1,6 @@
 //! What is kept of an operation for reports, and for judging it later.
 
-use super::{
-    clock::Clock,
-    heap::Owned,
-    place::Place,
-    report::{Allocation, Deed},
-    shadow::Access,
-};
+use super::{Allocation, Deed, Place, clock::Clock, heap::Owned, shadow::Access};
 use crate::error::Site;
 
 /// A call of the driver: its name, and what it does in a word or two.

@@ -1,9 +1,9 @@
 //! Graphs: operations that are noted when they are captured, and judged whenever the graph is launched.
 
 use super::{
+    Place,
     judge::{Operand, refusal},
     note::Call,
-    place::Place,
     state::{HostId, Key, State},
 };
 use crate::driver::{Address, DriverResult};

@@ -11,8 +11,8 @@ use cudarc::driver::sys::{self, CUfunction_attribute};
 
 use super::{CudaGpu, early, fault, module::function, stream::stream};
 use crate::{
+    contain::contain,
     driver::{DriverResult, KernelArg, Launch, RawFunction, RawStream},
-    runtime::panics,
 };
 
 /// Dynamic shared memory that needs no permission.
@@ -92,7 +92,7 @@ impl CudaGpu {
             // SAFETY: the driver did not take it.
             let refused = unsafe { Box::from_raw(data) };
             // Its captures are the user's, and so are their drops.
-            panics::contain(|| drop(refused));
+            contain(|| drop(refused));
         }
         r
     }
@@ -104,7 +104,7 @@ unsafe extern "C" fn trampoline(data: *mut c_void) {
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
         event!(error, "a host function panicked in a CUDA stream: {}", message(&*payload));
-        panics::contain(|| drop(payload));
+        contain(|| drop(payload));
     }
 }
 

@@ -7,8 +7,9 @@
 //! The oldest driver is 535 (CUDA 12.2). What came later is looked for by name, and done without where it is missing.
 //!
 //! One file per subject: `library` finds libcuda, `context` opens a device and holds what every call checks, `fault`
-//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph` are the calls, as
-//! inherent methods to which the one `impl Driver` below delegates; `interop` is cudarc's view of it all.
+//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc` and `shared`), `launch` (with
+//! `early`), `gemm` and `graph` are the calls, as inherent methods to which the one `impl Driver` below forwards;
+//! `interop` is cudarc's view of it all.
 
 mod context;
 mod copy;
@@ -29,18 +30,11 @@ mod shared;
 mod stream;
 mod vmm;
 
-use std::{any::Any, sync::Arc, time::Duration};
-
 use cudarc::driver::sys;
 
 pub use context::CudaGpu;
 
-#[cfg(feature = "blas")]
-use super::Gemm;
-use super::{
-    Address, DeviceInfo, Driver, DriverRef, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawGraph,
-    RawModule, RawStream, gate,
-};
+use super::{layer::forward, *};
 use crate::error::Error;
 
 /// How many GPUs the driver sees, after `CUDA_VISIBLE_DEVICES`.
@@ -74,178 +68,84 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
     (0..device_count()?).map(open).collect()
 }
 
-/// What may wait for running kernels, and what the driver does under a lock that launches need, goes through the
-/// launch gate ([`LaunchGate`](crate::sync::LaunchGate)) first: such calls have hung programs in which kernels wait for each other (nccl#744,
-/// torchcomms#2334).
-#[rustfmt::skip]
+/// Makes a call that may wait for running kernels, or that takes a lock of the driver that launches need. The launch
+/// gate ([`LaunchGate`](crate::sync::LaunchGate)) keeps it apart from kernels that wait for each other: without it,
+/// such calls have hung programs (nccl#744, torchcomms#2334).
+fn gated<R>(call: impl FnOnce() -> R) -> R {
+    let _blocking = gate::blocking();
+    call()
+}
+
 impl Driver for CudaGpu {
-    fn info(&self) -> &DeviceInfo { &self.info }
-    fn as_any(&self) -> &dyn Any { self }
-    fn bind(&self) -> DriverResult { self.bind() }
-    fn memory_info(&self) -> DriverResult<(u64, u64)> { self.memory_info() }
-
-    fn mem_alloc(&self, bytes: usize) -> DriverResult<Address> {
-        let _blocking = gate::blocking();
-        self.mem_alloc(bytes)
-    }
-    unsafe fn mem_free(&self, address: Address) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.mem_free(address) }
-    }
-    fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
-        let _blocking = gate::blocking();
-        self.host_alloc(bytes)
-    }
-    unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.host_free(ptr) }
-    }
-    fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
-        let _blocking = gate::blocking();
-        self.managed_alloc(bytes)
-    }
-    unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.managed_free(ptr) }
+    fn info(&self) -> &DeviceInfo {
+        &self.info
     }
 
-    fn vm_granularity(&self) -> Option<usize> { self.vm_granularity() }
-    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
-        let _blocking = gate::blocking();
-        self.vm_reserve(bytes)
-    }
-    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.vm_release(address, bytes) }
-    }
-    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.vm_map(address, bytes) }
-    }
-    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.vm_unmap(address, bytes) }
-    }
-    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.vm_move(from, to, bytes) }
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 
-    fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
-        let _blocking = gate::blocking();
-        self.stream_create(priority)
-    }
-    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.stream_destroy(stream) }
-    }
-    fn stream_query(&self, stream: RawStream) -> DriverResult<bool> { self.stream_query(stream) }
-    fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool> {
-        self.stream_wait_idle(stream, limit)
-    }
-    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
-        self.stream_wait_event(stream, event)
-    }
-    fn event_create(&self, timing: bool) -> DriverResult<RawEvent> { self.event_create(timing) }
-    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.event_destroy(event) }
-    }
-    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult { self.event_record(event, stream) }
-    fn event_query(&self, event: RawEvent) -> DriverResult<bool> { self.event_query(event) }
-    fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool> { self.event_wait(event, limit) }
-    fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration> { self.event_elapsed(start, end) }
-
-    unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copy_to_device(dst, src, bytes, stream) }
-    }
-    unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copy_to_host(dst, src, bytes, stream) }
-    }
-    unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copy_within(dst, src, bytes, stream) }
-    }
-    unsafe fn copy_peer(
-        &self, dst: Address, dst_device: &dyn Driver, src: Address, src_device: &dyn Driver, bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copy_peer(dst, dst_device, src, src_device, bytes, stream) }
-    }
-    unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.fill_u8(dst, value, bytes, stream) }
-    }
-    unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.fill_u32(dst, value, count, stream) }
+    unsafe fn poll_value(&self, address: Address) -> u64 {
+        // SAFETY: the caller's promise; devices write such words atomically, and so does the host.
+        unsafe { crate::sync::load_word(std::ptr::with_exposed_provenance(address as usize)) }
     }
 
-    fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> { self.can_access_peer(peer) }
-    fn enable_peer(&self, peer: &dyn Driver) -> DriverResult {
-        let _blocking = gate::blocking();
-        self.enable_peer(peer)
-    }
-    fn disable_peer(&self, peer: &dyn Driver) -> DriverResult {
-        let _blocking = gate::blocking();
-        self.disable_peer(peer)
-    }
+    // Each call is the inherent method of its name.
+    forward! { |this, call| this;
+        bind();
+        memory_info();
 
-    fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
-        let _blocking = gate::blocking();
-        self.module_load(image)
-    }
-    unsafe fn module_unload(&self, module: RawModule) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.module_unload(module) }
-    }
-    fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction> { self.function(module, name) }
-    unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.launch(launch, stream) }
-    }
-    fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
-        self.launch_host(stream, f)
-    }
-    #[cfg(feature = "blas")]
-    unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.gemm(gemm, stream) }
-    }
+        mem_alloc(bytes) => gated(call);
+        mem_free(address) => gated(call);
+        host_alloc(bytes) => gated(call);
+        host_free(ptr) => gated(call);
+        managed_alloc(bytes) => gated(call);
+        managed_free(ptr) => gated(call);
 
-    fn capture_begin(&self, stream: RawStream) -> DriverResult { self.capture_begin(stream) }
-    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
-        let _blocking = gate::blocking();
-        self.capture_end(stream)
-    }
-    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.graph_launch(graph, stream) }
-    }
-    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
-        let _blocking = gate::blocking();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.graph_destroy(graph) }
-    }
+        vm_granularity();
+        vm_reserve(bytes) => gated(call);
+        vm_release(address, bytes) => gated(call);
+        vm_map(address, bytes) => gated(call);
+        vm_unmap(address, bytes) => gated(call);
+        vm_move(from, to, bytes) => gated(call);
 
-    unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.write_value(address, value, stream) }
-    }
-    unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.wait_value(address, value, stream) }
+        stream_create(priority) => gated(call);
+        stream_destroy(stream) => gated(call);
+        stream_query(stream);
+        stream_wait_idle(stream, limit);
+        stream_wait_event(stream, event);
+        event_create(timing);
+        event_destroy(event);
+        event_record(event, stream);
+        event_query(event);
+        event_wait(event, limit);
+        event_elapsed(start, end);
+
+        copy_to_device(dst, src, bytes, stream);
+        copy_to_host(dst, src, bytes, stream);
+        copy_within(dst, src, bytes, stream);
+        copy_peer(dst, dst_device, src, src_device, bytes, stream);
+        fill_u8(dst, value, bytes, stream);
+        fill_u32(dst, value, count, stream);
+
+        can_access_peer(peer);
+        enable_peer(peer) => gated(call);
+        disable_peer(peer) => gated(call);
+
+        module_load(image) => gated(call);
+        module_unload(module) => gated(call);
+        function(module, name);
+        launch(launch, stream);
+        launch_host(stream, f);
+        #[cfg(feature = "blas")]
+        gemm(gemm, stream);
+
+        capture_begin(stream);
+        capture_end(stream) => gated(call);
+        graph_launch(graph, stream);
+        graph_destroy(graph) => gated(call);
+
+        write_value(address, value, stream);
+        wait_value(address, value, stream);
     }
 }

@@ -4,12 +4,10 @@ use super::device::Faulty;
 use super::{
     common::{Common, fault},
     lie::Liar,
+    plan::{FaultOp, FaultPlan, Injected, Release, Verdict},
     stuck::Stuck,
 };
-use crate::{
-    driver::{Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream},
-    testing::{FaultOp, FaultPlan, Injected, Release, Verdict},
-};
+use crate::driver::{Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
 use smallvec::SmallVec;
 use std::{
     sync::{Arc, Weak},
@@ -55,6 +53,12 @@ impl Faulty {
         }
     }
 
+    /// A call that has no peers, and that goes to no stream.
+    pub(super) fn asks<R>(&self, op: FaultOp, call: impl FnOnce() -> DriverResult<R>) -> DriverResult<R> {
+        self.begin(op, &[])?;
+        call()
+    }
+
     /// A call that gives something back: it is made in any case.
     pub(super) fn give_back(&self, op: FaultOp, call: impl FnOnce() -> DriverResult) -> DriverResult {
         let begun = self.begin(op, &[]);
@@ -98,9 +102,21 @@ impl Faulty {
         Ok(verdict)
     }
 
-    /// The one other device that a call about rights concerns.
-    pub(super) fn peer(&self, peer: &dyn Driver) -> SmallVec<[usize; 1]> {
-        self.common.index(peer).into_iter().collect()
+    /// A call without peers that submits an operation to a stream.
+    pub(super) fn sends(
+        &self,
+        op: FaultOp,
+        bytes: usize,
+        stream: RawStream,
+        call: impl FnOnce() -> DriverResult,
+    ) -> DriverResult {
+        self.submit(op, &[], bytes, stream)?;
+        call()
+    }
+
+    /// Judges a call about the right to a peer's memory.
+    pub(super) fn peer(&self, op: FaultOp, peer: &dyn Driver) -> DriverResult<Verdict> {
+        self.begin(op, self.common.index(peer).as_slice())
     }
 
     /// The other devices whose memory a kernel names.

@@ -1,9 +1,7 @@
 //! What the devices of one [`wrap`](super::wrap) know of each other.
 
-use crate::{
-    driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent},
-    testing::Injected,
-};
+use super::plan::Injected;
+use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -44,7 +42,8 @@ impl Common {
         self.inner[index].upgrade()
     }
 
-    /// Which of the devices this is, whatever is wrapped around it: by the object inside, since several may be on one GPU.
+    /// Which of the devices this is, whatever is wrapped around it: by the object inside, since several may be on one
+    /// GPU.
     pub fn index(&self, driver: &dyn Driver) -> Option<usize> {
         let is_it = |device: DriverRef| ptr::addr_eq(device.as_any(), driver.as_any());
         self.inner.iter().position(|device| device.upgrade().is_some_and(is_it))
@@ -117,9 +116,9 @@ pub(super) fn fault(injected: Injected) -> Option<Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        driver::{faulty, host},
-        testing::FaultPlan,
+    use crate::driver::{
+        faulty::{self, plan::FaultPlan},
+        host,
     };
 
     #[test]

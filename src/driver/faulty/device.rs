@@ -1,20 +1,16 @@
-//! The decorator: each call is judged, then made.
+//! A fault plan as a layer: asks the plan about each call, then makes the call or fails.
+//!
+//! [`wrap`](super::wrap) puts a [`Faulty`] around each device. What the calls have in common is in `calls`.
+//!
+//! Invariant: a call that fails has not been made. Calls that give something back are made in any case.
 
 use super::{
     common::{Common, Owned},
     lie::{self, Liar},
+    plan::{FaultOp, FaultPlan, Injected},
     stuck::Stuck,
 };
-#[cfg(feature = "blas")]
-use crate::driver::Gemm;
-use crate::{
-    driver::{
-        Address, DeviceInfo, Driver, DriverRef, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawGraph,
-        RawModule, RawStream, check,
-    },
-    testing::{FaultOp, FaultPlan, Injected},
-};
-use std::{any::Any, sync::Arc, time::Duration};
+use crate::driver::{layer::forward, *};
 
 /// A device with a plan around it.
 pub(super) struct Faulty {
@@ -27,179 +23,119 @@ pub(super) struct Faulty {
 }
 
 impl Driver for Faulty {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+    fn inner(&self) -> Option<&DriverRef> {
+        Some(&self.inner)
     }
 
-    fn as_any(&self) -> &dyn Any {
-        self.inner.as_any()
-    }
+    forward! { |this, call| this.inner;
+        info();
+        as_any();
+        bind() => this.asks(FaultOp::Bind, call);
+        memory_info() => this.asks(FaultOp::MemoryInfo, call);
 
-    fn checker(&self) -> Option<(&Arc<check::Checker>, usize)> {
-        self.inner.checker()
-    }
+        mem_alloc(bytes) => {
+            let address = this.asks(FaultOp::Alloc, call)?;
+            this.common.allocated(address, Owned { bytes, device: this.index, lie: None });
+            Ok(address)
+        };
+        mem_free(address) => this.give_back(FaultOp::Free, || {
+            // Before the call: after it, the address may be another device's.
+            this.common.freed(address);
+            call()
+        });
+        host_alloc(bytes) => this.asks(FaultOp::HostAlloc, call);
+        host_free(ptr) => this.give_back(FaultOp::HostFree, call);
+        managed_alloc(bytes) => this.asks(FaultOp::ManagedAlloc, call);
+        managed_free(ptr) => this.give_back(FaultOp::ManagedFree, call);
 
-    fn bind(&self) -> DriverResult {
-        self.begin(FaultOp::Bind, &[])?;
-        self.inner.bind()
-    }
+        vm_granularity();
+        vm_reserve(bytes) => this.asks(FaultOp::VmReserve, call);
+        vm_release(address, bytes) => this.give_back(FaultOp::VmRelease, call);
+        vm_map(address, bytes) => {
+            // A plan in which memory runs out means mappings, too.
+            this.begin(FaultOp::Alloc, &[])?;
+            let verdict = this.begin(FaultOp::VmMap, &[])?;
+            call()?;
+            this.common.allocated(address, Owned { bytes, device: this.index, lie: lie::of_mapping(&verdict) });
+            Ok(())
+        };
+        vm_unmap(address, bytes) => this.give_back(FaultOp::VmUnmap, || {
+            // Before the call, as for `mem_free`.
+            this.common.freed(address);
+            call()
+        });
+        vm_move(from, to, bytes) => {
+            this.asks(FaultOp::VmMove, call)?;
+            if let Some(known) = this.common.freed(from) {
+                this.common.allocated(to, known);
+            }
+            Ok(())
+        };
 
-    fn memory_info(&self) -> DriverResult<(u64, u64)> {
-        self.begin(FaultOp::MemoryInfo, &[])?;
-        self.inner.memory_info()
-    }
+        stream_create(priority) => this.asks(FaultOp::StreamCreate, call);
+        stream_destroy(stream) => this.give_back(FaultOp::StreamDestroy, call);
+        stream_query(stream) => this.asks(FaultOp::StreamQuery, call);
+        stream_wait_idle(stream, limit) => this.waits(FaultOp::StreamWait, call);
+        stream_wait_event(stream, event) => {
+            this.submit(FaultOp::Wait, &[], 0, stream)?;
+            this.common.event_alive(event)?;
+            call()
+        };
 
-    fn mem_alloc(&self, bytes: usize) -> DriverResult<Address> {
-        self.begin(FaultOp::Alloc, &[])?;
-        let address = self.inner.mem_alloc(bytes)?;
-        self.common.allocated(address, Owned { bytes, device: self.index, lie: None });
-        Ok(address)
-    }
+        event_create(timing) => {
+            let event = this.asks(FaultOp::EventCreate, call)?;
+            this.common.event_created(event, this.index);
+            Ok(event)
+        };
+        event_destroy(event) => this.give_back(FaultOp::EventDestroy, || {
+            this.common.event_destroyed(event);
+            call()
+        });
+        event_record(event, stream) => this.sends(FaultOp::Record, 0, stream, call);
+        event_query(event) => {
+            this.begin(FaultOp::EventQuery, &[])?;
+            this.common.event_alive(event)?;
+            call()
+        };
+        event_wait(event, limit) => {
+            let waited = this.waits(FaultOp::EventWait, call)?;
+            this.common.event_alive(event)?;
+            Ok(waited)
+        };
+        event_elapsed(start, end) => this.asks(FaultOp::EventElapsed, call);
 
-    unsafe fn mem_free(&self, address: Address) -> DriverResult {
-        self.give_back(FaultOp::Free, || {
-            // Before it is: afterwards it may be another device's.
-            self.common.freed(address);
-            // SAFETY: the caller's promise is the same.
-            unsafe { self.inner.mem_free(address) }
-        })
-    }
+        copy_to_device(dst, src, bytes, stream) => this.sends(FaultOp::CopyUp, bytes, stream, call);
+        copy_to_host(dst, src, bytes, stream) => this.sends(FaultOp::CopyDown, bytes, stream, call);
+        fill_u8(dst, value, bytes, stream) => this.sends(FaultOp::Fill, bytes, stream, call);
+        fill_u32(dst, value, count, stream) => this.sends(FaultOp::Fill, 0, stream, call);
 
-    fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
-        self.begin(FaultOp::HostAlloc, &[])?;
-        self.inner.host_alloc(bytes)
-    }
+        can_access_peer(peer) => this.peer(FaultOp::CanAccessPeer, peer).and_then(|_| call());
+        enable_peer(peer) => this.peer(FaultOp::EnablePeer, peer).and_then(|_| call());
+        disable_peer(peer) => this.peer(FaultOp::DisablePeer, peer).and_then(|_| call());
 
-    unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        self.give_back(FaultOp::HostFree, || unsafe { self.inner.host_free(ptr) })
-    }
+        module_load(image) => this.asks(FaultOp::ModuleLoad, call);
+        module_unload(module) => this.give_back(FaultOp::ModuleUnload, call);
+        function(module, name) => this.asks(FaultOp::Function, call);
+        launch_host(stream, f) => this.sends(FaultOp::LaunchHost, 0, stream, call);
+        #[cfg(feature = "blas")]
+        gemm(gemm, stream) => this.sends(FaultOp::Gemm, 0, stream, call);
 
-    fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8> {
-        self.begin(FaultOp::ManagedAlloc, &[])?;
-        self.inner.managed_alloc(bytes)
-    }
+        capture_begin(stream) => this.asks(FaultOp::CaptureBegin, call);
+        capture_end(stream) => {
+            let begun = this.begin(FaultOp::CaptureEnd, &[]);
+            let ended = call();
+            if let (Err(_), Ok(graph)) = (&begun, &ended) {
+                // SAFETY: the graph was made just now, and no one else knows it.
+                let _ = unsafe { this.inner.graph_destroy(*graph) };
+            }
+            begun.and(ended)
+        };
+        graph_launch(graph, stream) => this.sends(FaultOp::GraphLaunch, 0, stream, call);
+        graph_destroy(graph) => this.give_back(FaultOp::GraphDestroy, call);
 
-    unsafe fn managed_free(&self, ptr: *mut u8) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        self.give_back(FaultOp::ManagedFree, || unsafe { self.inner.managed_free(ptr) })
-    }
-
-    fn vm_granularity(&self) -> Option<usize> {
-        self.inner.vm_granularity()
-    }
-
-    fn vm_reserve(&self, bytes: u64) -> DriverResult<Address> {
-        self.begin(FaultOp::VmReserve, &[])?;
-        self.inner.vm_reserve(bytes)
-    }
-
-    unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        self.give_back(FaultOp::VmRelease, || unsafe { self.inner.vm_release(address, bytes) })
-    }
-
-    unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult {
-        // Whoever plans that memory runs out does not care which way it comes.
-        self.begin(FaultOp::Alloc, &[])?;
-        let verdict = self.begin(FaultOp::VmMap, &[])?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.vm_map(address, bytes)? };
-        self.common.allocated(address, Owned { bytes, device: self.index, lie: lie::of_mapping(&verdict) });
-        Ok(())
-    }
-
-    unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult {
-        self.give_back(FaultOp::VmUnmap, || {
-            // As for `mem_free`.
-            self.common.freed(address);
-            // SAFETY: the caller's promise is the same.
-            unsafe { self.inner.vm_unmap(address, bytes) }
-        })
-    }
-
-    unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult {
-        self.begin(FaultOp::VmMove, &[])?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.vm_move(from, to, bytes)? };
-        if let Some(known) = self.common.freed(from) {
-            self.common.allocated(to, known);
-        }
-        Ok(())
-    }
-
-    fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
-        self.begin(FaultOp::StreamCreate, &[])?;
-        self.inner.stream_create(priority)
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        self.give_back(FaultOp::StreamDestroy, || unsafe { self.inner.stream_destroy(stream) })
-    }
-
-    fn stream_query(&self, stream: RawStream) -> DriverResult<bool> {
-        self.begin(FaultOp::StreamQuery, &[])?;
-        self.inner.stream_query(stream)
-    }
-
-    fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool> {
-        self.waits(FaultOp::StreamWait, || self.inner.stream_wait_idle(stream, limit))
-    }
-
-    fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult {
-        self.submit(FaultOp::Wait, &[], 0, stream)?;
-        self.common.event_alive(event)?;
-        self.inner.stream_wait_event(stream, event)
-    }
-
-    fn event_create(&self, timing: bool) -> DriverResult<RawEvent> {
-        self.begin(FaultOp::EventCreate, &[])?;
-        let event = self.inner.event_create(timing)?;
-        self.common.event_created(event, self.index);
-        Ok(event)
-    }
-
-    unsafe fn event_destroy(&self, event: RawEvent) -> DriverResult {
-        self.give_back(FaultOp::EventDestroy, || {
-            self.common.event_destroyed(event);
-            // SAFETY: the caller's promise is the same.
-            unsafe { self.inner.event_destroy(event) }
-        })
-    }
-
-    fn event_record(&self, event: RawEvent, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::Record, &[], 0, stream)?;
-        self.inner.event_record(event, stream)
-    }
-
-    fn event_query(&self, event: RawEvent) -> DriverResult<bool> {
-        self.begin(FaultOp::EventQuery, &[])?;
-        self.common.event_alive(event)?;
-        self.inner.event_query(event)
-    }
-
-    fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool> {
-        let waited = self.waits(FaultOp::EventWait, || self.inner.event_wait(event, limit))?;
-        self.common.event_alive(event)?;
-        Ok(waited)
-    }
-
-    fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> DriverResult<Duration> {
-        self.begin(FaultOp::EventElapsed, &[])?;
-        self.inner.event_elapsed(start, end)
-    }
-
-    unsafe fn copy_to_device(&self, dst: Address, src: *const u8, bytes: usize, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::CopyUp, &[], bytes, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.copy_to_device(dst, src, bytes, stream) }
-    }
-
-    unsafe fn copy_to_host(&self, dst: *mut u8, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::CopyDown, &[], bytes, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.copy_to_host(dst, src, bytes, stream) }
+        write_value(address, value, stream) => this.sends(FaultOp::WriteValue, 0, stream, call);
+        wait_value(address, value, stream) => this.sends(FaultOp::WaitValue, 0, stream, call);
+        poll_value(address);
     }
 
     unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
@@ -239,111 +175,14 @@ impl Driver for Faulty {
         }
     }
 
-    unsafe fn fill_u8(&self, dst: Address, value: u8, bytes: usize, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::Fill, &[], bytes, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.fill_u8(dst, value, bytes, stream) }
-    }
-
-    unsafe fn fill_u32(&self, dst: Address, value: u32, count: usize, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::Fill, &[], 0, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.fill_u32(dst, value, count, stream) }
-    }
-
-    fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool> {
-        self.begin(FaultOp::CanAccessPeer, &self.peer(peer))?;
-        self.inner.can_access_peer(peer)
-    }
-
-    fn enable_peer(&self, peer: &dyn Driver) -> DriverResult {
-        self.begin(FaultOp::EnablePeer, &self.peer(peer))?;
-        self.inner.enable_peer(peer)
-    }
-
-    fn disable_peer(&self, peer: &dyn Driver) -> DriverResult {
-        self.begin(FaultOp::DisablePeer, &self.peer(peer))?;
-        self.inner.disable_peer(peer)
-    }
-
-    fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule> {
-        self.begin(FaultOp::ModuleLoad, &[])?;
-        self.inner.module_load(image)
-    }
-
-    unsafe fn module_unload(&self, module: RawModule) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        self.give_back(FaultOp::ModuleUnload, || unsafe { self.inner.module_unload(module) })
-    }
-
-    fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction> {
-        self.begin(FaultOp::Function, &[])?;
-        self.inner.function(module, name)
-    }
-
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult {
         let verdict = self.submit(FaultOp::Launch, &self.peers(launch), 0, stream)?;
         match verdict.iter().map(|(injected, _)| *injected).find(|fault| *fault != Injected::Stuck) {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's promise.
             None => unsafe { self.inner.launch(launch, stream) },
             Some(Injected::LaunchFailed) => Ok(()),
             // SAFETY: as above.
             Some(_) => unsafe { self.liar.launch(&self.common, &verdict, launch, stream) },
         }
-    }
-
-    fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
-        self.submit(FaultOp::LaunchHost, &[], 0, stream)?;
-        self.inner.launch_host(stream, f)
-    }
-
-    #[cfg(feature = "blas")]
-    unsafe fn gemm(&self, gemm: &Gemm, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::Gemm, &[], 0, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.gemm(gemm, stream) }
-    }
-
-    fn capture_begin(&self, stream: RawStream) -> DriverResult {
-        self.begin(FaultOp::CaptureBegin, &[])?;
-        self.inner.capture_begin(stream)
-    }
-
-    fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph> {
-        let begun = self.begin(FaultOp::CaptureEnd, &[]);
-        let ended = self.inner.capture_end(stream);
-        if let (Err(_), Ok(graph)) = (&begun, &ended) {
-            // SAFETY: made just now, and nobody gets to know it.
-            let _ = unsafe { self.inner.graph_destroy(*graph) };
-        }
-        begun.and(ended)
-    }
-
-    unsafe fn graph_launch(&self, graph: RawGraph, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::GraphLaunch, &[], 0, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.graph_launch(graph, stream) }
-    }
-
-    unsafe fn graph_destroy(&self, graph: RawGraph) -> DriverResult {
-        // SAFETY: the caller's promise is the same.
-        self.give_back(FaultOp::GraphDestroy, || unsafe { self.inner.graph_destroy(graph) })
-    }
-
-    unsafe fn write_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::WriteValue, &[], 0, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.write_value(address, value, stream) }
-    }
-
-    unsafe fn wait_value(&self, address: Address, value: u64, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::WaitValue, &[], 0, stream)?;
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.wait_value(address, value, stream) }
-    }
-
-    unsafe fn poll_value(&self, address: Address) -> u64 {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.inner.poll_value(address) }
     }
 }

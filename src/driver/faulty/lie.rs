@@ -1,10 +1,10 @@
 //! What a peer delivers that says all is well.
 
-use super::common::Common;
-use crate::{
-    driver::{Address, DriverRef, DriverResult, KernelArg, Launch, RawStream},
-    testing::{FaultPlan, Injected, Verdict},
+use super::{
+    common::Common,
+    plan::{FaultPlan, Injected, Verdict},
 };
+use crate::driver::{Address, DriverRef, DriverResult, KernelArg, Launch, RawStream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;

@@ -1,12 +1,10 @@
 //! Operations that never complete, until they are let go.
 //!
-//! A stream is held back by a wait for a word in page-locked memory; where a device has no such waits, by a host function
-//! that blocks. Either way nothing spins and no call of the driver hangs.
+//! A stream is held back by a wait for a word in page-locked memory; where a device has no such waits, by a host
+//! function that blocks. Either way nothing spins and no call of the driver hangs.
 
-use crate::{
-    driver::{DriverRef, DriverResult, RawEvent, RawStream},
-    testing::Release,
-};
+use super::plan::Release;
+use crate::driver::{DriverRef, DriverResult, RawEvent, RawStream};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};
 
@@ -84,8 +82,8 @@ impl Release for Stuck {
         *released.lock() = held.released;
         changed.notify_all();
         if let Some(word) = held.word {
-            // SAFETY: the word is live and aligned; those who wait for it and this one are all that touch it. A device that
-            // is really lost has given its waits up.
+            // SAFETY: the word is live and aligned; those who wait for it and this one are all that touch it. A device
+            // that is really lost has given its waits up.
             let _ = unsafe { self.inner.write_value(word.address, held.released, word.writer) };
         }
     }

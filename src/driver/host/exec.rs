@@ -7,8 +7,8 @@ use super::{
     watch::{self, Launched, Watched},
 };
 use crate::{
+    contain::contain,
     driver::{HostArg, KernelArg, check::Report},
-    runtime::panics,
     sync::{load_word, store_word},
 };
 use std::{
@@ -158,7 +158,7 @@ fn caught(f: impl FnOnce(), what: &str) -> Result<(), Died> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
         let died = Died::Panicked(format!("`{what}` panicked: {}", message(&*payload)));
         // The payload is the user's, and so is its `Drop`.
-        panics::contain(|| drop(payload));
+        contain(|| drop(payload));
         died
     })
 }

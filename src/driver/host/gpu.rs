@@ -352,4 +352,9 @@ impl Driver for HostGpu {
         self.check_word(address)?;
         self.submit(stream, Engine::None, Work::WaitValue { address, value })
     }
+
+    unsafe fn poll_value(&self, address: Address) -> u64 {
+        // SAFETY: the caller's promise; operations write such words atomically, and so does the host.
+        unsafe { crate::sync::load_word(std::ptr::with_exposed_provenance(address as usize)) }
+    }
 }

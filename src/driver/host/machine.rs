@@ -22,7 +22,7 @@ use super::{
     step::Stepper,
     stream::{State as StreamState, Waiter, Who},
 };
-use crate::{driver::DriverResult, runtime::panics};
+use crate::{driver::DriverResult, panics};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     mem,

@@ -63,13 +63,14 @@ mod watch;
 mod window;
 
 use super::{Driver, DriverRef, DriverResult, RawStream};
+use crate::topology::{DeviceModel, Topology};
 pub use attend::{Attendee, attend};
 pub use exec::again;
 pub use gpu::HostGpu;
 #[cfg(test)]
 pub(crate) use one_gpu::on_one_gpu;
 pub(crate) use standing::Standing;
-use std::{sync::Arc, thread, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
 pub use trace::{Step, Trace, What};
 
 /// What one software GPU of a [`machine`] is like.
@@ -92,6 +93,26 @@ impl Default for HostConfig {
     /// 4 GiB of memory, access to all peers, stream memory operations, virtual memory.
     fn default() -> Self {
         HostConfig { memory: 4 << 30, peers: None, name: None, stream_values: true, virtual_memory: true }
+    }
+}
+
+impl Topology {
+    /// Software GPUs with this machine's memory sizes, names and peer rights.
+    pub fn host_configs(&self) -> Vec<HostConfig> {
+        let linked: BTreeSet<_> = self.links().iter().map(|link| (link.from, link.to)).collect();
+        let config = |device: &DeviceModel| HostConfig {
+            memory: device.memory,
+            peers: Some(Vec::new()),
+            name: Some(device.name.clone()),
+            ..HostConfig::default()
+        };
+        let mut configs: Vec<_> = self.devices().iter().map(config).collect();
+        for &(from, to) in linked.iter().filter(|&&(from, to)| to < self.len() && linked.contains(&(to, from))) {
+            if let Some(peers) = configs.get_mut(from).and_then(|config| config.peers.as_mut()) {
+                peers.push(to);
+            }
+        }
+        configs
     }
 }
 

@@ -4,8 +4,8 @@ use super::{clock::Time, event::Record, slab::Key};
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::{
+    contain::contain,
     driver::{Address, HostKernel, KernelArg, LaunchDims, check::Place},
-    runtime::panics,
 };
 
 pub(super) struct Op {
@@ -117,7 +117,7 @@ impl HostFunction {
 impl Drop for HostFunction {
     fn drop(&mut self) {
         let f = self.0.take();
-        panics::contain(|| drop(f));
+        contain(|| drop(f));
     }
 }
 

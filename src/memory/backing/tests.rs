@@ -3,7 +3,9 @@
 use super::{super::link::Link, Backing, BackingChoice, ChunkKind, Mapping, Trial, open};
 use crate::{
     driver::{
-        Address, DriverRef, DriverResult, FaultKind, RawStream, check, faulty,
+        Address, DriverRef, DriverResult, FaultKind, RawStream,
+        check::{self, Watch},
+        faulty,
         host::{self, HostConfig},
     },
     testing::{FaultPlan, FaultRule, Injected},
@@ -19,7 +21,7 @@ pub(super) fn machine(devices: usize) -> Vec<DriverRef> {
 }
 
 pub(super) fn link_of(driver: &DriverRef) -> Arc<Link> {
-    Arc::new(Link::new(0, 0, driver.clone(), Arc::default(), 1, false))
+    Arc::new(Link::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver), false))
 }
 
 /// Which backing.

@@ -17,12 +17,9 @@ pub(crate) mod leak;
 pub(crate) mod ledger;
 pub(crate) mod lifetime;
 pub(crate) mod markup;
-pub(crate) mod out_of_memory;
 pub(crate) mod page;
 pub(crate) mod picture;
-pub(crate) mod site;
 pub(crate) mod snapshot;
-pub(crate) mod units;
 
-/// How recording is turned on, for hints.
-pub(crate) const HOW_TO_RECORD: &str = "`Builder::record_memory(true)` or GPU_POOL_RECORD_MEMORY=1";
+// Errors name them, too, so they lie below.
+pub(crate) use crate::error::{out_of_memory, out_of_memory::HOW_TO_RECORD, site, units};

@@ -4,7 +4,7 @@ use super::{Explorer, Failing, Run};
 use crate::{
     GpuPool, Result,
     driver::host::{Schedule, Trace},
-    runtime::panics,
+    panics,
 };
 use std::time::{Duration, Instant};
 

@@ -39,8 +39,7 @@ unsafe impl Send for Slots {}
 
 impl Slots {
     pub fn new(main: &Arc<StreamCore>, deadline: Duration) -> Self {
-        let driver = &main.link.driver;
-        let driver = driver.unwatched().unwrap_or_else(|| driver.clone());
+        let driver = main.link.unwatched().clone();
         Slots { main: main.clone(), driver, deadline, area: None, slots: Vec::new(), filled: 0, last: 0 }
     }
 

@@ -1,4 +1,9 @@
-//! What is to go wrong, and when.
+//! A fault plan: rules that say what goes wrong, and when; and the log of what went wrong.
+//!
+//! Users write it, in code or as text (`text`), and know it from [`testing`](crate::testing). The layer in `device`
+//! asks it about each call.
+//!
+//! Invariant: what a call meets depends on the seed, the rule, the device and the count alone, never on time.
 
 mod ops;
 mod text;
@@ -34,7 +39,8 @@ const LOG: usize = 1 << 16;
 /// ```
 ///
 /// The same as text, for `GPU_POOL_FAULTS`; rules are parted by `;`, and [`Display`](fmt::Display) writes what
-/// [`FromStr`](std::str::FromStr) reads (which refuses a rule whose operation can never meet its fault, like a slow launch):
+/// [`FromStr`](std::str::FromStr) reads (which refuses a rule whose operation can never meet its fault, like a slow
+/// launch):
 ///
 /// ```text
 /// seed=7; 1:alloc:3+:oom; *:launch:p0.01:error; 2:any:40:lost; 0>1:copy-peer:*:slow=1ms+10us/MB; 0>1:any:*:drop
@@ -43,10 +49,11 @@ const LOG: usize = 1 << 16;
 /// fault         oom, error, launch-failed, lost, slow=TIME, slow=TIME/MB, slow=TIME+TIME/MB, stuck, drop, corrupt
 /// ```
 ///
-/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](crate::GpuPool::survivors) keep them,
-/// and the plan. Times are counted by rule and device. A clone shares counts and log with its original, until a rule is
-/// added to either. Which call is the third one is as certain as the order of calls: those of one device come from its
-/// own thread, but for staged copies, page-locked memory (of device 0) and drops on other threads, and waits poll.
+/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](crate::GpuPool::survivors) keep
+/// them, and the plan. Times are counted by rule and device. A clone shares counts and log with its original, until a
+/// rule is added to either. Which call is the third one is as certain as the order of calls: those of one device come
+/// from its own thread, but for staged copies, page-locked memory (of device 0) and drops on other threads, and waits
+/// poll.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     seed: u64,
@@ -85,8 +92,8 @@ pub enum Injected {
     LaunchFailed,
     /// The call and every later one of the device fail with `CUDA_ERROR_DEVICE_UNAVAILABLE`: it has fallen off the bus.
     DeviceLost,
-    /// Copies take longer: each by a time, and by a time per megabyte (2^20 bytes). That is real time, also where time is
-    /// virtual.
+    /// Copies take longer: each by a time, and by a time per megabyte (2^20 bytes). That is real time, also where time
+    /// is virtual.
     Slow {
         /// Per copy.
         per_copy: Duration,
@@ -94,15 +101,15 @@ pub enum Injected {
         per_megabyte: Duration,
     },
     /// The operation never completes, until [`FaultPlan::release`] or the end of the pool. Any operation that goes to a
-    /// stream. On software GPUs, who waits for it when nothing else goes on gets [`Error::Deadlock`](crate::Error::Deadlock)
-    /// after a second.
+    /// stream. On software GPUs, who waits for it when nothing else goes on gets
+    /// [`Error::Deadlock`](crate::Error::Deadlock) after a second.
     Stuck,
     /// Peer access reports success, and nothing arrives: copies do nothing; a kernel that names the peer's memory loads
-    /// junk, and its stores vanish. At [`FaultOp::VmMap`]: copies between device memories to and from what is mapped do nothing,
-    /// whatever the devices (as with NVIDIA's bug 6098762, CUDA.jl#3112).
+    /// junk, and its stores vanish. At [`FaultOp::VmMap`]: copies between device memories to and from what is mapped do
+    /// nothing, whatever the devices (as with NVIDIA's bug 6098762, CUDA.jl#3112).
     Drop,
-    /// Peer access reports success, and some bytes arrive damaged: of copies, and of a peer's memory that a kernel loads or
-    /// stores; at [`FaultOp::VmMap`], of copies to and from what is mapped.
+    /// Peer access reports success, and some bytes arrive damaged: of copies, and of a peer's memory that a kernel
+    /// loads or stores; at [`FaultOp::VmMap`], of copies to and from what is mapped.
     Corrupt,
 }
 

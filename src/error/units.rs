@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Bytes, times and counts as people read them, for reports of memory.
 
 use std::fmt;
 

@@ -1,6 +1,11 @@
-//! Where in the user's code the calling thread is.
+//! The operation in which the calling thread is, and its place in the user's code.
+//!
+//! Each operation of the public face enters its place. Reports of the checker, of the memory pool and of software GPUs
+//! read it.
+//!
+//! Invariant: the outermost operation stays, since only that one is in the user's code.
 
-use crate::error::Site;
+use super::Site;
 use std::{cell::Cell, marker::PhantomData, panic::Location};
 
 /// An operation of the public face, and where it was called.
@@ -20,16 +25,17 @@ impl Place {
         CURRENT.get()
     }
 
-    /// What the calling thread asks of a driver within `f` belongs to the operation that was there, whatever is there now.
-    pub(super) fn revisit<R>(place: Option<Place>, f: impl FnOnce() -> R) -> R {
+    /// What the calling thread asks of a driver within `f` belongs to the operation that was there, whatever is there
+    /// now.
+    pub(crate) fn revisit<R>(place: Option<Place>, f: impl FnOnce() -> R) -> R {
         let now = CURRENT.replace(place);
         let result = f();
         CURRENT.set(now);
         result
     }
 
-    /// Until the guard goes, what the calling thread asks of a driver belongs to this operation; unless it is within one
-    /// already: the outermost is the user's.
+    /// Until the guard goes, what the calling thread asks of a driver belongs to this operation; unless it is within
+    /// one already: the outermost is the user's.
     pub(crate) fn enter(self) -> Entered {
         let outer = CURRENT.get();
         CURRENT.set(outer.or(Some(self)));
@@ -49,8 +55,8 @@ impl Drop for Entered {
     }
 }
 
-/// What `f` asks of a driver is, for the checker's reports, operation `op` called here: for those who use drivers without
-/// a pool. Within an operation of the crate, or another `annotate`, it changes nothing.
+/// What `f` asks of a driver is, for the checker's reports, operation `op` called here: for those who use drivers
+/// without a pool. Within an operation of the crate, or another `annotate`, it changes nothing.
 ///
 /// ```
 /// # use gpu_pool::driver::{check, host};

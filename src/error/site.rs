@@ -1,6 +1,8 @@
-//! Places in the user's code, as values that outlive the program that they were seen in.
+//! Places in the user's code as values that can be stored in a file, and the sums of memory by place.
+//!
+//! Out-of-memory reports, leak reports and snapshots of memory contain them.
 
-use crate::driver::check::Place;
+use super::place::Place;
 use std::{borrow::Cow, fmt};
 
 /// An operation, and where in the user's code it was called.

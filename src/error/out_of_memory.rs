@@ -1,11 +1,13 @@
 //! Why there is no more memory, and what may help.
 
 use super::{
-    HOW_TO_RECORD,
     site::{CallSite, Holder},
     units::{Bytes, count},
 };
 use std::fmt;
+
+/// How recording is turned on, for hints.
+pub(crate) const HOW_TO_RECORD: &str = "`Builder::record_memory(true)` or GPU_POOL_RECORD_MEMORY=1";
 
 /// The state of a device's memory pool when it had to refuse a request, in
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Its `Display` is meant for people: one fact to a line, and a hint.

@@ -1,6 +1,8 @@
-//! What the checker says.
+//! The checker's report of a mistake, as plain data, and its text.
+//!
+//! `driver/check` fills it in. A driver's `Fault` and [`Error::Misuse`](super::Error::Misuse) carry it to the user.
 
-use crate::error::Site;
+use super::Site;
 use std::{fmt, ops::Range};
 
 /// What kind of mistake it is.
@@ -23,7 +25,7 @@ pub enum Kind {
     UnrecordedEvent,
     /// A kernel wrote through an argument that it declares as read.
     WrongDeclaration,
-    /// Bytes behind the end of a buffer were written: found after the fact, by [`Check::Memory`](super::Check::Memory).
+    /// Bytes behind the end of a buffer were written: found after the fact, by [`Check::Memory`](crate::Check::Memory).
     OutOfBounds,
 }
 
@@ -64,8 +66,8 @@ pub struct Report {
     /// What kind of mistake.
     pub kind: Kind,
     /// The operation that was refused; or, where the raising of a flag was refused since it does not order what it was
-    /// hoped to, the later of the two that it leaves in conflict. Of a write out of bounds, where it was found: who wrote is not
-    /// known.
+    /// hoped to, the later of the two that it leaves in conflict. Of a write out of bounds, where it was found: who
+    /// wrote is not known.
     pub now: Deed,
     /// The earlier one that it conflicts with.
     pub before: Option<Deed>,
@@ -113,7 +115,7 @@ fn word(deed: &Deed) -> String {
 }
 
 /// What would have ordered the two.
-pub(super) fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
+pub(crate) fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
     let (last, at, op) = (word(before), Where(before), now.op);
     if now.device.is_none() {
         return format!(

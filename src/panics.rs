@@ -9,7 +9,6 @@
 //! still has its place; a new one has none. What cannot be told apart: two payloads of one type that are not text, and
 //! one literal that is both the text of a panic that was caught and of a payload that was resumed.
 
-pub(crate) use crate::contain::contain;
 use crate::{
     contain::discard,
     error::{Error, Result},
