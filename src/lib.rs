@@ -41,7 +41,7 @@
 //! # Features
 //!
 //! `cuda` (default): NVIDIA GPUs; the driver is found at run time, and nothing is linked. `blas` (default): matrix products.
-//! `insight` (default): snapshots of memory as JSON. `nvrtc`: kernels in CUDA C++ are compiled when the pool is built.
+//! `insight` (default): snapshots of memory as JSON and as HTML pages. `nvrtc`: kernels in CUDA C++ are compiled when the pool is built.
 //! `topology-files`: machines from TOML files.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // `cargo loom-lint` checks that the modelled code goes through `sync::shim`; the rest may use what it likes.
