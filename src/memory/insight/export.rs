@@ -9,11 +9,6 @@ use super::snapshot::MemorySnapshot;
 use crate::error::{Error, Result};
 use std::{fmt, fs, panic::Location, path::Path, slice};
 
-/// The viewer, before and after its list of snapshots.
-fn viewer() -> (&'static str, &'static str) {
-    include_str!("viewer.html").split_once("[]</script>").expect("the viewer has an empty list of snapshots")
-}
-
 /// Pages and JSON need the feature `insight`, which is a default one.
 impl MemorySnapshot {
     /// A page with the picture, the counters and the call sites. It is one file that needs nothing but a browser.
@@ -32,8 +27,7 @@ impl MemorySnapshot {
         // JSON has these characters only inside of strings. `<` could begin `</script>`; scripts could take the others
         // for ends of lines.
         let json = json.replace('<', "\\u003c").replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029");
-        let (before, after) = viewer();
-        [before, &json, "</script>", after].concat()
+        include_str!("viewer.html").replacen("[]</script>", &(json + "</script>"), 1)
     }
 
     /// The snapshot as JSON, which [`from_json`](Self::from_json) reads.
