@@ -43,6 +43,7 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
 }
 
 /// The devices of a gang of some, if it can be one.
+#[track_caller]
 pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize]) -> Result<&'d [usize]> {
     for (i, &device) in devices.iter().enumerate() {
         if device >= shared.devices() {

@@ -6,8 +6,8 @@ use crate::{
     support::{self, failure, guarded},
 };
 use gpu_pool::{
-    Algorithm, AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, MemorySnapshot,
-    ReduceOp, Result, Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
+    Algorithm, AsView, AsViewMut, Device, DeviceBuffer, Error, GpuPool, GradientExchange, LaunchDims, ReduceOp, Result,
+    Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
 };
 use parking_lot::Mutex;
 use std::{
@@ -231,9 +231,13 @@ fn a_refused_argument_names_the_callers_line() {
             refuses!(None, Topology::new("nothing").to_toml());
         }
         #[cfg(feature = "insight")]
-        refuses!(None, MemorySnapshot::from_json("{]"));
-        refuses!(None, MemorySnapshot::default().write("snapshot.txt"));
-        refuses!(None, MemorySnapshot::default().write("no/such/folder/snapshot.svg"));
+        {
+            use gpu_pool::MemorySnapshot;
+            refuses!(None, MemorySnapshot::from_json("{]"));
+            refuses!(None, MemorySnapshot::default().write("snapshot.txt"));
+            refuses!(None, MemorySnapshot::default().write("snapshot.svg"));
+            refuses!(None, MemorySnapshot::default().write("no/such/folder/snapshot.html"));
+        }
 
         let pool = support::builder().host(2).record_memory(false).build().unwrap();
         refuses!(None, pool.leaks());

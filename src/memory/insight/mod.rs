@@ -1,24 +1,19 @@
 //! What people see of a memory pool: who holds what, what happened, and why there is no more.
 //!
 //! * [`out_of_memory`], [`leak`]: the two reports, for a log at three in the morning.
-//! * [`snapshot`]: the whole pool as a value; as JSON, as a picture, as a page that needs nothing but a browser.
+//! * [`snapshot`]: the whole pool as a value; `export` makes JSON of it, or a page (`viewer.html`).
 //! * [`ledger`]: what the owner writes down while recording is on: live blocks exactly, events in a ring.
-//! * [`picture`], [`page`]: address space over time. [`lifetime`] turns events into rectangles, [`layout`] addresses
-//!   into heights, [`markup`] keeps file names from becoming tags.
 //!
 //! The owner's thread is the only one that allocates and the only one that sorts freed blocks in, so a ledger needs no
 //! lock; with recording off it costs the owner one branch.
 
 pub(crate) mod classes;
-pub(crate) mod layout;
+#[cfg(feature = "insight")]
+pub(crate) mod export;
 pub(crate) mod leak;
 // Its calls are the pool's.
 #[allow(dead_code)]
 pub(crate) mod ledger;
-pub(crate) mod lifetime;
-pub(crate) mod markup;
-pub(crate) mod page;
-pub(crate) mod picture;
 pub(crate) mod snapshot;
 
 // Errors name them, too, so they lie below.

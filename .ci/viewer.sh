@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# The script of the page that `MemorySnapshot::to_html` makes: its functions are tested without a browser.
+source "$(dirname "$0")/env.sh"
+
+node .ci/viewer.mjs
