@@ -228,7 +228,7 @@ impl GpuPool {
     /// let mut y = [1.0f32; 6];
     /// pool.run_on_with(&[3, 1], rows_mut(&mut y, 1), |dev, _, rows| {
     ///     let mut d = dev.upload(rows)?;
-    ///     dev.scale(&mut d, dev.index() as f64)?;
+    ///     dev.scale(&mut d, dev.index() as f32)?;
     ///     dev.download_into(&d, rows)
     /// })?;
     /// assert_eq!(y, [3.0, 3.0, 3.0, 1.0, 1.0, 1.0]);
