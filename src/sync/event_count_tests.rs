@@ -152,6 +152,7 @@ fn who_looks_around_is_asleep_until_notified() {
 
 /// A peer that is late by more than the yields of a waiter, and comes without a word: only who is awake meets it.
 #[test]
+#[cfg_attr(miri, ignore = "each yield takes long there, and a long one ends it")]
 fn who_lingers_meets_without_being_woken() {
     if is_crowded() {
         return; // by other tests' pools
