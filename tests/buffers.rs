@@ -268,7 +268,9 @@ on_both! {
             assert_eq!(before.driver_calls, after.driver_calls);
             assert_eq!(before.reserved, after.reserved);
             assert!(after.allocations > before.allocations + 150, "{after:?}");
-            assert!(after.peak >= after.in_use && after.reserved >= after.peak, "{after:?}");
+            // On GPUs the pool's set-up took more than the program does, and gave it back.
+            assert!(after.peak >= after.in_use && after.reserved >= after.in_use, "{after:?}");
+            assert!(after.peak_reserved >= after.peak, "{after:?}");
         }
     }
 

@@ -126,6 +126,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     }
 
     /// How many rows of `width` elements it has.
+    #[track_caller]
     fn count_rows(&self, op: &'static str, width: usize) -> Result<usize> {
         let len = self.len;
         if width == 0 || !len.is_multiple_of(width) {
@@ -150,6 +151,7 @@ pub struct UnifiedRows<'e, T: DeviceCopy> {
 impl<'e, T: DeviceCopy> Parts for UnifiedRows<'e, T> {
     type Part = DeviceView<'e, T>;
 
+    #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>> {
         let UnifiedRows { buffer, width } = self;
         let rows = buffer.count_rows("rows", width)?;

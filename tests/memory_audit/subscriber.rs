@@ -8,7 +8,10 @@ use gpu_pool::Error;
 use std::{
     env,
     process::Command,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -70,12 +73,18 @@ fn child() {
     for _ in 0..3 {
         let before = EVENTS.load(Relaxed);
         // The audit finds it after the closure has ended, and says so. The other member waits for this one's streams.
+        // A failure that came first would refuse the write, and keep the buffer from being looked at in this scope.
+        let written = Barrier::new(2);
         let error = failure(pool.run(|dev, _| {
             if dev.rank() == 0 {
+                written.wait();
                 return Err(Error::custom("the other waits"));
             }
             let mut x = dev.zeros::<u8>(1000)?;
-            poke(dev, &mut x, 1000, 7)
+            let poked = poke(dev, &mut x, 1000, 7);
+            drop(x);
+            written.wait();
+            poked
         }));
         assert!(matches!(error, Error::Misuse { .. } | Error::Custom(_)), "{error}");
         assert!(EVENTS.load(Relaxed) > before, "the subscriber was not called");
