@@ -42,7 +42,7 @@
 //! # Before blocking
 //!
 //! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile, and where
-//! there are as many device threads as cores, see [`spin_rounds`]), then yields, then blocks. On a loaded 2-core machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us
+//! there are as many device threads as cores, see `shim::spin_rounds`), then yields, then blocks. On a loaded 2-core machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us
 //! where 6 rounds and 32 yields take 14, and blocking at once takes 50 where the threads are awake anyway.
 //!
 //! Being woken takes long where a core has to be woken too: two GPUs' threads that had gone to sleep for a peer that was 1 ms

@@ -51,20 +51,6 @@ const LAUNCHES: u64 = BLOCKING - 1;
 
 /// Keeps kernels that spin and driver calls that wait for kernels apart, in the whole process.
 /// `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::LaunchGate;
-/// static GATE: LaunchGate = LaunchGate::new();
-///
-/// GATE.open(2); // two members have met: they will launch
-/// std::thread::scope(|s| {
-///     s.spawn(|| GATE.close(1)); // each from its thread, after its launch
-///     s.spawn(|| GATE.close(1));
-///     let _blocking = GATE.block(); // waits for both; then no window opens
-/// });
-/// assert!(GATE.try_open(2));
-/// # GATE.close(2);
-/// ```
 #[derive(Debug)]
 pub struct LaunchGate {
     word: AtomicU64,
@@ -73,14 +59,6 @@ pub struct LaunchGate {
 }
 
 /// A blocking call in progress; dropping it ends it.
-///
-/// ```
-/// let gate = gpu_pool::sync::LaunchGate::new();
-/// let blocking: gpu_pool::sync::Blocking<'_> = gate.block();
-/// assert!(!gate.try_open(1));
-/// drop(blocking);
-/// assert!(gate.try_open(1));
-/// ```
 #[derive(Debug)]
 #[must_use = "the blocking call ends when it is dropped"]
 pub struct Blocking<'a>(&'a LaunchGate);
@@ -93,11 +71,6 @@ impl Default for LaunchGate {
 
 impl LaunchGate {
     /// No windows, no blocking calls.
-    ///
-    /// ```
-    /// static GATE: gpu_pool::sync::LaunchGate = gpu_pool::sync::LaunchGate::new();
-    /// assert!(!GATE.is_blocked());
-    /// ```
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         LaunchGate { word: AtomicU64::new(0), changed: EventCount::new() }
@@ -114,14 +87,7 @@ impl LaunchGate {
     ///
     /// For the one member that commits the collective for all, before any of them launches. The caller must not be inside
     /// a blocking call: he would wait for himself.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// gate.open(1);
-    /// // launch
-    /// gate.close(1);
-    /// ```
-    #[inline]
+    #[cfg(test)]
     pub fn open(&self, launches: usize) {
         if !self.try_open(launches) {
             self.changed.wait_until(None, || self.try_open(launches).then_some(()));
@@ -129,12 +95,6 @@ impl LaunchGate {
     }
 
     /// As [`open`](Self::open) without waiting: false, and no window, if a blocking call runs or waits.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// assert!(gate.try_open(8));
-    /// assert!(gate.try_open(4), "another gang's");
-    /// ```
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {
@@ -151,14 +111,6 @@ impl LaunchGate {
     /// `launches` of the members of open windows have launched, or will not, since their gang has failed.
     ///
     /// Each member calls it for itself, after its launch; who gives up for others counts them.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// gate.open(3);
-    /// gate.close(1);
-    /// gate.close(2); // two that were called off
-    /// # drop(gate.block());
-    /// ```
     #[inline]
     pub fn close(&self, launches: usize) {
         let launches = launches as u64;
@@ -173,16 +125,6 @@ impl LaunchGate {
     /// several of one thread inside each other. Afterwards all that was done inside windows is visible.
     ///
     /// Not for a member between its arrival at a meeting and its [`close`](Self::close): he would wait for himself.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// let load = gate.block();
-    /// let map = gate.block(); // inside the first
-    /// drop(load);
-    /// assert!(!gate.try_open(1));
-    /// drop(map);
-    /// assert!(gate.try_open(1));
-    /// ```
     pub fn block(&self) -> Blocking<'_> {
         if flag("launch_gate.block.looks_before_adding") {
             self.wait_closed();
@@ -200,13 +142,7 @@ impl LaunchGate {
     }
 
     /// Whether a blocking call runs or waits, so that a window could not open now. May be outdated when it returns.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// let blocking = gate.block();
-    /// assert!(gate.is_blocked());
-    /// # drop(blocking);
-    /// ```
+    #[cfg(test)]
     pub fn is_blocked(&self) -> bool {
         self.word.load(Relaxed) >= BLOCKING
     }

@@ -136,6 +136,15 @@ fn failures_leave_the_gate_open() {
     assert!(gate.try_open(1));
 }
 
+#[test]
+fn windows_of_two_gangs_are_open_at_once() {
+    let gate = LaunchGate::new();
+    assert!(gate.try_open(8));
+    assert!(gate.try_open(4), "the other gang's");
+    gate.close(12);
+    assert_eq!(gate.word.load(Relaxed), 0);
+}
+
 /// Nothing to launch is no window: it does not keep blocking calls out.
 #[test]
 fn a_window_without_launches_is_none() {

@@ -18,17 +18,6 @@ use super::{
 use std::{array, fmt};
 
 /// `N` numbers of one writer. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::Mirror;
-/// let mirror = Mirror::new();
-/// std::thread::scope(|s| {
-///     s.spawn(|| (0..1000).for_each(|i| mirror.write([i, 2 * i])));
-///     let [in_use, reserved] = mirror.read();
-///     assert_eq!(reserved, 2 * in_use);
-/// });
-/// assert_eq!(mirror.read(), [999, 1998]);
-/// ```
 // On cache lines of its own: what lies beside it need not wait when its writer writes.
 #[repr(align(128))]
 pub struct Mirror<const N: usize> {
@@ -45,22 +34,12 @@ impl<const N: usize> Default for Mirror<N> {
 
 impl<const N: usize> Mirror<N> {
     /// All zero.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Mirror::new().read(), [0; 3]);
-    /// ```
     pub fn new() -> Self {
         Mirror { sequence: AtomicU64::new(0), cells: array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Shows `values` from now on. For a single writer: plain stores, no locked instruction. Writers at the same time would
     /// mix their values; they would not make a reader wait for ever.
-    ///
-    /// ```
-    /// let mirror = gpu_pool::sync::Mirror::new();
-    /// mirror.write([1, 2]);
-    /// assert_eq!(mirror.read(), [1, 2]);
-    /// ```
     #[inline]
     pub fn write(&self, values: [u64; N]) {
         // Not `+ 1`: two writers that break the contract still leave an even number.
@@ -77,10 +56,6 @@ impl<const N: usize> Mirror<N> {
 
     /// The values of one write. Looks again while the writer writes: a few times at once, then after yielding, since the
     /// writer may have been taken off its core in the middle.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Mirror::<1>::new().read(), [0]);
-    /// ```
     pub fn read(&self) -> [u64; N] {
         for round in 0..spin_rounds() {
             if let Some(values) = self.try_read() {
@@ -97,23 +72,12 @@ impl<const N: usize> Mirror<N> {
     }
 
     /// One look: the values of one write, or nothing if the writer was writing.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Mirror::<1>::new().try_read(), Some([0]));
-    /// ```
     pub fn try_read(&self) -> Option<[u64; N]> {
         self.look().map(|(_, values)| values)
     }
 
     /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last one. Who asks
     /// again and again in vain looks at one word, which nobody takes away from its cache.
-    ///
-    /// ```
-    /// let mirror = gpu_pool::sync::Mirror::new();
-    /// assert_eq!(mirror.try_read_after(0), None);
-    /// mirror.write([7]);
-    /// assert_eq!((mirror.try_read_after(0), mirror.try_read_after(1)), (Some((1, [7])), None));
-    /// ```
     #[inline]
     pub fn try_read_after(&self, seen: u64) -> Option<(u64, [u64; N])> {
         // Relaxed: the look orders what is read.
@@ -170,6 +134,14 @@ mod tests {
             readers.into_iter().for_each(|reader| reader.join().unwrap());
         });
         assert_eq!(mirror.read()[0], LAST);
+    }
+
+    #[test]
+    fn what_was_seen_is_not_read_again() {
+        let mirror = Mirror::new();
+        assert_eq!((mirror.read(), mirror.try_read_after(0)), ([0], None));
+        mirror.write([7]);
+        assert_eq!((mirror.try_read_after(0), mirror.try_read_after(1)), (Some((1, [7])), None));
     }
 
     /// The sequence comes round, and a writer who was one of two does not leave readers waiting.

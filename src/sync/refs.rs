@@ -17,14 +17,6 @@ use super::{
 const MOST: u32 = u32::MAX / 2;
 
 /// Counts handles. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::RefCount;
-/// let refs = RefCount::new(); // one handle
-/// refs.acquire(); // two
-/// assert!(!refs.release());
-/// assert!(refs.release()); // that was the last
-/// ```
 #[derive(Debug)]
 pub struct RefCount(AtomicU32);
 
@@ -36,21 +28,11 @@ impl Default for RefCount {
 
 impl RefCount {
     /// Counts one handle.
-    ///
-    /// ```
-    /// assert!(gpu_pool::sync::RefCount::new().release());
-    /// ```
     pub fn new() -> Self {
         RefCount(AtomicU32::new(1))
     }
 
     /// Counts one more. Only who holds a handle may call it, on its behalf. Stops the process at 2^31 handles.
-    ///
-    /// ```
-    /// let refs = gpu_pool::sync::RefCount::new();
-    /// refs.acquire();
-    /// assert!(!refs.release());
-    /// ```
     #[inline]
     pub fn acquire(&self) {
         // Relaxed: the new handle comes from an old one, and travels to other threads by something that orders more.
@@ -62,16 +44,6 @@ impl RefCount {
     }
 
     /// Counts one less; true for exactly one call, the last. It sees everything that was done through the other handles.
-    ///
-    /// ```
-    /// let refs = gpu_pool::sync::RefCount::new();
-    /// refs.acquire();
-    /// let last = std::thread::scope(|s| {
-    ///     let other = s.spawn(|| refs.release());
-    ///     (refs.release(), other.join().unwrap())
-    /// });
-    /// assert!(last.0 != last.1);
-    /// ```
     #[inline]
     pub fn release(&self) -> bool {
         // Alone: the others have gone, which the load acquires, and no handle is left that another could be made from.
@@ -97,13 +69,6 @@ impl RefCount {
     }
 
     /// Counts one handle again, for a value that came home and goes out anew.
-    ///
-    /// ```
-    /// let mut refs = gpu_pool::sync::RefCount::new();
-    /// assert!(refs.release());
-    /// refs.reset();
-    /// assert!(refs.release());
-    /// ```
     #[inline]
     pub fn reset(&mut self) {
         *self = Self::new();

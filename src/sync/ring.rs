@@ -63,8 +63,7 @@ pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
 }
 
 /// As [`channel`], with indices that start at `start`: tests let them wrap.
-#[doc(hidden)]
-pub fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
+pub(crate) fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity > 0, "a ring needs a slot");
     assert!(capacity <= usize::MAX / 2, "a ring has at most half the address space's slots");
     let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();

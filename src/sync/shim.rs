@@ -17,14 +17,12 @@ mod imp {
 
     /// Atomics and fences.
     pub mod atomic {
-        pub use std::sync::atomic::{
-            AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
-        };
+        pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     }
 
     /// Threads.
     pub mod thread {
-        pub use std::thread::{JoinHandle, spawn, yield_now};
+        pub use std::thread::yield_now;
     }
 
     /// Device threads that live, of all pools.
@@ -212,6 +210,7 @@ mod imp {
                     }
 
                     /// As std's; never fails spuriously.
+                    #[allow(dead_code, reason = "used of some of the types")]
                     #[track_caller]
                     pub fn fetch_update(
                         &self,
@@ -246,7 +245,9 @@ mod imp {
 
     /// Threads.
     pub mod thread {
-        pub use loom::thread::{JoinHandle, spawn, yield_now};
+        pub use loom::thread::yield_now;
+        #[cfg(test)]
+        pub use loom::thread::{JoinHandle, spawn};
     }
 
     /// Counts nothing: models do not spin.
@@ -300,21 +301,6 @@ mod imp {
         /// Locks. A panic of an earlier holder is ignored, as by parking_lot.
         pub fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard(Some(self.0.lock().unwrap_or_else(|poison| poison.into_inner())))
-        }
-
-        /// Locks if nobody has.
-        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
-        }
-
-        /// Takes the value out.
-        pub fn into_inner(self) -> T {
-            self.0.into_inner().unwrap_or_else(|poison| poison.into_inner())
-        }
-
-        /// The value, without locking.
-        pub fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap_or_else(|poison| poison.into_inner())
         }
     }
 
@@ -393,6 +379,7 @@ mod imp {
         }
 
         /// The memory is given back.
+        #[cfg(test)]
         #[track_caller]
         pub fn bury(&self) {
             self.0.with_mut(|_| ());

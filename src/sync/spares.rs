@@ -15,15 +15,6 @@ use super::shim::Mutex;
 use std::fmt;
 
 /// Spare things, for any thread. See the module's docs in `src/sync/spares.rs` for the rule that events need.
-///
-/// ```
-/// use gpu_pool::sync::Spares;
-/// let events = Spares::new();
-/// let event = events.take().unwrap_or_else(|| "a new event");
-/// // record it, enqueue the waits on it, and then:
-/// events.give(event);
-/// assert_eq!(events.take(), Some("a new event"));
-/// ```
 pub struct Spares<T>(Mutex<Vec<T>>);
 
 impl<T> Default for Spares<T> {
@@ -34,34 +25,16 @@ impl<T> Default for Spares<T> {
 
 impl<T> Spares<T> {
     /// None yet.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Spares::<u8>::new().take(), None);
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// One that was given back, if there is any. Everything done before it was given back is visible.
-    ///
-    /// ```
-    /// let spares = gpu_pool::sync::Spares::new();
-    /// spares.give(1);
-    /// assert_eq!((spares.take(), spares.take()), (Some(1), None));
-    /// ```
     pub fn take(&self) -> Option<T> {
         self.0.lock().pop()
     }
 
     /// Gives one back, whoever took it.
-    ///
-    /// ```
-    /// let spares = gpu_pool::sync::Spares::new();
-    /// std::thread::scope(|s| {
-    ///     s.spawn(|| spares.give(1));
-    /// });
-    /// assert_eq!(spares.take(), Some(1));
-    /// ```
     pub fn give(&self, spare: T) {
         self.0.lock().push(spare);
     }

@@ -22,13 +22,6 @@ use super::shim::atomic::{AtomicU64, Ordering::*};
 ///
 /// `ptr` points to eight bytes, aligned to 8, initialised, alive during the call. Host threads access them only through
 /// atomics (of which this and [`store_word`] are) as long as another may write.
-///
-/// ```
-/// use gpu_pool::sync::load_word;
-/// let word = 7u64;
-/// // SAFETY: alive, aligned, and nobody writes.
-/// assert_eq!(unsafe { load_word(&word) }, 7);
-/// ```
 #[inline(always)]
 pub unsafe fn load_word(ptr: *const u64) -> u64 {
     debug_assert!(ptr.is_aligned());
@@ -45,16 +38,6 @@ pub unsafe fn load_word(ptr: *const u64) -> u64 {
 /// # Safety
 ///
 /// As for [`load_word`], and the bytes may be written.
-///
-/// ```
-/// use gpu_pool::sync::{load_word, store_word};
-/// let mut word = 0u64;
-/// let ptr = &raw mut word;
-/// // SAFETY: alive, aligned, and this thread's.
-/// unsafe { store_word(ptr, 7) };
-/// // SAFETY: as above.
-/// assert_eq!(unsafe { load_word(ptr) }, 7);
-/// ```
 #[inline(always)]
 pub unsafe fn store_word(ptr: *mut u64, value: u64) {
     debug_assert!(ptr.is_aligned());
@@ -74,18 +57,6 @@ pub unsafe fn store_word(ptr: *mut u64, value: u64) {
 /// # Safety
 ///
 /// As for [`store_word`].
-///
-/// ```
-/// use gpu_pool::sync::raise_word;
-/// let mut word = 5u64;
-/// let ptr = &raw mut word;
-/// // SAFETY: alive, aligned, and this thread's.
-/// unsafe {
-///     raise_word(ptr, 7);
-///     raise_word(ptr, 6);
-/// }
-/// assert_eq!(word, 7);
-/// ```
 pub unsafe fn raise_word(ptr: *mut u64, value: u64) {
     debug_assert!(ptr.is_aligned());
     #[cfg(not(loom))]
@@ -102,6 +73,18 @@ pub unsafe fn raise_word(ptr: *mut u64, value: u64) {
 mod tests {
     use super::*;
     use std::{hint, thread};
+
+    #[test]
+    fn a_word_is_raised_and_never_lowered() {
+        let mut word = 5u64;
+        let at = &raw mut word;
+        // SAFETY: alive, aligned, and this thread's.
+        let seen = [7, 6].map(|value| unsafe {
+            raise_word(at, value);
+            load_word(at)
+        });
+        assert_eq!(seen, [7, 7]);
+    }
 
     /// Message passing over a word and plain data beside it: what tsan and miri would call a race if an ordering were missing.
     #[test]

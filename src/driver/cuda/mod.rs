@@ -74,8 +74,8 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
     (0..device_count()?).map(open).collect()
 }
 
-/// What may wait for running kernels, and what the driver does under a lock that launches need, goes through the
-/// launch gate ([`LaunchGate`](crate::sync::LaunchGate)) first: such calls have hung programs in which kernels wait for each other (nccl#744,
+/// What may wait for running kernels, and what the driver does under a lock that launches need, goes through the launch
+/// gate (`sync::LaunchGate`) first: such calls have hung programs in which kernels wait for each other (nccl#744,
 /// torchcomms#2334).
 #[rustfmt::skip]
 impl Driver for CudaGpu {
