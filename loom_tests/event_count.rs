@@ -1,5 +1,5 @@
-//! The event count: no wake-up is lost, whoever comes first. The condition is a relaxed load on purpose, so that nothing
-//! but the event count's own fences stands between the two threads.
+//! The event count: no wake-up is lost, whoever comes first. The condition is a relaxed load on purpose, so that
+//! nothing but the event count's own fences stands between the two threads.
 
 use super::support::{bite, check, check_within};
 use crate::sync::{
@@ -118,8 +118,8 @@ fn one_call_for_two() {
     });
 }
 
-/// One that tells two, and has to wait for room between the two, wakes the first before: the room may depend on that one
-/// (`Group::put` of the collectives' board).
+/// One that tells two, and has to wait for room between the two, wakes the first before: the room may depend on that
+/// one (`Group::put` of the collectives' board).
 #[test]
 fn who_waits_for_room_has_woken_whom_it_told() {
     check_within(2, || {

@@ -53,7 +53,8 @@ fn the_first_failure_wins_and_nobody_waits_for_ever() {
     });
 }
 
-/// A group is made, and begins a collective, while the gang fails: it may commit the first, and nothing after the failure.
+/// A group is made, and begins a collective, while the gang fails: it may commit the first, and nothing after the
+/// failure.
 #[test]
 fn a_group_fails_with_its_gang() {
     check(|| {

@@ -133,8 +133,8 @@ fn a_call_inside_a_call_does_not_wait_for_itself() {
     });
 }
 
-/// Starvation itself would be an endless model. This is the step that rules it out: while a call waits, no window opens,
-/// not even one beside the window that it waits for.
+/// Starvation itself would be an endless model. This is the step that rules it out: while a call waits, no window
+/// opens, not even one beside the window that it waits for.
 #[test]
 fn no_window_opens_past_a_call_that_waits() {
     check(|| {

@@ -1,4 +1,5 @@
-//! What goes with the memory pool's boxes (L7 to L10): who holds one last, recycled events, the counters' mirror, and the end.
+//! What goes with the memory pool's boxes (L7 to L10): who holds one last, recycled events, the counters' mirror, and
+//! the end.
 
 use super::support::{Watched, bite, check};
 use crate::sync::{
@@ -58,13 +59,14 @@ fn a_new_handle_against_a_drop() {
     });
 }
 
-/// A driver's event: what it was recorded for, and the waits that were enqueued on it, each with the record it captured.
+/// A driver's event: what it was recorded for, and the waits that were enqueued on it, each with the record it
+/// captured.
 struct Event {
     recorded: Watched<usize>,
 }
 
-/// L8: two streams' threads record an event, enqueue a wait on it and give it back; there is one event to share. Each wait
-/// captures its own record.
+/// L8: two streams' threads record an event, enqueue a wait on it and give it back; there is one event to share. Each
+/// wait captures its own record.
 #[test]
 fn an_event_is_recorded_anew_only_after_the_wait() {
     check(|| {
@@ -167,8 +169,8 @@ unsafe impl Linked for Block {
     }
 }
 
-/// L10: the owner closes and lets go of the region while the last handles to two of its blocks are dropped elsewhere. Whoever
-/// has the last block, or the owner, releases the region: once, and after all uses.
+/// L10: the owner closes and lets go of the region while the last handles to two of its blocks are dropped elsewhere.
+/// Whoever has the last block, or the owner, releases the region: once, and after all uses.
 #[test]
 fn the_region_is_released_once_at_the_end() {
     check(|| {

@@ -1,5 +1,5 @@
-//! Boxes that come home (L1 to L6 of the memory pool's protocols): each once, with what was done to it, also when it goes
-//! round, meets the close, or when its sender never does anything again.
+//! Boxes that come home (L1 to L6 of the memory pool's protocols): each once, with what was done to it, also when it
+//! goes round, meets the close, or when its sender never does anything again.
 
 use super::support::{Watched, bite, check};
 use crate::sync::{
@@ -180,8 +180,8 @@ fn free(home: &Returns<Parcel>, batch: &mut Vec<Box<Parcel>>) {
     }
 }
 
-/// L6: a peer has freed, has told so, and does nothing any more until the owner is through. The owner finds the box without
-/// the peer's help, which is the whole point of not batching at the sender.
+/// L6: a peer has freed, has told so, and does nothing any more until the owner is through. The owner finds the box
+/// without the peer's help, which is the whole point of not batching at the sender.
 #[test]
 fn what_a_parked_peer_has_freed_is_there() {
     check(|| {
@@ -208,8 +208,8 @@ fn what_a_parked_peer_has_freed_is_there() {
     });
 }
 
-/// L6: an owner out of memory sleeps until something comes home, and does not sleep through it; the peer then waits for the
-/// owner, so there is nobody else to wake it.
+/// L6: an owner out of memory sleeps until something comes home, and does not sleep through it; the peer then waits for
+/// the owner, so there is nobody else to wake it.
 #[test]
 fn an_owner_that_waits_for_a_free_wakes_up() {
     check(|| {

@@ -1,4 +1,5 @@
-//! The loom models of `src/sync` and `src/runtime`. The crate includes them, so that the code under test can be private.
+//! The loom models of `src/sync` and `src/runtime`. The crate includes them, so that the code under test can be
+//! private.
 //!
 //! `cargo loom` runs all of them, `cargo loom ring` those with `ring` in their path. No other build compiles them.
 //! `sites.rs` compares the table of mutants with the source; it is the unit test of `src/sync/site.rs`.

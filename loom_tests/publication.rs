@@ -1,5 +1,5 @@
-//! How a gradient piece reaches its neighbour: data in memory, a descriptor through the ring, an event to wake the peer;
-//! and the memory back the same way. Ring and event count together order the data, though neither knows it.
+//! How a gradient piece reaches its neighbour: data in memory, a descriptor through the ring, an event to wake the
+//! peer; and the memory back the same way. Ring and event count together order the data, though neither knows it.
 
 use super::support::{Watched, bite, check};
 use crate::sync::{

@@ -1,5 +1,6 @@
 //! The table of mutants against the source: each site of the code is in the table, each entry of the table is a site,
-//! and no ordering stronger than `Relaxed` goes without a name. The unit test of `src/sync/site.rs`, with and without loom.
+//! and no ordering stronger than `Relaxed` goes without a name. The unit test of `src/sync/site.rs`, with and without
+//! loom.
 
 pub(crate) mod table;
 
@@ -29,7 +30,8 @@ fn code() -> Vec<(String, String)> {
         let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(floor)) else { continue };
         for path in entries.map(|entry| entry.unwrap().path()) {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            // `word.rs`: loom has no atomics on memory that it did not make, so its orderings cannot be weakened in a model.
+            // `word.rs`: loom has no atomics on memory that it did not make, so its orderings cannot be weakened in a
+            // model.
             if !name.ends_with(".rs")
                 || ["shim.rs", "site.rs", "word.rs"].contains(&&*name)
                 || name.ends_with("_tests.rs")

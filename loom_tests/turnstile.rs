@@ -1,4 +1,5 @@
-//! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner did.
+//! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner
+//! did.
 
 use super::support::{Watched, bite, check};
 use crate::sync::{

@@ -38,8 +38,8 @@ impl CommitWord {
         CommitWord(AtomicU64::new(0))
     }
 
-    /// Commits `seq` (from 1, consecutive). True when it is committed, by this member or by a peer before it; false when
-    /// the abort came first. False also shows everything that was done before the abort.
+    /// Commits `seq` (from 1, consecutive). True when it is committed, by this member or by a peer before it; false
+    /// when the abort came first. False also shows everything that was done before the abort.
     pub fn commit(&self, seq: u64) -> bool {
         self.lead(seq).is_some()
     }

@@ -1,16 +1,16 @@
 //! What one thread says to several at once.
 //!
-//! A [`ring`](super::ring) for each listener means a slot and an index for each, in cache lines that have to be fetched from their
-//! listeners one by one. Here the speaker writes one line, which all of them read. There is no room to run ahead, and nothing says who
-//! has listened: that is for those who meet.
+//! A [`ring`](super::ring) for each listener means a slot and an index for each, in cache lines that have to be fetched
+//! from their listeners one by one. Here the speaker writes one line, which all of them read. There is no room to run
+//! ahead, and nothing says who has listened: that is for those who meet.
 //!
 //! # Contract
 //!
-//! Headlines are numbered from 1 and posted in order by one thread. Two pages take them in turn, so one is there until the next but one
-//! is posted. For members that meet again and again, where each posts one and goes on when it has read everybody's of the same number,
-//! that is enough: a member posts number `k + 2` when all have posted `k + 1`, which they do when they have read `k`. Who does not
-//! listen misses some, and finds out, since he sees the number of what is there; what he reads is always one headline, never parts of
-//! two (each page is a [`Mirror`]).
+//! Headlines are numbered from 1 and posted in order by one thread. Two pages take them in turn, so one is there until
+//! the next but one is posted. For members that meet again and again, where each posts one and goes on when it has read
+//! everybody's of the same number, that is enough: a member posts number `k + 2` when all have posted `k + 1`, which
+//! they do when they have read `k`. Who does not listen misses some, and finds out, since he sees the number of what is
+//! there; what he reads is always one headline, never parts of two (each page is a [`Mirror`]).
 
 use super::{Mirror, site::flag};
 
@@ -45,8 +45,8 @@ impl<const N: usize> Headline<N> {
         self.pages[place(number).0].write(words);
     }
 
-    /// The headline with this number, or a later one if that has taken its place; with its number. Nothing if it was not posted yet,
-    /// or if something is being written in its place.
+    /// The headline with this number, or a later one if that has taken its place; with its number. Nothing if it was
+    /// not posted yet, or if something is being written in its place.
     #[inline]
     pub fn read(&self, number: u64) -> Option<(u64, [u64; N])> {
         let (page, before, last) = place(number);

@@ -6,8 +6,8 @@
 //! to the list after it, and to the taker from the swap-out on. It is Treiber's stack used the way of
 //! [mimalloc's `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c).
 //!
-//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second); this one never makes a sender wait
-//! for a taker that was descheduled with the lock in hand.
+//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second); this one never makes a sender
+//! wait for a taker that was descheduled with the lock in hand.
 
 use super::{
     shim::{

@@ -1,13 +1,14 @@
 //! Kernels that spin for each other against driver calls that wait for kernels: never both at once.
 //!
 //! Device A's kernel runs and spins for device B's. B's thread cannot launch it, because a third thread is inside
-//! `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel ends. In one process with a thread per
-//! GPU nothing but a time-out gets out of that ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc and cudaFree
-//! wait for the device and its peers; [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the
-//! loading of a kernel at its first launch). So, over the whole process, two classes exclude each other:
+//! `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel ends. In one process with a thread
+//! per GPU nothing but a time-out gets out of that ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc
+//! and cudaFree wait for the device and its peers;
+//! [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the loading of a kernel at its
+//! first launch). So, over the whole process, two classes exclude each other:
 //!
-//! * **windows**: from the moment that a gang is bound to launch kernels that spin, to the last of these launches. Not to
-//!   the end of the kernels: once all are launched, they end by themselves;
+//! * **windows**: from the moment that a gang is bound to launch kernels that spin, to the last of these launches. Not
+//!   to the end of the kernels: once all are launched, they end by themselves;
 //! * **blocking calls**: map, unmap, allocate, free, module load, graph instantiation.
 //!
 //! Any number of either class may be in progress, of any gangs and pools.
@@ -21,24 +22,27 @@
 //!
 //! # Who waits for whom
 //!
-//! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to back
-//! cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another (once inside, who
-//! loads a module that another thread is loading waits for that). Thus a thread that is inside one may begin a second (a module load that maps memory): no window has opened since, none will,
-//! and it goes straight through.
+//! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to
+//! back cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another
+//! (once inside, who loads a module that another thread is loading waits for that). Thus a thread that is inside one
+//! may begin a second (a module load that maps memory): no window has opened since, none will, and it goes straight
+//! through.
 //!
 //! There are no deadlines here, since nobody can wait for himself, even round a corner:
 //!
-//! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing left
-//!   to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the window is open.
-//! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched: their
-//!   windows were closed when the call was let in. It waits for no thread outside of
-//!   blocking calls, since one that is inside makes the call and nothing else.
+//! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing
+//!   left to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the
+//!   window is open.
+//! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched:
+//!   their windows were closed when the call was let in. It waits for no thread outside of blocking calls, since one
+//!   that is inside makes the call and nothing else.
 //!
-//! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking call,
-//! and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
+//! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking
+//! call, and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
 //!
-//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener misses
-//! the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the nested one.
+//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener
+//! misses the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the
+//! nested one.
 
 use super::{
     EventCount,
@@ -85,8 +89,8 @@ impl LaunchGate {
     /// A window opens: `launches` members will each launch one kernel that spins for the others. Waits while a blocking
     /// call runs or waits. Afterwards all that was done inside blocking calls is visible.
     ///
-    /// For the one member that commits the collective for all, before any of them launches. The caller must not be inside
-    /// a blocking call: he would wait for himself.
+    /// For the one member that commits the collective for all, before any of them launches. The caller must not be
+    /// inside a blocking call: he would wait for himself.
     #[cfg(test)]
     pub fn open(&self, launches: usize) {
         if !self.try_open(launches) {

@@ -6,7 +6,8 @@ use super::shim::UnsafeCell;
 use crate::contain::contain;
 use std::{fmt, iter::FusedIterator, marker::PhantomData, ptr};
 
-/// The field that makes a box a node of [`Returns`](super::Returns). Whoever has the box in hand finds nothing of interest in it.
+/// The field that makes a box a node of [`Returns`](super::Returns). Whoever has the box in hand finds nothing of
+/// interest in it.
 pub struct Link<T>(UnsafeCell<*mut T>);
 
 // SAFETY: only this module touches the pointer, and only where it owns the node.
@@ -30,8 +31,8 @@ impl<T> fmt::Debug for Link<T> {
 ///
 /// # Safety
 ///
-/// [`link`](Self::link) always returns the same field of `self`, and nothing replaces that field's content while the value is
-/// in a [`Returns`](super::Returns), where nobody but its owner gets at it anyhow.
+/// [`link`](Self::link) always returns the same field of `self`, and nothing replaces that field's content while the
+/// value is in a [`Returns`](super::Returns), where nobody but its owner gets at it anyhow.
 pub unsafe trait Linked: Sized + Send {
     /// The field.
     fn link(&self) -> &Link<Self>;

@@ -1,12 +1,13 @@
 //! Counters that one thread writes all the time and others look at now and then, all at once.
 //!
 //! A pool's numbers belong together: bytes reserved, in use, resting. Read one by one while the owner works they
-//! contradict each other (more in use than reserved). A lock would make the owner pay at each change for a reader that comes
-//! once a second. So the owner writes into plain cells between two stores of a sequence number, odd while it writes, and the
-//! reader looks again if the number was odd or has changed: a seqlock, in Boehm's form for memory models
-//! ([*Can seqlocks get along with programming language memory models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
-//! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the same
-//! fences). The cells are atomics, so that what the reader reads in vain is old, but no data race.
+//! contradict each other (more in use than reserved). A lock would make the owner pay at each change for a reader that
+//! comes once a second. So the owner writes into plain cells between two stores of a sequence number, odd while it
+//! writes, and the reader looks again if the number was odd or has changed: a seqlock, in Boehm's form for memory
+//! models ([*Can seqlocks get along with programming language memory
+//! models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
+//! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the
+//! same fences). The cells are atomics, so that what the reader reads in vain is old, but no data race.
 
 use super::{
     shim::{
@@ -38,8 +39,8 @@ impl<const N: usize> Mirror<N> {
         Mirror { sequence: AtomicU64::new(0), cells: array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Shows `values` from now on. For a single writer: plain stores, no locked instruction. Writers at the same time would
-    /// mix their values; they would not make a reader wait for ever.
+    /// Shows `values` from now on. For a single writer: plain stores, no locked instruction. Writers at the same time
+    /// would mix their values; they would not make a reader wait for ever.
     #[inline]
     pub fn write(&self, values: [u64; N]) {
         // Not `+ 1`: two writers that break the contract still leave an even number.
@@ -54,8 +55,8 @@ impl<const N: usize> Mirror<N> {
         self.sequence.store(odd.wrapping_add(1), ord("mirror.write.store", Release));
     }
 
-    /// The values of one write. Looks again while the writer writes: a few times at once, then after yielding, since the
-    /// writer may have been taken off its core in the middle.
+    /// The values of one write. Looks again while the writer writes: a few times at once, then after yielding, since
+    /// the writer may have been taken off its core in the middle.
     pub fn read(&self) -> [u64; N] {
         for round in 0..spin_rounds() {
             if let Some(values) = self.try_read() {
@@ -76,8 +77,8 @@ impl<const N: usize> Mirror<N> {
         self.look().map(|(_, values)| values)
     }
 
-    /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last one. Who asks
-    /// again and again in vain looks at one word, which nobody takes away from its cache.
+    /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last
+    /// one. Who asks again and again in vain looks at one word, which nobody takes away from its cache.
     #[inline]
     pub fn try_read_after(&self, seen: u64) -> Option<(u64, [u64; N])> {
         // Relaxed: the look orders what is read.

@@ -1,7 +1,7 @@
 //! The lock-free parts of this crate: the only place with atomics.
 //!
 //! Public are the [`ring`], a queue from one thread to another, and [`EventCount`], which lets a thread sleep until a
-//! condition holds. The rest is the crate's own. Nothing here uses anything above it but `contain`.
+//! condition holds. The rest is the crate's own. Nothing here uses another room but `contain`.
 //!
 //! Each part is checked by loom (`cargo loom`). Every memory ordering has a name, and a test shows that a model fails
 //! without that ordering. Atomics, locks and threads come from `shim` only. `README.md` beside this file lists the

@@ -2,10 +2,10 @@
 //!
 //! # Contract
 //!
-//! [`Returns::push`] hands a box over and never waits, allocates nothing (the box is the list's node, see [`Linked`]), and is
-//! over in one step: *as soon as it returns the owner can take the box*, whatever the pusher does next. What was done to the
-//! box before is visible to who takes it. [`Returns::close`] ends it: each push is then either in the last take or gets its
-//! box back, never both, never neither.
+//! [`Returns::push`] hands a box over and never waits, allocates nothing (the box is the list's node, see [`Linked`]),
+//! and is over in one step: *as soon as it returns the owner can take the box*, whatever the pusher does next. What was
+//! done to the box before is visible to who takes it. [`Returns::close`] ends it: each push is then either in the last
+//! take or gets its box back, never both, never neither.
 //!
 //! # Mechanism
 //!
@@ -16,28 +16,30 @@
 //! ```
 //!
 //! Each lane is an [`Inbox`](super::Inbox) with the node inside the element: a push links the box in front by
-//! compare-and-swap, a take unhooks the whole list by one compare-and-swap and turns it round. Only heads are ever compared,
-//! and nobody follows a pointer that is not his own, so a box may come round again at any time, even while another push is
-//! about to link itself before it (no ABA). It is Treiber's stack used the way of
-//! [mimalloc's `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c). A closed lane's head is an
-//! address that no box has.
+//! compare-and-swap, a take unhooks the whole list by one compare-and-swap and turns it round. Only heads are ever
+//! compared, and nobody follows a pointer that is not his own, so a box may come round again at any time, even while
+//! another push is about to link itself before it (no ABA). It is Treiber's stack used the way of [mimalloc's
+//! `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c). A closed lane's head is an address
+//! that no box has.
 //!
 //! # Why lanes, and no batches at the sender
 //!
 //! What makes frees to another thread slow is the cache line that all senders fight for.
-//! [snmalloc](https://github.com/microsoft/snmalloc/blob/main/src/snmalloc/mem/remotecache.h) therefore collects them at the
-//! sender and hands over many at a time. But then memory that everybody has let go of lies with a sender, and comes home only
-//! when that one does something: a sender that has parked, waits in a collective or hangs in a driver call keeps it. Under a
-//! fixed budget of GPU memory that is an out-of-memory error with free memory around, so the owner would need a way to ask
-//! ("flush, please"), an answer to wait for, and a limit to the wait, for the sender may never answer.
+//! [snmalloc](https://github.com/microsoft/snmalloc/blob/main/src/snmalloc/mem/remotecache.h) therefore collects them
+//! at the sender and hands over many at a time. But then memory that everybody has let go of lies with a sender, and
+//! comes home only when that one does something: a sender that has parked, waits in a collective or hangs in a driver
+//! call keeps it. Under a fixed budget of GPU memory that is an out-of-memory error with free memory around, so the
+//! owner would need a way to ask ("flush, please"), an answer to wait for, and a limit to the wait, for the sender may
+//! never answer.
 //!
-//! Here each device thread has a lane to itself instead. Its line stays in the sender's cache, since nobody else writes to
-//! it but the owner when it takes, and a compare-and-swap on such a line costs a few nanoseconds: about what filling a batch
-//! and checking its size cost. On 2 busy cores of an AMD EPYC a push took 3 to 5 ns by a lane of one's own, and 36 by the
-//! shared one while another thread pushed there too. The senders' threads are known and few, one per device; everyone else
-//! shares lane 0. The owner pays by looking at as many lines as there are lanes, when its own lists are empty: nine loads for
-//! eight devices, 5 to 10 ns as long as nothing was pushed. An owner that takes in a tight loop takes the line away from the
-//! sender each time (66 ns a push), so it takes when it needs something, not to pass the time.
+//! Here each device thread has a lane to itself instead. Its line stays in the sender's cache, since nobody else writes
+//! to it but the owner when it takes, and a compare-and-swap on such a line costs a few nanoseconds: about what filling
+//! a batch and checking its size cost. On 2 busy cores of an AMD EPYC a push took 3 to 5 ns by a lane of one's own, and
+//! 36 by the shared one while another thread pushed there too. The senders' threads are known and few, one per device;
+//! everyone else shares lane 0. The owner pays by looking at as many lines as there are lanes, when its own lists are
+//! empty: nine loads for eight devices, 5 to 10 ns as long as nothing was pushed. An owner that takes in a tight loop
+//! takes the line away from the sender each time (66 ns a push), so it takes when it needs something, not to pass the
+//! time.
 //!
 //! A lane is a hint about who comes often. Any thread may push to any lane; it is only slower where two do.
 
@@ -102,8 +104,8 @@ impl<T: Linked> Returns<T> {
                 head.store(node, ord("returns.push", Release));
                 return Ok(());
             }
-            // Release gives the box away. Older boxes' releases stay in force: each exchange continues the release sequence
-            // of the ones before it, so one acquiring exchange sees them all.
+            // Release gives the box away. Older boxes' releases stay in force: each exchange continues the release
+            // sequence of the ones before it, so one acquiring exchange sees them all.
             match head.compare_exchange_weak(seen, node, ord("returns.push", Release), Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => seen = now,
@@ -111,15 +113,15 @@ impl<T: Linked> Returns<T> {
         }
     }
 
-    /// Whether there is nothing to take. A hint, outdated when it returns: but what was pushed before something that the
-    /// caller has been told of is not missed.
+    /// Whether there is nothing to take. A hint, outdated when it returns: but what was pushed before something that
+    /// the caller has been told of is not missed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.lanes.iter().all(|head| !is_list(head.load(Relaxed)))
     }
 
-    /// Takes everything that is there, oldest first in each lane. Any thread may; a box goes to one taker. Looks before it
-    /// swaps: of an empty lane it costs a load.
+    /// Takes everything that is there, oldest first in each lane. Any thread may; a box goes to one taker. Looks before
+    /// it swaps: of an empty lane it costs a load.
     #[inline]
     pub fn take(&self) -> Taken<T> {
         let lanes = if flag("returns.take.first_lane_only") { &self.lanes[..1] } else { &*self.lanes };
@@ -136,7 +138,8 @@ impl<T: Linked> Returns<T> {
                 };
                 match swapped {
                     Ok(list) => {
-                        // SAFETY: the exchange made this thread the owner of the list, and acquired what its senders wrote.
+                        // SAFETY: the exchange made this thread the owner of the list, and acquired what its senders
+                        // wrote.
                         unsafe { add_turned(&mut taken, list) };
                         break;
                     }
@@ -147,7 +150,8 @@ impl<T: Linked> Returns<T> {
         taken
     }
 
-    /// Takes everything for the last time: from now on pushes get their boxes back. For each push one of the two is true.
+    /// Takes everything for the last time: from now on pushes get their boxes back. For each push one of the two is
+    /// true.
     pub fn close(&self) -> Taken<T> {
         let mut taken = Taken::none();
         for head in self.lanes.iter().rev() {

@@ -24,8 +24,8 @@ impl Sequence {
         Sequence(AtomicU64::new(0))
     }
 
-    /// Adds one and returns the new value, for any number of writers. Each value is returned once, and its receiver sees
-    /// what the receivers of smaller values had done before they called.
+    /// Adds one and returns the new value, for any number of writers. Each value is returned once, and its receiver
+    /// sees what the receivers of smaller values had done before they called.
     #[inline]
     pub fn fetch_advance(&self) -> u64 {
         self.fetch_add(1)

@@ -1,15 +1,15 @@
 //! Things that are dear to make and can be used again, such as events.
 //!
-//! A lock around a `Vec`: it is held for a push or a pop, by threads that have just made a driver call that costs more. What
-//! was given last is taken first, since it is the warmest. Making events while other threads do takes milliseconds
+//! A lock around a `Vec`: it is held for a push or a pop, by threads that have just made a driver call that costs more.
+//! What was given last is taken first, since it is the warmest. Making events while other threads do takes milliseconds
 //! ([sglang#39960](https://github.com/sgl-project/sglang/issues/39960)), taking a spare one nanoseconds.
 //!
 //! # The rule for events
 //!
-//! An event is given back only after every wait on it was *enqueued* (not: is over). A wait captures the record that it finds;
-//! an event that is recorded anew before would make the waiter wait for another stream's work, or for work that never ends.
-//! The lock orders the enqueued wait before the next record. `loom_tests/memory_handles.rs` has it as a model, with a thread
-//! that gives too early.
+//! An event is given back only after every wait on it was *enqueued* (not: is over). A wait captures the record that it
+//! finds; an event that is recorded anew before would make the waiter wait for another stream's work, or for work that
+//! never ends. The lock orders the enqueued wait before the next record. `loom_tests/memory_handles.rs` has it as a
+//! model, with a thread that gives too early.
 
 use super::shim::Mutex;
 use std::fmt;

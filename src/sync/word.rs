@@ -1,22 +1,23 @@
-//! Eight-byte words that a device reads and writes too, such as the number that a stream stores when it has got somewhere.
+//! Eight-byte words that a device reads and writes too, such as the number that a stream stores when it has got
+//! somewhere.
 //!
-//! The memory is not Rust's to lay out: it is page-locked memory of the driver, or a software GPU's, known by address. So
-//! there is no atomic to hold, only one to make for the length of an access (`AtomicU64::from_ptr`).
+//! The memory is not Rust's to lay out: it is page-locked memory of the driver, or a software GPU's, known by address.
+//! So there is no atomic to hold, only one to make for the length of an access (`AtomicU64::from_ptr`).
 //!
-//! What this promises against other host threads is the language's: acquire and release. What it promises against a GPU is the
-//! hardware's: `cuStreamWriteValue64` (without `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`) makes the stream's earlier work
-//! visible before the word, an aligned 8-byte store arrives whole, and an acquiring load of the host is followed, not
-//! preceded, by its later reads.
+//! What this promises against other host threads is the language's: acquire and release. What it promises against a GPU
+//! is the hardware's: `cuStreamWriteValue64` (without `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`) makes the stream's
+//! earlier work visible before the word, an aligned 8-byte store arrives whole, and an acquiring load of the host is
+//! followed, not preceded, by its later reads.
 //!
 //! loom cannot watch memory that it did not make, so under `cfg(loom)` the accesses are volatile ones, which is *not* a
-//! model: no model contains such a word, and none may, since loom would neither see a race nor try an order. It is listed
-//! in `README.md` under what loom cannot see.
+//! model: no model contains such a word, and none may, since loom would neither see a race nor try an order. It is
+//! listed in `README.md` under what loom cannot see.
 
 #[cfg(not(loom))]
 use super::shim::atomic::{AtomicU64, Ordering::*};
 
-/// The word's value. Who reads a value sees what was done before the [`store_word`] that wrote it, or, if a stream wrote it,
-/// what the stream had done.
+/// The word's value. Who reads a value sees what was done before the [`store_word`] that wrote it, or, if a stream
+/// wrote it, what the stream had done.
 ///
 /// # Safety
 ///
@@ -86,7 +87,8 @@ mod tests {
         assert_eq!(seen, [7, 7]);
     }
 
-    /// Message passing over a word and plain data beside it: what tsan and miri would call a race if an ordering were missing.
+    /// Message passing over a word and plain data beside it: what tsan and miri would call a race if an ordering were
+    /// missing.
     #[test]
     fn what_was_stored_before_is_seen() {
         const ROUNDS: u64 = crate::sync::rounds(1000) as u64;
@@ -97,7 +99,8 @@ mod tests {
         thread::scope(|s| {
             s.spawn(move || {
                 for round in 1..=ROUNDS {
-                    // SAFETY: the words live beyond the scope, are accessed atomically, and hand the data back and forth.
+                    // SAFETY: the words live beyond the scope, are accessed atomically, and hand the data back and
+                    // forth.
                     unsafe {
                         at(2).write(round * 3);
                         store_word(at(0), round);
