@@ -1,65 +1,60 @@
 //! The gate: after close and drain nobody is inside, nobody gets in, and all that was done inside is visible.
 
-mod support;
+use super::support::{Watched, bite, check};
+use crate::sync::{
+    Gate,
+    shim::{Arc, thread},
+};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{Watched, bite, check};
-    use gpu_pool::sync::{
-        Gate,
-        shim::{Arc, thread},
-    };
-
-    /// Two submitters against a shutdown. What is behind the gate is touched under a pass, and torn down after the drain.
-    #[test]
-    fn shutdown_against_submission() {
-        check(|| {
-            let state = Arc::new((Gate::new(), [Watched::new(0), Watched::new(0)], Watched::new(0)));
-            let submitters: Vec<_> = (0..2)
-                .map(|i| {
-                    let state = state.clone();
-                    thread::spawn(move || match state.0.enter() {
-                        Some(pass) => {
-                            state.1[i].set(state.1[i].get() + 1);
-                            drop(pass);
-                            1
-                        }
-                        None => {
-                            assert_eq!(state.2.get(), 9, "who is refused can know why");
-                            0
-                        }
-                    })
-                })
-                .collect();
-            state.2.set(9);
-            assert!(state.0.close());
-            assert!(state.0.wait_drained(None));
-            let done: usize = state.1.iter().map(|work| work.get()).sum();
-            let entered: usize = submitters.into_iter().map(|s| s.join().unwrap()).sum();
-            assert_eq!(done, entered);
-        });
-    }
-
-    #[test]
-    fn a_look_at_the_closed_gate_shows_why() {
-        check(|| {
-            let state = Arc::new((Gate::new(), Watched::new(0)));
-            let looking = thread::spawn({
+/// Two submitters against a shutdown. What is behind the gate is touched under a pass, and torn down after the drain.
+#[test]
+fn shutdown_against_submission() {
+    check(|| {
+        let state = Arc::new((Gate::new(), [Watched::new(0), Watched::new(0)], Watched::new(0)));
+        let submitters: Vec<_> = (0..2)
+            .map(|i| {
                 let state = state.clone();
-                move || {
-                    if state.0.is_closed() {
-                        assert_eq!(state.1.get(), 9);
+                thread::spawn(move || match state.0.enter() {
+                    Some(pass) => {
+                        state.1[i].set(state.1[i].get() + 1);
+                        drop(pass);
+                        1
                     }
-                }
-            });
-            state.1.set(9);
-            state.0.close();
-            looking.join().unwrap();
-        });
-    }
+                    None => {
+                        assert_eq!(state.2.get(), 9, "who is refused can know why");
+                        0
+                    }
+                })
+            })
+            .collect();
+        state.2.set(9);
+        assert!(state.0.close());
+        assert!(state.0.wait_drained(None));
+        let done: usize = state.1.iter().map(|work| work.get()).sum();
+        let entered: usize = submitters.into_iter().map(|s| s.join().unwrap()).sum();
+        assert_eq!(done, entered);
+    });
+}
 
-    #[test]
-    fn teeth() {
-        bite("gate");
-    }
+#[test]
+fn a_look_at_the_closed_gate_shows_why() {
+    check(|| {
+        let state = Arc::new((Gate::new(), Watched::new(0)));
+        let looking = thread::spawn({
+            let state = state.clone();
+            move || {
+                if state.0.is_closed() {
+                    assert_eq!(state.1.get(), 9);
+                }
+            }
+        });
+        state.1.set(9);
+        state.0.close();
+        looking.join().unwrap();
+    });
+}
+
+#[test]
+fn teeth() {
+    bite("gate");
 }

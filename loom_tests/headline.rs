@@ -1,48 +1,43 @@
 //! Headlines: members that meet again and again, with two pages each.
 
-mod support;
+use super::support::{bite, check_within};
+use crate::sync::{
+    Headline,
+    shim::{Arc, thread},
+};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{bite, check_within};
-    use gpu_pool::sync::{
-        Headline,
-        shim::{Arc, thread},
-    };
-
-    /// Posts its own and reads the other's, time after time.
-    fn meet(own: &Headline<1>, peer: &Headline<1>, rounds: u64) {
-        for k in 1..=rounds {
-            own.post(k, [10 * k]);
-            loop {
-                match peer.read(k) {
-                    Some((number, [value])) => {
-                        assert_eq!((number, value), (k, 10 * k), "missed one, or read what was before");
-                        break;
-                    }
-                    None => thread::yield_now(),
+/// Posts its own and reads the other's, time after time.
+fn meet(own: &Headline<1>, peer: &Headline<1>, rounds: u64) {
+    for k in 1..=rounds {
+        own.post(k, [10 * k]);
+        loop {
+            match peer.read(k) {
+                Some((number, [value])) => {
+                    assert_eq!((number, value), (k, 10 * k), "missed one, or read what was before");
+                    break;
                 }
+                None => thread::yield_now(),
             }
         }
     }
+}
 
-    /// The third takes the page of the first, and it must have been read by then.
-    #[test]
-    fn members_in_step_miss_nothing() {
-        // The third round makes many executions.
-        check_within(2, || {
-            let both: Arc<[Headline<1>; 2]> = Arc::default();
-            let other = thread::spawn({
-                let both = both.clone();
-                move || meet(&both[1], &both[0], 3)
-            });
-            meet(&both[0], &both[1], 3);
-            other.join().unwrap();
+/// The third takes the page of the first, and it must have been read by then.
+#[test]
+fn members_in_step_miss_nothing() {
+    // The third round makes many executions.
+    check_within(2, || {
+        let both: Arc<[Headline<1>; 2]> = Arc::default();
+        let other = thread::spawn({
+            let both = both.clone();
+            move || meet(&both[1], &both[0], 3)
         });
-    }
+        meet(&both[0], &both[1], 3);
+        other.join().unwrap();
+    });
+}
 
-    #[test]
-    fn teeth() {
-        bite("headline");
-    }
+#[test]
+fn teeth() {
+    bite("headline");
 }

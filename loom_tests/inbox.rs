@@ -1,59 +1,54 @@
 //! The inbox: each element reaches one taker, with what its sender wrote, in its sender's order.
 
-mod support;
+use super::support::{bite, check};
+use crate::sync::{
+    Inbox,
+    shim::{Arc, thread},
+};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{bite, check};
-    use gpu_pool::sync::{
-        Inbox,
-        shim::{Arc, thread},
-    };
-
-    #[test]
-    fn two_senders_one_taker() {
-        check(|| {
-            let inbox = Arc::new(Inbox::new());
-            let senders: Vec<_> = (0..2)
-                .map(|sender| {
-                    let inbox = inbox.clone();
-                    thread::spawn(move || (0..2 - sender).for_each(|i| inbox.push((sender, i))))
-                })
-                .collect();
-            let mut taken: Vec<_> = inbox.take().collect();
-            taken.extend(inbox.take());
-            senders.into_iter().for_each(|s| s.join().unwrap());
-            taken.extend(inbox.take());
-            assert!(inbox.is_empty());
-            assert_eq!(taken.len(), 3, "no element is lost or doubled");
-            let of_first: Vec<_> = taken.iter().filter(|(sender, _)| *sender == 0).collect();
-            assert_eq!(of_first, [&(0, 0), &(0, 1)], "in the sender's order");
-        });
-    }
-
-    #[test]
-    fn two_takers_share() {
-        check(|| {
-            let inbox = Arc::new(Inbox::new());
-            let sender = thread::spawn({
+#[test]
+fn two_senders_one_taker() {
+    check(|| {
+        let inbox = Arc::new(Inbox::new());
+        let senders: Vec<_> = (0..2)
+            .map(|sender| {
                 let inbox = inbox.clone();
-                move || (0..2).for_each(|i| inbox.push(i))
-            });
-            let taker = thread::spawn({
-                let inbox = inbox.clone();
-                move || inbox.take().collect::<Vec<_>>()
-            });
-            let mut taken: Vec<_> = inbox.take().collect();
-            sender.join().unwrap();
-            taken.extend(taker.join().unwrap());
-            taken.extend(inbox.take());
-            taken.sort_unstable();
-            assert_eq!(taken, [0, 1]);
-        });
-    }
+                thread::spawn(move || (0..2 - sender).for_each(|i| inbox.push((sender, i))))
+            })
+            .collect();
+        let mut taken: Vec<_> = inbox.take().collect();
+        taken.extend(inbox.take());
+        senders.into_iter().for_each(|s| s.join().unwrap());
+        taken.extend(inbox.take());
+        assert!(inbox.take().next().is_none());
+        assert_eq!(taken.len(), 3, "no element is lost or doubled");
+        let of_first: Vec<_> = taken.iter().filter(|(sender, _)| *sender == 0).collect();
+        assert_eq!(of_first, [&(0, 0), &(0, 1)], "in the sender's order");
+    });
+}
 
-    #[test]
-    fn teeth() {
-        bite("inbox");
-    }
+#[test]
+fn two_takers_share() {
+    check(|| {
+        let inbox = Arc::new(Inbox::new());
+        let sender = thread::spawn({
+            let inbox = inbox.clone();
+            move || (0..2).for_each(|i| inbox.push(i))
+        });
+        let taker = thread::spawn({
+            let inbox = inbox.clone();
+            move || inbox.take().collect::<Vec<_>>()
+        });
+        let mut taken: Vec<_> = inbox.take().collect();
+        sender.join().unwrap();
+        taken.extend(taker.join().unwrap());
+        taken.extend(inbox.take());
+        taken.sort_unstable();
+        assert_eq!(taken, [0, 1]);
+    });
+}
+
+#[test]
+fn teeth() {
+    bite("inbox");
 }

@@ -1,167 +1,162 @@
 //! The launch gate: windows and blocking calls never overlap, see each other's work, and nobody sleeps for ever.
 
-mod support;
+use super::support::{Watched, bite, check, check_within};
+use crate::sync::{
+    LaunchGate,
+    shim::{Arc, thread},
+};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{Watched, bite, check, check_within};
-    use gpu_pool::sync::{
-        LaunchGate,
-        shim::{Arc, thread},
-    };
+struct State {
+    gate: LaunchGate,
+    /// Stands for the driver: a window and a blocking call that overlap are a race on it.
+    data: [Watched<u32>; 2],
+}
 
-    struct State {
-        gate: LaunchGate,
-        /// Stands for the driver: a window and a blocking call that overlap are a race on it.
-        data: [Watched<u32>; 2],
+impl State {
+    fn new() -> Arc<Self> {
+        Arc::new(State { gate: LaunchGate::new(), data: [Watched::new(0), Watched::new(0)] })
     }
 
-    impl State {
-        fn new() -> Arc<Self> {
-            Arc::new(State { gate: LaunchGate::new(), data: [Watched::new(0), Watched::new(0)] })
-        }
-
-        fn add(&self, at: usize) {
-            self.data[at].set(self.data[at].get() + 1);
-        }
-
-        fn sum(&self) -> u32 {
-            self.data.iter().map(Watched::get).sum()
-        }
+    fn add(&self, at: usize) {
+        self.data[at].set(self.data[at].get() + 1);
     }
 
-    fn spawn(state: &Arc<State>, f: impl FnOnce(&State) + 'static) -> thread::JoinHandle<()> {
-        let state = state.clone();
-        thread::spawn(move || f(&state))
+    fn sum(&self) -> u32 {
+        self.data.iter().map(Watched::get).sum()
     }
+}
 
-    /// Either may be first; the other one waits, is woken, and sees what the first has done.
-    #[test]
-    fn a_window_against_a_blocking_call() {
-        check(|| {
-            let state = State::new();
-            let member = spawn(&state, |s| {
+fn spawn(state: &Arc<State>, f: impl FnOnce(&State) + 'static) -> thread::JoinHandle<()> {
+    let state = state.clone();
+    thread::spawn(move || f(&state))
+}
+
+/// Either may be first; the other one waits, is woken, and sees what the first has done.
+#[test]
+fn a_window_against_a_blocking_call() {
+    check(|| {
+        let state = State::new();
+        let member = spawn(&state, |s| {
+            s.gate.open(1);
+            s.add(0);
+            s.gate.close(1);
+        });
+        let blocking = state.gate.block();
+        state.add(0);
+        drop(blocking);
+        member.join().unwrap();
+        assert_eq!(state.sum(), 2);
+        assert!(state.gate.try_open(1), "nothing is left behind");
+    });
+}
+
+/// Members of one window launch and close on their own; the call waits for both, and sees both.
+#[test]
+fn each_member_closes_for_itself() {
+    check(|| {
+        let state = State::new();
+        state.gate.open(2);
+        let member = spawn(&state, |s| {
+            s.add(1);
+            s.gate.close(1);
+        });
+        let call = spawn(&state, |s| {
+            let _blocking = s.gate.block();
+            assert_eq!(s.sum(), 2);
+        });
+        state.add(0);
+        state.gate.close(1);
+        member.join().unwrap();
+        call.join().unwrap();
+    });
+}
+
+/// Windows of two gangs may overlap each other, not the call.
+#[test]
+fn two_openers_one_blocking_call() {
+    check_within(2, || {
+        let state = State::new();
+        let openers = [0, 1].map(|i| {
+            spawn(&state, move |s| {
                 s.gate.open(1);
-                s.add(0);
+                s.add(i);
                 s.gate.close(1);
-            });
-            let blocking = state.gate.block();
-            state.add(0);
-            drop(blocking);
-            member.join().unwrap();
-            assert_eq!(state.sum(), 2);
-            assert!(state.gate.try_open(1), "nothing is left behind");
+            })
         });
-    }
+        let blocking = state.gate.block();
+        state.add(0);
+        state.add(1);
+        drop(blocking);
+        openers.into_iter().for_each(|o| o.join().unwrap());
+        assert_eq!(state.sum(), 4);
+    });
+}
 
-    /// Members of one window launch and close on their own; the call waits for both, and sees both.
-    #[test]
-    fn each_member_closes_for_itself() {
-        check(|| {
-            let state = State::new();
-            state.gate.open(2);
-            let member = spawn(&state, |s| {
-                s.add(1);
-                s.gate.close(1);
-            });
-            let call = spawn(&state, |s| {
+/// Calls may overlap each other, not the window; the last one to end lets it in.
+#[test]
+fn two_blocking_calls_one_opener() {
+    check(|| {
+        let state = State::new();
+        let calls = [0, 1].map(|i| {
+            spawn(&state, move |s| {
                 let _blocking = s.gate.block();
-                assert_eq!(s.sum(), 2);
-            });
-            state.add(0);
-            state.gate.close(1);
-            member.join().unwrap();
-            call.join().unwrap();
+                s.add(i);
+            })
         });
-    }
+        state.gate.open(1);
+        state.add(0);
+        state.add(1);
+        state.gate.close(1);
+        calls.into_iter().for_each(|c| c.join().unwrap());
+        assert_eq!(state.sum(), 4);
+    });
+}
 
-    /// Windows of two gangs may overlap each other, not the call.
-    #[test]
-    fn two_openers_one_blocking_call() {
-        check_within(2, || {
-            let state = State::new();
-            let openers = [0, 1].map(|i| {
-                spawn(&state, move |s| {
-                    s.gate.open(1);
-                    s.add(i);
-                    s.gate.close(1);
-                })
-            });
-            let blocking = state.gate.block();
-            state.add(0);
+/// A call inside a call, whether or not a window waits for the outer one.
+#[test]
+fn a_call_inside_a_call_does_not_wait_for_itself() {
+    check(|| {
+        let state = State::new();
+        let member = spawn(&state, |s| {
+            s.gate.open(1);
+            s.add(0);
+            s.gate.close(1);
+        });
+        let load = state.gate.block();
+        state.add(0);
+        let map = state.gate.block();
+        drop(load);
+        state.add(0); // still inside
+        drop(map);
+        member.join().unwrap();
+        assert_eq!(state.sum(), 3);
+    });
+}
+
+/// Starvation itself would be an endless model. This is the step that rules it out: while a call waits, no window
+/// opens, not even one beside the window that it waits for.
+#[test]
+fn no_window_opens_past_a_call_that_waits() {
+    check(|| {
+        let state = State::new();
+        state.gate.open(1);
+        let call = spawn(&state, |s| {
+            let _blocking = s.gate.block();
+            s.add(0);
+        });
+        if state.gate.is_blocked() {
+            assert!(!state.gate.try_open(1), "overtaken");
+        } else if state.gate.try_open(1) {
             state.add(1);
-            drop(blocking);
-            openers.into_iter().for_each(|o| o.join().unwrap());
-            assert_eq!(state.sum(), 4);
-        });
-    }
-
-    /// Calls may overlap each other, not the window; the last one to end lets it in.
-    #[test]
-    fn two_blocking_calls_one_opener() {
-        check(|| {
-            let state = State::new();
-            let calls = [0, 1].map(|i| {
-                spawn(&state, move |s| {
-                    let _blocking = s.gate.block();
-                    s.add(i);
-                })
-            });
-            state.gate.open(1);
-            state.add(0);
-            state.add(1);
             state.gate.close(1);
-            calls.into_iter().for_each(|c| c.join().unwrap());
-            assert_eq!(state.sum(), 4);
-        });
-    }
+        }
+        state.add(0);
+        state.gate.close(1);
+        call.join().unwrap();
+    });
+}
 
-    /// A call inside a call, whether or not a window waits for the outer one.
-    #[test]
-    fn a_call_inside_a_call_does_not_wait_for_itself() {
-        check(|| {
-            let state = State::new();
-            let member = spawn(&state, |s| {
-                s.gate.open(1);
-                s.add(0);
-                s.gate.close(1);
-            });
-            let load = state.gate.block();
-            state.add(0);
-            let map = state.gate.block();
-            drop(load);
-            state.add(0); // still inside
-            drop(map);
-            member.join().unwrap();
-            assert_eq!(state.sum(), 3);
-        });
-    }
-
-    /// Starvation itself would be an endless model. This is the step that rules it out: while a call waits, no window opens,
-    /// not even one beside the window that it waits for.
-    #[test]
-    fn no_window_opens_past_a_call_that_waits() {
-        check(|| {
-            let state = State::new();
-            state.gate.open(1);
-            let call = spawn(&state, |s| {
-                let _blocking = s.gate.block();
-                s.add(0);
-            });
-            if state.gate.is_blocked() {
-                assert!(!state.gate.try_open(1), "overtaken");
-            } else if state.gate.try_open(1) {
-                state.add(1);
-                state.gate.close(1);
-            }
-            state.add(0);
-            state.gate.close(1);
-            call.join().unwrap();
-        });
-    }
-
-    #[test]
-    fn teeth() {
-        bite("launch_gate");
-    }
+#[test]
+fn teeth() {
+    bite("launch_gate");
 }

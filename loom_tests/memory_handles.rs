@@ -1,210 +1,207 @@
-//! What goes with the memory pool's boxes (L7 to L10): who holds one last, recycled events, the counters' mirror, and the end.
+//! What goes with the memory pool's boxes (L7 to L10): who holds one last, recycled events, the counters' mirror, and
+//! the end.
 
-mod support;
+use super::support::{Watched, bite, check};
+use crate::sync::{
+    Link, Linked, Mirror, RefCount, Returns, Spares,
+    shim::{Arc, thread},
+    site::flag,
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{Watched, bite, check};
-    use gpu_pool::sync::{
-        Link, Linked, Mirror, RefCount, Returns, Spares,
-        shim::{Arc, thread},
-        site::flag,
-    };
-    use std::sync::atomic::{AtomicUsize, Ordering};
+/// L7: two threads drop the last two handles. One is told that it was the last, and sees what the other did.
+#[test]
+fn one_of_two_is_the_last() {
+    check(|| {
+        let shared = Arc::new((RefCount::new(), [Watched::new(0), Watched::new(0)]));
+        shared.0.acquire();
+        let release = |shared: &(RefCount, [Watched<usize>; 2]), me: usize| {
+            shared.1[me].set(me + 1);
+            let last = shared.0.release();
+            if last {
+                assert_eq!(shared.1.each_ref().map(Watched::get), [1, 2]);
+            }
+            last
+        };
+        let other = thread::spawn({
+            let shared = shared.clone();
+            move || release(&shared, 1)
+        });
+        let mine = release(&shared, 0);
+        assert!(mine != other.join().unwrap(), "exactly one is the last");
+    });
+}
 
-    /// L7: two threads drop the last two handles. One is told that it was the last, and sees what the other did.
-    #[test]
-    fn one_of_two_is_the_last() {
-        check(|| {
-            let shared = Arc::new((RefCount::new(), [Watched::new(0), Watched::new(0)]));
-            shared.0.acquire();
-            let release = |shared: &(RefCount, [Watched<usize>; 2]), me: usize| {
-                shared.1[me].set(me + 1);
+/// L7: one thread makes a handle from its own and drops both, another drops its one.
+#[test]
+fn a_new_handle_against_a_drop() {
+    check(|| {
+        let shared = Arc::new((RefCount::new(), Watched::new(0)));
+        shared.0.acquire();
+        let other = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                shared.0.acquire();
+                let first = shared.0.release();
+                assert!(!first, "it has another");
                 let last = shared.0.release();
                 if last {
-                    assert_eq!(shared.1.each_ref().map(Watched::get), [1, 2]);
+                    shared.1.set(1);
                 }
                 last
-            };
-            let other = thread::spawn({
-                let shared = shared.clone();
-                move || release(&shared, 1)
-            });
-            let mine = release(&shared, 0);
-            assert!(mine != other.join().unwrap(), "exactly one is the last");
-        });
-    }
-
-    /// L7: one thread makes a handle from its own and drops both, another drops its one.
-    #[test]
-    fn a_new_handle_against_a_drop() {
-        check(|| {
-            let shared = Arc::new((RefCount::new(), Watched::new(0)));
-            shared.0.acquire();
-            let other = thread::spawn({
-                let shared = shared.clone();
-                move || {
-                    shared.0.acquire();
-                    let first = shared.0.release();
-                    assert!(!first, "it has another");
-                    let last = shared.0.release();
-                    if last {
-                        shared.1.set(1);
-                    }
-                    last
-                }
-            });
-            let mine = shared.0.release();
-            if mine {
-                shared.1.set(2);
             }
-            assert!(mine != other.join().unwrap(), "exactly one is the last");
         });
-    }
-
-    /// A driver's event: what it was recorded for, and the waits that were enqueued on it, each with the record it captured.
-    struct Event {
-        recorded: Watched<usize>,
-    }
-
-    /// L8: two streams' threads record an event, enqueue a wait on it and give it back; there is one event to share. Each wait
-    /// captures its own record.
-    #[test]
-    fn an_event_is_recorded_anew_only_after_the_wait() {
-        check(|| {
-            let events = Arc::new(Spares::new());
-            // A std `Arc`, invisible to loom: an event is a number that anyone can copy.
-            events.give(std::sync::Arc::new(Event { recorded: Watched::new(0) }));
-            let order_a_stream = |events: &Spares<std::sync::Arc<Event>>, me: usize| {
-                let Some(event) = events.take() else { return false };
-                event.recorded.set(me);
-                if flag("model.spares.gives_before_the_wait") {
-                    events.give(event.clone());
-                }
-                assert_eq!(event.recorded.get(), me, "the wait captures what was recorded for it");
-                if !flag("model.spares.gives_before_the_wait") {
-                    events.give(event);
-                }
-                true
-            };
-            let other = thread::spawn({
-                let events = events.clone();
-                move || order_a_stream(&events, 1)
-            });
-            let mine = order_a_stream(&events, 2);
-            let other = other.join().unwrap();
-            assert!(mine || other, "the event was there for one at least");
-            assert!(events.take().is_some() && events.take().is_none(), "one event, still");
-        });
-    }
-
-    /// L9: a reader never mixes two writes and never goes back, and in the end it reads the truth.
-    #[test]
-    fn the_mirror_shows_whole_writes() {
-        check(|| {
-            let mirror = Arc::new(Mirror::new());
-            let writer = thread::spawn({
-                let mirror = mirror.clone();
-                move || (1..=2).for_each(|i| mirror.write([i, 10 * i]))
-            });
-            let mut newest = 0;
-            for _ in 0..2 {
-                if let Some([a, b]) = mirror.try_read() {
-                    assert_eq!(b, 10 * a, "torn");
-                    assert!(a >= newest, "went back");
-                    newest = a;
-                }
-            }
-            writer.join().unwrap();
-            assert_eq!(mirror.read(), [2, 20]);
-        });
-    }
-
-    /// L9: who waits for a whole write gets one.
-    #[test]
-    fn a_reader_of_the_mirror_looks_again() {
-        check(|| {
-            let mirror = Arc::new(Mirror::new());
-            let writer = thread::spawn({
-                let mirror = mirror.clone();
-                move || mirror.write([1, 10])
-            });
-            let [a, b] = mirror.read();
-            assert_eq!(b, 10 * a, "torn");
-            writer.join().unwrap();
-        });
-    }
-
-    /// The memory behind the boxes: alive as long as its owner or a box of it is.
-    struct Region {
-        refs: RefCount,
-        memory: Watched<usize>,
-        /// A std atomic: it is no part of the model, and is read after all threads have been joined.
-        released: AtomicUsize,
-    }
-
-    impl Region {
-        fn use_it(&self) {
-            self.memory.get();
+        let mine = shared.0.release();
+        if mine {
+            shared.1.set(2);
         }
+        assert!(mine != other.join().unwrap(), "exactly one is the last");
+    });
+}
 
-        fn let_go(&self) {
-            self.use_it();
-            if self.refs.release() {
-                // Given back to the driver: a use that is not before this is a race.
-                self.memory.set(1);
-                self.released.fetch_add(1, Ordering::Relaxed);
+/// A driver's event: what it was recorded for, and the waits that were enqueued on it, each with the record it
+/// captured.
+struct Event {
+    recorded: Watched<usize>,
+}
+
+/// L8: two streams' threads record an event, enqueue a wait on it and give it back; there is one event to share. Each
+/// wait captures its own record.
+#[test]
+fn an_event_is_recorded_anew_only_after_the_wait() {
+    check(|| {
+        let events = Arc::new(Spares::new());
+        // A std `Arc`, invisible to loom: an event is a number that anyone can copy.
+        events.give(std::sync::Arc::new(Event { recorded: Watched::new(0) }));
+        let order_a_stream = |events: &Spares<std::sync::Arc<Event>>, me: usize| {
+            let Some(event) = events.take() else { return false };
+            event.recorded.set(me);
+            if flag("model.spares.gives_before_the_wait") {
+                events.give(event.clone());
+            }
+            assert_eq!(event.recorded.get(), me, "the wait captures what was recorded for it");
+            if !flag("model.spares.gives_before_the_wait") {
+                events.give(event);
+            }
+            true
+        };
+        let other = thread::spawn({
+            let events = events.clone();
+            move || order_a_stream(&events, 1)
+        });
+        let mine = order_a_stream(&events, 2);
+        let other = other.join().unwrap();
+        assert!(mine || other, "the event was there for one at least");
+        assert!(events.take().is_some() && events.take().is_none(), "one event, still");
+    });
+}
+
+/// L9: a reader never mixes two writes and never goes back, and in the end it reads the truth.
+#[test]
+fn the_mirror_shows_whole_writes() {
+    check(|| {
+        let mirror = Arc::new(Mirror::new());
+        let writer = thread::spawn({
+            let mirror = mirror.clone();
+            move || (1..=2).for_each(|i| mirror.write([i, 10 * i]))
+        });
+        let mut newest = 0;
+        for _ in 0..2 {
+            if let Some([a, b]) = mirror.try_read() {
+                assert_eq!(b, 10 * a, "torn");
+                assert!(a >= newest, "went back");
+                newest = a;
             }
         }
+        writer.join().unwrap();
+        assert_eq!(mirror.read(), [2, 20]);
+    });
+}
+
+/// L9: who waits for a whole write gets one.
+#[test]
+fn a_reader_of_the_mirror_looks_again() {
+    check(|| {
+        let mirror = Arc::new(Mirror::new());
+        let writer = thread::spawn({
+            let mirror = mirror.clone();
+            move || mirror.write([1, 10])
+        });
+        let [a, b] = mirror.read();
+        assert_eq!(b, 10 * a, "torn");
+        writer.join().unwrap();
+    });
+}
+
+/// The memory behind the boxes: alive as long as its owner or a box of it is.
+struct Region {
+    refs: RefCount,
+    memory: Watched<usize>,
+    /// A std atomic: it is no part of the model, and is read after all threads have been joined.
+    released: AtomicUsize,
+}
+
+impl Region {
+    fn use_it(&self) {
+        self.memory.get();
     }
 
-    /// A box of the region. A std `Arc`, invisible to loom: it keeps the region's memory for a mutant's late use.
-    struct Block {
-        region: std::sync::Arc<Region>,
-        link: Link<Block>,
-    }
-
-    // SAFETY: always the same field, and nobody else touches it.
-    unsafe impl Linked for Block {
-        fn link(&self) -> &Link<Block> {
-            &self.link
+    fn let_go(&self) {
+        self.use_it();
+        if self.refs.release() {
+            // Given back to the driver: a use that is not before this is a race.
+            self.memory.set(1);
+            self.released.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
 
-    /// L10: the owner closes and lets go of the region while the last handles to two of its blocks are dropped elsewhere. Whoever
-    /// has the last block, or the owner, releases the region: once, and after all uses.
-    #[test]
-    fn the_region_is_released_once_at_the_end() {
-        check(|| {
-            let region = std::sync::Arc::new(Region {
-                refs: RefCount::new(),
-                memory: Watched::new(0),
-                released: AtomicUsize::new(0),
-            });
-            let home = Arc::new(Returns::new(2));
-            let droppers = [0, 1].map(|lane| {
-                region.refs.acquire();
-                let block = Box::new(Block { region: region.clone(), link: Link::default() });
-                let home: Arc<Returns<Block>> = home.clone();
-                thread::spawn(move || {
-                    block.region.use_it();
-                    if let Err(block) = home.push(lane, block) {
-                        // The owner has gone: nobody but this block's last handle is left to let go.
-                        block.region.let_go();
-                    }
-                })
-            });
-            for block in home.close() {
-                block.region.let_go();
-            }
-            region.let_go();
-            droppers.into_iter().for_each(|dropper| dropper.join().unwrap());
-            assert_eq!(region.released.load(Ordering::Relaxed), 1, "released once");
+/// A box of the region. A std `Arc`, invisible to loom: it keeps the region's memory for a mutant's late use.
+struct Block {
+    region: std::sync::Arc<Region>,
+    link: Link<Block>,
+}
+
+// SAFETY: always the same field, and nobody else touches it.
+unsafe impl Linked for Block {
+    fn link(&self) -> &Link<Block> {
+        &self.link
+    }
+}
+
+/// L10: the owner closes and lets go of the region while the last handles to two of its blocks are dropped elsewhere.
+/// Whoever has the last block, or the owner, releases the region: once, and after all uses.
+#[test]
+fn the_region_is_released_once_at_the_end() {
+    check(|| {
+        let region = std::sync::Arc::new(Region {
+            refs: RefCount::new(),
+            memory: Watched::new(0),
+            released: AtomicUsize::new(0),
         });
-    }
+        let home = Arc::new(Returns::new(2));
+        let droppers = [0, 1].map(|lane| {
+            region.refs.acquire();
+            let block = Box::new(Block { region: region.clone(), link: Link::default() });
+            let home: Arc<Returns<Block>> = home.clone();
+            thread::spawn(move || {
+                block.region.use_it();
+                if let Err(block) = home.push(lane, block) {
+                    // The owner has gone: nobody but this block's last handle is left to let go.
+                    block.region.let_go();
+                }
+            })
+        });
+        for block in home.close() {
+            block.region.let_go();
+        }
+        region.let_go();
+        droppers.into_iter().for_each(|dropper| dropper.join().unwrap());
+        assert_eq!(region.released.load(Ordering::Relaxed), 1, "released once");
+    });
+}
 
-    #[test]
-    fn teeth() {
-        bite("memory_handles");
-    }
+#[test]
+fn teeth() {
+    bite("memory_handles");
 }

@@ -1,293 +1,240 @@
-//! Boxes that come home (L1 to L6 of the memory pool's protocols): each once, with what was done to it, also when it goes
-//! round, comes in a chain, meets the close, or when its sender never does anything again.
+//! Boxes that come home (L1 to L6 of the memory pool's protocols): each once, with what was done to it, also when it
+//! goes round, meets the close, or when its sender never does anything again.
 
-mod support;
+use super::support::{Watched, bite, check};
+use crate::sync::{
+    EventCount, Flag, Link, Linked, Returns,
+    shim::{Arc, thread},
+    site::flag,
+};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{Watched, bite, check};
-    use gpu_pool::sync::{
-        EventCount, Flag, Link, Linked, Returns,
-        shim::{Arc, thread},
-        site::flag,
-    };
+/// A box with something in it: who writes or reads it without being its owner is a race.
+struct Parcel {
+    content: Watched<usize>,
+    link: Link<Parcel>,
+}
 
-    /// A box with something in it: who writes or reads it without being its owner is a race.
-    struct Parcel {
-        content: Watched<usize>,
-        link: Link<Parcel>,
+// SAFETY: always the same field, and nobody else touches it.
+unsafe impl Linked for Parcel {
+    fn link(&self) -> &Link<Parcel> {
+        &self.link
     }
+}
 
-    // SAFETY: always the same field, and nobody else touches it.
-    unsafe impl Linked for Parcel {
-        fn link(&self) -> &Link<Parcel> {
-            &self.link
-        }
-    }
+fn parcel(content: usize) -> Box<Parcel> {
+    Box::new(Parcel { content: Watched::new(content), link: Link::default() })
+}
 
-    fn parcel(content: usize) -> Box<Parcel> {
-        Box::new(Parcel { content: Watched::new(content), link: Link::default() })
-    }
+fn push(home: &Returns<Parcel>, lane: usize, content: usize) {
+    assert!(home.push(lane, parcel(content)).is_ok(), "nobody closes");
+}
 
-    fn push(home: &Returns<Parcel>, lane: usize, content: usize) {
-        assert!(home.push(lane, parcel(content)).is_ok(), "nobody closes");
-    }
+fn contents(taken: impl Iterator<Item = Box<Parcel>>) -> Vec<usize> {
+    taken.map(|parcel| parcel.content.get()).collect()
+}
 
-    fn contents(taken: impl Iterator<Item = Box<Parcel>>) -> Vec<usize> {
-        taken.map(|parcel| parcel.content.get()).collect()
-    }
+fn shared(lanes: usize) -> Arc<Returns<Parcel>> {
+    Arc::new(Returns::new(lanes))
+}
 
-    fn shared(lanes: usize) -> Arc<Returns<Parcel>> {
-        Arc::new(Returns::new(lanes))
-    }
+fn start<R: 'static>(
+    home: &Arc<Returns<Parcel>>,
+    work: impl FnOnce(&Returns<Parcel>) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let home = home.clone();
+    thread::spawn(move || work(&home))
+}
 
-    fn start<R: 'static>(
-        home: &Arc<Returns<Parcel>>,
-        work: impl FnOnce(&Returns<Parcel>) -> R + 'static,
-    ) -> thread::JoinHandle<R> {
-        let home = home.clone();
-        thread::spawn(move || work(&home))
-    }
+/// L1, L2: two senders, in one lane or in two, two boxes each; the owner takes meanwhile. Each box comes once, with its
+/// content, in its sender's order.
+fn two_senders(lanes: [usize; 2]) {
+    let home = shared(1 + lanes[1]);
+    let senders =
+        [0, 1].map(|sender| start(&home, move |home| (0..2).for_each(|i| push(home, lanes[sender], 10 * sender + i))));
+    let mut all = contents(home.take());
+    senders.into_iter().for_each(|sender| sender.join().unwrap());
+    all.extend(contents(home.take()));
+    assert!(home.is_empty());
+    let of = |sender: usize| all.iter().copied().filter(|content| content / 10 == sender).collect::<Vec<_>>();
+    assert_eq!((of(0), of(1), all.len()), (vec![0, 1], vec![10, 11], 4), "each once, in order: {all:?}");
+}
 
-    /// L1, L2: two senders, in one lane or in two, two boxes each; the owner takes meanwhile. Each box comes once, with its
-    /// content, in its sender's order.
-    fn two_senders(lanes: [usize; 2]) {
-        let home = shared(1 + lanes[1]);
-        let senders = [0, 1]
-            .map(|sender| start(&home, move |home| (0..2).for_each(|i| push(home, lanes[sender], 10 * sender + i))));
-        let mut all = contents(home.take());
-        senders.into_iter().for_each(|sender| sender.join().unwrap());
-        all.extend(contents(home.take()));
-        assert!(home.is_empty());
-        let of = |sender: usize| all.iter().copied().filter(|content| content / 10 == sender).collect::<Vec<_>>();
-        assert_eq!((of(0), of(1), all.len()), (vec![0, 1], vec![10, 11], 4), "each once, in order: {all:?}");
-    }
+#[test]
+fn two_senders_share_a_lane() {
+    check(|| two_senders([0, 0]));
+}
 
-    #[test]
-    fn two_senders_share_a_lane() {
-        check(|| two_senders([0, 0]));
-    }
+#[test]
+fn two_senders_have_lanes() {
+    check(|| two_senders([0, 1]));
+}
 
-    #[test]
-    fn two_senders_have_lanes() {
-        check(|| two_senders([0, 1]));
-    }
-
-    /// L2: what the sender did, also outside of the box, and what the taker of one taker's box did.
-    #[test]
-    fn what_was_done_before_is_seen() {
-        check(|| {
-            let (home, beside) = (shared(1), Arc::new(Watched::new(0)));
-            let sender = start(&home, {
-                let beside = beside.clone();
-                move |home| {
-                    push(home, 0, 1);
-                    beside.set(5);
-                    push(home, 0, 2);
-                }
-            });
-            let taken = contents(home.take());
-            if taken.contains(&2) {
-                assert_eq!((beside.get(), taken), (5, vec![1, 2]));
-            }
-            sender.join().unwrap();
-        });
-    }
-
-    /// L3: a box comes home, goes out again, is written to by another thread and pushed again, while a third thread is in
-    /// the middle of a push that saw it as head. No box is lost or doubled, and nobody sees an old content.
-    #[test]
-    fn a_box_goes_round_under_a_push() {
-        check(|| {
-            let (home, out) = (shared(1), shared(1));
-            push(&home, 0, 1);
-            let pusher = start(&home, |home| push(home, 0, 10));
-            let user = start(&home, {
-                let out = out.clone();
-                move |home| {
-                    for parcel in out.take() {
-                        parcel.content.set(parcel.content.get() + 1);
-                        assert!(home.push(0, parcel).is_ok());
-                    }
-                }
-            });
-            let mut all = Vec::new();
-            for parcel in home.take() {
-                if parcel.content.get() == 10 {
-                    all.push(parcel);
-                } else {
-                    // It goes out to the user, with something new in it.
-                    parcel.content.set(2);
-                    assert!(out.push(0, parcel).is_ok());
-                }
-            }
-            all.extend(home.take());
-            pusher.join().unwrap();
-            user.join().unwrap();
-            let waiting = contents(out.take());
-            let mut all = contents(all.into_iter().chain(home.take()));
-            all.extend(waiting.iter().map(|content| content + 1));
-            all.sort_unstable();
-            assert_eq!(all, [3, 10]);
-        });
-    }
-
-    /// L4: a chain in one lane, single pushes before it in the same lane and in another. A take has the whole chain, in a row, or
-    /// nothing of it; the single boxes come once.
-    #[test]
-    fn a_chain_comes_whole() {
-        check(|| {
-            let home = shared(2);
-            let chain = start(&home, |home| assert!(home.push_chain(1, [parcel(1), parcel(2)]).is_ok()));
-            let single = start(&home, |home| {
-                push(home, 1, 10);
-                push(home, 0, 20);
-            });
-            let takes = [contents(home.take()), contents(home.take())];
-            chain.join().unwrap();
-            single.join().unwrap();
-            let mut all = Vec::new();
-            for taken in takes.into_iter().chain([contents(home.take())]) {
-                let at = |content| taken.iter().position(|&c| c == content);
-                assert_eq!(at(1).map(|at| at + 1), at(2), "whole, and in a row: {taken:?}");
-                all.extend(taken);
-            }
-            all.sort_unstable();
-            assert_eq!(all, [1, 2, 10, 20]);
-        });
-    }
-
-    /// L5: the close against a push to either lane: each box is in the last take or came back, and whose box came back sees
-    /// what was done before the close.
-    #[test]
-    fn a_push_against_the_close() {
-        check(|| {
-            let (home, why) = (shared(2), Arc::new(Watched::new(0)));
-            let senders = [0, 1].map(|lane| {
-                let why = why.clone();
-                start(&home, move |home| match home.push(lane, parcel(lane)) {
-                    Ok(()) => None,
-                    Err(parcel) => {
-                        assert_eq!(why.get(), 9);
-                        Some(parcel)
-                    }
-                })
-            });
-            why.set(9);
-            let mut kept = contents(home.close());
-            assert!(home.is_empty());
-            let back: Vec<_> = senders.into_iter().filter_map(|sender| sender.join().unwrap()).collect();
-            kept.extend(contents(back.into_iter()));
-            kept.sort_unstable();
-            assert_eq!(kept, [0, 1], "each in the last take or returned");
-            assert!(home.push(0, parcel(2)).is_err() && home.take().next().is_none());
-        });
-    }
-
-    /// L5: a chain against the close, all or nothing.
-    #[test]
-    fn a_chain_against_the_close() {
-        check(|| {
-            let home = shared(1);
-            let sender = start(&home, |home| {
+/// L2: what the sender did, also outside of the box, and what the taker of one taker's box did.
+#[test]
+fn what_was_done_before_is_seen() {
+    check(|| {
+        let (home, beside) = (shared(1), Arc::new(Watched::new(0)));
+        let sender = start(&home, {
+            let beside = beside.clone();
+            move |home| {
                 push(home, 0, 1);
-                home.push_chain(0, [parcel(2), parcel(3)]).err().unwrap_or_default()
-            });
-            let mut kept = contents(home.take());
-            // The single push is not to be refused here.
-            while kept.is_empty() {
-                thread::yield_now();
-                kept = contents(home.take());
+                beside.set(5);
+                push(home, 0, 2);
             }
-            kept.extend(contents(home.close()));
-            let back = contents(sender.join().unwrap().into_iter());
-            assert!(back.is_empty() || back == [2, 3]);
-            kept.extend(back);
-            assert_eq!(kept, [1, 2, 3]);
         });
-    }
-
-    /// L5: a taker that has looked when the owner closes does not open the lane again.
-    #[test]
-    fn a_take_against_the_close() {
-        check(|| {
-            let home = shared(1);
-            push(&home, 0, 1);
-            let taker = start(&home, |home| contents(home.take()));
-            let mut all = contents(home.close());
-            let late = home.push(0, parcel(2));
-            assert!(late.is_err(), "closed for good");
-            all.extend(taker.join().unwrap());
-            assert_eq!(all, [1]);
-        });
-    }
-
-    /// A peer's push. The wrong one collects at the sender, as batching allocators do, and waits for company.
-    fn free(home: &Returns<Parcel>, batch: &mut Vec<Box<Parcel>>) {
-        let freed = parcel(1);
-        if flag("model.returns.batches_at_the_sender") {
-            batch.push(freed);
-        } else {
-            assert!(home.push(1, freed).is_ok());
+        let taken = contents(home.take());
+        if taken.contains(&2) {
+            assert_eq!((beside.get(), taken), (5, vec![1, 2]));
         }
-    }
+        sender.join().unwrap();
+    });
+}
 
-    /// L6: a peer has freed, has told so, and does nothing any more until the owner is through. The owner finds the box without
-    /// the peer's help, which is the whole point of not batching at the sender.
-    #[test]
-    fn what_a_parked_peer_has_freed_is_there() {
-        check(|| {
-            let (home, event, told, go) = (shared(2), EventCount::new(), Flag::new(), Flag::new());
-            let world = Arc::new((event, told, go));
-            let peer = start(&home, {
-                let world = world.clone();
-                move |home| {
-                    let (event, told, go) = &*world;
-                    let mut batch = Vec::new();
-                    free(home, &mut batch);
-                    told.raise();
-                    event.notify();
-                    event.wait_until(None, || go.is_raised().then_some(()));
+/// L3: a box comes home, goes out again, is written to by another thread and pushed again, while a third thread is in
+/// the middle of a push that saw it as head. No box is lost or doubled, and nobody sees an old content.
+#[test]
+fn a_box_goes_round_under_a_push() {
+    check(|| {
+        let (home, out) = (shared(1), shared(1));
+        push(&home, 0, 1);
+        let pusher = start(&home, |home| push(home, 0, 10));
+        let user = start(&home, {
+            let out = out.clone();
+            move |home| {
+                for parcel in out.take() {
+                    parcel.content.set(parcel.content.get() + 1);
+                    assert!(home.push(0, parcel).is_ok());
                 }
-            });
-            let (event, told, go) = &*world;
-            event.wait_until(None, || told.is_raised().then_some(()));
-            assert!(!home.is_empty());
-            assert_eq!(contents(home.take()), [1], "freed, so there");
-            go.raise();
-            event.notify();
-            peer.join().unwrap();
+            }
         });
-    }
+        let mut all = Vec::new();
+        for parcel in home.take() {
+            if parcel.content.get() == 10 {
+                all.push(parcel);
+            } else {
+                // It goes out to the user, with something new in it.
+                parcel.content.set(2);
+                assert!(out.push(0, parcel).is_ok());
+            }
+        }
+        all.extend(home.take());
+        pusher.join().unwrap();
+        user.join().unwrap();
+        let waiting = contents(out.take());
+        let mut all = contents(all.into_iter().chain(home.take()));
+        all.extend(waiting.iter().map(|content| content + 1));
+        all.sort_unstable();
+        assert_eq!(all, [3, 10]);
+    });
+}
 
-    /// L6: an owner out of memory sleeps until something comes home, and does not sleep through it; the peer then waits for the
-    /// owner, so there is nobody else to wake it.
-    #[test]
-    fn an_owner_that_waits_for_a_free_wakes_up() {
-        check(|| {
-            let (home, freed, served) = (shared(2), EventCount::new(), (EventCount::new(), Flag::new()));
-            let world = Arc::new((freed, served));
-            let peer = start(&home, {
-                let world = world.clone();
-                move |home| {
-                    let (freed, (event, served)) = &*world;
-                    let mut batch = Vec::new();
-                    free(home, &mut batch);
-                    freed.notify();
-                    event.wait_until(None, || served.is_raised().then_some(()));
+/// L5: the close against a push to either lane: each box is in the last take or came back, and whose box came back sees
+/// what was done before the close.
+#[test]
+fn a_push_against_the_close() {
+    check(|| {
+        let (home, why) = (shared(2), Arc::new(Watched::new(0)));
+        let senders = [0, 1].map(|lane| {
+            let why = why.clone();
+            start(&home, move |home| match home.push(lane, parcel(lane)) {
+                Ok(()) => None,
+                Err(parcel) => {
+                    assert_eq!(why.get(), 9);
+                    Some(parcel)
                 }
-            });
-            let (freed, (event, served)) = &*world;
-            let taken = freed.wait_until(None, || home.take().next());
-            assert_eq!(taken.unwrap().content.get(), 1);
-            served.raise();
-            event.notify();
-            peer.join().unwrap();
+            })
         });
-    }
+        why.set(9);
+        let mut kept = contents(home.close());
+        assert!(home.is_empty());
+        let back: Vec<_> = senders.into_iter().filter_map(|sender| sender.join().unwrap()).collect();
+        kept.extend(contents(back.into_iter()));
+        kept.sort_unstable();
+        assert_eq!(kept, [0, 1], "each in the last take or returned");
+        assert!(home.push(0, parcel(2)).is_err() && home.take().next().is_none());
+    });
+}
 
-    #[test]
-    fn teeth() {
-        bite("memory_returns");
+/// L5: a taker that has looked when the owner closes does not open the lane again.
+#[test]
+fn a_take_against_the_close() {
+    check(|| {
+        let home = shared(1);
+        push(&home, 0, 1);
+        let taker = start(&home, |home| contents(home.take()));
+        let mut all = contents(home.close());
+        let late = home.push(0, parcel(2));
+        assert!(late.is_err(), "closed for good");
+        all.extend(taker.join().unwrap());
+        assert_eq!(all, [1]);
+    });
+}
+
+/// A peer's push. The wrong one collects at the sender, as batching allocators do, and waits for company.
+fn free(home: &Returns<Parcel>, batch: &mut Vec<Box<Parcel>>) {
+    let freed = parcel(1);
+    if flag("model.returns.batches_at_the_sender") {
+        batch.push(freed);
+    } else {
+        assert!(home.push(1, freed).is_ok());
     }
+}
+
+/// L6: a peer has freed, has told so, and does nothing any more until the owner is through. The owner finds the box
+/// without the peer's help, which is the whole point of not batching at the sender.
+#[test]
+fn what_a_parked_peer_has_freed_is_there() {
+    check(|| {
+        let (home, event, told, go) = (shared(2), EventCount::new(), Flag::new(), Flag::new());
+        let world = Arc::new((event, told, go));
+        let peer = start(&home, {
+            let world = world.clone();
+            move |home| {
+                let (event, told, go) = &*world;
+                let mut batch = Vec::new();
+                free(home, &mut batch);
+                told.raise();
+                event.notify();
+                event.wait_until(None, || go.is_raised().then_some(()));
+            }
+        });
+        let (event, told, go) = &*world;
+        event.wait_until(None, || told.is_raised().then_some(()));
+        assert!(!home.is_empty());
+        assert_eq!(contents(home.take()), [1], "freed, so there");
+        go.raise();
+        event.notify();
+        peer.join().unwrap();
+    });
+}
+
+/// L6: an owner out of memory sleeps until something comes home, and does not sleep through it; the peer then waits for
+/// the owner, so there is nobody else to wake it.
+#[test]
+fn an_owner_that_waits_for_a_free_wakes_up() {
+    check(|| {
+        let (home, freed, served) = (shared(2), EventCount::new(), (EventCount::new(), Flag::new()));
+        let world = Arc::new((freed, served));
+        let peer = start(&home, {
+            let world = world.clone();
+            move |home| {
+                let (freed, (event, served)) = &*world;
+                let mut batch = Vec::new();
+                free(home, &mut batch);
+                freed.notify();
+                event.wait_until(None, || served.is_raised().then_some(()));
+            }
+        });
+        let (freed, (event, served)) = &*world;
+        let taken = freed.wait_until(None, || home.take().next());
+        assert_eq!(taken.unwrap().content.get(), 1);
+        served.raise();
+        event.notify();
+        peer.join().unwrap();
+    });
+}
+
+#[test]
+fn teeth() {
+    bite("memory_returns");
 }

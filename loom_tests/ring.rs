@@ -1,109 +1,104 @@
 //! The ring: elements arrive once and in order, slots are not reused too early, the last element is not lost.
 
-mod support;
+use super::support::{Watched, bite, check};
+use crate::sync::{
+    ring::{channel, channel_from},
+    shim::{Arc, thread},
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{Watched, bite, check};
-    use gpu_pool::sync::{
-        ring::{channel, channel_from},
-        shim::{Arc, thread},
-    };
-    use std::sync::atomic::{AtomicUsize, Ordering};
+/// Counts its drops. A std atomic: it is no part of the model, and is read after all threads have been joined.
+struct Token(usize, std::sync::Arc<AtomicUsize>);
 
-    /// Counts its drops. A std atomic: it is no part of the model, and is read after all threads have been joined.
-    struct Token(usize, std::sync::Arc<AtomicUsize>);
-
-    impl Drop for Token {
-        fn drop(&mut self) {
-            self.1.fetch_add(1, Ordering::Relaxed);
-        }
+impl Drop for Token {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
     }
+}
 
-    /// Neither side waits for the other, so all orders of successes and failures occur, also pushes into a slot that has
-    /// just been freed. What was pushed comes out in order; each element is dropped once; indices wrap on the way.
-    fn order_and_drops(capacity: usize, start: usize, attempts: usize) {
-        let drops = std::sync::Arc::new(AtomicUsize::new(0));
-        let (mut producer, mut consumer) = channel_from(capacity, start);
-        let pushing = thread::spawn({
-            let drops = drops.clone();
-            move || (0..attempts).filter(|&i| producer.push(Token(i, drops.clone())).is_ok()).collect::<Vec<_>>()
+/// Neither side waits for the other, so all orders of successes and failures occur, also pushes into a slot that has
+/// just been freed. What was pushed comes out in order; each element is dropped once; indices wrap on the way.
+fn order_and_drops(capacity: usize, start: usize, attempts: usize) {
+    let drops = std::sync::Arc::new(AtomicUsize::new(0));
+    let (mut producer, mut consumer) = channel_from(capacity, start);
+    let pushing = thread::spawn({
+        let drops = drops.clone();
+        move || (0..attempts).filter(|&i| producer.push(Token(i, drops.clone())).is_ok()).collect::<Vec<_>>()
+    });
+    let mut popped: Vec<_> = (0..attempts).filter_map(|_| consumer.pop()).map(|token| token.0).collect();
+    let pushed = pushing.join().unwrap();
+    // One stays behind for the ring to drop, if one is there.
+    while consumer.len() > 1 {
+        popped.push(consumer.pop().unwrap().0);
+    }
+    assert_eq!(popped, pushed[..popped.len()]);
+    assert!(pushed.len() - popped.len() <= 1);
+    drop(consumer);
+    assert_eq!(drops.load(Ordering::Relaxed), attempts, "each element, pushed or rejected, is dropped once");
+}
+
+#[test]
+fn one_slot() {
+    check(|| order_and_drops(1, usize::MAX, 3));
+}
+
+#[test]
+fn two_slots_wrapping() {
+    check(|| order_and_drops(2, usize::MAX - 1, 4));
+}
+
+#[test]
+fn batches() {
+    check(|| {
+        let (mut producer, mut consumer) = channel_from(2, usize::MAX);
+        let pushing = thread::spawn(move || {
+            let mut items = (0..4).map(Box::new);
+            producer.push_batch(&mut items.by_ref().take(2)) + producer.push_batch(&mut items)
         });
-        let mut popped: Vec<_> = (0..attempts).filter_map(|_| consumer.pop()).map(|token| token.0).collect();
-        let pushed = pushing.join().unwrap();
-        // One stays behind for the ring to drop, if one is there.
-        while consumer.len() > 1 {
-            popped.push(consumer.pop().unwrap().0);
-        }
-        assert_eq!(popped, pushed[..popped.len()]);
-        assert!(pushed.len() - popped.len() <= 1);
-        drop(consumer);
-        assert_eq!(drops.load(Ordering::Relaxed), attempts, "each element, pushed or rejected, is dropped once");
-    }
-
-    #[test]
-    fn one_slot() {
-        check(|| order_and_drops(1, usize::MAX, 3));
-    }
-
-    #[test]
-    fn two_slots_wrapping() {
-        check(|| order_and_drops(2, usize::MAX - 1, 4));
-    }
-
-    #[test]
-    fn batches() {
-        check(|| {
-            let (mut producer, mut consumer) = channel_from(2, usize::MAX);
-            let pushing = thread::spawn(move || {
-                let mut items = (0..4).map(Box::new);
-                producer.push_batch(&mut items.by_ref().take(2)) + producer.push_batch(&mut items)
-            });
-            let mut popped = Vec::new();
-            for _ in 0..3 {
-                consumer.pop_batch(2, |item| popped.push(*item));
-            }
-            let pushed = pushing.join().unwrap();
+        let mut popped = Vec::new();
+        for _ in 0..3 {
             consumer.pop_batch(2, |item| popped.push(*item));
-            assert_eq!(popped, (0..pushed).collect::<Vec<_>>());
-        });
-    }
+        }
+        let pushed = pushing.join().unwrap();
+        consumer.pop_batch(2, |item| popped.push(*item));
+        assert_eq!(popped, (0..pushed).collect::<Vec<_>>());
+    });
+}
 
-    /// Once the producer is seen to be gone, all that it pushed is there to be popped.
-    #[test]
-    fn the_last_element_is_not_lost() {
-        check(|| {
-            let (mut producer, mut consumer) = channel(2);
-            let pushing = thread::spawn(move || producer.push(1).unwrap());
-            if consumer.is_abandoned() {
-                assert_eq!(consumer.pop(), Some(1));
+/// Once the producer is seen to be gone, all that it pushed is there to be popped.
+#[test]
+fn the_last_element_is_not_lost() {
+    check(|| {
+        let (mut producer, mut consumer) = channel(2);
+        let pushing = thread::spawn(move || producer.push(1).unwrap());
+        if consumer.is_abandoned() {
+            assert_eq!(consumer.pop(), Some(1));
+        }
+        pushing.join().unwrap();
+    });
+}
+
+/// Once the consumer is seen to be gone, what it did is visible.
+#[test]
+fn the_consumer_leaves() {
+    check(|| {
+        let (producer, consumer) = channel::<u8>(1);
+        let result = Arc::new(Watched::new(0));
+        let consuming = thread::spawn({
+            let result = result.clone();
+            move || {
+                result.set(1);
+                drop(consumer);
             }
-            pushing.join().unwrap();
         });
-    }
+        if producer.is_abandoned() {
+            assert_eq!(result.get(), 1);
+        }
+        consuming.join().unwrap();
+    });
+}
 
-    /// Once the consumer is seen to be gone, what it did is visible.
-    #[test]
-    fn the_consumer_leaves() {
-        check(|| {
-            let (producer, consumer) = channel::<u8>(1);
-            let result = Arc::new(Watched::new(0));
-            let consuming = thread::spawn({
-                let result = result.clone();
-                move || {
-                    result.set(1);
-                    drop(consumer);
-                }
-            });
-            if producer.is_abandoned() {
-                assert_eq!(result.get(), 1);
-            }
-            consuming.join().unwrap();
-        });
-    }
-
-    #[test]
-    fn teeth() {
-        bite("ring");
-    }
+#[test]
+fn teeth() {
+    bite("ring");
 }

@@ -1,10 +1,27 @@
 //! The table of mutants against the source: each site of the code is in the table, each entry of the table is a site,
-//! and no ordering stronger than `Relaxed` goes without a name. Runs in both modes; no model in here.
+//! and no ordering stronger than `Relaxed` goes without a name. The unit test of `src/sync/site.rs`, with and without
+//! loom.
 
-mod support;
+pub(crate) mod table;
 
 use std::{collections::BTreeSet, fs, path::Path};
-use support::TEETH;
+use table::TEETH;
+
+// Without the cfg `cargo loom` would find no model, and pass. So the build fails instead.
+#[cfg(not(loom))]
+const _: () = assert!(
+    option_env!("GPU_POOL_LOOM").is_none(),
+    "`--cfg loom` did not arrive: is RUSTFLAGS set? It replaces the flags that `cargo loom` passes"
+);
+
+#[cfg(not(loom))]
+#[test]
+fn outside_loom_a_name_changes_nothing() {
+    use crate::sync::site::{flag, ord};
+    use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+    assert_eq!([Acquire, Release, AcqRel].map(|order| ord("any", order)), [Acquire, Release, AcqRel]);
+    assert!(!flag("any"));
+}
 
 /// The code of `sync/` and `runtime/` (without tests and comments), white space squeezed out.
 fn code() -> Vec<(String, String)> {
@@ -13,7 +30,8 @@ fn code() -> Vec<(String, String)> {
         let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(floor)) else { continue };
         for path in entries.map(|entry| entry.unwrap().path()) {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            // `word.rs`: loom has no atomics on memory that it did not make, so its orderings cannot be weakened in a model.
+            // `word.rs`: loom has no atomics on memory that it did not make, so its orderings cannot be weakened in a
+            // model.
             if !name.ends_with(".rs")
                 || ["shim.rs", "site.rs", "word.rs"].contains(&&*name)
                 || name.ends_with("_tests.rs")
@@ -67,13 +85,25 @@ fn every_site_has_a_tooth_and_every_tooth_a_site() {
 }
 
 #[test]
-fn every_test_file_is_in_the_table_under_its_name() {
-    let files: BTreeSet<_> = TEETH.iter().map(|t| t.file).collect();
-    for file in files {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("loom_tests/{file}.rs"));
-        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+fn every_file_is_included_and_has_the_models_of_the_table() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("loom_tests");
+    let included = fs::read_to_string(folder.join("mod.rs")).unwrap();
+    let mut files = BTreeSet::new();
+    for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let file = path.file_stem().unwrap().to_str().unwrap();
+        if path.is_dir() || ["mod", "sites", "table", "support"].contains(&file) {
+            continue;
+        }
+        assert!(included.contains(&format!("\nmod {file};\n")), "loom_tests/mod.rs does not include {file}.rs");
+        let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains(&format!("bite(\"{file}\")")), "{file}.rs does not run its mutants");
+        for tooth in TEETH.iter().filter(|tooth| tooth.file == file) {
+            assert!(text.contains(&format!("fn {}()", tooth.model)), "{file}.rs has no model {}", tooth.model);
+        }
+        files.insert(file.to_owned());
     }
+    let in_table: BTreeSet<_> = TEETH.iter().map(|tooth| tooth.file.to_owned()).collect();
+    assert_eq!(files, in_table);
 }
 
 #[test]

@@ -1,42 +1,38 @@
-//! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner did.
+//! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner
+//! did.
 
-mod support;
+use super::support::{Watched, bite, check};
+use crate::sync::{
+    Turnstile,
+    shim::{Arc, thread},
+};
 
-#[cfg(loom)]
-mod models {
-    use super::support::{Watched, bite, check};
-    use gpu_pool::sync::{
-        Turnstile,
-        shim::{Arc, thread},
-    };
-
-    #[test]
-    fn start_against_withdraw() {
-        check(|| {
-            let state = Arc::new((Turnstile::new(), Watched::new(0), Watched::new(0)));
-            let device = thread::spawn({
-                let state = state.clone();
-                move || {
-                    state.1.set(1);
-                    let won = state.0.start();
-                    if !won {
-                        assert_eq!(state.2.get(), 2);
-                    }
-                    won
+#[test]
+fn start_against_withdraw() {
+    check(|| {
+        let state = Arc::new((Turnstile::new(), Watched::new(0), Watched::new(0)));
+        let device = thread::spawn({
+            let state = state.clone();
+            move || {
+                state.1.set(1);
+                let won = state.0.start();
+                if !won {
+                    assert_eq!(state.2.get(), 2);
                 }
-            });
-            state.2.set(2);
-            let withdrawn = state.0.withdraw();
-            if !withdrawn {
-                assert_eq!(state.1.get(), 1);
+                won
             }
-            assert!(device.join().unwrap() ^ withdrawn, "one of the two wins");
-            assert!(!state.0.is_queued());
         });
-    }
+        state.2.set(2);
+        let withdrawn = state.0.withdraw();
+        if !withdrawn {
+            assert_eq!(state.1.get(), 1);
+        }
+        assert!(device.join().unwrap() ^ withdrawn, "one of the two wins");
+        assert!(!state.0.is_queued());
+    });
+}
 
-    #[test]
-    fn teeth() {
-        bite("turnstile");
-    }
+#[test]
+fn teeth() {
+    bite("turnstile");
 }

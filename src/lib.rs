@@ -140,9 +140,7 @@ pub use shard::Shard;
 pub use stream::Stream;
 pub use topology::Topology;
 
-/// The protocols of `runtime`, for the models in `loom_tests/`.
-#[cfg(loom)]
-#[doc(hidden)]
-pub mod model {
-    pub use crate::runtime::{dispatch, gang, job};
-}
+// The loom models drive private parts of `sync` and `runtime`.
+#[cfg(all(test, loom))]
+#[path = "../loom_tests/mod.rs"]
+mod models;

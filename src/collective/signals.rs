@@ -297,7 +297,10 @@ impl Alarm for Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Error, sync::EventCount};
+    use crate::{
+        Error,
+        sync::{EventCount, shim},
+    };
 
     /// A gang may fail before all its devices are through with the gangs before it.
     #[test]
@@ -305,7 +308,7 @@ mod tests {
         let pool = GpuPool::builder().host(3).build().unwrap();
         let signals = Signals::make(&pool).unwrap();
         let gang = |members: [usize; 2]| {
-            let wakers = members.map(|_| Arc::new(EventCount::new())).to_vec();
+            let wakers = members.map(|_| shim::Arc::new(EventCount::new())).to_vec();
             let gang = Gang::new(members.into(), wakers).with_alarm(Some(signals.clone()));
             gang.enter();
             gang

@@ -9,11 +9,11 @@
 //! with `()` in its place.
 
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
-pub mod dispatch;
+pub(crate) mod dispatch;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
-pub mod gang;
+pub(crate) mod gang;
 #[cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
-pub mod job;
+pub(crate) mod job;
 pub(crate) mod presence;
 pub(crate) mod turn;
 pub(crate) mod wait;

@@ -21,15 +21,6 @@ use super::{
 const ABORTED: u64 = 1;
 
 /// The word. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::CommitWord;
-/// let word = CommitWord::new();
-/// assert!(word.commit(1));
-/// assert!(word.abort(), "the first to abort");
-/// assert!(word.commit(1), "a peer that is late still carries number 1 through");
-/// assert!(!word.commit(2), "nobody starts number 2");
-/// ```
 // On cache lines of its own: all members write to it at every operation, and read what is beside it.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -43,31 +34,17 @@ impl Default for CommitWord {
 
 impl CommitWord {
     /// Nothing committed, not aborted.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::CommitWord::new().committed(), 0);
-    /// ```
     pub fn new() -> Self {
         CommitWord(AtomicU64::new(0))
     }
 
-    /// Commits `seq` (from 1, consecutive). True when it is committed, by this member or by a peer before it; false when
-    /// the abort came first. False also shows everything that was done before the abort.
-    ///
-    /// ```
-    /// let word = gpu_pool::sync::CommitWord::new();
-    /// assert!(word.commit(1) && word.commit(1) && word.commit(2));
-    /// ```
+    /// Commits `seq` (from 1, consecutive). True when it is committed, by this member or by a peer before it; false
+    /// when the abort came first. False also shows everything that was done before the abort.
     pub fn commit(&self, seq: u64) -> bool {
         self.lead(seq).is_some()
     }
 
     /// [`commit`](Self::commit), and whether it was this call that committed it; none when the abort came first.
-    ///
-    /// ```
-    /// let word = gpu_pool::sync::CommitWord::new();
-    /// assert_eq!((word.lead(1), word.lead(1)), (Some(true), Some(false)));
-    /// ```
     pub fn lead(&self, seq: u64) -> Option<bool> {
         loop {
             let word = self.0.load(ord("commit.load", Acquire));
@@ -90,33 +67,17 @@ impl CommitWord {
     }
 
     /// Aborts: no number is committed from now on. Whether this call was the first.
-    ///
-    /// ```
-    /// let word = gpu_pool::sync::CommitWord::new();
-    /// assert!(word.abort());
-    /// assert!(!word.abort());
-    /// ```
     pub fn abort(&self) -> bool {
         self.0.fetch_or(ABORTED, ord("commit.abort", Release)) & ABORTED == 0
     }
 
     /// Whether it is aborted. True shows everything that was done before the abort.
-    ///
-    /// ```
-    /// assert!(!gpu_pool::sync::CommitWord::new().is_aborted());
-    /// ```
     #[inline]
     pub fn is_aborted(&self) -> bool {
         self.0.load(ord("commit.is_aborted", Acquire)) & ABORTED != 0
     }
 
     /// The highest number committed. Shows everything that was done before it was.
-    ///
-    /// ```
-    /// let word = gpu_pool::sync::CommitWord::new();
-    /// word.commit(1);
-    /// assert_eq!(word.committed(), 1);
-    /// ```
     pub fn committed(&self) -> u64 {
         self.0.load(ord("commit.committed", Acquire)) >> 1
     }
@@ -127,6 +88,16 @@ mod tests {
     use super::*;
     use crate::sync::rounds;
     use std::{sync::Barrier, thread};
+
+    #[test]
+    fn a_late_peer_carries_through_what_was_committed() {
+        let word = CommitWord::new();
+        assert_eq!((word.committed(), word.is_aborted()), (0, false));
+        assert_eq!((word.lead(1), word.lead(1)), (Some(true), Some(false)));
+        assert!(word.abort() && !word.abort(), "the first to abort");
+        assert!(word.commit(1) && !word.commit(2), "nobody starts number 2");
+        assert_eq!((word.committed(), word.is_aborted()), (1, true));
+    }
 
     #[test]
     fn all_members_agree_where_the_abort_fell() {

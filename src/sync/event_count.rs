@@ -1,13 +1,15 @@
-//! Waiting for a condition that other threads make true, without a lost wake-up and without a lock around the condition.
+//! Waiting for a condition that other threads make true, without a lost wake-up and without a lock around the
+//! condition.
 //!
 //! # Contract
 //!
 //! Who makes the condition true does so with any atomic operation, *then* calls [`EventCount::notify`]. Who waits gives
 //! the condition to [`EventCount::wait_until`], which returns once it holds. The condition is evaluated without a lock
 //! held, so it may take locks and may notify. `notify` costs a fence and a load when nobody waits; the fence is
-//! `SeqCst` and comes first, so it also acquires what the caller's relaxed operations read before. Who makes the conditions of
-//! several event counts true notifies all of them at the end by [`EventCount::notify_all`], for one fence: a fence waits until
-//! all that was written before has left the core, and nothing that is read after it begins earlier.
+//! `SeqCst` and comes first, so it also acquires what the caller's relaxed operations read before. Who makes the
+//! conditions of several event counts true notifies all of them at the end by [`EventCount::notify_all`], for one
+//! fence: a fence waits until all that was written before has left the core, and nothing that is read after it begins
+//! earlier.
 //!
 //! # Mechanism
 //!
@@ -27,26 +29,28 @@
 //!
 //! The two fences are Dekker's: either the notifier sees the announcement, or the waiter sees the condition; it cannot
 //! be neither. A notifier that sees it ends the epoch *under the lock*, so the waiter either finds the epoch ended or
-//! is inside the condition variable when the wake-up comes. Since ending an epoch takes all its waiters off the count, a
-//! second `notify` before the woken threads have run finds nobody and costs nothing; that matters when each of N
-//! threads notifies N others. The word is [folly's `EventCount`](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h),
-//! the spirit rayon's [`sleep`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/sleep/README.md).
+//! is inside the condition variable when the wake-up comes. Since ending an epoch takes all its waiters off the count,
+//! a second `notify` before the woken threads have run finds nobody and costs nothing; that matters when each of N
+//! threads notifies N others. The word is [folly's
+//! `EventCount`](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h), the spirit rayon's
+//! [`sleep`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/sleep/README.md).
 //!
 //! # Who asks whether it sleeps
 //!
-//! A waiter that is about to block, having looked in vain after its announcement, notes the epoch under the mutex, and takes
-//! the note back when it goes on. [`EventCount::asleep`] compares the note with the word, under the mutex too: as long as they
-//! agree nobody has ended the epoch since that look. With one waiter at a time that is exact; it is what a software GPU needs
-//! to know before it takes the next step of a program that must not depend on how fast threads are.
+//! A waiter that is about to block, having looked in vain after its announcement, notes the epoch under the mutex, and
+//! takes the note back when it goes on. [`EventCount::asleep`] compares the note with the word, under the mutex too: as
+//! long as they agree nobody has ended the epoch since that look. With one waiter at a time that is exact; it is what a
+//! software GPU needs to know before it takes the next step of a program that must not depend on how fast threads are.
 //!
 //! # Before blocking
 //!
 //! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile, and where
-//! there are as many device threads as cores, see [`spin_rounds`]), then yields, then blocks. On a loaded 2-core machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us
-//! where 6 rounds and 32 yields take 14, and blocking at once takes 50 where the threads are awake anyway.
+//! there are as many device threads as cores, see `shim::spin_rounds`), then yields, then blocks. On a loaded 2-core
+//! machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us where 6 rounds and 32 yields take 14,
+//! and blocking at once takes 50 where the threads are awake anyway.
 //!
-//! Being woken takes long where a core has to be woken too: two GPUs' threads that had gone to sleep for a peer that was 1 ms
-//! late had the sum of 64 KB 47 us after it came, and take 16 for one when awake. So one may *linger*
+//! Being woken takes long where a core has to be woken too: two GPUs' threads that had gone to sleep for a peer that
+//! was 1 ms late had the sum of 64 KB 47 us after it came, and take 16 for one when awake. So one may *linger*
 //! ([`EventCount::wait_lingering`]): go on yielding for so long, on a core that nobody else wants.
 
 use super::{
@@ -82,8 +86,8 @@ const CROWDED: Duration = Duration::from_micros(500);
 #[repr(align(128))]
 pub struct EventCount {
     word: AtomicU64,
-    /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep. Holds one more than
-    /// the epoch in which the waiter has looked in vain and blocks; 0 when it does not.
+    /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep. Holds one more
+    /// than the epoch in which the waiter has looked in vain and blocks; 0 when it does not.
     lock: Mutex<u64>,
     ended: Condvar,
 }
@@ -125,7 +129,8 @@ impl EventCount {
         self.wake();
     }
 
-    /// As [`notify`](Self::notify) of each, for one fence. To be called after the conditions of all of them were made true.
+    /// As [`notify`](Self::notify) of each, for one fence. To be called after the conditions of all of them were made
+    /// true.
     ///
     /// ```
     /// use gpu_pool::sync::EventCount;
@@ -173,9 +178,9 @@ impl EventCount {
         self.wait_lingering(limit, Duration::ZERO, cond)
     }
 
-    /// As [`wait_until`](Self::wait_until), but a waiter that has a core to itself yields for at least `linger` before it blocks:
-    /// what comes in that time is met within a microsecond. It blocks earlier as soon as a yield takes long, and does not linger
-    /// at all where there are as many device threads as cores.
+    /// As [`wait_until`](Self::wait_until), but a waiter that has a core to itself yields for at least `linger` before
+    /// it blocks: what comes in that time is met within a microsecond. It blocks earlier as soon as a yield takes long,
+    /// and does not linger at all where there are as many device threads as cores.
     ///
     /// ```
     /// use std::time::Duration;
@@ -256,8 +261,8 @@ impl EventCount {
         }
     }
 
-    /// Runs `f` as if it were a sleep: [`asleep`](Self::asleep) holds meanwhile, and ends with a notification. Not if `cond`
-    /// yields something before; else what it yields after.
+    /// Runs `f` as if it were a sleep: [`asleep`](Self::asleep) holds meanwhile, and ends with a notification. Not if
+    /// `cond` yields something before; else what it yields after.
     ///
     /// ```
     /// let event = gpu_pool::sync::EventCount::new();

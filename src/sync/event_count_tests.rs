@@ -130,8 +130,8 @@ fn a_condition_may_notify_and_may_panic() {
     assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "the announcement was taken back");
 }
 
-/// A thread that looks around instead of sleeping counts as asleep, but not once it was sent something: with a note "I am
-/// looking" that nobody took back, peers of a thread that had just got its answer were told of a deadlock.
+/// A thread that looks around instead of sleeping counts as asleep, but not once it was sent something: with a note "I
+/// am looking" that nobody took back, peers of a thread that had just got its answer were told of a deadlock.
 #[test]
 fn who_looks_around_is_asleep_until_notified() {
     let event = EventCount::new();

@@ -20,16 +20,6 @@ const CLOSED: usize = 1;
 const PASS: usize = 2;
 
 /// `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::Gate;
-/// let gate = Gate::new();
-/// let pass = gate.enter().expect("open");
-/// assert!(gate.close());
-/// assert!(gate.enter().is_none());
-/// drop(pass);
-/// assert!(gate.wait_drained(None));
-/// ```
 #[derive(Debug)]
 pub struct Gate {
     word: AtomicUsize,
@@ -37,12 +27,6 @@ pub struct Gate {
 }
 
 /// The right to be inside a [`Gate`]; dropping it leaves.
-///
-/// ```
-/// let gate = gpu_pool::sync::Gate::new();
-/// let pass: gpu_pool::sync::Pass<'_> = gate.enter().unwrap();
-/// # drop(pass);
-/// ```
 #[derive(Debug)]
 #[must_use = "the pass is given back when it is dropped"]
 pub struct Pass<'a>(&'a Gate);
@@ -55,20 +39,11 @@ impl Default for Gate {
 
 impl Gate {
     /// An open gate.
-    ///
-    /// ```
-    /// assert!(!gpu_pool::sync::Gate::new().is_closed());
-    /// ```
     pub fn new() -> Self {
         Gate { word: AtomicUsize::new(0), drained: EventCount::new() }
     }
 
     /// A pass, or `None` when the gate is closed; `None` shows everything that was done before the close.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::Gate::new();
-    /// assert!(gate.enter().is_some());
-    /// ```
     pub fn enter(&self) -> Option<Pass<'_>> {
         if flag("gate.looks_before_adding") {
             if self.is_closed() {
@@ -85,23 +60,11 @@ impl Gate {
     }
 
     /// Closes the gate, for good. Whether this call was the first.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::Gate::new();
-    /// assert!(gate.close());
-    /// assert!(!gate.close());
-    /// ```
     pub fn close(&self) -> bool {
         self.word.fetch_or(CLOSED, ord("gate.close", Release)) & CLOSED == 0
     }
 
     /// Whether the gate is closed.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::Gate::new();
-    /// gate.close();
-    /// assert!(gate.is_closed());
-    /// ```
     pub fn is_closed(&self) -> bool {
         self.word.load(ord("gate.is_closed", Acquire)) & CLOSED != 0
     }
@@ -112,16 +75,6 @@ impl Gate {
     /// # Panics
     ///
     /// When the gate is open: emptiness would mean nothing.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let gate = gpu_pool::sync::Gate::new();
-    /// let pass = gate.enter();
-    /// gate.close();
-    /// assert!(!gate.wait_drained(Some(Duration::from_millis(1))));
-    /// drop(pass);
-    /// assert!(gate.wait_drained(Some(Duration::from_millis(1))));
-    /// ```
     pub fn wait_drained(&self, limit: Option<Duration>) -> bool {
         assert!(self.is_closed(), "wait_drained on an open gate");
         self.drained
@@ -165,6 +118,18 @@ mod tests {
                 drained.store(true, SeqCst);
             });
         }
+    }
+
+    #[test]
+    fn a_pass_keeps_the_drain_waiting() {
+        let gate = Gate::new();
+        let pass = gate.enter();
+        assert!(pass.is_some() && !gate.is_closed());
+        assert!(gate.close() && gate.is_closed());
+        assert!(gate.enter().is_none());
+        assert!(!gate.wait_drained(Some(Duration::from_millis(1))));
+        drop(pass);
+        assert!(gate.wait_drained(Some(Duration::from_millis(1))));
     }
 
     #[test]

@@ -1,41 +1,20 @@
 //! What one thread says to several at once.
 //!
-//! A [`ring`](super::ring) for each listener means a slot and an index for each, in cache lines that have to be fetched from their
-//! listeners one by one. Here the speaker writes one line, which all of them read. There is no room to run ahead, and nothing says who
-//! has listened: that is for those who meet.
+//! A [`ring`](super::ring) for each listener means a slot and an index for each, in cache lines that have to be fetched
+//! from their listeners one by one. Here the speaker writes one line, which all of them read. There is no room to run
+//! ahead, and nothing says who has listened: that is for those who meet.
 //!
 //! # Contract
 //!
-//! Headlines are numbered from 1 and posted in order by one thread. Two pages take them in turn, so one is there until the next but one
-//! is posted. For members that meet again and again, where each posts one and goes on when it has read everybody's of the same number,
-//! that is enough: a member posts number `k + 2` when all have posted `k + 1`, which they do when they have read `k`. Who does not
-//! listen misses some, and finds out, since he sees the number of what is there; what he reads is always one headline, never parts of
-//! two (each page is a [`Mirror`]).
+//! Headlines are numbered from 1 and posted in order by one thread. Two pages take them in turn, so one is there until
+//! the next but one is posted. For members that meet again and again, where each posts one and goes on when it has read
+//! everybody's of the same number, that is enough: a member posts number `k + 2` when all have posted `k + 1`, which
+//! they do when they have read `k`. Who does not listen misses some, and finds out, since he sees the number of what is
+//! there; what he reads is always one headline, never parts of two (each page is a [`Mirror`]).
 
 use super::{Mirror, site::flag};
 
 /// The last two of one thread's headlines, of `N` words each. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::Headline;
-/// let (left, right) = (Headline::new(), Headline::new());
-/// let meet = |own: &Headline<1>, peer: &Headline<1>| {
-///     for k in 1..=100 {
-///         own.post(k, [10 * k]);
-///         let (number, [value]) = loop {
-///             if let Some(read) = peer.read(k) {
-///                 break read;
-///             }
-///             std::thread::yield_now();
-///         };
-///         assert_eq!((number, value), (k, 10 * k));
-///     }
-/// };
-/// std::thread::scope(|s| {
-///     s.spawn(|| meet(&left, &right));
-///     s.spawn(|| meet(&right, &left));
-/// });
-/// ```
 #[derive(Debug)]
 pub struct Headline<const N: usize> {
     pages: [Mirror<N>; 2],
@@ -56,34 +35,18 @@ fn place(number: u64) -> (usize, u64, impl Fn(u64) -> u64) {
 
 impl<const N: usize> Headline<N> {
     /// None yet.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Headline::<3>::new().read(1), None);
-    /// ```
     pub fn new() -> Self {
         Headline { pages: [Mirror::new(), Mirror::new()] }
     }
 
     /// The next headline: numbers are consecutive, from 1. By one thread at a time.
-    ///
-    /// ```
-    /// let headline = gpu_pool::sync::Headline::new();
-    /// headline.post(1, [5]);
-    /// assert_eq!(headline.read(1), Some((1, [5])));
-    /// ```
     #[inline]
     pub fn post(&self, number: u64, words: [u64; N]) {
         self.pages[place(number).0].write(words);
     }
 
-    /// The headline with this number, or a later one if that has taken its place; with its number. Nothing if it was not posted yet,
-    /// or if something is being written in its place.
-    ///
-    /// ```
-    /// let headline = gpu_pool::sync::Headline::new();
-    /// (1..=4).for_each(|k| headline.post(k, [k]));
-    /// assert_eq!([1, 2, 3, 5].map(|k| headline.read(k)), [Some((3, [3])), Some((4, [4])), Some((3, [3])), None]);
-    /// ```
+    /// The headline with this number, or a later one if that has taken its place; with its number. Nothing if it was
+    /// not posted yet, or if something is being written in its place.
     #[inline]
     pub fn read(&self, number: u64) -> Option<(u64, [u64; N])> {
         let (page, before, last) = place(number);
@@ -95,6 +58,14 @@ impl<const N: usize> Headline<N> {
 mod tests {
     use super::*;
     use std::{sync::atomic::AtomicBool, sync::atomic::Ordering, thread};
+
+    #[test]
+    fn two_pages_are_remembered() {
+        let headline = Headline::new();
+        assert_eq!(headline.read(1), None);
+        (1..=4).for_each(|k| headline.post(k, [k]));
+        assert_eq!([1, 2, 3, 5].map(|k| headline.read(k)), [Some((3, [3])), Some((4, [4])), Some((3, [3])), None]);
+    }
 
     /// Of several members, with nothing in between: nobody ever finds another number than the one he is at.
     #[test]

@@ -18,20 +18,6 @@ use super::{
 use std::time::Duration;
 
 /// Counts from `count` to zero. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::{CountLatch, EventCount};
-/// use std::sync::Arc;
-///
-/// let latch = CountLatch::new(2, Arc::new(EventCount::new()));
-/// std::thread::scope(|s| {
-///     for _ in 0..2 {
-///         // SAFETY: the latch outlives the scope.
-///         s.spawn(|| unsafe { CountLatch::set(&latch) });
-///     }
-///     assert!(latch.wait(None));
-/// });
-/// ```
 #[derive(Debug)]
 pub struct CountLatch {
     remaining: AtomicUsize,
@@ -41,12 +27,6 @@ pub struct CountLatch {
 
 impl CountLatch {
     /// A latch that `count` calls of [`set`](Self::set) bring to zero; they wake who waits on `waker`.
-    ///
-    /// ```
-    /// # use gpu_pool::sync::{CountLatch, EventCount};
-    /// let nothing_to_wait_for = CountLatch::new(0, std::sync::Arc::new(EventCount::new()));
-    /// assert!(nothing_to_wait_for.is_set());
-    /// ```
     pub fn new(count: usize, waker: Arc<EventCount>) -> Self {
         CountLatch { remaining: AtomicUsize::new(count), waker, tombstone: Tombstone::new() }
     }
@@ -57,14 +37,6 @@ impl CountLatch {
     ///
     /// `this` points to a latch on which fewer than `count` calls have begun. (Such a latch is alive: its owner waits
     /// for the rest of them.) During and after the call that is the last one the latch may be freed.
-    ///
-    /// ```
-    /// # use gpu_pool::sync::{CountLatch, EventCount};
-    /// let latch = CountLatch::new(1, std::sync::Arc::new(EventCount::new()));
-    /// // SAFETY: the latch is alive, and this is the first call of one.
-    /// unsafe { CountLatch::set(&latch) };
-    /// assert!(latch.is_set());
-    /// ```
     pub unsafe fn set(this: *const Self) {
         // SAFETY: the caller's contract; this call has not been counted yet, so the owner still waits. The reference is
         // not used after the decrement that counts it.
@@ -90,34 +62,13 @@ impl CountLatch {
     }
 
     /// Whether the count is zero; then everything that was done before the calls of [`set`](Self::set) is visible.
-    ///
-    /// ```
-    /// # use gpu_pool::sync::{CountLatch, EventCount};
-    /// assert!(!CountLatch::new(1, std::sync::Arc::new(EventCount::new())).is_set());
-    /// ```
     pub fn is_set(&self) -> bool {
         self.count().load(ord("latch.is_set", Acquire)) == 0
     }
 
     /// Waits until the count is zero, at most `limit`; whether it is.
-    ///
-    /// ```
-    /// # use gpu_pool::sync::{CountLatch, EventCount};
-    /// let latch = CountLatch::new(1, std::sync::Arc::new(EventCount::new()));
-    /// assert!(!latch.wait(Some(std::time::Duration::from_millis(1))));
-    /// ```
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         self.waker().wait_until(limit, || self.is_set().then_some(())).is_some()
-    }
-
-    /// How many calls of [`set`](Self::set) are missing. For reports.
-    ///
-    /// ```
-    /// # use gpu_pool::sync::{CountLatch, EventCount};
-    /// assert_eq!(CountLatch::new(3, std::sync::Arc::new(EventCount::new())).remaining(), 3);
-    /// ```
-    pub fn remaining(&self) -> usize {
-        self.count().load(Relaxed)
     }
 
     // All access to the fields goes through these two, so that a model sees every use of the latch's memory.
@@ -135,8 +86,7 @@ impl CountLatch {
     }
 
     /// The owner's frame ends here. (Its memory stays, so that a mutant's late touch is an error and not a crash.)
-    #[cfg(loom)]
-    #[doc(hidden)]
+    #[cfg(all(test, loom))]
     pub fn bury(&self) {
         self.tombstone.bury();
     }
@@ -168,7 +118,7 @@ mod tests {
                 })
                 .collect();
             assert!(latch.wait(None));
-            assert_eq!(latch.remaining(), 0);
+            assert!(latch.is_set());
             drop(latch); // the setters may still be inside `set`
             assert_eq!(results, [1, 2, 3]);
             threads.into_iter().for_each(|t| t.join().unwrap());
@@ -177,9 +127,10 @@ mod tests {
 
     #[test]
     fn a_limit_does_not_count() {
+        assert!(CountLatch::new(0, Arc::new(EventCount::new())).is_set());
         let latch = CountLatch::new(1, Arc::new(EventCount::new()));
-        assert!(!latch.wait(Some(Duration::from_millis(5))));
-        assert_eq!(latch.remaining(), 1);
+        assert!(!latch.is_set() && !latch.wait(Some(Duration::from_millis(5))));
+        assert!(!latch.is_set());
         // SAFETY: alive, and the only set.
         unsafe { CountLatch::set(&latch) };
         assert!(latch.wait(Some(Duration::ZERO)));

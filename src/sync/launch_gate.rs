@@ -1,13 +1,14 @@
 //! Kernels that spin for each other against driver calls that wait for kernels: never both at once.
 //!
 //! Device A's kernel runs and spins for device B's. B's thread cannot launch it, because a third thread is inside
-//! `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel ends. In one process with a thread per
-//! GPU nothing but a time-out gets out of that ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc and cudaFree
-//! wait for the device and its peers; [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the
-//! loading of a kernel at its first launch). So, over the whole process, two classes exclude each other:
+//! `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel ends. In one process with a thread
+//! per GPU nothing but a time-out gets out of that ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc
+//! and cudaFree wait for the device and its peers;
+//! [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the loading of a kernel at its
+//! first launch). So, over the whole process, two classes exclude each other:
 //!
-//! * **windows**: from the moment that a gang is bound to launch kernels that spin, to the last of these launches. Not to
-//!   the end of the kernels: once all are launched, they end by themselves;
+//! * **windows**: from the moment that a gang is bound to launch kernels that spin, to the last of these launches. Not
+//!   to the end of the kernels: once all are launched, they end by themselves;
 //! * **blocking calls**: map, unmap, allocate, free, module load, graph instantiation.
 //!
 //! Any number of either class may be in progress, of any gangs and pools.
@@ -21,24 +22,27 @@
 //!
 //! # Who waits for whom
 //!
-//! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to back
-//! cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another (once inside, who
-//! loads a module that another thread is loading waits for that). Thus a thread that is inside one may begin a second (a module load that maps memory): no window has opened since, none will,
-//! and it goes straight through.
+//! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to
+//! back cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another
+//! (once inside, who loads a module that another thread is loading waits for that). Thus a thread that is inside one
+//! may begin a second (a module load that maps memory): no window has opened since, none will, and it goes straight
+//! through.
 //!
 //! There are no deadlines here, since nobody can wait for himself, even round a corner:
 //!
-//! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing left
-//!   to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the window is open.
-//! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched: their
-//!   windows were closed when the call was let in. It waits for no thread outside of
-//!   blocking calls, since one that is inside makes the call and nothing else.
+//! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing
+//!   left to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the
+//!   window is open.
+//! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched:
+//!   their windows were closed when the call was let in. It waits for no thread outside of blocking calls, since one
+//!   that is inside makes the call and nothing else.
 //!
-//! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking call,
-//! and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
+//! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking
+//! call, and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
 //!
-//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener misses
-//! the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the nested one.
+//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener
+//! misses the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the
+//! nested one.
 
 use super::{
     EventCount,
@@ -51,20 +55,6 @@ const LAUNCHES: u64 = BLOCKING - 1;
 
 /// Keeps kernels that spin and driver calls that wait for kernels apart, in the whole process.
 /// `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::LaunchGate;
-/// static GATE: LaunchGate = LaunchGate::new();
-///
-/// GATE.open(2); // two members have met: they will launch
-/// std::thread::scope(|s| {
-///     s.spawn(|| GATE.close(1)); // each from its thread, after its launch
-///     s.spawn(|| GATE.close(1));
-///     let _blocking = GATE.block(); // waits for both; then no window opens
-/// });
-/// assert!(GATE.try_open(2));
-/// # GATE.close(2);
-/// ```
 #[derive(Debug)]
 pub struct LaunchGate {
     word: AtomicU64,
@@ -73,14 +63,6 @@ pub struct LaunchGate {
 }
 
 /// A blocking call in progress; dropping it ends it.
-///
-/// ```
-/// let gate = gpu_pool::sync::LaunchGate::new();
-/// let blocking: gpu_pool::sync::Blocking<'_> = gate.block();
-/// assert!(!gate.try_open(1));
-/// drop(blocking);
-/// assert!(gate.try_open(1));
-/// ```
 #[derive(Debug)]
 #[must_use = "the blocking call ends when it is dropped"]
 pub struct Blocking<'a>(&'a LaunchGate);
@@ -93,11 +75,6 @@ impl Default for LaunchGate {
 
 impl LaunchGate {
     /// No windows, no blocking calls.
-    ///
-    /// ```
-    /// static GATE: gpu_pool::sync::LaunchGate = gpu_pool::sync::LaunchGate::new();
-    /// assert!(!GATE.is_blocked());
-    /// ```
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         LaunchGate { word: AtomicU64::new(0), changed: EventCount::new() }
@@ -112,16 +89,9 @@ impl LaunchGate {
     /// A window opens: `launches` members will each launch one kernel that spins for the others. Waits while a blocking
     /// call runs or waits. Afterwards all that was done inside blocking calls is visible.
     ///
-    /// For the one member that commits the collective for all, before any of them launches. The caller must not be inside
-    /// a blocking call: he would wait for himself.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// gate.open(1);
-    /// // launch
-    /// gate.close(1);
-    /// ```
-    #[inline]
+    /// For the one member that commits the collective for all, before any of them launches. The caller must not be
+    /// inside a blocking call: he would wait for himself.
+    #[cfg(test)]
     pub fn open(&self, launches: usize) {
         if !self.try_open(launches) {
             self.changed.wait_until(None, || self.try_open(launches).then_some(()));
@@ -129,12 +99,6 @@ impl LaunchGate {
     }
 
     /// As [`open`](Self::open) without waiting: false, and no window, if a blocking call runs or waits.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// assert!(gate.try_open(8));
-    /// assert!(gate.try_open(4), "another gang's");
-    /// ```
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {
@@ -151,14 +115,6 @@ impl LaunchGate {
     /// `launches` of the members of open windows have launched, or will not, since their gang has failed.
     ///
     /// Each member calls it for itself, after its launch; who gives up for others counts them.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// gate.open(3);
-    /// gate.close(1);
-    /// gate.close(2); // two that were called off
-    /// # drop(gate.block());
-    /// ```
     #[inline]
     pub fn close(&self, launches: usize) {
         let launches = launches as u64;
@@ -173,16 +129,6 @@ impl LaunchGate {
     /// several of one thread inside each other. Afterwards all that was done inside windows is visible.
     ///
     /// Not for a member between its arrival at a meeting and its [`close`](Self::close): he would wait for himself.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// let load = gate.block();
-    /// let map = gate.block(); // inside the first
-    /// drop(load);
-    /// assert!(!gate.try_open(1));
-    /// drop(map);
-    /// assert!(gate.try_open(1));
-    /// ```
     pub fn block(&self) -> Blocking<'_> {
         if flag("launch_gate.block.looks_before_adding") {
             self.wait_closed();
@@ -200,13 +146,7 @@ impl LaunchGate {
     }
 
     /// Whether a blocking call runs or waits, so that a window could not open now. May be outdated when it returns.
-    ///
-    /// ```
-    /// let gate = gpu_pool::sync::LaunchGate::new();
-    /// let blocking = gate.block();
-    /// assert!(gate.is_blocked());
-    /// # drop(blocking);
-    /// ```
+    #[cfg(test)]
     pub fn is_blocked(&self) -> bool {
         self.word.load(Relaxed) >= BLOCKING
     }

@@ -17,7 +17,8 @@ fn spinning_kernels_and_blocking_calls_exclude_each_other() {
     static GATE: LaunchGate = LaunchGate::new();
     static LAUNCHING: AtomicUsize = AtomicUsize::new(0);
     static BLOCKED: AtomicUsize = AtomicUsize::new(0);
-    static OVERLAPS: AtomicUsize = AtomicUsize::new(0); // counted, since a panic in there would leave the others waiting
+    // Counted, since a panic in there would leave the others waiting.
+    static OVERLAPS: AtomicUsize = AtomicUsize::new(0);
     const MEMBERS: usize = 2;
     let gangs = [Barrier::new(MEMBERS), Barrier::new(MEMBERS)];
     thread::scope(|s| {
@@ -57,8 +58,8 @@ fn spinning_kernels_and_blocking_calls_exclude_each_other() {
     assert_eq!(GATE.word.load(Relaxed), 0);
 }
 
-/// Collectives back to back do not keep an allocation waiting: once it has announced itself no window opens, though one is
-/// open and stays so.
+/// Collectives back to back do not keep an allocation waiting: once it has announced itself no window opens, though one
+/// is open and stays so.
 #[test]
 fn a_waiting_call_stops_new_windows() {
     let (gate, entered) = (LaunchGate::new(), AtomicBool::new(false));
@@ -82,8 +83,8 @@ fn a_waiting_call_stops_new_windows() {
     });
 }
 
-/// A module load that maps memory, with a window waiting outside: the second call of the thread does not wait for the window
-/// that waits for the first.
+/// A module load that maps memory, with a window waiting outside: the second call of the thread does not wait for the
+/// window that waits for the first.
 #[test]
 fn a_call_inside_a_call_goes_straight_through() {
     let gate = LaunchGate::new();
@@ -119,7 +120,8 @@ fn blocking_calls_do_not_exclude_each_other() {
     assert!(gate.try_open(1));
 }
 
-/// A gang that fails after the commit: who calls the others off closes for them, and a panic inside a blocking call ends it.
+/// A gang that fails after the commit: who calls the others off closes for them, and a panic inside a blocking call
+/// ends it.
 #[test]
 fn failures_leave_the_gate_open() {
     let gate = LaunchGate::new();
@@ -134,6 +136,15 @@ fn failures_leave_the_gate_open() {
     assert!(panic.is_err());
     assert_eq!(gate.word.load(Relaxed), 0);
     assert!(gate.try_open(1));
+}
+
+#[test]
+fn windows_of_two_gangs_are_open_at_once() {
+    let gate = LaunchGate::new();
+    assert!(gate.try_open(8));
+    assert!(gate.try_open(4), "the other gang's");
+    gate.close(12);
+    assert_eq!(gate.word.load(Relaxed), 0);
 }
 
 /// Nothing to launch is no window: it does not keep blocking calls out.

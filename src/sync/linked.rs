@@ -6,7 +6,8 @@ use super::shim::UnsafeCell;
 use crate::contain::contain;
 use std::{fmt, iter::FusedIterator, marker::PhantomData, ptr};
 
-/// The field that makes a box a node of [`Returns`](super::Returns). Whoever has the box in hand finds nothing of interest in it.
+/// The field that makes a box a node of [`Returns`](super::Returns). Whoever has the box in hand finds nothing of
+/// interest in it.
 pub struct Link<T>(UnsafeCell<*mut T>);
 
 // SAFETY: only this module touches the pointer, and only where it owns the node.
@@ -30,41 +31,14 @@ impl<T> fmt::Debug for Link<T> {
 ///
 /// # Safety
 ///
-/// [`link`](Self::link) always returns the same field of `self`, and nothing replaces that field's content while the value is
-/// in a [`Returns`](super::Returns), where nobody but its owner gets at it anyhow.
-///
-/// ```
-/// use gpu_pool::sync::{Link, Linked};
-/// struct Block {
-///     bytes: usize,
-///     link: Link<Block>,
-/// }
-/// // SAFETY: always the same field, and nobody else touches it.
-/// unsafe impl Linked for Block {
-///     fn link(&self) -> &Link<Block> {
-///         &self.link
-///     }
-/// }
-/// # let _ = Block { bytes: 0, link: Link::default() }.bytes;
-/// ```
+/// [`link`](Self::link) always returns the same field of `self`, and nothing replaces that field's content while the
+/// value is in a [`Returns`](super::Returns), where nobody but its owner gets at it anyhow.
 pub unsafe trait Linked: Sized + Send {
     /// The field.
     fn link(&self) -> &Link<Self>;
 }
 
 /// What came home, oldest first in each lane. Dropping it drops the rest.
-///
-/// ```
-/// # use gpu_pool::sync::{Link, Linked, Returns, Taken};
-/// # #[derive(Debug)] struct Block(u32, Link<Block>);
-/// # // SAFETY: always the same field, and nobody else touches it.
-/// # unsafe impl Linked for Block { fn link(&self) -> &Link<Block> { &self.1 } }
-/// let home = Returns::new(1);
-/// home.push(0, Box::new(Block(1, Link::default()))).unwrap();
-/// let mut taken: Taken<Block> = home.take();
-/// assert_eq!(taken.next().unwrap().0, 1);
-/// assert!(taken.next().is_none());
-/// ```
 pub struct Taken<T: Linked> {
     /// A list of nodes that came from boxes and belong to this.
     first: *mut T,
@@ -79,15 +53,10 @@ impl<T: Linked> Taken<T> {
         Taken { first: ptr::null_mut(), _owns: PhantomData }
     }
 
-    /// The first node, which stays this one's.
-    pub(super) fn first(&self) -> *mut T {
-        self.first
-    }
-
     /// # Safety
     ///
     /// The node came from a box and is the caller's, who gives it away.
-    pub(super) unsafe fn prepend(&mut self, node: *mut T) {
+    unsafe fn prepend(&mut self, node: *mut T) {
         // SAFETY: the caller's promise.
         unsafe { set_next(node, self.first) };
         self.first = node;

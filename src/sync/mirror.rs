@@ -1,12 +1,13 @@
 //! Counters that one thread writes all the time and others look at now and then, all at once.
 //!
 //! A pool's numbers belong together: bytes reserved, in use, resting. Read one by one while the owner works they
-//! contradict each other (more in use than reserved). A lock would make the owner pay at each change for a reader that comes
-//! once a second. So the owner writes into plain cells between two stores of a sequence number, odd while it writes, and the
-//! reader looks again if the number was odd or has changed: a seqlock, in Boehm's form for memory models
-//! ([*Can seqlocks get along with programming language memory models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
-//! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the same
-//! fences). The cells are atomics, so that what the reader reads in vain is old, but no data race.
+//! contradict each other (more in use than reserved). A lock would make the owner pay at each change for a reader that
+//! comes once a second. So the owner writes into plain cells between two stores of a sequence number, odd while it
+//! writes, and the reader looks again if the number was odd or has changed: a seqlock, in Boehm's form for memory
+//! models ([*Can seqlocks get along with programming language memory
+//! models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
+//! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the
+//! same fences). The cells are atomics, so that what the reader reads in vain is old, but no data race.
 
 use super::{
     shim::{
@@ -18,17 +19,6 @@ use super::{
 use std::{array, fmt};
 
 /// `N` numbers of one writer. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::Mirror;
-/// let mirror = Mirror::new();
-/// std::thread::scope(|s| {
-///     s.spawn(|| (0..1000).for_each(|i| mirror.write([i, 2 * i])));
-///     let [in_use, reserved] = mirror.read();
-///     assert_eq!(reserved, 2 * in_use);
-/// });
-/// assert_eq!(mirror.read(), [999, 1998]);
-/// ```
 // On cache lines of its own: what lies beside it need not wait when its writer writes.
 #[repr(align(128))]
 pub struct Mirror<const N: usize> {
@@ -45,22 +35,12 @@ impl<const N: usize> Default for Mirror<N> {
 
 impl<const N: usize> Mirror<N> {
     /// All zero.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Mirror::new().read(), [0; 3]);
-    /// ```
     pub fn new() -> Self {
         Mirror { sequence: AtomicU64::new(0), cells: array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Shows `values` from now on. For a single writer: plain stores, no locked instruction. Writers at the same time would
-    /// mix their values; they would not make a reader wait for ever.
-    ///
-    /// ```
-    /// let mirror = gpu_pool::sync::Mirror::new();
-    /// mirror.write([1, 2]);
-    /// assert_eq!(mirror.read(), [1, 2]);
-    /// ```
+    /// Shows `values` from now on. For a single writer: plain stores, no locked instruction. Writers at the same time
+    /// would mix their values; they would not make a reader wait for ever.
     #[inline]
     pub fn write(&self, values: [u64; N]) {
         // Not `+ 1`: two writers that break the contract still leave an even number.
@@ -75,12 +55,8 @@ impl<const N: usize> Mirror<N> {
         self.sequence.store(odd.wrapping_add(1), ord("mirror.write.store", Release));
     }
 
-    /// The values of one write. Looks again while the writer writes: a few times at once, then after yielding, since the
-    /// writer may have been taken off its core in the middle.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Mirror::<1>::new().read(), [0]);
-    /// ```
+    /// The values of one write. Looks again while the writer writes: a few times at once, then after yielding, since
+    /// the writer may have been taken off its core in the middle.
     pub fn read(&self) -> [u64; N] {
         for round in 0..spin_rounds() {
             if let Some(values) = self.try_read() {
@@ -97,23 +73,12 @@ impl<const N: usize> Mirror<N> {
     }
 
     /// One look: the values of one write, or nothing if the writer was writing.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Mirror::<1>::new().try_read(), Some([0]));
-    /// ```
     pub fn try_read(&self) -> Option<[u64; N]> {
         self.look().map(|(_, values)| values)
     }
 
-    /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last one. Who asks
-    /// again and again in vain looks at one word, which nobody takes away from its cache.
-    ///
-    /// ```
-    /// let mirror = gpu_pool::sync::Mirror::new();
-    /// assert_eq!(mirror.try_read_after(0), None);
-    /// mirror.write([7]);
-    /// assert_eq!((mirror.try_read_after(0), mirror.try_read_after(1)), (Some((1, [7])), None));
-    /// ```
+    /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last
+    /// one. Who asks again and again in vain looks at one word, which nobody takes away from its cache.
     #[inline]
     pub fn try_read_after(&self, seen: u64) -> Option<(u64, [u64; N])> {
         // Relaxed: the look orders what is read.
@@ -170,6 +135,14 @@ mod tests {
             readers.into_iter().for_each(|reader| reader.join().unwrap());
         });
         assert_eq!(mirror.read()[0], LAST);
+    }
+
+    #[test]
+    fn what_was_seen_is_not_read_again() {
+        let mirror = Mirror::new();
+        assert_eq!((mirror.read(), mirror.try_read_after(0)), ([0], None));
+        mirror.write([7]);
+        assert_eq!((mirror.try_read_after(0), mirror.try_read_after(1)), (Some((1, [7])), None));
     }
 
     /// The sequence comes round, and a writer who was one of two does not leave readers waiting.

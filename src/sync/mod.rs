@@ -1,27 +1,11 @@
-//! The lock-free parts, and the only place in this crate with atomics.
+//! The lock-free parts of this crate: the only place with atomics.
 //!
-//! | type | is for | who waits |
-//! |---|---|---|
-//! | [`ring`] | descriptors from one thread to its neighbour | nobody |
-//! | [`Headline`] | what one thread says to several at once | nobody |
-//! | [`Inbox`] | jobs and frees from anyone to a device thread | nobody |
-//! | [`Returns`] | boxes that come home from any thread, by lanes, without allocating | nobody |
-//! | [`RefCount`] | who was the last to hold a piece of memory | nobody |
-//! | [`Mirror`] | one thread's counters, seen by others all at once | the reader |
-//! | [`Spares`] | recycled events | who finds the lock held |
-//! | [`load_word`], [`store_word`], [`raise_word`] | words that devices write too | nobody |
-//! | [`EventCount`] | sleeping until a condition holds | the condition's reader |
-//! | [`CountLatch`] | "all members are done", in the caller's frame | the caller |
-//! | [`Rendezvous`] | N parties meeting again and again, or aborting | all parties |
-//! | [`Gate`] | shutdown against submission | the one who shuts down |
-//! | [`LaunchGate`] | kernels that spin for each other against driver calls that wait for kernels | each class for the other |
-//! | [`CommitWord`] | the whole gang carries an operation through, or none of it | nobody |
-//! | [`Turnstile`] | who gets a queued job: its thread, or the caller back | nobody |
-//! | [`Sequence`], [`Flag`] | progress and switches that only go up | nobody |
+//! Public are the [`ring`], a queue from one thread to another, and [`EventCount`], which lets a thread sleep until a
+//! condition holds. The rest is the crate's own. Nothing here uses another room but `contain`.
 //!
-//! Each is checked by loom (`cargo loom`), and every memory ordering has a name ([`site`]) and a test that shows that
-//! the model fails without it. Atomics, locks and threads come from [`shim`] only. `README.md` beside this file has the
-//! protocols with their proofs, and what loom cannot see.
+//! Each part is checked by loom (`cargo loom`). Every memory ordering has a name, and a test shows that a model fails
+//! without that ordering. Atomics, locks and threads come from `shim` only. `README.md` beside this file lists the
+//! parts, and has the protocols with their proofs and what loom cannot see.
 
 // `cargo loom-lint`: nothing here goes round the shim. The crate's root allows it elsewhere.
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
@@ -48,33 +32,31 @@ mod launch_gate;
 mod linked;
 mod mirror;
 mod refs;
-mod rendezvous;
 mod returns;
 pub mod ring;
 mod sequence;
-#[doc(hidden)]
-pub mod shim;
-#[doc(hidden)]
-pub mod site;
+pub(crate) mod shim;
+pub(crate) mod site;
 mod spares;
 mod thread_only;
 mod turnstile;
 mod word;
 
-pub use commit::CommitWord;
+pub(crate) use commit::CommitWord;
 pub use event_count::EventCount;
-pub use gate::{Gate, Pass};
-pub use headline::Headline;
-pub use inbox::{Drain, Inbox};
-pub use latch::CountLatch;
-pub use launch_gate::{Blocking, LaunchGate};
-pub use linked::{Link, Linked, Taken};
-pub use mirror::Mirror;
-pub use refs::RefCount;
-pub use rendezvous::{Broken, Rendezvous};
-pub use returns::Returns;
-pub use sequence::{Flag, Sequence, unique_id};
-pub use spares::Spares;
+pub(crate) use gate::Gate;
+pub(crate) use headline::Headline;
+pub(crate) use inbox::Inbox;
+pub(crate) use latch::CountLatch;
+#[cfg(feature = "cuda")]
+pub(crate) use launch_gate::Blocking;
+pub(crate) use launch_gate::LaunchGate;
+pub(crate) use linked::{Link, Linked};
+pub(crate) use mirror::Mirror;
+pub(crate) use refs::RefCount;
+pub(crate) use returns::Returns;
+pub(crate) use sequence::{Flag, Sequence, unique_id};
+pub(crate) use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, device_thread_only};
-pub use turnstile::Turnstile;
-pub use word::{load_word, raise_word, store_word};
+pub(crate) use turnstile::Turnstile;
+pub(crate) use word::{load_word, raise_word, store_word};

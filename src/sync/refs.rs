@@ -1,30 +1,23 @@
 //! How many handles share a piece of memory, counted inside it.
 //!
 //! An `Arc` would put the count beside a value that it then drops; here the last handle sends the value home (see
-//! [`Returns`](super::Returns)), to be used again with the same count. There are no weak references, and that is what makes
-//! the fast path right: who holds a handle and reads a count of one is alone, and nobody can become the second, since a
-//! handle is only ever made from another. So a buffer that was never shared costs a load and a store when it is dropped, and
-//! no locked instruction. (`Arc::drop` cannot do that: a `Weak` may come back to life between the load and the store.
-//! [folly's `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp) does.)
+//! [`Returns`](super::Returns)), to be used again with the same count. There are no weak references, and that is what
+//! makes the fast path right: who holds a handle and reads a count of one is alone, and nobody can become the second,
+//! since a handle is only ever made from another. So a buffer that was never shared costs a load and a store when it is
+//! dropped, and no locked instruction. (`Arc::drop` cannot do that: a `Weak` may come back to life between the load and
+//! the store. [folly's `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp)
+//! does.)
 
 use super::{
     shim::atomic::{AtomicU32, Ordering::*},
     site::{fence_at, flag, ord},
 };
 
-/// Handles beyond this number are a leak in a loop: the process is stopped before the count can come round to zero, as by
-/// `Arc`. The distance to the true limit is for the threads that are past the addition, but not yet at the check.
+/// Handles beyond this number are a leak in a loop: the process is stopped before the count can come round to zero, as
+/// by `Arc`. The distance to the true limit is for the threads that are past the addition, but not yet at the check.
 const MOST: u32 = u32::MAX / 2;
 
 /// Counts handles. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::RefCount;
-/// let refs = RefCount::new(); // one handle
-/// refs.acquire(); // two
-/// assert!(!refs.release());
-/// assert!(refs.release()); // that was the last
-/// ```
 #[derive(Debug)]
 pub struct RefCount(AtomicU32);
 
@@ -36,21 +29,11 @@ impl Default for RefCount {
 
 impl RefCount {
     /// Counts one handle.
-    ///
-    /// ```
-    /// assert!(gpu_pool::sync::RefCount::new().release());
-    /// ```
     pub fn new() -> Self {
         RefCount(AtomicU32::new(1))
     }
 
     /// Counts one more. Only who holds a handle may call it, on its behalf. Stops the process at 2^31 handles.
-    ///
-    /// ```
-    /// let refs = gpu_pool::sync::RefCount::new();
-    /// refs.acquire();
-    /// assert!(!refs.release());
-    /// ```
     #[inline]
     pub fn acquire(&self) {
         // Relaxed: the new handle comes from an old one, and travels to other threads by something that orders more.
@@ -61,17 +44,8 @@ impl RefCount {
         }
     }
 
-    /// Counts one less; true for exactly one call, the last. It sees everything that was done through the other handles.
-    ///
-    /// ```
-    /// let refs = gpu_pool::sync::RefCount::new();
-    /// refs.acquire();
-    /// let last = std::thread::scope(|s| {
-    ///     let other = s.spawn(|| refs.release());
-    ///     (refs.release(), other.join().unwrap())
-    /// });
-    /// assert!(last.0 != last.1);
-    /// ```
+    /// Counts one less; true for exactly one call, the last. It sees everything that was done through the other
+    /// handles.
     #[inline]
     pub fn release(&self) -> bool {
         // Alone: the others have gone, which the load acquires, and no handle is left that another could be made from.
@@ -97,13 +71,6 @@ impl RefCount {
     }
 
     /// Counts one handle again, for a value that came home and goes out anew.
-    ///
-    /// ```
-    /// let mut refs = gpu_pool::sync::RefCount::new();
-    /// assert!(refs.release());
-    /// refs.reset();
-    /// assert!(refs.release());
-    /// ```
     #[inline]
     pub fn reset(&mut self) {
         *self = Self::new();

@@ -1,8 +1,6 @@
 use super::*;
 use crate::sync::Link;
 use std::{
-    cell::Cell,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -34,7 +32,7 @@ fn numbers(taken: Taken<Parcel>) -> Vec<usize> {
     taken.map(|parcel| parcel.number).collect()
 }
 
-/// Senders in `lanes[i]`, which is their own or shared, by single pushes and chains, while the owner takes.
+/// Senders in `lanes[i]`, which is their own or shared, while the owner takes.
 fn all_come_home(lanes: [usize; 3]) {
     const EACH: usize = crate::sync::rounds(30_000);
     let (home, token) = (Returns::new(4), Arc::new(()));
@@ -43,10 +41,7 @@ fn all_come_home(lanes: [usize; 3]) {
         for (sender, lane) in lanes.into_iter().enumerate() {
             let (home, token) = (&home, &token);
             s.spawn(move || {
-                for start in (0..EACH).step_by(3) {
-                    home.push(lane, parcel(sender, start, token)).unwrap();
-                    home.push_chain(lane, [1, 2].map(|i| parcel(sender, start + i, token))).unwrap();
-                }
+                (0..EACH).for_each(|number| home.push(lane, parcel(sender, number, token)).unwrap());
             });
         }
         while next.iter().sum::<usize>() < 3 * EACH {
@@ -85,7 +80,7 @@ fn lanes_come_one_after_the_other_each_oldest_first() {
 fn a_lane_that_does_not_exist_is_the_first() {
     let (home, token) = (Returns::new(2), Arc::new(()));
     home.push(7, parcel(0, 1, &token)).unwrap();
-    home.push_chain(usize::MAX, [parcel(0, 2, &token)]).unwrap();
+    home.push(usize::MAX, parcel(0, 2, &token)).unwrap();
     home.push(0, parcel(0, 3, &token)).unwrap();
     assert_eq!(numbers(home.take()), [1, 2, 3]);
 }
@@ -97,16 +92,15 @@ fn no_lanes() {
 }
 
 #[test]
-fn once_closed_boxes_come_back_in_order_and_stay_alive() {
+fn once_closed_boxes_come_back_and_stay_alive() {
     let (home, token) = (Returns::new(2), Arc::new(()));
     home.push(0, parcel(0, 1, &token)).unwrap();
     home.push(1, parcel(0, 2, &token)).unwrap();
     assert_eq!(numbers(home.close()), [1, 2]);
     assert_eq!(home.push(1, parcel(0, 3, &token)).unwrap_err().number, 3);
-    let back = home.push_chain(0, (4..7).map(|i| parcel(0, i, &token))).unwrap_err();
-    assert_eq!(back.iter().map(|parcel| parcel.number).collect::<Vec<_>>(), [4, 5, 6]);
+    let back = [4, 5, 6].map(|i| home.push(0, parcel(0, i, &token)).unwrap_err());
+    assert_eq!(back.each_ref().map(|parcel| parcel.number), [4, 5, 6]);
     assert_eq!(Arc::strong_count(&token), 1 + 3);
-    assert!(home.push_chain(0, []).is_ok(), "nothing was refused");
     assert_eq!(home.take().count() + home.close().count(), 0, "closed for good");
     assert!(home.is_empty() && home.push(0, parcel(0, 7, &token)).is_err());
 }
@@ -171,6 +165,7 @@ fn takers_and_a_closer_share_without_loss() {
 fn what_nobody_takes_is_dropped_once() {
     let (home, token) = (Returns::new(2), Arc::new(()));
     (0..10).for_each(|i| home.push(i % 2, parcel(0, i, &token)).unwrap());
+    assert!(!home.is_empty());
     let mut taken = home.take();
     assert!(taken.next().is_some());
     (0..5).for_each(|i| home.push(i % 2, parcel(0, i, &token)).unwrap());
@@ -179,30 +174,6 @@ fn what_nobody_takes_is_dropped_once() {
     assert_eq!(Arc::strong_count(&token), 1 + 5);
     drop(home);
     assert_eq!(Arc::strong_count(&token), 1);
-}
-
-/// A chain whose iterator panics is dropped, and nothing of it published.
-#[test]
-fn a_chain_that_breaks_is_not_published() {
-    let (home, token) = (Returns::new(1), Arc::new(()));
-    home.push(0, parcel(0, 9, &token)).unwrap();
-    let made = Cell::new(0);
-    let broken = catch_unwind(AssertUnwindSafe(|| {
-        home.push_chain(
-            0,
-            (0..3).map(|i| {
-                if i == 2 {
-                    panic!("planned")
-                } else {
-                    made.set(i + 1);
-                    parcel(0, i, &token)
-                }
-            }),
-        )
-    }));
-    assert!(broken.is_err() && made.get() == 2);
-    assert_eq!(Arc::strong_count(&token), 2);
-    assert_eq!(numbers(home.take()), [9]);
 }
 
 /// The node is the box: what goes in comes out at the same address.

@@ -18,9 +18,9 @@
 //!   capacity, with no slot wasted and no special case at the end of the array.
 //! * `head` and `tail` live on cache lines of their own. Each side also keeps a private copy of *both*: of its own, so
 //!   that it never reads back a line that it has just given away (on AMD that is worth 10 %,
-//!   [rtrb#132](https://github.com/mgeier/rtrb/pull/132)), and of the other's, so that it reads the shared one only when
-//!   the copy says full or empty ([MCRingBuffer](https://ieeexplore.ieee.org/document/5470368),
-//!   [rigtorp's explanation](https://rigtorp.se/ringbuffer/)).
+//!   [rtrb#132](https://github.com/mgeier/rtrb/pull/132)), and of the other's, so that it reads the shared one only
+//!   when the copy says full or empty ([MCRingBuffer](https://ieeexplore.ieee.org/document/5470368), [rigtorp's
+//!   explanation](https://rigtorp.se/ringbuffer/)).
 //! * A batch writes many slots and publishes once: about four times the throughput at 32 elements.
 
 pub use super::full::Full;
@@ -63,8 +63,7 @@ pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
 }
 
 /// As [`channel`], with indices that start at `start`: tests let them wrap.
-#[doc(hidden)]
-pub fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
+pub(crate) fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity > 0, "a ring needs a slot");
     assert!(capacity <= usize::MAX / 2, "a ring has at most half the address space's slots");
     let slots: Box<[_]> = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
@@ -88,18 +87,20 @@ struct Shared<T> {
     tail: CachePadded<AtomicUsize>,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
     mask: usize,
-    /// How many slots ahead the producer prefetches; 0 for rings so small that it would take lines from under the consumer.
+    /// How many slots ahead the producer prefetches; 0 for rings so small that it would take lines from under the
+    /// consumer.
     ahead: usize,
     producer_gone: AtomicBool,
     consumer_gone: AtomicBool,
 }
 
-// SAFETY: the slots are the only part that is not `Sync` by itself. A slot from head up to tail belongs to the consumer,
-// the others to the producer, and there is one of each; elements move from one thread to the other, hence `T: Send`.
+// SAFETY: the slots are the only part that is not `Sync` by itself. A slot from head up to tail belongs to the
+// consumer, the others to the producer, and there is one of each; elements move from one thread to the other, hence `T:
+// Send`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// How far ahead of its tail the producer asks for slots: eight cache lines, found by trying. Two and eight gave 0.2-1.2 and
-/// 0.95-1.7 of rtrb at 1024 slots (three short, noisy runs each).
+/// How far ahead of its tail the producer asks for slots: eight cache lines, found by trying. Two and eight gave
+/// 0.2-1.2 and 0.95-1.7 of rtrb at 1024 slots (three short, noisy runs each).
 const PREFETCH_BYTES: usize = 512;
 
 impl<T> Shared<T> {

@@ -9,15 +9,6 @@ use super::{
 /// values in between, is right all the same (the reason why GPUs' timeline semaphores are numbers and not booleans).
 ///
 /// Who reads `n` sees everything that was done before the calls that brought it to `n`.
-///
-/// ```
-/// use gpu_pool::sync::Sequence;
-/// let done = Sequence::new();
-/// assert_eq!(done.advance(), 1);
-/// done.raise_to(5);
-/// done.raise_to(3); // no effect
-/// assert_eq!(done.get(), 5);
-/// ```
 #[derive(Debug)]
 pub struct Sequence(AtomicU64);
 
@@ -29,74 +20,30 @@ impl Default for Sequence {
 
 impl Sequence {
     /// Starts at 0.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Sequence::new().get(), 0);
-    /// ```
     pub fn new() -> Self {
         Sequence(AtomicU64::new(0))
     }
 
-    /// Adds one and returns the new value. For a single writer: a load and a store, no locked instruction. Two threads
-    /// that call it at once lose a count; they want [`fetch_advance`](Self::fetch_advance).
-    ///
-    /// ```
-    /// let s = gpu_pool::sync::Sequence::new();
-    /// assert_eq!((s.advance(), s.advance()), (1, 2));
-    /// ```
-    #[inline]
-    pub fn advance(&self) -> u64 {
-        let next = self.0.load(Relaxed) + 1;
-        self.0.store(next, ord("sequence.advance", Release));
-        next
-    }
-
-    /// Adds one and returns the new value, for any number of writers. Each value is returned once, and its receiver sees
-    /// what the receivers of smaller values had done before they called.
-    ///
-    /// ```
-    /// let tickets = gpu_pool::sync::Sequence::new();
-    /// let (a, b) = std::thread::scope(|s| {
-    ///     let other = s.spawn(|| tickets.fetch_advance());
-    ///     (tickets.fetch_advance(), other.join().unwrap())
-    /// });
-    /// assert_eq!(a + b, 1 + 2);
-    /// ```
+    /// Adds one and returns the new value, for any number of writers. Each value is returned once, and its receiver
+    /// sees what the receivers of smaller values had done before they called.
     #[inline]
     pub fn fetch_advance(&self) -> u64 {
         self.fetch_add(1)
     }
 
     /// Adds `n` and returns the new value; else as [`fetch_advance`](Self::fetch_advance).
-    ///
-    /// ```
-    /// let bytes = gpu_pool::sync::Sequence::new();
-    /// assert_eq!((bytes.fetch_add(512), bytes.fetch_add(256)), (512, 768));
-    /// ```
     #[inline]
     pub fn fetch_add(&self, n: u64) -> u64 {
         self.0.fetch_add(n, ord("sequence.fetch_advance", AcqRel)) + n
     }
 
     /// The value.
-    ///
-    /// ```
-    /// let s = gpu_pool::sync::Sequence::new();
-    /// s.advance();
-    /// assert!(s.get() >= 1);
-    /// ```
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(ord("sequence.get", Acquire))
     }
 
     /// Makes the value at least `value`. Any number of writers.
-    ///
-    /// ```
-    /// let s = gpu_pool::sync::Sequence::new();
-    /// s.raise_to(7);
-    /// assert_eq!(s.get(), 7);
-    /// ```
     #[inline]
     pub fn raise_to(&self, value: u64) {
         self.0.fetch_max(value, ord("sequence.raise_to", Release));
@@ -104,14 +51,6 @@ impl Sequence {
 }
 
 /// A switch that is turned once. Who sees it turned sees what was done before.
-///
-/// ```
-/// use gpu_pool::sync::Flag;
-/// let lost = Flag::new();
-/// assert!(!lost.is_raised());
-/// lost.raise();
-/// assert!(lost.is_raised());
-/// ```
 #[derive(Debug)]
 pub struct Flag(AtomicBool);
 
@@ -123,31 +62,17 @@ impl Default for Flag {
 
 impl Flag {
     /// Not raised.
-    ///
-    /// ```
-    /// assert!(!gpu_pool::sync::Flag::new().is_raised());
-    /// ```
     pub fn new() -> Self {
         Flag(AtomicBool::new(false))
     }
 
     /// Raises it, for good.
-    ///
-    /// ```
-    /// let f = gpu_pool::sync::Flag::new();
-    /// f.raise();
-    /// f.raise(); // again is fine
-    /// ```
     #[inline]
     pub fn raise(&self) {
         self.0.store(true, ord("flag.raise", Release));
     }
 
     /// Whether it is raised.
-    ///
-    /// ```
-    /// assert!(!gpu_pool::sync::Flag::new().is_raised());
-    /// ```
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.0.load(ord("flag.is_raised", Acquire))
@@ -158,11 +83,6 @@ impl Flag {
 ///
 /// It is a plain std atomic: it orders nothing (Relaxed), no protocol reads it back, and loom has no statics. In a
 /// model the numbers therefore go on growing from one execution to the next, which is what unique means.
-///
-/// ```
-/// use gpu_pool::sync::unique_id;
-/// assert_ne!(unique_id(), unique_id());
-/// ```
 #[cfg_attr(loom, allow(clippy::disallowed_types, reason = "orders nothing; see above"))]
 pub fn unique_id() -> u64 {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
@@ -173,6 +93,21 @@ pub fn unique_id() -> u64 {
 mod tests {
     use super::*;
     use std::{collections::HashSet, thread};
+
+    #[test]
+    fn numbers_go_up_and_flags_stay_raised() {
+        let sequence = Sequence::new();
+        assert_eq!((sequence.get(), sequence.fetch_advance(), sequence.fetch_advance()), (0, 1, 2));
+        assert_eq!((sequence.fetch_add(512), sequence.fetch_add(256)), (514, 770));
+        sequence.raise_to(771);
+        sequence.raise_to(3);
+        assert_eq!(sequence.get(), 771);
+        let flag = Flag::new();
+        assert!(!flag.is_raised());
+        flag.raise();
+        flag.raise();
+        assert!(flag.is_raised());
+    }
 
     #[test]
     fn many_writers_each_get_their_own_number() {

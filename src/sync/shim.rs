@@ -5,8 +5,9 @@
 //! vacuously, one over un-shimmed parking_lot hangs. `cargo loom-lint` finds such bypasses.
 //!
 //! The shapes are parking_lot's ([`Mutex::lock`] cannot fail, [`Condvar::wait`] takes the guard by reference), as in
-//! [tokio's shim](https://github.com/tokio-rs/tokio/blob/master/tokio/src/loom/mod.rs); [`UnsafeCell`] gives its content
-//! by closure, as in [crossbeam-epoch's `primitive`](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-epoch/src/lib.rs).
+//! [tokio's shim](https://github.com/tokio-rs/tokio/blob/master/tokio/src/loom/mod.rs); [`UnsafeCell`] gives its
+//! content by closure, as in [crossbeam-epoch's
+//! `primitive`](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-epoch/src/lib.rs).
 
 pub use imp::*;
 
@@ -17,14 +18,12 @@ mod imp {
 
     /// Atomics and fences.
     pub mod atomic {
-        pub use std::sync::atomic::{
-            AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
-        };
+        pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
     }
 
     /// Threads.
     pub mod thread {
-        pub use std::thread::{JoinHandle, spawn, yield_now};
+        pub use std::thread::yield_now;
     }
 
     /// Device threads that live, of all pools.
@@ -48,9 +47,9 @@ mod imp {
         }
     }
 
-    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, some microseconds. None where there are
-    /// as many device threads as cores: there a pause keeps a core from the thread that is waited for. On 2 cores a scope
-    /// over 2, 4, 8 devices took 6.2, 11.4, 17.8 us with the pauses and takes 3.3, 5.8, 11.7 without.
+    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, some microseconds. None where there
+    /// are as many device threads as cores: there a pause keeps a core from the thread that is waited for. On 2 cores a
+    /// scope over 2, 4, 8 devices took 6.2, 11.4, 17.8 us with the pauses and takes 3.3, 5.8, 11.7 without.
     #[inline]
     pub fn spin_rounds() -> u32 {
         if is_crowded() { 0 } else { 6 }
@@ -178,11 +177,11 @@ mod imp {
 
     /// Atomics and fences: loom's, with loads that loom's search takes seriously.
     ///
-    /// loom remembers one access per atomic as the last. When thread A loads, then thread B loads *and stores*, B's store
-    /// is compared with B's own load only, so loom never tries the order in which A loads after B's store (loom 0.7.2,
-    /// `rt/atomic.rs`, `last_dependent_access`). Every loop of a load and a compare-and-swap has this shape. So a load is
-    /// preceded by a relaxed no-op on a companion: that orders nothing, but makes any two loads dependent, and both
-    /// orders are tried. Without it, six mutants survived and two models had one execution.
+    /// loom remembers one access per atomic as the last. When thread A loads, then thread B loads *and stores*, B's
+    /// store is compared with B's own load only, so loom never tries the order in which A loads after B's store (loom
+    /// 0.7.2, `rt/atomic.rs`, `last_dependent_access`). Every loop of a load and a compare-and-swap has this shape. So
+    /// a load is preceded by a relaxed no-op on a companion: that orders nothing, but makes any two loads dependent,
+    /// and both orders are tried. Without it, six mutants survived and two models had one execution.
     pub mod atomic {
         pub use loom::sync::atomic::{Ordering, fence};
         use std::ops::Deref;
@@ -212,6 +211,7 @@ mod imp {
                     }
 
                     /// As std's; never fails spuriously.
+                    #[allow(dead_code, reason = "used of some of the types")]
                     #[track_caller]
                     pub fn fetch_update(
                         &self,
@@ -246,7 +246,9 @@ mod imp {
 
     /// Threads.
     pub mod thread {
-        pub use loom::thread::{JoinHandle, spawn, yield_now};
+        pub use loom::thread::yield_now;
+        #[cfg(test)]
+        pub use loom::thread::{JoinHandle, spawn};
     }
 
     /// Counts nothing: models do not spin.
@@ -300,21 +302,6 @@ mod imp {
         /// Locks. A panic of an earlier holder is ignored, as by parking_lot.
         pub fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard(Some(self.0.lock().unwrap_or_else(|poison| poison.into_inner())))
-        }
-
-        /// Locks if nobody has.
-        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            self.0.try_lock().ok().map(|guard| MutexGuard(Some(guard)))
-        }
-
-        /// Takes the value out.
-        pub fn into_inner(self) -> T {
-            self.0.into_inner().unwrap_or_else(|poison| poison.into_inner())
-        }
-
-        /// The value, without locking.
-        pub fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap_or_else(|poison| poison.into_inner())
         }
     }
 
@@ -393,6 +380,7 @@ mod imp {
         }
 
         /// The memory is given back.
+        #[cfg(test)]
         #[track_caller]
         pub fn bury(&self) {
             self.0.with_mut(|_| ());

@@ -16,12 +16,6 @@
 use super::shim::atomic::{Ordering, fence};
 
 /// The ordering of the site `name`.
-///
-/// ```
-/// use gpu_pool::sync::site::ord;
-/// use std::sync::atomic::Ordering;
-/// assert_eq!(ord("ring.tail.store", Ordering::Release), Ordering::Release);
-/// ```
 #[cfg(not(loom))]
 #[inline(always)]
 pub const fn ord(name: &'static str, order: Ordering) -> Ordering {
@@ -77,3 +71,8 @@ fn mutant() -> Option<&'static str> {
     static MUTANT: OnceLock<Option<String>> = OnceLock::new();
     MUTANT.get_or_init(|| std::env::var("GPU_POOL_MUTANT").ok()).as_deref()
 }
+
+// Miri has no files.
+#[cfg(all(test, not(miri)))]
+#[path = "../../loom_tests/sites.rs"]
+pub(crate) mod tests;

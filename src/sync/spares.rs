@@ -1,29 +1,20 @@
 //! Things that are dear to make and can be used again, such as events.
 //!
-//! A lock around a `Vec`: it is held for a push or a pop, by threads that have just made a driver call that costs more. What
-//! was given last is taken first, since it is the warmest. Making events while other threads do takes milliseconds
+//! A lock around a `Vec`: it is held for a push or a pop, by threads that have just made a driver call that costs more.
+//! What was given last is taken first, since it is the warmest. Making events while other threads do takes milliseconds
 //! ([sglang#39960](https://github.com/sgl-project/sglang/issues/39960)), taking a spare one nanoseconds.
 //!
 //! # The rule for events
 //!
-//! An event is given back only after every wait on it was *enqueued* (not: is over). A wait captures the record that it finds;
-//! an event that is recorded anew before would make the waiter wait for another stream's work, or for work that never ends.
-//! The lock orders the enqueued wait before the next record. `loom_tests/memory_handles.rs` has it as a model, with a thread
-//! that gives too early.
+//! An event is given back only after every wait on it was *enqueued* (not: is over). A wait captures the record that it
+//! finds; an event that is recorded anew before would make the waiter wait for another stream's work, or for work that
+//! never ends. The lock orders the enqueued wait before the next record. `loom_tests/memory_handles.rs` has it as a
+//! model, with a thread that gives too early.
 
 use super::shim::Mutex;
 use std::fmt;
 
 /// Spare things, for any thread. See the module's docs in `src/sync/spares.rs` for the rule that events need.
-///
-/// ```
-/// use gpu_pool::sync::Spares;
-/// let events = Spares::new();
-/// let event = events.take().unwrap_or_else(|| "a new event");
-/// // record it, enqueue the waits on it, and then:
-/// events.give(event);
-/// assert_eq!(events.take(), Some("a new event"));
-/// ```
 pub struct Spares<T>(Mutex<Vec<T>>);
 
 impl<T> Default for Spares<T> {
@@ -34,34 +25,16 @@ impl<T> Default for Spares<T> {
 
 impl<T> Spares<T> {
     /// None yet.
-    ///
-    /// ```
-    /// assert_eq!(gpu_pool::sync::Spares::<u8>::new().take(), None);
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// One that was given back, if there is any. Everything done before it was given back is visible.
-    ///
-    /// ```
-    /// let spares = gpu_pool::sync::Spares::new();
-    /// spares.give(1);
-    /// assert_eq!((spares.take(), spares.take()), (Some(1), None));
-    /// ```
     pub fn take(&self) -> Option<T> {
         self.0.lock().pop()
     }
 
     /// Gives one back, whoever took it.
-    ///
-    /// ```
-    /// let spares = gpu_pool::sync::Spares::new();
-    /// std::thread::scope(|s| {
-    ///     s.spawn(|| spares.give(1));
-    /// });
-    /// assert_eq!(spares.take(), Some(1));
-    /// ```
     pub fn give(&self, spare: T) {
         self.0.lock().push(spare);
     }

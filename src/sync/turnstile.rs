@@ -24,13 +24,6 @@ const RUNNING: u32 = 1;
 const WITHDRAWN: u32 = 2;
 
 /// The state of one queued entry. `src/sync/README.md` has the protocol.
-///
-/// ```
-/// use gpu_pool::sync::Turnstile;
-/// let entry = Turnstile::new();
-/// assert!(entry.start());
-/// assert!(!entry.withdraw(), "it runs: too late to take it back");
-/// ```
 #[derive(Debug)]
 pub struct Turnstile(AtomicU32);
 
@@ -42,43 +35,21 @@ impl Default for Turnstile {
 
 impl Turnstile {
     /// A queued entry.
-    ///
-    /// ```
-    /// assert!(gpu_pool::sync::Turnstile::new().is_queued());
-    /// ```
     pub fn new() -> Self {
         Turnstile(AtomicU32::new(QUEUED))
     }
 
     /// QUEUED to RUNNING. False when the entry was withdrawn (or started before).
-    ///
-    /// ```
-    /// let entry = gpu_pool::sync::Turnstile::new();
-    /// assert!(entry.start());
-    /// assert!(!entry.start(), "an entry starts once");
-    /// ```
     pub fn start(&self) -> bool {
         self.leave(RUNNING, ord("turnstile.start", Release), ord("turnstile.start.lost", Acquire))
     }
 
     /// QUEUED to WITHDRAWN. False when the entry was started (or withdrawn before).
-    ///
-    /// ```
-    /// let entry = gpu_pool::sync::Turnstile::new();
-    /// assert!(entry.withdraw());
-    /// assert!(!entry.start());
-    /// ```
     pub fn withdraw(&self) -> bool {
         self.leave(WITHDRAWN, ord("turnstile.withdraw", Release), ord("turnstile.withdraw.lost", Acquire))
     }
 
     /// Whether neither has happened yet. True may be outdated when it returns: for reports, not for decisions.
-    ///
-    /// ```
-    /// let entry = gpu_pool::sync::Turnstile::new();
-    /// entry.withdraw();
-    /// assert!(!entry.is_queued());
-    /// ```
     pub fn is_queued(&self) -> bool {
         self.0.load(Relaxed) == QUEUED
     }
@@ -104,6 +75,7 @@ mod tests {
         let (mut started, mut withdrawn) = (0, 0);
         for _ in 0..ROUNDS {
             let entry = Turnstile::new();
+            assert!(entry.is_queued());
             let (start, withdraw) = thread::scope(|s| {
                 let device = s.spawn(|| entry.start());
                 (entry.withdraw(), device.join().unwrap())

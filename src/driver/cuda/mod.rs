@@ -69,7 +69,7 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
 }
 
 /// Makes a call that may wait for running kernels, or that takes a lock of the driver that launches need. The launch
-/// gate ([`LaunchGate`](crate::sync::LaunchGate)) keeps it apart from kernels that wait for each other: without it,
+/// gate (`sync::LaunchGate`) keeps it apart from kernels that wait for each other: without it,
 /// such calls have hung programs (nccl#744, torchcomms#2334).
 fn gated<R>(call: impl FnOnce() -> R) -> R {
     let _blocking = gate::blocking();

@@ -1,11 +1,29 @@
 //! Every ordering site, with the model that dies without it. `loom_tests/sites.rs` holds this against the source.
 
-use super::{
-    Death::{Assertion, Deadlock, Race},
-    Tooth,
-};
+use Death::{Assertion, Deadlock, Race};
 
-/// See the [module docs](self).
+/// How a mutant dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// loom saw two accesses to a cell that nothing orders.
+    Race,
+    /// Everybody waits.
+    Deadlock,
+    /// An assertion of the model or of the code.
+    Assertion,
+}
+
+/// One mutant: the site (as for `GPU_POOL_MUTANT`), and the test that must die of it.
+pub struct Tooth {
+    /// The test file.
+    pub file: &'static str,
+    /// The model in it.
+    pub model: &'static str,
+    /// The mutants, each on its own.
+    pub mutants: &'static [(&'static str, Death)],
+}
+
+/// All of them.
 pub const TEETH: &[Tooth] = &[
     Tooth {
         file: "ring",
@@ -106,41 +124,6 @@ pub const TEETH: &[Tooth] = &[
         mutants: &[("latch.set", Race), ("latch.is_set", Race), ("latch.touches_after_set", Race)],
     },
     Tooth {
-        file: "rendezvous",
-        model: "two_parties_two_rounds",
-        mutants: &[("rendezvous.arrive", Race), ("rendezvous.wait", Race), ("rendezvous.leader.silent", Deadlock)],
-    },
-    Tooth {
-        file: "rendezvous",
-        model: "three_parties",
-        mutants: &[("rendezvous.arrive", Race), ("rendezvous.wait", Race)],
-    },
-    Tooth {
-        file: "rendezvous",
-        model: "an_abort_shows_its_cause",
-        mutants: &[
-            ("rendezvous.abort", Race),
-            ("rendezvous.wait", Race),
-            ("rendezvous.refused", Race),
-            ("rendezvous.abort.silent", Deadlock),
-        ],
-    },
-    Tooth {
-        file: "rendezvous",
-        model: "a_look_at_the_abort_shows_its_cause",
-        mutants: &[("rendezvous.abort", Race), ("rendezvous.is_aborted", Race)],
-    },
-    Tooth {
-        file: "rendezvous",
-        model: "all_agree_whether_they_met",
-        mutants: &[("rendezvous.abort_first", Assertion)],
-    },
-    Tooth {
-        file: "rendezvous",
-        model: "a_withdrawal_counts_as_an_arrival",
-        mutants: &[("rendezvous.withdraw", Race), ("rendezvous.withdraw.silent", Deadlock)],
-    },
-    Tooth {
         file: "gate",
         model: "shutdown_against_submission",
         mutants: &[
@@ -239,7 +222,6 @@ pub const TEETH: &[Tooth] = &[
             ("turnstile.load_then_store", Assertion),
         ],
     },
-    Tooth { file: "sequence", model: "advance", mutants: &[("sequence.advance", Race), ("sequence.get", Race)] },
     Tooth { file: "sequence", model: "raise_to", mutants: &[("sequence.raise_to", Race), ("sequence.get", Race)] },
     Tooth { file: "sequence", model: "flag", mutants: &[("flag.raise", Race), ("flag.is_raised", Race)] },
     Tooth {
@@ -289,15 +271,6 @@ pub const TEETH: &[Tooth] = &[
     },
     Tooth {
         file: "memory_returns",
-        model: "a_chain_comes_whole",
-        mutants: &[
-            ("returns.push", Race),
-            ("returns.push_chain.one_by_one", Assertion),
-            ("returns.push.load_then_store", Assertion),
-        ],
-    },
-    Tooth {
-        file: "memory_returns",
         model: "a_push_against_the_close",
         mutants: &[
             ("returns.close=acquire", Race),
@@ -305,11 +278,6 @@ pub const TEETH: &[Tooth] = &[
             ("returns.push.closed", Race),
             ("returns.close.load_then_store", Assertion),
         ],
-    },
-    Tooth {
-        file: "memory_returns",
-        model: "a_chain_against_the_close",
-        mutants: &[("returns.push_chain.one_by_one", Assertion), ("returns.close.load_then_store", Assertion)],
     },
     Tooth {
         file: "memory_returns",

@@ -1,14 +1,12 @@
 //! Running models, and showing that they have teeth.
 //!
 //! A model that passes says little until it is seen to fail. So for each ordering site of the code (`sync::site`) the
-//! table in [`teeth`] names a model that must die when that one site is weakened, and how.
+//! table in `table.rs` names a model that must die when that one site is weakened, and how.
 
-#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
-
-mod table;
-
-pub use table::TEETH;
-
+use crate::sync::{
+    shim::UnsafeCell,
+    site::tests::table::{Death, TEETH},
+};
 use std::{
     io::Read,
     process::{Command, Stdio},
@@ -17,43 +15,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How a mutant dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Death {
-    /// loom saw two accesses to a cell that nothing orders.
-    Race,
-    /// Everybody waits.
-    Deadlock,
-    /// An assertion of the model or of the code.
-    Assertion,
-}
-
-/// One mutant: the site (as for `GPU_POOL_MUTANT`), and the test that must die of it.
-pub struct Tooth {
-    /// The test file.
-    pub file: &'static str,
-    /// The model in it.
-    pub model: &'static str,
-    /// The mutants, each on its own.
-    pub mutants: &'static [(&'static str, Death)],
-}
-
 /// Memory that loom watches: two accesses that nothing orders, one of them a write, end the model as a race.
-#[cfg(loom)]
 #[derive(Default)]
-pub struct Watched<T>(gpu_pool::sync::shim::UnsafeCell<T>);
+pub struct Watched<T>(UnsafeCell<T>);
 
 // SAFETY: loom runs one thread at a time, and ends the model at the first unordered access.
-#[cfg(loom)]
 unsafe impl<T> Send for Watched<T> {}
 // SAFETY: as above.
-#[cfg(loom)]
 unsafe impl<T> Sync for Watched<T> {}
 
-#[cfg(loom)]
 impl<T: Copy> Watched<T> {
     pub fn new(value: T) -> Self {
-        Watched(gpu_pool::sync::shim::UnsafeCell::new(value))
+        Watched(UnsafeCell::new(value))
     }
 
     #[track_caller]
@@ -71,14 +44,12 @@ impl<T: Copy> Watched<T> {
 
 /// Explores all executions of `model` within the preemption bound; fails when there was only one, because such a model
 /// has nothing concurrent in it that loom can see.
-#[cfg(loom)]
 pub fn check(model: impl Fn() + Sync + Send + 'static) {
     check_within(3, model);
 }
 
 /// As [`check`] with a bound of at most `preemptions`, for models of three threads that take minutes with three.
 /// `LOOM_MAX_PREEMPTIONS` above 3 lifts both bounds.
-#[cfg(loom)]
 pub fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     let bound = builder.preemption_bound.expect("run by `cargo loom`, which bounds preemptions");
@@ -99,16 +70,6 @@ pub fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static
     assert!(executions > 1, "one execution: loom saw no concurrency in this model");
 }
 
-/// The guard against a run that looks like `cargo loom` but has lost the cfg: nothing would be tested, successfully.
-#[cfg(not(loom))]
-#[test]
-fn cfg_loom_was_not_lost() {
-    assert!(
-        std::env::var_os("GPU_POOL_LOOM").is_none(),
-        "`--cfg loom` did not arrive: is RUSTFLAGS set? It replaces the flags that `cargo loom` passes"
-    );
-}
-
 /// Runs each mutant of the table that belongs to `file` in a process of its own and demands that its model dies as
 /// the table says.
 pub fn bite(file: &str) {
@@ -116,7 +77,7 @@ pub fn bite(file: &str) {
     let mut killed = 0;
     for tooth in TEETH.iter().filter(|tooth| tooth.file == file) {
         for &(mutant, expected) in tooth.mutants {
-            match run(tooth.model, mutant) {
+            match run(file, tooth.model, mutant) {
                 Ok(death) if death == expected => killed += 1,
                 other => survivors.push(format!("{mutant} in {}: expected {expected:?}, got {other:?}", tooth.model)),
             }
@@ -127,8 +88,8 @@ pub fn bite(file: &str) {
     assert!(survivors.is_empty(), "survivors:\n{}", survivors.join("\n"));
 }
 
-fn run(model: &str, mutant: &str) -> Result<Death, String> {
-    let test = format!("models::{model}");
+fn run(file: &str, model: &str, mutant: &str) -> Result<Death, String> {
+    let test = format!("models::{file}::{model}");
     let mut child = Command::new(std::env::current_exe().expect("this test's own path"))
         .args([&test, "--exact", "--nocapture", "--test-threads=1"])
         .env("GPU_POOL_MUTANT", mutant)

@@ -1,0 +1,23 @@
+//! The loom models of `src/sync` and `src/runtime`. The crate includes them, so that the code under test can be
+//! private.
+//!
+//! `cargo loom` runs all of them, `cargo loom ring` those with `ring` in their path. No other build compiles them.
+//! `sites.rs` compares the table of mutants with the source; it is the unit test of `src/sync/site.rs`.
+
+mod commit;
+mod dispatch;
+mod event_count;
+mod gang;
+mod gate;
+mod headline;
+mod inbox;
+mod job;
+mod latch;
+mod launch_gate;
+mod memory_handles;
+mod memory_returns;
+mod publication;
+mod ring;
+mod sequence;
+mod support;
+mod turnstile;
