@@ -2,9 +2,9 @@
 //! call, the slowest device's.
 //!
 //! Each side is a process of its own with the same pool, which waits for a line on its standard input and answers with
-//! its time; the sides take turns. `GPU_POOL_BEFORE` names the executable of this bench built before the checker (commit
-//! d7439dc with this file, less the line marked below, and this `benches/support`; in a target folder of its own, since the
-//! executables have the same name); without it there is no such side.
+//! its time; the sides take turns. `GPU_POOL_BEFORE` names the executable of this bench built before the checker
+//! (commit d7439dc with this file, less the line marked below, and this `benches/support`; in a target folder of its
+//! own, since the executables have the same name); without it there is no such side.
 //!
 //! * `<gpu or software>/<what>/<devices>`, where `what` is `launch` (`fill_u32` of 8 elements), `copy_4K` (from
 //!   page-locked memory), `record_wait` (an event of one stream, waited for by another), `allocate_free` (4 KB),

@@ -1,10 +1,10 @@
 //! Copies between host and device and between devices, against the driver's own calls on the same bytes.
 //!
 //! Back-to-back copies of one buffer, then one wait; GB/s of payload. The peers of pinned and peer copies are the calls
-//! of [`gpu_pool::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one to one; of
-//! pageable copies `cuMemcpyHtoD` and `cuMemcpyDtoH` from and to a plain `Vec`; of the staged copy the slower of the two
-//! pinned directions that it is made of, each alone. Targets: 0.95 of the driver for pinned and peer copies, 1.0 (with
-//! helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
+//! of [`gpu_pool::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one to one;
+//! of pageable copies `cuMemcpyHtoD` and `cuMemcpyDtoH` from and to a plain `Vec`; of the staged copy the slower of the
+//! two pinned directions that it is made of, each alone. Targets: 0.95 of the driver for pinned and peer copies, 1.0
+//! (with helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
 //!
 //! * `<gpu or software>/<pinned or pageable>_<up or down>/<size>`
 //! * `<gpu or software>/peer/<size>`: device 0 to device 1, on a stream of device 0

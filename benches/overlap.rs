@@ -1,10 +1,10 @@
-//! Data-parallel training steps of a perceptron 784-2048-2048-10 in `f32` (no TF32), with stochastic gradient descent: how much of
-//! the gradient exchange is left to wait for when the backward pass is over.
+//! Data-parallel training steps of a perceptron 784-2048-2048-10 in `f32` (no TF32), with stochastic gradient descent:
+//! how much of the gradient exchange is left to wait for when the backward pass is over.
 //!
-//! The peer is PyTorch's DistributedDataParallel with views into buckets, started by torchrun (`peers/ddp.py`): one process
-//! for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, weights that lie as torch's
-//! do, and cuBLAS for the products.
-//! Without torch there is no peer. Times are of rows of steps, from idle devices to idle devices, of the slowest member.
+//! The peer is PyTorch's DistributedDataParallel with views into buckets, started by torchrun (`peers/ddp.py`): one
+//! process for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, weights
+//! that lie as torch's do, and cuBLAS for the products. Without torch there is no peer. Times are of rows of steps,
+//! from idle devices to idle devices, of the slowest member.
 //!
 //! * `<gpu or software>/step/<devices>/<batch>`: microseconds per step, `batch` rows over all devices
 //! * `.../alone/...`: the same without exchange (DDP's `no_sync`)

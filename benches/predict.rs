@@ -1,5 +1,5 @@
-//! What virtual time says of `Device::all_reduce` around a ring of copies, against what it takes on the GPUs that are there. Microseconds per call,
-//! the slowest device's.
+//! What virtual time says of `Device::all_reduce` around a ring of copies, against what it takes on the GPUs that are
+//! there. Microseconds per call, the slowest device's.
 //!
 //! * `all_reduce/<bytes>/<devices>`: f32, sum, in place, back to back. The peer is the prediction of
 //!   `Topology::nvswitch(devices)`; a ratio of 1 means that it was right, above 1 that it was too slow.

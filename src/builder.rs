@@ -123,7 +123,8 @@ impl Builder {
         self
     }
 
-    /// Shares of the devices, one positive, finite number each: a device with weight 2 gets twice the rows. Only ratios count.
+    /// Shares of the devices, one positive, finite number each: a device with weight 2 gets twice the rows. Only ratios
+    /// count.
     pub fn weights(mut self, weights: &[f64]) -> Self {
         self.weights = Weights::Given(weights.to_vec());
         self
@@ -148,13 +149,13 @@ impl Builder {
     }
 
     /// The deadline (default 120 s): a wait in which nothing advances for this long has failed. Streams show that they
-    /// advance at every sixteenth operation; a kernel that runs for longer than the deadline cannot be told from one that
-    /// is stuck, so with such kernels set it higher.
+    /// advance at every sixteenth operation; a kernel that runs for longer than the deadline cannot be told from one
+    /// that is stuck, so with such kernels set it higher.
     ///
-    /// Each time that the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), that counts as a quarter of
-    /// the deadline at most, since nothing could advance: host threads look at the clock several times before they give up.
-    /// (So a deadline of less than 0.1 s may come as late as that.) Kernels that wait for peers' kernels go by the GPU's clock,
-    /// which runs on.
+    /// Each time that the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), that counts as a
+    /// quarter of the deadline at most, since nothing could advance: host threads look at the clock several times
+    /// before they give up. (So a deadline of less than 0.1 s may come as late as that.) Kernels that wait for peers'
+    /// kernels go by the GPU's clock, which runs on.
     ///
     /// [`build`](Self::build) refuses a deadline of zero.
     pub fn timeout(mut self, deadline: Duration) -> Self {
@@ -171,7 +172,8 @@ impl Builder {
     }
 
     /// Watches the pool's work for mistakes; see [`driver::check`](crate::driver::check). Works on software GPUs and on
-    /// CUDA, and costs time; [`Check::Races`] needs no device memory, [`Check::Memory`] at least 256 bytes for each buffer.
+    /// CUDA, and costs time; [`Check::Races`] needs no device memory, [`Check::Memory`] at least 256 bytes for each
+    /// buffer.
     ///
     /// ```
     /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, driver::check::Kind, kernel};
@@ -202,8 +204,8 @@ impl Builder {
         self
     }
 
-    /// Software GPUs of this machine, in virtual time: as many as it has devices, unless [`host`](Self::host) says less.
-    /// It needs the schedule [`Virtual`](host::Schedule::Virtual), which is then the default.
+    /// Software GPUs of this machine, in virtual time: as many as it has devices, unless [`host`](Self::host) says
+    /// less. It needs the schedule [`Virtual`](host::Schedule::Virtual), which is then the default.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.machine.topology = Some(Arc::new(topology));
         self
@@ -238,8 +240,8 @@ impl Builder {
         crate::pool::GLOBAL.set(self.build()?).map_err(|_| taken())
     }
 
-    /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered pair
-    /// of devices.
+    /// Builds the pool: opens the devices in parallel, starts their threads, loads the modules, probes each ordered
+    /// pair of devices.
     ///
     /// # Errors
     /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that

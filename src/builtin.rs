@@ -1,8 +1,9 @@
 //! The kernels that the crate brings along, with their Rust twins.
 //!
 //! The device halves are `kernels/*.cu`, compiled ahead of time (`kernels/build.py`) and embedded, so a user needs a
-//! driver but no toolkit. The Rust halves compute the same in the same precision; a GPU fuses multiply and add, and sums
-//! add in another order, so the last bits may differ between a GPU and a software GPU (never between two runs on one).
+//! driver but no toolkit. The Rust halves compute the same in the same precision; a GPU fuses multiply and add, and
+//! sums add in another order, so the last bits may differ between a GPU and a software GPU (never between two runs on
+//! one).
 
 use crate::{Kernel, Module, kernel, memory::DeviceCopy};
 use half::{bf16, f16};
@@ -55,8 +56,8 @@ type SumFinal<T, A> = Kernel<(&'static [A], &'static mut [T], u32)>;
 /// `(x, y, partial, n)`
 type DotPartial<T, A> = Kernel<(&'static [T], &'static [T], &'static mut [A], u64)>;
 
-/// The element types that the crate's own operations know: `f32`, `f64`, `f16`, `bf16`. Sealed, since the kernels are in
-/// the crate. Half types are computed in `f32`.
+/// The element types that the crate's own operations know: `f32`, `f64`, `f16`, `bf16`. Sealed, since the kernels are
+/// in the crate. Half types are computed in `f32`.
 #[diagnostic::on_unimplemented(
     message = "the built-in operations do not know the type `{Self}`",
     note = "they know f32, f64, half::f16 and half::bf16; for other types write a kernel (`gpu_pool::kernel!`)"

@@ -21,10 +21,10 @@ use crate::{
 use smallvec::SmallVec;
 use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
 
-/// What the compiler calls a type whose values stay on their device's thread, when a program sends one to another thread,
-/// shares it with one or returns it from a scope: [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group),
-/// [`Graph`](crate::Graph), [`GradientExchange`](crate::GradientExchange), and what [`PerDevice`](crate::PerDevice) lends. Only a
-/// name: there are no values of it.
+/// What the compiler calls a type whose values stay on their device's thread, when a program sends one to another
+/// thread, shares it with one or returns it from a scope: [`Device`], [`OnStream`], [`Stream`],
+/// [`Group`](crate::Group), [`Graph`](crate::Graph), [`GradientExchange`](crate::GradientExchange), and what
+/// [`PerDevice`](crate::PerDevice) lends. Only a name: there are no values of it.
 pub enum DeviceThreadOnly {}
 
 device_thread_only! { [] Device, ['a] OnStream<'a> }
@@ -50,9 +50,8 @@ device_thread_only! { [] Device, ['a] OnStream<'a> }
 /// ```
 ///
 /// All operations are asynchronous and run in order on the device's current stream (the token's own, or another through
-/// [`on`](Self::on)), except those that return host data. Operations on the same memory are ordered by the library, over
-/// streams and devices. Once a member of the gang has failed, every operation returns
-/// [`Error::Aborted`].
+/// [`on`](Self::on)), except those that return host data. Operations on the same memory are ordered by the library,
+/// over streams and devices. Once a member of the gang has failed, every operation returns [`Error::Aborted`].
 ///
 /// A closure that is bound to a variable first needs its types: `|dev: &Device, shard: Shard| ...`.
 pub struct Device {
@@ -161,9 +160,10 @@ impl Device {
         self.worker.cache.borrow_mut().stats()
     }
 
-    /// Gives memory that is free back to the driver, in whole mappings (2 MiB or more each); how many bytes. What streams may
-    /// still use stays with the pool: after [`synchronize`](Self::synchronize) that is less. Allocating again then costs
-    /// driver calls, so this is for phases whose memory others need; `torch.cuda.empty_cache` is the like of it.
+    /// Gives memory that is free back to the driver, in whole mappings (2 MiB or more each); how many bytes. What
+    /// streams may still use stays with the pool: after [`synchronize`](Self::synchronize) that is less. Allocating
+    /// again then costs driver calls, so this is for phases whose memory others need; `torch.cuda.empty_cache` is the
+    /// like of it.
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
@@ -175,15 +175,16 @@ impl Device {
         self.check().map(|()| given)
     }
 
-    /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program where
-    /// the pool [records](crate::Builder::record_memory).
+    /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program
+    /// where the pool [records](crate::Builder::record_memory).
     pub fn memory_snapshot(&self) -> MemorySnapshot {
         self.worker.cache.borrow_mut().snapshot()
     }
 
-    /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations, and before results that have
-    /// come by [`download_pinned`](Self::download_pinned) are made use of outside. Collectives that are under way in a gang that fails end
-    /// without having written what they should; who has seen one end, and then gets `Ok` here, has what it should have written.
+    /// `Err(Aborted)` once a member of the gang has failed: for long host-side work between operations, and before
+    /// results that have come by [`download_pinned`](Self::download_pinned) are made use of outside. Collectives that
+    /// are under way in a gang that fails end without having written what they should; who has seen one end, and then
+    /// gets `Ok` here, has what it should have written.
     ///
     /// # Errors
     /// [`Error::Aborted`].
@@ -205,9 +206,9 @@ impl Device {
         self.stream_with_priority(0)
     }
 
-    /// [`stream`](Self::stream) whose work goes before that of streams with a higher number, where both wait for the device's
-    /// processors; 0 is what other streams have. What a GPU does not distinguish (an H200: below -5, above 0) is the nearest
-    /// that it does.
+    /// [`stream`](Self::stream) whose work goes before that of streams with a higher number, where both wait for the
+    /// device's processors; 0 is what other streams have. What a GPU does not distinguish (an H200: below -5, above 0)
+    /// is the nearest that it does.
     ///
     /// # Errors
     /// As [`stream`](Self::stream).
@@ -307,10 +308,10 @@ impl Device {
 
 /// Driver calls of the user's own.
 impl Device {
-    /// Runs `f`, in which driver calls may be made that wait for running kernels: to allocate, free, map or register memory, to
-    /// load modules, to instantiate graphs, to set up cuBLAS or cuDNN. Kernels of collectives wait for each other on the devices,
-    /// and CUDA runs such calls under a lock that launches need, so the two could wait for each other for ever (nccl#744); here
-    /// they take turns. The crate's own calls do so by themselves.
+    /// Runs `f`, in which driver calls may be made that wait for running kernels: to allocate, free, map or register
+    /// memory, to load modules, to instantiate graphs, to set up cuBLAS or cuDNN. Kernels of collectives wait for each
+    /// other on the devices, and CUDA runs such calls under a lock that launches need, so the two could wait for each
+    /// other for ever (nccl#744); here they take turns. The crate's own calls do so by themselves.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

@@ -79,9 +79,9 @@ pub enum Error {
         "collectives do not match ({what}): device {a} called {a_call} at {a_site}, device {b} called {b_call} at {b_site}"
     )]
     Mismatch {
-        /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is not, "graph"
-        /// if they are of different graphs; "participation" if the second device's closure had ended: its place is then
-        /// that of the last call that it made, and without any that of the scope.
+        /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is
+        /// not, "graph" if they are of different graphs; "participation" if the second device's closure had ended: its
+        /// place is then that of the last call that it made, and without any that of the scope.
         what: &'static str,
         /// One device,
         a: usize,
@@ -104,9 +104,9 @@ pub enum Error {
         /// Its failure.
         cause: Arc<Error>,
     },
-    /// A graph that is out of date, and nothing of it was launched: capture it again. Either it has collectives, and since it
-    /// was captured a scope has failed in which this device was, so that what the collectives' memory holds is unspecified, and
-    /// not every member may have the graph (then capture it on all members); or it names memory of a
+    /// A graph that is out of date, and nothing of it was launched: capture it again. Either it has collectives, and
+    /// since it was captured a scope has failed in which this device was, so that what the collectives' memory holds is
+    /// unspecified, and not every member may have the graph (then capture it on all members); or it names memory of a
     /// [`GradientExchange`](crate::GradientExchange) that gradients have left.
     #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again")]
     GraphInvalidated {
@@ -192,8 +192,8 @@ pub enum Error {
         /// The operation.
         op: &'static str,
     },
-    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has found,
-    /// after the fact, that something was written out of bounds.
+    /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has
+    /// found, after the fact, that something was written out of bounds.
     #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
     Misuse {
         /// The device.

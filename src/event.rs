@@ -9,8 +9,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 /// A recorded point of a stream, from [`Device::record`](crate::Device::record).
 ///
-/// An `Event` exists only once it is recorded, so there is none to wait for by mistake before its record (in CUDA such a
-/// wait silently does nothing). It may be sent to any thread, cloned and waited for any number of times.
+/// An `Event` exists only once it is recorded, so there is none to wait for by mistake before its record (in CUDA such
+/// a wait silently does nothing). It may be sent to any thread, cloned and waited for any number of times.
 #[derive(Clone)]
 pub struct Event(pub(crate) Arc<EventCore>);
 
@@ -48,8 +48,8 @@ impl Event {
     /// [`Device::record_timed`](crate::Device::record_timed) of one device and be complete.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for events without timing or of different devices, when this event was recorded before
-    /// `earlier`, and when virtual time has passed its end (213 days); driver errors.
+    /// [`Error::InvalidArgument`] for events without timing or of different devices, when this event was recorded
+    /// before `earlier`, and when virtual time has passed its end (213 days); driver errors.
     #[track_caller]
     pub fn elapsed_since(&self, earlier: &Event) -> Result<Duration> {
         let (a, b) = (&*earlier.0, &*self.0);

@@ -1,8 +1,8 @@
 //! Gradient exchange: buckets that are reduced on a stream of their own while the backward pass goes on.
 //!
-//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`marks`] how far a [`step`] is,
-//! [`start`] sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members agree on, and
-//! [`together`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
+//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`marks`] how far a [`step`]
+//! is, [`start`] sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members
+//! agree on, and [`together`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
 //! [`all_reduce`](Device::all_reduce) of a group.
 
 mod access;
@@ -36,10 +36,12 @@ use std::sync::Arc;
 
 /// One device's part in the exchange of gradients, step after step: keep it in a [`PerDevice`](crate::PerDevice).
 ///
-/// Gradients live in buckets, one behind the other, so nothing is flattened: [`grad_mut`](Self::grad_mut) is where the backward
-/// pass writes. When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on a stream of its own,
-/// beside the rest of the backward pass; [`finish`](Self::finish) makes the current stream wait for all of them. No call waits
-/// for the devices (but where sums are the host's, [`Algorithm::Host`](crate::Algorithm::Host)); `ready`, where it starts a bucket, and `finish` meet the other members' hosts.
+/// Gradients live in buckets, one behind the other, so nothing is flattened: [`grad_mut`](Self::grad_mut) is where the
+/// backward pass writes. When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on a
+/// stream of its own, beside the rest of the backward pass; [`finish`](Self::finish) makes the current stream wait for
+/// all of them. No call waits for the devices (but where sums are the host's,
+/// [`Algorithm::Host`](crate::Algorithm::Host)); `ready`, where it starts a bucket, and `finish` meet the other
+/// members' hosts.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -59,57 +61,60 @@ use std::sync::Arc;
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// **Types.** `f32`, or another by [`of`](GradientExchangeBuilder::of): `f64`, `half::f16`, `half::bf16`, each as it is or on a
-/// narrower [wire](GradientExchangeBuilder::wire). Half types are added up in `f32` and rounded once.
+/// **Types.** `f32`, or another by [`of`](GradientExchangeBuilder::of): `f64`, `half::f16`, `half::bf16`, each as it is
+/// or on a narrower [wire](GradientExchangeBuilder::wire). Half types are added up in `f32` and rounded once.
 ///
-/// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in): then "all
-/// members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each dimension of a
-/// grid, or two of one group. Then all devices must start the buckets of all exchanges in one order, as with all collectives, and
-/// [`finish`](Self::finish) and [`join`](Self::join) in one order, too: finish a step of the one before the other's first `ready`,
-/// or make gradients ready in the same order everywhere. Exchanges know each other: members that use two of one group in
-/// different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"` if the groups differ), and nothing is mixed up. Where no
-/// two devices see it, in a ring of groups, they wait for each other until the [deadline](crate::Builder::timeout).
+/// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in):
+/// then "all members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each
+/// dimension of a grid, or two of one group. Then all devices must start the buckets of all exchanges in one order, as
+/// with all collectives, and [`finish`](Self::finish) and [`join`](Self::join) in one order, too: finish a step of the
+/// one before the other's first `ready`, or make gradients ready in the same order everywhere. Exchanges know each
+/// other: members that use two of one group in different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"` if
+/// the groups differ), and nothing is mixed up. Where no two devices see it, in a ring of groups, they wait for each
+/// other until the [deadline](crate::Builder::timeout).
 ///
-/// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP does at
-/// the start; [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
+/// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP
+/// does at the start; [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
 ///
 /// **Unused parameters** are no error: a gradient that a member does not make ready counts as zero, and
-/// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's "Expected to
-/// have finished reduction in the prior iteration" is its best known error.)
+/// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's
+/// "Expected to have finished reduction in the prior iteration" is its best known error.)
 ///
-/// **Uneven batches.** `Avg` gives every member the same weight. Where each has the mean of its own rows, and not as many rows as
-/// the others, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`] and
+/// **Uneven batches.** `Avg` gives every member the same weight. Where each has the mean of its own rows, and not as
+/// many rows as the others, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`] and
 /// [`set_weight`](Self::set_weight) with its rows / all rows. Where members have different numbers of batches,
 /// [`join`](Self::join) tells before each step who still has one.
 ///
-/// **Order.** All members start buckets in the order of their numbers, so it does not matter in which order gradients become
-/// ready where; a bucket that is complete waits for those before it. After the first step buckets follow the order that rank 0
-/// has had ([`ready_order`](GradientExchangeBuilder::ready_order)).
+/// **Order.** All members start buckets in the order of their numbers, so it does not matter in which order gradients
+/// become ready where; a bucket that is complete waits for those before it. After the first step buckets follow the
+/// order that rank 0 has had ([`ready_order`](GradientExchangeBuilder::ready_order)).
 ///
 /// **Accumulation.** With [`set_sync(false)`](Self::set_sync) the same calls exchange nothing, and gradients stay;
-/// [`holds`](Self::holds) says whether to add to one or to write it. Nothing adds by itself, as autograd does for DDP: what is
-/// written over is lost.
+/// [`holds`](Self::holds) says whether to add to one or to write it. Nothing adds by itself, as autograd does for DDP:
+/// what is written over is lost.
 ///
-/// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the step. A graph
-/// may write gradients, and they are made ready behind its launch; but it writes where they were when it was captured, and after
-/// the first step they move ([`Exchanged::moved`]). A graph that names memory which gradients have left (also by a
-/// [`reset`](Self::reset), or when the exchange is dropped) is [`Error::GraphInvalidated`] at its next launch, and nothing of
-/// it runs. Capture after the first step that was exchanged, or build with
-/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). Memory that is [lent](Self::lend) after a capture is not what
-/// the graph writes to.
+/// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the
+/// step. A graph may write gradients, and they are made ready behind its launch; but it writes where they were when it
+/// was captured, and after the first step they move ([`Exchanged::moved`]). A graph that names memory which gradients
+/// have left (also by a [`reset`](Self::reset), or when the exchange is dropped) is [`Error::GraphInvalidated`] at its
+/// next launch, and nothing of it runs. Capture after the first step that was exchanged, or build with
+/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). Memory that is [lent](Self::lend) after a capture is
+/// not what the graph writes to.
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
-/// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one kernel each (for
-/// up to 64 of them), not by one for each gradient. That they are given away, not borrowed, is why nobody can change them meanwhile.
+/// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one
+/// kernel each (for up to 64 of them), not by one for each gradient. That they are given away, not borrowed, is why
+/// nobody can change them meanwhile.
 ///
-/// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives, and all members have
-/// the same, in every run. (Around a ring, as large buckets go, sums are added up in another order from place to place and depend on the
-/// bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) ends that.) Norms are sums in `f64` in a fixed order.
+/// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives, and all
+/// members have the same, in every run. (Around a ring, as large buckets go, sums are added up in another order from
+/// place to place and depend on the bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) ends that.) Norms are sums in
+/// `f64` in a fixed order.
 ///
 /// **Failures.** What fails in a step ends it: until [`reset`](Self::reset), which all members call, everything is
-/// [`Error::InvalidArgument`]. That includes a scope that fails between the first `ready` of a step and its end, also for
-/// members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong calls that touch
-/// nothing (a gradient that is not there, or ready twice) leave the step as it is.
+/// [`Error::InvalidArgument`]. That includes a scope that fails between the first `ready` of a step and its end, also
+/// for members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong
+/// calls that touch nothing (a gradient that is not there, or ready twice) leave the step as it is.
 pub struct GradientExchange<T: Gradient = f32> {
     /// Which exchange it is, as all members know it.
     id: Origin,
@@ -117,8 +122,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     sizes: Box<[usize]>,
     layout: Layout,
     marks: Marks,
-    /// The buckets. Each has memory of its own: what is noted of its uses is not mixed up with that of others, and so the
-    /// backward pass never waits for a bucket that it does not touch.
+    /// The buckets. Each has memory of its own: what is noted of its uses is not mixed up with that of others, and so
+    /// the backward pass never waits for a bucket that it does not touch.
     memory: Vec<DeviceBuffer<T>>,
     /// Gradients that lie elsewhere.
     lent: Vec<Option<DeviceBuffer<T>>>,
@@ -143,7 +148,8 @@ pub struct GradientExchange<T: Gradient = f32> {
     ordered: bool,
     broken: bool,
     steps: u64,
-    /// Those of them that exchanged: also without [`find_unused`](GradientExchangeBuilder::find_unused) as many on all members.
+    /// Those of them that exchanged: also without [`find_unused`](GradientExchangeBuilder::find_unused) as many on all
+    /// members.
     exchanges: u64,
     unused: Vec<usize>,
     device: Arc<Link>,
@@ -234,7 +240,8 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// What its meetings are for: members that are in another exchange, or not in the same exchange of it, do not match.
+    /// What its meetings are for: members that are in another exchange, or not in the same exchange of it, do not
+    /// match.
     fn origin(&self) -> Origin {
         self.id.in_step(self.exchanges)
     }

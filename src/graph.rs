@@ -2,39 +2,45 @@
 //!
 //! # Contract
 //!
-//! * A graph holds what its capture submitted: kernels, fills, matrix products, copies of device memory, also between devices that
-//!   reach each other directly, and collectives. Everything else is refused while a device captures
-//!   ([`Error::InvalidArgument`], named after the operation), and the capture is discarded; so it is when its closure fails or panics.
+//! * A graph holds what its capture submitted: kernels, fills, matrix products, copies of device memory, also between
+//!   devices that reach each other directly, and collectives. Everything else is refused while a device captures
+//!   ([`Error::InvalidArgument`], named after the operation), and the capture is discarded; so it is when its closure
+//!   fails or panics.
 //! * Capturing touches nothing: no memory, no stream that anybody knows. Its stream is its own.
-//! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting uses, and
-//!   before later ones, on whichever devices. Where collectives cut the graph (below) it is as many, one after the other.
-//! * No borrow keeps others from that memory while it is launched. Work on it that *another* thread submits at the very same time
-//!   may come before the launch, after it, or beside it: order the two threads (by a barrier, or the end of a scope), as the checker
-//!   demands. Memory is never used again too early in either case.
-//! * The graph keeps the memory that it names. What its closure drops, or the user later, is not used for anything else before the
-//!   graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
+//! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting
+//!   uses, and before later ones, on whichever devices. Where collectives cut the graph (below) it is as many, one
+//!   after the other.
+//! * No borrow keeps others from that memory while it is launched. Work on it that *another* thread submits at the very
+//!   same time may come before the launch, after it, or beside it: order the two threads (by a barrier, or the end of a
+//!   scope), as the checker demands. Memory is never used again too early in either case.
+//! * The graph keeps the memory that it names. What its closure drops, or the user later, is not used for anything else
+//!   before the graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
 //! * Memory whose owner has said that nobody looks at it any more (gradients that have moved) makes the graph
 //!   [`Error::GraphInvalidated`]: it would work, and for nothing.
-//! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would forbid.
+//! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would
+//!   forbid.
 //!
 //! With collectives, which all are of one group:
 //!
-//! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each gets
-//!   [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these devices.
-//! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere (software GPUs,
-//!   a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`) it
-//!   is the graph's parts between its collectives, and these as if they were called then: a meeting for each, scratch for each
-//!   (`OutOfMemory`), and waits for the device where the host adds up. After an error the parts before that collective have run.
-//!   [`Graph::parts`] tells. Sizes that go by copy engines outside of graphs go by kernels in them, with the same bits.
-//! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on every device that
-//!   had not ended its part before); graphs without collectives go on.
+//! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each
+//!   gets [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these
+//!   devices.
+//! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere
+//!   (software GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`) it is the
+//!   graph's parts between its collectives, and these as if they were called then: a meeting for each, scratch for each
+//!   (`OutOfMemory`), and waits for the device where the host adds up. After an error the parts before that collective
+//!   have run. [`Graph::parts`] tells. Sizes that go by copy engines outside of graphs go by kernels in them, with the
+//!   same bits.
+//! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on
+//!   every device that had not ended its part before); graphs without collectives go on.
 //! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
 //!
 //! # Mechanism
 //!
-//! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is launched,
-//! so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its operands. [`part`] has
-//! what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives get into it and run from there.
+//! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is
+//! launched, so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its
+//! operands. [`part`] has what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives
+//! get into it and run from there.
 
 pub(crate) mod part;
 pub(crate) mod recording;
@@ -60,8 +66,8 @@ use std::{
 /// Operations of one device that are launched together, from [`Device::capture`].
 ///
 /// It keeps the memory that its operations name, and writes the same buffers at every launch. It does not leave its
-/// device's thread: keep it in a [`PerDevice`](crate::PerDevice) between scopes. Dropped in flight, it is destroyed when its
-/// launches are over.
+/// device's thread: keep it in a [`PerDevice`](crate::PerDevice) between scopes. Dropped in flight, it is destroyed
+/// when its launches are over.
 ///
 /// ```compile_fail,E0277
 /// # use gpu_pool::GpuPool;
@@ -162,9 +168,9 @@ impl Gathering {
 
 /// Graphs.
 impl Device {
-    /// Notes the operations of `f` in a graph, instead of running them. `f` gets this device with a stream of the capture's
-    /// own; what it allocates is had at once, and comes back beside the graph if `f` returns it. Nothing is in it before the
-    /// first launch.
+    /// Notes the operations of `f` in a graph, instead of running them. `f` gets this device with a stream of the
+    /// capture's own; what it allocates is had at once, and comes back beside the graph if `f` returns it. Nothing is
+    /// in it before the first launch.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -186,8 +192,9 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Collectives are captured by all members of their group together, and launched so; all of one graph are of one group. On GPUs
-    /// whose kernels meet by themselves a launch costs one meeting of the host however many there are, elsewhere one for each.
+    /// Collectives are captured by all members of their group together, and launched so; all of one graph are of one
+    /// group. On GPUs whose kernels meet by themselves a launch costs one meeting of the host however many there are,
+    /// elsewhere one for each.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -206,17 +213,17 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`; streams,
-    /// events and waits; launches of graphs; copies between devices that have to be staged; page-locked and unified memory; collectives
-    /// of a second group; the calls of a [`GradientExchange`](crate::GradientExchange) that take a device, and so its step stays as
-    /// it is. (A graph may write gradients, but those move after the first step, and then it is
-    /// [`Error::GraphInvalidated`]: capture after it, or build with
+    /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`;
+    /// streams, events and waits; launches of graphs; copies between devices that have to be staged; page-locked and
+    /// unified memory; collectives of a second group; the calls of a [`GradientExchange`](crate::GradientExchange) that
+    /// take a device, and so its step stays as it is. (A graph may write gradients, but those move after the first
+    /// step, and then it is [`Error::GraphInvalidated`]: capture after it, or build with
     /// [`ready_order(false)`](crate::GradientExchangeBuilder::ready_order).) Multiply once before a capture with a
     /// [`gemm`](Self::gemm): the first one loads cuBLAS.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what was refused; those of `f`, and of its collectives; [`Error::Mismatch`] also when
-    /// another member calls the same without capturing it; [`Error::Aborted`], the driver's.
+    /// [`Error::InvalidArgument`] for what was refused; those of `f`, and of its collectives; [`Error::Mismatch`] also
+    /// when another member calls the same without capturing it; [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
         let op = self.op("capture")?;
@@ -227,17 +234,19 @@ impl Device {
         Ok((open.end(self)?, value))
     }
 
-    /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that touches
-    /// its memory. With collectives it is one itself: all members of their group launch the graph that they have captured together, in
-    /// this scope or in an earlier one. Where their kernels cannot meet on the devices (software GPUs, a checker, no peer access,
-    /// `CUDA_LAUNCH_BLOCKING`, [`Algorithm::Copies`](crate::Algorithm::Copies) and `Host`) it
-    /// is cut at them: a call for each part and a meeting for each collective, which under `Host` waits for the device.
+    /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that
+    /// touches its memory. With collectives it is one itself: all members of their group launch the graph that they
+    /// have captured together, in this scope or in an earlier one. Where their kernels cannot meet on the devices
+    /// (software GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`,
+    /// [`Algorithm::Copies`](crate::Algorithm::Copies) and `Host`) it is cut at them: a call for each part and a
+    /// meeting for each collective, which under `Host` waits for the device.
     ///
     /// # Errors
     /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:
-    /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without one of the
-    /// members; [`Error::GraphInvalidated`] after a scope has failed on this device. That is also for graphs that name
-    /// gradients of a [`GradientExchange`](crate::GradientExchange) which have moved since, or whose exchange was dropped.
+    /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without
+    /// one of the members; [`Error::GraphInvalidated`] after a scope has failed on this device. That is also for graphs
+    /// that name gradients of a [`GradientExchange`](crate::GradientExchange) which have moved since, or whose exchange
+    /// was dropped.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;

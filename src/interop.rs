@@ -3,9 +3,9 @@
 //! The primary context is used, which cudarc, the CUDA runtime, cuBLAS and NCCL share. `dev.cuda()?` gives cudarc's
 //! handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check and order a buffer there.
 //! `DeviceBuffer` and its views implement cudarc's traits themselves, too: given to a foreign stream they join it on
-//! entry, and leave it through `SyncOnDrop`. A kernel that is launched on such a handle by programmatic dependent launch waits
-//! (`griddepcontrol.wait`) in all its threads, as CUDA's own do: collectives that follow count on it. cudarc's safe `memcpy_dtod` orders only one side of a copy between
-//! devices; use [`Device::copy`].
+//! entry, and leave it through `SyncOnDrop`. A kernel that is launched on such a handle by programmatic dependent
+//! launch waits (`griddepcontrol.wait`) in all its threads, as CUDA's own do: collectives that follow count on it.
+//! cudarc's safe `memcpy_dtod` orders only one side of a copy between devices; use [`Device::copy`].
 
 use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
@@ -43,8 +43,8 @@ impl Device {
     /// });
     /// ```
     ///
-    /// What a copy of your own brings to the host may be what a collective has left that was given up: [`check`](Self::check), called
-    /// after the copy is over, says so.
+    /// What a copy of your own brings to the host may be what a collective has left that was given up:
+    /// [`check`](Self::check), called after the copy is over, says so.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
@@ -59,7 +59,8 @@ impl Device {
         let context = link.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
         let stream = link.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
-        // What the caller submits himself must be waited for at the scope's end: it is numbered here and when `Cuda` goes.
+        // What the caller submits himself must be waited for at the scope's end: it is numbered here and when `Cuda`
+        // goes.
         self.stream.submit();
         Ok(Cuda { dev: self, context, stream })
     }

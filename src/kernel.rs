@@ -285,8 +285,8 @@ unsafe fn conjure<H: Copy>() -> H {
     }
 }
 
-/// Makes a plain function pointer of a host function. `H` is zero-sized (a function item or a closure without captures),
-/// so a value of it can be had from nothing; that keeps `Kernel::new` usable in a `static`.
+/// Makes a plain function pointer of a host function. `H` is zero-sized (a function item or a closure without
+/// captures), so a value of it can be had from nothing; that keeps `Kernel::new` usable in a `static`.
 unsafe fn trampoline<S: Signature, H: HostFn<S>>(dims: LaunchDims, args: &[HostArg]) {
     // SAFETY: a value was given to `Kernel::new`.
     let host: H = unsafe { conjure() };
@@ -321,15 +321,15 @@ impl<S: Signature> Kernel<S> {
     }
 
     /// As [`new`](Self::new), for a kernel that waits on the GPU for what others write: one call of the twin makes one
-    /// attempt and says whether the kernel has finished. Between attempts it holds no thread and no memory of the software GPU,
-    /// so what it waits for can happen; see [`host::again`](crate::driver::host::again).
+    /// attempt and says whether the kernel has finished. Between attempts it holds no thread and no memory of the
+    /// software GPU, so what it waits for can happen; see [`host::again`](crate::driver::host::again).
     ///
-    /// The word that it waits for is an argument like any other: the library orders this launch after earlier uses of that
-    /// buffer, and later ones after it. So it must be written past the library's back, as it is on a GPU:
+    /// The word that it waits for is an argument like any other: the library orders this launch after earlier uses of
+    /// that buffer, and later ones after it. So it must be written past the library's back, as it is on a GPU:
     /// [`Device::unordered`](crate::Device::unordered).
     ///
-    /// A [checker](crate::Builder::check) cannot tell such a word from other memory: to it, the spinning and the writing are
-    /// a race. Programs with spinning kernels run with [`Check::Off`](crate::Check::Off).
+    /// A [checker](crate::Builder::check) cannot tell such a word from other memory: to it, the spinning and the
+    /// writing are a race. Programs with spinning kernels run with [`Check::Off`](crate::Check::Off).
     pub const fn resumable<H: HostAttempt<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }
@@ -350,8 +350,8 @@ impl<S: Signature> Kernel<S> {
 /// the twin for GPUs only.
 ///
 /// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`](crate::Scalar)s, in the order of the C parameters. A slice
-/// becomes a bare pointer there, so pass lengths yourself. The twin runs once for the whole launch, with slices as long as
-/// what was passed; `dims` is the launch's [`LaunchDims`](crate::LaunchDims). A panic in the twin loses the software
+/// becomes a bare pointer there, so pass lengths yourself. The twin runs once for the whole launch, with slices as long
+/// as what was passed; `dims` is the launch's [`LaunchDims`](crate::LaunchDims). A panic in the twin loses the software
 /// device, as a fault does on a GPU. One `kernel!` may declare several kernels.
 ///
 /// ```
@@ -378,8 +378,8 @@ impl<S: Signature> Kernel<S> {
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// An argument that is a `&mut` already moves into the tuple: [`Device::launch`](crate::Device::launch) says how to keep it.
-/// A wrong argument does not compile:
+/// An argument that is a `&mut` already moves into the tuple: [`Device::launch`](crate::Device::launch) says how to
+/// keep it. A wrong argument does not compile:
 /// ```compile_fail,E0277
 /// # use gpu_pool::*;
 /// static MODULE: Module = Module::ptx("");

@@ -18,8 +18,8 @@
 //! # Ok::<(), gpu_pool::Error>(())
 //! ```
 //!
-//! This page is a map. The guide, the measurements and the design are a book in `docs/` of the repository (`.ci/book.sh`
-//! builds it into `target/book`).
+//! This page is a map. The guide, the measurements and the design are a book in `docs/` of the repository
+//! (`.ci/book.sh` builds it into `target/book`).
 //!
 //! # The crate by task
 //!

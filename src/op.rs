@@ -24,11 +24,11 @@ use std::{ops::Range, panic::Location, rc::Rc};
 ///
 /// If a step fails, nothing was submitted and nothing is noted (a stream that waits for no reason is harmless).
 ///
-/// It knows views, not [`AsView`](crate::AsView): a view is asked of the caller's code, which may do anything, so all views
-/// are taken before the operation begins.
+/// It knows views, not [`AsView`](crate::AsView): a view is asked of the caller's code, which may do anything, so all
+/// views are taken before the operation begins.
 ///
-/// While the device captures a graph, nothing is waited for, and the uses are the graph's: their order is known when that is
-/// launched. Only what begins with [`Device::op_in_graph`] can be captured.
+/// While the device captures a graph, nothing is waited for, and the uses are the graph's: their order is known when
+/// that is launched. Only what begins with [`Device::op_in_graph`] can be captured.
 pub(crate) struct Op<'d> {
     pub(crate) dev: &'d Device,
     pub(crate) name: &'static str,
@@ -104,8 +104,8 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Announces that memory of the library's own is written. Who orders his streams himself does not know of it, so it is ordered
-    /// for him.
+    /// Announces that memory of the library's own is written. Who orders his streams himself does not know of it, so it
+    /// is ordered for him.
     pub(crate) fn scratch(&mut self, block: &BlockRef, bytes: Range<usize>) -> Result<()> {
         if self.dev.recording.is_none() && !self.dev.ordered {
             block.hazards.order(self.name, &self.dev.stream, &bytes, Access::Write)?;

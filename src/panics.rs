@@ -35,8 +35,8 @@ thread_local! {
     static HUSHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Those of other
-/// threads do, so that tests beside this one are not touched.
+/// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Those of
+/// other threads do, so that tests beside this one are not touched.
 pub(crate) struct Hushed {
     before: bool,
     // It belongs to the thread that made it.

@@ -1,9 +1,9 @@
 //! How long a wait puts up with nobody getting on.
 //!
-//! By the clock alone, a process that was stopped (in a debugger, by `SIGSTOP`, with its virtual machine) would find all its
-//! deadlines passed when it goes on, though those that it waits for could not run either. So a wait looks at the clock from
-//! time to time, and what lies between two looks counts as a quarter of the deadline at most: that cannot pass before the
-//! [`LOOKS`]th look that finds that nobody has got on.
+//! By the clock alone, a process that was stopped (in a debugger, by `SIGSTOP`, with its virtual machine) would find
+//! all its deadlines passed when it goes on, though those that it waits for could not run either. So a wait looks at
+//! the clock from time to time, and what lies between two looks counts as a quarter of the deadline at most: that
+//! cannot pass before the [`LOOKS`]th look that finds that nobody has got on.
 
 use crate::sync::Sequence;
 use std::time::{Duration, Instant};

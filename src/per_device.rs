@@ -18,12 +18,12 @@ use std::{
 };
 
 /// One `T` per device (weights, optimiser state, a cuBLAS handle), made on its device's thread and never leaving it. So
-/// `T` need not be `Send`; the handle always is, and `Sync`. `T: 'static`, since a forgotten handle leaves its values on
-/// their threads until the pool closes.
+/// `T` need not be `Send`; the handle always is, and `Sync`. `T: 'static`, since a forgotten handle leaves its values
+/// on their threads until the pool closes.
 ///
-/// A `T` that was borrowed mutably in a scope that failed is *poisoned*: its contents are unspecified, and replicas that
-/// drift apart silently are worse than an error. [`reset`](Self::reset) makes it anew, [`clear_poison`](Self::clear_poison)
-/// accepts it as it is.
+/// A `T` that was borrowed mutably in a scope that failed is *poisoned*: its contents are unspecified, and replicas
+/// that drift apart silently are worse than an error. [`reset`](Self::reset) makes it anew,
+/// [`clear_poison`](Self::clear_poison) accepts it as it is.
 ///
 /// ```
 /// # use gpu_pool::GpuPool;
@@ -55,8 +55,8 @@ pub struct PerDevice<T: 'static> {
 struct Slot<T> {
     /// -1: borrowed mutably, else the number of shared borrows.
     borrows: Cell<isize>,
-    /// Gangs that have borrowed it mutably, and may have failed or still fail: then the value is poisoned. Several, since a
-    /// device may be at the next scope while other members are at the one before.
+    /// Gangs that have borrowed it mutably, and may have failed or still fail: then the value is poisoned. Several,
+    /// since a device may be at the next scope while other members are at the one before.
     writers: RefCell<Vec<Arc<Gang>>>,
     value: UnsafeCell<T>,
 }
@@ -163,8 +163,8 @@ impl<T: 'static> PerDevice<T> {
     /// This device's value, shared. Tied to `dev` as well, so that it cannot outlive the closure.
     ///
     /// # Errors
-    /// [`Error::Borrowed`], [`Error::Poisoned`], [`Error::WrongPool`], [`Error::InvalidArgument`] on a device that never
-    /// made a value.
+    /// [`Error::Borrowed`], [`Error::Poisoned`], [`Error::WrongPool`], [`Error::InvalidArgument`] on a device that
+    /// never made a value.
     #[track_caller]
     pub fn borrow<'a>(&'a self, dev: &'a Device) -> Result<Ref<'a, T>> {
         let slot = self.healthy(dev)?;
@@ -212,8 +212,8 @@ impl<T: 'static> PerDevice<T> {
         })
     }
 
-    /// [`run`](Self::run) on some of the devices only (ordinals in the pool, in the order of their ranks). The values of
-    /// the others stay as they are.
+    /// [`run`](Self::run) on some of the devices only (ordinals in the pool, in the order of their ranks). The values
+    /// of the others stay as they are.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

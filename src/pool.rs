@@ -25,8 +25,8 @@ pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 
 /// GPUs, each with a host thread of its own that lives as long as the pool.
 ///
-/// A closure runs on every device at once, on that device's thread, and may borrow from the caller; results come back in
-/// device order. Scopes may be started from any number of threads; they take turns.
+/// A closure runs on every device at once, on that device's thread, and may borrow from the caller; results come back
+/// in device order. Scopes may be started from any number of threads; they take turns.
 ///
 /// ```
 /// use gpu_pool::{GpuPool, ReduceOp};
@@ -56,8 +56,8 @@ pub(crate) static GLOBAL: OnceCell<GpuPool> = OnceCell::new();
 /// [`Error::Aborted`] from whatever they do next, and the scope returns the cause. The pool works again afterwards.
 /// Buffers written in the failed scope have unspecified contents.
 ///
-/// A closure that has started is always waited for, whatever it does: it may hold borrows. A caller must not hold a lock
-/// that the closure takes; that cannot be detected.
+/// A closure that has started is always waited for, whatever it does: it may hold borrows. A caller must not hold a
+/// lock that the closure takes; that cannot be detected.
 pub struct GpuPool {
     pub(crate) shared: Arc<Shared>,
 }
@@ -85,7 +85,8 @@ impl GpuPool {
     /// Runs `f` on every device of the process-wide pool; see the [type's docs](GpuPool).
     ///
     /// # Errors
-    /// The first failure of any device; [`Error::NestedScope`] on a device thread; as [`Builder::build`] the first time.
+    /// The first failure of any device; [`Error::NestedScope`] on a device thread; as [`Builder::build`] the first
+    /// time.
     #[track_caller]
     pub fn scope<F, R>(f: F) -> Result<Vec<R>>
     where
@@ -294,8 +295,8 @@ impl GpuPool {
     /// `len` zeros in managed memory: one address on the host and on every device. See [`UnifiedBuffer`].
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::InvalidArgument`] where a device and the host cannot touch managed memory at the
-    /// same time, the driver's.
+    /// [`Error::OutOfMemory`], [`Error::InvalidArgument`] where a device and the host cannot touch managed memory at
+    /// the same time, the driver's.
     #[track_caller]
     pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.check_open()?;
@@ -331,9 +332,9 @@ impl GpuPool {
     /// A new pool of the devices that are not lost. Ordinals are given anew, in the old order; the old pool should be
     /// dropped.
     ///
-    /// Software GPUs are lost one by one. With CUDA that is for the driver to say: seen with driver 580 on two H200s of a
-    /// virtual machine, a kernel that traps on one GPU takes every context of the process with it, also without peer access; then all devices report
-    /// [`Error::DeviceLost`], none survives, and only a new process helps.
+    /// Software GPUs are lost one by one. With CUDA that is for the driver to say: seen with driver 580 on two H200s of
+    /// a virtual machine, a kernel that traps on one GPU takes every context of the process with it, also without peer
+    /// access; then all devices report [`Error::DeviceLost`], none survives, and only a new process helps.
     ///
     /// # Errors
     /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
@@ -366,10 +367,10 @@ impl GpuPool {
     /// else. Dropping the pool does the same, but cannot say what went wrong.
     ///
     /// # Errors
-    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread
-    /// panicked outside of any scope by a mistake of this crate (drops of users' values may panic: that is no error),
-    /// [`Error::Misuse`] when the checker has refused to give memory back that is in use, or has found that something was
-    /// written out of bounds ([`Check::Memory`](crate::Check::Memory)).
+    /// [`Error::NestedScope`] on a device thread, [`Error::Forked`], [`Error::Panicked`] when a device thread panicked
+    /// outside of any scope by a mistake of this crate (drops of users' values may panic: that is no error),
+    /// [`Error::Misuse`] when the checker has refused to give memory back that is in use, or has found that something
+    /// was written out of bounds ([`Check::Memory`](crate::Check::Memory)).
     pub fn close(self) -> Result<()> {
         if on_device_thread() {
             return Err(Error::NestedScope { op: "close" });

@@ -2,11 +2,12 @@
 //!
 //! Hardware has claimed peer access and delivered zeros or old data (open-gpu-kernel-modules#1257, nccl-tests#117,
 //! FIDESlib#28), and a peer copy then fails silently. So when a pool is built, each ordered pair that claims access is
-//! given the right and then checked with a pattern: by store, by load, and by copies in both directions. A pair that does
-//! not deliver loses the right again, and its copies are staged; [`GpuPool::report`](crate::GpuPool::report) says so.
+//! given the right and then checked with a pattern: by store, by load, and by copies in both directions. A pair that
+//! does not deliver loses the right again, and its copies are staged; [`GpuPool::report`](crate::GpuPool::report) says
+//! so.
 //!
-//! The buffers are the pool's own, so what is checked is the memory that users get: copies to mapped memory have failed where
-//! those to allocated memory did not (CUDA.jl#3112).
+//! The buffers are the pool's own, so what is checked is the memory that users get: copies to mapped memory have failed
+//! where those to allocated memory did not (CUDA.jl#3112).
 //!
 //! All devices probe at the same time, in rounds in which each has another partner; in a round a device works on the
 //! buffer that its partner lends, and nobody else does.
@@ -76,8 +77,8 @@ fn unprobed(from: usize, to: usize) -> PeerReport {
     }
 }
 
-/// The probe of one ordered pair. It calls the driver itself: the checks of `launch` and `copy` would refuse a pair that
-/// is not verified yet.
+/// The probe of one ordered pair. It calls the driver itself: the checks of `launch` and `copy` would refuse a pair
+/// that is not verified yet.
 struct Probe<'d> {
     dev: &'d Device,
     near: &'d DeviceBuffer<u32>,
@@ -174,7 +175,8 @@ impl Probe<'_> {
         let function = worker.function(&PROBE, name)?;
         let launch = Launch { name, function, host, dims: LaunchDims::cover(CHECKED), args, early: false };
         // SAFETY: the arguments fit the two kernels, which touch `CHECKED` words of live buffers (and one counter). All
-        // of the probe is on one stream, which is synchronised before the partner's buffer is given back at the barrier.
+        // of the probe is on one stream, which is synchronised before the partner's buffer is given back at the
+        // barrier.
         worker.link.check("probe", unsafe { worker.link.driver.launch(&launch, self.dev.stream.raw) })?;
         self.dev.stream.submit();
         Ok(())

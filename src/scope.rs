@@ -25,8 +25,8 @@ use std::{cell::Cell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 static ORDER: Lazy<Order> = Lazy::new(Order::new);
-/// How often a waiting scope looks after its members, at least; and by how much it has more patience than they. What they wait for
-/// ends first then, or fails with an error that says more.
+/// How often a waiting scope looks after its members, at least; and by how much it has more patience than they. What
+/// they wait for ends first then, or fails with an error that says more.
 const TICK: Duration = Duration::from_millis(500);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
@@ -259,8 +259,8 @@ where
     };
     part.leave();
     if let Err(error) = panics::catch(device, || drain(worker, gang, known)).and_then(|drained| drained) {
-        // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up, or
-        // were found out after they had run, are over nevertheless.
+        // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up,
+        // or were found out after they had run, are over nevertheless.
         if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
             gang.stuck();
         }
@@ -323,8 +323,8 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
     worker.cache.borrow_mut().show();
 }
 
-/// Fails the gang if a collective's kernel, on whichever of its devices, has waited for a peer until the deadline, and then gone on
-/// without it. What comes after it there, and what others get from there, may be made of what it left.
+/// Fails the gang if a collective's kernel, on whichever of its devices, has waited for a peer until the deadline, and
+/// then gone on without it. What comes after it there, and what others get from there, may be made of what it left.
 pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
     let Some(signals) = worker.shared.signals.get() else { return };
     if gang.is_aborted() {

@@ -1,8 +1,8 @@
 //! Which part of the data belongs to which device.
 //!
-//! The split is balanced: 9 items on 4 devices are 3, 2, 2, 2 (not 3, 3, 3, 0, as `torch.chunk` has it). With weights the
-//! remainder goes to the largest fractions. A shard may be empty: its closure runs all the same, so that collectives
-//! match.
+//! The split is balanced: 9 items on 4 devices are 3, 2, 2, 2 (not 3, 3, 3, 0, as `torch.chunk` has it). With weights
+//! the remainder goes to the largest fractions. A shard may be empty: its closure runs all the same, so that
+//! collectives match.
 
 use std::{ops::Range, sync::Arc};
 
@@ -45,8 +45,8 @@ impl Shard {
         self.range_of(self.index, len)
     }
 
-    /// The part of `len` items that the shard with the index `rank` has: where a peer's rows begin and end. The parts of all
-    /// ranks, in order, are `0..len` without a gap.
+    /// The part of `len` items that the shard with the index `rank` has: where a peer's rows begin and end. The parts
+    /// of all ranks, in order, are `0..len` without a gap.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -127,10 +127,11 @@ fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
     start..start + parts[index]
 }
 
-/// The weights as whole numbers with the same ratios, so that no sum of them overflows. What is smaller than the largest by
-/// more than a factor of 2^100 may become 0: its share is less than a billionth of an item.
+/// The weights as whole numbers with the same ratios, so that no sum of them overflows. What is smaller than the
+/// largest by more than a factor of 2^100 may become 0: its share is less than a billionth of an item.
 fn scaled(weights: &[f64]) -> Vec<u128> {
-    // A positive number is `mantissa * 2^exponent`, but for a bias; a subnormal one has the exponent 1 and no hidden bit.
+    // A positive number is `mantissa * 2^exponent`, but for a bias; a subnormal one has the exponent 1 and no hidden
+    // bit.
     let exponent = |w: f64| (w.to_bits() >> 52).max(1);
     let mantissa = |w: f64| (w.to_bits() & ((1 << 52) - 1)) | (u64::from(w.is_normal()) << 52);
     let largest = weights.iter().map(|&w| exponent(w)).max().unwrap_or(1);
@@ -138,7 +139,8 @@ fn scaled(weights: &[f64]) -> Vec<u128> {
     weights.iter().map(|&w| (u128::from(mantissa(w)) << 50) >> below(w)).collect()
 }
 
-/// The quotient and the remainder of `len * weight / total`. The product may have more than 128 bits: bit by bit, as on paper.
+/// The quotient and the remainder of `len * weight / total`. The product may have more than 128 bits: bit by bit, as on
+/// paper.
 fn divided(len: usize, weight: u128, total: u128) -> (usize, u128) {
     (0..usize::BITS).rev().fold((0, 0), |(quotient, rest), bit| {
         let rest = 2 * rest + if len >> bit & 1 == 1 { weight } else { 0 };

@@ -36,7 +36,8 @@ pub(crate) struct StreamCore {
     completed: Sequence,
     /// As far as waits of the host have come, which also tell what has gone wrong.
     waited: Sequence,
-    /// Behind every so many operations: they tell how far the stream is without a call, and a long queue from a stuck one.
+    /// Behind every so many operations: they tell how far the stream is without a call, and a long queue from a stuck
+    /// one.
     milestones: Milestones,
     /// Instead of milestones, where operations run one at a time.
     marks: Marks,
@@ -81,8 +82,8 @@ impl StreamCore {
         self.submitted.get()
     }
 
-    /// Whether operation `sequence` is known to have completed, without a call of the driver. The calling thread may rely on
-    /// it.
+    /// Whether operation `sequence` is known to have completed, without a call of the driver. The calling thread may
+    /// rely on it.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
         let over = self.is_over(sequence);
         if let Some(watch) = self.link.watch().filter(|_| over) {
@@ -91,8 +92,8 @@ impl StreamCore {
         over
     }
 
-    /// The same for tidying up: a checker takes it that the calling thread has learned nothing. Who relies on it later has
-    /// [`known_over`](Self::known_over) handed to him.
+    /// The same for tidying up: a checker takes it that the calling thread has learned nothing. Who relies on it later
+    /// has [`known_over`](Self::known_over) handed to him.
     pub(crate) fn is_over(&self, sequence: u64) -> bool {
         self.completed.get() >= sequence
             || self.look(sequence)
@@ -151,8 +152,8 @@ impl StreamCore {
     pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &Link) -> Result<()> {
         let Err(fault) = self.link.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
         let is_loss = |fault: &Fault| fault.kind == FaultKind::DeviceLost;
-        // The event of a lost device reports that device's loss, which must not be taken for this one's. Any other fault is
-        // that of the driver which was asked.
+        // The event of a lost device reports that device's loss, which must not be taken for this one's. Any other
+        // fault is that of the driver which was asked.
         let theirs = is_loss(&fault)
             && owner.device != self.link.device
             && !self.link.driver.stream_query(self.raw).is_err_and(|fault| is_loss(&fault));
@@ -163,8 +164,8 @@ impl StreamCore {
     /// now, and only when the wait is not implied already: most blocks are never shared, so most events never exist.
     ///
     /// Recording late captures more than asked for (everything `other` has by now). That cannot deadlock: every wait
-    /// refers to work submitted before it, so the waits have no cycle; and kernels that spin for peers are launched only
-    /// after all of the gang have met.
+    /// refers to work submitted before it, so the waits have no cycle; and kernels that spin for peers are launched
+    /// only after all of the gang have met.
     pub(crate) fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
         if self.comes_after(other, sequence) {
             return Ok(());
@@ -193,8 +194,8 @@ impl StreamCore {
         self.known.lock().iter().any(|&(id, upto)| id == other.id && upto >= sequence)
     }
 
-    /// The calling host thread waits for all work submitted so far; gives up when nothing completes for `limit`, or when
-    /// `stop` says so. `stop` is asked every few milliseconds.
+    /// The calling host thread waits for all work submitted so far; gives up when nothing completes for `limit`, or
+    /// when `stop` says so. `stop` is asked every few milliseconds.
     pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn() -> bool) -> Result<()> {
         let covered = self.submitted.get();
         // Not because a word says so: what has gone wrong is told by the driver.
@@ -207,8 +208,8 @@ impl StreamCore {
         Ok(())
     }
 
-    /// Asks `done` (which waits a little) until it is; the deadline starts anew whenever the stream gets on, and those who
-    /// wait for this device see that it is not stuck.
+    /// Asks `done` (which waits a little) until it is; the deadline starts anew whenever the stream gets on, and those
+    /// who wait for this device see that it is not stuck.
     pub(crate) fn wait_while_advancing(
         &self,
         op: &'static str,

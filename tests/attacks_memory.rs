@@ -25,8 +25,8 @@ fn comes_back<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     wait.recv_timeout(Duration::from_secs(20)).expect("it hangs, or it panicked")
 }
 
-/// A header that lay in the list of spare ones keeps the region it had, and region numbers are used again after a trim: so the
-/// block does not keep its own region alive. Safe code then reads memory that was given back.
+/// A header that lay in the list of spare ones keeps the region it had, and region numbers are used again after a trim:
+/// so the block does not keep its own region alive. Safe code then reads memory that was given back.
 #[test]
 fn a_pinned_buffer_outlives_its_pool_after_a_trim() {
     let pool = builder().host(1).build().unwrap();
@@ -54,7 +54,8 @@ fn the_callback_of_pinned_memory_may_ask_the_pool() {
     });
 }
 
-/// What a lost peer may still use is free in the eyes of `grow`, so nothing is mapped beside it; but nobody is given it.
+/// What a lost peer may still use is free in the eyes of `grow`, so nothing is mapped beside it; but nobody is given
+/// it.
 #[test]
 fn a_lost_peer_does_not_take_the_memory_of_the_others() {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::DeviceLost).device(1).op(FaultOp::StreamWait)).paused();
@@ -82,7 +83,8 @@ fn a_lost_peer_does_not_take_the_memory_of_the_others() {
     assert!(a.is_ok(), "{reserved} of {} bytes were taken, and yet: {a:?}", 1 << 30);
 }
 
-/// A stream whose user is gone is handed out again only when nothing names it; but memory at rest names all its last users.
+/// A stream whose user is gone is handed out again only when nothing names it; but memory at rest names all its last
+/// users.
 #[test]
 fn streams_that_were_given_back_are_used_again() {
     let pool = builder().host(1).software_memory(1 << 30).build().unwrap();
@@ -163,8 +165,8 @@ fn any_software_memory_can_be_named() {
     assert!(!matches!(built, Err(_) | Ok(Err(Error::Timeout { .. } | Error::Panicked { .. }))), "{built:?}");
 }
 
-/// A graph writes what others own meanwhile, without the exclusive borrow that makes `order .. submit .. note` one step. Its
-/// `note` of a write then forgets a use that came between, for which it never waited.
+/// A graph writes what others own meanwhile, without the exclusive borrow that makes `order .. submit .. note` one
+/// step. Its `note` of a write then forgets a use that came between, for which it never waited.
 #[test]
 fn a_graph_launch_and_what_another_device_does_meanwhile_are_ordered_or_reported() {
     const WORDS: usize = 4096;
@@ -202,8 +204,8 @@ fn a_graph_launch_and_what_another_device_does_meanwhile_are_ordered_or_reported
         }
         Ok(())
     });
-    // Nothing orders the two submissions: they may come in any order, or at once, which the checker says. What must not happen is
-    // that the memory is used again too early.
+    // Nothing orders the two submissions: they may come in any order, or at once, which the checker says. What must not
+    // happen is that the memory is used again too early.
     assert!(matches!(done, Ok(_) | Err(Error::Misuse { .. })), "{done:?}");
 }
 

@@ -86,8 +86,8 @@ fn staged_copies_have_one_trace_for_each_seed() {
     });
 }
 
-/// A plan's counts went on from one run to the next: what failed in the first could not be repeated, and seeds drew other
-/// faults than alone.
+/// A plan's counts went on from one run to the next: what failed in the first could not be repeated, and seeds drew
+/// other faults than alone.
 #[test]
 fn explored_faults_start_over_with_each_run() {
     fn program(pool: &GpuPool) -> Result<()> {

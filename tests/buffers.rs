@@ -44,7 +44,8 @@ on_both! {
         }
     }
 
-    // The same within one scope: the reader's copy is asked for, and queued behind something slow, when the owner writes.
+    // The same within one scope: the reader's copy is asked for, and queued behind something slow, when the owner
+    // writes.
     2: fn a_buffer_read_elsewhere_is_written_at_home_in_the_same_scope(gpus) {
         for staged in [false, true] {
             let n = gpus.up_to(4);
@@ -237,7 +238,8 @@ on_both! {
         thread::spawn(move || drop((buffers, pinned, unified, events))).join().unwrap();
     }
 
-    // cudarc#164, 16 us for each cuMemAllocAsync when eight threads call: a pool that makes no driver call is the point.
+    // cudarc#164, 16 us for each cuMemAllocAsync when eight threads call: a pool that makes no driver call is the
+    // point.
     2: fn the_steady_state_makes_no_driver_call(gpus) {
         let n = gpus.up_to(4);
         let pool = gpus.pool(n);

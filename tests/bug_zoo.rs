@@ -1,5 +1,5 @@
-//! The bug zoo keeps its word: each mistake is caught, as what the exhibit says and where it was made, and each mended twin
-//! is silent; on software GPUs, as fast as they can and one operation at a time, and on CUDA.
+//! The bug zoo keeps its word: each mistake is caught, as what the exhibit says and where it was made, and each mended
+//! twin is silent; on software GPUs, as fast as they can and one operation at a time, and on CUDA.
 
 mod support;
 #[path = "../examples/bug_zoo/zoo/mod.rs"]

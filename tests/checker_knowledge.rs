@@ -100,8 +100,8 @@ fn a_pool_with_a_lost_device_is_closed_by_another_thread() {
     }
 }
 
-/// A collective fails half way, with reads of the peer's buffer under way that no event of the failing member covers. All
-/// members drain; then another thread, which has seen nothing of it, uses the memory anew.
+/// A collective fails half way, with reads of the peer's buffer under way that no event of the failing member covers.
+/// All members drain; then another thread, which has seen nothing of it, uses the memory anew.
 #[test]
 fn memory_of_a_collective_that_failed_is_used_again() {
     for (device, staged) in [(0, false), (1, false), (0, true), (1, true)] {

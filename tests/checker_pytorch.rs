@@ -1,25 +1,25 @@
 //! The situations of PyTorch's CUDA sanitizer, `test/test_cuda_sanitizer.py`, each under its name there.
 //!
-//! PyTorch feeds its event handler by hand; here the same calls are made on a software GPU, so that each case also shows
-//! that a refused launch does not run and that the program goes on. A tensor is a buffer, `read_only` a read-only kernel
-//! argument, `read_write` one that is written.
+//! PyTorch feeds its event handler by hand; here the same calls are made on a software GPU, so that each case also
+//! shows that a refused launch does not run and that the program goes on. A tensor is a buffer, `read_only` a read-only
+//! kernel argument, `read_write` one that is written.
 //!
 //! All of `TestEventHandler` is here. Where we say something else:
 //!
-//! * `test_deleted_record`: PyTorch takes the wait for a deleted or new event as no order at all, and reports the launch
-//!   after it. Here the wait itself is reported where the event was made anew (`UnrecordedEvent`), or refused by the
-//!   driver where it is gone; the launch is reported as well.
+//! * `test_deleted_record`: PyTorch takes the wait for a deleted or new event as no order at all, and reports the
+//!   launch after it. Here the wait itself is reported where the event was made anew (`UnrecordedEvent`), or refused by
+//!   the driver where it is gone; the launch is reported as well.
 //! * `test_multiple_errors`: PyTorch lists one error for each tensor. Here the launch is refused with the first; the
 //!   others come one by one, as the one before is mended.
 //!
 //! Not here, since there is nothing of the kind:
 //!
 //! * `TestArgumentHandler` (`test_add`, `test_cat`, `test_split`, `test_inplace`, `test_out`, `test_nonzero`,
-//!   `test_tensor_names`) reads from ATen's schemas which arguments an operator writes. A kernel's signature says that here:
-//!   `checker::races::kernels_by_their_declared_arguments`.
+//!   `test_tensor_names`) reads from ATen's schemas which arguments an operator writes. A kernel's signature says that
+//!   here: `checker::races::kernels_by_their_declared_arguments`.
 //! * `TestMessages`: `test_ensure_exists` and `test_ensure_does_not_exist` are about a trace that began late; here
-//!   every call goes through the checker from the start. `test_error_message` is `driver::check::report`'s unit tests and
-//!   `checker::reports::a_report_names_the_places_of_its_user`. `test_subclass` is about Python.
+//!   every call goes through the checker from the start. `test_error_message` is `driver::check::report`'s unit tests
+//!   and `checker::reports::a_report_names_the_places_of_its_user`. `test_subclass` is about Python.
 
 use gpu_pool::driver::{
     Address, DriverRef, DriverResult, FaultKind, HostArg, KernelArg, Launch, LaunchDims, RawEvent, RawFunction,

@@ -1,6 +1,6 @@
-//! Safe code orders itself, so the checker has nothing to say about it: programs drawn at random, in which several threads
-//! of the application start scopes on some of the devices, and buffers, page-locked memory and events go from anywhere to
-//! anywhere by means that the crate cannot see. With and without faults, lost devices, and little memory.
+//! Safe code orders itself, so the checker has nothing to say about it: programs drawn at random, in which several
+//! threads of the application start scopes on some of the devices, and buffers, page-locked memory and events go from
+//! anywhere to anywhere by means that the crate cannot see. With and without faults, lost devices, and little memory.
 
 use gpu_pool::{
     Check, Device, DeviceBuffer, Error, Event, GpuPool, PinnedBuffer, ReduceOp, Result, driver::host::Schedule,

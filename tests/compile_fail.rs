@@ -1,11 +1,12 @@
-//! Programs that must not compile: each line that is wrong says so by `//~ CODE: part of the message`, and nothing else in
-//! the file is wrong.
+//! Programs that must not compile: each line that is wrong says so by `//~ CODE: part of the message`, and nothing else
+//! in the file is wrong.
 //!
-//! What a user reads first, and how much there is to read, is a part of it where the head of a file says so: `//# first: TEXT`
-//! is in the first line of rustc's first message, and `//# lines: NUMBER` is the most that all messages have together.
+//! What a user reads first, and how much there is to read, is a part of it where the head of a file says so: `//#
+//! first: TEXT` is in the first line of rustc's first message, and `//# lines: NUMBER` is the most that all messages
+//! have together.
 //!
-//! Why not trybuild: its `.stderr` files hold the whole text of one rustc version, which changes every six weeks, and it
-//! builds all dependencies anew. What matters is which line is refused, for which reason, and that our own words are
+//! Why not trybuild: its `.stderr` files hold the whole text of one rustc version, which changes every six weeks, and
+//! it builds all dependencies anew. What matters is which line is refused, for which reason, and that our own words are
 //! there. So this runs `rustc` on each file against the library that this test was linked with.
 
 use std::{

@@ -1,5 +1,5 @@
-//! Copies: between host and device, pageable and pinned, and between devices, directly and staged. Every size class, odd
-//! offsets, and what may be done with both ends while a copy is under way.
+//! Copies: between host and device, pageable and pinned, and between devices, directly and staged. Every size class,
+//! odd offsets, and what may be done with both ends while a copy is under way.
 
 mod support;
 
@@ -170,7 +170,8 @@ on_both! {
                     dev.upload_pinned_into(buffer, x)?;
                 }
                 drop(pinned);
-                // The first transfer of its kind: it makes its staging memory now. On other streams than the copies above.
+                // The first transfer of its kind: it makes its staging memory now. On other streams than the copies
+                // above.
                 let other = dev.stream()?;
                 let on = dev.on(&other);
                 let (first, second) = (on.upload(&[9u32; MIB / 2])?, on.upload(&[8u32; MIB / 2])?);
@@ -204,7 +205,8 @@ on_both! {
         }
     }
 
-    // candle#3524, cudarc#559: copies between contexts that fail or are not ordered. Pull, push, and in one's own memory.
+    // candle#3524, cudarc#559: copies between contexts that fail or are not ordered. Pull, push, and in one's own
+    // memory.
     2: fn between_devices_in_every_size_and_at_odd_offsets(gpus) {
         for staged in [false, true] {
             let pool = if staged { gpus.staged(2) } else { gpus.pool(2) };

@@ -1,7 +1,9 @@
-//! Several devices of a pool on one GPU (`Builder::share_gpus`): the kernels of up to eight members meet where there is one GPU.
+//! Several devices of a pool on one GPU (`Builder::share_gpus`): the kernels of up to eight members meet where there is
+//! one GPU.
 //!
-//! The driver asks for the number of hardware queues once, so each test runs in a process of its own, unless this one was
-//! started with `CUDA_DEVICE_MAX_CONNECTIONS=32`. `GPU_POOL_SHARE=4 CUDA_DEVICE_MAX_CONNECTIONS=32` runs other suites that way.
+//! The driver asks for the number of hardware queues once, so each test runs in a process of its own, unless this one
+//! was started with `CUDA_DEVICE_MAX_CONNECTIONS=32`. `GPU_POOL_SHARE=4 CUDA_DEVICE_MAX_CONNECTIONS=32` runs other
+//! suites that way.
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! Deadlocks are reported when they are certain, with who waits for whom; slow programs are not.
 //!
-//! What users have instead of a report: a process that hangs, as in pytorch#8388 (two scopes each hold a device that the
-//! other waits for) and nccl#744 (a launch behind a kernel that waits for it).
+//! What users have instead of a report: a process that hangs, as in pytorch#8388 (two scopes each hold a device that
+//! the other waits for) and nccl#744 (a launch behind a kernel that waits for it).
 
 mod support;
 
@@ -147,8 +147,8 @@ fn kernels_that_spin_for_each_other_are_reported() {
     });
 }
 
-/// Device 0 waits for device 1 in a meeting; device 1 waits for its stream, whose kernel spins for what device 0 would do
-/// after the meeting.
+/// Device 0 waits for device 1 in a meeting; device 1 waits for its stream, whose kernel spins for what device 0 would
+/// do after the meeting.
 #[test]
 fn a_meeting_and_a_stream_that_wait_for_each_other_are_reported() {
     guarded(|| {
@@ -231,8 +231,9 @@ fn attendees_that_wait_for_each_other_are_told_once_all_are_blocked() {
         let attendees = [Some(0), second].map(|blocked| Arc::new(Told { blocked, report: Mutex::default() }));
         attendees.iter().for_each(|a| host::attend(&**device, &(a.clone() as Arc<dyn Attendee>)));
         let reports = || attendees.each_ref().map(|attendee| attendee.report.lock().unwrap().clone());
-        // Each wait ends by itself: the thread could do something, so nothing is taken from it. On a loaded machine it takes
-        // longer until everybody has been seen blocked for long enough; for who must not be told, two seconds are twice that.
+        // Each wait ends by itself: the thread could do something, so nothing is taken from it. On a loaded machine it
+        // takes longer until everybody has been seen blocked for long enough; for who must not be told, two seconds are
+        // twice that.
         let (start, limit) = (Instant::now(), if told { LONG } else { Duration::from_secs(2) });
         while reports().contains(&None) && start.elapsed() < limit {
             assert!(!device.stream_wait_idle(stream, Duration::from_millis(100)).unwrap());

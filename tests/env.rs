@@ -191,7 +191,8 @@ fn faults() {
     let host = ("GPU_POOL_BACKEND", "host:1");
     assert_eq!(with("upload", &[host, ("GPU_POOL_FAULTS", "0:host-alloc:1+:oom")]), "true");
     assert_eq!(with("upload", &[host]), "false");
-    // The example of the book's environment.md: launches are counted from when the pool is built, whose probe launches, too.
+    // The example of the book's environment.md: launches are counted from when the pool is built, whose probe launches,
+    // too.
     let pair = ("GPU_POOL_BACKEND", "host:2");
     assert_eq!(with("lost", &[pair, ("GPU_POOL_FAULTS", "1:launch:3:lost")]), "true");
 }

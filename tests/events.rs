@@ -97,7 +97,8 @@ on_both! {
         let seen = pool.run(|dev, _| {
             let (mut x, mut busy) = (dev.zeros::<u32>(1000)?, dev.zeros::<u32>(1)?);
             dev.synchronize()?;
-            // SAFETY: device 1 reads behind the event that follows the write, and device 0 does nothing to it afterwards.
+            // SAFETY: device 1 reads behind the event that follows the write, and device 0 does nothing to it
+            // afterwards.
             let raw = unsafe { dev.unordered() };
             if dev.rank() == 0 {
                 slow_add(&raw, &mut busy, 1, 30_000)?;

@@ -48,7 +48,8 @@ fn parent() {
     match unsafe { libc::fork() } {
         -1 => panic!("no fork: {}", std::io::Error::last_os_error()),
         0 => {
-            // A new pool in the child is not promised: locks and thread tables are as the parent's other threads left them.
+            // A new pool in the child is not promised: locks and thread tables are as the parent's other threads left
+            // them.
             let child = AssertUnwindSafe(|| {
                 let told = |error: Option<Error>| matches!(error, Some(Error::Forked { built, now }) if built != now);
                 let mut code = 0;

@@ -1,5 +1,5 @@
-//! `Builder::memory_slack`: free memory is moved together before more is taken than the most that was ever in use, times so
-//! much. What fragmentation costs without it: pytorch#193400.
+//! `Builder::memory_slack`: free memory is moved together before more is taken than the most that was ever in use,
+//! times so much. What fragmentation costs without it: pytorch#193400.
 
 mod support;
 
@@ -68,8 +68,8 @@ fn a_bound_that_cannot_be_kept_is_no_error() {
     });
 }
 
-/// What moves is in use by streams still: the checker would tell of a mapping that goes away under an operation, and so would
-/// the sums.
+/// What moves is in use by streams still: the checker would tell of a mapping that goes away under an operation, and so
+/// would the sums.
 #[test]
 fn work_in_flight_is_waited_for() {
     support::guarded(|| {
@@ -97,8 +97,8 @@ fn work_in_flight_is_waited_for() {
     });
 }
 
-/// Random sizes up to 32 MiB, as RMM's `random_allocations` has them: less is taken than without the bound, and what is live
-/// holds what it held.
+/// Random sizes up to 32 MiB, as RMM's `random_allocations` has them: less is taken than without the bound, and what is
+/// live holds what it held.
 #[test]
 fn random_sizes_stay_near_the_bound() {
     support::guarded(|| {

@@ -1,5 +1,5 @@
-//! Software GPUs that take one operation at a time: the order is a function of the seed, it can be replayed, every program
-//! stays live in it, and exploring finds and simplifies what goes wrong in one order of many.
+//! Software GPUs that take one operation at a time: the order is a function of the seed, it can be replayed, every
+//! program stays live in it, and exploring finds and simplifies what goes wrong in one order of many.
 
 mod support;
 
@@ -45,7 +45,8 @@ kernel! {
         y[0] = x[0];
         // A kernel whose signature is wrong, as CUDA C would let it pass.
         let x = x.as_ptr().cast_mut();
-        // SAFETY: within the slice, which the watcher has made a private copy of; that this is refused is what is tested.
+        // SAFETY: within the slice, which the watcher has made a private copy of; that this is refused is what is
+        // tested.
         unsafe { x.add(2).write(99.0) };
     }
 }

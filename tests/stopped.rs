@@ -1,5 +1,5 @@
-//! A process that is stopped for longer than the deadline (in a debugger, by `SIGSTOP`, with its virtual machine) misses none by
-//! that: meanwhile nobody could get on, so nobody is late.
+//! A process that is stopped for longer than the deadline (in a debugger, by `SIGSTOP`, with its virtual machine)
+//! misses none by that: meanwhile nobody could get on, so nobody is late.
 #![cfg(unix)]
 
 mod support;

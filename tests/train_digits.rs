@@ -237,8 +237,8 @@ fn zipped(text: &mut impl Read) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// A small file that unpacks to a large one costs neither memory nor time: the program has 512 MiB of addresses here. 204 KB of
-/// commas took 6 GB.
+/// A small file that unpacks to a large one costs neither memory nor time: the program has 512 MiB of addresses here.
+/// 204 KB of commas took 6 GB.
 #[test]
 #[cfg(target_os = "linux")]
 fn data_that_unpack_to_more_than_there_should_be() {

@@ -1,7 +1,7 @@
 //! Virtual time: what programs take on machines that are described, not there.
 //!
-//! The times that are expected here are worked out by hand from the machine's numbers; they are exact, since virtual time
-//! has nothing to do with the speed of this computer.
+//! The times that are expected here are worked out by hand from the machine's numbers; they are exact, since virtual
+//! time has nothing to do with the speed of this computer.
 
 #[path = "virtual_time/all_reduce.rs"]
 mod all_reduce;

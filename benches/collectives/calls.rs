@@ -1,5 +1,5 @@
-//! Single all-reduces, each with the wait for it: what a step that needs the sum at once has to wait. On a host that does nothing
-//! else, and while every core is kept busy; what counts here is the 99th percentile.
+//! Single all-reduces, each with the wait for it: what a step that needs the sum at once has to wait. On a host that
+//! does nothing else, and while every core is kept busy; what counts here is the 99th percentile.
 
 use std::{
     hint, iter,

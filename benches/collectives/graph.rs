@@ -1,4 +1,5 @@
-//! All-reduces in graphs: both sides capture a chain of them, each in place and so dependent on the one before, and launch it.
+//! All-reduces in graphs: both sides capture a chain of them, each in place and so dependent on the one before, and
+//! launch it.
 
 use std::{ptr, time::Instant};
 
@@ -155,7 +156,8 @@ impl Chain {
         // SAFETY: a live stream of the context that is current.
         check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) });
         calls()?;
-        // SAFETY: the pointers are to live handles; the stream captures; the template is destroyed when it is no longer needed.
+        // SAFETY: the pointers are to live handles; the stream captures; the template is destroyed when it is no longer
+        // needed.
         unsafe {
             check(sys::cuStreamEndCapture(stream, &mut graph));
         }

@@ -1,30 +1,35 @@
 //! The collectives against NCCL, which is loaded at run time and called by the same device threads, a rank each.
 //!
-//! Both sides take turns in one process. In a turn every device thread warms up, meets the others, enqueues dependent operations
-//! back to back (all-reduce and broadcast in place, so that an output is the next input) and waits for its stream; the
-//! time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool, and in *windows*, memory of its
-//! own registered as symmetric; what counts is the better of the two at each size. NVLink multicast stays off on both sides
-//! (`NCCL_NVLS_ENABLE=0`, see nvls in <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>). Results are checked
-//! before anything is timed. Sizes and bus bandwidth are those of
+//! Both sides take turns in one process. In a turn every device thread warms up, meets the others, enqueues dependent
+//! operations back to back (all-reduce and broadcast in place, so that an output is the next input) and waits for its
+//! stream; the time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool,
+//! and in *windows*, memory of its own registered as symmetric; what counts is the better of the two at each size.
+//! NVLink multicast stays off on both sides (`NCCL_NVLS_ENABLE=0`, see nvls in
+//! <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>). Results are checked before anything is timed.
+//! Sizes and bus bandwidth are those of
 //! [nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 //!
 //! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
 //! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: of each all-reduce of 20 in a graph, NCCL's in one as well
-//! * `.../setup/<devices>`: a further pool on GPUs that are in use already, or communicators there, until the first all-reduce
-//!   is over; `.../memory`: what that has taken of the fullest GPU
-//! * `.../late_1ms/<devices>`: how much longer than that one millisecond the others are in an all-reduce of 64 KB that one calls late
+//! * `.../setup/<devices>`: a further pool on GPUs that are in use already, or communicators there, until the first
+//!   all-reduce is over; `.../memory`: what that has taken of the fullest GPU
+//! * `.../late_1ms/<devices>`: how much longer than that one millisecond the others are in an all-reduce of 64 KB that
+//!   one calls late
 //! * `.../single/<devices>/<bytes>`: an all-reduce and the wait for it, one after the other; see its p99
 //! * `.../host_load/<devices>/<bytes>`: the same while every core is kept busy
 //! * `.../tune/<devices>`: a pool that measures its limits when it is built, against one that does not
-//! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's all-reduce
-//! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`; `software/meeting/8` also where there are GPUs
+//! * `.../abort_recovery/<devices>`: from a member's error, with collectives in flight, to the end of the next scope's
+//!   all-reduce
+//! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`; `software/meeting/8` also where
+//!   there are GPUs
 //! * `.../no_peer/..`: without access to each other's memory, see `no_peer.rs`
 //! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
 //!
-//! `SMs` are the blocks of our kernels. NCCL's are found in the graphs it is captured in: `plain_blocks` and `windows_blocks`
-//! of the results of graphs.
+//! `SMs` are the blocks of our kernels. NCCL's are found in the graphs it is captured in: `plain_blocks` and
+//! `windows_blocks` of the results of graphs.
 //!
-//! `--plot DIR` draws each sweep of sizes; `--case-ms MS` is how long each size is measured. Without GPUs only ours run, on software GPUs, up to 4 MB.
+//! `--plot DIR` draws each sweep of sizes; `--case-ms MS` is how long each size is measured. Without GPUs only ours
+//! run, on software GPUs, up to 4 MB.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -81,10 +86,12 @@ fn main() {
     unsafe {
         // Never multicast: on a shared host it can put GPUs of others out of service.
         std::env::set_var("NCCL_NVLS_ENABLE", "0");
-        // NCCL's kernels for symmetric memory, also where one process has several ranks, and for memory that is not registered.
+        // NCCL's kernels for symmetric memory, also where one process has several ranks, and for memory that is not
+        // registered.
         std::env::set_var("NCCL_SINGLE_PROC_MEM_REG_ENABLE", "1");
         std::env::set_var("NCCL_SYM_NOWIN_ENABLE", "1");
-        // Buffers of graphs are registered only by processes of one GPU each; others may hang (see it in NCCL's env.html).
+        // Buffers of graphs are registered only by processes of one GPU each; others may hang (see it in NCCL's
+        // env.html).
         std::env::set_var("NCCL_GRAPH_REGISTER", "0");
     }
     let mut bench = Bench::new("collectives");

@@ -164,8 +164,8 @@ impl Rank {
     /// Enqueues the operation on `total` elements, as [`Op::lengths`] counts them.
     ///
     /// # Safety
-    /// The addresses are of as many elements of the type as the operation touches, and stay so until the stream is past it;
-    /// the stream is of the device of this rank, and the context is current. All ranks call the same.
+    /// The addresses are of as many elements of the type as the operation touches, and stay so until the stream is past
+    /// it; the stream is of the device of this rank, and the context is current. All ranks call the same.
     pub unsafe fn call(&self, op: Op, dtype: c_int, [src, dst]: [u64; 2], size: usize, total: usize, stream: CUstream) {
         let (src, dst) = (src as Pointer, dst as Pointer);
         let (part, comm, f) = (total / self.world, self.comm, &self.nccl.functions);

@@ -1,8 +1,10 @@
-//! All-reduce where no GPU may name another's memory, against NCCL with `NCCL_P2P_DISABLE=1`; and what the host's links can carry.
+//! All-reduce where no GPU may name another's memory, against NCCL with `NCCL_P2P_DISABLE=1`; and what the host's links
+//! can carry.
 //!
-//! NCCL reads its environment once, so it runs in two processes of its own, without and with `NCCL_SHM_USE_CUDA_MEMCPY=1`
-//! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>), which take turns with ours; what counts is the better one
-//! at each size. Each process checks its results before anything is timed.
+//! NCCL reads its environment once, so it runs in two processes of its own, without and with
+//! `NCCL_SHM_USE_CUDA_MEMCPY=1` (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>), which take
+//! turns with ours; what counts is the better one at each size. Each process checks its results before anything is
+//! timed.
 
 use std::{
     cell::RefCell,
@@ -150,8 +152,8 @@ fn point(
     Some(medians.min_by(f64::total_cmp)? / ours)
 }
 
-/// GB/s that each device's link carries each way, when all carry both ways at once by copy engines: pieces that are sent again and
-/// again from and to the same page-locked memory, which stays in the host's cache where it fits.
+/// GB/s that each device's link carries each way, when all carry both ways at once by copy engines: pieces that are
+/// sent again and again from and to the same page-locked memory, which stays in the host's cache where it fits.
 fn carry(bench: &mut Bench, case: &str, pool: &GpuPool, piece: usize) {
     let time = Duration::from_millis(bench.size(200, 50) as u64);
     bench.set_turns(1, bench.size(7, 3));

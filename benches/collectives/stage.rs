@@ -1,4 +1,5 @@
-//! Where the sides play: an operation's operands on every device, calls of either side on them, and the check of what comes out.
+//! Where the sides play: an operation's operands on every device, calls of either side on them, and the check of what
+//! comes out.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -127,8 +128,8 @@ impl<'a, T: Number> Stage<'a, T> {
         self.total * size_of::<T>()
     }
 
-    /// Runs `f` on every device with the side's operation there, whose operands are as at the beginning. With `aside` the operation
-    /// is on a stream of its own.
+    /// Runs `f` on every device with the side's operation there, whose operands are as at the beginning. With `aside`
+    /// the operation is on a stream of its own.
     pub fn each<R: Send>(
         &self,
         who: Who,
@@ -153,8 +154,9 @@ impl<'a, T: Number> Stage<'a, T> {
             let operands = self.operands(who, rank, &cuda, seat)?;
             let stream = cuda.stream().cu_stream();
             let call = &mut || {
-                // SAFETY: the seat's buffers, or the windows, are as long as the operation says; they stay, since the seat is locked
-                // and the streams are waited for at the scope's end; the stream is the device's, whose thread this is.
+                // SAFETY: the seat's buffers, or the windows, are as long as the operation says; they stay, since the
+                // seat is locked and the streams are waited for at the scope's end; the stream is the device's, whose
+                // thread this is.
                 unsafe { rank.call(self.op, T::NCCL, operands, size_of::<T>(), self.total, stream) };
                 Ok(())
             };

@@ -34,8 +34,8 @@ pub struct Point {
     pub ours: Times,
     pub plain: Option<Times>,
     pub windows: Option<Times>,
-    /// Multiprocessors that our kernels are on, where the pool says so: of all-reduces. NCCL says so only in its log, and logging
-    /// takes time.
+    /// Multiprocessors that our kernels are on, where the pool says so: of all-reduces. NCCL says so only in its log,
+    /// and logging takes time.
     pub blocks: Option<u32>,
 }
 
@@ -158,8 +158,8 @@ fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize,
     let players = stage.players();
     players.iter().for_each(|&who| stage.check(who, case));
 
-    // A turn is a few milliseconds, so that the wait at its end does not count, and at least a few operations. The first turn is not asked:
-    // it may meet threads that sleep, and connections that are not made.
+    // A turn is a few milliseconds, so that the wait at its end does not count, and at least a few operations. The
+    // first turn is not asked: it may meet threads that sleep, and connections that are not made.
     let estimates: Vec<f64> = players.iter().map(|&who| (stage.turn(who, 2, 3), stage.turn(who, 1, 3)).1).collect();
     let fastest = estimates.iter().copied().fold(f64::MAX, f64::min);
     let room = op.most_calls(stage.world()) - WARM_UP;

@@ -10,8 +10,8 @@ use crate::sides::Source;
 /// What it is called in tables.
 pub const NAME: &str = "cuMemAllocAsync";
 
-/// The default pool of one device, and a stream of its own to use it on. Its calls are made on the device's thread, where the
-/// device's context is current.
+/// The default pool of one device, and a stream of its own to use it on. Its calls are made on the device's thread,
+/// where the device's context is current.
 pub struct DriverPool {
     pool: sys::CUmemoryPool,
     stream: sys::CUstream,

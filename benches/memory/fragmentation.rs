@@ -1,10 +1,10 @@
 //! Loops that have run others out of memory with much of it free, under a limit that leaves no room for waste.
 //!
-//! * `keep_last`: [pytorch#193400](https://github.com/pytorch/pytorch/issues/193400): 91 MiB, 45.5 MiB and 2 MiB are allocated,
-//!   the first two freed, the small one kept, a thousand times over. `keep_first`: the small one comes first, while what
-//!   was freed before lies there to be cut up.
-//! * `batches`: one more row in each batch, as in [pytorch#35901](https://github.com/pytorch/pytorch/issues/35901): each step's
-//!   blocks are all a little larger than those which have just been freed.
+//! * `keep_last`: [pytorch#193400](https://github.com/pytorch/pytorch/issues/193400): 91 MiB, 45.5 MiB and 2 MiB are
+//!   allocated, the first two freed, the small one kept, a thousand times over. `keep_first`: the small one comes
+//!   first, while what was freed before lies there to be cut up.
+//! * `batches`: one more row in each batch, as in [pytorch#35901](https://github.com/pytorch/pytorch/issues/35901):
+//!   each step's blocks are all a little larger than those which have just been freed.
 //!
 //! Refused requests, and what was held for what was needed: the most of any cycle.
 
@@ -85,8 +85,8 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Bytes held for the most that has been needed so far, at worst. What is held at first is not counted: a chunk may be more
-    /// than the first cycles need.
+    /// Bytes held for the most that has been needed so far, at worst. What is held at first is not counted: a chunk may
+    /// be more than the first cycles need.
     fn worst(&self, cycles: &Cycles) -> f64 {
         let each = self.reserved.iter().zip(&cycles.live).map(|(held, &live)| held / live as f64);
         each.skip(cycles.live.len() / 10).fold(0.0, f64::max)

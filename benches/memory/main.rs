@@ -1,12 +1,12 @@
-//! The memory pool against the driver's own, `cuMemAllocAsync` and `cuMemFreeAsync` from the same device threads (default
-//! pool, release threshold raised, so that it keeps what is freed), and against PyTorch's caching allocator.
+//! The memory pool against the driver's own, `cuMemAllocAsync` and `cuMemFreeAsync` from the same device threads
+//! (default pool, release threshold raised, so that it keeps what is freed), and against PyTorch's caching allocator.
 //!
-//! * `small/<pair_4K or ring_16>/<one or all>`: 4 KiB from the pool and back; sixteen live ones of mixed small sizes, of which
-//!   one after the other is replaced. On one device thread, and on all at once, with the one among the peers.
-//! * `large/<live>`: of so many live blocks a random one is freed, and as much allocated again. Of 1 to 512 MiB each; with 1000
-//!   live ones of 1 to 64 MiB, with 10,000 of 1 to 4, so that three sides' memory fits on a GPU.
-//! * `remote/<thread or device>/<producers>`: drops on other threads than the owner's; `remote/take`: what they cost the owner
-//!   when he allocates the same memory again, against memory that he has freed himself
+//! * `small/<pair_4K or ring_16>/<one or all>`: 4 KiB from the pool and back; sixteen live ones of mixed small sizes,
+//!   of which one after the other is replaced. On one device thread, and on all at once, with the one among the peers.
+//! * `large/<live>`: of so many live blocks a random one is freed, and as much allocated again. Of 1 to 512 MiB each;
+//!   with 1000 live ones of 1 to 64 MiB, with 10,000 of 1 to 4, so that three sides' memory fits on a GPU.
+//! * `remote/<thread or device>/<producers>`: drops on other threads than the owner's; `remote/take`: what they cost
+//!   the owner when he allocates the same memory again, against memory that he has freed himself
 //! * `steal/<in_flight, ordered or over>`: memory that one stream has used, for another; the peer is the same stream
 //! * `rmm_random/<allocations>/<most MiB>`, `rmm_streams/<streams>`: RMM's benchmarks `random_allocations` and
 //!   `multi_stream_allocations`, re-implemented (see `trace` and `streams`)
@@ -14,8 +14,8 @@
 //! * `waste`: bytes held for bytes asked for, by the rounding of sizes
 //! * `words/is_complete`: asking whether work is over, against `cuEventQuery`
 //!
-//! Operations are nanoseconds each, in batches; medians of many turns. `GPU_POOL_TORCH` names the program that is PyTorch's
-//! side (`benches/peers`). On software GPUs the numbers say what the pool's own books cost.
+//! Operations are nanoseconds each, in batches; medians of many turns. `GPU_POOL_TORCH` names the program that is
+//! PyTorch's side (`benches/peers`). On software GPUs the numbers say what the pool's own books cost.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -89,8 +89,8 @@ impl Machine {
     }
 }
 
-/// Sets so many turns as take some seconds, up to `most`; `slowest` is a turn of the slowest side. A peer may be asked to map
-/// gigabytes at each operation.
+/// Sets so many turns as take some seconds, up to `most`; `slowest` is a turn of the slowest side. A peer may be asked
+/// to map gigabytes at each operation.
 pub fn pace(bench: &mut Bench, most: usize, slowest: impl FnOnce()) {
     let clock = Instant::now();
     slowest();

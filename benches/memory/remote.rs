@@ -1,7 +1,7 @@
 //! Drops on other threads than the owner's.
 //!
-//! The owner's thread takes a batch and hands it over, outside of what is timed; the producers drop it, all at once. They are
-//! plain threads, which share a lane of the device's returns, or other devices' threads, which have one each.
+//! The owner's thread takes a batch and hands it over, outside of what is timed; the producers drop it, all at once.
+//! They are plain threads, which share a lane of the device's returns, or other devices' threads, which have one each.
 
 use std::{mem, sync::Barrier, thread, time::Instant};
 

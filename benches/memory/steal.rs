@@ -1,4 +1,5 @@
-//! Memory that one stream has used, for another one, with no other memory left: what the waits cost, and how many there are.
+//! Memory that one stream has used, for another one, with no other memory left: what the waits cost, and how many there
+//! are.
 
 use std::time::Instant;
 

@@ -1,9 +1,10 @@
-//! RMM's [`multi_stream_allocations`](https://github.com/rapidsai/rmm/blob/main/cpp/benchmarks/multi_stream_allocations): four
-//! kernels, each with a buffer of 8 bytes of its own, on one stream after the other. The buffer is dropped as soon as its kernel
-//! is launched; the host waits at the end.
+//! RMM's
+//! [`multi_stream_allocations`](https://github.com/rapidsai/rmm/blob/main/cpp/benchmarks/multi_stream_allocations):
+//! four kernels, each with a buffer of 8 bytes of its own, on one stream after the other. The buffer is dropped as soon
+//! as its kernel is launched; the host waits at the end.
 //!
-//! A pool that hands a stream memory which another still uses makes them run one after the other (rmm#850), unless every stream
-//! has got memory of its own before ("prewarmed"). So the time should not depend on that.
+//! A pool that hands a stream memory which another still uses makes them run one after the other (rmm#850), unless
+//! every stream has got memory of its own before ("prewarmed"). So the time should not depend on that.
 
 use std::{cell::OnceCell, time::Instant};
 

@@ -13,8 +13,8 @@ use crate::{
     trace::Trace,
 };
 
-/// The program that `GPU_POOL_TORCH` names: `torch_allocator`, built from `benches/peers/torch_allocator.cpp`, or, where that
-/// cannot be built, `torch_allocator.py`. Both understand the same orders, which are in the C++ file.
+/// The program that `GPU_POOL_TORCH` names: `torch_allocator`, built from `benches/peers/torch_allocator.cpp`, or,
+/// where that cannot be built, `torch_allocator.py`. Both understand the same orders, which are in the C++ file.
 pub struct Torch {
     pub name: &'static str,
     pub program: String,

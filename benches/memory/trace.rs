@@ -25,8 +25,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `live` blocks; of these, one after the other (or a random one) is replaced by one of a size from `sizes` (or its own
-    /// size).
+    /// `live` blocks; of these, one after the other (or a random one) is replaced by one of a size from `sizes` (or its
+    /// own size).
     pub fn small_ring(live: usize, steps: usize, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         // Mostly a few KiB, as launch parameters, sums and biases are; all sizes of a slab.
@@ -54,9 +54,9 @@ impl Trace {
         trace.finish()
     }
 
-    /// RMM's [`random_allocations`](https://github.com/rapidsai/rmm/blob/main/cpp/benchmarks/random_allocations): 2 n steps, of
-    /// which 73 % allocate while there are fewer than n and no more than 16,000 MiB would be live; the others free a random one.
-    /// Sizes are uniform from 1 byte to so many MiB. What is left is freed at the end.
+    /// RMM's [`random_allocations`](https://github.com/rapidsai/rmm/blob/main/cpp/benchmarks/random_allocations): 2 n
+    /// steps, of which 73 % allocate while there are fewer than n and no more than 16,000 MiB would be live; the others
+    /// free a random one. Sizes are uniform from 1 byte to so many MiB. What is left is freed at the end.
     pub fn rmm_random(allocations: usize, most_mib: u64, seed: u64) -> Self {
         const USAGE: u64 = 16_000 * MIB;
         let mut dice = Dice::new(seed);
@@ -128,8 +128,8 @@ impl Trace {
         if self.replaces { self.again.len() / 2 } else { self.again.len() }
     }
 
-    /// For other programs: numbers of 64 bits, in this machine's order. Slots, operations, steps of the first part, of the
-    /// second; then slot and bytes of each step.
+    /// For other programs: numbers of 64 bits, in this machine's order. Slots, operations, steps of the first part, of
+    /// the second; then slot and bytes of each step.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let head = [self.slots, self.operations(), self.first.len(), self.again.len()].map(|n| n as u64);
         let steps = self.first.iter().chain(&self.again).flat_map(|step| [step.slot.into(), step.bytes]);

@@ -1,4 +1,5 @@
-//! A side of a comparison that is a process of its own: it waits for a line `what rounds` and answers with microseconds.
+//! A side of a comparison that is a process of its own: it waits for a line `what rounds` and answers with
+//! microseconds.
 
 use std::{
     io::{BufRead, BufReader, Write},

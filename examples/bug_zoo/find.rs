@@ -89,7 +89,8 @@ fn judge(exhibit: &Exhibit, ground: &Ground, outcome: Outcome) -> Finding {
             let caught = trouble.caught();
             let how = match (caught, &trouble) {
                 (Some(caught), _) => words(caught).to_owned(),
-                // A software GPU is stricter than a real one: work that names freed memory is refused, or loses the device.
+                // A software GPU is stricter than a real one: work that names freed memory is refused, or loses the
+                // device.
                 (None, _) => "driver error".to_owned(),
             };
             let by_the_driver = !ground.check && !ground.cuda && caught.is_none();

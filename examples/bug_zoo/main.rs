@@ -1,5 +1,5 @@
-//! A walk through the mistakes that programs for several GPUs are made of: each with the thread where somebody made it in
-//! public, what becomes of it, how it is caught, and a mended twin.
+//! A walk through the mistakes that programs for several GPUs are made of: each with the thread where somebody made it
+//! in public, what becomes of it, how it is caught, and a mended twin.
 //!
 //! ```sh
 //! cargo run --example bug_zoo                              # all of it; no GPU needed

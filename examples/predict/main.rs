@@ -1,10 +1,10 @@
 //! What an all-reduce would take on a machine that is not here: software GPUs in virtual time, on machines given by a
 //! [`Topology`](gpu_pool::Topology).
 //!
-//! `cargo run --release --example predict` holds the prediction against what was measured on 8 x H200 and then goes where
-//! nothing was measured: 16 and 64 devices on one switch, two nodes. `--plot docs/src/plots/predicted_all_reduce.svg` draws that;
-//! `--machine FILE` (with `--features topology-files`) predicts for a machine of your own. Nothing is computed and no
-//! memory is touched: the pools are *dry*. The parts:
+//! `cargo run --release --example predict` holds the prediction against what was measured on 8 x H200 and then goes
+//! where nothing was measured: 16 and 64 devices on one switch, two nodes. `--plot
+//! docs/src/plots/predicted_all_reduce.svg` draws that; `--machine FILE` (with `--features topology-files`) predicts
+//! for a machine of your own. Nothing is computed and no memory is touched: the pools are *dry*. The parts:
 //!
 //! * `ring`: the copy-engine ring that was measured, call for call; `pool`: the crate's own `Device::all_reduce`
 //! * `measured`: what it is held against; `report`, `plot`: what is shown

@@ -2,8 +2,8 @@
 
 use gpu_pool::{GpuPool, ReduceOp, Result, Topology};
 
-/// Microseconds of one `Device::all_reduce` of `bytes` of `f32`: the mean of back-to-back calls, by timing events of the
-/// slowest device.
+/// Microseconds of one `Device::all_reduce` of `bytes` of `f32`: the mean of back-to-back calls, by timing events of
+/// the slowest device.
 pub fn all_reduce(machine: &Topology, bytes: usize) -> Result<f64> {
     const CALLS: u32 = 4;
     let pool = GpuPool::builder().topology(machine.clone()).dry().build()?;

@@ -1,8 +1,8 @@
 //! The copy-engine ring all-reduce that was measured on 8 x H200, call for call, on the waist of the crate
 //! ([`gpu_pool::driver`]): it pushes into its neighbour's memory, which the public face has no word for.
 //!
-//! Each device has a copy stream and an add stream, and cuts each of its chunks into pieces, so that one piece is added up
-//! while the next one is copied:
+//! Each device has a copy stream and an add stream, and cuts each of its chunks into pieces, so that one piece is added
+//! up while the next one is copied:
 //!
 //! ```text
 //! reduce-scatter, step s:  copy stream: chunk (d - s) goes to the scratch of d + 1     add stream: chunk (d - 1 - s) += scratch
@@ -126,8 +126,8 @@ impl Ring {
         Ok(Timing { call: slowest(|t| t.call), submit: slowest(|t| t.submit) })
     }
 
-    /// A member's thread. It waits for nothing on the device before all have submitted: virtual time then knows all that
-    /// is to be done. A member that fails takes the others with it by the deadline of their waits at most.
+    /// A member's thread. It waits for nothing on the device before all have submitted: virtual time then knows all
+    /// that is to be done. A member that fails takes the others with it by the deadline of their waits at most.
     fn member(&self, d: usize, calls: usize, together: &Barrier) -> Result<Timing> {
         let gpu = &*self.members[d].gpu;
         let now = || host::virtual_now(gpu).map_or(0.0, |now| 1e6 * now.as_secs_f64());
@@ -315,8 +315,8 @@ unsafe fn add_f32(_: LaunchDims, args: &[HostArg]) {
         panic!("add_f32 takes a slice that it writes and one that it reads")
     };
     let len = bytes / size_of::<f32>();
-    // SAFETY: the software GPU hands out live ranges, 4-byte aligned since pieces are whole numbers of floats, the first
-    // one exclusively; both are a piece long.
+    // SAFETY: the software GPU hands out live ranges, 4-byte aligned since pieces are whole numbers of floats, the
+    // first one exclusively; both are a piece long.
     let (sum, more) = unsafe {
         (std::slice::from_raw_parts_mut(sum.cast::<f32>(), len), std::slice::from_raw_parts(more.cast::<f32>(), len))
     };

@@ -20,8 +20,8 @@ const BRIGHTEST: u8 = 16;
 /// One image in five is held out, as 1437 and 360 of the 1797 that are shipped.
 const HELD_OUT: usize = 5;
 const SPLIT_SEED: u64 = 7;
-/// Larger data are not what this example is for, and a few bytes of gzip may unpack to any size. So the bytes of all are
-/// limited,
+/// Larger data are not what this example is for, and a few bytes of gzip may unpack to any size. So the bytes of all
+/// are limited,
 const MOST_BYTES: u64 = 64 << 20;
 /// the images, which take more memory than their text does,
 const MOST_IMAGES: usize = 100_000;

@@ -1,7 +1,7 @@
 //! The steps between the matrix products: `kernels/mlp.cu` and its Rust twins.
 //!
-//! A twin computes the same as its kernel and is what a software GPU runs. Only `expf` and `logf` may differ in the last
-//! bit between the two.
+//! A twin computes the same as its kernel and is what a software GPU runs. Only `expf` and `logf` may differ in the
+//! last bit between the two.
 
 use gpu_pool::{Module, kernel};
 

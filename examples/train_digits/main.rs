@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Every batch is sharded over the devices; each has a replica of the model in a `PerDevice`, computes the gradients of
-//! its rows, exchanges them in buckets while the backward pass goes on (weighted by rows: the last batch is uneven) and takes
-//! the same step, so the replicas stay equal bit for bit. The parts:
+//! its rows, exchanges them in buckets while the backward pass goes on (weighted by rows: the last batch is uneven) and
+//! takes the same step, so the replicas stay equal bit for bit. The parts:
 //!
 //! * `data`: the digits, read and split; `rng`: one generator with a seed for all that is random
 //! * `kernels`: the device code with its Rust twins; `model`: a replica; `train`: the loop

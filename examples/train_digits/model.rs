@@ -67,8 +67,8 @@ fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
 impl Replica {
     /// The same weights everywhere, this device's shard of the images held out, and room for `rows` losses.
     pub fn new(dev: &Device, shard: &Shard, weights: &[f32], held_out: &Images, rows: usize) -> Result<Replica> {
-        // Each device scales by the rows of the whole batch, so the sum is the mean over rows, not over devices. A bucket for
-        // each layer, which is much too small: so there is something to overlap.
+        // Each device scales by the rows of the whole batch, so the sum is the mean over rows, not over devices. A
+        // bucket for each layer, which is much too small: so there is something to overlap.
         let exchange = GradientExchange::builder().reduce(ReduceOp::Sum).first_bucket_bytes(4 << 10);
         Ok(Replica {
             weights: dev.upload(weights)?,
@@ -102,8 +102,8 @@ impl Replica {
         Ok(StepTimes { uploaded, computed, exchanged, updated: dev.record_timed()? })
     }
 
-    /// Forward and backward; leaves the rows' losses behind those of the steps before. The exchange of the second layer's
-    /// gradients begins before the first layer's are computed.
+    /// Forward and backward; leaves the rows' losses behind those of the steps before. The exchange of the second
+    /// layer's gradients begins before the first layer's are computed.
     fn gradients(
         &mut self,
         dev: &Device,

@@ -178,8 +178,8 @@ fn by_step(mut losses: &[f32], lengths: impl Iterator<Item = usize>) -> Vec<f64>
         .collect()
 }
 
-/// Time in forward, backward and update, and time in which the exchange is all there is to do (which includes waiting for the
-/// slowest device).
+/// Time in forward, backward and update, and time in which the exchange is all there is to do (which includes waiting
+/// for the slowest device).
 fn times(steps: &[StepTimes]) -> gpu_pool::Result<(Duration, Duration)> {
     let (mut compute, mut exchange) = (Duration::ZERO, Duration::ZERO);
     for step in steps {

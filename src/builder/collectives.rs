@@ -4,8 +4,8 @@ use super::Builder;
 use crate::{Algorithm, ReduceOrder, Tune};
 
 impl Builder {
-    /// By which algorithm (default: what is fastest for the operation, its size and the machine). Where the one that is asked
-    /// for cannot do an operation, that runs as by default. For tests, and for who knows better.
+    /// By which algorithm (default: what is fastest for the operation, its size and the machine). Where the one that is
+    /// asked for cannot do an operation, that runs as by default. For tests, and for who knows better.
     ///
     /// ```
     /// # use gpu_pool::{Algorithm, GpuPool, ReduceOp};
@@ -23,16 +23,17 @@ impl Builder {
         self
     }
 
-    /// In which order sums are added up. [`ReduceOrder::Rank`] makes the bits of a sum independent of where its terms stand in a
-    /// buffer, of the buffer's size and of the algorithm; it keeps `all_reduce` from the ring.
+    /// In which order sums are added up. [`ReduceOrder::Rank`] makes the bits of a sum independent of where its terms
+    /// stand in a buffer, of the buffer's size and of the algorithm; it keeps `all_reduce` from the ring.
     pub fn reduce_order(mut self, order: ReduceOrder) -> Self {
         self.reduce_order = order;
         self
     }
 
     /// Where the collectives have their limits from: up to which size they go as packets, how many blocks kernels have.
-    /// Default: a table where the crate has one for these GPUs; else GPUs with access to each other's memory are measured when the pool is
-    /// built, which takes up to about 100 ms. What was decided, [`GpuPool::explain`](crate::GpuPool::explain) says. No bit depends on it.
+    /// Default: a table where the crate has one for these GPUs; else GPUs with access to each other's memory are
+    /// measured when the pool is built, which takes up to about 100 ms. What was decided,
+    /// [`GpuPool::explain`](crate::GpuPool::explain) says. No bit depends on it.
     ///
     /// ```
     /// # use gpu_pool::{DType, GpuPool, ReduceOp, Tune};

@@ -12,8 +12,8 @@ use std::{env, panic::Location, sync::Once, time::Duration};
 /// What the names of all variables begin with.
 const PREFIX: &str = "GPU_POOL_";
 
-/// The rest of the name of each variable that the crate, its tests, benches, examples or CI read. A unit test compares the
-/// list with the sources.
+/// The rest of the name of each variable that the crate, its tests, benches, examples or CI read. A unit test compares
+/// the list with the sources.
 const KNOWN: [&str; 33] = [
     "ALGORITHM",
     "BACKEND",

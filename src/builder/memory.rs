@@ -43,18 +43,19 @@ impl Builder {
         self
     }
 
-    /// How much more memory than the most that was ever in use the pool may take from each device before it moves free memory
-    /// together instead: 1.1 for ten per cent. Default: it moves memory only when the device has no more.
+    /// How much more memory than the most that was ever in use the pool may take from each device before it moves free
+    /// memory together instead: 1.1 for ten per cent. Default: it moves memory only when the device has no more.
     ///
-    /// Free memory that lies in pieces cannot serve a request that is larger than each of them, so a pool takes more than
-    /// is ever in use at once. With virtual memory ([`memory_backing`](Self::memory_backing)) pieces can be moved together by
-    /// mapping them anew, 2 to 64 MiB at a time, without a copy; but each of these moves costs the driver calls of an unmapping
-    /// and of a mapping, and the host waits for what streams still do with the pieces. So this is for programs whose
-    /// memory others need, and not for the fastest steps: by default a program that repeats itself makes no driver call
-    /// at all after its first steps.
+    /// Free memory that lies in pieces cannot serve a request that is larger than each of them, so a pool takes more
+    /// than is ever in use at once. With virtual memory ([`memory_backing`](Self::memory_backing)) pieces can be moved
+    /// together by mapping them anew, 2 to 64 MiB at a time, without a copy; but each of these moves costs the driver
+    /// calls of an unmapping and of a mapping, and the host waits for what streams still do with the pieces. So this is
+    /// for programs whose memory others need, and not for the fastest steps: by default a program that repeats itself
+    /// makes no driver call at all after its first steps.
     ///
     /// What it gains, in a simulation of RMM's `random_allocations` (n = 1000), mean of ten seeds: the most that was
-    /// taken as a multiple of the most that was asked for, and the moves when the same operations come again on the same pool.
+    /// taken as a multiple of the most that was asked for, and the moves when the same operations come again on the
+    /// same pool.
     ///
     /// | largest request | default | 1.25 | 1.15 | 1.1 | 1.05 |
     /// |---|---|---|---|---|---|
@@ -63,8 +64,8 @@ impl Builder {
     /// | 1 GiB | 1.35, none | 1.26, 212 | 1.18, 623 | 1.14, 882 | 1.11, 1178 |
     /// | 4 GiB | 1.63, none | 1.26, 1816 | 1.17, 3078 | 1.12, 3994 | 1.07, 4873 |
     ///
-    /// The bound is not kept at any price: where too little that is free can move as a whole, memory is taken nevertheless; and
-    /// without virtual memory nothing moves.
+    /// The bound is not kept at any price: where too little that is free can move as a whole, memory is taken
+    /// nevertheless; and without virtual memory nothing moves.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -94,9 +95,9 @@ impl Builder {
         self
     }
 
-    /// Called when a device's memory is used up and everything else has been tried, on its thread (for page-locked memory: on the
-    /// thread that asks); `true` asks for another
-    /// attempt. For caches of your own: drop their buffers there, on whatever device they are.
+    /// Called when a device's memory is used up and everything else has been tried, on its thread (for page-locked
+    /// memory: on the thread that asks); `true` asks for another attempt. For caches of your own: drop their buffers
+    /// there, on whatever device they are.
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};
@@ -120,8 +121,8 @@ impl Builder {
     }
 
     /// Whether the memory pools keep account of who holds what, by places in the program, and of what happened: for
-    /// [`Device::memory_snapshot`](crate::Device::memory_snapshot), for the report of an out-of-memory, and for that of leaks
-    /// at [`close`](crate::GpuPool::close). Default: in builds with debug assertions.
+    /// [`Device::memory_snapshot`](crate::Device::memory_snapshot), for the report of an out-of-memory, and for that of
+    /// leaks at [`close`](crate::GpuPool::close). Default: in builds with debug assertions.
     pub fn record_memory(mut self, record: bool) -> Self {
         self.memory.record = Some(record);
         self

@@ -29,8 +29,8 @@ use std::{
 
 /// A wait in which nothing of the gang advances for this long has failed.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
-/// Up to so many software GPUs whose operations run one at a time, the means of all staged copies are made when the pool is
-/// built: made when first needed, the numbers of their streams would depend on which device thread came first.
+/// Up to so many software GPUs whose operations run one at a time, the means of all staged copies are made when the
+/// pool is built: made when first needed, the numbers of their streams would depend on which device thread came first.
 const STAGED_AT_BUILD: usize = 16;
 
 impl Builder {
@@ -133,8 +133,8 @@ impl Builder {
     }
 }
 
-/// Many only where every device thread has a core of its own with one to spare. None where time is computed, or operations run one at a
-/// time: there members hear their peers in one order.
+/// Many only where every device thread has a core of its own with one to spare. None where time is computed, or
+/// operations run one at a time: there members hear their peers in one order.
 fn polls(cores: usize, devices: usize, computed: bool) -> usize {
     match computed {
         true => 0,
@@ -143,8 +143,8 @@ fn polls(cores: usize, devices: usize, computed: bool) -> usize {
     }
 }
 
-/// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how many
-/// cores there are.
+/// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how
+/// many cores there are.
 fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
     if stepped { 1 } else { (cores / devices / 2).clamp(1, 4) }
 }

@@ -1,26 +1,28 @@
-//! Several devices of a pool on one GPU: for tests of what needs more devices than there are GPUs, with the kernels of GPUs.
+//! Several devices of a pool on one GPU: for tests of what needs more devices than there are GPUs, with the kernels of
+//! GPUs.
 //!
-//! Where the crate would take one for the other, it goes by these: the object of the driver and not the UUID (fault plans); a
-//! place on the GPU ([`Turns`](crate::runtime::turn::Turns)); how many share it ([`Link::sharers`](crate::memory::link::Link)).
+//! Where the crate would take one for the other, it goes by these: the object of the driver and not the UUID (fault
+//! plans); a place on the GPU ([`Turns`](crate::runtime::turn::Turns)); how many share it
+//! ([`Link::sharers`](crate::memory::link::Link)).
 //!
 //! **Kernels that wait for each other** must all get to run. Those of one GPU do, if all their blocks fit on it at once
-//! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind something that waits for it.
-//! Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most), each in the order
-//! of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Kernels of different streams that
-//! follow each other in a queue run side by side all the same (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it);
-//! but what waits for a kernel, such as the next one of its stream, holds up all that is behind it. So a device that shares its
-//! GPU submits nothing after such a kernel before all that are to be launched have been
-//! ([`barrier::Window`](crate::collective::barrier::Window)). Then what a kernel is behind of waits at most for kernels whose peers were
-//! all launched before this one, and so, the earliest first, all of them end. A launch that waits for room in a queue with the
-//! context's lock held stops nobody either, for the same reason. A graph is submitted as a whole: its kernels need queues of their
-//! own.
+//! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind something that waits
+//! for it. Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most),
+//! each in the order of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>).
+//! Kernels of different streams that follow each other in a queue run side by side all the same
+//! (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it); but what waits for a kernel, such as the next one
+//! of its stream, holds up all that is behind it. So a device that shares its GPU submits nothing after such a kernel
+//! before all that are to be launched have been ([`barrier::Window`](crate::collective::barrier::Window)). Then what a
+//! kernel is behind of waits at most for kernels whose peers were all launched before this one, and so, the earliest
+//! first, all of them end. A launch that waits for room in a queue with the context's lock held stops nobody either,
+//! for the same reason. A graph is submitted as a whole: its kernels need queues of their own.
 //!
-//! What is left: a device that is no member of a meeting may wait for a member's stream (a copy from its buffer, across groups) after
-//! that one's launch and before another's. With three devices on a GPU and more streams than queues, that wait may be in front of
-//! the other launch; then the deadline ends it.
+//! What is left: a device that is no member of a meeting may wait for a member's stream (a copy from its buffer, across
+//! groups) after that one's launch and before another's. With three devices on a GPU and more streams than queues, that
+//! wait may be in front of the other launch; then the deadline ends it.
 //!
-//! **Driver calls that wait for all kernels of a context**, now those of several devices: the
-//! [launch gate](crate::sync::LaunchGate) is the process's, and lets such a call begin only when the peers of every kernel that
+//! **Driver calls that wait for all kernels of a context**, now those of several devices: the [launch
+//! gate](crate::sync::LaunchGate) is the process's, and lets such a call begin only when the peers of every kernel that
 //! waits are launched. That is enough for one context as for several.
 
 use super::Builder;
@@ -41,23 +43,26 @@ pub(super) enum Sharing {
 }
 
 impl Builder {
-    /// Lets one CUDA GPU be several devices: `devices(&[0, 0, 0, 1, 1])` is a pool of five on two GPUs, where it would be an
-    /// error. **For tests** of code that needs more devices than there are GPUs, and for teaching. It is never faster.
+    /// Lets one CUDA GPU be several devices: `devices(&[0, 0, 0, 1, 1])` is a pool of five on two GPUs, where it would
+    /// be an error. **For tests** of code that needs more devices than there are GPUs, and for teaching. It is never
+    /// faster.
     ///
-    /// Each device has its thread, its streams, its memory pool and its part in collectives. They have one context, so what
-    /// loses one loses all.
-    /// * A device takes at most its part of the GPU's memory, unless [`memory_limit`](Self::memory_limit) says otherwise;
-    ///   [`memory_limit_percent`](Self::memory_limit_percent) is of its part.
+    /// Each device has its thread, its streams, its memory pool and its part in collectives. They have one context, so
+    /// what loses one loses all.
+    /// * A device takes at most its part of the GPU's memory, unless [`memory_limit`](Self::memory_limit) says
+    ///   otherwise; [`memory_limit_percent`](Self::memory_limit_percent) is of its part.
     /// * Kernels of collectives are small enough to run side by side, and go by the default limits, whatever
     ///   [`tune`](Self::tune) says.
-    /// * Start the process with `CUDA_DEVICE_MAX_CONNECTIONS=32`: with fewer hardware queues streams of several devices share one, and
-    ///   graphs whose kernels wait for each other may then wait until the [`timeout`](Self::timeout). The builder warns
-    ///   (by `tracing`); it cannot set the variable, which the driver reads once.
+    /// * Start the process with `CUDA_DEVICE_MAX_CONNECTIONS=32`: with fewer hardware queues streams of several devices
+    ///   share one, and graphs whose kernels wait for each other may then wait until the [`timeout`](Self::timeout).
+    ///   The builder warns (by `tracing`); it cannot set the variable, which the driver reads once.
     ///
-    /// `GPU_POOL_SHARE=4` does it for a program as it is: every device that would be opened is opened four times, in the order
-    /// `0,1,0,1,..`. With `GPU_POOL_SHARE=1` the list in `GPU_POOL_DEVICES` may name a GPU several times. What is said here wins.
+    /// `GPU_POOL_SHARE=4` does it for a program as it is: every device that would be opened is opened four times, in
+    /// the order `0,1,0,1,..`. With `GPU_POOL_SHARE=1` the list in `GPU_POOL_DEVICES` may name a GPU several times.
+    /// What is said here wins.
     ///
-    /// One GPU can be 16 devices at most. Of software GPUs there can be as many as one likes; one that is listed twice is an error, as ever.
+    /// One GPU can be 16 devices at most. Of software GPUs there can be as many as one likes; one that is listed twice
+    /// is an error, as ever.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool};

@@ -4,16 +4,19 @@
 //!
 //! Such a kernel spins until its peers' kernels run, so all of them must get to run:
 //!
-//! * none is launched before all members have arrived and match (the board), and from the commit on each member launches;
-//! * meanwhile nobody in the process is in a driver call that waits for kernels (the [launch gate](crate::sync::LaunchGate):
-//!   the member that commits opens it for all, each closes it for itself when it has launched);
-//! * on each device they run one at a time, in the order in which all members agree (the gang's), whatever their streams;
+//! * none is launched before all members have arrived and match (the board), and from the commit on each member
+//!   launches;
+//! * meanwhile nobody in the process is in a driver call that waits for kernels (the [launch
+//!   gate](crate::sync::LaunchGate): the member that commits opens it for all, each closes it for itself when it has
+//!   launched);
+//! * on each device they run one at a time, in the order in which all members agree (the gang's), whatever their
+//!   streams;
 //! * grids are small enough to be resident as a whole; and those of devices that share a GPU, all together;
-//! * a device that shares its GPU submits nothing between its launch and its peers' ([`Window`]): streams share hardware queues, and
-//!   a kernel that is behind something that waits for its peer's never runs.
+//! * a device that shares its GPU submits nothing between its launch and its peers' ([`Window`]): streams share
+//!   hardware queues, and a kernel that is behind something that waits for its peer's never runs.
 //!
-//! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their meetings pair by pair; a member
-//! that has missed one makes up for it when the gang has drained ([`make_up`]).
+//! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their meetings pair by
+//! pair; a member that has missed one makes up for it when the gang has drained ([`make_up`]).
 
 use super::{
     DType, Group, ReduceOp,
@@ -87,8 +90,8 @@ pub(super) enum Met {
 }
 
 impl Met {
-    /// Meets the others, whose kernels wait for this member's: the launch gate is open when they have met, if `commits`. All members
-    /// tell as much, `in_full` or in short.
+    /// Meets the others, whose kernels wait for this member's: the launch gate is open when they have met, if
+    /// `commits`. All members tell as much, `in_full` or in short.
     pub(super) fn of(
         group: &Group<'_>,
         request: &Request,
@@ -159,15 +162,15 @@ impl Drop for Window {
     fn drop(&mut self) {
         gate::launches().close(1);
         if self.shares {
-            // Until all that is to be launched has been: what comes next must not get in front of a peer's launch. That is also
-            // true of a launch that waits for room in a queue, with the context's lock held.
+            // Until all that is to be launched has been: what comes next must not get in front of a peer's launch. That
+            // is also true of a launch that waits for room in a queue, with the context's lock held.
             drop(gate::launches().block());
         }
     }
 }
 
-/// Opens the gate for the launches of collective `number` of a group and commits it; unless a peer has, or the gang has failed. It fails
-/// when blocking calls keep the gate closed for as long as the pool waits for anything.
+/// Opens the gate for the launches of collective `number` of a group and commits it; unless a peer has, or the gang has
+/// failed. It fails when blocking calls keep the gate closed for as long as the pool waits for anything.
 pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
     let (gate, members, dev) = (gate::launches(), group.count(), group.dev);
     let mut patience = Patience::new(dev.worker.shared.deadline);
@@ -196,7 +199,8 @@ pub(super) struct Missed {
     pub times: usize,
 }
 
-/// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that spins.
+/// Before a meeting: this thread may wait for others' launches, and the current stream comes after the last kernel that
+/// spins.
 pub(super) fn prepare(dev: &Device, name: &'static str, site: Site) -> Result<()> {
     check_not_blocked(dev, name, site)?;
     if let Some((stream, last)) = &*dev.worker.spinning.last.borrow()
@@ -218,7 +222,8 @@ pub(super) fn check_not_blocked(dev: &Device, name: &'static str, site: Site) ->
     Ok(())
 }
 
-/// A meeting that commits to a launch, which must come before the window is dropped. `blocks`: what peers' kernels touch.
+/// A meeting that commits to a launch, which must come before the window is dropped. `blocks`: what peers' kernels
+/// touch.
 pub(super) fn commit_by<R>(
     group: &Group<'_>,
     missed: Missed,
@@ -264,8 +269,8 @@ pub(super) fn of(group: &Group<'_>, signals: &Signals, place: u64) -> Meet {
     }
 }
 
-/// The device's gang has failed and drained: kernels that were never launched are launched now, only to be counted, and give up
-/// at once.
+/// The device's gang has failed and drained: kernels that were never launched are launched now, only to be counted, and
+/// give up at once.
 pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     let missed = worker.spinning.missed.take();
     let mut meets = missed.iter().flat_map(|missed| iter::repeat_n(missed.meet, missed.times));
@@ -281,8 +286,8 @@ pub(crate) fn make_up(worker: &Worker) -> Result<()> {
     if missed.is_empty() { Ok(()) } else { worker.drain() }
 }
 
-/// The same at the beginning of a scope, for a gang that could not do it since it got stuck: when this device is through with that
-/// one's work. (As long as it is not, the meetings wait.)
+/// The same at the beginning of a scope, for a gang that could not do it since it got stuck: when this device is
+/// through with that one's work. (As long as it is not, the meetings wait.)
 pub(crate) fn make_up_later(worker: &Worker) {
     if !worker.spinning.missed.borrow().is_empty()
         && worker.is_idle()

@@ -1,15 +1,16 @@
 //! The meeting: every member tells every other what it is about to do, before anyone does it.
 //!
-//! Between each ordered pair of devices there is a lock-free single-producer ring ([`crate::sync::ring`]); a slot holds a
-//! descriptor, never data. A member sends its [`Call`] to all others, then reads theirs; when it has read all and they
-//! match, it commits the sequence number on the gang's word. If a peer fails first, the abort wins for everyone; so a
-//! collective runs on all members or on none.
+//! Between each ordered pair of devices there is a lock-free single-producer ring ([`crate::sync::ring`]); a slot holds
+//! a descriptor, never data. A member sends its [`Call`] to all others, then reads theirs; when it has read all and
+//! they match, it commits the sequence number on the gang's word. If a peer fails first, the abort wins for everyone;
+//! so a collective runs on all members or on none.
 //!
-//! What all members of the gang are told, and is short, goes by [headline](super::headlines) instead, one line for all of them.
+//! What all members of the gang are told, and is short, goes by [headline](super::headlines) instead, one line for all
+//! of them.
 //!
-//! Messages are marked with their gang. Both ends see gangs in the same order (dispatch order), so a message of an older
-//! gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has left this
-//! one.
+//! Messages are marked with their gang. Both ends see gangs in the same order (dispatch order), so a message of an
+//! older gang is a leftover of a failed one and is dropped, and a message of a newer gang means that its sender has
+//! left this one.
 
 use super::{
     Group,
@@ -63,8 +64,8 @@ pub(crate) struct Lent {
     pub(crate) counts: Option<(Counts, Counts)>,
     /// Memory of the host through which the others get what it has.
     pub(crate) stage: Option<Area>,
-    /// Own memory that others fill, and its bytes: its predecessor in a ring, all in an exchange. Nobody keeps it for this member,
-    /// which waits for that.
+    /// Own memory that others fill, and its bytes: its predecessor in a ring, all in an exchange. Nobody keeps it for
+    /// this member, which waits for that.
     pub(crate) inbox: Option<(Address, usize)>,
 }
 
@@ -126,7 +127,8 @@ pub(crate) struct Endpoint {
     from: Vec<Option<Consumer<Message>>>,
     /// A message that it is not the time for: of a newer gang, or one that comes after a headline.
     kept: Vec<Option<Message>>,
-    /// By ordinal, of those that can be in a gang with headlines: to whom something was sent since the ring was seen empty.
+    /// By ordinal, of those that can be in a gang with headlines: to whom something was sent since the ring was seen
+    /// empty.
     sent: u64,
     /// Whether something was taken from a ring since somebody asked.
     took: bool,
@@ -167,8 +169,8 @@ impl Endpoint {
         self.to[to].as_mut().expect("a device does not send to itself").push(message)
     }
 
-    /// Says it to all members of a gang, as the one of this rank; unless they have no headlines, or something that was sent to one of
-    /// them has not been taken, which it would be heard before.
+    /// Says it to all members of a gang, as the one of this rank; unless they have no headlines, or something that was
+    /// sent to one of them has not been taken, which it would be heard before.
     pub(super) fn announce(&mut self, (gang, rank): (&Gang, usize), headlines: &Headlines, words: Words) -> bool {
         self.is_drained(gang.members()) && headlines.post(gang, rank, words)
     }
@@ -191,8 +193,8 @@ impl Endpoint {
         mem::take(&mut self.took)
     }
 
-    /// The next message of a gang from a device, which has this rank in it, if it has arrived. `Err` when the sender is in a newer gang
-    /// already.
+    /// The next message of a gang from a device, which has this rank in it, if it has arrived. `Err` when the sender is
+    /// in a newer gang already.
     pub(super) fn poll(
         &mut self,
         from: usize,
@@ -201,7 +203,8 @@ impl Endpoint {
     ) -> Result<Option<Message>, NewerGang> {
         let (place, kept) = (gang.place(), &mut self.kept[from]);
         loop {
-            // Mostly nothing is there, and nothing is to be moved. Before the headlines: whoever sees a message sees those before it.
+            // Mostly nothing is there, and nothing is to be moved. Before the headlines: whoever sees a message sees
+            // those before it.
             if kept.is_none()
                 && let Some(message) = self.from[from].as_mut().and_then(Consumer::pop)
             {
@@ -241,9 +244,9 @@ fn bit(device: usize) -> u64 {
 }
 
 impl Endpoint {
-    /// Takes out what gangs up to place `upto` have left unread: it holds buffers and values, and a ring that only failed
-    /// gangs have written to would be full one day (two members that each wait for room in the other's ring never get to
-    /// reading).
+    /// Takes out what gangs up to place `upto` have left unread: it holds buffers and values, and a ring that only
+    /// failed gangs have written to would be full one day (two members that each wait for room in the other's ring
+    /// never get to reading).
     fn leftovers(&mut self, upto: u64) -> Vec<Message> {
         let mut found = Vec::new();
         for (kept, from) in self.kept.iter_mut().zip(&mut self.from) {
@@ -272,8 +275,8 @@ pub(crate) fn forget(worker: &Worker, upto: u64) {
 pub(super) struct NewerGang;
 
 impl Group<'_> {
-    /// Meets all members of the group: their notices by rank, this member's own among them. When this returns `Ok`, the call is
-    /// committed: every member carries it through; with `spins`, by a kernel that waits for the others'.
+    /// Meets all members of the group: their notices by rank, this member's own among them. When this returns `Ok`, the
+    /// call is committed: every member carries it through; with `spins`, by a kernel that waits for the others'.
     pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Notice>; 8]>> {
         let dev = self.dev;
         if call.origin != Origin::CAPTURE {
@@ -284,8 +287,8 @@ impl Group<'_> {
         self.calls(&call);
         dev.worker.progress();
         let own = Arc::new(Notice { call, group: self.ranks().clone(), payload });
-        // A member that has left spoils this meeting, but not the next one of those who stay: they hear of this call all the same,
-        // and what they tell is taken out of the rings.
+        // A member that has left spoils this meeting, but not the next one of those who stay: they hear of this call
+        // all the same, and what they tell is taken out of the rings.
         let mut absent = None;
         self.tell_all(&own.call, || Body::Call(own.clone()), &mut absent)?;
         let mut all: SmallVec<[Arc<Notice>; 8]> = smallvec![own.clone(); self.count()];
@@ -319,8 +322,8 @@ impl Group<'_> {
         notice.group == *self.ranks()
     }
 
-    /// The error for a member that calls another group. The members of this one do not hear of it from those of the other, so it
-    /// fails the gang.
+    /// The error for a member that calls another group. The members of this one do not hear of it from those of the
+    /// other, so it fails the gang.
     pub(super) fn other_group(&self, call: &Call, member: usize, theirs: &Call) -> Error {
         let error = self.mismatch("group", (self.rank, call), (member, theirs));
         self.dev.session.gang.poison(self.dev.index(), error.clone());

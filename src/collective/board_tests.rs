@@ -80,7 +80,8 @@ proptest! {
     }
 }
 
-/// Members that meet again and again and say something more in between, each by headline or through the ring as it comes.
+/// Members that meet again and again and say something more in between, each by headline or through the ring as it
+/// comes.
 #[test]
 fn members_that_meet_hear_all_of_it_in_order() {
     const ROUNDS: usize = 20_000;
@@ -141,7 +142,8 @@ fn a_headline_waits_for_what_is_in_the_ring() {
     assert_eq!(listener.hear(0), Ok(Some(3)));
 }
 
-// A member that is slow hears what one has said to the gang that it has left since, however much that one says in others.
+// A member that is slow hears what one has said to the gang that it has left since, however much that one says in
+// others.
 #[test]
 fn who_has_gone_on_was_heard() {
     for by_ring in [false, true] {

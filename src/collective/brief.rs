@@ -1,11 +1,12 @@
 //! The meeting in short: for collectives whose kernels meet on the devices, all that a peer needs fits into a message.
 //!
-//! A [`Notice`](super::board::Notice) is shared memory: a peer that reads it fetches its lines from the sender's cache one by
-//! one, and lets go of it by a locked instruction on one more. With a message per peer that is what a meeting costs, so here
-//! there is nothing behind the message. The peers' memory is not kept alive by it either: a member's stream passes the collective
-//! only after the peers' kernels (the exit rule), and its own hazards keep it until then.
+//! A [`Notice`](super::board::Notice) is shared memory: a peer that reads it fetches its lines from the sender's cache
+//! one by one, and lets go of it by a locked instruction on one more. With a message per peer that is what a meeting
+//! costs, so here there is nothing behind the message. The peers' memory is not kept alive by it either: a member's
+//! stream passes the collective only after the peers' kernels (the exit rule), and its own hazards keep it until then.
 //!
-//! To the members of the whole gang it goes as a [headline](super::headlines), which they all read: one line of the cache each way.
+//! To the members of the whole gang it goes as a [headline](super::headlines), which they all read: one line of the
+//! cache each way.
 
 use super::{
     DType, Group, ReduceOp,
@@ -159,7 +160,8 @@ impl Group<'_> {
         self.known.in_short.expect("a kernel can meet its peers")
     }
 
-    /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed; with `spins`, the launch gate is open.
+    /// [`meet`](Group::meet) in short. When this returns `Ok`, the call is committed; with `spins`, the launch gate is
+    /// open.
     pub(super) fn meet_briefly(&self, own: Brief, call: &Call, spins: bool) -> Result<SmallVec<[Brief; 8]>> {
         let dev = self.dev;
         dev.check()?;
@@ -195,8 +197,8 @@ impl Group<'_> {
         Ok(all)
     }
 
-    /// The members' calls are not all the same: every member compares them in the same order, so every member reports the same
-    /// pair.
+    /// The members' calls are not all the same: every member compares them in the same order, so every member reports
+    /// the same pair.
     pub(super) fn differing(&self, call: impl Fn(usize) -> Call) -> Error {
         let first = call(0);
         let differs = |member: usize| first.differs(&call(member)).map(|what| (what, member));

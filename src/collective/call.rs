@@ -7,7 +7,8 @@ use std::{any::TypeId, panic::Location, sync::Arc};
 /// The operation that launches a graph's collectives together.
 pub(super) const LAUNCH: &str = "launch_graph";
 
-/// Whether a call is made now, or for a graph, or from one, or for a gradient exchange: members must agree on that, too.
+/// Whether a call is made now, or for a graph, or from one, or for a gradient exchange: members must agree on that,
+/// too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin(u64);
 
@@ -15,27 +16,28 @@ impl Origin {
     /// It only goes into a graph.
     pub(super) const CAPTURE: Origin = Origin(1);
 
-    /// From graphs whose first collective was the `number`-th that its group called in the gang at `place`: all members know that
-    /// alike, and no other graph has it (nor one of these two numbers).
+    /// From graphs whose first collective was the `number`-th that its group called in the gang at `place`: all members
+    /// know that alike, and no other graph has it (nor one of these two numbers).
     pub(super) fn graph(place: u64, number: u64) -> Self {
         Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
 
-    /// With a further collective, the group's `number`-th: graphs that were captured inside each other may begin with the same one
-    /// and be of one length (a step of FNV-1a).
+    /// With a further collective, the group's `number`-th: graphs that were captured inside each other may begin with
+    /// the same one and be of one length (a step of FNV-1a).
     pub(super) fn then(self, number: u64) -> Self {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
 
-    /// In all numbers of gradient exchanges, and in no others: 39 bits that say which one, and below them its step and the bucket.
+    /// In all numbers of gradient exchanges, and in no others: 39 bits that say which one, and below them its step and
+    /// the bucket.
     const EXCHANGE: u64 = 1 << 63;
     const STEP: u64 = (1 << 24) - 1;
     /// Of that, the bits in which the bucket is.
     const BUCKETS: u32 = 10;
     const BUCKET: u64 = (1 << Self::BUCKETS) - 1;
 
-    /// From the gradient exchange that was made when its group called its `number`-th collective in the gang at `place`. Hashed
-    /// (Fibonacci), so that it still fits into a meeting in short.
+    /// From the gradient exchange that was made when its group called its `number`-th collective in the gang at
+    /// `place`. Hashed (Fibonacci), so that it still fits into a meeting in short.
     fn exchange(place: u64, number: u64) -> Self {
         let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))

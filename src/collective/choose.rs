@@ -1,8 +1,8 @@
 //! Which algorithm carries a collective out, and why.
 //!
-//! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain) and the tuner ask
-//! here. Everything is pure: all members must come to the same answer, so it depends only on what they have in common: the call, the
-//! group, the pool.
+//! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain)
+//! and the tuner ask here. Everything is pure: all members must come to the same answer, so it depends only on what
+//! they have in common: the call, the group, the pool.
 
 use super::{
     DType, ReduceOp, ReduceOrder,
@@ -19,8 +19,8 @@ use crate::runtime::worker::Shared;
 pub(crate) enum KernelBarrier {
     /// Nowhere: events order them.
     None,
-    /// In the devices' memory, which all devices of the pool can access. Packets carry up to `ll` bytes to one peer, eager sends up to
-    /// `eager`.
+    /// In the devices' memory, which all devices of the pool can access. Packets carry up to `ll` bytes to one peer,
+    /// eager sends up to `eager`.
     OnDevices { ll: usize, eager: usize },
     /// In page-locked memory of the host. Packets carry up to `ll` bytes to one peer.
     InHost { ll: usize },
@@ -83,7 +83,8 @@ pub(crate) struct Case<'a> {
     pub reduce: ReduceOp,
     /// None for `all_to_all_v`, whose shape is known when the members have met.
     pub shape: Option<&'a Shape>,
-    /// Whether a graph is to hold it: with a kernel it stays one launch, and one meeting. The bits are the same either way.
+    /// Whether a graph is to hold it: with a kernel it stays one launch, and one meeting. The bits are the same either
+    /// way.
     pub captured: bool,
     /// Bytes of the largest buffer.
     pub bytes: usize,
@@ -154,8 +155,8 @@ impl<'a> Case<'a> {
         self.machine.software || self.members <= MOST
     }
 
-    /// Whether the members' kernels can wait for each other in the devices' memory. (In a pool without peer access they could do so in
-    /// the host's memory even in a group that has it, but flags there are slow.)
+    /// Whether the members' kernels can wait for each other in the devices' memory. (In a pool without peer access they
+    /// could do so in the host's memory even in a group that has it, but flags there are slow.)
     pub(crate) fn meets_on_devices(&self) -> bool {
         self.direct && self.members > 1 && matches!(self.machine.barrier, KernelBarrier::OnDevices { .. })
     }
@@ -193,7 +194,8 @@ impl<'a> Case<'a> {
     }
 }
 
-/// The algorithm, and why it is the one: the first in the table that was asked for and can do it, else the first that fits.
+/// The algorithm, and why it is the one: the first in the table that was asked for and can do it, else the first that
+/// fits.
 pub(crate) fn choose(case: &Case<'_>) -> (&'static dyn Algorithm, &'static str) {
     let asked = || TABLE.iter().find_map(|&algorithm| Some((algorithm, algorithm.asked_for(case)?)));
     let wished = !matches!(case.machine.wish, super::types::Algorithm::Auto | super::types::Algorithm::Direct);

@@ -10,23 +10,26 @@ use crate::{
 /// Operations of the whole gang. Every member calls them, in the same order, with the same counts, type and operation;
 /// anything else is [`Error::Mismatch`](crate::Error::Mismatch) on every member, naming two call sites, with no buffer
 /// touched and no hang. A member whose closure has already ended counts as a mismatch too; one that does not come is
-/// [`Error::Timeout`](crate::Error::Timeout) naming it. [`Group`](crate::Group) has the same operations for some of the members.
+/// [`Error::Timeout`](crate::Error::Timeout) naming it. [`Group`](crate::Group) has the same operations for some of the
+/// members.
 ///
-/// All are asynchronous on the current stream. When that stream has got past one, no peer touches the buffers that were given
-/// any more. Any length does, also 0, and any alignment. (Where sums are the host's, [`Algorithm::Host`](crate::Algorithm::Host),
-/// what adds up waits for the device.)
+/// All are asynchronous on the current stream. When that stream has got past one, no peer touches the buffers that were
+/// given any more. Any length does, also 0, and any alignment. (Where sums are the host's,
+/// [`Algorithm::Host`](crate::Algorithm::Host), what adds up waits for the device.)
 ///
-/// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]), so all members hold the same bits,
-/// and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a ring
-/// ([`Algorithm`](crate::Algorithm)) have an order of their own, as fixed, unless [`ReduceOrder::Rank`](crate::ReduceOrder) is asked for. A sum of `n` members is off by at
-/// most `n - 1` roundings of the accumulator's type, each of the size of the sum of magnitudes, and one of the element's.
+/// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]), so all members hold the same
+/// bits, and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a ring
+/// ([`Algorithm`](crate::Algorithm)) have an order of their own, as fixed, unless
+/// [`ReduceOrder::Rank`](crate::ReduceOrder) is asked for. A sum of `n` members is off by at most `n - 1` roundings of
+/// the accumulator's type, each of the size of the sum of magnitudes, and one of the element's.
 ///
-/// **Graphs.** Within [`capture`](Device::capture) they go into the graph. A launch is one meeting for all of them where kernels meet
-/// on the devices, and one for each elsewhere.
+/// **Graphs.** Within [`capture`](Device::capture) they go into the graph. A launch is one meeting for all of them
+/// where kernels meet on the devices, and one for each elsewhere.
 ///
-/// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that do not
-/// fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted), `OutOfMemory` for scratch,
-/// and the driver's. A failure of one member after the meeting fails the gang: the buffers' contents are unspecified then.
+/// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths that
+/// do not fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted),
+/// `OutOfMemory` for scratch, and the driver's. A failure of one member after the meeting fails the gang: the buffers'
+/// contents are unspecified then.
 impl Device {
     /// Replaces `x` on every member by the combination of all members' elements.
     ///
@@ -42,13 +45,14 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Algorithm: of a little, everybody sends everything to everybody, as packets that carry their flags (NCCL's "LL") or into memory
-    /// that the receiver has ready (MPI's eager protocol); of more, each member combines one slice of all buffers and writes it to all
-    /// of them (the fused pass of NCCL's symmetric kernels); of yet more, the parts of a slice are brought to its owner, and the sums
-    /// back: between two GPUs from 64 MB on by copy engines, among several from 8 MB on by kernels that only write to each other. Large
-    /// sums of `f32` and `f64` of more than two GPUs (from 32 MB on) go around a ring, reduce-scatter and all-gather,
-    /// `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009), by kernels that write to their neighbour, or by copies.
-    /// Without peer access kernels meet in the host's memory; where they cannot meet at all, `f32` and `f64` go around a ring.
+    /// Algorithm: of a little, everybody sends everything to everybody, as packets that carry their flags (NCCL's "LL")
+    /// or into memory that the receiver has ready (MPI's eager protocol); of more, each member combines one slice of
+    /// all buffers and writes it to all of them (the fused pass of NCCL's symmetric kernels); of yet more, the parts of
+    /// a slice are brought to its owner, and the sums back: between two GPUs from 64 MB on by copy engines, among
+    /// several from 8 MB on by kernels that only write to each other. Large sums of `f32` and `f64` of more than two
+    /// GPUs (from 32 MB on) go around a ring, reduce-scatter and all-gather, `2 (n - 1)` steps of `1 / n` of the buffer
+    /// (Patarasuk and Yuan, 2009), by kernels that write to their neighbour, or by copies. Without peer access kernels
+    /// meet in the host's memory; where they cannot meet at all, `f32` and `f64` go around a ring.
     /// [`explain`](crate::GpuPool::explain) says which it would be.
     ///
     /// # Errors
@@ -101,7 +105,8 @@ impl Device {
         self.everyone().reduce(x, op, root)
     }
 
-    /// Combines all members' `src`, which is as many parts as there are members, and gives member `r` part `r` in `dst`.
+    /// Combines all members' `src`, which is as many parts as there are members, and gives member `r` part `r` in
+    /// `dst`.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -142,7 +147,8 @@ impl Device {
         self.everyone().reduce_scatter_v(src, dst, counts, op)
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) whose result replaces part `r` of member `r`'s own `x`; the other parts stay.
+    /// [`reduce_scatter`](Self::reduce_scatter) whose result replaces part `r` of member `r`'s own `x`; the other parts
+    /// stay.
     ///
     /// # Errors
     /// As of all collectives, above.
@@ -324,7 +330,8 @@ impl Device {
         self.everyone().scatter_v(src, dst, counts, root)
     }
 
-    /// Both buffers are as many parts as there are members: part `b` of member `a`'s `src` becomes part `a` of member `b`'s `dst`.
+    /// Both buffers are as many parts as there are members: part `b` of member `a`'s `src` becomes part `a` of member
+    /// `b`'s `dst`.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -351,8 +358,8 @@ impl Device {
         self.everyone().all_to_all(src, dst)
     }
 
-    /// [`all_to_all`](Self::all_to_all) with parts of `send[b]` elements for member `b`, and of `receive[a]` elements from member `a`.
-    /// What one sends must be what the other receives: else it is a `Mismatch` on all members.
+    /// [`all_to_all`](Self::all_to_all) with parts of `send[b]` elements for member `b`, and of `receive[a]` elements
+    /// from member `a`. What one sends must be what the other receives: else it is a `Mismatch` on all members.
     ///
     /// # Errors
     /// As of all collectives, above.

@@ -8,8 +8,8 @@
 //! settle    the uses are noted; a failure fails the gang
 //! ```
 //!
-//! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more. So what comes
-//! next on that stream may write it, and its memory pool may reuse it, without a look at other devices.
+//! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more.
+//! So what comes next on that stream may write it, and its memory pool may reuse it, without a look at other devices.
 
 use super::{
     Group,
@@ -68,8 +68,8 @@ impl Group<'_> {
         let mut owed = Missed { meet: Meet::NONE, times: 0 };
         let (met, window) = match needs.meeting {
             Meeting::Kernels { launches, in_full } => {
-                // From the commit on the others count on this member's launches, whatever comes of it: each launches, and each pair
-                // counts.
+                // From the commit on the others count on this member's launches, whatever comes of it: each launches,
+                // and each pair counts.
                 owed = Missed { meet: barrier::of(self, self.signals(), dev.session.gang.place()), times: launches };
                 let meeting = || Met::of(self, request, scratch.as_ref(), in_full, true);
                 let (met, window) = barrier::commit_by(self, owed, blocks().cloned(), meeting)?;
@@ -88,7 +88,8 @@ impl Group<'_> {
         };
         let shape = match met.shape(self, request) {
             Ok(shape) => shape,
-            // Every member finds the same, and none has begun: nobody touches anything. Kernels are counted all the same.
+            // Every member finds the same, and none has begun: nobody touches anything. Kernels are counted all the
+            // same.
             Err(error) => {
                 let counted = match by_kernels {
                     true => barrier::count(&dev.worker, &dev.stream, name, owed.meet),
@@ -122,9 +123,9 @@ impl Group<'_> {
         submitted.inspect_err(|cause| self.fail_on(blocks(), cause))
     }
 
-    /// Captures the kernels of a collective. The members meet now, on the host; their kernels do whenever the graph is launched, in
-    /// whichever gang. Returns their barrier, and how many they are; none if the algorithm has no kernels that wait for each other:
-    /// then nothing is captured.
+    /// Captures the kernels of a collective. The members meet now, on the host; their kernels do whenever the graph is
+    /// launched, in whichever gang. Returns their barrier, and how many they are; none if the algorithm has no kernels
+    /// that wait for each other: then nothing is captured.
     #[track_caller]
     pub(super) fn capture_by(
         &self,
@@ -180,7 +181,8 @@ impl Group<'_> {
         Ok(access)
     }
 
-    /// A committed collective that touches these blocks has failed here. The blocks are kept until the gang has drained.
+    /// A committed collective that touches these blocks has failed here. The blocks are kept until the gang has
+    /// drained.
     pub(super) fn fail_on<'b>(&self, blocks: impl Iterator<Item = &'b BlockRef>, cause: &Error) {
         let dev = self.dev;
         dev.worker.suspects.borrow_mut().extend(blocks.cloned());

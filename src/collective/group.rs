@@ -20,9 +20,9 @@ const LEAD_POLLS: usize = 64;
 /// Some of a gang's members, in an order that gives them their ranks among themselves. Made by
 /// [`Device::group`](crate::Device::group); has the collectives of [`Device`].
 ///
-/// Each member of the group makes it, with the same ranks in the same order; others need not know of it. A device may be in
-/// several groups and use them by turns. Collectives of one device are matched in the order of its calls: members that call
-/// two groups that they share in different orders get [`Error::Mismatch`](crate::Error::Mismatch).
+/// Each member of the group makes it, with the same ranks in the same order; others need not know of it. A device may
+/// be in several groups and use them by turns. Collectives of one device are matched in the order of its calls: members
+/// that call two groups that they share in different orders get [`Error::Mismatch`](crate::Error::Mismatch).
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -99,8 +99,8 @@ impl Groups {
 }
 
 impl Device {
-    /// The members with these ranks in the gang, which from now on have the ranks 0, 1, .. in this order. Costs nothing on the
-    /// other members and needs no meeting.
+    /// The members with these ranks in the gang, which from now on have the ranks 0, 1, .. in this order. Costs nothing
+    /// on the other members and needs no meeting.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when a rank is not in the gang, is named twice, or this device is not among them.
@@ -119,8 +119,8 @@ impl Device {
         Ok(Group { dev: self, known: self.session.groups.know(self, ranks), rank })
     }
 
-    /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless all of
-    /// them are in the gang.
+    /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless
+    /// all of them are in the gang.
     pub(crate) fn group_of(&self, ordinals: &[usize]) -> Option<Group<'_>> {
         let members = self.session.gang.members();
         let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
@@ -190,12 +190,13 @@ impl<'d> Group<'d> {
         self.known.calls.get() + 1
     }
 
-    /// From now on every member carries the next collective through; or none, when the gang has failed first. `spins`: by a kernel
-    /// that spins for the others'.
+    /// From now on every member carries the next collective through; or none, when the gang has failed first. `spins`:
+    /// by a kernel that spins for the others'.
     pub(super) fn commit(&self, spins: bool) -> Result<()> {
         let (word, number) = (self.word(), self.next_number());
         if self.rank > 0 {
-            // One of them commits, and mostly the others only see it: a line that all write to goes round from core to core.
+            // One of them commits, and mostly the others only see it: a line that all write to goes round from core to
+            // core.
             let polls = self.dev.worker.shared.polls.min(LEAD_POLLS);
             (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
         }

@@ -1,15 +1,17 @@
 //! What a member says to its whole gang at once: one line that all others read, instead of a slot in a ring to each.
 //!
-//! A ring's slot and its two indices are lines that lie in the caches of two cores; to send to seven and to hear from seven, eight
-//! threads fetched more than forty lines each, one meeting took 3 to 5 us. With a headline
+//! A ring's slot and its two indices are lines that lie in the caches of two cores; to send to seven and to hear from
+//! seven, eight threads fetched more than forty lines each, one meeting took 3 to 5 us. With a headline
 //! ([`crate::sync::Headline`]) a member writes one line, and reads seven.
 //!
-//! Nobody keeps room, and nothing is lost: the members of a gang post one each for a meeting of all of them, and a member leaves the
-//! meeting when it has everybody's (of those that stay; or when the gang has failed, and then it posts no more). So nobody posts the
-//! next but one before all have read this one ([`Headline`](crate::sync::Headline)'s contract). Each gang has lines of its own.
+//! Nobody keeps room, and nothing is lost: the members of a gang post one each for a meeting of all of them, and a
+//! member leaves the meeting when it has everybody's (of those that stay; or when the gang has failed, and then it
+//! posts no more). So nobody posts the next but one before all have read this one
+//! ([`Headline`](crate::sync::Headline)'s contract). Each gang has lines of its own.
 //!
-//! What is said by headline and what goes through a ring has one order, for each pair. A member posts a headline only when its rings to
-//! all others of the gang are empty; and a message in a ring says how many headlines its sender had posted before in its gang.
+//! What is said by headline and what goes through a ring has one order, for each pair. A member posts a headline only
+//! when its rings to all others of the gang are empty; and a message in a ring says how many headlines its sender had
+//! posted before in its gang.
 
 use crate::runtime::gang::{Gang, WORDS};
 use smallvec::SmallVec;

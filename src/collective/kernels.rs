@@ -1,11 +1,11 @@
 //! The device kernels of the collectives: how they are named, and how their arguments are laid out.
 //!
-//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu`, `kernels/ring.cu` and
-//! `kernels/exchange.cu`;
-//! `kernels/meet.cuh` says how the kernels of several devices wait for each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
+//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu`,
+//! `kernels/ring.cu` and `kernels/exchange.cu`; `kernels/meet.cuh` says how the kernels of several devices wait for
+//! each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
 //!
-//! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank order, half
-//! types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
+//! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank
+//! order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
 mod exchange;
 mod lane;
@@ -43,27 +43,29 @@ pub(crate) mod signals {
     pub(crate) const HEADER: usize = 256;
     const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4 + 3 * BLOCKS as usize * MOST * 8;
 
-    /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as are worth
-    /// pushing to all the others.
+    /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as
+    /// are worth pushing to all the others.
     const fn packets(devices: usize, pushed: usize) -> usize {
         let (most, cap) = (pushed / (8 * (devices - 1)), most_pushed(devices) / 8);
         if most < cap { most / 512 * 512 } else { cap }
     }
 
-    /// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of flags. On 2
-    /// and 4 H200s that was faster than slices with barriers at every size that fits (`benches/results`).
+    /// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of
+    /// flags. On 2 and 4 H200s that was faster than slices with barriers at every size that fits (`benches/results`).
     pub(crate) const PUSHED: usize = 768 << 10;
 
-    /// The same to one other device: more goes eagerly, 512 KB between two H200s in 7.2 us for 9.0; 256 KB on 4 in 9.5 for 10.2.
+    /// The same to one other device: more goes eagerly, 512 KB between two H200s in 7.2 us for 9.0; 256 KB on 4 in 9.5
+    /// for 10.2.
     pub(crate) const fn most_pushed(devices: usize) -> usize {
         if devices > 2 { 128 << 10 } else { 256 << 10 }
     }
 
-    /// The same where packets cross the host's memory: what there is room for. How much is worth it is less ([`choose`](super::super::choose)).
+    /// The same where packets cross the host's memory: what there is room for. How much is worth it is less
+    /// ([`choose`](super::super::choose)).
     pub(crate) const PUSHED_THROUGH_HOST: usize = 112 << 10;
 
-    /// Bytes that a device sends another up to which they go eagerly, into a room there. The rooms of many get smaller: with all else
-    /// a device's signals are to stay within 8 MB.
+    /// Bytes that a device sends another up to which they go eagerly, into a room there. The rooms of many get smaller:
+    /// with all else a device's signals are to stay within 8 MB.
     pub(crate) const fn eager(devices: usize) -> usize {
         if devices > 4 { (2 << 20) / (devices - 1) } else { 1 << 20 }
     }
@@ -130,8 +132,8 @@ pub(crate) struct Meet {
     pub signals: Address,
     /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
     pub members: u64,
-    /// The gang's place: an abort word of `place` or more means that it has failed; 0 in a graph, where the place is a word
-    /// beside that.
+    /// The gang's place: an abort word of `place` or more means that it has failed; 0 in a graph, where the place is a
+    /// word beside that.
     pub place: u64,
     /// Nanoseconds of waiting in one place after which the kernel gives up; 0: never.
     pub deadline: u64,
@@ -199,12 +201,12 @@ pub(crate) fn combine(dtype: DType) -> Entry {
     Entry { module: &builtin::COMBINE, name, host: Some(host) }
 }
 
-/// `n` elements in the host's memory, folded by the calling thread: the bits are the kernels'. `factors` are those of all sources where
-/// `op` is `Scaled`, else none.
+/// `n` elements in the host's memory, folded by the calling thread: the bits are the kernels'. `factors` are those of
+/// all sources where `op` is `Scaled`, else none.
 ///
 /// # Safety
-/// All parts have so many elements and are aligned for them; nobody writes the sources meanwhile, nor touches the destination, which
-/// may be one of the sources.
+/// All parts have so many elements and are aligned for them; nobody writes the sources meanwhile, nor touches the
+/// destination, which may be one of the sources.
 pub(crate) unsafe fn fold_on_host(
     dtype: DType,
     op: ReduceOp,
@@ -273,8 +275,9 @@ pub(crate) type Arguments = SmallVec<[KernelArg; 40]>;
 
 /// `destinations[j][i]` = fold over `k` of `sources[k][i]`, for `i < n`.
 ///
-/// A source may be the same memory as a destination, element for element; any other overlap of the two is wrong. GPUs take up
-/// to [`MOST`] of each, software GPUs any number. One source is copied as it is, whatever the operation but `Scaled`.
+/// A source may be the same memory as a destination, element for element; any other overlap of the two is wrong. GPUs
+/// take up to [`MOST`] of each, software GPUs any number. One source is copied as it is, whatever the operation but
+/// `Scaled`.
 pub(crate) struct Combine<'a> {
     /// Elements of every part.
     pub n: usize,
@@ -343,8 +346,9 @@ pub(crate) struct Route {
     pub into: u64,
 }
 
-/// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by [`eager`] at most
-/// what a room has; on GPUs only. Every member launches the same grid. `n` is not 0 and there are at least two members.
+/// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by
+/// [`eager`] at most what a room has; on GPUs only. Every member launches the same grid. `n` is not 0 and there are at
+/// least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,
@@ -395,8 +399,8 @@ fn push_factors(args: &mut Arguments, factors: &[f64], eight: usize) {
     args.push(value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0))));
 }
 
-/// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range may appear
-/// only once (the twin holds it exclusively), so a source that is a destination is named by its number.
+/// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range
+/// may appear only once (the twin holds it exclusively), so a source that is a destination is named by its number.
 fn push_parts(args: &mut Arguments, sources: &[Part], destinations: &[Part], software: bool) {
     debug_assert!(software || sources.len().max(destinations.len()) <= MOST, "a GPU's kernel has {MOST} places");
     let same = |source: &Part| destinations.iter().position(|d| software && d.address == source.address && d.bytes > 0);

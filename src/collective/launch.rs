@@ -73,8 +73,8 @@ pub(super) fn launch_on(
     submit_to((worker, stream), name, entry, blocks, args, false)
 }
 
-/// [`launch`] of a kernel that meets its peers', if `meet` is a meeting: it may come early. All that take a `Meet` wait by
-/// themselves for what is before them (`kernels/build.py` checks that).
+/// [`launch`] of a kernel that meets its peers', if `meet` is a meeting: it may come early. All that take a `Meet` wait
+/// by themselves for what is before them (`kernels/build.py` checks that).
 pub(super) fn launch_meeting(
     dev: &Device,
     meet: &Meet,
@@ -88,9 +88,9 @@ pub(super) fn launch_meeting(
     submit_to((worker, &dev.stream), name, entry, blocks, args, early)
 }
 
-/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may wait for a
-/// peer's, which may come after other work of this device, or be on the same GPU: these must find room, beside both.
-/// `kernels/meet.cuh` has the other half of the argument. Large kernels would gain little.
+/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may
+/// wait for a peer's, which may come after other work of this device, or be on the same GPU: these must find room,
+/// beside both. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain little.
 fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
     sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
 }
@@ -106,8 +106,8 @@ fn submit_to(
     let function = worker.function(entry.module, entry.name)?;
     let dims = LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
     let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
-    // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered before
-    // this launch, by events or by the kernel's own meeting, and no two members are given the same part.
+    // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered
+    // before this launch, by events or by the kernel's own meeting, and no two members are given the same part.
     let launched = unsafe { worker.link.driver.launch(&launch, stream.raw) };
     worker.link.check(name, launched)
 }

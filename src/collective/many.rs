@@ -1,8 +1,8 @@
-//! Several buffers in one call: small ones are brought together by one kernel, reduced as one, and brought back by another. The
-//! others go one by one.
+//! Several buffers in one call: small ones are brought together by one kernel, reduced as one, and brought back by
+//! another. The others go one by one.
 //!
-//! What all are told in each meeting is the whole list, so the first one finds lists that differ; and what is packed with what
-//! depends on the list alone.
+//! What all are told in each meeting is the whole list, so the first one finds lists that differ; and what is packed
+//! with what depends on the list alone.
 
 use super::{
     Element, Group, ReduceOp,
@@ -34,11 +34,11 @@ fn pays(buffers: usize) -> bool {
 }
 
 impl Device {
-    /// [`all_reduce`](Self::all_reduce) of several buffers of one type: PyTorch's `all_reduce_coalesced`, NCCL's group calls. Any
-    /// mixture of lengths does, also none; all members give the same lengths in the same order.
+    /// [`all_reduce`](Self::all_reduce) of several buffers of one type: PyTorch's `all_reduce_coalesced`, NCCL's group
+    /// calls. Any mixture of lengths does, also none; all members give the same lengths in the same order.
     ///
-    /// Buffers of up to 256 KiB go together, up to 4 MiB at a time: a hundred of them take one meeting and 15 launches, and scratch of
-    /// their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it.
+    /// Buffers of up to 256 KiB go together, up to 4 MiB at a time: a hundred of them take one meeting and 15 launches,
+    /// and scratch of their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -52,7 +52,8 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which is run once:
+    /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which is run
+    /// once:
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};

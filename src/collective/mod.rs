@@ -1,14 +1,17 @@
 //! Collectives: operations that every member of a gang, or of a group of its members, calls together.
 //!
-//! From the top: [`device`], [`ops`] and [`many`] are the public face: each call fills a [`request`]. [`choose`] picks one of the
-//! [`algorithm`]s for it, and [`execute`] carries it out. What they need:
+//! From the top: [`device`], [`ops`] and [`many`] are the public face: each call fills a [`request`]. [`choose`] picks
+//! one of the [`algorithm`]s for it, and [`execute`] carries it out. What they need:
 //!
-//! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before all have
-//!   arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes, and [`headlines`]: in
-//!   one line for all ([`names`] are what few bytes are about). [`talk`]: who tells whom, and wakes whom.
-//! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it sends all.
+//! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before
+//!   all have arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes,
+//!   and [`headlines`]: in one line for all ([`names`] are what few bytes are about). [`talk`]: who tells whom, and
+//!   wakes whom.
+//! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it
+//!   sends all.
 //! * [`stage`]: the plan where everything crosses through the host's memory.
-//! * [`barrier`]: kernels that wait for each other on the devices, over the memory of [`signals`]. [`scratch`]: what peers fill.
+//! * [`barrier`]: kernels that wait for each other on the devices, over the memory of [`signals`]. [`scratch`]: what
+//!   peers fill.
 //! * [`tuner`]: from which size on which algorithm, and how many blocks.
 //! * [`kernels`]: the kernels, with their Rust twins. [`launch`]: their launches.
 //!

@@ -1,7 +1,8 @@
-//! Numbers for the operations and places of calls: what goes into a message of few words, and comes out as what it stands for.
+//! Numbers for the operations and places of calls: what goes into a message of few words, and comes out as what it
+//! stands for.
 //!
-//! There are as many as the program's text has calls. They are looked up in a report only; a call finds its own in a cache of its
-//! thread.
+//! There are as many as the program's text has calls. They are looked up in a report only; a call finds its own in a
+//! cache of its thread.
 
 use crate::error::Site;
 use once_cell::sync::Lazy;

@@ -1,7 +1,8 @@
-//! The collectives: what each checks, and what shape it has. [`Device`](crate::Device)'s methods have the documentation.
+//! The collectives: what each checks, and what shape it has. [`Device`](crate::Device)'s methods have the
+//! documentation.
 //!
-//! A view is asked of the caller's code, which may show other memory at each call. So each argument is asked once, and call,
-//! shape and memory come from that one view.
+//! A view is asked of the caller's code, which may show other memory at each call. So each argument is asked once, and
+//! call, shape and memory come from that one view.
 
 use super::{
     Element, Group, ReduceOp,
@@ -120,8 +121,8 @@ impl Group<'_> {
         self.run(in_place(call, Some(op), Shape::AllReduce { len }, x))
     }
 
-    /// The same, of what the current stream's work does not wait for yet: it leaves most of the device to work beside it. Not in
-    /// captures. The bits are the same.
+    /// The same, of what the current stream's work does not wait for yet: it leaves most of the device to work beside
+    /// it. Not in captures. The bits are the same.
     #[track_caller]
     pub(crate) fn all_reduce_beside<T: Element>(
         &self,

@@ -1,8 +1,8 @@
 //! Collectives as packets: what every member sends every other one, for those whose parts are all of one size.
 //!
-//! Of a little that is the fastest way: everyone sends at once what the others need, with the flags in the data, and nobody
-//! waits for anything but what it receives (`kernels/push.cu`). Of some more it goes the same way as plain data, with one flag for
-//! each block (`kernels/eager.cu`).
+//! Of a little that is the fastest way: everyone sends at once what the others need, with the flags in the data, and
+//! nobody waits for anything but what it receives (`kernels/push.cu`). Of some more it goes the same way as plain data,
+//! with one flag for each block (`kernels/eager.cu`).
 
 use super::{
     kernels::{MOST, Route},
@@ -22,8 +22,8 @@ pub(crate) struct Packets {
 }
 
 impl Packets {
-    /// Whether who sends sends all that it has to everyone, and others could take a part of that from it: sums that are not scattered,
-    /// and broadcasts, but not an all-gather.
+    /// Whether who sends sends all that it has to everyone, and others could take a part of that from it: sums that are
+    /// not scattered, and broadcasts, but not an all-gather.
     pub(crate) fn are_whole(&self) -> bool {
         self.route.out == 0 && (self.route.folds == 1 || self.route.into == 0)
     }

@@ -1,4 +1,5 @@
-//! Packets carried on vectors do what the members' work does, which the plan's tests hold against what collectives promise.
+//! Packets carried on vectors do what the members' work does, which the plan's tests hold against what collectives
+//! promise.
 
 use super::{
     super::{

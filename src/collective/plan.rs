@@ -9,9 +9,10 @@
 //! ```
 //!
 //! A member's part is chosen so that every link carries the least that it can. All-reduce is the fused pass of NCCL's
-//! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of everybody, adds it up, and writes it to everybody. That
-//! is safe in place, since nobody else touches slice `r`. Broadcast is the same with one source: each member fetches one
-//! slice from the root and hands it to the others, so that the root sends everything once, not once to each.
+//! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of everybody, adds it up, and writes it to everybody.
+//! That is safe in place, since nobody else touches slice `r`. Broadcast is the same with one source: each member
+//! fetches one slice from the root and hands it to the others, so that the root sends everything once, not once to
+//! each.
 
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -125,14 +126,15 @@ impl Work {
     }
 }
 
-/// Slice `k` of `n`: as even as can be in units of `grain` elements, so that slices begin where memory is moved in one piece.
+/// Slice `k` of `n`: as even as can be in units of `grain` elements, so that slices begin where memory is moved in one
+/// piece.
 pub(super) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(grain);
     (k * each).min(len)..((k + 1) * each).min(len)
 }
 
-/// The slice of a broadcast that member `me` fetches from the root and hands on. The root's own link is the narrow one, which
-/// carries every slice once already, so with several others it does nothing itself.
+/// The slice of a broadcast that member `me` fetches from the root and hands on. The root's own link is the narrow one,
+/// which carries every slice once already, so with several others it does nothing itself.
 fn handed_on(len: usize, root: usize, n: usize, me: usize, grain: usize) -> Range<usize> {
     match n {
         0..=2 => slice(me, n, len, grain),

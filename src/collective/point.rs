@@ -1,10 +1,10 @@
 //! From one device to one other: `send`, `recv`, `sendrecv`.
 //!
-//! A sender copies what it sends on its own device, in stream order, and hands the copy over; the receiver fetches it over the
-//! link. So a sender waits for nobody, and may write to its buffer at once: `send(next); recv(previous)` on all devices cannot
-//! deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the device's memory, some ten times
-//! that of a link. The parcel knows who has written it, as all memory does, so the receiver's copy is ordered after that without
-//! an event; and when it is dropped it goes back to its device's pool.
+//! A sender copies what it sends on its own device, in stream order, and hands the copy over; the receiver fetches it
+//! over the link. So a sender waits for nobody, and may write to its buffer at once: `send(next); recv(previous)` on
+//! all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the device's
+//! memory, some ten times that of a link. The parcel knows who has written it, as all memory does, so the receiver's
+//! copy is ordered after that without an event; and when it is dropped it goes back to its device's pool.
 
 use super::{Element, Group, call::Call};
 use crate::{
@@ -169,9 +169,9 @@ fn bytes<T: Element>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
 
 /// From one member to one other. Messages of one pair arrive in the order in which they were sent.
 impl Device {
-    /// Sends a copy of `src` to member `to` (which may be this one), where [`recv`](Self::recv) fetches it. Asynchronous, and
-    /// waits for nobody: `src` may be written at once. Takes memory for the copy on this device until it was fetched; what is
-    /// never fetched goes when the scope ends.
+    /// Sends a copy of `src` to member `to` (which may be this one), where [`recv`](Self::recv) fetches it.
+    /// Asynchronous, and waits for nobody: `src` may be written at once. Takes memory for the copy on this device until
+    /// it was fetched; what is never fetched goes when the scope ends.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

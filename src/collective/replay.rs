@@ -1,12 +1,15 @@
 //! Collectives in graphs.
 //!
-//! While a graph is captured its collectives meet on the host, as ever: members that do not all capture the same calls learn it
-//! there, and all know by which number they have met, which is how they know each other's graphs again. What is captured:
+//! While a graph is captured its collectives meet on the host, as ever: members that do not all capture the same calls
+//! learn it there, and all know by which number they have met, which is how they know each other's graphs again. What
+//! is captured:
 //!
-//! * Where kernels meet on the devices, the kernel. It counts its epochs on the device, so it can run any number of times. A launch
-//!   of the graph is one meeting of the host for all its collectives ([`Group::launch`]), and from then on as one of them.
-//! * Elsewhere, nothing: the graph is cut there, and a launch carries the collective out between two parts of the graph, as if it
-//!   were called then ([`Captured`]). Members must still launch the same graph: the calls say which one they are of.
+//! * Where kernels meet on the devices, the kernel. It counts its epochs on the device, so it can run any number of
+//!   times. A launch of the graph is one meeting of the host for all its collectives ([`Group::launch`]), and from then
+//!   on as one of them.
+//! * Elsewhere, nothing: the graph is cut there, and a launch carries the collective out between two parts of the
+//!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which one
+//!   they are of.
 //!
 //! Where sums are the host's ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for the device.
 
@@ -94,8 +97,8 @@ impl Group<'_> {
         self.carry(request, self.limits())
     }
 
-    /// One meeting for all collectives of a part of a graph, and the launch of it. `launch` makes the call; `note` notes it,
-    /// whatever has come of it: it counts as launched. `blocks` are what it touches.
+    /// One meeting for all collectives of a part of a graph, and the launch of it. `launch` makes the call; `note`
+    /// notes it, whatever has come of it: it counts as launched. `blocks` are what it touches.
     pub(crate) fn launch<'b>(
         &self,
         meetings: &Meetings,

@@ -1,5 +1,5 @@
-//! What one call of a collective asks for: the call, its shape, and this member's memory. [`ops`](super::ops) fills it, and
-//! [`execute`](super::execute) carries it out.
+//! What one call of a collective asks for: the call, its shape, and this member's memory. [`ops`](super::ops) fills it,
+//! and [`execute`](super::execute) carries it out.
 
 use super::{
     DType, ReduceOp,
@@ -69,7 +69,8 @@ impl Request {
         }
     }
 
-    /// A part of the work with addresses. `at` gives where a member's buffer begins; `factors` are those of [`Job::Combine`].
+    /// A part of the work with addresses. `at` gives where a member's buffer begins; `factors` are those of
+    /// [`Job::Combine`].
     pub(super) fn job(&self, work: &Work, at: impl Fn(usize, Side) -> RemotePtr, factors: SmallVec<[f64; 8]>) -> Job {
         let size = self.dtype.size();
         let at = |place: &Place| at(place.member, place.side).offset(place.start * size);

@@ -1,8 +1,8 @@
-//! Memory that an algorithm takes for one collective, before the meeting: a member that is short of memory says so before anybody has
-//! begun, or takes less. The meeting tells the peers of it.
+//! Memory that an algorithm takes for one collective, before the meeting: a member that is short of memory says so
+//! before anybody has begun, or takes less. The meeting tells the peers of it.
 //!
-//! In a graph scratch is the graph's, as all memory that it names; one for all collectives of a capture, since their kernels run one
-//! after the other.
+//! In a graph scratch is the graph's, as all memory that it names; one for all collectives of a capture, since their
+//! kernels run one after the other.
 
 use super::{
     Group,
@@ -66,8 +66,8 @@ fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area>
     Err(short.expect("there is a smallest size"))
 }
 
-/// Stages of calls that a device may not be through with, at most: they are page-locked memory, of which there must not be as many
-/// as somebody may call ahead of his device.
+/// Stages of calls that a device may not be through with, at most: they are page-locked memory, of which there must not
+/// be as many as somebody may call ahead of his device.
 const AHEAD: usize = 4;
 
 /// Calls with a stage whose work may not be over: their streams, and how many operations these had then.
@@ -75,8 +75,8 @@ const AHEAD: usize = 4;
 pub(crate) struct InFlight(RefCell<VecDeque<(Arc<StreamCore>, u64)>>);
 
 impl InFlight {
-    /// Waits on the host until there is room for a further stage: until the gang fails, or nothing completes for as long as the
-    /// pool waits for anything.
+    /// Waits on the host until there is room for a further stage: until the gang fails, or nothing completes for as
+    /// long as the pool waits for anything.
     pub(super) fn room(dev: &Device, name: &'static str) -> Result<()> {
         let calls = &dev.worker.staging_calls.0;
         while calls.borrow().len() >= AHEAD {

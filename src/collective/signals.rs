@@ -1,8 +1,9 @@
-//! The memory through which the kernels of a collective meet on the devices: epochs, flags, packets and rooms on each device
-//! (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends their waiting.
+//! The memory through which the kernels of a collective meet on the devices: epochs, flags, packets and rooms on each
+//! device (`kernels/meet.cuh` has the layout and the protocol), and words in page-locked memory by which the host ends
+//! their waiting.
 //!
-//! Between devices that cannot name each other's memory, what others write (flags and packets) and read (the stages) is in
-//! page-locked memory of the host, a piece for each device; on the device there is only what it alone writes.
+//! Between devices that cannot name each other's memory, what others write (flags and packets) and read (the stages) is
+//! in page-locked memory of the host, a piece for each device; on the device there is only what it alone writes.
 
 use super::{
     kernels::{
@@ -25,14 +26,14 @@ use crate::{
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of page-locked memory for each device: its abort word with the place of the gang that launches graphs on it, and its
-/// report, each on a line of its own.
+/// Bytes of page-locked memory for each device: its abort word with the place of the gang that launches graphs on it,
+/// and its report, each on a line of its own.
 const LINES: usize = 256;
 const PLACE: usize = 8;
 const REPORT: usize = 128;
 
-/// Bytes of a slot of a stage. A stage has 4 MiB then: pieces that a device writes are still in the host's cache when others read
-/// them.
+/// Bytes of a slot of a stage. A stage has 4 MiB then: pieces that a device writes are still in the host's cache when
+/// others read them.
 pub(super) const SLOT: usize = 16 << 10;
 const STAGE: usize = SLOT * STAGED_SLOTS * STAGED_BLOCKS;
 
@@ -59,13 +60,14 @@ impl Drop for Signals {
     }
 }
 
-/// Memory of a device that is not its pool's: it would be in use for ever in the pool's counts. Given back when it is dropped.
+/// Memory of a device that is not its pool's: it would be in use for ever in the pool's counts. Given back when it is
+/// dropped.
 struct OnDevice(Arc<Link>, Address);
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
-        // SAFETY: `set_up` has failed before any kernel knew it, or the pool's devices have drained: its threads, which had shares
-        // of `Signals`, are gone, and none of them has called `keep`.
+        // SAFETY: `set_up` has failed before any kernel knew it, or the pool's devices have drained: its threads, which
+        // had shares of `Signals`, are gone, and none of them has called `keep`.
         let _ = unsafe { self.0.driver.mem_free(self.1) };
     }
 }
@@ -98,8 +100,8 @@ impl Drop for Pinned {
 struct Words(Pinned);
 
 impl Signals {
-    /// Sets them up, if kernels of these devices can meet: GPUs that run what was launched while the host goes on, and that no
-    /// checker watches (which knows no flags). In the host's memory unless all have access to each other.
+    /// Sets them up, if kernels of these devices can meet: GPUs that run what was launched while the host goes on, and
+    /// that no checker watches (which knows no flags). In the host's memory unless all have access to each other.
     pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<Signals>>> {
         if can_meet(&pool.shared) { Signals::make(pool).map(Some) } else { Ok(None) }
     }
@@ -157,8 +159,8 @@ impl Signals {
         (counts as u64, (counts + STAGED_COUNTS) as u64)
     }
 
-    /// As new, but every pair of devices has counted up to `epoch`: for tests of what comes after the last number. What is left of
-    /// earlier meetings goes, too, since some of it may have numbers that come again.
+    /// As new, but every pair of devices has counted up to `epoch`: for tests of what comes after the last number. What
+    /// is left of earlier meetings goes, too, since some of it may have numbers that come again.
     pub(crate) fn restart(&self, pool: &GpuPool, epoch: u32) -> Result<()> {
         let n = self.devices.len();
         let inboxes: Vec<_> = (0..n).map(|k| self.inbox(k)).collect();
@@ -214,8 +216,8 @@ impl Signals {
         }
     }
 
-    /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the launch. All
-    /// work of gangs before it is over.
+    /// Tells kernels of a graph, which know no gang, in which one they run: called on the device's thread before the
+    /// launch. All work of gangs before it is over.
     pub(crate) fn launches_in(&self, device: usize, place: u64) {
         // SAFETY: a word of `words`, which lives; one thread of the host writes it.
         unsafe { store_word(self.words.place(device), place) };
@@ -241,7 +243,8 @@ impl Signals {
 /// # Safety
 /// There are so many bytes, and nobody else uses them meanwhile.
 unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Result<()> {
-    // Not by `upload`: its pieces are megabytes, and to page-lock them would be most of what the set-up of a pool takes.
+    // Not by `upload`: its pieces are megabytes, and to page-lock them would be most of what the set-up of a pool
+    // takes.
     let mut page = dev.pinned(header.len())?;
     page.as_mut_slice()?.copy_from_slice(header);
     let header: DeviceBuffer<u64> = dev.upload_pinned(&page)?;
@@ -280,9 +283,9 @@ impl Words {
 }
 
 impl Alarm for Signals {
-    /// Kernels of these devices that wait for a peer give up, on devices that are in the gang: who is not there yet may still be in
-    /// an earlier one, whose kernels would give up, too; who has gone on has nothing of it left. Each device runs one gang at a time,
-    /// in the order of places, so the word is only ever raised.
+    /// Kernels of these devices that wait for a peer give up, on devices that are in the gang: who is not there yet may
+    /// still be in an earlier one, whose kernels would give up, too; who has gone on has nothing of it left. Each
+    /// device runs one gang at a time, in the order of places, so the word is only ever raised.
     fn raise(&self, members: &[usize], place: u64) {
         for &device in members {
             let gang = self.gangs[device].lock();

@@ -1,5 +1,5 @@
-//! What each member does where no device can name another's memory: everything crosses through *stages*, page-locked memory of the
-//! host of which each member fills its own and reads all others'.
+//! What each member does where no device can name another's memory: everything crosses through *stages*, page-locked
+//! memory of the host of which each member fills its own and reads all others'.
 //!
 //! ```text
 //! puts    own source -> own stage      a lane for each member, or one for all
@@ -8,10 +8,10 @@
 //! stays   own source -> own destination
 //! ```
 //!
-//! An all-reduce of two members is one exchange: each folds everything (`S` down and `S` up for a buffer of `S` bytes, and no less
-//! is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and `2 (n - 1) / n` of `S` up,
-//! where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan), and sources are folded by rank,
-//! so the bits are those of every other way.
+//! An all-reduce of two members is one exchange: each folds everything (`S` down and `S` up for a buffer of `S` bytes,
+//! and no less is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and `2 (n -
+//! 1) / n` of `S` up, where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan), and
+//! sources are folded by rank, so the bits are those of every other way.
 
 use super::plan::{Shape, slice};
 use smallvec::SmallVec;
@@ -20,7 +20,8 @@ use std::ops::Range;
 /// One member's part, in elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Staging {
-    /// Lanes of every stage: one for all, or one for each member by rank. Then the own lane is for the result of the own fold.
+    /// Lanes of every stage: one for all, or one for each member by rank. Then the own lane is for the result of the
+    /// own fold.
     pub lanes: usize,
     /// `(lane, where in the own source)`
     pub puts: SmallVec<[(usize, Range<usize>); 8]>,
@@ -64,8 +65,9 @@ impl Shape {
         }
     }
 
-    /// The same for folds by the host's threads ([`hosted`](super::hosted)): the own source has to be on the own stage, too, and the
-    /// own result is pulled from there like the others'. Two members share a fold as more do, since that is what takes longest.
+    /// The same for folds by the host's threads ([`hosted`](super::hosted)): the own source has to be on the own stage,
+    /// too, and the own result is pulled from there like the others'. Two members share a fold as more do, since that
+    /// is what takes longest.
     pub(crate) fn hosted(&self, n: usize, me: usize, grain: usize) -> Staging {
         let mut plan = self.in_slices(n, me, grain);
         if let Some(fold) = &mut plan.fold {
@@ -162,8 +164,8 @@ impl Shape {
     }
 }
 
-/// How what is to move is cut: piece `j` of a lane's bytes begins at `j * blocks * chunk`, and in it block `b`'s part at
-/// `b * chunk`. The same on all members.
+/// How what is to move is cut: piece `j` of a lane's bytes begins at `j * blocks * chunk`, and in it block `b`'s part
+/// at `b * chunk`. The same on all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cutting {
     /// Bytes of a lane that a block stages at once; a multiple of [`LINE`].
@@ -174,11 +176,11 @@ pub(crate) struct Cutting {
 
 /// Blocks begin with a line of the cache.
 const LINE: usize = 128;
-/// Bytes of all lanes for which a block is started, and of which a part has no less: as many as the threads that put them move at
-/// once.
+/// Bytes of all lanes for which a block is started, and of which a part has no less: as many as the threads that put
+/// them move at once.
 const LEAST: usize = 4 << 10;
-/// Pieces that are worth being cut: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two H200s, with 64 blocks
-/// and slots of 16 KiB; more blocks matter more.)
+/// Pieces that are worth being cut: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two
+/// H200s, with 64 blocks and slots of 16 KiB; more blocks matter more.)
 const PIECES: usize = 3;
 
 /// Cuts `most` bytes of each lane for at most `blocks` blocks, whose slots have so many bytes.

@@ -1,7 +1,8 @@
 //! What members of a group say to each other: who tells whom, who waits for what, and who is woken.
 //!
-//! It goes through the rings of [`board`](super::board), or to all at once by [headline](super::headlines). A wake-up costs a fence even when nobody sleeps, so who tells all,
-//! or hears all, makes one for all ([`EventCount::notify_all`]).
+//! It goes through the rings of [`board`](super::board), or to all at once by [headline](super::headlines). A wake-up
+//! costs a fence even when nobody sleeps, so who tells all, or hears all, makes one for all
+//! ([`EventCount::notify_all`]).
 
 use super::{
     Group,
@@ -54,8 +55,9 @@ impl Group<'_> {
         Ok(done)
     }
 
-    /// Tells all others by a headline: of the whole gang, in which nobody is to learn what this thread knows, when nothing is on its way
-    /// to them. Else the rings are for it. Members that have left do not hear of it; that they have, who waits for them finds out.
+    /// Tells all others by a headline: of the whole gang, in which nobody is to learn what this thread knows, when
+    /// nothing is on its way to them. Else the rings are for it. Members that have left do not hear of it; that they
+    /// have, who waits for them finds out.
     pub(super) fn announce(&self, brief: &Brief) -> bool {
         let dev = self.dev;
         let gang = &dev.session.gang;
@@ -85,8 +87,8 @@ impl Group<'_> {
         put
     }
 
-    /// Members may have something to do, or room for what they have to say. One fence for all of them, when nothing else is to be
-    /// done: it waits until what was written is on its way, and holds up what is to be read.
+    /// Members may have something to do, or room for what they have to say. One fence for all of them, when nothing
+    /// else is to be done: it waits until what was written is on its way, and holds up what is to be read.
     fn wake(&self, members: impl IntoIterator<Item = usize>) {
         let gang = &self.dev.session.gang;
         EventCount::notify_all(members.into_iter().map(|member| gang.waker(self.ranks()[member])));
@@ -141,7 +143,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Polls the rings of those who are `lacking`, all of them at each look, and takes off the list whose message has come.
+    /// Polls the rings of those who are `lacking`, all of them at each look, and takes off the list whose message has
+    /// come.
     fn look_round(
         &self,
         lacking: &mut SmallVec<[usize; 8]>,

@@ -1,13 +1,14 @@
-//! Numbers that [`choose`](super::choose) and the [algorithms](super::algorithm) go by: up to which size one way is faster than another, and
-//! how many blocks a kernel is worth.
+//! Numbers that [`choose`](super::choose) and the [algorithms](super::algorithm) go by: up to which size one way is
+//! faster than another, and how many blocks a kernel is worth.
 //!
-//! They come from a [`table`] for machines that were measured with care; else from the devices themselves, when the pool is built
-//! ([`measure`]: pushes against barriers, and numbers of blocks); else, and for all that was not reached, from the defaults,
-//! which are what was best on H200s. Software GPUs have the defaults: what they do must not depend on time.
+//! They come from a [`table`] for machines that were measured with care; else from the devices themselves, when the
+//! pool is built ([`measure`]: pushes against barriers, and numbers of blocks); else, and for all that was not reached,
+//! from the defaults, which are what was best on H200s. Software GPUs have the defaults: what they do must not depend
+//! on time.
 //!
-//! **Nothing that is measured decides over bits.** A push and a kernel with barriers add up in the same order, whatever their
-//! blocks. Around a ring the order is another one, so from which size on there is one comes from the table or is the default,
-//! and the same call gives the same bits in every run.
+//! **Nothing that is measured decides over bits.** A push and a kernel with barriers add up in the same order, whatever
+//! their blocks. Around a ring the order is another one, so from which size on there is one comes from the table or is
+//! the default, and the same call gives the same bits in every run.
 
 mod measure;
 mod table;
@@ -24,8 +25,9 @@ use super::{
 use crate::{GpuPool, runtime::worker::Shared};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// Where a pool's collectives have their limits from: up to which size they go as packets, how many blocks kernels have. What is
-/// measured is GPUs that have access to each other's memory; others have the defaults. For [`Builder::tune`](crate::Builder::tune).
+/// Where a pool's collectives have their limits from: up to which size they go as packets, how many blocks kernels
+/// have. What is measured is GPUs that have access to each other's memory; others have the defaults. For
+/// [`Builder::tune`](crate::Builder::tune).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tune {
@@ -84,8 +86,8 @@ pub(crate) struct Limits {
     pub exchange_blocks: u32,
     /// and from which on what is only moved is copied by them.
     pub copies: usize,
-    /// Bytes from which on copy engines add up what nobody waits for yet: they may be slower, but leave the multiprocessors to the
-    /// work beside,
+    /// Bytes from which on copy engines add up what nobody waits for yet: they may be slower, but leave the
+    /// multiprocessors to the work beside,
     pub beside: usize,
     /// and the most blocks of a kernel that does it.
     pub beside_blocks: u32,
@@ -106,7 +108,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// What was best on H200s (`benches/results`; the ring on 8 of them, `prototypes/README.md`), for any number of members.
+    /// What was best on H200s (`benches/results`; the ring on 8 of them, `prototypes/README.md`), for any number of
+    /// members.
     pub(crate) fn default_of(members: usize) -> Limits {
         let others = members.saturating_sub(1).max(1);
         Limits {
@@ -117,16 +120,17 @@ impl Limits {
             eager_whole: eager(members).min((1 << 20) / others),
             // A pack of 16 bytes for each thread, so that all are on their way at once.
             eager_per_block: 512 * 16,
-            // 32 MB on 4: 156 us, slices with barriers 173. For fewer bytes its hops cost more than its stores gain. Between two every
-            // byte crosses once in any way.
+            // 32 MB on 4: 156 us, slices with barriers 173. For fewer bytes its hops cost more than its stores gain.
+            // Between two every byte crosses once in any way.
             ring_kernel: if members > 2 { 32 << 20 } else { usize::MAX },
             ring_blocks: RING_BLOCKS as u32,
             // (A ring of copies was nowhere faster: 1 GB on 4 in 5008 us, by kernels 4536.)
             // Between two H200s; 4 add up 64 MB in 428 us by copies, and in 298 by a ring of kernels.
             exchange: if members == 2 { 64 << 20 } else { usize::MAX },
             exchange_parts: if members == 2 { 512 << 20 } else { usize::MAX },
-            // On 4: 16 MB in 85 us, around a ring 89; 8 MB in 49, slices with barriers 51; 256 MB of half types in 1213, slices 1349. (Sums
-            // that stay where they are made gain nothing: 256 MB were scattered in 682 us so, and in 656 by slices.)
+            // On 4: 16 MB in 85 us, around a ring 89; 8 MB in 49, slices with barriers 51; 256 MB of half types in
+            // 1213, slices 1349. (Sums that stay where they are made gain nothing: 256 MB were scattered in 682 us so,
+            // and in 656 by slices.)
             exchange_kernel: if members > 2 { 8 << 20 } else { usize::MAX },
             exchange_blocks: BLOCKS,
             copies: if members == 2 { 128 << 20 } else { usize::MAX },
@@ -134,8 +138,9 @@ impl Limits {
             beside_blocks: 16,
             per_block: 16 << 10,
             blocks: 64,
-            // Reading from several while writing to several, few are faster: parts of 2 MB were added up on 4 H200s in 50 us by 16, and
-            // in 52 by 64, and scattered in 30 and 33; handed on in 40 (by 32) and 41, of 21 MB in 209 and 238.
+            // Reading from several while writing to several, few are faster: parts of 2 MB were added up on 4 H200s in
+            // 50 us by 16, and in 52 by 64, and scattered in 30 and 33; handed on in 40 (by 32) and 41, of 21 MB in 209
+            // and 238.
             large: if members > 2 { 2 << 20 } else { 8 << 20 },
             large_blocks: if members > 2 { 16 } else { 64 },
             handed_on_blocks: if members > 2 { 32 } else { 64 },
@@ -144,8 +149,8 @@ impl Limits {
         }
     }
 
-    /// For what goes on beside other work. Not what is pushed, which is over in microseconds, nor what goes through the host's memory,
-    /// whose delays few blocks do not cover.
+    /// For what goes on beside other work. Not what is pushed, which is over in microseconds, nor what goes through the
+    /// host's memory, whose delays few blocks do not cover.
     pub(super) fn beside(self) -> Limits {
         let [blocks, large_blocks, ring_blocks, exchange_blocks] =
             [self.blocks, self.large_blocks, self.ring_blocks, self.exchange_blocks]
@@ -154,8 +159,8 @@ impl Limits {
         Limits { exchange, blocks, large_blocks, ring_blocks, exchange_blocks, ..self }
     }
 
-    /// With at most so many blocks: a kernel that meets its peers' must be on its device as a whole, and one multiprocessor has
-    /// room for at least one of its blocks.
+    /// With at most so many blocks: a kernel that meets its peers' must be on its device as a whole, and one
+    /// multiprocessor has room for at least one of its blocks.
     fn capped(self, multiprocessors: u32) -> Limits {
         let most = multiprocessors.clamp(1, BLOCKS);
         let cap = |blocks: u32| blocks.clamp(1, most);
@@ -180,7 +185,8 @@ struct Measured {
     push: Option<usize>,
     /// `Limits::large_blocks`, likewise.
     large_blocks: Option<u32>,
-    /// Whether barriers were faster than packets from some size on: then they are for all that is larger, since rooms are not measured.
+    /// Whether barriers were faster than packets from some size on: then they are for all that is larger, since rooms
+    /// are not measured.
     barriers: bool,
 }
 
@@ -198,8 +204,8 @@ impl Measured {
     }
 }
 
-/// Of the smallest device, where several that share a GPU have its multiprocessors in equal parts: then kernels of all of them
-/// fit on it at once, a block on each. A software GPU's kernels wait for nobody, so it counts as large.
+/// Of the smallest device, where several that share a GPU have its multiprocessors in equal parts: then kernels of all
+/// of them fit on it at once, a block on each. A software GPU's kernels wait for nobody, so it counts as large.
 pub(super) fn multiprocessors(shared: &Shared) -> u32 {
     let hardware = shared.links.iter().filter(|link| link.driver.info().compute_capability != (0, 0));
     part(hardware.map(|link| (link.driver.info().multiprocessors, link.sharers)))
@@ -293,7 +299,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Decides on the limits of a pool whose peers and signals are known. It never fails: what cannot be measured has its default.
+/// Decides on the limits of a pool whose peers and signals are known. It never fails: what cannot be measured has its
+/// default.
 pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
     let shared = &pool.shared;
     let n = shared.devices();

@@ -5,8 +5,8 @@ use std::fmt;
 
 /// How elements of different devices are combined.
 ///
-/// Elements are combined strictly in the order of ranks, in the accumulator's type, and rounded once: `f64` and integers
-/// in themselves, `f32`, `f16` and `bf16` in `f32`. Integers wrap around.
+/// Elements are combined strictly in the order of ranks, in the accumulator's type, and rounded once: `f64` and
+/// integers in themselves, `f32`, `f16` and `bf16` in `f32`. Integers wrap around.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -33,11 +33,11 @@ pub enum ReduceOp {
     Min,
     /// The largest, with the rules of `Min`.
     Max,
-    /// The sum divided by the number of members: times its reciprocal, in the accumulator's type; integers are divided, and
-    /// cut towards zero.
+    /// The sum divided by the number of members: times its reciprocal, in the accumulator's type; integers are divided,
+    /// and cut towards zero.
     Avg,
-    /// The sum, with each member's elements first multiplied by the factor that this member gives (each its own): NCCL's
-    /// `PreMulSum`. For integers the factor is cut towards zero.
+    /// The sum, with each member's elements first multiplied by the factor that this member gives (each its own):
+    /// NCCL's `PreMulSum`. For integers the factor is cut towards zero.
     Scaled(f64),
 }
 
@@ -147,47 +147,51 @@ elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => 
 /// | the call waits for its device | no | no | no | no | where it adds up | no |
 /// | in a graph | one kernel | as it is carried out | between two parts | one kernel | between two parts | as it is carried out |
 ///
-/// Where kernels cannot meet by themselves, `Direct` and `Staged` are between two parts of a graph, too. Messages (`send`, `recv`) are
-/// copies under all of them.
+/// Where kernels cannot meet by themselves, `Direct` and `Staged` are between two parts of a graph, too. Messages
+/// (`send`, `recv`) are copies under all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// What is fastest for the operation, its size and the machine ([`GpuPool::explain`](crate::GpuPool::explain)).
     #[default]
     Auto,
-    /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them. Needs peer
-    /// access between all members.
+    /// One kernel on each device, which reads its part of all members' memory and writes the result to all of them.
+    /// Needs peer access between all members.
     Direct,
-    /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers' memory: every member sends
-    /// its part of a slice to the slice's owner, who adds up and sends the result back. Where kernels cannot meet by themselves (on
-    /// software GPUs, under a checker, without peer access) as by `Copies`. It needs memory for what arrives, up to 64 MiB on each device, and
-    /// takes less where there is less. What is no sum runs as under `Auto`, which goes this way with all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s from 16 MB), but
-    /// for those that go around a ring.
+    /// Sums (of all-reduce, reduce and reduce-scatter) by one kernel on each device, which only writes to peers'
+    /// memory: every member sends its part of a slice to the slice's owner, who adds up and sends the result back.
+    /// Where kernels cannot meet by themselves (on software GPUs, under a checker, without peer access) as by `Copies`.
+    /// It needs memory for what arrives, up to 64 MiB on each device, and takes less where there is less. What is no
+    /// sum runs as under `Auto`, which goes this way with all-reduces of more than two GPUs from 8 MB on (5 to 8 H200s
+    /// from 16 MB), but for those that go around a ring.
     Exchange,
-    /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up in its own memory,
-    /// and send the result back. What is only moved is copied. Also through the host where there is no peer access. It takes scratch
-    /// of up to 128 MiB on each device for sums, and less where memory is short.
+    /// An exchange by copy engines: every member sends its part of a slice to the slice's owner, whose kernels add up
+    /// in its own memory, and send the result back. What is only moved is copied. Also through the host where there is
+    /// no peer access. It takes scratch of up to 128 MiB on each device for sums, and less where memory is short.
     Copies,
-    /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it there. What
-    /// is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software GPUs, it goes piece by
-    /// piece of up to 1 MiB, ordered by events, and waits on the host when the device is four calls behind.
+    /// Through page-locked memory of the host, which all devices can name: one kernel on each, whose peers' meet it
+    /// there. What is fastest where there is no peer access. Where it is asked for on GPUs that have it, or on software
+    /// GPUs, it goes piece by piece of up to 1 MiB, ordered by events, and waits on the host when the device is four
+    /// calls behind.
     Staged,
-    /// Down to page-locked memory of the host, where the device threads do the arithmetic, each its own slice of every piece, and
-    /// up again: no kernel runs, and no access to peers' memory is needed. For GPUs whose multiprocessors are to be left alone,
-    /// for machines on which kernels cannot run over the host's memory, and to find out whether a kernel is to blame.
+    /// Down to page-locked memory of the host, where the device threads do the arithmetic, each its own slice of every
+    /// piece, and up again: no kernel runs, and no access to peers' memory is needed. For GPUs whose multiprocessors
+    /// are to be left alone, for machines on which kernels cannot run over the host's memory, and to find out whether a
+    /// kernel is to blame.
     ///
-    /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so the host
-    /// waits for all that was submitted to the current stream before. So do
-    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket (whose packing, wires and norm are kernels), and
-    /// [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the device, but for the other members'
-    /// threads; and when a device is four calls behind, for the first of them. Bits are those of the other algorithms, but for which
-    /// NaN a NaN is.
+    /// What adds up **blocks its device thread**: the call returns when the last sums are made and on their way up, so
+    /// the host waits for all that was submitted to the current stream before. So do
+    /// [`GradientExchange`](crate::GradientExchange)'s calls that start a bucket (whose packing, wires and norm are
+    /// kernels), and [`launch_graph`](crate::Device::launch_graph). What only moves data does not wait for the device,
+    /// but for the other members' threads; and when a device is four calls behind, for the first of them. Bits are
+    /// those of the other algorithms, but for which NaN a NaN is.
     Host,
-    /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each device, which writes to
-    /// its successor's memory alone, where kernels can meet; by copies from the size on from which they are faster (they leave the
-    /// processors to other work) and where kernels cannot meet: on software GPUs, under a checker, without peer access. The bits are
-    /// the same by either. The kernels need memory for what arrives, up to 48 MiB on each device, and take less where there is
-    /// less. Under `Auto` more than two GPUs with peer access go round from 32 MB on. What a ring cannot do runs as under `Auto`.
+    /// `all_reduce` and `all_reduce_into` around a ring (`f32` and `f64`, `Sum` and `Avg`): by one kernel on each
+    /// device, which writes to its successor's memory alone, where kernels can meet; by copies from the size on from
+    /// which they are faster (they leave the processors to other work) and where kernels cannot meet: on software GPUs,
+    /// under a checker, without peer access. The bits are the same by either. The kernels need memory for what arrives,
+    /// up to 48 MiB on each device, and take less where there is less. Under `Auto` more than two GPUs with peer access
+    /// go round from 32 MB on. What a ring cannot do runs as under `Auto`.
     Ring,
 }
 
@@ -214,6 +218,7 @@ pub enum ReduceOrder {
     /// The same on every device and in every run; it may depend on the size and on the algorithm.
     #[default]
     Fixed,
-    /// By rank, whatever the size and the algorithm: the same numbers give the same bits wherever they stand in whichever buffer.
+    /// By rank, whatever the size and the algorithm: the same numbers give the same bits wherever they stand in
+    /// whichever buffer.
     Rank,
 }

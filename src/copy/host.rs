@@ -1,9 +1,9 @@
 //! Pageable host memory, through page-locked pieces.
 //!
-//! The caller's slice is never seen by the GPU: `upload` has copied it into pieces when it returns, `download` copies out
-//! of pieces after their DMA has landed. Each [`Lane`] has two pieces per direction, so the memcpy of one overlaps the
-//! DMA of the other. One CPU thread copies slower than the bus, so large slices are cut over several lanes, each driven
-//! by a thread of its own; all send on the caller's stream.
+//! The caller's slice is never seen by the GPU: `upload` has copied it into pieces when it returns, `download` copies
+//! out of pieces after their DMA has landed. Each [`Lane`] has two pieces per direction, so the memcpy of one overlaps
+//! the DMA of the other. One CPU thread copies slower than the bus, so large slices are cut over several lanes, each
+//! driven by a thread of its own; all send on the caller's stream.
 //!
 //! Small uploads share a piece: they are packed one behind the other, and only a full piece is waited for.
 

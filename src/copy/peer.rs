@@ -26,8 +26,8 @@ use crate::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Bytes of a staging buffer: at most this much goes at once. On an H200 a copy of 256 MB reached 89 % of the slower bus
-/// direction in pieces of 4 MiB, and 92 % in these; the aim is 90.
+/// Bytes of a staging buffer: at most this much goes at once. On an H200 a copy of 256 MB reached 89 % of the slower
+/// bus direction in pieces of 4 MiB, and 92 % in these; the aim is 90.
 const PIECE: usize = 8 << 20;
 /// Smaller copies go in about eight pieces, so that both buses work most of the time; but not in pieces below this.
 const SMALLEST: usize = 256 << 10;

@@ -74,8 +74,8 @@ impl Device {
         self.allocate("uninit", len)
     }
 
-    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned to 256
-    /// bytes anyway.
+    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned
+    /// to 256 bytes anyway.
     ///
     /// # Safety
     /// As [`uninit`](Self::uninit).
@@ -120,8 +120,8 @@ impl Device {
         done
     }
 
-    /// The contents, on the host. Waits for this stream only. What a collective that has failed leaves is not given out as its
-    /// result: that is an error.
+    /// The contents, on the host. Waits for this stream only. What a collective that has failed leaves is not given out
+    /// as its result: that is an error.
     ///
     /// # Errors
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
@@ -134,8 +134,8 @@ impl Device {
         Ok(host)
     }
 
-    /// [`download`](Self::download) into memory that is there already; the lengths must agree. After an error what is in `dst` is worth
-    /// nothing.
+    /// [`download`](Self::download) into memory that is there already; the lengths must agree. After an error what is
+    /// in `dst` is worth nothing.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
@@ -189,8 +189,8 @@ impl Device {
         op.submit(|driver, stream| unsafe { driver.copy_to_device(dst.address(), src.ptr().cast(), bytes, stream) })
     }
 
-    /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits; whether a collective
-    /// before it has failed, [`check`](Self::check) says after that.
+    /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits; whether a
+    /// collective before it has failed, [`check`](Self::check) says after that.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.
@@ -206,10 +206,10 @@ impl Device {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), src.address(), bytes, stream) })
     }
 
-    /// Copies device memory. One side at least is this device's; the other may be any device's of the pool (a source also
-    /// through [`peer()`](DeviceBuffer::peer), which says so at the call). Between devices the copy is direct where the pair
-    /// was verified, else staged through two page-locked buffers and two events, without a wait of the host between
-    /// pieces (CUDA Handbook, listing 9.1). Asynchronous, ordered on both sides.
+    /// Copies device memory. One side at least is this device's; the other may be any device's of the pool (a source
+    /// also through [`peer()`](DeviceBuffer::peer), which says so at the call). Between devices the copy is direct
+    /// where the pair was verified, else staged through two page-locked buffers and two events, without a wait of the
+    /// host between pieces (CUDA Handbook, listing 9.1). Asynchronous, ordered on both sides.
     ///
     /// # Errors
     /// [`Error::WrongDevice`] when neither side is this device's, [`Error::InvalidArgument`] for different lengths,

@@ -1,5 +1,5 @@
-//! The process's launch gate: kernels that spin for each other, and driver calls that wait for running kernels, exclude each
-//! other ([`LaunchGate`], DESIGN.md rule 12).
+//! The process's launch gate: kernels that spin for each other, and driver calls that wait for running kernels, exclude
+//! each other ([`LaunchGate`], DESIGN.md rule 12).
 
 use crate::sync::LaunchGate;
 

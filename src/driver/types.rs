@@ -92,7 +92,8 @@ pub struct DeviceInfo {
     pub pci_bus_id: String,
     /// Multiprocessors, or executor threads.
     pub multiprocessors: u32,
-    /// Whether [`Driver::write_value`](super::Driver::write_value) and [`Driver::wait_value`](super::Driver::wait_value) work.
+    /// Whether [`Driver::write_value`](super::Driver::write_value) and
+    /// [`Driver::wait_value`](super::Driver::wait_value) work.
     pub stream_values: bool,
     /// Whether the device and the host may touch managed memory at the same time.
     pub concurrent_managed: bool,
@@ -107,7 +108,8 @@ pub struct ModuleImage {
     pub cubins: &'static [(u32, &'static [u8])],
     /// CUDA C++ source for NVRTC.
     pub source: Option<&'static str>,
-    /// Whether all that have a GPU open may have the module in common there. Not if it has variables that its kernels write.
+    /// Whether all that have a GPU open may have the module in common there. Not if it has variables that its kernels
+    /// write.
     pub shared: bool,
 }
 
@@ -129,8 +131,8 @@ impl LaunchDims {
     /// The most blocks in x that CUDA takes.
     const MOST_BLOCKS: usize = i32::MAX as usize;
 
-    /// [`cover`](Self::cover) for kernels that take several elements in a thread where there are not enough threads: of any
-    /// number of elements.
+    /// [`cover`](Self::cover) for kernels that take several elements in a thread where there are not enough threads: of
+    /// any number of elements.
     pub(crate) fn stride(n: usize) -> Self {
         Self::cover(n.min(256 * Self::MOST_BLOCKS))
     }
@@ -228,9 +230,9 @@ pub struct Launch<'a> {
     pub dims: LaunchDims,
     /// The arguments in order.
     pub args: &'a [KernelArg],
-    /// Whether the kernel may be put on the device while the kernel before it on the stream ends: it waits by itself until that
-    /// has completed, before it touches memory, in whatever code there is of it for compute capability 9.0 or later. Where a
-    /// device or a driver cannot do so, it is launched as any other.
+    /// Whether the kernel may be put on the device while the kernel before it on the stream ends: it waits by itself
+    /// until that has completed, before it touches memory, in whatever code there is of it for compute capability 9.0
+    /// or later. Where a device or a driver cannot do so, it is launched as any other.
     pub early: bool,
 }
 

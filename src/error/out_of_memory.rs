@@ -10,7 +10,8 @@ use std::fmt;
 pub(crate) const HOW_TO_RECORD: &str = "`Builder::record_memory(true)` or GPU_POOL_RECORD_MEMORY=1";
 
 /// The state of a device's memory pool when it had to refuse a request, in
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Its `Display` is meant for people: one fact to a line, and a hint.
+/// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Its `Display` is meant for people: one fact to a line, and a
+/// hint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemoryReport {

@@ -65,13 +65,13 @@ impl<T: Gradient> GradientExchange<T> {
         matches!(self.marks.check("holds", gradient), Ok(Mark::Held))
     }
 
-    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and all
-    /// else is about that, then. If it had one of that kind, that is dropped.
+    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and
+    /// all else is about that, then. If it had one of that kind, that is dropped.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
-    /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it first;
-    /// [`Error::WrongDevice`], [`Error::WrongPool`].
+    /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it
+    /// first; [`Error::WrongDevice`], [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
         self.told("lend", gradient, self.marks.check_open("lend", gradient))?;
@@ -99,8 +99,8 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Gives a memory back that was [lent](Self::lend), with the gradient in it; the bucket's own takes its place. What the
-    /// gradient held goes with it: it counts when it is lent and ready again.
+    /// Gives a memory back that was [lent](Self::lend), with the gradient in it; the bucket's own takes its place. What
+    /// the gradient held goes with it: it counts when it is lent and ready again.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
@@ -114,9 +114,9 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(lent)
     }
 
-    /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the rows it has
-    /// of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is NaN: a member whose
-    /// numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
+    /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the
+    /// rows it has of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is
+    /// NaN: a member whose numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
@@ -131,11 +131,12 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish) only keep
-    /// the books: gradients stay where they are, for the next step to add to, and what was ready counts as used when gradients
-    /// are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their numbers of steps differ, and the
-    /// next meeting says so by a [`Error::Mismatch`]; with [`find_unused(false)`](super::GradientExchangeBuilder::find_unused)
-    /// there is no such meeting after the first exchange, and nobody compares.
+    /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish)
+    /// only keep the books: gradients stay where they are, for the next step to add to, and what was ready counts as
+    /// used when gradients are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their
+    /// numbers of steps differ, and the next meeting says so by a [`Error::Mismatch`]; with
+    /// [`find_unused(false)`](super::GradientExchangeBuilder::find_unused) there is no such meeting after the first
+    /// exchange, and nobody compares.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] within a step.

@@ -8,8 +8,8 @@ use crate::{
 };
 use half::{bf16, f16};
 
-/// The types of gradients that are exchanged: `f32`, `f64`, `half::f16` and `half::bf16`. Sealed, since the kernels are in the
-/// crate.
+/// The types of gradients that are exchanged: `f32`, `f64`, `half::f16` and `half::bf16`. Sealed, since the kernels are
+/// in the crate.
 #[diagnostic::on_unimplemented(
     message = "gradients of type `{Self}` are not exchanged",
     note = "those of f32, f64, half::f16 and half::bf16 are"

@@ -14,9 +14,10 @@ pub struct Exchanged<'a, T: Gradient = f32> {
 }
 
 impl<'a, T: Gradient> Exchanged<'a, T> {
-    /// The root of the sum of the squares of all gradients, as exchanged: one number on the device, with the same bits on all
-    /// members. The host has not waited for it. None unless [asked for](super::GradientExchangeBuilder::norm), or when
-    /// nothing was exchanged. Squares are added up in `f64`: of `f64` gradients, those beyond 1e154 give infinity.
+    /// The root of the sum of the squares of all gradients, as exchanged: one number on the device, with the same bits
+    /// on all members. The host has not waited for it. None unless [asked for](super::GradientExchangeBuilder::norm),
+    /// or when nothing was exchanged. Squares are added up in `f64`: of `f64` gradients, those beyond 1e154 give
+    /// infinity.
     pub fn norm(&self) -> Option<DeviceView<'a, T::Norm>> {
         self.exchange.sums.as_ref().filter(|_| self.exchanged).map(|sums| sums.norm.view())
     }
@@ -65,10 +66,10 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
         self.exchange.grad(gradient)
     }
 
-    /// Whether gradients have moved to other places at the end of this step, which happens at most once (and
-    /// again after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order), at
-    /// the end of the first that was exchanged and of which rank 0 had a part. A graph that was captured before and names
-    /// gradients is [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) from then on: capture it anew.
+    /// Whether gradients have moved to other places at the end of this step, which happens at most once (and again
+    /// after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order),
+    /// at the end of the first that was exchanged and of which rank 0 had a part. A graph that was captured before and
+    /// names gradients is [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) from then on: capture it anew.
     pub fn moved(&self) -> bool {
         self.exchanged && self.exchange.moved
     }

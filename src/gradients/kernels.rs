@@ -1,7 +1,7 @@
 //! `kernels/gradients.cu`: its launches and its Rust twins.
 //!
-//! On a GPU the table has addresses; a twin finds the same memory in slices behind the table, which also tell the checker
-//! what is touched. A GPU takes no notice of arguments that its kernel does not have.
+//! On a GPU the table has addresses; a twin finds the same memory in slices behind the table, which also tell the
+//! checker what is touched. A GPU takes no notice of arguments that its kernel does not have.
 
 #[cfg(test)]
 mod tests;
@@ -23,8 +23,8 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Segments of a launch, at most. Addresses are arguments, not a table in memory: they may change at every step, and a table
-/// would have to be copied there before the launch.
+/// Segments of a launch, at most. Addresses are arguments, not a table in memory: they may change at every step, and a
+/// table would have to be copied there before the launch.
 pub(super) const SEGMENTS: usize = 64;
 /// Blocks of a launch, at most.
 const BLOCKS: usize = 256;

@@ -8,8 +8,8 @@ use std::{ops::Range, panic::Location};
 pub(super) struct Unit {
     /// Bytes of an element.
     bytes: usize,
-    /// Gradients begin at multiples of so many elements: at least 16 bytes, so that products write them at full speed. As the
-    /// kernels have it.
+    /// Gradients begin at multiples of so many elements: at least 16 bytes, so that products write them at full speed.
+    /// As the kernels have it.
     grain: usize,
 }
 
@@ -60,9 +60,9 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Fills buckets in the given order, as DDP does: a bucket is full when it has reached its size, so a gradient that is
-    /// larger has its bucket for itself and what came before it. The first one has a size of its own, so that the exchange
-    /// begins early.
+    /// Fills buckets in the given order, as DDP does: a bucket is full when it has reached its size, so a gradient that
+    /// is larger has its bucket for itself and what came before it. The first one has a size of its own, so that the
+    /// exchange begins early.
     #[track_caller]
     pub fn new(unit: Unit, sizes: &[usize], order: &[usize], (first_bytes, bytes): (usize, usize)) -> Result<Self> {
         let site = Location::caller();

@@ -187,7 +187,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of readiness starts all buckets, in the order of their numbers, each when it and all before it are complete.
+        /// Any order of readiness starts all buckets, in the order of their numbers, each when it and all before it are
+        /// complete.
         #[test]
         fn buckets_start_in_order(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), unused in 0..12usize) {
             let layout = layout(12, 32);

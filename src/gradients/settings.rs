@@ -16,11 +16,11 @@ pub enum Wire {
     /// As they are. The result has the bits of [`Device::all_reduce`].
     #[default]
     Same,
-    /// `f32`: half the bytes of `f64`. Rounded to 24 bits before the exchange and again behind it; what is beyond 3.4e38
-    /// becomes infinite. For gradients of `f32` it is [`Same`](Self::Same).
+    /// `f32`: half the bytes of `f64`. Rounded to 24 bits before the exchange and again behind it; what is beyond
+    /// 3.4e38 becomes infinite. For gradients of `f32` it is [`Same`](Self::Same).
     F32,
-    /// `half::bf16`: half the bytes of `f32`. Rounded to 8 bits before the exchange and again behind it, with `f32` between. It
-    /// has the range of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
+    /// `half::bf16`: half the bytes of `f32`. Rounded to 8 bits before the exchange and again behind it, with `f32`
+    /// between. It has the range of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
     Bf16,
     /// `half::f16`: half the bytes of `f32`. Rounded to 11 bits twice; what is beyond 65504 becomes infinite.
     F16,
@@ -90,9 +90,9 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         GradientExchangeBuilder(self.0, PhantomData)
     }
 
-    /// A bucket is full when it has so many bytes of gradients (default: 25 MiB, as in DDP). One that is too small costs a
-    /// meeting and two launches for little; one that is too large waits for the end of the backward pass. On fast links more is
-    /// better (pytorch#118421).
+    /// A bucket is full when it has so many bytes of gradients (default: 25 MiB, as in DDP). One that is too small
+    /// costs a meeting and two launches for little; one that is too large waits for the end of the backward pass. On
+    /// fast links more is better (pytorch#118421).
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.0.bucket_bytes = bytes;
         self
@@ -104,74 +104,76 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         self
     }
 
-    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times a weight of its own, for uneven batches:
-    /// its rows / all rows. `Avg` of means over uneven shards is biased.
-    /// The weight given here is the one of the steps before [`GradientExchange::set_weight`].
+    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times a weight of its own, for
+    /// uneven batches: its rows / all rows. `Avg` of means over uneven shards is biased. The weight given here is the
+    /// one of the steps before [`GradientExchange::set_weight`].
     pub fn reduce(mut self, op: ReduceOp) -> Self {
         self.0.reduce = op;
         self
     }
 
-    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may go as `f32`, and
-    /// `f32` as a half type.
+    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may go as
+    /// `f32`, and `f32` as a half type.
     pub fn wire(mut self, wire: Wire) -> Self {
         self.0.wire = wire;
         self
     }
 
-    /// Whether each exchange leaves the norm of all gradients (default: no). See [`Exchanged::norm`](super::Exchanged::norm).
+    /// Whether each exchange leaves the norm of all gradients (default: no). See
+    /// [`Exchanged::norm`](super::Exchanged::norm).
     pub fn norm(mut self, norm: bool) -> Self {
         self.0.norm = norm;
         self
     }
 
     /// Whether members tell each other at the end of a step which gradients they had (default: yes), so that
-    /// [`Exchanged::unused`](super::Exchanged::unused) knows what nobody had. It is one meeting of the hosts, some microseconds.
-    /// Without it, gradients that nobody had are zeros all the same; but members that are not in the same step, since they
-    /// [left out](GradientExchange::set_sync) different exchanges, are not found out after the first.
+    /// [`Exchanged::unused`](super::Exchanged::unused) knows what nobody had. It is one meeting of the hosts, some
+    /// microseconds. Without it, gradients that nobody had are zeros all the same; but members that are not in the same
+    /// step, since they [left out](GradientExchange::set_sync) different exchanges, are not found out after the first.
     pub fn find_unused(mut self, find: bool) -> Self {
         self.0.find_unused = find;
         self
     }
 
-    /// Whether, after the first step, buckets are made anew in the order in which gradients became ready on rank 0 (default:
-    /// yes, as in DDP). Before, and otherwise, they are in the reverse of the order in which sizes are given to
-    /// [`build`](Self::build). Gradients move when that happens: what holds their addresses, a graph that was captured in the
-    /// first step say, does not fit any more ([`Exchanged::moved`](super::Exchanged::moved) tells).
+    /// Whether, after the first step, buckets are made anew in the order in which gradients became ready on rank 0
+    /// (default: yes, as in DDP). Before, and otherwise, they are in the reverse of the order in which sizes are given
+    /// to [`build`](Self::build). Gradients move when that happens: what holds their addresses, a graph that was
+    /// captured in the first step say, does not fit any more ([`Exchanged::moved`](super::Exchanged::moved) tells).
     pub fn ready_order(mut self, follow: bool) -> Self {
         self.0.ready_order = follow;
         self
     }
 
-    /// The priority of the stream on which gradients are exchanged, as of [`Device::stream_with_priority`] (default: -1, before
-    /// the backward pass: an exchange has few blocks, and everybody waits for it).
+    /// The priority of the stream on which gradients are exchanged, as of [`Device::stream_with_priority`] (default:
+    /// -1, before the backward pass: an exchange has few blocks, and everybody waits for it).
     pub fn priority(self, priority: i32) -> Self {
         self.bucket_priorities(&[priority])
     }
 
-    /// A priority for each bucket; the last is that of all further ones too, and none at all is 0. Say `&[1, -1]`: the first bucket, whose gradients
-    /// are needed last, makes room for the backward pass, and the others go before it. A priority decides which kernels a
-    /// device runs first; buckets start in the order of their numbers in any case, since members must agree on that.
+    /// A priority for each bucket; the last is that of all further ones too, and none at all is 0. Say `&[1, -1]`: the
+    /// first bucket, whose gradients are needed last, makes room for the backward pass, and the others go before it. A
+    /// priority decides which kernels a device runs first; buckets start in the order of their numbers in any case,
+    /// since members must agree on that.
     pub fn bucket_priorities(mut self, priorities: &[i32]) -> Self {
         self.0.priorities = priorities.into();
         self
     }
 
-    /// Makes this device's part of the exchange, for gradients of so many elements each. All members of the gang call it; the
-    /// order of the sizes is the one in which the forward pass uses the parameters, as far as it is known.
+    /// Makes this device's part of the exchange, for gradients of so many elements each. All members of the gang call
+    /// it; the order of the sizes is the one in which the forward pass uses the parameters, as far as it is known.
     ///
     /// # Errors
     /// [`Error::Mismatch`] on all members when they differ in type, settings or sizes, naming the first difference;
-    /// [`Error::InvalidArgument`] for other operations than those of [`reduce`](Self::reduce), weights that are not finite, a
-    /// wire that is not narrower than the gradients, and empty buckets; [`Error::OutOfMemory`], [`Error::Aborted`],
-    /// [`Error::Timeout`], the driver's.
+    /// [`Error::InvalidArgument`] for other operations than those of [`reduce`](Self::reduce), weights that are not
+    /// finite, a wire that is not narrower than the gradients, and empty buckets; [`Error::OutOfMemory`],
+    /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn build(&self, dev: &Device, sizes: &[usize]) -> Result<GradientExchange<T>> {
         self.build_in(&dev.everyone(), sizes)
     }
 
-    /// [`build`](Self::build) for the members of a group, which are then all that meet, and that averages are of. In later
-    /// scopes it goes on in any gang that has them.
+    /// [`build`](Self::build) for the members of a group, which are then all that meet, and that averages are of. In
+    /// later scopes it goes on in any gang that has them.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange};

@@ -46,7 +46,8 @@ pub(super) struct Sums<T: Gradient> {
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Starts a bucket: what is not ready in it counts as zero. All members come here with the same buckets in the same order.
+    /// Starts a bucket: what is not ready in it counts as zero. All members come here with the same buckets in the same
+    /// order.
     #[track_caller]
     pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
         let written = std::mem::take(&mut self.written[bucket]);
@@ -95,8 +96,9 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// The rest of the backward pass goes on beside all buckets but the last, which is waited for.
     ///
-    /// Two H200s, a perceptron 784-2048-2048-10 with 8192 rows: a bucket of 17 MB by 64 blocks leaves 116 us of a step to be waited
-    /// for, since the products beside it lose half of the multiprocessors; by 16 blocks 108; by copy engines, or 8 blocks, 34.
+    /// Two H200s, a perceptron 784-2048-2048-10 with 8192 rows: a bucket of 17 MB by 64 blocks leaves 116 us of a step
+    /// to be waited for, since the products beside it lose half of the multiprocessors; by 16 blocks 108; by copy
+    /// engines, or 8 blocks, 34.
     #[track_caller]
     fn sum<W: Element>(&self, comm: &Device, bucket: usize, wire: DeviceViewMut<'_, W>, op: ReduceOp) -> Result<()> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
@@ -109,7 +111,8 @@ impl<T: Gradient> GradientExchange<T> {
     /// Through memory of another type.
     #[track_caller]
     fn start_through<W: Element>(&self, comm: &Device, bucket: usize, scratch: &DeviceBuffer<W>) -> Result<()> {
-        // Members are weighted before the type gets narrow; averages are made after the sum, in f32, where nothing overflows.
+        // Members are weighted before the type gets narrow; averages are made after the sum, in f32, where nothing
+        // overflows.
         let (factor, op) = match self.settings.reduce {
             ReduceOp::Scaled(_) => (self.weight, ReduceOp::Sum),
             other => (1.0, other),
@@ -138,7 +141,8 @@ impl<T: Gradient> GradientExchange<T> {
         if wire.is_empty() {
             return Ok(());
         }
-        // Whether one launch can do both must not depend on where a member has its gradients: the sums would differ in their bits.
+        // Whether one launch can do both must not depend on where a member has its gradients: the sums would differ in
+        // their bits.
         if partial.is_some() && self.layout.buckets[bucket].gradients.len() <= SEGMENTS {
             return kernels::unpack(comm, wire, all, segments, partial);
         }
@@ -152,8 +156,8 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// The segments of those gradients of a bucket that are `wanted`, with memory where `filled`. Neighbours in the bucket that
-    /// are neighbours in memory are one.
+    /// The segments of those gradients of a bucket that are `wanted`, with memory where `filled`. Neighbours in the
+    /// bucket that are neighbours in memory are one.
     fn segments(
         &self,
         bucket: usize,

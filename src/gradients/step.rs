@@ -76,8 +76,8 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// A gradient is there: written by what was submitted so far. Starts its bucket, and those behind it that waited, when
-    /// they are complete.
+    /// A gradient is there: written by what was submitted so far. Starts its bucket, and those behind it that waited,
+    /// when they are complete.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it was ready already in this step, it comes after
@@ -87,7 +87,8 @@ impl<T: Gradient> GradientExchange<T> {
         self.check(dev, "ready")?;
         self.marks.ready("ready", gradient, &self.layout)?;
         self.note(dev);
-        // Without exchange, whoever goes without the library's ordering is to be waited for all the same, in a later step.
+        // Without exchange, whoever goes without the library's ordering is to be waited for all the same, in a later
+        // step.
         if !self.sync && dev.is_ordered() {
             return Ok(());
         }
@@ -118,9 +119,9 @@ impl<T: Gradient> GradientExchange<T> {
         self.ready(dev, gradient)
     }
 
-    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as zero, but
-    /// for those that it [`holds`](Self::holds): these count with what they hold. Without it a [`finish`](Self::finish) for which
-    /// nothing was ready is an error, since it mostly is one.
+    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as
+    /// zero, but for those that it [`holds`](Self::holds): these count with what they hold. Without it a
+    /// [`finish`](Self::finish) for which nothing was ready is an error, since it mostly is one.
     pub fn nothing(&mut self) {
         self.marks.nothing();
     }
@@ -139,12 +140,13 @@ impl<T: Gradient> GradientExchange<T> {
         self.start_norm(dev)
     }
 
-    /// Nothing more gets ready: starts all buckets that are left, and makes the current stream wait for this one only. So the
-    /// optimizer can begin with the first bucket while others are under way. Returns its gradients. [`finish`](Self::finish) is
-    /// needed all the same.
+    /// Nothing more gets ready: starts all buckets that are left, and makes the current stream wait for this one only.
+    /// So the optimizer can begin with the first bucket while others are under way. Returns its gradients.
+    /// [`finish`](Self::finish) is needed all the same.
     ///
     /// # Errors
-    /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without exchange.
+    /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without
+    /// exchange.
     #[track_caller]
     pub fn finish_bucket(&mut self, dev: &Device, bucket: usize) -> Result<&[usize]> {
         self.check_end(dev, "finish_bucket")?;
@@ -173,12 +175,13 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Ends the step: what is neither ready nor [held](Self::holds) counts as zero, all buckets are started, and the current stream's later work waits for them.
-    /// All members call it.
+    /// Ends the step: what is neither ready nor [held](Self::holds) counts as zero, all buckets are started, and the
+    /// current stream's later work waits for them. All members call it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when nothing was ready since the last step, nor said to be [`nothing`](Self::nothing);
-    /// [`Error::Mismatch`] when members are not in the same step, or in another exchange of theirs; else those of [`Device::all_reduce`].
+    /// [`Error::InvalidArgument`] when nothing was ready since the last step, nor said to be
+    /// [`nothing`](Self::nothing); [`Error::Mismatch`] when members are not in the same step, or in another exchange of
+    /// theirs; else those of [`Device::all_reduce`].
     #[track_caller]
     pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_, T>> {
         self.check_end(dev, "finish")?;
@@ -274,10 +277,10 @@ impl<T: Gradient> GradientExchange<T> {
         self.furnish(dev)
     }
 
-    /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps exchange
-    /// ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Memory that was lent stays, with
-    /// whatever is in it, and so does the [weight](Self::set_weight).
-    /// A member that calls it without the others is found out by an [`Error::Mismatch`] at its next exchange, if there was one before.
+    /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps
+    /// exchange ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Memory that
+    /// was lent stays, with whatever is in it, and so does the [weight](Self::set_weight). A member that calls it
+    /// without the others is found out by an [`Error::Mismatch`] at its next exchange, if there was one before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a capture; [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.

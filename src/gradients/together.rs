@@ -66,14 +66,15 @@ impl Parameters {
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Before a step in which not every member may have a batch: each says whether it has one, and learns how many members do.
-    /// At 0 all of them end together. Until then who has none says [`nothing`](Self::nothing), still [`finish`](Self::finish)es
-    /// the step, and updates its weights with the others' gradients, so that all keep the same ones. One meeting of the hosts.
+    /// Before a step in which not every member may have a batch: each says whether it has one, and learns how many
+    /// members do. At 0 all of them end together. Until then who has none says [`nothing`](Self::nothing), still
+    /// [`finish`](Self::finish)es the step, and updates its weights with the others' gradients, so that all keep the
+    /// same ones. One meeting of the hosts.
     ///
-    /// `Avg` divides by the number of all members, and gradients of who has nothing count as zero: an average of those that
-    /// have something is `Scaled`, with [`set_weight`](Self::set_weight) of one over what is returned here. (DDP's `join`,
-    /// where members that have ended run shadows of the others' collectives, and the weights of the last one are broadcast at
-    /// the end.)
+    /// `Avg` divides by the number of all members, and gradients of who has nothing count as zero: an average of those
+    /// that have something is `Scaled`, with [`set_weight`](Self::set_weight) of one over what is returned here. (DDP's
+    /// `join`, where members that have ended run shadows of the others' collectives, and the weights of the last one
+    /// are broadcast at the end.)
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange, ReduceOp};
@@ -105,8 +106,8 @@ impl<T: Gradient> GradientExchange<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] within a step, in a capture and after a failure; [`Error::Mismatch`], [`Error::Timeout`],
-    /// [`Error::Aborted`].
+    /// [`Error::InvalidArgument`] within a step, in a capture and after a failure; [`Error::Mismatch`],
+    /// [`Error::Timeout`], [`Error::Aborted`].
     #[track_caller]
     pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {
         self.check(dev, "join")?;
@@ -115,9 +116,9 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(all.iter().filter(|member| member.0).count())
     }
 
-    /// Gives all members the parameters of member `root`, so that they begin with the same ones; likewise whatever else a model
-    /// has, such as running means, whenever it is wanted. Of any type that collectives know, and not only those that have
-    /// gradients. (What DDP does when it is made, and with `broadcast_buffers` in each step.)
+    /// Gives all members the parameters of member `root`, so that they begin with the same ones; likewise whatever else
+    /// a model has, such as running means, whenever it is wanted. Of any type that collectives know, and not only those
+    /// that have gradients. (What DDP does when it is made, and with `broadcast_buffers` in each step.)
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -134,9 +135,9 @@ impl<T: Gradient> GradientExchange<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Mismatch`] on all members when they differ in the number of parameters, their lengths or their type, before
-    /// anything was written; [`Error::InvalidArgument`] for a root that is no member, in a capture, and in a gang
-    /// without one of the members; else those of [`Device::broadcast`].
+    /// [`Error::Mismatch`] on all members when they differ in the number of parameters, their lengths or their type,
+    /// before anything was written; [`Error::InvalidArgument`] for a root that is no member, in a capture, and in a
+    /// gang without one of the members; else those of [`Device::broadcast`].
     #[track_caller]
     pub fn broadcast_parameters<V>(&self, dev: &Device, parameters: &mut [V], root: usize) -> Result<()>
     where
@@ -157,12 +158,12 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Whether all members have the same parameters, bit for bit: replicas that have drifted apart give no error by themselves,
-    /// only worse results. Downloads all of them and waits: something for every thousandth step.
+    /// Whether all members have the same parameters, bit for bit: replicas that have drifted apart give no error by
+    /// themselves, only worse results. Downloads all of them and waits: something for every thousandth step.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and another,
-    /// or as of [`broadcast_parameters`](Self::broadcast_parameters); else those of [`Device::download`].
+    /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and
+    /// another, or as of [`broadcast_parameters`](Self::broadcast_parameters); else those of [`Device::download`].
     #[track_caller]
     pub fn verify_parameters<V>(&self, dev: &Device, parameters: &[V]) -> Result<()>
     where
@@ -183,7 +184,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// What members tell each other in [`GradientExchange::join`]; a type of its own, so that another exchange of values does not
-/// fit.
+/// What members tell each other in [`GradientExchange::join`]; a type of its own, so that another exchange of values
+/// does not fit.
 #[derive(Clone)]
 struct Joins(bool);

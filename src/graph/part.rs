@@ -54,8 +54,9 @@ impl Segment {
         }
         let launch = || {
             let link = &dev.worker.link;
-            // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one. That of peers,
-            // for kernels which meet theirs, is kept by the peers' graphs, of which each is launched as this one is.
+            // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one. That
+            // of peers, for kernels which meet theirs, is kept by the peers' graphs, of which each is launched as this
+            // one is.
             link.check(name, unsafe { link.driver.graph_launch(self.exec.raw, dev.stream.raw) })
         };
         match (&self.meetings, group) {

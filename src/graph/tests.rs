@@ -82,15 +82,16 @@ fn where_kernels_meet_a_launch_is_one_meeting() {
     }
 }
 
-/// Without one the devices' kernels run as they are called, and a graph is cut: in a pool that is watched, and on software GPUs.
+/// Without one the devices' kernels run as they are called, and a graph is cut: in a pool that is watched, and on
+/// software GPUs.
 #[test]
 fn a_watched_pool_cuts_its_graphs() {
     let pool = GpuPool::builder().host(2).check(Check::Races).build().unwrap();
     assert_eq!(meetings_of_a_launch(&pool, 100).0, CAPTURED);
 }
 
-/// Software GPUs that are taken for ones whose kernels meet. Theirs do not, so they are given nothing to do; but all that the host does
-/// is what it does for GPUs.
+/// Software GPUs that are taken for ones whose kernels meet. Theirs do not, so they are given nothing to do; but all
+/// that the host does is what it does for GPUs.
 fn as_if_kernels_met(faults: &str) -> GpuPool {
     let builder = GpuPool::builder().host(2).check(Check::Off).schedule(Schedule::Seeded(1));
     let pool = builder.faults(faults.parse::<FaultPlan>().unwrap()).build().unwrap();
@@ -98,7 +99,8 @@ fn as_if_kernels_met(faults: &str) -> GpuPool {
     pool
 }
 
-/// How many kernels of collectives a device has run: of those that were called, and of those that only count their meeting.
+/// How many kernels of collectives a device has run: of those that were called, and of those that only count their
+/// meeting.
 fn kernels(pool: &GpuPool, device: usize) -> [usize; 2] {
     let trace = pool.trace().unwrap();
     let of =
@@ -139,8 +141,8 @@ fn a_launch_tells_the_kernels_their_gang() {
     }
 }
 
-/// A sum in two trips, neither of which can be launched: two meetings are owed to those who count on them, who are there for a call
-/// and not for a capture. (Software GPUs have no such kernel.)
+/// A sum in two trips, neither of which can be launched: two meetings are owed to those who count on them, who are
+/// there for a call and not for a capture. (Software GPUs have no such kernel.)
 #[test]
 fn only_what_was_called_is_owed() {
     let pool = GpuPool::builder().host(3).check(Check::Off).without_peer_access().build().unwrap();
@@ -165,8 +167,8 @@ fn only_what_was_called_is_owed() {
     }
 }
 
-/// A member that has committed and does not launch counts all the graph's meetings when its gang has failed: epochs are the same on
-/// both sides, and the next collective finds its peers.
+/// A member that has committed and does not launch counts all the graph's meetings when its gang has failed: epochs are
+/// the same on both sides, and the next collective finds its peers.
 #[test]
 fn meetings_of_a_graph_that_was_not_launched_are_made_up() {
     let pool = as_if_kernels_met("1:graph-launch:3:error");
@@ -184,8 +186,8 @@ fn meetings_of_a_graph_that_was_not_launched_are_made_up() {
     all_windows_are_closed();
 }
 
-/// Graphs that were captured inside each other, whose first collective is the same, and which have as many: each device has another
-/// one of the later two in its first graph.
+/// Graphs that were captured inside each other, whose first collective is the same, and which have as many: each device
+/// has another one of the later two in its first graph.
 #[test]
 fn graphs_that_begin_alike_are_not_the_same() {
     let pool = as_if_kernels_met("");
@@ -208,8 +210,8 @@ fn graphs_that_begin_alike_are_not_the_same() {
     all_windows_are_closed();
 }
 
-/// A device is stuck in a scope in which its peer has failed to launch what it had committed to. Nothing can be made up for then; it is
-/// when the device is through.
+/// A device is stuck in a scope in which its peer has failed to launch what it had committed to. Nothing can be made up
+/// for then; it is when the device is through.
 #[test]
 fn what_a_stuck_gang_has_left_is_made_up_later() {
     let plan: FaultPlan = "1:graph-launch:1:error;0:fill:1:stuck".parse().unwrap();

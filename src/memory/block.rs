@@ -1,8 +1,9 @@
 //! A piece of memory with its hazards. It goes home when its last handle is dropped, on whatever thread.
 //!
-//! The header of a block is made once and used again and again: at rest it is a `Box<Block>` in its owner's lists, in use a
-//! counted [`BlockRef`]. So to hand out a block is to pop a pointer and to set a count to one, without an allocation on the
-//! host; and to free it from another thread is to push the header itself into its owner's [`Returns`].
+//! The header of a block is made once and used again and again: at rest it is a `Box<Block>` in its owner's lists, in
+//! use a counted [`BlockRef`]. So to hand out a block is to pop a pointer and to set a count to one, without an
+//! allocation on the host; and to free it from another thread is to push the header itself into its owner's
+//! [`Returns`].
 
 use super::{
     backing::Region,
@@ -125,8 +126,8 @@ impl Block {
     }
 }
 
-/// Nobody will use these bytes any more. What may still be in use (a stream that got stuck) is leaked rather than given back
-/// to the driver under a running copy.
+/// Nobody will use these bytes any more. What may still be in use (a stream that got stuck) is leaked rather than given
+/// back to the driver under a running copy.
 pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) {
     let link = &region.link;
     link.acquire(history.known());
@@ -141,8 +142,8 @@ pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) 
 /// A counted handle of a block in use.
 pub(crate) struct BlockRef(NonNull<Block>);
 
-// SAFETY: a handle gives shared access to the block, whose shared parts are `Sync` (checked below), and the last one gives
-// it away, which needs `Send`.
+// SAFETY: a handle gives shared access to the block, whose shared parts are `Sync` (checked below), and the last one
+// gives it away, which needs `Send`.
 unsafe impl Send for BlockRef {}
 // SAFETY: as above.
 unsafe impl Sync for BlockRef {}
@@ -232,8 +233,8 @@ thread_local! {
     static PARKED: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Until it is dropped, blocks of this cache that are freed on this thread go straight into its lists, and blocks of other
-/// devices of the pool into this thread's lanes.
+/// Until it is dropped, blocks of this cache that are freed on this thread go straight into its lists, and blocks of
+/// other devices of the pool into this thread's lanes.
 pub(crate) struct AtHome(());
 
 impl AtHome {
@@ -262,8 +263,8 @@ impl<'g> InGang<'g> {
         InGang(PhantomData)
     }
 
-    /// All members have drained: frees what was kept. With `forget`, streams got stuck and may use it for ever: it is never
-    /// used again.
+    /// All members have drained: frees what was kept. With `forget`, streams got stuck and may use it for ever: it is
+    /// never used again.
     pub(crate) fn unpark(self, forget: bool) {
         drop(self);
         for block in PARKED.take() {
@@ -283,7 +284,8 @@ impl Drop for InGang<'_> {
     }
 }
 
-/// The last handle is gone. One function with all that it needs, and not a part of every place where a buffer is dropped.
+/// The last handle is gone. One function with all that it needs, and not a part of every place where a buffer is
+/// dropped.
 #[inline(never)]
 fn go_home(mut block: Box<Block>) {
     if block.link.planted(Bug::UsesForgotten) {

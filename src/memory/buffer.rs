@@ -13,8 +13,8 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location};
 /// * It means something only together with a [`&Device`](Device): all operations are methods there, and refuse a
 ///   buffer of another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Copies and kernels (through
 ///   [`peer`](Self::peer)) are all that cross devices.
-/// * It may be sent to any thread, shared, and dropped anywhere, also after its pool is gone. The memory goes back to its
-///   own device's pool and is used again only when every device is done with it.
+/// * It may be sent to any thread, shared, and dropped anywhere, also after its pool is gone. The memory goes back to
+///   its own device's pool and is used again only when every device is done with it.
 /// * Operations on it are ordered by the library, over streams and devices, in the order of the calls.
 ///
 /// ```

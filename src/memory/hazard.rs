@@ -1,8 +1,8 @@
 //! The last uses of a block, and what a new use has to wait for.
 //!
 //! This is what makes safe code unable to write a race. Rust's borrows order the *calls*; the work runs later, on
-//! streams of several devices. `Arc<DeviceBuffer>` read on device 1, dropped there, unwrapped and written on device 0 is
-//! safe Rust, and only the block itself can know that device 1 may still be reading. So each use is noted with its
+//! streams of several devices. `Arc<DeviceBuffer>` read on device 1, dropped there, unwrapped and written on device 0
+//! is safe Rust, and only the block itself can know that device 1 may still be reading. So each use is noted with its
 //! stream, number and byte range, and a use that conflicts (ranges overlap, one writes, streams differ) first makes its
 //! stream wait. Memory that is freed keeps its uses: reuse is one more conflicting use, so stream order across devices
 //! needs no further mechanism (cf. pytorch#196257).
@@ -80,9 +80,9 @@ impl Hazards {
         }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
-            // A write stands for everything in its range that it comes after, which is all that it waited for; what came in
-            // between (a graph writes memory that somebody else may have borrowed) stays. A read stands for older reads of its
-            // own stream.
+            // A write stands for everything in its range that it comes after, which is all that it waited for; what
+            // came in between (a graph writes memory that somebody else may have borrowed) stays. A read stands for
+            // older reads of its own stream.
             let implied = covered
                 && old.sequence != OPEN
                 && match access {
@@ -102,8 +102,8 @@ impl Hazards {
         uses.push(Use { stream: stream.clone(), sequence, bytes, access });
     }
 
-    /// Notes a use that goes on until [`close`](Self::close): work that others submit to `stream` themselves. Until then
-    /// every conflicting use waits for all that the stream has by then.
+    /// Notes a use that goes on until [`close`](Self::close): work that others submit to `stream` themselves. Until
+    /// then every conflicting use waits for all that the stream has by then.
     #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
         self.0.lock().past().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
@@ -122,8 +122,8 @@ impl Hazards {
         self.note(stream, sequence, bytes, access);
     }
 
-    /// The calling host thread waits for every use that conflicts with a host access. Others are not kept from the block
-    /// meanwhile.
+    /// The calling host thread waits for every use that conflicts with a host access. Others are not kept from the
+    /// block meanwhile.
     pub(crate) fn wait_host(&self, link: &Link, op: &'static str, access: Access, limit: Duration) -> Result<()> {
         let history = self.0.lock();
         link.acquire(history.known());

@@ -45,8 +45,8 @@ pub(crate) fn shown(home: &std::sync::Arc<block::Home>) -> MemoryStats {
 
 /// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.
 ///
-/// `Pod` is needed for soundness: a device may leave any bit pattern behind, so each must be a value. Types that must be
-/// aligned to more than 256 bytes do not compile where memory for them is asked for:
+/// `Pod` is needed for soundness: a device may leave any bit pattern behind, so each must be a value. Types that must
+/// be aligned to more than 256 bytes do not compile where memory for them is asked for:
 ///
 /// ```compile_fail,E0080
 /// #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]

@@ -1,10 +1,10 @@
 //! The machine's NUMA nodes: which of them a device is near to, and how to get memory there.
 //!
-//! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets, which it shares with
-//! everything else. `cuMemHostAlloc` takes pages for the thread that calls it, like any allocation of Linux does: from the
-//! node that the thread runs on, unless its memory policy says otherwise. So the policy is set around the call
-//! (`set_mempolicy(2)`), which is what `numactl --preferred` does for a whole process. Where that is refused (containers
-//! do) memory is taken as it comes.
+//! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets, which it
+//! shares with everything else. `cuMemHostAlloc` takes pages for the thread that calls it, like any allocation of Linux
+//! does: from the node that the thread runs on, unless its memory policy says otherwise. So the policy is set around
+//! the call (`set_mempolicy(2)`), which is what `numactl --preferred` does for a whole process. Where that is refused
+//! (containers do) memory is taken as it comes.
 
 use super::link::Link;
 use std::{fs, sync::Arc};
@@ -103,7 +103,8 @@ impl Node {
         allocate()
     }
 
-    /// Takes the pages of fresh memory now, from this node, if they can. A driver that locks pages has taken them already.
+    /// Takes the pages of fresh memory now, from this node, if they can. A driver that locks pages has taken them
+    /// already.
     ///
     /// # Safety
     /// The bytes are the caller's, and hold zeros.

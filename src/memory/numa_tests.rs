@@ -68,7 +68,8 @@ fn address<T: crate::DeviceCopy>(buffer: &PinnedBuffer<T>) -> u64 {
 fn blocks_go_home_to_their_own_node() {
     for check in [Check::Races, Check::Memory] {
         let pool = pool(check);
-        // One device after the other: while one looks at the red zones of what was dropped, another one would find nothing.
+        // One device after the other: while one looks at the red zones of what was dropped, another one would find
+        // nothing.
         let of = |device| pool.run_on(&[device], |dev, _| dev.pinned::<u32>(10_000)).unwrap().remove(0);
         let make = || (0..3).map(of).collect::<Vec<_>>();
         let first = make();

@@ -19,8 +19,9 @@ pub struct MemoryStats {
     pub reserved: u64,
     /// The most that `reserved` has been.
     pub peak_reserved: u64,
-    /// Bytes that were freed while work that uses them was still queued: no other stream gets them without a wait. Not counted
-    /// in [`GpuPool::memory_stats`](crate::GpuPool::memory_stats), where it is 0: that would mean to look at every block.
+    /// Bytes that were freed while work that uses them was still queued: no other stream gets them without a wait. Not
+    /// counted in [`GpuPool::memory_stats`](crate::GpuPool::memory_stats), where it is 0: that would mean to look at
+    /// every block.
     pub pending: u64,
     /// Allocations served.
     pub allocations: u64,
@@ -30,8 +31,8 @@ pub struct MemoryStats {
     pub steals: u64,
     /// Waits that had to be put into a stream for that. The other steals found the memory at rest, or ordered already.
     pub waits: u64,
-    /// Allocations for which the pool's own lists were not enough: something had to be merged, mapped, flushed or waited
-    /// for. It stands still in the steady state.
+    /// Allocations for which the pool's own lists were not enough: something had to be merged, mapped, flushed or
+    /// waited for. It stands still in the steady state.
     pub ladder: u64,
     /// Chunks that are cut into blocks of one size.
     pub slabs: u64,

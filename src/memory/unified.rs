@@ -75,7 +75,8 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     #[track_caller]
     pub fn as_slice(&self) -> Result<&[T]> {
         self.ready("UnifiedBuffer::as_slice", Access::Read)?;
-        // SAFETY: `len` initialised Pod elements; no device writes them any more, and none can while `self` is borrowed.
+        // SAFETY: `len` initialised Pod elements; no device writes them any more, and none can while `self` is
+        // borrowed.
         Ok(unsafe { slice::from_raw_parts(self.block.address as *const T, self.len) })
     }
 
@@ -99,8 +100,8 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
     }
 
     /// Rows of `width` elements for the devices to read, split over them by
-    /// [`GpuPool::run_with`](crate::GpuPool::run_with). The host may read meanwhile. Devices that write them are waited for on
-    /// the devices, as of all memory.
+    /// [`GpuPool::run_with`](crate::GpuPool::run_with). The host may read meanwhile. Devices that write them are waited
+    /// for on the devices, as of all memory.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

@@ -119,8 +119,8 @@ impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
 
     /// A part of this part. It takes this part by value, so that `x.slice_mut(..).slice_mut(..)` borrows no temporary.
     ///
-    /// To keep this part, borrow it first: `view.view_mut().slice_mut(..)`. That works for a view which has a name. A view
-    /// without a name ends with its statement, and a part that was borrowed from it cannot live on:
+    /// To keep this part, borrow it first: `view.view_mut().slice_mut(..)`. That works for a view which has a name. A
+    /// view without a name ends with its statement, and a part that was borrowed from it cannot live on:
     ///
     /// ```compile_fail,E0716
     /// # use gpu_pool::*;
@@ -207,8 +207,8 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
 ///
 /// The element is an associated type, not a parameter, so that it is always inferred.
 ///
-/// An operation calls [`view`](Self::view), or [`view_mut`](AsViewMut::view_mut), once for each argument, before it does anything
-/// else. So a type of your own may show another part at each call.
+/// An operation calls [`view`](Self::view), or [`view_mut`](AsViewMut::view_mut), once for each argument, before it
+/// does anything else. So a type of your own may show another part at each call.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no buffer or view of this device: only copies and kernels take peers",
     label = "not memory of this device",

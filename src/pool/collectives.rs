@@ -15,12 +15,14 @@ use std::fmt;
 pub struct Explanation {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// How the devices meet: in the kernels themselves, in their data, by events of the streams, or by their host threads.
+    /// How the devices meet: in the kernels themselves, in their data, by events of the streams, or by their host
+    /// threads.
     pub meets: &'static str,
     /// Why this one.
     pub reason: &'static str,
-    /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of `Copies`, and of
-    /// `Ring` where it goes by events, it is the kernels that add up what has arrived. `Host` has none.
+    /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of
+    /// `Copies`, and of `Ring` where it goes by events, it is the kernels that add up what has arrived. `Host` has
+    /// none.
     pub blocks: u32,
     /// The limits that this goes by, and where they are from: see [`Builder::tune`](crate::Builder::tune).
     pub limits: String,

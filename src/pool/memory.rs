@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl GpuPool {
-    /// What each device's memory pool held and had done at the end of its last scope. May be asked on any thread and at any
-    /// time, also while scopes run: it waits for nobody. [`Device::stats`](crate::Device::stats) has the present.
+    /// What each device's memory pool held and had done at the end of its last scope. May be asked on any thread and at
+    /// any time, also while scopes run: it waits for nobody. [`Device::stats`](crate::Device::stats) has the present.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -53,8 +53,8 @@ impl GpuPool {
     }
 
     /// The buffers that are live now, by device and by where they were made, if the pool
-    /// [records](crate::Builder::record_memory) (builds with debug assertions do). [`close`](Self::close) writes the same to the
-    /// log, as a warning, when buffers outlive the pool.
+    /// [records](crate::Builder::record_memory) (builds with debug assertions do). [`close`](Self::close) writes the
+    /// same to the log, as a warning, when buffers outlive the pool.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

@@ -1,10 +1,10 @@
 //! How gangs reach device threads: queues, and the one order in which they are entered.
 //!
-//! Each device thread has an [`Inbox`] of entries and an [`EventCount`] to sleep on. A gang enters the inboxes of all its
-//! members under one lock, so any two gangs that share devices are in the same order in each of their queues. Device
-//! threads work their queues in order; so no two gangs can each hold a device that the other waits for, whatever their
-//! members and whoever called them (pytorch#8388 is that deadlock). The lock is the process's, not the pool's: pools that
-//! share a GPU are ordered too ([`super::turn`]).
+//! Each device thread has an [`Inbox`] of entries and an [`EventCount`] to sleep on. A gang enters the inboxes of all
+//! its members under one lock, so any two gangs that share devices are in the same order in each of their queues.
+//! Device threads work their queues in order; so no two gangs can each hold a device that the other waits for, whatever
+//! their members and whoever called them (pytorch#8388 is that deadlock). The lock is the process's, not the pool's:
+//! pools that share a GPU are ordered too ([`super::turn`]).
 
 use super::job::Ticket;
 use crate::sync::{EventCount, Inbox, shim::Arc, shim::Mutex};
@@ -59,7 +59,8 @@ impl<C: 'static> Queue<C> {
         self.waker.notify();
     }
 
-    /// The next entry, in order; waits for one. `taken` is the device thread's own list of entries it has taken already.
+    /// The next entry, in order; waits for one. `taken` is the device thread's own list of entries it has taken
+    /// already.
     pub fn next(&self, taken: &mut VecDeque<Entry<C>>) -> Entry<C> {
         if let Some(entry) = taken.pop_front() {
             return entry;

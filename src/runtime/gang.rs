@@ -45,8 +45,8 @@ pub struct Gang {
     left: Box<[Flag]>,
     /// What members that have left had called last, by their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// What each member says to all, by rank; empty where they do not say it so. The gang's own: a member that has left and is in
-    /// later gangs does not write over what its peers here have not read yet.
+    /// What each member says to all, by rank; empty where they do not say it so. The gang's own: a member that has left
+    /// and is in later gangs does not write over what its peers here have not read yet.
     headlines: Box<[Headline<WORDS>]>,
     word: CommitWord,
     /// Where groups of members commit what they do among themselves, by their ranks.
@@ -101,8 +101,8 @@ impl Gang {
         self.headlines.get(rank)
     }
 
-    /// Gives the gang its place in the process's order. Called under the dispatch lock, so that every device sees places
-    /// grow.
+    /// Gives the gang its place in the process's order. Called under the dispatch lock, so that every device sees
+    /// places grow.
     pub fn enter(&self) {
         self.place.raise_to(unique_id());
     }
@@ -214,15 +214,15 @@ impl Gang {
         }
     }
 
-    /// For a report on a member that [has left](Self::has_left): its last call, if it had any, and the place of that, or
-    /// else of the scope.
+    /// For a report on a member that [has left](Self::has_left): its last call, if it had any, and the place of that,
+    /// or else of the scope.
     pub(crate) fn last_words(&self, rank: usize) -> (Option<&'static str>, Site) {
         let found = self.last_calls.lock().iter().find(|(of, _)| *of == rank).map(|(_, call)| *call);
         found.map_or((None, self.site), |(op, site)| (Some(op), site))
     }
 
-    /// A member's closure has ended; peers that wait for it will not wait any longer. Only members whose own closure still
-    /// runs can wait for it, so only these are woken.
+    /// A member's closure has ended; peers that wait for it will not wait any longer. Only members whose own closure
+    /// still runs can wait for it, so only these are woken.
     pub fn leave(&self, rank: usize) {
         self.left[rank].raise();
         for (waker, left) in self.wakers.iter().zip(&self.left) {

@@ -9,8 +9,8 @@
 //! 5. [`Waiting`] waits for the latch when it is dropped, so the caller's frame outlives all uses of the body also when
 //!    the caller unwinds.
 //!
-//! A ticket that is still in a queue after the scope has returned holds a dangling body, which nobody touches, since its
-//! turnstile is WITHDRAWN. `loom_tests/job.rs` checks all of this. The shape is rayon's `StackJob`/`LatchRef`
+//! A ticket that is still in a queue after the scope has returned holds a dangling body, which nobody touches, since
+//! its turnstile is WITHDRAWN. `loom_tests/job.rs` checks all of this. The shape is rayon's `StackJob`/`LatchRef`
 //! (rayon-core/src/job.rs), with the latch in the ticket instead of in the frame.
 
 use crate::sync::{CountLatch, EventCount, Turnstile, shim::Arc};
@@ -69,8 +69,8 @@ pub struct Waiting<'a, C: 'static> {
 impl<'a, C: 'static> Waiting<'a, C> {
     /// A ticket for `count` members; `waker` is what the waiting caller sleeps on.
     pub fn new(body: &'a Body<'a, C>, count: usize, waker: Arc<EventCount>) -> Self {
-        // SAFETY: only the lifetime changes. The pointer is dereferenced only by a member that won its turnstile and has
-        // not counted the latch, and `Waiting`, which carries the lifetime 'a, waits for the latch before it goes.
+        // SAFETY: only the lifetime changes. The pointer is dereferenced only by a member that won its turnstile and
+        // has not counted the latch, and `Waiting`, which carries the lifetime 'a, waits for the latch before it goes.
         let body: *const Body<'static, C> = unsafe { mem::transmute::<*const Body<'a, C>, _>(body) };
         let turnstiles = (0..count).map(|_| Turnstile::new().into()).collect();
         let ticket = Arc::new(Ticket { body, turnstiles, latch: CountLatch::new(count, waker) });

@@ -1,8 +1,8 @@
 //! What the threads of a pool are waiting for, as far as others need to know.
 //!
-//! Software GPUs that run one operation at a time take a step only when every device thread is blocked
-//! ([`Attendee`]), and a deadlock is certain only then. A device thread is blocked when it waits in the driver (which the
-//! machine sees itself), sleeps on its waker ([`EventCount::asleep`]: its queue, its peers), or in [`Presence::while_so`].
+//! Software GPUs that run one operation at a time take a step only when every device thread is blocked ([`Attendee`]),
+//! and a deadlock is certain only then. A device thread is blocked when it waits in the driver (which the machine sees
+//! itself), sleeps on its waker ([`EventCount::asleep`]: its queue, its peers), or in [`Presence::while_so`].
 
 use super::turn::Turns;
 use crate::{

@@ -5,8 +5,8 @@
 //! turn has always come when the device thread gets to the entry.
 //!
 //! The lock is the pool's, not the device's: several devices of a pool may be on one GPU
-//! ([`Builder::share_gpus`](crate::Builder::share_gpus)), and a gang of these is on it as a whole. So entries of one pool that
-//! follow each other hold the GPU together, and only those of another pool before them are waited for:
+//! ([`Builder::share_gpus`](crate::Builder::share_gpus)), and a gang of these is on it as a whole. So entries of one
+//! pool that follow each other hold the GPU together, and only those of another pool before them are waited for:
 //!
 //! ```text
 //!   entries   A0 A1 A2 | B0 | A1     A0, A1, A2 run side by side; B0 when three are served; the last A1 when four are
@@ -26,8 +26,8 @@ use std::{
 
 /// One physical GPU's queue.
 struct Gpu {
-    /// The pool of the last entry, how many entries there were, and how many before the first of those that hold the GPU
-    /// together with the last one. Written under the dispatch lock.
+    /// The pool of the last entry, how many entries there were, and how many before the first of those that hold the
+    /// GPU together with the last one. Written under the dispatch lock.
     line: Mirror<3>,
     served: Sequence,
     changed: EventCount,
@@ -39,8 +39,8 @@ pub(crate) struct Turns {
     pub(crate) life: Arc<Life>,
 }
 
-/// By UUID and place. Devices that share a GPU have signs of life of their own: one that waits for another must see whether
-/// that one gets on.
+/// By UUID and place. Devices that share a GPU have signs of life of their own: one that waits for another must see
+/// whether that one gets on.
 type Known = HashMap<([u8; 16], usize), Weak<Turns>>;
 
 static ALL: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
@@ -69,7 +69,8 @@ impl Turns {
         before
     }
 
-    /// Waits for a turn. It ends: each entry before it that is another pool's belongs to a gang that is earlier in every queue.
+    /// Waits for a turn. It ends: each entry before it that is another pool's belongs to a gang that is earlier in
+    /// every queue.
     pub(crate) fn wait(self: &Arc<Self>, turn: u64, presence: &Presence) -> Done<'_> {
         if !self.has_come(turn) {
             let turns = self.clone();

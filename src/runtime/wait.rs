@@ -11,12 +11,13 @@ use std::{mem, time::Duration};
 
 /// How often a sleeping wait looks at the clock, at least.
 const TICK: Duration = Duration::from_millis(10);
-/// A member that waits for a peer stays awake for so long, if it has a core to itself: a device's thread has nothing else to do,
-/// its peers call the same operations at about the same time, and a wake-up costs more than a small collective.
+/// A member that waits for a peer stays awake for so long, if it has a core to itself: a device's thread has nothing
+/// else to do, its peers call the same operations at about the same time, and a wake-up costs more than a small
+/// collective.
 const LINGER: Duration = Duration::from_millis(2);
 
-/// [`LINGER`] where it may pay. Not where time is computed, or operations run one at a time: there the machine goes on when
-/// all are asleep.
+/// [`LINGER`] where it may pay. Not where time is computed, or operations run one at a time: there the machine goes on
+/// when all are asleep.
 pub(crate) fn linger(cores: usize, devices: usize, computed: bool) -> Duration {
     if computed || cores <= devices { Duration::ZERO } else { LINGER }
 }
@@ -45,8 +46,8 @@ pub(crate) fn for_peer<R>(
             return answer;
         }
         let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));
-        // Whoever looks counts as asleep, or threads that look at the same pace would never find each other so; but only
-        // as long as nobody has sent it anything: then it has something to do, and peers may be waiting for that.
+        // Whoever looks counts as asleep, or threads that look at the same pace would never find each other so; but
+        // only as long as nobody has sent it anything: then it has something to do, and peers may be waiting for that.
         if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*dev.worker.link.driver)) {
             return answer;
         }

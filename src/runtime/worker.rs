@@ -50,8 +50,8 @@ pub(crate) struct Shared {
     pub(crate) pid: u32,
     pub(crate) links: Vec<Arc<Link>>,
     pub(crate) queues: Vec<Queue<Rc<Worker>>>,
-    /// What wakes each device thread: the queues' wakers in one piece, so that a scope of all devices shares them by one
-    /// count instead of touching each, which its thread is looking at.
+    /// What wakes each device thread: the queues' wakers in one piece, so that a scope of all devices shares them by
+    /// one count instead of touching each, which its thread is looking at.
     pub(crate) wakers: Arc<[crate::sync::shim::Arc<EventCount>]>,
     pub(crate) turns: Vec<Arc<Turns>>,
     /// What each device thread is doing,
@@ -217,8 +217,8 @@ impl Worker {
         self.link.driver.as_any().is::<crate::driver::host::HostGpu>()
     }
 
-    /// A further stream, with what says that somebody holds it: one that nobody holds, if there is one that is idle, or if there
-    /// are many. Memory and events that name a stream do not hold it: its numbers go on.
+    /// A further stream, with what says that somebody holds it: one that nobody holds, if there is one that is idle, or
+    /// if there are many. Memory and events that name a stream do not hold it: its numbers go on.
     pub(crate) fn stream(&self, priority: i32) -> Result<Further> {
         let mut streams = self.streams.borrow_mut();
         // In steps nothing may depend on what happens to be over.

@@ -1,9 +1,9 @@
 //! Where software GPUs run one operation at a time: an event behind each operation of a stream.
 //!
-//! Elsewhere the event that others wait for is recorded when they come ([`StreamCore::wait_for`]), and captures all that the
-//! stream has by then: how much that is depends on how fast its own thread is. In steps that would make the order of
-//! operations, and virtual time, depend on it too. So there the stream's own thread marks each operation at once, and who
-//! waits for an operation finds its mark. Marking costs nothing in virtual time.
+//! Elsewhere the event that others wait for is recorded when they come ([`StreamCore::wait_for`]), and captures all
+//! that the stream has by then: how much that is depends on how fast its own thread is. In steps that would make the
+//! order of operations, and virtual time, depend on it too. So there the stream's own thread marks each operation at
+//! once, and who waits for an operation finds its mark. Marking costs nothing in virtual time.
 
 use super::StreamCore;
 use crate::{

@@ -1,7 +1,8 @@
 //! Milestones: behind every sixteenth operation of a stream, something that tells when the stream has got there.
 //!
-//! That is a number which the stream writes into a [word](super::word) where the device can do that, so that a look is a load
-//! of the host; else an event, which must be asked for by a call. Either is submitted when work is, never when it is asked for.
+//! That is a number which the stream writes into a [word](super::word) where the device can do that, so that a look is
+//! a load of the host; else an event, which must be asked for by a call. Either is submitted when work is, never when
+//! it is asked for.
 //!
 //! Best effort, both: without a milestone others wait for what might be over, and the deadline is less patient.
 
@@ -139,8 +140,8 @@ impl StreamCore {
         }
     }
 
-    /// How many operations are known to have completed, after a look at the word (or the events). To a checker the calling
-    /// thread has learned nothing; [`has_completed`](Self::has_completed) is for those who rely on it.
+    /// How many operations are known to have completed, after a look at the word (or the events). To a checker the
+    /// calling thread has learned nothing; [`has_completed`](Self::has_completed) is for those who rely on it.
     pub(crate) fn poll(&self) -> u64 {
         match &self.milestones {
             _ if self.link.stepped => {}
@@ -152,7 +153,8 @@ impl StreamCore {
         self.completed.get()
     }
 
-    /// Looks at the word, if it may tell that operation `sequence` is over; whether it does. Nothing where there is none.
+    /// Looks at the word, if it may tell that operation `sequence` is over; whether it does. Nothing where there is
+    /// none.
     pub(super) fn look(&self, sequence: u64) -> bool {
         let Milestones::Word { word, published, .. } = &self.milestones else { return false };
         // Mostly that can be told without touching a line that the device writes.

@@ -56,7 +56,8 @@ fn word(stream: &StreamCore) -> Option<u64> {
     }
 }
 
-/// A microsecond for each `cudaEventQuery` is what this is for (harrism/cuda_event_benchmark): here a query loses the device.
+/// A microsecond for each `cudaEventQuery` is what this is for (harrism/cuda_event_benchmark): here a query loses the
+/// device.
 #[test]
 fn completion_is_known_without_an_event() {
     let plan: FaultPlan = "*:event-query:*:lost; *:event-create:*:lost; *:stream-query:*:lost".parse().unwrap();

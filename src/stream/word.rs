@@ -1,12 +1,12 @@
 //! Words in page-locked memory that streams write themselves, to tell how far they are.
 //!
-//! The stream writes a sequence number into its word with a stream memory operation, behind the work that the number covers.
-//! To learn how far the stream is then takes a load of the host instead of a `cudaEventQuery`, which was measured at a
-//! microsecond ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)). XLA frees memory by such a timeline
-//! on ROCm ([xla#40236](https://github.com/openxla/xla/pull/40236)).
+//! The stream writes a sequence number into its word with a stream memory operation, behind the work that the number
+//! covers. To learn how far the stream is then takes a load of the host instead of a `cudaEventQuery`, which was
+//! measured at a microsecond ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)). XLA frees
+//! memory by such a timeline on ROCm ([xla#40236](https://github.com/openxla/xla/pull/40236)).
 //!
-//! A word outlives its stream, and its value only grows: the next owner counts from the last value that the one before has
-//! submitted, and gets the word when that has arrived. So nobody can take an old number for a new one.
+//! A word outlives its stream, and its value only grows: the next owner counts from the last value that the one before
+//! has submitted, and gets the word when that has arrived. So nobody can take an old number for a new one.
 
 use crate::{driver::Address, memory::link::Link};
 use parking_lot::Mutex;
@@ -79,8 +79,8 @@ impl Words {
         }
     }
 
-    /// Gives the page back, for the end of `link`: all streams are gone. If one of them has not got to its last write (its
-    /// device may be lost), the page is leaked rather than freed under a write.
+    /// Gives the page back, for the end of `link`: all streams are gone. If one of them has not got to its last write
+    /// (its device may be lost), the page is leaked rather than freed under a write.
     pub(crate) fn end(&mut self, link: &Link) {
         let Some(page) = self.0.get_mut().take() else { return };
         let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(link));

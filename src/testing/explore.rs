@@ -1,11 +1,11 @@
 //! Many interleavings of one program, and the simplest one on which it fails.
 //!
-//! Software GPUs take one operation at a time, in an order drawn from a seed
-//! ([`Schedule::Seeded`]). A program that is wrong in one interleaving of many fails for some seeds. The choices of such a
-//! run are then replayed with fewer and fewer of them different from "the stream of the step before goes on", as delta
-//! debugging does it (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), until none can be
-//! left out; and if several remain, single switches are tried, as most bugs need few (Musuvathi and Qadeer, "Iterative
-//! context bounding", 2007). Mostly one or two remain, and they are the bug.
+//! Software GPUs take one operation at a time, in an order drawn from a seed ([`Schedule::Seeded`]). A program that is
+//! wrong in one interleaving of many fails for some seeds. The choices of such a run are then replayed with fewer and
+//! fewer of them different from "the stream of the step before goes on", as delta debugging does it (Zeller and
+//! Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), until none can be left out; and if several
+//! remain, single switches are tried, as most bugs need few (Musuvathi and Qadeer, "Iterative context bounding", 2007).
+//! Mostly one or two remain, and they are the bug.
 
 mod shrink;
 
@@ -58,14 +58,14 @@ pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
 
 /// Settings of an exploration.
 ///
-/// What is deterministic, and what is not, is in [`Schedule`]: the order of operations is a function of the seed, as long
-/// as what each device thread submits does not depend on time.
+/// What is deterministic, and what is not, is in [`Schedule`]: the order of operations is a function of the seed, as
+/// long as what each device thread submits does not depend on time.
 ///
 /// The environment does not change backend, number of devices and checker: `GPU_POOL_BACKEND`, `GPU_POOL_DEVICES` and
 /// `GPU_POOL_CHECK=off` have no effect here.
 ///
-/// The run that fails prints its panic as always. Those that make it simpler do not: panics of the calling thread and of
-/// the pool's threads are silent meanwhile (not those of threads that the program starts itself).
+/// The run that fails prints its panic as always. Those that make it simpler do not: panics of the calling thread and
+/// of the pool's threads are silent meanwhile (not those of threads that the program starts itself).
 #[derive(Clone, Debug)]
 #[must_use = "nothing runs before `run`"]
 pub struct Explorer {
@@ -109,8 +109,8 @@ impl Explorer {
         self
     }
 
-    /// Other settings of the pools. Number of devices and schedule are the explorer's. A topology is refused: its times would
-    /// decide what runs when, and here the schedule does. A plan of faults starts over with each run.
+    /// Other settings of the pools. Number of devices and schedule are the explorer's. A topology is refused: its times
+    /// would decide what runs when, and here the schedule does. A plan of faults starts over with each run.
     pub fn configure(mut self, with: impl FnOnce(Builder) -> Builder) -> Self {
         self.builder = with(self.builder);
         self.is_configured = true;
@@ -289,8 +289,8 @@ impl Failure {
         trimmed(&self.trace.choices()).into()
     }
 
-    /// Whether the failing run could be repeated from its choices. If not, what was submitted differed from run to run, and
-    /// the trace is that of the run that failed.
+    /// Whether the failing run could be repeated from its choices. If not, what was submitted differed from run to run,
+    /// and the trace is that of the run that failed.
     pub fn replays(&self) -> bool {
         self.replays
     }

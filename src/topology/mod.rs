@@ -9,8 +9,8 @@
 //!
 //! * **Times** are microseconds, **bandwidths** GB/s (1e9 bytes per second), sizes bytes.
 //! * **Pairs without a link have no peer access**: a device may be given access to another one's memory if there is a
-//!   link in both directions ([`Topology::peers`]). The pool stages copies of the other pairs through the host, as on real
-//!   machines.
+//!   link in both directions ([`Topology::peers`]). The pool stages copies of the other pairs through the host, as on
+//!   real machines.
 //! * **A path** (a link, or the way between a device and the host's memory) has a latency, a bandwidth of its own, and
 //!   uses *ports* that it shares with others: a switch's uplink, the memory of the host, a network adapter. Each use
 //!   states the rate at which the port takes this path's bytes, so a path may load a port more or less than another.
@@ -25,13 +25,13 @@
 //! | host function | the device's host thread | `host_function_us` |
 //! | wait for an event or a word | nothing | `wait_us`, once it is there |
 //!
-//! The latency occupies nothing: in two streams the next copy's bytes follow at once; in one stream each operation starts
-//! when the one before has finished, so there the latency is paid every time. A port takes the bytes that reach it one
-//! operation after the other: as long as there is room, copies go through it side by side; when there is too much, it is
-//! busy all the time, and the last one ends when it would if they shared it. A kernel's *work* is the longer of its bytes
-//! over the memory's bandwidth and its operations over the arithmetic rate, divided by the device's speed. Kernels of one
-//! device run one after the other: side by side they would share the same bandwidth, and the last one would end at the
-//! same time.
+//! The latency occupies nothing: in two streams the next copy's bytes follow at once; in one stream each operation
+//! starts when the one before has finished, so there the latency is paid every time. A port takes the bytes that reach
+//! it one operation after the other: as long as there is room, copies go through it side by side; when there is too
+//! much, it is busy all the time, and the last one ends when it would if they shared it. A kernel's *work* is the
+//! longer of its bytes over the memory's bandwidth and its operations over the arithmetic rate, divided by the device's
+//! speed. Kernels of one device run one after the other: side by side they would share the same bandwidth, and the last
+//! one would end at the same time.
 //!
 //! Each call also costs the host thread that makes it ([`HostCosts`]); an operation does not start before it has been
 //! submitted. What the threads compute themselves, and wait for one another without the driver, costs nothing.
@@ -47,8 +47,8 @@
 //!
 //! # Mechanism
 //!
-//! [`Topology`] is plain data, made by a preset (`presets`), by hand, or read from a file (feature `topology-files`); the
-//! clock in [`driver::host`](crate::driver::host) compiles it to integers of picoseconds.
+//! [`Topology`] is plain data, made by a preset (`presets`), by hand, or read from a file (feature `topology-files`);
+//! the clock in [`driver::host`](crate::driver::host) compiles it to integers of picoseconds.
 
 #[cfg(feature = "topology-files")]
 mod file;
@@ -160,8 +160,8 @@ impl Topology {
         self
     }
 
-    /// What the kernels of this name cost, where the default (each byte of a read argument once, of a written one twice,
-    /// no operations) is wrong.
+    /// What the kernels of this name cost, where the default (each byte of a read argument once, of a written one
+    /// twice, no operations) is wrong.
     pub fn with_kernel(mut self, name: impl Into<String>, cost: KernelCost) -> Self {
         self.kernels.insert(name.into(), cost);
         self

@@ -17,11 +17,11 @@
 //! | products, operations | 48900 GFLOP/s | 50 products of 4000 x 4000 in 131 ms, measured |
 //! | memory | 141 GB, 4800 GB/s | the data sheet |
 //!
-//! What the fit of `wait_us` is worth: it was made in sight of both measured sizes of that ring on 8 devices, 256 MB and 1 GB.
-//! It was tested later, on 4 H200s, with the predictions written down before: 321, 578, 1091, 2117 and 4169 us for 64 MB to
-//! 1 GB, against 328, 583, 1099, 2124 and 4173 measured (`tests/virtual_time/all_reduce.rs`). Submitting the ring takes 273 us in this model and took 400 (with the threads'
-//! waiting for one another): predictions that are bound by the host, such as 64 devices below 256 MB, are too low rather
-//! than too high.
+//! What the fit of `wait_us` is worth: it was made in sight of both measured sizes of that ring on 8 devices, 256 MB
+//! and 1 GB. It was tested later, on 4 H200s, with the predictions written down before: 321, 578, 1091, 2117 and 4169
+//! us for 64 MB to 1 GB, against 328, 583, 1099, 2124 and 4173 measured (`tests/virtual_time/all_reduce.rs`).
+//! Submitting the ring takes 273 us in this model and took 400 (with the threads' waiting for one another): predictions
+//! that are bound by the host, such as 64 devices below 256 MB, are too low rather than too high.
 //!
 //! Hosts have eight devices on two sockets; a machine of more devices has more hosts on one switch, as NVLink switch
 //! systems have, and its links are the same. That is an assumption, not a measurement.
@@ -37,8 +37,8 @@ fn between(alone: f64, eight: f64, threads: usize) -> f64 {
     alone + (eight - alone) * (threads.clamp(1, 8) - 1) as f64 / 7.0
 }
 
-/// What calls cost when so many threads of a process call the driver. Not measured: a query, taken to cost what a record
-/// does, and a host function, which has a thread to wake.
+/// What calls cost when so many threads of a process call the driver. Not measured: a query, taken to cost what a
+/// record does, and a host function, which has a thread to wake.
 pub(super) fn host_costs(threads: usize) -> HostCosts {
     HostCosts {
         launch_us: between(3.9, 4.7, threads),
@@ -84,8 +84,8 @@ fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Topology {
-    /// `n` H200 GPUs on NVSwitch: every pair has a direct link, and the links of a device share its port. Calibrated; the
-    /// table of sources is at the head of `src/topology/presets.rs`, and `examples/predict` holds it against
+    /// `n` H200 GPUs on NVSwitch: every pair has a direct link, and the links of a device share its port. Calibrated;
+    /// the table of sources is at the head of `src/topology/presets.rs`, and `examples/predict` holds it against
     /// measurements.
     ///
     /// ```
@@ -101,9 +101,9 @@ impl Topology {
         machine
     }
 
-    /// A PCIe 4.0 server: `sockets` sockets with `switches` switches each, and `devices` devices on each switch. Devices
-    /// of a socket are peers (through their switch, or over both switches' uplinks); across sockets there is no peer
-    /// access, and copies are staged through the host.
+    /// A PCIe 4.0 server: `sockets` sockets with `switches` switches each, and `devices` devices on each switch.
+    /// Devices of a socket are peers (through their switch, or over both switches' uplinks); across sockets there is no
+    /// peer access, and copies are staged through the host.
     ///
     /// Round figures for x16 slots, not measured by this crate: 26 GB/s within a switch, 25 to and from the host, 20
     /// between switches; an uplink carries 25 GB/s each way for all its devices; the memory of a socket takes 80.
@@ -149,7 +149,8 @@ impl Topology {
     }
 
     /// Two hosts of `per_node` H200 GPUs on NVSwitch. Between them each device has a network adapter of its own, which
-    /// carries `gbps` (1e9 bytes per second) each way after `latency_us`; copies over it are direct, as if one program could ask for them.
+    /// carries `gbps` (1e9 bytes per second) each way after `latency_us`; copies over it are direct, as if one program
+    /// could ask for them.
     ///
     /// ```
     /// # use gpu_pool::Topology;

@@ -1,5 +1,5 @@
-//! Views that lie. `AsView` and `AsViewMut` are public and safe to implement, so each call may show other memory, and may
-//! run operations of its own. An operation asks once, and takes length and memory from that one view.
+//! Views that lie. `AsView` and `AsViewMut` are public and safe to implement, so each call may show other memory, and
+//! may run operations of its own. An operation asks once, and takes length and memory from that one view.
 
 use gpu_pool::{
     AsView, AsViewMut, Check, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut, Error, GpuPool,
@@ -220,7 +220,8 @@ fn value(dev: &Device, k: usize) -> f32 {
     (1000 * dev.rank() + k + 1) as f32
 }
 
-/// `run` gets a buffer that lies for each length. Its neighbours must stay as they are. How often each buffer was asked.
+/// `run` gets a buffer that lies for each length. Its neighbours must stay as they are. How often each buffer was
+/// asked.
 fn attack(
     pool: &GpuPool,
     (name, lens, shows): (&str, &[usize], Shows),
@@ -341,8 +342,8 @@ impl AsViewMut for Launches<'_> {
     }
 }
 
-/// A graph does not borrow what it writes, so an argument may write another one when it is asked for its view. The operation
-/// comes after that, on whatever stream it was.
+/// A graph does not borrow what it writes, so an argument may write another one when it is asked for its view. The
+/// operation comes after that, on whatever stream it was.
 #[test]
 fn all_views_are_taken_before_anything_is_ordered() {
     type Reads = fn(&Device, &DeviceBuffer<f32>, &mut Launches<'_>) -> Result<()>;

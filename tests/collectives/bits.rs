@@ -1,6 +1,7 @@
-//! Bits: the same on all members and in every run; with `ReduceOrder::Rank` also wherever the numbers stand and however they get
-//! there; and right, within the bound that the documentation states. NVLink's multicast (nccl#1497) gives other bits in every
-//! run, and NCCL's rings other ones for other sizes: 34 % of bf16 elements differ (sglang#34159, vllm#50505).
+//! Bits: the same on all members and in every run; with `ReduceOrder::Rank` also wherever the numbers stand and however
+//! they get there; and right, within the bound that the documentation states. NVLink's multicast (nccl#1497) gives
+//! other bits in every run, and NCCL's rings other ones for other sizes: 34 % of bf16 elements differ (sglang#34159,
+//! vllm#50505).
 
 use crate::{
     numbers::{Rng, own},
@@ -116,7 +117,8 @@ fn the_same_at_every_place<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {
     }
 }
 
-/// As `reduce` and `reduce_scatter` add up, which never go round a ring; and `all_reduce_into`, which adds up as `all_reduce` does.
+/// As `reduce` and `reduce_scatter` add up, which never go round a ring; and `all_reduce_into`, which adds up as
+/// `all_reduce` does.
 fn every_sum_is_in_rank_order<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way) {
     let (n, each) = (pool.devices(), 333);
     let terms: Vec<Vec<T>> = (0..n).map(|_| numbers(rng, n * each)).collect();
@@ -138,8 +140,8 @@ fn every_sum_is_in_rank_order<T: Float>(pool: &GpuPool, rng: &mut Rng, way: Way)
     }
 }
 
-/// `(n - 1)` roundings of the accumulator, each of the size of the sum of magnitudes, and one of the element's; for an average
-/// two more of the accumulator's, for the reciprocal and the product.
+/// `(n - 1)` roundings of the accumulator, each of the size of the sum of magnitudes, and one of the element's; for an
+/// average two more of the accumulator's, for the reciprocal and the product.
 fn within_the_bound<T: Float>(pool: &GpuPool, op: ReduceOp, terms: &[Vec<T>]) -> Result<(), TestCaseError> {
     let n = terms.len();
     let (divisor, extra) = if op == ReduceOp::Avg { (n as f64, 2.0) } else { (1.0, 0.0) };

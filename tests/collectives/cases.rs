@@ -1,6 +1,7 @@
 //! Every collective as a case: what goes in, what must come out, and how it is called.
 //!
-//! A case's buffers stand within larger ones, from element [`Case::starts`] on, so that what is written beside them is seen.
+//! A case's buffers stand within larger ones, from element [`Case::starts`] on, so that what is written beside them is
+//! seen.
 
 use crate::numbers::{Num, Rng, combined, own, value};
 use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, Group, ReduceOp};

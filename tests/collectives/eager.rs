@@ -1,5 +1,6 @@
-//! Collectives of some hundred kilobytes, which are written to rooms at the receivers (`kernels/eager.cu`): from where packets end to
-//! where barriers begin. On software GPUs events order kernels: there these tests show that they are right themselves.
+//! Collectives of some hundred kilobytes, which are written to rooms at the receivers (`kernels/eager.cu`): from where
+//! packets end to where barriers begin. On software GPUs events order kernels: there these tests show that they are
+//! right themselves.
 
 use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},
@@ -18,8 +19,8 @@ fn pool(gpus: Gpus, n: usize) -> GpuPool {
     pool
 }
 
-/// Bytes that one of `n` members sends another, on GPUs: the most by packets, between, and the most that rooms take. Less on
-/// software GPUs, which have neither.
+/// Bytes that one of `n` members sends another, on GPUs: the most by packets, between, and the most that rooms take.
+/// Less on software GPUs, which have neither.
 fn limits(gpus: Gpus, n: usize) -> [usize; 3] {
     if !gpus.is_cuda() {
         return [2 << 10, 3 << 10, 4 << 10];
@@ -29,8 +30,8 @@ fn limits(gpus: Gpus, n: usize) -> [usize; 3] {
     [packets, (packets + room) / 2, room]
 }
 
-/// Every kind of collective, of so many bytes for each pair and some elements more or less, where both buffers are aligned, one is, and
-/// neither.
+/// Every kind of collective, of so many bytes for each pair and some elements more or less, where both buffers are
+/// aligned, one is, and neither.
 fn cases<T: Num>(rng: &mut Rng, n: usize, bytes: &[usize], around: &[isize]) -> Vec<Case> {
     let mut all = Vec::new();
     for kind in kinds() {
@@ -60,8 +61,8 @@ fn check<T: Num>(gpus: Gpus, seed: u64, around: &[isize]) {
 /// Of 4 bytes each: some that are packets, some for rooms, some for barriers.
 const LENGTHS: [usize; 7] = [200_000, 33, 150_000, 262_144, 400_000, 70_001, 1];
 
-/// So many calls in a row, with no wait in between, of sums and moves by turns. What is moved goes on from call to call, so each
-/// finds what the one before has left.
+/// So many calls in a row, with no wait in between, of sums and moves by turns. What is moved goes on from call to
+/// call, so each finds what the one before has left.
 fn by_turns(dev: &Device, rounds: usize) -> Result<(), Error> {
     let (n, me) = (dev.count(), dev.rank());
     let mut found = Vec::new();
@@ -131,8 +132,8 @@ on_both! {
         }
     }
 
-    // A member that ends first tells its next meeting by the flag that others wait for yet: they must take that for what they wait for.
-    // One kernel behind the other, as fast as they go.
+    // A member that ends first tells its next meeting by the flag that others wait for yet: they must take that for
+    // what they wait for. One kernel behind the other, as fast as they go.
     2: fn a_thousand_in_a_row(gpus) {
         let n = gpus.up_to(4);
         let (pool, rounds) = (pool(gpus, n), if gpus.is_cuda() { 1000 } else { 5 });

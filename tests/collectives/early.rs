@@ -1,14 +1,15 @@
-//! Kernels that are put on the device while the one before them ends (`Launch::early`): chains in which each operation works on what
-//! the one before has left, with nothing in between or with kernels, fills and copies. What a chain leaves has the bits that it has
-//! when each operation is waited for. cccl#3131 and cutlass#2962: kernels that read ahead of their wait.
+//! Kernels that are put on the device while the one before them ends (`Launch::early`): chains in which each operation
+//! works on what the one before has left, with nothing in between or with kernels, fills and copies. What a chain
+//! leaves has the bits that it has when each operation is waited for. cccl#3131 and cutlass#2962: kernels that read
+//! ahead of their wait.
 //!
 //! GPUs without such launches, and software GPUs, show that the chains are right themselves.
 
 use crate::{on_both, rig, rig::assert_nothing_kept, support::slow_add};
 use gpu_pool::{AsView, AsViewMut, Device, DeviceBuffer, ReduceOp, Result};
 
-/// Elements that are pushed by one block, by several, by more than a push may have if the next is to come beside it, and too many
-/// for that.
+/// Elements that are pushed by one block, by several, by more than a push may have if the next is to come beside it,
+/// and too many for that.
 const LENGTHS: [usize; 5] = [1, 1000, 20_000, 50_000, 300_001];
 /// Of a member, in what is scattered and gathered.
 const EACH: usize = 151_003;
@@ -99,8 +100,8 @@ on_both! {
         assert_nothing_kept(&pool);
     }
 
-    // Sums of sums, dozens on the way at once, in graphs of one kernel and of many: a kernel that reads before the one before it has
-    // written is one power behind.
+    // Sums of sums, dozens on the way at once, in graphs of one kernel and of many: a kernel that reads before the one
+    // before it has written is one power behind.
     2: fn long_chains_of_small_sums(gpus) {
         let n = gpus.up_to(8);
         let pool = rig::pool(gpus, n);

@@ -1,5 +1,5 @@
-//! Slices that go to their owners, are added up there, and come back, piece by piece: by copy engines, or by one kernel on each device.
-//! The other tests have parts of one piece.
+//! Slices that go to their owners, are added up there, and come back, piece by piece: by copy engines, or by one kernel
+//! on each device. The other tests have parts of one piece.
 
 use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},

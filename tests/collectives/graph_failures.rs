@@ -1,5 +1,5 @@
-//! What goes wrong with collectives in graphs: members that do not capture or launch the same, failures at every point of it, and
-//! what a failed scope leaves of a graph. All are errors, and none hangs.
+//! What goes wrong with collectives in graphs: members that do not capture or launch the same, failures at every point
+//! of it, and what a failed scope leaves of a graph. All are errors, and none hangs.
 
 use crate::{
     graphs::{Kept, sum_graph},
@@ -157,9 +157,9 @@ on_both! {
         }
     }
 
-    // After the meeting the others count on the launch. Where kernels meet on the devices, theirs wait for ones that never come, and
-    // are ended by the gang's failure, of which a graph's kernels learn by a word; and the one that failed counts its meetings all
-    // the same, or the next collective would wait for ever.
+    // After the meeting the others count on the launch. Where kernels meet on the devices, theirs wait for ones that
+    // never come, and are ended by the gang's failure, of which a graph's kernels learn by a word; and the one that
+    // failed counts its meetings all the same, or the next collective would wait for ever.
     2: fn a_launch_that_fails_after_the_meeting(gpus) {
         let n = gpus.up_to(3);
         for failing in ["1:graph-launch:1:error", "1:graph-launch:4:error"] {

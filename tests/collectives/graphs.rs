@@ -1,5 +1,5 @@
-//! Collectives in graphs: what was captured once runs as often as it is launched, with the bits of plain calls, beside plain ones
-//! and on any stream. `graph_failures.rs` has what goes wrong.
+//! Collectives in graphs: what was captured once runs as often as it is launched, with the bits of plain calls, beside
+//! plain ones and on any stream. `graph_failures.rs` has what goes wrong.
 
 use crate::{
     cases::{Case, Kind, Prepared, kinds},
@@ -180,8 +180,9 @@ on_both! {
         assert_nothing_kept(&pool);
     }
 
-    // Two graphs by turns with plain collectives, on several streams: on each device they run in the order of the calls. rccl#2179:
-    // graphs of one communicator that are replayed from several streams deadlock; pytorch#196133: so do replays beside waits of the host.
+    // Two graphs by turns with plain collectives, on several streams: on each device they run in the order of the
+    // calls. rccl#2179: graphs of one communicator that are replayed from several streams deadlock; pytorch#196133: so
+    // do replays beside waits of the host.
     2: fn graphs_and_plain_collectives_by_turns(gpus) {
         let n = gpus.up_to(4);
         let pool = rig::pool(gpus, n);

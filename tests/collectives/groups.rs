@@ -1,5 +1,5 @@
-//! Groups: some of the members, in any order, several at once. MPI's communicators and NCCL's split ones, without the set-up
-//! (nccl#534: 2 s for each communicator), and without counters of their own that get out of step (Modular's
+//! Groups: some of the members, in any order, several at once. MPI's communicators and NCCL's split ones, without the
+//! set-up (nccl#534: 2 s for each communicator), and without counters of their own that get out of step (Modular's
 //! `NUM_BARRIER_DOMAINS`).
 
 use crate::{
@@ -229,7 +229,8 @@ on_both! {
         }
     }
 
-    // A circle of groups, each pair of which shares only one member: nobody has told anybody anything wrong, and nobody gets on.
+    // A circle of groups, each pair of which shares only one member: nobody has told anybody anything wrong, and nobody
+    // gets on.
     3: fn a_circle_of_groups_comes_to_an_end(gpus) {
         let pool = rig::builder(gpus, 3).timeout(Duration::from_millis(1500)).build().unwrap();
         let error = failure(pool.run(|dev, _| {

@@ -1,4 +1,5 @@
-//! Sums by the host's threads: what is particular to them. What they have in common with other ways goes through `rig::WAYS`.
+//! Sums by the host's threads: what is particular to them. What they have in common with other ways goes through
+//! `rig::WAYS`.
 
 use crate::{
     cases::{Case, Prepared, check_all, kinds},

@@ -1,5 +1,5 @@
-//! Members that are late, that fail, or that never come, and what others do meanwhile. Nothing here hangs; elsewhere, each of
-//! these does (`README.md` has the threads).
+//! Members that are late, that fail, or that never come, and what others do meanwhile. Nothing here hangs; elsewhere,
+//! each of these does (`README.md` has the threads).
 
 use crate::{
     cases::{Case, Kind, Prepared, kinds},
@@ -120,7 +120,8 @@ on_both! {
         .unwrap();
     }
 
-    // torchcomms#2334, nccl#1646: loading modules and making streams while collectives run; here, whole pools with another module.
+    // torchcomms#2334, nccl#1646: loading modules and making streams while collectives run; here, whole pools with
+    // another module.
     2: fn modules_are_loaded_while_collectives_run(gpus) {
         let n = gpus.up_to(3);
         let pool = rig::pool(gpus, n);
@@ -155,8 +156,8 @@ on_both! {
         });
     }
 
-    // sglang#1693: work goes on with incomplete data, or the whole process ends. Here what a collective leaves that was given up half
-    // way is not taken for its result, by anybody who looks before the scope ends.
+    // sglang#1693: work goes on with incomplete data, or the whole process ends. Here what a collective leaves that was
+    // given up half way is not taken for its result, by anybody who looks before the scope ends.
     2: fn what_a_member_gets_is_right_though_another_fails(gpus) {
         let lens: &[usize] = if gpus.is_cuda() { &[300, 300_000, 6_000_000] } else { &[300] };
         for (way, &len) in WAYS.iter().flat_map(|way| lens.iter().map(move |len| (way, len))) {
@@ -336,9 +337,9 @@ on_both! {
     }
 }
 
-/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet. Then nobody is given what it has
-/// left, or what was made of that, for a result; and nothing is given back that the peer's may write to. (On software GPUs no kernel
-/// waits for another.)
+/// A kernel that has waited for a peer's until the deadline ends, though the peer's may come yet. Then nobody is given
+/// what it has left, or what was made of that, for a result; and nothing is given back that the peer's may write to.
+/// (On software GPUs no kernel waits for another.)
 #[test]
 fn a_kernel_that_gives_up_is_noticed_by_all() {
     support::on_cuda(2, |gpus| {
@@ -385,9 +386,9 @@ fn a_kernel_that_gives_up_is_noticed_by_all() {
     });
 }
 
-/// nccl#774, #750: `CUDA_LAUNCH_BLOCKING=1` makes every launch wait, so members that launch from one thread deadlock; and lazy
-/// loading (torchcomms#2334) makes the first launch of each kernel one that waits for the device. In a process of its own,
-/// since both are read once.
+/// nccl#774, #750: `CUDA_LAUNCH_BLOCKING=1` makes every launch wait, so members that launch from one thread deadlock;
+/// and lazy loading (torchcomms#2334) makes the first launch of each kernel one that waits for the device. In a process
+/// of its own, since both are read once.
 #[test]
 fn with_launches_that_block_and_modules_that_load_late() {
     let names = ["pytorch::cuda::all_reduce_ops", "load::cuda::many_streams_of_one_device"];

@@ -67,7 +67,8 @@ on_both! {
         }
     }
 
-    // sglang#31117: one communicator on two streams spins for ever. Here, on many, in another order of streams on each device.
+    // sglang#31117: one communicator on two streams spins for ever. Here, on many, in another order of streams on each
+    // device.
     2: fn many_streams_of_one_device(gpus) {
         let n = gpus.up_to(3);
         for way in WAYS {
@@ -130,7 +131,8 @@ on_both! {
         assert_eq!(found.unwrap()[0][..n], vec![n as u64; n]);
     }
 
-    // The exit rule: when the stream has passed, nobody touches the buffers; so they may be written or be somebody else's.
+    // The exit rule: when the stream has passed, nobody touches the buffers; so they may be written or be somebody
+    // else's.
     2: fn buffers_dropped_right_after_are_nobodys(gpus) {
         let n = gpus.up_to(3);
         for way in WAYS {

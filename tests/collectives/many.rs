@@ -1,5 +1,5 @@
-//! `all_reduce_many`: PyTorch's coalesced calls and NCCL's groups (nccl-tests' `-m`), in one call. What must come out is what
-//! `all_reduce` of each gives, bit for bit.
+//! `all_reduce_many`: PyTorch's coalesced calls and NCCL's groups (nccl-tests' `-m`), in one call. What must come out
+//! is what `all_reduce` of each gives, bit for bit.
 
 use crate::{
     numbers::{Num, OPS, Rng, each_type, own, value},

@@ -1,6 +1,6 @@
-//! Kernels that meet on the GPUs, at their limits: counters that wrap around, launches that fail when the others count on them,
-//! drivers that block, and pools that spin side by side. Kernels of software GPUs are ordered by events: there these tests show
-//! that they are right themselves.
+//! Kernels that meet on the GPUs, at their limits: counters that wrap around, launches that fail when the others count
+//! on them, drivers that block, and pools that spin side by side. Kernels of software GPUs are ordered by events: there
+//! these tests show that they are right themselves.
 
 use crate::{
     on_both, rig,
@@ -18,7 +18,8 @@ use std::{
     time::Duration,
 };
 
-/// Elements that are pushed by one block, by several, that two members send eagerly, and some that are too many for that.
+/// Elements that are pushed by one block, by several, that two members send eagerly, and some that are too many for
+/// that.
 const LENGTHS: [usize; 6] = [1, 33, 1000, 20_000, 200_000, 300_001];
 
 /// Without what keeps kernels from meeting, whatever the environment says.
@@ -53,8 +54,8 @@ fn sums(dev: &Device, rounds: usize) -> Result<(), Error> {
 mod cuda {
     use super::*;
 
-    // Issue 5, "epoch counters wrapping": flags compare for equality, packets alternate by parity, and the number after the
-    // last one must keep both right.
+    // Issue 5, "epoch counters wrapping": flags compare for equality, packets alternate by parity, and the number after
+    // the last one must keep both right.
     #[test]
     fn counters_wrap_around() {
         on_cuda(2, |gpus| {
@@ -132,7 +133,8 @@ mod both_kinds {
     use super::*;
 
     on_both! {
-        // nccl#829, pytorch#113281: all have agreed, and then one's kernel cannot be launched. The others' kernels wait for it already.
+        // nccl#829, pytorch#113281: all have agreed, and then one's kernel cannot be launched. The others' kernels wait
+        // for it already.
         2: fn a_launch_that_fails_when_the_others_count_on_it(gpus) {
             let n = gpus.up_to(4);
             for victim in [0, n - 1] {
@@ -155,8 +157,8 @@ mod both_kinds {
             }
         }
 
-        // The same from the other side: a member that hears of a failure when a peer has committed a collective for it already, and
-        // that has to be counted for nevertheless. Where the failure hits is left to chance.
+        // The same from the other side: a member that hears of a failure when a peer has committed a collective for it
+        // already, and that has to be counted for nevertheless. Where the failure hits is left to chance.
         2: fn a_failure_right_behind_a_collective(gpus) {
             let n = gpus.up_to(4);
             let pool = builder(gpus, n).build().unwrap();
@@ -184,7 +186,8 @@ mod both_kinds {
             pool.run(|dev, _| sums(dev, 20)).unwrap();
         }
 
-        // nccl#744: a driver call that may wait for kernels, while kernels wait for the one that makes it; and while others' meet.
+        // nccl#744: a driver call that may wait for kernels, while kernels wait for the one that makes it; and while
+        // others' meet.
         2: fn blocking_calls_while_others_meet(gpus) {
             let n = gpus.up_to(4);
             let pool = builder(gpus, n).build().unwrap();
@@ -214,8 +217,8 @@ mod both_kinds {
             .unwrap();
         }
 
-        // nccl#744, pytorch#50925, torchcomms#2334: one member's stream is late, so the others' kernels run and wait; meanwhile memory
-        // is taken, mapped and given back, and another pool is built, with modules of its own.
+        // nccl#744, pytorch#50925, torchcomms#2334: one member's stream is late, so the others' kernels run and wait;
+        // meanwhile memory is taken, mapped and given back, and another pool is built, with modules of its own.
         2: fn memory_and_other_pools_while_kernels_wait(gpus) {
             let n = gpus.up_to(4);
             let pool = builder(gpus, n).build().unwrap();

@@ -1,6 +1,7 @@
-//! Calls that do not fit together: an error on every member, with both calls and their places, no buffer touched, and the same
-//! scope goes on. PyTorch finds these with `TORCH_DISTRIBUTED_DEBUG=DETAIL` and a second process group (`test_pg_wrapper.py`);
-//! without it they hang or give wrong sums (nccl#1417, nccl#1394: 409600 elements against 409598).
+//! Calls that do not fit together: an error on every member, with both calls and their places, no buffer touched, and
+//! the same scope goes on. PyTorch finds these with `TORCH_DISTRIBUTED_DEBUG=DETAIL` and a second process group
+//! (`test_pg_wrapper.py`); without it they hang or give wrong sums (nccl#1417, nccl#1394: 409600 elements against
+//! 409598).
 
 use crate::{
     on_both, rig,
@@ -299,7 +300,8 @@ on_both! {
         assert_works(&pool);
     }
 
-    // A closure that skips one call and then meets the next: found at the first that is not alike, however far the others are.
+    // A closure that skips one call and then meets the next: found at the first that is not alike, however far the
+    // others are.
     2: fn a_call_that_one_member_skips(gpus) {
         let n = gpus.up_to(4);
         let pool = rig::builder(gpus, n).timeout(Duration::from_secs(30)).build().unwrap();

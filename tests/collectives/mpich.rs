@@ -186,7 +186,8 @@ on_both! {
         }
     }
 
-    // alltoallv, alltoallv0, alltoallw_zeros: only with neighbours, only one way, with nobody, and as much as one's rank.
+    // alltoallv, alltoallv0, alltoallw_zeros: only with neighbours, only one way, with nobody, and as much as one's
+    // rank.
     2: fn alltoallv(gpus) {
         let n = gpus.up_to(5);
         type Counts = fn(usize, usize, usize) -> usize;
@@ -266,7 +267,8 @@ on_both! {
         }
     }
 
-    // iallred, ibarrier, nonblocking 1 to 4, nbcoll2, nballtoall1: all kinds under way at once, on streams of their own.
+    // iallred, ibarrier, nonblocking 1 to 4, nbcoll2, nballtoall1: all kinds under way at once, on streams of their
+    // own.
     2: fn nonblocking(gpus) {
         let n = gpus.up_to(4);
         for way in WAYS {

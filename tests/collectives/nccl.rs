@@ -1,7 +1,7 @@
-//! nccl-tests, written anew from what they do: every collective, element type, operation and root, in place and out of place,
-//! aligned and not, for 1 to 8 devices. Inputs are such that every order of additions gives the same, and results are compared
-//! exactly (`numbers.rs`). The product of all that is sampled, always in the same way; what is never left out is in the
-//! tests' names.
+//! nccl-tests, written anew from what they do: every collective, element type, operation and root, in place and out of
+//! place, aligned and not, for 1 to 8 devices. Inputs are such that every order of additions gives the same, and
+//! results are compared exactly (`numbers.rs`). The product of all that is sampled, always in the same way; what is
+//! never left out is in the tests' names.
 //!
 //! ```text
 //! nccl-tests -o all -d all -r all -c 1 -u -b 0 -e ..
@@ -179,8 +179,9 @@ on_both! {
         assert_eq!(ends.unwrap(), vec![(vec![0, sum(1), sum(2), sum(3)], vec![0, 0]); n]);
     }
 
-    // In place means the same element of the same buffer; anything else that overlaps cannot be written in safe Rust, and a
-    // source that is a view of the destination's buffer does not compile. Two parts of one buffer may be source and destination.
+    // In place means the same element of the same buffer; anything else that overlaps cannot be written in safe Rust,
+    // and a source that is a view of the destination's buffer does not compile. Two parts of one buffer may be source
+    // and destination.
     2: fn source_and_destination_in_one_buffer(gpus) {
         let n = gpus.up_to(3);
         for way in WAYS {

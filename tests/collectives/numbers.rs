@@ -103,8 +103,8 @@ pub fn combined<T: Num>(op: ReduceOp, terms: impl ExactSizeIterator<Item = f64>)
     }
 }
 
-/// Element `i` of a member: small integers, so that every order of additions gives the same and nothing is rounded, as in
-/// nccl-tests' `verifiable`. What is only moved has more values to tell places apart.
+/// Element `i` of a member: small integers, so that every order of additions gives the same and nothing is rounded, as
+/// in nccl-tests' `verifiable`. What is only moved has more values to tell places apart.
 pub fn value<T: Num>(op: Option<ReduceOp>, rank: usize, i: usize, salt: u64) -> f64 {
     let hash = mix(salt ^ (rank as u64) << 48 ^ i as u64);
     let sign = if T::SIGNED && hash >> 60 & 1 == 1 { -1.0 } else { 1.0 };

@@ -98,8 +98,8 @@ const KINDS: [(&str, Kind); 17] = [
         });
         Ok(called.unwrap())
     }),
-    // Where kernels cannot meet, the graph is cut, and the collective is carried out as if it were called then: its place is in the
-    // capture.
+    // Where kernels cannot meet, the graph is cut, and the collective is carried out as if it were called then: its
+    // place is in the capture.
     ("graph", |dev, odd| {
         let (mut x, mut y) = (dev.zeros::<f32>(12)?, dev.zeros::<f32>(12)?);
         let (mut first, mut second) = (0, 0);

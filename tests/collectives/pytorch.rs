@@ -1,4 +1,5 @@
-//! PyTorch's `test_multi_threaded_pg.py`, where ranks are threads of one process: there for tests only, here the thing itself.
+//! PyTorch's `test_multi_threaded_pg.py`, where ranks are threads of one process: there for tests only, here the thing
+//! itself.
 
 use crate::{
     on_both, rig,
@@ -180,7 +181,8 @@ on_both! {
         assert_eq!(found.unwrap(), [[1], [1], [5], [5]]);
     }
 
-    // Forward and backward are two scopes here: groups of the same members in both, with state that stays on the devices.
+    // Forward and backward are two scopes here: groups of the same members in both, with state that stays on the
+    // devices.
     2: fn bwd_sees_fwd_pg(gpus) {
         let n = gpus.up_to(4);
         let pool = rig::pool(gpus, n);

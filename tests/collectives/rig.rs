@@ -99,8 +99,8 @@ pub fn assert_nothing_kept(pool: &GpuPool) {
     assert_eq!(kept.unwrap(), vec![0; pool.devices()]);
 }
 
-/// After `before`, one member fails when the others wait for it, on the host and in their kernels. They are told, and the pool
-/// goes on.
+/// After `before`, one member fails when the others wait for it, on the host and in their kernels. They are told, and
+/// the pool goes on.
 #[track_caller]
 pub fn assert_failure_is_told(
     pool: &GpuPool,
@@ -123,8 +123,8 @@ pub fn assert_failure_is_told(
     assert_works(pool);
 }
 
-/// After `before` all agree on a sum, and then the victim's kernel cannot be launched, as `plan` has it: the others' wait for it
-/// already. They are told, and the pool goes on.
+/// After `before` all agree on a sum, and then the victim's kernel cannot be launched, as `plan` has it: the others'
+/// wait for it already. They are told, and the pool goes on.
 #[track_caller]
 pub fn assert_launch_failure_is_told(
     pool: &GpuPool,
@@ -182,8 +182,8 @@ pub fn meet_from(pool: &GpuPool, epoch: u32) -> bool {
     meet
 }
 
-/// Runs `f` so many meetings before the counters begin again, if kernels meet here: 2^32 meetings of a pair take a day, and
-/// nobody may notice.
+/// Runs `f` so many meetings before the counters begin again, if kernels meet here: 2^32 meetings of a pair take a day,
+/// and nobody may notice.
 #[track_caller]
 pub fn run_as_counters_wrap(pool: &GpuPool, left: &[u32], f: impl Fn(&Device) -> Result<(), Error> + Sync) {
     for &left in left {

@@ -1,8 +1,9 @@
-//! All-reduce around a ring. On CUDA by one kernel on each device that writes to its successor (`kernels/ring.cu`), where kernels can
-//! meet; under the checker, and on software GPUs, by copies that events order. Both have one order of additions, and so the same
-//! bits.
+//! All-reduce around a ring. On CUDA by one kernel on each device that writes to its successor (`kernels/ring.cu`),
+//! where kernels can meet; under the checker, and on software GPUs, by copies that events order. Both have one order of
+//! additions, and so the same bits.
 //!
-//! What has nothing to do with the way round is for both algorithms whose kernels have inboxes (`kernels/exchange.cu`, too).
+//! What has nothing to do with the way round is for both algorithms whose kernels have inboxes (`kernels/exchange.cu`,
+//! too).
 
 use crate::{
     numbers::Rng,
@@ -27,7 +28,8 @@ fn rings(gpus: Gpus, count: usize) -> Builder {
 /// Those whose kernels have inboxes.
 const INBOXES: [Algorithm; 2] = [Algorithm::Ring, Algorithm::Exchange];
 
-/// Whether its large sums are kernels that meet; on CUDA with peer access they must be, unless something keeps kernels from it.
+/// Whether its large sums are kernels that meet; on CUDA with peer access they must be, unless something keeps kernels
+/// from it.
 fn meets(pool: &GpuPool) -> bool {
     let how = pool.explain(DType::F32, ReduceOp::Sum, 1 << 20);
     assert!(matches!(how.algorithm, Algorithm::Ring | Algorithm::Exchange | Algorithm::Copies), "{how}");
@@ -60,7 +62,8 @@ fn noise<T: Float>(seed: u64, len: usize) -> Vec<T> {
     (0..len).map(|_| one()).collect()
 }
 
-/// What the documentation says: chunks begin with lines of 128 bytes, chunk `c` is added up from rank `c` onwards, own plus arrived.
+/// What the documentation says: chunks begin with lines of 128 bytes, chunk `c` is added up from rank `c` onwards, own
+/// plus arrived.
 fn around<T: Float>(op: ReduceOp, own: &[Vec<T>]) -> Vec<T> {
     let (n, len) = (own.len(), own[0].len());
     let each = len.div_ceil(n).next_multiple_of(128 / size_of::<T>());
@@ -216,7 +219,8 @@ on_both! {
         }
     }
 
-    // jax#38503, pytorch#113281: one is late, and then one fails when the others wait for it, on the host and in their kernels.
+    // jax#38503, pytorch#113281: one is late, and then one fails when the others wait for it, on the host and in their
+    // kernels.
     2: fn members_that_are_late_or_fail(gpus) {
         let n = gpus.up_to(4);
         for (round, (len, algorithm)) in [100, 50_000, 1_000_000].into_iter().flat_map(|len| INBOXES.map(|by| (len, by))).enumerate() {

@@ -1,5 +1,5 @@
-//! Devices that cannot name each other's memory: everything goes through stages in the host's. On CUDA by kernels that meet there
-//! (peer access is switched off), on software GPUs by the same plan, ordered by events.
+//! Devices that cannot name each other's memory: everything goes through stages in the host's. On CUDA by kernels that
+//! meet there (peer access is switched off), on software GPUs by the same plan, ordered by events.
 
 use crate::{
     cases::{Case, Kind, Prepared, check_all, kinds},
@@ -70,8 +70,8 @@ on_both! {
         check_all::<f32>(&pool(gpus, n), &(0..n).collect::<Vec<_>>(), kinds.map(case));
     }
 
-    // Small ones whose data carry their flags, larger ones in one piece and in several, and none, by turns and in place: each
-    // finds slots, flags and epochs as the one before has left them.
+    // Small ones whose data carry their flags, larger ones in one piece and in several, and none, by turns and in
+    // place: each finds slots, flags and epochs as the one before has left them.
     2: fn hundreds_in_a_row_of_changing_sizes(gpus) {
         let n = gpus.up_to(4);
         let sizes = [1, 40_000, 1000, 0, 17_000, 5, 300_000, 8192];

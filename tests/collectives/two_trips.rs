@@ -1,5 +1,6 @@
-//! Sums without peer access that are not large: two kernels for one call, parts to their owners and sums to all. Where kernels do not
-//! meet in the host's memory the same calls go in another way: there these tests show that they are right themselves.
+//! Sums without peer access that are not large: two kernels for one call, parts to their owners and sums to all. Where
+//! kernels do not meet in the host's memory the same calls go in another way: there these tests show that they are
+//! right themselves.
 
 use crate::{
     cases::{Case, Kind, check_all},
@@ -149,8 +150,8 @@ on_both! {
         }
     }
 
-    // nccl#829: all have agreed, and then a kernel cannot be launched: the first, or the second when the first already runs. Both are
-    // counted by all the others.
+    // nccl#829: all have agreed, and then a kernel cannot be launched: the first, or the second when the first already
+    // runs. Both are counted by all the others.
     3: fn either_launch_fails(gpus) {
         let n = gpus.up_to(4);
         for (victim, nth) in [(0, 1), (n - 1, 2), (1, 1), (1, 2)] {

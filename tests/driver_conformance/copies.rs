@@ -88,8 +88,8 @@ pub fn fills(rig: &Rig) {
     assert_eq!(x[4016..], [0x11; 84]);
 }
 
-/// Both devices may drive the copy, with the one right that it takes; the data is compared, since peer copies have
-/// been seen to report success and write nothing (open-gpu-kernel-modules#1257, CUDA.jl#3112) or to fail across contexts
+/// Both devices may drive the copy, with the one right that it takes; the data is compared, since peer copies have been
+/// seen to report success and write nothing (open-gpu-kernel-modules#1257, CUDA.jl#3112) or to fail across contexts
 /// (candle#3524, cudarc#559).
 pub fn peer_copies(rig: &Rig) {
     let Some((a, b)) = rig.peers() else { return };

@@ -160,8 +160,8 @@ pub fn mapping_runs_out_of_memory(rig: &Rig) {
     assert_eq!(get(device, again, 100), [1; 100]);
 }
 
-/// Mapped memory is reached by whoever may reach the device's memory, whichever came first (xla#40852, llama.cpp#24491), and
-/// copies that say all went well have written (CUDA.jl#3112, NVIDIA's bug 6098762).
+/// Mapped memory is reached by whoever may reach the device's memory, whichever came first (xla#40852,
+/// llama.cpp#24491), and copies that say all went well have written (CUDA.jl#3112, NVIDIA's bug 6098762).
 pub fn peers_reach_what_is_mapped_before_and_after(rig: &Rig) {
     let Some((a, b)) = rig.peers() else { return };
     let Some((mut window, unit)) = Window::new(b, 4) else { return };

@@ -1,4 +1,5 @@
-//! Copies that fail half way leave staging memory under way. What comes next, on other streams, must not be spoilt by it.
+//! Copies that fail half way leave staging memory under way. What comes next, on other streams, must not be spoilt by
+//! it.
 
 use super::{assert_works, plan};
 use crate::{
@@ -106,7 +107,8 @@ on_both! {
         }
     }
 
-    // The part of a staged copy that runs on the peer's stream is late; the memory that it goes to has a new owner by then.
+    // The part of a staged copy that runs on the peer's stream is late; the memory that it goes to has a new owner by
+    // then.
     2: fn a_staged_copy_that_failed_does_not_come_late(gpus) {
         let (old, new) = (bytes(600_000, 1), bytes(600_000, 2));
         let slow = Injected::Slow { per_copy: Duration::from_millis(15), per_megabyte: Duration::ZERO };

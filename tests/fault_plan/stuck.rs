@@ -1,5 +1,5 @@
-//! Streams that get stuck: a deadline, an error that names the device, and what becomes of the pool. On software GPUs: with
-//! CUDA a free may wait for the whole device, and nothing could end that.
+//! Streams that get stuck: a deadline, an error that names the device, and what becomes of the pool. On software GPUs:
+//! with CUDA a free may wait for the whole device, and nothing could end that.
 
 use super::{assert_works, collectives, plan};
 use crate::support::{Gpus, failure, on_host, slow_add};

@@ -1,4 +1,5 @@
-//! A member fails: its peers are released and told why, the first failure is what the scope reports, and nobody else notices.
+//! A member fails: its peers are released and told why, the first failure is what the scope reports, and nobody else
+//! notices.
 
 use crate::{
     on_both,

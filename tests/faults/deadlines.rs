@@ -98,7 +98,8 @@ fn a_long_queue_of_healthy_kernels_is_not_a_timeout() {
     });
 }
 
-/// More software GPUs than workers: each operation is progress, streams take turns, and nobody is late for want of a worker.
+/// More software GPUs than workers: each operation is progress, streams take turns, and nobody is late for want of a
+/// worker.
 #[test]
 fn more_busy_streams_than_workers_miss_no_deadline() {
     static ORDER: Mutex<Vec<u32>> = Mutex::new(Vec::new());

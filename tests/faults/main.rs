@@ -1,4 +1,5 @@
-//! Everything that can go wrong: it is reported in words that name device and place, nobody hangs, and the pool goes on.
+//! Everything that can go wrong: it is reported in words that name device and place, nobody hangs, and the pool goes
+//! on.
 
 #[path = "../support/mod.rs"]
 mod support;

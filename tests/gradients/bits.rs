@@ -71,7 +71,8 @@ on_both! {
         is_plain(rig::builder(gpus, 2), &vec![3; 200], GradientExchange::builder().norm(true));
     }
 
-    // Buckets that are summed beside the backward pass go by copy engines from 8 MB on, or by fewer blocks; the last goes as a call does.
+    // Buckets that are summed beside the backward pass go by copy engines from 8 MB on, or by fewer blocks; the last
+    // goes as a call does.
     2: fn large_buckets_beside_the_backward_pass(gpus) {
         let megabyte = if gpus.is_cuda() { 1 << 20 } else { 1 << 12 };
         let sizes = [9, 3, 1, 9].map(|megabytes| megabytes * megabyte / 4 + 3);

@@ -45,8 +45,8 @@ fn cross(
 }
 
 on_both! {
-    // Buckets of the same lengths: nothing but the exchange differs. In other lists of gradients, the order and what is unused
-    // would have been another's, too.
+    // Buckets of the same lengths: nothing but the exchange differs. In other lists of gradients, the order and what is
+    // unused would have been another's, too.
     2: fn buckets_of_two_exchanges(gpus) {
         let sum = GradientExchange::builder().reduce(ReduceOp::Sum);
         let lists: [(&[usize], &[usize]); 4] = [(&[4], &[4]), (&[4, 8], &[8, 4]), (&[4, 4], &[8]), (&[8], &[4, 4])];

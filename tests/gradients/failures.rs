@@ -1,4 +1,5 @@
-//! Wrong calls, members that differ, and members that fail: typed errors, nobody hangs, and the exchange goes on after a reset.
+//! Wrong calls, members that differ, and members that fail: typed errors, nobody hangs, and the exchange goes on after
+//! a reset.
 
 use crate::{
     on_both,
@@ -134,7 +135,8 @@ on_both! {
         assert!(matches!(error, Error::Mismatch { what: "step" | "operation" | "participation", .. }), "{error}");
     }
 
-    // Which steps exchange is not compared by itself; that they are not the same ones is found at the first exchange of both.
+    // Which steps exchange is not compared by itself; that they are not the same ones is found at the first exchange of
+    // both.
     2: fn members_that_leave_out_different_exchanges(gpus) {
         let pool = rig::pool(gpus, 2);
         let error = failure(pool.run(|dev, _| {

@@ -61,7 +61,8 @@ on_both! {
             .unwrap();
     }
 
-    // pytorch#89546, #83495 (11 steps before a capture): a graph from before the buckets were rebuilt trains on nothing, silently.
+    // pytorch#89546, #83495 (11 steps before a capture): a graph from before the buckets were rebuilt trains on
+    // nothing, silently.
     2: fn a_graph_from_before_the_move(gpus) {
         let pool = rig::pool(gpus, 2);
         pool.run(|dev, _| {
@@ -147,7 +148,8 @@ on_both! {
         .unwrap();
     }
 
-    // What is given away for a gradient is dropped with what takes its place; what is taken back is the caller's as before.
+    // What is given away for a gradient is dropped with what takes its place; what is taken back is the caller's as
+    // before.
     2: fn graphs_of_memory_that_is_lent(gpus) {
         let pool = rig::pool(gpus, 2);
         pool.run(|dev, _| {

@@ -9,7 +9,8 @@ use gpu_pool::{Error, GradientExchange, Group, ReduceOp, Result, Wire};
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// What must come of a step: each gradient by a plain all-reduce of the group. What is not `used` by this member is zeros.
+/// What must come of a step: each gradient by a plain all-reduce of the group. What is not `used` by this member is
+/// zeros.
 fn plain(group: &Group<'_>, number: usize, op: ReduceOp, used: impl Fn(usize) -> bool) -> Result<Vec<Vec<f32>>> {
     let dev = group.device();
     let one = |(gradient, &len): (usize, &usize)| {

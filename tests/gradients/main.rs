@@ -1,5 +1,5 @@
-//! The gradient exchange, from outside: that it gives what a plain all-reduce gives, whatever the order, the buckets and the
-//! memory; and what has bitten the users of PyTorch's DDP.
+//! The gradient exchange, from outside: that it gives what a plain all-reduce gives, whatever the order, the buckets
+//! and the memory; and what has bitten the users of PyTorch's DDP.
 //!
 //! | theirs | here |
 //! |---|---|

@@ -6,8 +6,8 @@ use gpu_pool::{
     ReduceOrder,
 };
 
-/// Sums in the order of ranks, however they are made: then a plain all-reduce of each gradient has the same bits. GPUs are not
-/// watched unless `GPU_POOL_CHECK` says so: where the checker looks on, kernels do not meet by themselves.
+/// Sums in the order of ranks, however they are made: then a plain all-reduce of each gradient has the same bits. GPUs
+/// are not watched unless `GPU_POOL_CHECK` says so: where the checker looks on, kernels do not meet by themselves.
 pub fn builder(gpus: Gpus, count: usize) -> Builder {
     let builder = gpus.builder(count).reduce_order(ReduceOrder::Rank);
     match gpus.is_cuda() && std::env::var_os("GPU_POOL_CHECK").is_none() {

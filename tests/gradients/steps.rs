@@ -12,7 +12,8 @@ use std::{
 };
 
 on_both! {
-    // DDP: "Expected to have finished reduction in the prior iteration before starting a new one", or find_unused_parameters.
+    // DDP: "Expected to have finished reduction in the prior iteration before starting a new one", or
+    // find_unused_parameters.
     2: fn what_is_unused_counts_as_zero(gpus) {
         let n = gpus.up_to(3);
         let pool = rig::pool(gpus, n);
@@ -176,7 +177,8 @@ on_both! {
         }
     }
 
-    // Without views into buckets DDP flattens and copies; here buffers are given away and come back, by one kernel a bucket.
+    // Without views into buckets DDP flattens and copies; here buffers are given away and come back, by one kernel a
+    // bucket.
     2: fn memory_of_the_callers(gpus) {
         let n = gpus.up_to(3);
         let pool = rig::pool(gpus, n);

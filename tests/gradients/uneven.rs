@@ -104,7 +104,8 @@ on_both! {
         assert!(a_site.line() != b_site.line() && [a_site, b_site].iter().all(|site| !site.file().contains("src")), "{error}");
     }
 
-    // What DDP does when it is made, and with `broadcast_buffers`: parameters of any type, also those without gradients.
+    // What DDP does when it is made, and with `broadcast_buffers`: parameters of any type, also those without
+    // gradients.
     2: fn parameters_of_one_member(gpus) {
         let n = gpus.up_to(3);
         let pool = rig::pool(gpus, n);

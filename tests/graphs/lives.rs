@@ -8,7 +8,8 @@ use crate::{
 use gpu_pool::{DeviceBuffer, Error, Graph, testing::FaultPlan};
 
 on_both! {
-    // Frees during capture are deferred, and what a captured graph has seen stays its own until it is dropped (issue 4, point 8).
+    // Frees during capture are deferred, and what a captured graph has seen stays its own until it is dropped (issue 4,
+    // point 8).
     1: fn a_graph_keeps_its_memory_while_it_lives(gpus) {
         let pool = gpus.pool(1);
         pool.run(|dev, _| {

@@ -1,5 +1,5 @@
-//! Frees during an abort are parked until the gang has drained (DESIGN.md, rule 7): a peer's late store never lands in a block
-//! that somebody else has got meanwhile; and nothing is lost by it.
+//! Frees during an abort are parked until the gang has drained (DESIGN.md, rule 7): a peer's late store never lands in
+//! a block that somebody else has got meanwhile; and nothing is lost by it.
 
 use crate::{
     on_both,
@@ -79,7 +79,8 @@ on_both! {
         });
     }
 
-    // The same freed by threads that are members of no gang, and by members of another, while the first one is aborting.
+    // The same freed by threads that are members of no gang, and by members of another, while the first one is
+    // aborting.
     3: fn remote_frees_during_an_abort(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 3, backing, 16 * MIB).build().unwrap();
@@ -130,8 +131,8 @@ on_both! {
         });
     }
 
-    // The peer's operation fails half way, so that the memory itself does not know of what is still under way. Staged copies and
-    // direct ones, at each of their calls.
+    // The peer's operation fails half way, so that the memory itself does not know of what is still under way. Staged
+    // copies and direct ones, at each of their calls.
     2: fn an_operation_that_failed_half_way(gpus) {
         for staged in [false, true] {
             for op in [FaultOp::Record, FaultOp::Wait, FaultOp::CopyUp, FaultOp::CopyDown, FaultOp::CopyPeer] {
@@ -175,8 +176,8 @@ on_both! {
         }
     }
 
-    // Over and over, with everybody freeing everything on every thread, some in the abort and some after it: at the end nothing
-    // is missing, and what lived through it is as it was.
+    // Over and over, with everybody freeing everything on every thread, some in the abort and some after it: at the end
+    // nothing is missing, and what lived through it is as it was.
     2: fn nothing_is_lost_in_many_aborts(gpus) {
         on_backings(|backing| {
             let n = gpus.up_to(3);
@@ -222,9 +223,9 @@ on_both! {
         });
     }
 
-    // What is freed in the abort is not handed out in it, to anyone: an allocation says why, and the block counts as in use until
-    // all have drained. (This is the test that fails when nothing is parked: in the others the block's own uses order what comes
-    // next, and no member can allocate before all have drained.)
+    // What is freed in the abort is not handed out in it, to anyone: an allocation says why, and the block counts as in
+    // use until all have drained. (This is the test that fails when nothing is parked: in the others the block's own
+    // uses order what comes next, and no member can allocate before all have drained.)
     2: fn nothing_is_handed_out_in_an_abort(gpus) {
         let pool = limited(gpus, 2, gpu_pool::BackingChoice::Auto, 8 * MIB).build().unwrap();
         // A panic of one who comes late would not be told.

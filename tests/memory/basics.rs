@@ -1,5 +1,5 @@
-//! What every allocator's suite asks first: sizes, alignments, distinct blocks, contents. (RMM `mr_ref_test_basic.hpp` and
-//! `mr_ref_test_allocation.hpp`, TensorFlow `gpu_bfc_allocator_test.cc`, UMF `pool.hpp`.)
+//! What every allocator's suite asks first: sizes, alignments, distinct blocks, contents. (RMM `mr_ref_test_basic.hpp`
+//! and `mr_ref_test_allocation.hpp`, TensorFlow `gpu_bfc_allocator_test.cc`, UMF `pool.hpp`.)
 
 use crate::{
     on_both,
@@ -151,7 +151,8 @@ on_both! {
         });
     }
 
-    // An aligned request must be served wherever memory for it is free, also under a limit that leaves no room to spare.
+    // An aligned request must be served wherever memory for it is free, also under a limit that leaves no room to
+    // spare.
     1: fn alignment_costs_no_more_than_it_must(gpus) {
         on_limited(gpus, 8 * MIB, |dev| {
             for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Who is out of memory asks the user's callback, once everything else has been tried. (RMM `failure_callback_resource_adaptor`,
-//! PyTorch `test_notifies_oom`, CUDA.jl's reclaim levels and `retry_reclaim`.)
+//! Who is out of memory asks the user's callback, once everything else has been tried. (RMM
+//! `failure_callback_resource_adaptor`, PyTorch `test_notifies_oom`, CUDA.jl's reclaim levels and `retry_reclaim`.)
 
 use crate::{
     on_both,

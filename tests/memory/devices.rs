@@ -39,8 +39,8 @@ on_both! {
         });
     }
 
-    // RMM: CreateDestroy-, CreateMoveDestroy-, Resize-, ShrinkDifferentActiveDevice; thrust's multi_device. Made on one device,
-    // used on another, dropped on a third, in vectors that grow and shrink meanwhile.
+    // RMM: CreateDestroy-, CreateMoveDestroy-, Resize-, ShrinkDifferentActiveDevice; thrust's multi_device. Made on one
+    // device, used on another, dropped on a third, in vectors that grow and shrink meanwhile.
     2: fn made_moved_and_dropped_with_any_device_active(gpus) {
         on_backings(|backing| {
             let n = gpus.up_to(3);
@@ -73,8 +73,8 @@ on_both! {
         });
     }
 
-    // https://github.com/openxla/xla/issues/40852: one chunk without access rights for the peers was a silent hang of 56 minutes.
-    // llama.cpp#24491: granted to the owner only.
+    // https://github.com/openxla/xla/issues/40852: one chunk without access rights for the peers was a silent hang of
+    // 56 minutes. llama.cpp#24491: granted to the owner only.
     2: fn every_pair_of_devices_reads_every_new_chunk(gpus) {
         on_backings(|backing| {
             let n = gpus.up_to(3);
@@ -104,8 +104,8 @@ on_both! {
         });
     }
 
-    // https://github.com/NVIDIA/warp/issues/1384, pytorch#15568: a staged copy's page-locked block was used again while the late
-    // peer still had to read it.
+    // https://github.com/NVIDIA/warp/issues/1384, pytorch#15568: a staged copy's page-locked block was used again while
+    // the late peer still had to read it.
     2: fn recycled_staging_block_not_visible_to_late_peer(gpus) {
         let pool = gpus.staged(2);
         pool.run(|dev, _| {
@@ -168,8 +168,8 @@ on_both! {
         });
     }
 
-    // All devices and threads of the application at once, nothing but allocation and frees: what PyTorch's TestMemPool does with
-    // _multithread and _emptycache_multithread.
+    // All devices and threads of the application at once, nothing but allocation and frees: what PyTorch's TestMemPool
+    // does with _multithread and _emptycache_multithread.
     2: fn all_at_once_with_trims(gpus) {
         for backing in BACKINGS {
             let n = gpus.up_to(4);

@@ -1,6 +1,6 @@
-//! Failure atomicity (S4 of `research/memory.md`): a call of the driver fails, whichever it is; the books are right afterwards,
-//! contents are what they were, and the next allocation that fits is served. (RMM `UpstreamFailure`, UMF `freeErrorPropagation`,
-//! mimalloc `malloc-nomem`; "fault_at_every_backing_call".)
+//! Failure atomicity (S4 of `research/memory.md`): a call of the driver fails, whichever it is; the books are right
+//! afterwards, contents are what they were, and the next allocation that fits is served. (RMM `UpstreamFailure`, UMF
+//! `freeErrorPropagation`, mimalloc `malloc-nomem`; "fault_at_every_backing_call".)
 
 use crate::{
     on_both,
@@ -63,8 +63,8 @@ fn planned(error: &Error) -> bool {
     matches!(error, Error::Driver { code: 999, .. } | Error::OutOfMemory { .. })
 }
 
-/// A program that takes every way through the pool: growth, reuse, steals, remote frees, every rung of the ladder, trims. Goes on
-/// after failures. What is still held at the end.
+/// A program that takes every way through the pool: growth, reuse, steals, remote frees, every rung of the ladder,
+/// trims. Goes on after failures. What is still held at the end.
 fn program(dev: &Device, seed: u64) -> Result<Vec<Held>, Error> {
     let mut rng = Rng(seed);
     let mut live: Vec<Held> = Vec::new();

@@ -14,8 +14,8 @@ fn per_cent(dev: &Device) -> u64 {
 }
 
 on_both! {
-    // https://github.com/pytorch/pytorch/issues/193400: A = 91 MiB, B = 45.5 MiB, keep 2 MiB, free A and B: after each cycle more
-    // was reserved, 220 to 14,060 MiB with 266 live. Scaled down by 16, and kept for 250 cycles each.
+    // https://github.com/pytorch/pytorch/issues/193400: A = 91 MiB, B = 45.5 MiB, keep 2 MiB, free A and B: after each
+    // cycle more was reserved, 220 to 14,060 MiB with 266 live. Scaled down by 16, and kept for 250 cycles each.
     1: fn keep_small_between_large_1000_cycles(gpus) {
         on_backings(|backing| {
             let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
@@ -59,8 +59,8 @@ on_both! {
         .unwrap();
     }
 
-    // https://github.com/pytorch/pytorch/issues/35901 and #152135: batches that grow by one each time; every buffer is a little
-    // larger than any hole that the one before has left.
+    // https://github.com/pytorch/pytorch/issues/35901 and #152135: batches that grow by one each time; every buffer is
+    // a little larger than any hole that the one before has left.
     1: fn n_plus_one_batches_stay_within_110_percent(gpus) {
         let pool = gpus.builder(1).memory_backing(BackingChoice::Vmm).build().unwrap();
         pool.run(|dev, _| {
@@ -96,8 +96,9 @@ on_both! {
         .unwrap();
     }
 
-    // https://github.com/tensorflow/tensorflow/issues/10152, pytorch#123548: every second of many buffers is freed, and then one is
-    // asked for that needs them together. In a window they are moved together; single allocations cannot be.
+    // https://github.com/tensorflow/tensorflow/issues/10152, pytorch#123548: every second of many buffers is freed, and
+    // then one is asked for that needs them together. In a window they are moved together; single allocations cannot
+    // be.
     1: fn free_pieces_are_put_together(gpus) {
         let pool = limited(gpus, 1, BackingChoice::Vmm, 64 * MIB).build().unwrap();
         pool.run(|dev, _| {
@@ -119,7 +120,8 @@ on_both! {
         assert_at_rest(&pool);
     }
 
-    // A range that fits is found wherever it lies in the books: among many that are a little too small, of nearly the same size.
+    // A range that fits is found wherever it lies in the books: among many that are a little too small, of nearly the
+    // same size.
     1: fn a_fitting_range_among_many_that_are_too_small(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 1, backing, 32 * MIB).memory_reserve(32 * MIB as u64).build().unwrap();
@@ -160,7 +162,8 @@ on_both! {
         });
     }
 
-    // cubecl: test_fragmentation_resistance, capacity_overflow_falls_through_to_later_accepting_pool: waves of other sizes each.
+    // cubecl: test_fragmentation_resistance, capacity_overflow_falls_through_to_later_accepting_pool: waves of other
+    // sizes each.
     1: fn waves_of_other_sizes(gpus) {
         on_backings(|backing| {
             let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
@@ -182,7 +185,8 @@ on_both! {
                     }
                     check_books(dev);
                 }
-                // Slabs of one wave are the next one's heap. (Single allocations of other sizes are of no use to each other.)
+                // Slabs of one wave are the next one's heap. (Single allocations of other sizes are of no use to each
+                // other.)
                 assert!(per_cent(dev) <= 200 || backing == BackingChoice::Malloc, "{backing:?}: {} per cent\n{}", per_cent(dev), dev.stats());
                 Ok(())
             })
@@ -191,8 +195,8 @@ on_both! {
         });
     }
 
-    // RMM's random_allocations (1000 of up to 64 MiB, less than 16,000 MiB live): reserved over peak-live <= 1.10, the issue's
-    // target for the window. Nothing is written, so a software GPU takes none of it from the host.
+    // RMM's random_allocations (1000 of up to 64 MiB, less than 16,000 MiB live): reserved over peak-live <= 1.10, the
+    // issue's target for the window. Nothing is written, so a software GPU takes none of it from the host.
     1: fn random_allocations_stay_within_110_percent(gpus) {
         let pool = gpus.builder(1).software_memory(24 << 30).memory_backing(BackingChoice::Vmm).build().unwrap();
         pool.run(|dev, _| {

@@ -2,10 +2,10 @@
 //! (PyTorch `test_allocator_fuzz`: 10,000 steps, contents checked, random `empty_cache`; DALI's random tests; mimalloc
 //! `test-stress`.)
 //!
-//! Several devices, each with several streams, and threads that only free. Sizes from 0 to 64 MiB under a limit that is hit all the
-//! time, alignments up to 2 MiB, trims, frees on any thread, reads by peers, streams that come and go, scopes that fail. Every
-//! block holds its number, written on its stream and looked at before it is freed. The checker watches (S3); every few hundred
-//! steps the books are checked (S1, S2), and against the model whenever all is at rest.
+//! Several devices, each with several streams, and threads that only free. Sizes from 0 to 64 MiB under a limit that is
+//! hit all the time, alignments up to 2 MiB, trims, frees on any thread, reads by peers, streams that come and go,
+//! scopes that fail. Every block holds its number, written on its stream and looked at before it is freed. The checker
+//! watches (S3); every few hundred steps the books are checked (S1, S2), and against the model whenever all is at rest.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -168,7 +168,8 @@ fn a_random_program_in_steps() {
     });
 }
 
-/// The long run: 10^6 steps of each, whatever the number of devices. Minutes with debug assertions, less than one without.
+/// The long run: 10^6 steps of each, whatever the number of devices. Minutes with debug assertions, less than one
+/// without.
 #[test]
 #[ignore = "long: run it with --release"]
 fn a_million_steps() {

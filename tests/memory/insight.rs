@@ -1,5 +1,5 @@
-//! What people see of a pool: snapshots, stats, call sites, pictures. (PyTorch `test_memory_snapshot*`, `test_memory_plots*`,
-//! `_check_memory_stat_consistency`; TensorFlow `TestBinDebugInfo`; RMM `DumpLogOnFailure`.)
+//! What people see of a pool: snapshots, stats, call sites, pictures. (PyTorch `test_memory_snapshot*`,
+//! `test_memory_plots*`, `_check_memory_stat_consistency`; TensorFlow `TestBinDebugInfo`; RMM `DumpLogOnFailure`.)
 
 use crate::{
     on_both,

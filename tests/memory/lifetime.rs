@@ -1,6 +1,6 @@
 //! Buffers outlive their pool, their scope, their thread; pools end wherever they end; what is left is told. (PyTorch
-//! `test_tensor_delete_after_allocator_delete`; RMM `SharedOwnership`, `process_is_exiting_shutdown_test`, `tracking` adaptor;
-//! snmalloc `teardown`; mimalloc `heap_destroy`; cubecl `find_stale_descriptor_returns_not_found`.)
+//! `test_tensor_delete_after_allocator_delete`; RMM `SharedOwnership`, `process_is_exiting_shutdown_test`, `tracking`
+//! adaptor; snmalloc `teardown`; mimalloc `heap_destroy`; cubecl `find_stale_descriptor_returns_not_found`.)
 
 use crate::{
     on_both,
@@ -19,8 +19,8 @@ use std::{
 };
 
 on_both! {
-    // PyTorch: test_tensor_delete_after_allocator_delete; RMM: SharedOwnership. Small ones, large ones, some freed before, some
-    // while, some after; on threads of all kinds.
+    // PyTorch: test_tensor_delete_after_allocator_delete; RMM: SharedOwnership. Small ones, large ones, some freed
+    // before, some while, some after; on threads of all kinds.
     1: fn buffers_outlive_their_pool_on_any_thread(gpus) {
         on_backings(|backing| {
             for round in 0..4 {
@@ -103,8 +103,8 @@ on_both! {
         });
     }
 
-    // cubecl: find_stale_descriptor_returns_not_found, held_binding_survives_explicit_cleanup_renumber. A handle of a pool that is
-    // gone is refused by another that has the same devices.
+    // cubecl: find_stale_descriptor_returns_not_found, held_binding_survives_explicit_cleanup_renumber. A handle of a
+    // pool that is gone is refused by another that has the same devices.
     1: fn handles_of_a_pool_that_is_gone(gpus) {
         let old = gpus.pool(1);
         let buffer = old.run(|dev, _| dev.upload(&[1u32; 100])).unwrap().remove(0);
@@ -192,8 +192,8 @@ on_both! {
 
 const ENDING: &str = "GPU_POOL_TEST_MEMORY_ENDING";
 
-/// RMM: process_is_exiting_shutdown_test; snmalloc: teardown. The process ends with live buffers, in statics, in thread-locals, on
-/// device threads, in pools that nobody closes; by returning from `main` and by `exit`.
+/// RMM: process_is_exiting_shutdown_test; snmalloc: teardown. The process ends with live buffers, in statics, in
+/// thread-locals, on device threads, in pools that nobody closes; by returning from `main` and by `exit`.
 #[test]
 fn process_exit_after_driver_shutdown() {
     for way in ["static", "exit", "leaked"] {
@@ -247,8 +247,8 @@ fn ends_with_live_buffers() {
     }
 }
 
-/// FBGEMM#530, xgboost#4194: a free on a thread without a context silently made one on device 0. In a process of its own, with a
-/// pool of device 1 alone: nothing may touch device 0, whoever drops what.
+/// FBGEMM#530, xgboost#4194: a free on a thread without a context silently made one on device 0. In a process of its
+/// own, with a pool of device 1 alone: nothing may touch device 0, whoever drops what.
 #[cfg(feature = "cuda")]
 #[test]
 fn drop_on_a_thread_with_no_context_creates_none() {
@@ -291,13 +291,15 @@ fn drop_on_a_thread_with_no_context_creates_none() {
     assert_eq!((called, active), (sys::CUresult::CUDA_SUCCESS, 0), "somebody has made a context on device 0");
 }
 
-/// Pools that come and go: the device has all of its memory again each time. (snmalloc `teardown`, mimalloc `heap_destroy`.)
+/// Pools that come and go: the device has all of its memory again each time. (snmalloc `teardown`, mimalloc
+/// `heap_destroy`.)
 #[test]
 fn pools_come_and_go() {
     fn come_and_go(_: Gpus) {
         for round in 0..20 {
-            // 64 MiB each: a leak of a part would be seen in a few rounds, were the devices the same. They are not, so it is the
-            // checker and the counters that see it; what a pool leaves behind in the process, the address space does.
+            // 64 MiB each: a leak of a part would be seen in a few rounds, were the devices the same. They are not, so
+            // it is the checker and the counters that see it; what a pool leaves behind in the process, the address
+            // space does.
             let pool = builder().host(2).software_memory(64 << 20).build().unwrap();
             let held = pool.run(|dev, _| bytes_of(dev, 50 * MIB)).unwrap();
             if round % 2 == 0 {

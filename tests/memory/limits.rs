@@ -1,6 +1,6 @@
 //! How much a pool may take, takes in advance, and gives back. (RMM `limiting_resource_adaptor` and pool sizes, PyTorch
-//! `test_set_per_process_memory_fraction`, TensorFlow `TestCustomMemoryLimit`, cubecl's capped pools, UMF `sharedLimits` and
-//! `trimMemory`.)
+//! `test_set_per_process_memory_fraction`, TensorFlow `TestCustomMemoryLimit`, cubecl's capped pools, UMF
+//! `sharedLimits` and `trimMemory`.)
 
 use crate::{
     on_both,
@@ -48,8 +48,8 @@ on_both! {
         });
     }
 
-    // RMM: NonAlignedPoolSize; cubecl: max_pool_size_below_alignment_never_overshoots. Limits that are no multiple of what the
-    // driver gives, and smaller than that.
+    // RMM: NonAlignedPoolSize; cubecl: max_pool_size_below_alignment_never_overshoots. Limits that are no multiple of
+    // what the driver gives, and smaller than that.
     1: fn limits_of_odd_sizes_are_never_overshot(gpus) {
         on_backings(|backing| {
             for limit in [0, 1, 100 * KIB, MIB, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 3 * MIB, 5 * MIB + 12345] {
@@ -80,7 +80,8 @@ on_both! {
         });
     }
 
-    // PyTorch: test_set_per_process_memory_fraction, test_get_..., test_allocator_memory_fraction_setting; CUDA.jl: limits in %.
+    // PyTorch: test_set_per_process_memory_fraction, test_get_..., test_allocator_memory_fraction_setting; CUDA.jl:
+    // limits in %.
     1: fn a_limit_in_per_cent(gpus) {
         on_backings(|backing| {
             for (percent, mib) in [(50.0, 32), (25.0, 16), (100.0, 64)] {
@@ -104,7 +105,8 @@ on_both! {
         });
     }
 
-    // RMM: AllocateNinetyPercent, TwoLargeBuffers, ForceGrowth; TF: TestForceAllowGrowth, AllocationsAndDeallocationsWithGrowth.
+    // RMM: AllocateNinetyPercent, TwoLargeBuffers, ForceGrowth; TF: TestForceAllowGrowth,
+    // AllocationsAndDeallocationsWithGrowth.
     1: fn nearly_all_of_a_device(gpus) {
         on_backings(|backing| {
             let most = if gpus.is_cuda() { 8 << 30 } else { 64 * MIB };
@@ -122,7 +124,8 @@ on_both! {
                 }
                 assert_at_rest(&pool);
             }
-            // One after the other in the same pool. (A large piece of a single allocation cannot go back while a part lives.)
+            // One after the other in the same pool. (A large piece of a single allocation cannot go back while a part
+            // lives.)
             let pool = small_devices(gpus, 1, backing).build().unwrap();
             for case in cases {
                 pool.run(|dev, _| {
@@ -168,7 +171,8 @@ on_both! {
             let error = failure(small_devices(gpus, 1, backing).memory_limit_percent(25.0).memory_reserve(1 << 50).build());
             assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
             assert!(error.to_string().contains("memory_limit_percent(25)"), "{error}");
-            // Virtual memory comes in 2 MiB, so less than the limit can be had of it: the error says what was asked for.
+            // Virtual memory comes in 2 MiB, so less than the limit can be had of it: the error says what was asked
+            // for.
             let odd = limited(gpus, 1, backing, 8 * MIB - 1).memory_reserve(8 * MIB as u64 - 1).build();
             let asked = 8 * MIB as u64 - 1;
             match odd {
@@ -181,7 +185,8 @@ on_both! {
         });
     }
 
-    // UMF: trimMemory; PyTorch: empty_cache, TestMemPool's test_empty_cache(_inactive), test_garbage_collect_expandable.
+    // UMF: trimMemory; PyTorch: empty_cache, TestMemPool's test_empty_cache(_inactive),
+    // test_garbage_collect_expandable.
     1: fn trim_gives_back_what_is_free(gpus) {
         on_backings(|backing| {
             let pool = gpus.builder(1).memory_backing(backing).build().unwrap();

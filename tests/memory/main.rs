@@ -1,8 +1,8 @@
 //! The memory pool, from outside: what the suites of other allocators ask of theirs, and what has bitten their users.
 //! `README.md` maps each of their tests to ours.
 //!
-//! Nearly every test runs on software GPUs and on CUDA, over every backing, with the checker on. None asserts wall time: work
-//! that must still be going on is held by a [`rig::Gate`].
+//! Nearly every test runs on software GPUs and on CUDA, over every backing, with the checker on. None asserts wall
+//! time: work that must still be going on is held by a [`rig::Gate`].
 
 #[path = "../support/mod.rs"]
 mod support;

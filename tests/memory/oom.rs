@@ -1,6 +1,6 @@
 //! Out of memory: what it says, who is asked, what it costs; and that the next request that fits is served. (PyTorch
-//! `test_out_of_memory(_retry)`, `test_raises_oom`, `test_notifies_oom`; RMM `failure_callback_resource_adaptor`; UMF `outOfMem`;
-//! mimalloc `malloc-nomem`; CUDA.jl `retry_reclaim`.)
+//! `test_out_of_memory(_retry)`, `test_raises_oom`, `test_notifies_oom`; RMM `failure_callback_resource_adaptor`; UMF
+//! `outOfMem`; mimalloc `malloc-nomem`; CUDA.jl `retry_reclaim`.)
 
 use crate::{
     on_both,
@@ -223,8 +223,9 @@ on_both! {
         });
     }
 
-    // Not every failure is for want of memory. UMF: freeErrorPropagation; RMM: DifferentExceptionTypes, UpstreamFailure. A driver
-    // that fails once is no reason to give up; one that goes on failing is the reason that is given.
+    // Not every failure is for want of memory. UMF: freeErrorPropagation; RMM: DifferentExceptionTypes,
+    // UpstreamFailure. A driver that fails once is no reason to give up; one that goes on failing is the reason that is
+    // given.
     1: fn other_failures_of_the_driver_are_what_they_are(gpus) {
         on_backings(|backing| {
             let op = if backing == BackingChoice::Vmm { FaultOp::VmMap } else { FaultOp::Alloc };

@@ -83,8 +83,8 @@ const HELD_MICROS: u32 = 100_000;
 static SHUT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// Holds kernels until it is opened or dropped. On a GPU they take [`HELD_MICROS`] instead, so what a test asserts of work
-/// under way it asserts on software GPUs only ([`holds`](Gate::holds)); what it asserts of data holds on both.
+/// Holds kernels until it is opened or dropped. On a GPU they take [`HELD_MICROS`] instead, so what a test asserts of
+/// work under way it asserts on software GPUs only ([`holds`](Gate::holds)); what it asserts of data holds on both.
 pub struct Gate {
     id: u32,
     holds: bool,
@@ -152,8 +152,8 @@ impl Drop for Gate {
 
 // ---- the books ----------------------------------------------------------------------------------------------------
 
-/// S1 and S2 of `research/memory.md`: blocks tile the chunks without a gap and without an overlap; no two free blocks of the
-/// heap that touch within a chunk; what the counters say is what the snapshot shows (PyTorch's
+/// S1 and S2 of `research/memory.md`: blocks tile the chunks without a gap and without an overlap; no two free blocks
+/// of the heap that touch within a chunk; what the counters say is what the snapshot shows (PyTorch's
 /// `_check_memory_stat_consistency`).
 #[track_caller]
 pub fn assert_books(snapshot: &MemorySnapshot) {
@@ -177,7 +177,8 @@ pub fn assert_books(snapshot: &MemorySnapshot) {
     let (live, pending, free) = (sum(BlockState::Live), sum(BlockState::Pending), sum(BlockState::Free));
     assert_eq!(live, stats.in_use, "{stats}");
     assert_eq!(live + pending + free, stats.reserved, "{stats}");
-    // (Counters have the bytes that are used, blocks are pending as a whole; and work may have ended between the two looks.)
+    // (Counters have the bytes that are used, blocks are pending as a whole; and work may have ended between the two
+    // looks.)
     assert!(pending == 0 || stats.pending > 0, "{pending} {stats}");
     assert_eq!(chunks.iter().map(|c| c.bytes).sum::<u64>(), stats.reserved, "{stats}");
     assert_counters(stats);
@@ -253,7 +254,8 @@ impl Rng {
         self.below(one_in) == 0
     }
 
-    /// Up to `2^most` bytes; each doubling is as likely as the others, and now and then it is nothing at all or a power of two.
+    /// Up to `2^most` bytes; each doubling is as likely as the others, and now and then it is nothing at all or a power
+    /// of two.
     pub fn size(&mut self, most: u32) -> usize {
         let bits = self.below(most as usize + 1) as u32;
         match self.below(16) {

@@ -1,5 +1,5 @@
-//! Seven behaviours that have bitten the users of other pools, and that have cost them days each. What the first pool of this
-//! crate (commit 14761c9) makes of each of these is in the README.
+//! Seven behaviours that have bitten the users of other pools, and that have cost them days each. What the first pool
+//! of this crate (commit 14761c9) makes of each of these is in the README.
 
 use crate::{
     on_both,
@@ -22,16 +22,16 @@ use std::{
 };
 
 on_both! {
-    // https://github.com/JuliaGPU/CUDA.jl/issues/731: memory of device 0 that is freed while device 1 is current was looked up
-    // in device 1's pool. Whoever frees it, it goes home, and is as good as new there.
+    // https://github.com/JuliaGPU/CUDA.jl/issues/731: memory of device 0 that is freed while device 1 is current was
+    // looked up in device 1's pool. Whoever frees it, it goes home, and is as good as new there.
     2: fn freed_with_another_device_current_731(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 2, backing, 10 * MIB).memory_reserve(10 * MIB as u64).build().unwrap();
             let before = pool.run(|dev, _| Ok(dev.stats().remote_frees)).unwrap();
             let quarters = pool.run(|dev, _| (0..16).map(|_| bytes_of(dev, MIB / 2)).collect::<Result<Vec<_>, _>>());
             let mut quarters = quarters.unwrap();
-            // Eight of ten MiB of each device. One block in four is kept, the others are freed: by the other device, by a thread that
-            // has no device, and by one that belongs to another pool.
+            // Eight of ten MiB of each device. One block in four is kept, the others are freed: by the other device, by
+            // a thread that has no device, and by one that belongs to another pool.
             let other = gpus.pool(2);
             let mut kept = Vec::new();
             let mut freed: Vec<Vec<_>> = (0..3).map(|_| Vec::new()).collect();
@@ -66,8 +66,8 @@ on_both! {
         });
     }
 
-    // https://github.com/JuliaGPU/CUDA.jl/issues/1522 (open): threads cannot free each other's objects, so they run out of
-    // memory. Here each device frees what the other has made, and keeps some small result of every round.
+    // https://github.com/JuliaGPU/CUDA.jl/issues/1522 (open): threads cannot free each other's objects, so they run out
+    // of memory. Here each device frees what the other has made, and keeps some small result of every round.
     2: fn threads_free_each_others_objects_1522(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 2, backing, 8 * MIB).build().unwrap();
@@ -121,8 +121,8 @@ on_both! {
         });
     }
 
-    // https://github.com/pytorch/pytorch/issues/196257: memory goes back to the driver only after the last write that a peer
-    // has queued to it.
+    // https://github.com/pytorch/pytorch/issues/196257: memory goes back to the driver only after the last write that a
+    // peer has queued to it.
     2: fn released_only_after_a_peers_last_write_196257(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 2, backing, 12 * MIB).build().unwrap();
@@ -162,7 +162,8 @@ on_both! {
                         assert!(after.pending >= 6 * MIB as u64 && after.reserved >= 6 * MIB as u64, "{before}\n{after}");
                     }
                     check_books(dev);
-                    // Under pressure: it is waited for, then it goes. (Another thread lets the peer go on: this one waits.)
+                    // Under pressure: it is waited for, then it goes. (Another thread lets the peer go on: this one
+                    // waits.)
                     thread::scope(|s| {
                         s.spawn(|| {
                             thread::sleep(Duration::from_millis(30));
@@ -186,7 +187,8 @@ on_both! {
         });
     }
 
-    // https://github.com/pytorch/pytorch/issues/196258: unmapping waited for the null stream of whatever device was current.
+    // https://github.com/pytorch/pytorch/issues/196258: unmapping waited for the null stream of whatever device was
+    // current.
     2: fn trimmed_with_another_device_current_196258(gpus) {
         on_backings(|backing| {
             let n = gpus.up_to(3);
@@ -239,8 +241,8 @@ on_both! {
         });
     }
 
-    // https://github.com/pytorch/pytorch/issues/189504: out of memory, although a block that fits had come back during the wait
-    // that was to bring one.
+    // https://github.com/pytorch/pytorch/issues/189504: out of memory, although a block that fits had come back during
+    // the wait that was to bring one.
     1: fn oom_after_sync_researches_pool_189504(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 1, backing, 14 * MIB).build().unwrap();
@@ -275,8 +277,8 @@ on_both! {
         });
     }
 
-    // https://github.com/pytorch/pytorch/issues/71616: one stream that runs for long, at the head of the queue of events, kept the
-    // blocks of all others from being used again.
+    // https://github.com/pytorch/pytorch/issues/71616: one stream that runs for long, at the head of the queue of
+    // events, kept the blocks of all others from being used again.
     1: fn a_long_stream_does_not_block_others_71616(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 1, backing, 64 * MIB).timeout(Duration::from_secs(20)).build().unwrap();
@@ -286,7 +288,8 @@ on_both! {
                 let (long, short) = (dev.on(&long), dev.on(&short));
                 // Freed first, and busy for long: large, and small.
                 let (mut a, mut b) = (long.zeros::<u32>(2 * MIB)?, long.zeros::<u32>(10 * KIB)?);
-                // Freed by another stream, and over; a little larger, so that a search by size comes to the others first.
+                // Freed by another stream, and over; a little larger, so that a search by size comes to the others
+                // first.
                 let (c, d) = (short.zeros::<u8>(10 * MIB)?, short.zeros::<u8>(43 * KIB)?);
                 short.synchronize()?;
                 gate.hold(&long, &mut a)?;
@@ -312,12 +315,14 @@ on_both! {
         });
     }
 
-    // https://github.com/JuliaGPU/CUDA.jl/issues/3112 (NVIDIA's bug 6098762): copies between devices into a pool's memory silently
-    // wrote nothing once access rights had been set. Every byte, every pair, every chunk, every backing.
+    // https://github.com/JuliaGPU/CUDA.jl/issues/3112 (NVIDIA's bug 6098762): copies between devices into a pool's
+    // memory silently wrote nothing once access rights had been set. Every byte, every pair, every chunk, every
+    // backing.
     2: fn peer_copy_really_writes_on_each_backing_3112(gpus) {
         on_backings(|backing| {
             let n = gpus.up_to(3);
-            // In a window there is room for all of them only if some lie over the edge of two mappings, each with its own rights.
+            // In a window there is room for all of them only if some lie over the edge of two mappings, each with its
+            // own rights.
             let limit = if backing == BackingChoice::Vmm { 34 * MIB } else { 64 * MIB };
             let pool = limited(gpus, n, backing, limit).build().unwrap();
             for round in 0..2u8 {

@@ -1,5 +1,5 @@
-//! The steady state: no driver call, no growth. (DALI `SingleStreamRandom`, cubecl `measured_plan_cycle`, RMM `async_priming`,
-//! cudf#23464, burn#4792: memory that grows with every epoch.)
+//! The steady state: no driver call, no growth. (DALI `SingleStreamRandom`, cubecl `measured_plan_cycle`, RMM
+//! `async_priming`, cudf#23464, burn#4792: memory that grows with every epoch.)
 
 use crate::{
     on_both,
@@ -14,7 +14,8 @@ use std::sync::Arc;
 enum Timing {
     /// As it comes: what one stream has freed may or may not be there for the other.
     Any,
-    /// Never before the step's last allocation, so that each stream finds only what it has freed itself: the most that a step can need.
+    /// Never before the step's last allocation, so that each stream finds only what it has freed itself: the most that
+    /// a step can need.
     Worst(Gpus),
 }
 

@@ -1,5 +1,5 @@
-//! Stream order: memory is used again when every stream that has touched it is ordered before, and no sooner; who need not wait
-//! does not. (DALI `async_pool_test.cu`, RMM `DeletedStream`, PyTorch `test_record_stream*`; rmm#850, #2251.)
+//! Stream order: memory is used again when every stream that has touched it is ordered before, and no sooner; who need
+//! not wait does not. (DALI `async_pool_test.cu`, RMM `DeletedStream`, PyTorch `test_record_stream*`; rmm#850, #2251.)
 
 use crate::{
     on_both,
@@ -68,8 +68,8 @@ on_both! {
         });
     }
 
-    // The other way round: where there is nothing else it is shared, after one wait on the device; none if it is known to come
-    // after already, or is over. (research/memory.md 4.5: "steal across streams".)
+    // The other way round: where there is nothing else it is shared, after one wait on the device; none if it is known
+    // to come after already, or is over. (research/memory.md 4.5: "steal across streams".)
     1: fn a_steal_costs_one_wait_at_most(gpus) {
         on_limited(gpus, 6 * MIB, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
@@ -123,8 +123,8 @@ on_both! {
         .unwrap();
     }
 
-    // https://github.com/rapidsai/rmm/issues/850 (open): its multi_stream_allocations benchmark is slower when the pool was not
-    // warmed up, since streams take each other's blocks and wait. Waits are counted here, not time.
+    // https://github.com/rapidsai/rmm/issues/850 (open): its multi_stream_allocations benchmark is slower when the pool
+    // was not warmed up, since streams take each other's blocks and wait. Waits are counted here, not time.
     1: fn unprewarmed_equals_prewarmed(gpus) {
         on_backings(|backing| {
             for bytes in [8, 40 * KIB, MIB] {
@@ -153,8 +153,8 @@ on_both! {
         });
     }
 
-    // https://github.com/rapidsai/rmm/issues/2251: a stream is destroyed, the driver uses its handle again for the next one, and the
-    // pool takes the two for one. RMM: DeletedStream.
+    // https://github.com/rapidsai/rmm/issues/2251: a stream is destroyed, the driver uses its handle again for the next
+    // one, and the pool takes the two for one. RMM: DeletedStream.
     1: fn destroyed_stream_handle_reused(gpus) {
         on_limited(gpus, 16 * MIB, |dev| {
             for round in 0..40u32 {
@@ -180,7 +180,8 @@ on_both! {
         });
     }
 
-    // PyTorch: test_record_stream_on_shifted_view. A part of it is used on another stream, and that part is what counts.
+    // PyTorch: test_record_stream_on_shifted_view. A part of it is used on another stream, and that part is what
+    // counts.
     1: fn a_part_that_another_stream_uses(gpus) {
         on_limited(gpus, 12 * MIB, |dev| {
             let gate = Gate::new(gpus);
@@ -209,8 +210,8 @@ on_both! {
         });
     }
 
-    // PyTorch: test_caching_allocator_record_stream_oom: "allocations delayed by a record_stream call should still be freed on an
-    // out-of-memory error".
+    // PyTorch: test_caching_allocator_record_stream_oom: "allocations delayed by a record_stream call should still be
+    // freed on an out-of-memory error".
     1: fn memory_that_side_streams_use_is_no_reason_for_an_oom(gpus) {
         on_limited(gpus, 36 * MIB, |dev| {
             let side = dev.stream()?;
@@ -229,8 +230,8 @@ on_both! {
         });
     }
 
-    // DALI: MultiStreamRandom, CrossStream, CrossStreamWithHogs, SingleStreamRandom: every block is filled with its number on one
-    // stream, checked on another, freed while work is queued; hogs make streams late.
+    // DALI: MultiStreamRandom, CrossStream, CrossStreamWithHogs, SingleStreamRandom: every block is filled with its
+    // number on one stream, checked on another, freed while work is queued; hogs make streams late.
     1: fn cross_stream_with_hogs(gpus) {
         on_backings(|backing| {
             for (streams, hogs) in [(1, false), (4, false), (4, true)] {
@@ -258,7 +259,8 @@ on_both! {
                     let on = dev.on(&streams[rng.below(3)]);
                     hog(&on, &mut rng)?;
                     let copy = lent[from].copy_to(&on)?;
-                    // The lender's block goes home from whichever thread is last, and is used again while this copy is late.
+                    // The lender's block goes home from whichever thread is last, and is used again while this copy is
+                    // late.
                     drop(lent);
                     let other = dev.on(&streams[rng.below(3)]);
                     let _again = other.upload(&vec![u32::MAX; copy.len()])?;
@@ -272,8 +274,8 @@ on_both! {
         });
     }
 
-    // pytorch#71616 among blocks that several streams have used: the one that was freed first waits for a stream that runs for
-    // long, those behind it for none.
+    // pytorch#71616 among blocks that several streams have used: the one that was freed first waits for a stream that
+    // runs for long, those behind it for none.
     1: fn blocks_of_several_streams_do_not_queue_behind_one_of_them(gpus) {
         on_backings(|backing| {
             for bytes in [64 * KIB, 512 * KIB] {
@@ -283,7 +285,8 @@ on_both! {
                     let streams = [dev.stream()?, dev.stream()?, dev.stream()?];
                     let [long, short, other] = streams.each_ref().map(|stream| dev.on(stream));
                     let _busy = [soon.hold_stream(&short)?, soon.hold_stream(&other)?];
-                    // All of the memory, each block used by two streams that are busy; the first one by the one that will be longest.
+                    // All of the memory, each block used by two streams that are busy; the first one by the one that
+                    // will be longest.
                     let mut all: Vec<DeviceBuffer<u8>> = Vec::new();
                     while let Ok(x) = bytes_of(dev, bytes) {
                         all.push(x);

@@ -1,6 +1,6 @@
-//! Only the owner allocates; anyone may free: on other devices' threads, on threads of the application, on threads that are
-//! ending, before and after the owner has moved on. (RMM `mr_ref_test_mt.hpp`, DALI, UMF, mimalloc `test-stress`, snmalloc
-//! `msgpass`; CUDA.jl#731, #737, #1522, #2216; FBGEMM#530: free on a thread that has no context.)
+//! Only the owner allocates; anyone may free: on other devices' threads, on threads of the application, on threads that
+//! are ending, before and after the owner has moved on. (RMM `mr_ref_test_mt.hpp`, DALI, UMF, mimalloc `test-stress`,
+//! snmalloc `msgpass`; CUDA.jl#731, #737, #1522, #2216; FBGEMM#530: free on a thread that has no context.)
 
 use crate::{
     on_both,
@@ -20,7 +20,8 @@ use std::{
 };
 
 on_both! {
-    // RMM: AllocFreeDifferentThreads{DefaultStream, PerThreadDefaultStream, SameStream, DifferentStream}, PerThreadToStreamDealloc.
+    // RMM: AllocFreeDifferentThreads{DefaultStream, PerThreadDefaultStream, SameStream, DifferentStream},
+    // PerThreadToStreamDealloc.
     2: fn freed_on_every_other_thread_in_random_order(gpus) {
         on_backings(|backing| {
             let n = gpus.up_to(4);
@@ -87,8 +88,8 @@ on_both! {
         }
     }
 
-    // mimalloc's test-stress and snmalloc's multi_threadatexit: threads die while things that they have made survive, and
-    // thread-local storage drops things when hardly anything of the thread is left.
+    // mimalloc's test-stress and snmalloc's multi_threadatexit: threads die while things that they have made survive,
+    // and thread-local storage drops things when hardly anything of the thread is left.
     1: fn threads_die_and_free_what_they_hold(gpus) {
         thread_local! {
             static HELD: RefCell<Vec<DeviceBuffer<u8>>> = const { RefCell::new(Vec::new()) };
@@ -192,7 +193,8 @@ on_both! {
         }
     }
 
-    // The owner never looks into its inbox for long, and then needs what lies there. (`owner_never_drains_then_oom_recovers`)
+    // The owner never looks into its inbox for long, and then needs what lies there.
+    // (`owner_never_drains_then_oom_recovers`)
     2: fn owner_never_drains_then_oom_recovers(gpus) {
         on_backings(|backing| {
             let pool = limited(gpus, 2, backing, 16 * MIB).build().unwrap();

@@ -1,5 +1,6 @@
-//! Buffers that a capture allocates: their zones are there before the graph has run, also if it never does, and no launch mends
-//! them. A fill that is captured would blame whoever ends a capture early, and would hide what happens between two launches.
+//! Buffers that a capture allocates: their zones are there before the graph has run, also if it never does, and no
+//! launch mends them. A fill that is captured would blame whoever ends a capture early, and would hide what happens
+//! between two launches.
 
 use crate::{
     on_both,
@@ -9,8 +10,8 @@ use crate::{
 use gpu_pool::{Error, Result};
 
 on_both! {
-    // Captures that come to nothing, graphs that are dropped unlaunched, graphs that are launched: of memory of both sizes, on
-    // whatever stream, and of memory that was in use just before.
+    // Captures that come to nothing, graphs that are dropped unlaunched, graphs that are launched: of memory of both
+    // sizes, on whatever stream, and of memory that was in use just before.
     1: fn what_a_capture_allocates_is_nobodys_fault(gpus) {
         let pool = audited(gpus, 1);
         for len in [7, 100_000] {

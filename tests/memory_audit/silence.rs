@@ -19,8 +19,8 @@ use std::{
 };
 
 on_both! {
-    // A program that does no wrong: steps of a training on several streams, with whatever sizes, hears nothing, and computes
-    // what it computes without an audit.
+    // A program that does no wrong: steps of a training on several streams, with whatever sizes, hears nothing, and
+    // computes what it computes without an audit.
     2: fn right_programs_hear_nothing(gpus) {
         let expected = training(&gpus.builder(2).module(&MODULE).check(Check::Off).build().unwrap());
         for choice in [BackingChoice::Auto, BackingChoice::Malloc] {
@@ -66,8 +66,8 @@ fn training(pool: &GpuPool) -> Vec<Vec<f32>> {
     pool.run(|dev, _| dev.download(&dev.sum(&*state.borrow(dev)?)?)).unwrap()
 }
 
-/// Whatever call of the audit fails, or of the program: memory comes back, nothing hangs, and no buffer is blamed that was
-/// treated well.
+/// Whatever call of the audit fails, or of the program: memory comes back, nothing hangs, and no buffer is blamed that
+/// was treated well.
 #[test]
 fn faults_cost_a_look_and_nothing_else() {
     support::guarded(|| {

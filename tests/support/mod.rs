@@ -85,7 +85,8 @@ pub fn on_cuda(needed: usize, test: fn(Gpus)) {
         real if real * share() < needed => println!("skipped: needs {needed} CUDA devices"),
         real => {
             let available = real * share();
-            // One at a time: pools of the same GPU take turns, so a test that makes a device wait would make others late.
+            // One at a time: pools of the same GPU take turns, so a test that makes a device wait would make others
+            // late.
             let _turn = CUDA.lock().unwrap_or_else(|poison| poison.into_inner());
             guarded(move || test(Gpus { cuda: true, available, real }));
         }

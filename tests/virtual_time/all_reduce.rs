@@ -1,4 +1,5 @@
-//! The prediction: the copy-engine ring that was measured on 8 x H200 (DESIGN.md section 5), on the model of that machine.
+//! The prediction: the copy-engine ring that was measured on 8 x H200 (DESIGN.md section 5), on the model of that
+//! machine.
 
 use crate::ring::{self, Ring, Timing};
 use gpu_pool::{
@@ -42,9 +43,9 @@ fn the_ring_adds_up_in_virtual_time_too() {
     ring::check(&host::machine_with(&machine.host_configs(), &settings).unwrap(), 2).unwrap();
 }
 
-/// `wait_us` was chosen so that 256 MB comes out right, in sight of both numbers, which leave the same time for each copy
-/// beyond its bytes. So 256 MB agrees by construction, and 1 GB shows no more than that the two are consistent. The issue
-/// asks for 15 %; the narrower bound keeps the model from drifting.
+/// `wait_us` was chosen so that 256 MB comes out right, in sight of both numbers, which leave the same time for each
+/// copy beyond its bytes. So 256 MB agrees by construction, and 1 GB shows no more than that the two are consistent.
+/// The issue asks for 15 %; the narrower bound keeps the model from drifting.
 #[test]
 fn the_measured_times_are_predicted() {
     let machine = Topology::nvswitch(8);
@@ -57,8 +58,9 @@ fn the_measured_times_are_predicted() {
     }
 }
 
-/// The one test of the model with numbers that it was not made from: the same program (`prototypes/copy_engine_ring.cu`, two
-/// pieces) on 4 H200s of another day. The predictions were made before it was run.
+/// The one test of the model with numbers that it was not made from: the same program
+/// (`prototypes/copy_engine_ring.cu`, two pieces) on 4 H200s of another day. The predictions were made before it was
+/// run.
 #[test]
 fn four_devices_are_predicted_that_the_model_was_not_made_from() {
     let machine = Topology::nvswitch(4);
@@ -95,7 +97,8 @@ fn the_same_program_takes_the_same_time() {
     }
 }
 
-/// Pieces let one addition hide behind the next copy, and cost a latency each: worth it for large buffers, not for small.
+/// Pieces let one addition hide behind the next copy, and cost a latency each: worth it for large buffers, not for
+/// small.
 #[test]
 fn two_pieces_pay_for_large_buffers_only() {
     let machine = Topology::nvswitch(8).with_host(|host| *host = HostCosts::FREE);

@@ -119,8 +119,8 @@ impl Lab {
         self.gpus[b].stream_wait_event(after, event).unwrap();
     }
 
-    /// When a stream has done what it was given, in nanoseconds. A thread's clock goes only forward: ask for the streams
-    /// in the order of their ends.
+    /// When a stream has done what it was given, in nanoseconds. A thread's clock goes only forward: ask for the
+    /// streams in the order of their ends.
     fn end(&self, device: usize, stream: RawStream) -> u128 {
         let gpu = &*self.gpus[device];
         assert!(gpu.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());

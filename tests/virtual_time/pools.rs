@@ -29,8 +29,8 @@ fn copy(builder: Builder, from: usize, to: usize, bytes: usize) -> Duration {
     .remove(0)
 }
 
-/// Peer copies over the root complex of a PCIe tree can be slower than staging (stas00/ml-engineering#1: 2.6 GB/s against
-/// 13 to 22); over NVLink they never are.
+/// Peer copies over the root complex of a PCIe tree can be slower than staging (stas00/ml-engineering#1: 2.6 GB/s
+/// against 13 to 22); over NVLink they never are.
 #[test]
 fn the_better_way_depends_on_the_machine() {
     let bytes = 64 << 20;

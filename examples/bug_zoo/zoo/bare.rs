@@ -1,12 +1,13 @@
 //! Bare devices: what a program sees that is written against the CUDA driver API, in as few words as possible.
 //!
-//! Handles are plain numbers that may be copied, memory belongs to nobody, and nothing is ordered that the program does not
-//! order itself: the mistakes of the zoo can be written here as they were made. Each call is `#[track_caller]` and
+//! Handles are plain numbers that may be copied, memory belongs to nobody, and nothing is ordered that the program does
+//! not order itself: the mistakes of the zoo can be written here as they were made. Each call is `#[track_caller]` and
 //! [annotated](annotate), so that reports name the line of the program.
 //!
-//! Nothing here makes the process undefined, whatever the program does: device memory is looked at by copies only; software
-//! GPUs refuse addresses that they do not know and exclude conflicting operations in time; and the host touches page-locked
-//! memory through [`Gpu::host_read`] and [`Gpu::host_write`], which on software GPUs are operations too.
+//! Nothing here makes the process undefined, whatever the program does: device memory is looked at by copies only;
+//! software GPUs refuse addresses that they do not know and exclude conflicting operations in time; and the host
+//! touches page-locked memory through [`Gpu::host_read`] and [`Gpu::host_write`], which on software GPUs are operations
+//! too.
 
 use gpu_pool::{
     LaunchDims,
@@ -111,8 +112,8 @@ unsafe fn axpy(_dims: LaunchDims, args: &[HostArg]) {
     let (n, a) = (u64::from_ne_bytes(n) as usize, f32::from_ne_bytes(a));
     let (x, y) = (x.cast::<f32>(), y.cast::<f32>());
     for i in 0..n {
-        // SAFETY: both slices hold `n` numbers and are this kernel's while it runs. By raw pointers, since a program may
-        // declare `y` as read, or give the same memory twice.
+        // SAFETY: both slices hold `n` numbers and are this kernel's while it runs. By raw pointers, since a program
+        // may declare `y` as read, or give the same memory twice.
         unsafe { y.add(i).write(y.add(i).read() + a * x.add(i).read()) };
     }
 }
@@ -180,8 +181,8 @@ impl Gpu {
         let of =
             |left: &Left| left.memory.iter().find(|(_, _, m)| m.address == memory.address).map(|(_, kind, _)| *kind);
         let kind = of(&self.yard.left()).unwrap_or(Kind::Device);
-        // SAFETY: what is still in use is refused by the checker; without one, this is for software GPUs, which lose the
-        // device whose work names freed memory, or for programs that have waited.
+        // SAFETY: what is still in use is refused by the checker; without one, this is for software GPUs, which lose
+        // the device whose work names freed memory, or for programs that have waited.
         annotate("free", || unsafe {
             match kind {
                 Kind::Device => self.driver.mem_free(memory.address),
@@ -354,15 +355,15 @@ impl Gpu {
         })
     }
 
-    /// On software GPUs a load or store of the host would be a data race of this process if an operation were under way.
-    /// So it is an operation, on a stream of its own and past the checker: in order with nothing, and excluded in time from
-    /// what it conflicts with.
+    /// On software GPUs a load or store of the host would be a data race of this process if an operation were under
+    /// way. So it is an operation, on a stream of its own and past the checker: in order with nothing, and excluded in
+    /// time from what it conflicts with.
     fn as_host(&self, memory: Mem, host: &mut [f32], write: bool) -> DriverResult {
         let ptr = memory.address as *mut f32;
         if !self.yard.software {
             for (i, value) in host.iter_mut().enumerate() {
-                // SAFETY: `memory` is host memory of as many numbers. A device may be writing it: volatile, so that no two
-                // loads need agree, and any bytes are a number.
+                // SAFETY: `memory` is host memory of as many numbers. A device may be writing it: volatile, so that no
+                // two loads need agree, and any bytes are a number.
                 unsafe { if write { ptr.add(i).write_volatile(*value) } else { *value = ptr.add(i).read_volatile() } };
             }
             return Ok(());

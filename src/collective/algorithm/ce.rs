@@ -1,8 +1,9 @@
-//! What is only moved, by copy engines: for devices without access to each other's memory, and for sizes at which they are faster
-//! than kernels. They leave the processors to other work. What is added up goes by [`exchange_ce`](super::exchange_ce).
+//! What is only moved, by copy engines: for devices without access to each other's memory, and for sizes at which they
+//! are faster than kernels. They leave the processors to other work. What is added up goes by
+//! [`exchange_ce`](super::exchange_ce).
 //!
-//! Copies to others are on a stream of their own, beside what a member moves within its own memory: that is a kernel's, since an
-//! engine would be the slower, and has others' data to move.
+//! Copies to others are on a stream of their own, beside what a member moves within its own memory: that is a kernel's,
+//! since an engine would be the slower, and has others' data to move.
 
 use super::{
     super::{

@@ -1,7 +1,7 @@
 //! Plain data into slots at the receivers, with one flag per block behind them: no barrier before and none after.
 //!
-//! For what is too large for [`ll`], whose flags double the bytes, and too small for [`fused`](super::fused), whose barriers
-//! cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
+//! For what is too large for [`ll`], whose flags double the bytes, and too small for [`fused`](super::fused), whose
+//! barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
     super::{

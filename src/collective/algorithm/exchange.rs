@@ -1,8 +1,8 @@
-//! Sums by one kernel per member, which only writes to its peers: parts to their owners, and sums back. `kernels/exchange.cu` has the
-//! protocol; [`exchange_ce`](super::exchange_ce) does it by copy engines.
+//! Sums by one kernel per member, which only writes to its peers: parts to their owners, and sums back.
+//! `kernels/exchange.cu` has the protocol; [`exchange_ce`](super::exchange_ce) does it by copy engines.
 //!
-//! What others send goes to a member's scratch. All members know the smallest scratch, and cut alike. Where a member has no memory
-//! for it, [`fused`] carries the sum out, to the same bits.
+//! What others send goes to a member's scratch. All members know the smallest scratch, and cut alike. Where a member
+//! has no memory for it, [`fused`] carries the sum out, to the same bits.
 
 use super::{
     super::{
@@ -94,8 +94,8 @@ fn can(case: &Case<'_>) -> bool {
     case.meets_on_devices() && case.nameable()
 }
 
-/// Bytes of a piece, at most, and of a slice that a block is worth starting for. Of 16 KB to 512 KB, on 4 H200s: where a block has one
-/// piece alone (16 MB and 32 MB) larger is better; where it has many, 64 KB was as good as any.
+/// Bytes of a piece, at most, and of a slice that a block is worth starting for. Of 16 KB to 512 KB, on 4 H200s: where
+/// a block has one piece alone (16 MB and 32 MB) larger is better; where it has many, 64 KB was as good as any.
 const PIECE: usize = 64 << 10;
 /// The least that is worth it: with less, reading from peers is faster, and needs no memory.
 const LEAST: usize = 4 << 10;
@@ -119,7 +119,8 @@ fn blocks(largest: usize, limits: &Limits) -> usize {
     largest.div_ceil(PIECE).clamp(1, limits.exchange_blocks as usize)
 }
 
-/// The ways to cut slices of up to so many bytes, not 0, for so many blocks of so many members, from the best to the smallest pieces.
+/// The ways to cut slices of up to so many bytes, not 0, for so many blocks of so many members, from the best to the
+/// smallest pieces.
 fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item = Cutting> {
     let smaller = |&piece: &usize| (piece > LEAST).then_some(piece / 2);
     let cut = move |most: usize| {

@@ -1,9 +1,9 @@
-//! Sums by an exchange: every member sends its elements of a slice to the slice's owner, who adds them up and sends the result
-//! back. All that crosses devices is written by copy engines, which is the fastest there is: between two H200s 373 GB/s, where
-//! kernels that load and store at once reach 330 and engines that read 260.
+//! Sums by an exchange: every member sends its elements of a slice to the slice's owner, who adds them up and sends the
+//! result back. All that crosses devices is written by copy engines, which is the fastest there is: between two H200s
+//! 373 GB/s, where kernels that load and store at once reach 330 and engines that read 260.
 //!
-//! A slice is sent piece by piece into slots of the owner's scratch, which the pieces use in turn. The current stream adds up,
-//! another one sends, so that the links work while sums are made:
+//! A slice is sent piece by piece into slots of the owner's scratch, which the pieces use in turn. The current stream
+//! adds up, another one sends, so that the links work while sums are made:
 //!
 //! ```text
 //! send      parts 0 | parts 1 | .. | parts S-1 | result 0 | parts S | result 1 | parts S+1 | ..
@@ -15,8 +15,8 @@
 //! earlier ones only. Events travel through the rings between the threads, at most 2 S of them on the way, in one order for
 //! all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
 //!
-//! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends to the one after it, then to
-//! the next: engines lose much when several send to one.
+//! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends
+//! to the one after it, then to the next: engines lose much when several send to one.
 
 use super::{
     super::{
@@ -104,9 +104,9 @@ const ROOM_OF_SOFTWARE: usize = 1 << 20;
 const LEAST_ROOM: usize = 16 << 10;
 /// Bytes of a piece, at least, where there are several.
 const LEAST: usize = 512 << 10;
-/// A slice is cut into so many pieces, unless that makes them too small or too large. What is sent first gives the sums the time
-/// they take, so that the links never wait; and between two copies an engine rests for 5 us, so few are best (of 2, 3, 4 and 6
-/// between two H200s, at every size).
+/// A slice is cut into so many pieces, unless that makes them too small or too large. What is sent first gives the sums
+/// the time they take, so that the links never wait; and between two copies an engine rests for 5 us, so few are best
+/// (of 2, 3, 4 and 6 between two H200s, at every size).
 const PIECES: usize = 2;
 /// Pieces that are in scratch at once.
 const SLOTS: usize = 2;

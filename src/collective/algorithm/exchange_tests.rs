@@ -1,6 +1,6 @@
-//! The protocol of `kernels/exchange.cu` on a model: what a block sends and folds in which step, and what it waits for before. Members
-//! take their turns in random order; a slot that is filled while it is full, or folded while it is empty, is a failure, and so is an
-//! order in which nobody can go on.
+//! The protocol of `kernels/exchange.cu` on a model: what a block sends and folds in which step, and what it waits for
+//! before. Members take their turns in random order; a slot that is filled while it is full, or folded while it is
+//! empty, is a failure, and so is an order in which nobody can go on.
 
 use super::{Cutting, EXCHANGE_SLOTS, GRAIN, LEAST, PIECE, ROOM, blocks, cuttings};
 use crate::collective::tuner::Limits;

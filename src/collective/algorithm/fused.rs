@@ -1,7 +1,9 @@
-//! One kernel per member does the whole collective: it reads a slice from all members, adds up, and writes to all of them.
+//! One kernel per member does the whole collective: it reads a slice from all members, adds up, and writes to all of
+//! them.
 //!
-//! It waits for its peers' kernels by flags before it reads, and after it has written (`kernels/combine.cu`, `kernels/meet.cuh`).
-//! [`fused_events`](super::fused_events) runs the same kernels where they cannot wait for each other.
+//! It waits for its peers' kernels by flags before it reads, and after it has written (`kernels/combine.cu`,
+//! `kernels/meet.cuh`). [`fused_events`](super::fused_events) runs the same kernels where they cannot wait for each
+//! other.
 
 use super::{
     super::{
@@ -53,8 +55,8 @@ impl Algorithm for Fused {
     }
 }
 
-/// Launches one kernel for this member's part. All members must come to the same number of blocks, so the largest part of any
-/// member decides.
+/// Launches one kernel for this member's part. All members must come to the same number of blocks, so the largest part
+/// of any member decides.
 pub(super) fn launch(member: &Member<'_>, matched: &Matched<'_>, job: &Job) -> Result<()> {
     let (dev, request, limits) = (member.group.dev, member.request, member.limits);
     let largest = matched.shape.largest(member.group.count(), request.grain()) * request.dtype.size();

@@ -1,20 +1,23 @@
-//! A collective by the host: copy engines bring what members have down to page-locked memory, the device threads add it up there, each
-//! its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of a parameter server
-//! (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a server.
+//! A collective by the host: copy engines bring what members have down to page-locked memory, the device threads add it
+//! up there, each its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of
+//! a parameter server (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"),
+//! with every device thread a server.
 //!
-//! What each member does is planned by [`stage`](super::super::stage), and done piece by piece through stages with two slots:
+//! What each member does is planned by [`stage`](super::super::stage), and done piece by piece through stages with two
+//! slots:
 //!
 //! ```text
 //! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..
 //! host                 | all here: fold 0 | all folded: fold 1 | ..
 //! ```
 //!
-//! Where there is something to fold, the host waits until its own piece is down before it tells the others so: from then on they
-//! read it. While it folds, the next piece comes down. What is only moved needs no wait: streams wait for each other's events.
+//! Where there is something to fold, the host waits until its own piece is down before it tells the others so: from
+//! then on they read it. While it folds, the next piece comes down. What is only moved needs no wait: streams wait for
+//! each other's events.
 //!
-//! Why a slot may be used again: what a member tells its peers when its piece `j + 1` is down comes after its fold of piece
-//! `j`, and the event with it covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought down
-//! after all have told that, and after these events.
+//! Why a slot may be used again: what a member tells its peers when its piece `j + 1` is down comes after its fold of
+//! piece `j`, and the event with it covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought
+//! down after all have told that, and after these events.
 
 use super::{
     super::{
@@ -42,8 +45,8 @@ pub(crate) struct HostReduce;
 /// Bytes of a slot: pieces that the threads have in the host's cache.
 const SLOT: usize = 2 << 20;
 const SLOTS: usize = 2;
-/// Bytes of all lanes below which a piece is not worth the meetings of the hosts, and how many pieces there are above that:
-/// the least for which copies both ways and the fold are under way at once.
+/// Bytes of all lanes below which a piece is not worth the meetings of the hosts, and how many pieces there are above
+/// that: the least for which copies both ways and the fold are under way at once.
 const LEAST: usize = 128 << 10;
 const PIECES: usize = 3;
 /// Lanes begin with a line of the cache, so that no two threads write into one.
@@ -86,8 +89,8 @@ impl Algorithm for HostReduce {
         false
     }
 
-    /// The host waits for the device, and with it for all earlier work of the current stream, until the last fold; the last copies are
-    /// asynchronous.
+    /// The host waits for the device, and with it for all earlier work of the current stream, until the last fold; the
+    /// last copies are asynchronous.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         Pieces::new(member, matched).run()
     }
@@ -159,14 +162,16 @@ impl<'g> Pieces<'g> {
         self.member.barrier_by_events()
     }
 
-    /// All members' hosts have got here; streams do not wait for anything. (A step comes with an event, and so does this one.)
+    /// All members' hosts have got here; streams do not wait for anything. (A step comes with an event, and so does
+    /// this one.)
     fn meet_hosts(&self, any: &Event) -> Result<()> {
         let (group, call) = (self.member.group, &self.member.request.call);
         group.others().try_for_each(|peer| group.tell(call, peer, Body::Step(any.clone())))?;
         group.others().try_for_each(|peer| group.receive(call, peer).map(drop))
     }
 
-    /// The host waits for its device: until the gang fails, or nothing completes for as long as the pool waits for anything.
+    /// The host waits for its device: until the gang fails, or nothing completes for as long as the pool waits for
+    /// anything.
     fn wait(&self, event: &Event) -> Result<()> {
         let (dev, name) = (self.member.group.dev, self.member.request.call.op());
         let (gang, link) = (&dev.session.gang, &dev.worker.link);
@@ -208,8 +213,8 @@ impl<'g> Pieces<'g> {
             let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
             let to = self.lane(self.member.group.rank, *lane, j);
             if bytes > 0 {
-                // SAFETY: this member's buffer, ordered before this by its `Op`; the lane is of its own stage, in a slot that nobody
-                // uses any more (see above).
+                // SAFETY: this member's buffer, ordered before this by its `Op`; the lane is of its own stage, in a
+                // slot that nobody uses any more (see above).
                 self.submit(|driver, stream| unsafe { driver.copy_to_host(to, from, bytes, stream) })?;
             }
         }
@@ -234,9 +239,9 @@ impl<'g> Pieces<'g> {
         for (member, lane) in sources.iter().enumerate() {
             self.member.group.dev.worker.link.host_access(name, lane.addr() as u64, bytes, member == me)?;
         }
-        // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's: their
-        // owners' copies into them are over (each has waited for its own before it told so), nobody copies out of them before
-        // this member has told that it has folded, and nobody else folds them.
+        // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's:
+        // their owners' copies into them are over (each has waited for its own before it told so), nobody copies out of
+        // them before this member has told that it has folded, and nobody else folds them.
         unsafe {
             kernels::fold_on_host(
                 dtype,
@@ -256,8 +261,8 @@ impl<'g> Pieces<'g> {
             let (to, bytes) = self.own(Side::Destination, start, len, j);
             let from = self.lane(member, lane, j);
             if bytes > 0 {
-                // SAFETY: this member's buffer, as above; the lane is full: by a host that has told so, or by a copy whose event
-                // this stream waits for. Its owner writes to it again behind an event of this stream.
+                // SAFETY: this member's buffer, as above; the lane is full: by a host that has told so, or by a copy
+                // whose event this stream waits for. Its owner writes to it again behind an event of this stream.
                 self.submit(|driver, stream| unsafe { driver.copy_to_device(to, from, bytes, stream) })?;
             }
         }

@@ -1,9 +1,11 @@
-//! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 bytes of flag, so a receiver needs no barrier.
+//! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 bytes of flag, so a receiver needs no
+//! barrier.
 //!
-//! For small messages. Each member sends everything that a peer needs at once ([`packets`](super::super::packets)), by `kernels/push.cu`.
-//! Where members cannot name each other's memory, packets go through the host's.
+//! For small messages. Each member sends everything that a peer needs at once ([`packets`](super::super::packets)), by
+//! `kernels/push.cu`. Where members cannot name each other's memory, packets go through the host's.
 //!
-//! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its peers.
+//! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its
+//! peers.
 
 use super::{
     super::{
@@ -23,8 +25,8 @@ pub(crate) struct Ll;
 
 /// Bytes of a block: one packet of 8 bytes for each thread, so that all are on their way at once.
 const PER_BLOCK: usize = 512 * 8;
-/// Most bytes that a device sends in packets through the host's memory. A receiver reads all that it waits for again and again over
-/// the bus, so more than a microsecond's worth is slower than a flag.
+/// Most bytes that a device sends in packets through the host's memory. A receiver reads all that it waits for again
+/// and again over the bus, so more than a microsecond's worth is slower than a flag.
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {
@@ -92,7 +94,8 @@ pub(super) fn bytes(member: &Member<'_>, packets: &Packets) -> usize {
     packets.each * member.request.dtype.size()
 }
 
-/// Launches one kernel that sends packets from the own buffer on side `from`, and puts what it receives into the own destination.
+/// Launches one kernel that sends packets from the own buffer on side `from`, and puts what it receives into the own
+/// destination.
 pub(super) fn trip(
     member: &Member<'_>,
     matched: &Matched<'_>,

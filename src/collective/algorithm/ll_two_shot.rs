@@ -1,8 +1,8 @@
 //! Sums by two LL kernels: parts to their owners, and sums to all. For sums that everybody gets, without peer access.
 //!
 //! There a bus is what all wait for, and everything to everyone ([`ll`]) is `n - 1` times what each member has. Two
-//! trips are twice `(n - 1) / n`, and need no flag that waits until all data before it have arrived, of which [`shm`](super::shm) has
-//! three, one after the other.
+//! trips are twice `(n - 1) / n`, and need no flag that waits until all data before it have arrived, of which
+//! [`shm`](super::shm) has three, one after the other.
 
 use super::{
     super::{
@@ -18,8 +18,8 @@ use crate::error::Result;
 
 pub(crate) struct LlTwoShot;
 
-/// Most bytes that a device sends: four H200s add up 32 KB in 13.5 us so, by stages in 20.8; 128 KB in 24.0 and 25.6; 256 KB in 38.6
-/// and 31.7.
+/// Most bytes that a device sends: four H200s add up 32 KB in 13.5 us so, by stages in 20.8; 128 KB in 24.0 and 25.6;
+/// 256 KB in 38.6 and 31.7.
 const MOST: usize = 112 << 10;
 
 impl Algorithm for LlTwoShot {
@@ -36,7 +36,8 @@ impl Algorithm for LlTwoShot {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // Devices that share a GPU may share a queue: the second kernel of one would be in front of the first of another.
+        // Devices that share a GPU may share a queue: the second kernel of one would be in front of the first of
+        // another.
         if !case.meets_in_host() || case.members == 2 || !case.machine.alone {
             return None;
         }

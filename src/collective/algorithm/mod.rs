@@ -1,9 +1,9 @@
-//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks its kernels
-//! have, and what a member submits.
+//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks
+//! its kernels have, and what a member submits.
 //!
-//! [`choose`](super::choose) picks one from [`TABLE`] and [`execute`](super::execute) does what all of them need: access to memory,
-//! scratch, the meeting, the commit, the failure. A new algorithm is a file, a row in the table, and a line in the test that forces
-//! each (`tests/collectives/cases.rs`).
+//! [`choose`](super::choose) picks one from [`TABLE`] and [`execute`](super::execute) does what all of them need:
+//! access to memory, scratch, the meeting, the commit, the failure. A new algorithm is a file, a row in the table, and
+//! a line in the test that forces each (`tests/collectives/cases.rs`).
 //!
 //! | file | who adds up or moves | how members wait for each other |
 //! |---|---|---|
@@ -51,7 +51,8 @@ use crate::{Event, driver::Address, error::Result, plant::Bug};
 use smallvec::SmallVec;
 use std::cell::Cell;
 
-/// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same answers.
+/// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same
+/// answers.
 pub(crate) trait Algorithm: Sync {
     /// The name of its file, for logs and tests.
     fn name(&self) -> &'static str;
@@ -62,7 +63,8 @@ pub(crate) trait Algorithm: Sync {
     /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
     fn waits_by(&self) -> &'static str;
 
-    /// Why it is the one to carry this case out; none if it cannot, or if an earlier or later row of the table is better.
+    /// Why it is the one to carry this case out; none if it cannot, or if an earlier or later row of the table is
+    /// better.
     fn fits(&self, case: &Case<'_>) -> Option<&'static str>;
 
     /// The same where the user has asked for an algorithm ([`Case::wants`]): looked at before what fits.
@@ -76,13 +78,14 @@ pub(crate) trait Algorithm: Sync {
     /// Blocks of the kernel that carries it out, or that adds up what has arrived.
     fn blocks(&self, case: &Case<'_>) -> u32;
 
-    /// Whether small buffers may go together as one: not where the bits depend on the place in the buffer, and not where the algorithm
-    /// is asked for because kernels are not to run.
+    /// Whether small buffers may go together as one: not where the bits depend on the place in the buffer, and not
+    /// where the algorithm is asked for because kernels are not to run.
     fn packs(&self) -> bool {
         true
     }
 
-    /// Submits this member's part to its current stream. The members have met and committed: what fails now fails the gang.
+    /// Submits this member's part to its current stream. The members have met and committed: what fails now fails the
+    /// gang.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()>;
 }
 
@@ -250,8 +253,8 @@ impl Member<'_> {
         Event::record(&self.group.dev.stream, self.name(), false)
     }
 
-    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers that may touch
-    /// this member's: the exit rule.
+    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers
+    /// that may touch this member's: the exit rule.
     fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let (group, call, me) = (self.group, &self.request.call, self.group.rank);
         let touched = || group.others().filter(|&peer| matched.shape.touches(me, peer));

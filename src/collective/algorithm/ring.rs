@@ -1,4 +1,5 @@
-//! All-reduce around a ring, by one kernel per member, which writes to its successor alone: `kernels/ring.cu` has the protocol.
+//! All-reduce around a ring, by one kernel per member, which writes to its successor alone: `kernels/ring.cu` has the
+//! protocol.
 //!
 //! What has been added up so far goes to the successor's scratch. All members know the smallest scratch, and cut alike
 //! ([`ring_cut`]). [`ring_ce`](super::ring_ce) has the order of additions; the bits are the same.
@@ -32,7 +33,8 @@ impl Algorithm for Ring {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // Where copy engines would add up in the order of ranks, kernels in a graph do not go round a ring: the bits are the same.
+        // Where copy engines would add up in the order of ranks, kernels in a graph do not go round a ring: the bits
+        // are the same.
         (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring_kernel)
             .then_some("at this size a kernel that writes to its neighbour alone is fastest")
     }

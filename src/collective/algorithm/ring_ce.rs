@@ -1,7 +1,8 @@
 //! All-reduce around a ring, by copy engines and events.
 //!
-//! The buffer is cut into as many chunks as there are ranks ([`ring_cut`]), and chunk `c` is added up from rank `c` onwards: own
-//! element plus what has arrived, an average times `1 / n` at the end. [`ring`](super::ring) adds up in the same order, by kernels.
+//! The buffer is cut into as many chunks as there are ranks ([`ring_cut`]), and chunk `c` is added up from rank `c`
+//! onwards: own element plus what has arrived, an average times `1 / n` at the end. [`ring`](super::ring) adds up in
+//! the same order, by kernels.
 //!
 //! Rank `r` reads only from its predecessor:
 //!
@@ -12,13 +13,13 @@
 //!
 //! After the first phase rank `r` holds the whole sum of chunk `r + 1`. Each step waits, on the GPU, for the event that
 //! the predecessor recorded after its step before; the event travels through the ring buffer between the two threads.
-//! So no kernel spins. Out of place, the first step reads the predecessor's source, and a chunk of the own source is copied to
-//! the destination before something is added to it.
+//! So no kernel spins. Out of place, the first step reads the predecessor's source, and a chunk of the own source is
+//! copied to the destination before something is added to it.
 //!
-//! Why nothing else must be waited for: rank `r` overwrites chunk `c` in the second phase only after the complete sum of
-//! `c` came back to it, which happened after the successor had read and added the old contents. The last reads of the
-//! second phase are covered by the final event, which goes to the predecessor: when its stream has passed it, nobody
-//! touches its buffer any more.
+//! Why nothing else must be waited for: rank `r` overwrites chunk `c` in the second phase only after the complete sum
+//! of `c` came back to it, which happened after the successor had read and added the old contents. The last reads of
+//! the second phase are covered by the final event, which goes to the predecessor: when its stream has passed it,
+//! nobody touches its buffer any more.
 
 use super::{
     super::{
@@ -115,8 +116,8 @@ impl Algorithm for RingCe {
 
 struct Ring<'g> {
     member: &'g Member<'g>,
-    /// The predecessor's buffers: what the first step reads, and all others. They are alive: its stream ends after the reads of
-    /// this one.
+    /// The predecessor's buffers: what the first step reads, and all others. They are alive: its stream ends after the
+    /// reads of this one.
     first: RemotePtr,
     peer: RemotePtr,
     /// The own ones; a source only out of place.

@@ -12,10 +12,11 @@ pub(crate) fn chunk(k: usize, n: usize, len: usize, size: usize) -> Range<usize>
 const LINE: usize = GRAIN;
 /// Bytes of a chunk that a block is worth starting for: what its threads have under way at once.
 const PER_BLOCK: usize = 32 << 10;
-/// Bytes of a piece, at most. In the prototype finer ones only cost (`prototypes/README.md`); these make an inbox of 48 MiB.
+/// Bytes of a piece, at most. In the prototype finer ones only cost (`prototypes/README.md`); these make an inbox of 48
+/// MiB.
 const PIECE: usize = 256 << 10;
-/// Pieces of a block that take a hop after one another, while the first is on its way: with 64 blocks, others' pieces are that
-/// anyway.
+/// Pieces of a block that take a hop after one another, while the first is on its way: with 64 blocks, others' pieces
+/// are that anyway.
 const ABREAST: usize = 1;
 /// Slots of a block: one more than the least, so that nobody waits at once for a neighbour that is a little late.
 const SLOTS: usize = ABREAST + 2;
@@ -31,13 +32,14 @@ pub(crate) struct Cutting {
     pub slots: usize,
 }
 
-/// How many blocks a kernel has for chunks of up to so many bytes. All of them are at work at once, or those that are would wait
-/// for peers' that are not.
+/// How many blocks a kernel has for chunks of up to so many bytes. All of them are at work at once, or those that are
+/// would wait for peers' that are not.
 pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
     chunk.div_ceil(PER_BLOCK).clamp(1, limits.ring_blocks as usize)
 }
 
-/// The inboxes that are worth having for chunks of up to so many bytes, in bytes, from the best down to the least that will do.
+/// The inboxes that are worth having for chunks of up to so many bytes, in bytes, from the best down to the least that
+/// will do.
 pub(super) fn inboxes(chunk: usize, blocks: usize) -> impl Iterator<Item = usize> {
     let best = chunk.div_ceil(blocks * ABREAST).next_multiple_of(LINE).clamp(LINE, PIECE);
     let smaller = |&piece: &usize| (piece > LINE).then(|| (piece / 4).next_multiple_of(LINE));

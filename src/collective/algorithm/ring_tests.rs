@@ -1,6 +1,6 @@
-//! The protocol of `kernels/ring.cu` on a model: who sends which range at which hop into which slot, and what it waits for before.
-//! Blocks take their turns in random order; a slot that is filled while it is full, or emptied while it is empty, is a failure, and
-//! so is an order in which nobody can go on.
+//! The protocol of `kernels/ring.cu` on a model: who sends which range at which hop into which slot, and what it waits
+//! for before. Blocks take their turns in random order; a slot that is filled while it is full, or emptied while it is
+//! empty, is a failure, and so is an order in which nobody can go on.
 
 use super::{Cutting, blocks, chunk, cutting, inboxes};
 use crate::collective::tuner::Limits;
@@ -135,7 +135,8 @@ fn largest(n: usize, len: usize) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever is cut how, and whoever is when at work: all members have the sums, in the documented order, and none waits for ever.
+    /// Whatever is cut how, and whoever is when at work: all members have the sums, in the documented order, and none
+    /// waits for ever.
     #[test]
     fn sums_arrive_in_every_order_of_events(
         n in 2usize..=8,

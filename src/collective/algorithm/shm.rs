@@ -1,5 +1,6 @@
-//! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory, and reads all
-//! others' ([`stage`](super::super::stage) has the plan). For pools without peer access; `kernels/staged.cu` has the protocol.
+//! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory,
+//! and reads all others' ([`stage`](super::super::stage) has the plan). For pools without peer access;
+//! `kernels/staged.cu` has the protocol.
 //!
 //! [`shm_events`](super::shm_events) takes the same steps where kernels cannot wait for each other there.
 

@@ -1,5 +1,5 @@
-//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events: on software GPUs, under the race checker, or when
-//! asked for on GPUs that have peer access.
+//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events: on software GPUs, under the race
+//! checker, or when asked for on GPUs that have peer access.
 //!
 //! ```text
 //! puts | wait for all | fold, pulls | wait for all |     next piece
@@ -83,7 +83,8 @@ impl<'g> Steps<'g> {
     fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
         let (n, request) = (member.group.count(), member.request);
         let plan = matched.shape.staging(n, member.group.rank, request.grain());
-        // All members' stages are of one size, but for those of `all_to_all_v`, whose shape was not known: the smallest counts.
+        // All members' stages are of one size, but for those of `all_to_all_v`, whose shape was not known: the smallest
+        // counts.
         let room = (0..n).map(|peer| matched.stage(peer).bytes.len()).min().unwrap_or(0);
         let cut = cutting(plan.most * request.dtype.size(), plan.lanes, 1, room);
         let stages = (0..n).map(|peer| matched.stage(peer).address).collect();

@@ -15,7 +15,8 @@ pub(crate) struct Exchange {
     pub bytes: [u64; MOST],
     /// Where the member wants the sums of the own slice; 0: it does not.
     pub to: [Address; MOST],
-    /// Every member's memory for what the others send: by parity of the piece ([`EXCHANGE_SLOTS`] of them), block and sender.
+    /// Every member's memory for what the others send: by parity of the piece ([`EXCHANGE_SLOTS`] of them), block and
+    /// sender.
     pub inbox: [Address; MOST],
 }
 

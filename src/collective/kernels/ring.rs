@@ -40,7 +40,8 @@ pub(crate) struct Cut {
     pub spare: u32,
 }
 
-/// One member's part of an all-reduce of `f32` or `f64` around a ring; on GPUs only. Every member launches the same grid.
+/// One member's part of an all-reduce of `f32` or `f64` around a ring; on GPUs only. Every member launches the same
+/// grid.
 pub(crate) struct Round {
     pub meet: Meet,
     pub ring: Ring,

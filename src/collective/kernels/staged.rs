@@ -65,8 +65,8 @@ impl Moves {
     }
 }
 
-/// One member's part of a collective that goes through the host's memory; on GPUs only. Every member launches the same grid, of
-/// blocks whose threads are a multiple of 128.
+/// One member's part of a collective that goes through the host's memory; on GPUs only. Every member launches the same
+/// grid, of blocks whose threads are a multiple of 128.
 pub(crate) struct Staged<'a> {
     pub meet: Meet,
     pub stage: Stage,

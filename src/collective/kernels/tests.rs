@@ -183,8 +183,9 @@ fn agrees_by_type(dtype: DType, op: ReduceOp, ranks: usize, n: usize, bits: &[u6
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// The bits depend on the values and the order of ranks alone: not on the size (https://github.com/sgl-project/sglang/issues/34159),
-    /// the number of destinations, or whether they are the sources.
+    /// The bits depend on the values and the order of ranks alone: not on the size
+    /// (https://github.com/sgl-project/sglang/issues/34159), the number of destinations, or whether they are the
+    /// sources.
     #[test]
     fn twins_agree_with_the_naive_fold(
         ranks in 1_usize..=20,
@@ -378,8 +379,8 @@ fn compiled_kernels_keep_to_registers() {
     }
 }
 
-/// Through the driver of two software GPUs, each with its half of an all-reduce in place: sources and destinations are its own
-/// memory and a peer's, each named once.
+/// Through the driver of two software GPUs, each with its half of an all-reduce in place: sources and destinations are
+/// its own memory and a peer's, each named once.
 #[test]
 fn software_gpus_run_the_twin() {
     const N: usize = 5000;

@@ -55,8 +55,8 @@ unsafe fn fold<T: Lane>(
     while start < n {
         let len = BLOCK.min(n - start);
         let (acc, out) = (&mut acc[..len], &mut out[..len]);
-        // SAFETY: every part has `n` elements that nobody else writes (the promise of the caller), aligned as the device
-        // buffers they are from; what is read here is written to below only, when this slice is gone.
+        // SAFETY: every part has `n` elements that nobody else writes (the promise of the caller), aligned as the
+        // device buffers they are from; what is read here is written to below only, when this slice is gone.
         let block =
             |k: usize| unsafe { std::slice::from_raw_parts(sources[k].cast::<T>().add(start).cast_const(), len) };
         if sources.len() == 1 && op != SCALED {

@@ -1,5 +1,5 @@
-//! The teams of `kernels/staged.cu` as a model: all members' plans, cut into parts and taken through slots in any order that the
-//! counts allow, give what the collectives promise; and nobody gets stuck.
+//! The teams of `kernels/staged.cu` as a model: all members' plans, cut into parts and taken through slots in any order
+//! that the counts allow, give what the collectives promise; and nobody gets stuck.
 
 use super::*;
 use crate::collective::{kernels::STAGED_SLOTS as SLOTS, plan::Counts};

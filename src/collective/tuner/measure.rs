@@ -30,7 +30,8 @@ const CALLS: RangeInclusive<u32> = 2..=24;
 /// Who is slower by less is not slower: back to back, small ones take the time that the host needs to launch them.
 const TIE: f64 = 1.05;
 
-/// Measures until the time is up: what each device has found, which is the same. With all-reduces of up to `large` bytes.
+/// Measures until the time is up: what each device has found, which is the same. With all-reduces of up to `large`
+/// bytes.
 pub(super) fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<Vec<Measured>> {
     let end = Instant::now() + budget;
     pool.run(|dev, _| {

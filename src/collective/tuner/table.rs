@@ -8,11 +8,12 @@ type Row = (usize, Limits);
 const KB: usize = 1 << 10;
 const MB: usize = 1 << 20;
 
-/// By the name that the driver gives; all devices of a pool have it, and access to each other's memory. `NVIDIA H200` is the one
-/// with NVLink to a switch; the PCIe card has another name.
+/// By the name that the driver gives; all devices of a pool have it, and access to each other's memory. `NVIDIA H200`
+/// is the one with NVLink to a switch; the PCIe card has another name.
 ///
-/// 2 and 4 of them were measured (`benches/results`). The sizes for 8 keep what one device sends; there, only prototypes were
-/// (`prototypes/README.md`): the ring of kernels took 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and 1356.
+/// 2 and 4 of them were measured (`benches/results`). The sizes for 8 keep what one device sends; there, only
+/// prototypes were (`prototypes/README.md`): the ring of kernels took 335 us at 64 MB and 1306 at 256 MB, NCCL 364 and
+/// 1356.
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
@@ -69,8 +70,9 @@ pub(super) fn of(name: &str) -> Option<&'static [Row]> {
 }
 
 /// Limits for any number of members: between two rows, sizes on the straight line between the two when both axes are
-/// logarithmic, and blocks as in the larger row, since fewer are right for more members; and what is only for so many (a ring of
-/// kernels, copy engines) as in the larger row, too. Beyond the last row a device does not send more than there.
+/// logarithmic, and blocks as in the larger row, since fewer are right for more members; and what is only for so many
+/// (a ring of kernels, copy engines) as in the larger row, too. Beyond the last row a device does not send more than
+/// there.
 pub(super) fn between(rows: &[Row], members: usize) -> Limits {
     let above = rows.iter().position(|&(n, _)| n >= members);
     match above {

@@ -208,7 +208,8 @@ fn tunes_by_name() {
     assert!("fast".parse::<Tune>().is_err());
 }
 
-/// The same steps on software GPUs, where events order what spins on others: every device finds the same, and nothing is left.
+/// The same steps on software GPUs, where events order what spins on others: every device finds the same, and nothing
+/// is left.
 #[test]
 fn all_devices_find_the_same_and_leave_nothing_behind() {
     let pool = GpuPool::builder().host(3).build().unwrap();

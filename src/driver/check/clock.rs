@@ -3,8 +3,8 @@
 //! There is one component per stream, counted up by its operations; a clock holds the components that it knows anything
 //! of, sorted. A host thread has a clock but no component: what it does is not done later.
 //!
-//! A clock may also be *pending*: its stream waits for a flag that nobody has been seen to raise yet. Whatever joins the
-//! clock joins the [`Mark`] with it, and comes to know what the raising of the flag brings, once that is submitted.
+//! A clock may also be *pending*: its stream waits for a flag that nobody has been seen to raise yet. Whatever joins
+//! the clock joins the [`Mark`] with it, and comes to know what the raising of the flag brings, once that is submitted.
 
 use crate::driver::Address;
 use parking_lot::Mutex;

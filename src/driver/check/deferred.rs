@@ -1,5 +1,5 @@
-//! Judgements that wait for a flag to be raised: whether two operations are ordered, or bytes were written, may depend on
-//! who raises a flag that one of them waits for.
+//! Judgements that wait for a flag to be raised: whether two operations are ordered, or bytes were written, may depend
+//! on who raises a flag that one of them waits for.
 
 use super::{Report, heap::Heap, judge, shadow::Access};
 use crate::driver::Address;

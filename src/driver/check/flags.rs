@@ -1,8 +1,8 @@
 //! Words in memory that streams raise and wait for.
 //!
 //! A wait may be over by any write that is seen to satisfy it, so its stream learns what all of those have in common. A
-//! write that the waiting stream knows to have been overwritten is none of them. If none is left, the one who raises the
-//! flag comes later, and the stream's clock is pending until then.
+//! write that the waiting stream knows to have been overwritten is none of them. If none is left, the one who raises
+//! the flag comes later, and the stream's clock is pending until then.
 
 use super::clock::{Clock, Component, Mark};
 use crate::driver::Address;
@@ -12,8 +12,8 @@ use std::{
     sync::Arc,
 };
 
-/// Writes of one word that are kept. The oldest go first: at worst a wait for an old value learns a little too much. Of a
-/// word that the host looks at all are kept that it has not got past: it may rely on exactly what it has seen.
+/// Writes of one word that are kept. The oldest go first: at worst a wait for an old value learns a little too much. Of
+/// a word that the host looks at all are kept that it has not got past: it may rely on exactly what it has seen.
 const KEPT: usize = 64;
 
 #[derive(Default)]

@@ -1,8 +1,8 @@
 //! Live memory: chunks from the driver, the blocks that a pool has cut from them, and which bytes have been written.
 //!
-//! A chunk (an allocation, or a mapping) without blocks is one buffer by itself. Once a block was handed out of a chunk, the
-//! blocks are the buffers, and what lies in none of them is nobody's. A block may lie in several chunks side by side, and
-//! mappings without blocks are one buffer with those beside them.
+//! A chunk (an allocation, or a mapping) without blocks is one buffer by itself. Once a block was handed out of a
+//! chunk, the blocks are the buffers, and what lies in none of them is nobody's. A block may lie in several chunks side
+//! by side, and mappings without blocks are one buffer with those beside them.
 
 use super::{Place, ranges::Ranges};
 use crate::driver::Address;
@@ -248,8 +248,8 @@ impl Heap {
         self.freed.get(&address).cloned()
     }
 
-    /// Forgets a chunk that goes back to the driver, and remembers that it was there. A block that lies in other chunks, too,
-    /// stays what it is there.
+    /// Forgets a chunk that goes back to the driver, and remembers that it was there. A block that lies in other
+    /// chunks, too, stays what it is there.
     pub fn remove(&mut self, address: Address) -> Option<Chunk> {
         let mut chunk = self.chunks.remove(&address)?;
         let range = chunk.range().clone();

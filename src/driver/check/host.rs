@@ -105,8 +105,8 @@ thread_local! {
 
 /// While it lives, its thread knows what a stream knew: for functions that run in stream order.
 ///
-/// The thread is told when it first asks for its seat. A function that never does must not need the lock of the account:
-/// whoever has that may be waiting for room in a stream's queue, which there is when the function has run.
+/// The thread is told when it first asks for its seat. A function that never does must not need the lock of the
+/// account: whoever has that may be waiting for room in a stream's queue, which there is when the function has run.
 pub(super) struct InStream {
     checker: Weak<Checker>,
 }

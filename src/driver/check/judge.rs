@@ -209,8 +209,8 @@ impl State {
         Ok(())
     }
 
-    /// A stream raises a flag: whoever waits for it comes to know what the stream knows. Judgements that waited for that
-    /// are made, and a bad one refuses the raise.
+    /// A stream raises a flag: whoever waits for it comes to know what the stream knows. Judgements that waited for
+    /// that are made, and a bad one refuses the raise.
     pub fn raise(
         &mut self,
         by: HostId,

@@ -2,19 +2,19 @@
 //!
 //! # Contract
 //!
-//! [`wrap`] puts one [`Checker`] around the devices of a pool, software GPUs and CUDA devices alike. Every call goes through
-//! to the driver; one that is a mistake is refused instead, with a [`Report`] in its
+//! [`wrap`] puts one [`Checker`] around the devices of a pool, software GPUs and CUDA devices alike. Every call goes
+//! through to the driver; one that is a mistake is refused instead, with a [`Report`] in its
 //! [`Fault`](super::Fault::report): nothing is submitted, and the account is as if it had not been made. What it finds
 //! is listed at [`Kind`].
 //!
 //! Two operations are ordered if they are on one stream; by an event, recorded after one and waited for before the
-//! other; by a flag that one's stream raises and the other's waits for
-//! ([`write_value`](super::Driver::write_value)); or by a host thread that has waited for one and submits the other. Each
-//! host thread knows only what it has waited for itself, or has been told ([`Checker::release`], [`Checker::acquire`]).
-//! A host function ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
+//! other; by a flag that one's stream raises and the other's waits for ([`write_value`](super::Driver::write_value));
+//! or by a host thread that has waited for one and submits the other. Each host thread knows only what it has waited
+//! for itself, or has been told ([`Checker::release`], [`Checker::acquire`]). A host function
+//! ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
 //!
-//! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order, and is
-//! refused as a whole.
+//! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order,
+//! and is refused as a whole.
 //!
 //! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
 //! [`Report`]s like the others.
@@ -25,20 +25,21 @@
 //!   all threads together know when one of them learns that the wait is over; until then, conflicts that the flag might
 //!   order are not reported;
 //! * what is left of work on a lost device: its memory may be freed;
-//! * which word a spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for: that it reads what another
-//!   operation writes is a race to the checker, so such programs run without it;
-//! * an access by the host and then one by a device that another thread submits, if nothing orders the two threads: Rust's
-//!   borrows do where the memory is the library's;
-//! * what a kernel does beyond its declared arguments, and which bytes of an argument it really touches: `&mut` counts as
-//!   a write of all of it;
+//! * which word a spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for: that it reads what
+//!   another operation writes is a race to the checker, so such programs run without it;
+//! * an access by the host and then one by a device that another thread submits, if nothing orders the two threads:
+//!   Rust's borrows do where the memory is the library's;
+//! * what a kernel does beyond its declared arguments, and which bytes of an argument it really touches: `&mut` counts
+//!   as a write of all of it;
 //! * edges that the host makes between its own threads, as above.
 //!
 //! # Mechanism
 //!
-//! Vector clocks (`clock`) for streams and host threads, and a map of who touched which bytes last (`shadow`). Everything
-//! happens when an operation is submitted, under one lock that is held while the call goes through (`judge`, `state`), so
-//! that two threads cannot slip by each other. Calls that wait, allocate or free are made without the lock; one
-//! that submits and blocks, as CUDA's do when a stream's queue is full, holds up the submissions of all other threads.
+//! Vector clocks (`clock`) for streams and host threads, and a map of who touched which bytes last (`shadow`).
+//! Everything happens when an operation is submitted, under one lock that is held while the call goes through (`judge`,
+//! `state`), so that two threads cannot slip by each other. Calls that wait, allocate or free are made without the
+//! lock; one that submits and blocks, as CUDA's do when a stream's queue is full, holds up the submissions of all other
+//! threads.
 
 mod calls;
 mod checked;
@@ -88,16 +89,16 @@ pub enum Check {
     Off,
     /// Accesses that no stream, event or wait of the host orders, and their kin.
     Races,
-    /// The same, and writes past the end of a buffer. The pool leaves a red zone of 256 bytes or more behind every buffer and
-    /// looks at it when the buffer has been dropped; and it fills what was dropped with the byte `0xCB`, so that whoever reads
-    /// it all the same finds no plausible numbers. It tells what was overwritten ([`Kind::OutOfBounds`]) when the scope ends,
-    /// or when the pool is closed; an operation is not refused, since what a kernel does with its arguments cannot be known
-    /// before it has run.
+    /// The same, and writes past the end of a buffer. The pool leaves a red zone of 256 bytes or more behind every
+    /// buffer and looks at it when the buffer has been dropped; and it fills what was dropped with the byte `0xCB`, so
+    /// that whoever reads it all the same finds no plausible numbers. It tells what was overwritten
+    /// ([`Kind::OutOfBounds`]) when the scope ends, or when the pool is closed; an operation is not refused, since what
+    /// a kernel does with its arguments cannot be known before it has run.
     ///
-    /// A buffer counts as dropped when its device's thread has seen it. Buffers that outlive their pool, and managed memory
-    /// ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at; nor, where operations run one at a time, buffers that other
-    /// devices have used or other threads have dropped, since that would depend on time. Costs, besides what `Races` does, the
-    /// memory, two fills and a copy for each buffer.
+    /// A buffer counts as dropped when its device's thread has seen it. Buffers that outlive their pool, and managed
+    /// memory ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at; nor, where operations run one at a time,
+    /// buffers that other devices have used or other threads have dropped, since that would depend on time. Costs,
+    /// besides what `Races` does, the memory, two fills and a copy for each buffer.
     Memory,
 }
 
@@ -190,8 +191,8 @@ impl Checker {
         self.state.lock().heap.take_back(address);
     }
 
-    /// The calling thread is about to touch page-locked or managed memory. The crate's own buffers say so themselves; those
-    /// who use drivers without a pool do it here.
+    /// The calling thread is about to touch page-locked or managed memory. The crate's own buffers say so themselves;
+    /// those who use drivers without a pool do it here.
     ///
     /// # Errors
     /// What is wrong with it: a device's operation on these bytes that the thread has not waited for
@@ -227,8 +228,8 @@ impl Checker {
         }
     }
 
-    /// The calling thread reads from a stream's own word how far it is, for others to [`observe`](Self::observe). The thread
-    /// itself learns nothing: it may have been tidying up only, and what it happens to see depends on time.
+    /// The calling thread reads from a stream's own word how far it is, for others to [`observe`](Self::observe). The
+    /// thread itself learns nothing: it may have been tidying up only, and what it happens to see depends on time.
     pub(crate) fn publish_word(
         &self,
         device: usize,

@@ -1,7 +1,7 @@
 //! Programs with flags, submitted in any order, against the graph of the whole program.
 //!
-//! Whether two operations are ordered by a flag may be open until the flag is raised. So the question is asked at the end:
-//! a program without a race is accepted as a whole, and in one with a race something was refused.
+//! Whether two operations are ordered by a flag may be open until the flag is raised. So the question is asked at the
+//! end: a program without a race is accepted as a whole, and in one with a race something was refused.
 
 use super::{
     judge::Operand,

@@ -224,7 +224,8 @@ fn mappings_are_memory() {
     }
 }
 
-/// On CUDA a submission may wait for room in a stream's queue, and so for the host functions in it, with the account locked.
+/// On CUDA a submission may wait for room in a stream's queue, and so for the host functions in it, with the account
+/// locked.
 #[test]
 fn a_host_function_does_not_need_the_account() {
     let (gpu, checker) = gpu();

@@ -2,8 +2,8 @@
 //!
 //! Of each range the map keeps the accesses that a later one might conflict with: the last write and the reads since,
 //! and what synchronises through a flag. An access goes when a new one is ordered after it and conflicts with all that
-//! it conflicts with, for then whoever is ordered after the new one is ordered after both. A new one whose stream waits for a
-//! flag may come after what is submitted later, and replaces only what waits for the same flag.
+//! it conflicts with, for then whoever is ordered after the new one is ordered after both. A new one whose stream waits
+//! for a flag may come after what is submitted later, and replaces only what waits for the same flag.
 
 use super::{clock::Component, heap::Owned, note::Note};
 use crate::driver::Address;
@@ -51,8 +51,8 @@ impl Access {
         (self.component, self.count) == (other.component, other.count)
     }
 
-    /// Whether `old`, which is over before, need not be kept. What a flag may yet put before the one must come before the
-    /// other as well.
+    /// Whether `old`, which is over before, need not be kept. What a flag may yet put before the one must come before
+    /// the other as well.
     fn replaces(&self, old: &Access) -> bool {
         let waits = self.note.pending.as_ref();
         self.manner.dominates(old.manner)

@@ -94,7 +94,8 @@ impl State {
         self.versions
     }
 
-    // ---- host threads -------------------------------------------------------------------------------------------------
+    // ---- host threads
+    // -------------------------------------------------------------------------------------------------
 
     /// A seat for a thread that knows nothing yet.
     pub fn host_enters(&mut self) -> HostId {
@@ -147,7 +148,8 @@ impl State {
         }
     }
 
-    // ---- streams ------------------------------------------------------------------------------------------------------
+    // ---- streams
+    // ------------------------------------------------------------------------------------------------------
 
     pub fn stream_created(&mut self, key: Key) {
         let number = self.created[key.0];
@@ -201,7 +203,8 @@ impl State {
         self.events.values_mut().filter_map(|e| e.record.as_mut()).for_each(|r| Arc::make_mut(r).retain(keep));
     }
 
-    // ---- events -------------------------------------------------------------------------------------------------------
+    // ---- events
+    // -------------------------------------------------------------------------------------------------------
 
     /// The key of an event that was named on `device`; events may be another device's.
     pub fn event_key(&self, device: usize, raw: u64) -> Option<Key> {
@@ -216,7 +219,8 @@ impl State {
         self.events.insert(event, Event { record, version });
     }
 
-    // ---- memory -------------------------------------------------------------------------------------------------------
+    // ---- memory
+    // -------------------------------------------------------------------------------------------------------
 
     /// Memory came from the driver.
     pub fn mem_added(&mut self, range: Range<Address>, source: Source) {

@@ -80,8 +80,8 @@ impl CudaGpu {
         // SAFETY: a stream of this device; the pointer is to a live value.
         self.check(unsafe { sys::cuStreamIsCapturing(stream(s), &mut capturing) })?;
         if capturing != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            // The peer call cannot be captured (error 900); this one can, and takes the same way, since the right is there.
-            // SAFETY: the caller's promise for the ranges, whose devices the driver tells by their addresses.
+            // The peer call cannot be captured (error 900); this one can, and takes the same way, since the right is
+            // there. SAFETY: the caller's promise for the ranges, whose devices the driver tells by their addresses.
             return self.check_shared(s, unsafe { sys::cuMemcpyAsync(dst, src, bytes, stream(s)) });
         }
         let (to, from) = (to.context.0, from.context.0);

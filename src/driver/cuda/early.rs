@@ -1,12 +1,12 @@
-//! Kernels that come early: put on the device while the kernel before them on the stream ends, and waiting there until that
-//! one has completed. What is gained is the microsecond between one kernel's end and the next one's start.
+//! Kernels that come early: put on the device while the kernel before them on the stream ends, and waiting there until
+//! that one has completed. What is gained is the microsecond between one kernel's end and the next one's start.
 //!
 //! CUDA calls it *programmatic dependent launch*
-//! ([guide](https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/programmatic-dependent-launch.html)). It is the
-//! kernel that waits, by an instruction that compute capability 9.0 brought: a kernel without it would be a data race with all
-//! that was before it. [`Launch::early`](crate::driver::Launch::early) says that the source has it; whether the code that was
-//! loaded has it is asked here, since the crate's PTX, for older GPUs, has not. After anything but a kernel the attribute has no
-//! effect.
+//! ([guide](https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/programmatic-dependent-launch.html)).
+//! It is the kernel that waits, by an instruction that compute capability 9.0 brought: a kernel without it would be a
+//! data race with all that was before it. [`Launch::early`](crate::driver::Launch::early) says that the source has it;
+//! whether the code that was loaded has it is asked here, since the crate's PTX, for older GPUs, has not. After
+//! anything but a kernel the attribute has no effect.
 
 use std::{ffi::c_void, ptr};
 
@@ -47,7 +47,8 @@ struct Attribute {
 /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: 1 to come early.
 const SERIALIZATION: u32 = 6;
 
-/// Whether a kernel waits by itself, by what its code was compiled *for*: the JIT makes code for 9.0 of PTX for 7.5, too.
+/// Whether a kernel waits by itself, by what its code was compiled *for*: the JIT makes code for 9.0 of PTX for 7.5,
+/// too.
 fn waits(compute_capability: (u32, u32), compiled_for: i32) -> bool {
     compute_capability >= (9, 0) && compiled_for >= WAITS
 }
@@ -102,8 +103,8 @@ pub(super) unsafe fn launch(
         attributes: &early,
         count: 1,
     };
-    // SAFETY: the symbol's own type; the structures are laid out as the driver's, and live across the call; the rest is the
-    // caller's promise.
+    // SAFETY: the symbol's own type; the structures are laid out as the driver's, and live across the call; the rest is
+    // the caller's promise.
     unsafe { launch(&config, function(f), args, ptr::null_mut()) }
 }
 
@@ -132,7 +133,8 @@ mod tests {
         assert!(!waits((9, 0), 0), "unknown");
     }
 
-    /// What the driver says of the code that it has loaded; or chains of collectives would silently be as slow as before, or race.
+    /// What the driver says of the code that it has loaded; or chains of collectives would silently be as slow as
+    /// before, or race.
     #[test]
     fn the_driver_tells_code_that_waits() {
         let Ok(gpu) = CudaGpu::open(0) else { return println!("skipped: no CUDA device") };

@@ -1,9 +1,10 @@
 //! Graphs: stream capture, executable graphs, their launches.
 //!
-//! Captures are *relaxed*: a capture must not forbid its thread what the memory pool may have to do meanwhile (allocate, ask
-//! an event), as the other modes do. PyTorch's allocator changes the mode around such calls for the same reason
-//! ([`CUDAStreamCaptureModeGuard`](https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAGraphsC10Utils.h)). What the
-//! modes guard against, work that slips into a capture or past it, cannot happen here: the streams are the capture's own.
+//! Captures are *relaxed*: a capture must not forbid its thread what the memory pool may have to do meanwhile
+//! (allocate, ask an event), as the other modes do. PyTorch's allocator changes the mode around such calls for the same
+//! reason ([`CUDAStreamCaptureModeGuard`](https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAGraphsC10Utils.h)).
+//! What the modes guard against, work that slips into a capture or past it, cannot happen here: the streams are the
+//! capture's own.
 
 use std::{collections::HashMap, ptr, time::Duration};
 
@@ -92,9 +93,9 @@ impl CudaGpu {
             let _ = unsafe { sys::cuGraphDestroy(template) };
         }
         made?;
-        // Here, where blocking calls may be made, and not at the first launch: other devices' kernels may be waiting for that.
-        // What goes wrong with it, the launch says as well.
-        // SAFETY: a graph that was just made, and a live stream of this device, which no longer captures.
+        // Here, where blocking calls may be made, and not at the first launch: other devices' kernels may be waiting
+        // for that. What goes wrong with it, the launch says as well. SAFETY: a graph that was just made, and a live
+        // stream of this device, which no longer captures.
         let uploaded = self.check(unsafe { sys::cuGraphUpload(graph, stream(s)) });
         let _ = uploaded.and_then(|()| self.stream_wait_idle(s, UPLOAD));
         Ok(RawGraph(graph.expose_provenance() as u64))

@@ -20,8 +20,8 @@ pub(super) struct Interop {
 }
 
 impl Interop {
-    /// A stream is about to be destroyed, and a new one may get its handle. Whether somebody has kept cudarc's object for
-    /// it (which safe code can): then the stream must stay.
+    /// A stream is about to be destroyed, and a new one may get its handle. Whether somebody has kept cudarc's object
+    /// for it (which safe code can): then the stream must stay.
     pub(super) fn forget(&self, s: RawStream) -> bool {
         let made = self.streams.lock().remove(&s);
         made.is_some_and(|stream| Arc::strong_count(&stream) > 1)

@@ -55,8 +55,9 @@ impl CudaGpu {
             None => {
                 let ((gx, gy, gz), (bx, by, bz)) = (launch.dims.grid, launch.dims.block);
                 let (f, s) = (function(launch.function), stream(s));
-                // SAFETY: a kernel and a stream of this device, whose context is current; the arguments' values, which the
-                // driver copies before it returns, fit the kernel by the caller's promise, as does the memory behind them.
+                // SAFETY: a kernel and a stream of this device, whose context is current; the arguments' values, which
+                // the driver copies before it returns, fit the kernel by the caller's promise, as does the memory
+                // behind them.
                 fault::code(unsafe { sys::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, s, args, ptr::null_mut()) })
             }
         };

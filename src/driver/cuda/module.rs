@@ -110,7 +110,8 @@ impl CudaGpu {
         self.big_shared.lock().clear();
         self.enter()?;
         self.shared.unload(m, || {
-            // SAFETY: the caller's promise: a module of this device, none of its kernels in flight; and nobody else has it.
+            // SAFETY: the caller's promise: a module of this device, none of its kernels in flight; and nobody else has
+            // it.
             self.check(unsafe { sys::cuModuleUnload(module(m)) })
         })
     }

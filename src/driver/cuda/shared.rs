@@ -1,8 +1,9 @@
 //! The crate's own modules, which all pools of a process have in common on a GPU.
 //!
-//! To load one takes half a millisecond on each GPU, behind a lock that all GPUs of the process share: on two H200s that was more
-//! than half of what a further pool took (`gpu/setup/2` in `benches/results`: 17.8 ms before, 7.8 now). They have no variables (`kernels/build.py` checks that), so nobody can tell whether others use
-//! them, too. Users' modules may have some, which another pool's kernels must not change: each pool loads its own.
+//! To load one takes half a millisecond on each GPU, behind a lock that all GPUs of the process share: on two H200s
+//! that was more than half of what a further pool took (`gpu/setup/2` in `benches/results`: 17.8 ms before, 7.8 now).
+//! They have no variables (`kernels/build.py` checks that), so nobody can tell whether others use them, too. Users'
+//! modules may have some, which another pool's kernels must not change: each pool loads its own.
 
 use std::{
     collections::HashMap,
@@ -31,8 +32,8 @@ fn key(image: &ModuleImage) -> Key {
 }
 
 impl Shared {
-    /// Of all that have this device's primary context open. The caller has retained it, and lets go of what it gets here first: so
-    /// whoever has it at the same time has retained the same context.
+    /// Of all that have this device's primary context open. The caller has retained it, and lets go of what it gets
+    /// here first: so whoever has it at the same time has retained the same context.
     pub(super) fn of(device: CUdevice) -> Arc<Shared> {
         static ALL: Mutex<Vec<(CUdevice, Weak<Shared>)>> = Mutex::new(Vec::new());
         let mut all = ALL.lock();

@@ -153,14 +153,15 @@ thread_local! {
     static CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Asks until the answer is yes, an error, or the limit: at once again for 10 ms, then in sleeps that grow from 5 to 50 us (which
-/// Linux makes 50 us longer). Somebody waits for that answer: with sleeps from 100 us on, waits of a millisecond ended 80 us late on a
-/// machine with 64 idle cores. CUDA itself spins for as long as it takes where there are cores enough.
+/// Asks until the answer is yes, an error, or the limit: at once again for 10 ms, then in sleeps that grow from 5 to 50
+/// us (which Linux makes 50 us longer). Somebody waits for that answer: with sleeps from 100 us on, waits of a
+/// millisecond ended 80 us late on a machine with 64 idle cores. CUDA itself spins for as long as it takes where there
+/// are cores enough.
 ///
-/// When the thread has lost its core meanwhile, others want it, and sleeps begin after 100 us for a while: who sleeps gets the core
-/// back at once, and who spins waits for its turn, milliseconds. It never yields there: on a host whose cores are all busy with
-/// something else, a yield is a time slice of that (4 ms for an all-reduce of 31 us, on 32 cores). Where there are as many device
-/// threads as cores it yields from 20 us on, so that they all get to submit.
+/// When the thread has lost its core meanwhile, others want it, and sleeps begin after 100 us for a while: who sleeps
+/// gets the core back at once, and who spins waits for its turn, milliseconds. It never yields there: on a host whose
+/// cores are all busy with something else, a yield is a time slice of that (4 ms for an all-reduce of 31 us, on 32
+/// cores). Where there are as many device threads as cores it yields from 20 us on, so that they all get to submit.
 fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
     const CROWDED: Duration = Duration::from_micros(20);
     const NAP: Duration = Duration::from_micros(100);
@@ -230,8 +231,8 @@ mod tests {
         assert_eq!(poll(Duration::MAX, || Err(fault::fault(700, ""))), Err(fault::fault(700, "")));
     }
 
-    /// Whether it is seen at all: on a loaded machine a thread is away at any moment for longer than what is looked for takes, and then
-    /// it need not be seen.
+    /// Whether it is seen at all: on a loaded machine a thread is away at any moment for longer than what is looked for
+    /// takes, and then it need not be seen.
     fn is_seen(mut look: impl FnMut() -> bool) -> bool {
         (0..50).any(|_| look())
     }

@@ -1,9 +1,9 @@
 //! Virtual memory: windows of addresses, and physical memory behind parts of them.
 //!
-//! What is mapped is accounted for here, by device and for the whole process: the driver gives rights to a mapping and not, as
-//! for `cuMemAlloc`, to a context's memory as a whole (`cuCtxEnablePeerAccess` does not reach it, as PyTorch notes beside its
-//! expandable segments; xla#40852 hung for 56 minutes for want of one). So a right that a peer gets later has to find the
-//! mappings that are there, and a mapping that comes later the peers.
+//! What is mapped is accounted for here, by device and for the whole process: the driver gives rights to a mapping and
+//! not, as for `cuMemAlloc`, to a context's memory as a whole (`cuCtxEnablePeerAccess` does not reach it, as PyTorch
+//! notes beside its expandable segments; xla#40852 hung for 56 minutes for want of one). So a right that a peer gets
+//! later has to find the mappings that are there, and a mapping that comes later the peers.
 //!
 //! The structs are those of `cuda.h`, since cudarc's differ from version to version of CUDA (13.2 has a union in
 //! `CUmemLocation`); the layout has not changed since 10.2.
@@ -74,7 +74,8 @@ pub(super) struct Virtual {
     wishes: Wishes,
 }
 
-/// What physical memory is to be good for beside kernels and copies. Wishes that the driver does not grant are given up.
+/// What physical memory is to be good for beside kernels and copies. Wishes that the driver does not grant are given
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wishes {
     /// For other processes, and for NCCL's registration.
@@ -304,8 +305,8 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Makes the context current even when the device is lost; whether it is. What is mapped belongs to the process and not
-    /// to the context, so nobody else would give it back.
+    /// Makes the context current even when the device is lost; whether it is. What is mapped belongs to the process and
+    /// not to the context, so nobody else would give it back.
     fn enter_anyhow(&self) -> DriverResult {
         self.enter().inspect_err(|_| {
             let _ = self.set_current();

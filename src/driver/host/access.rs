@@ -1,9 +1,9 @@
 //! The byte ranges that running operations use.
 //!
-//! Kernels are handed `&mut [T]` and copies run without a lock, so two operations that touch the same bytes, one of them
-//! writing, must not run at once even if the user's program forgot to order them. An operation claims its ranges before it
-//! runs; one that conflicts stays where it is until another has finished. Ranges are host addresses, so that device,
-//! page-locked and managed memory are all alike.
+//! Kernels are handed `&mut [T]` and copies run without a lock, so two operations that touch the same bytes, one of
+//! them writing, must not run at once even if the user's program forgot to order them. An operation claims its ranges
+//! before it runs; one that conflicts stays where it is until another has finished. Ranges are host addresses, so that
+//! device, page-locked and managed memory are all alike.
 
 use super::slab::Key;
 

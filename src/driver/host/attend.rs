@@ -1,13 +1,13 @@
 //! Who takes part: the host threads whose rest a step or a deadlock report waits for.
 //!
 //! A *step* must not depend on how fast host threads are. So it is taken only when the program is **quiescent**: every
-//! attendee is blocked, and every thread that waits here still has to wait. Then nothing can be submitted before something
-//! completes. A pool makes its device threads attend ([`attend`]), and whoever is just starting a scope. All of it
-//! is looked at twice under the machine's lock: who was blocked at both looks, with the same number, was so in between,
-//! and so they all were at one moment.
+//! attendee is blocked, and every thread that waits here still has to wait. Then nothing can be submitted before
+//! something completes. A pool makes its device threads attend ([`attend`]), and whoever is just starting a scope. All
+//! of it is looked at twice under the machine's lock: who was blocked at both looks, with the same number, was so in
+//! between, and so they all were at one moment.
 //!
-//! Threads of the application are not seen. A machine without attendees takes steps while any thread waits for it, or has
-//! asked in vain whether something is complete.
+//! Threads of the application are not seen. A machine without attendees takes steps while any thread waits for it, or
+//! has asked in vain whether something is complete.
 
 use super::{gpu::HostGpu, sched::Core, slab::Key};
 use crate::driver::{Driver, check::Place};
@@ -22,8 +22,8 @@ pub trait Attendee: Send + Sync {
     /// The thread, by which the machine finds its waits in the driver.
     fn thread(&self) -> Option<ThreadId>;
 
-    /// Whether it waits outside the driver, and only others can end that, and it has nothing new to look at: then a number
-    /// that is another one once it has gone on.
+    /// Whether it waits outside the driver, and only others can end that, and it has nothing new to look at: then a
+    /// number that is another one once it has gone on.
     fn blocked(&self) -> Option<u64>;
 
     /// Whether it has a core or waits for one, as far as the operating system tells; `false` where that is not known.

@@ -165,7 +165,8 @@ impl HostGpu {
     pub(super) fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
         check_size(bytes)?;
         drop(self.alive()?);
-        // Pages cannot be locked that are not there; the system would promise them nevertheless, and fail when they are used.
+        // Pages cannot be locked that are not there; the system would promise them nevertheless, and fail when they are
+        // used.
         if let Some(most) = pages::physical().filter(|&most| bytes as u64 > most) {
             return Err(fault::out_of_memory(bytes as u64, most));
         }

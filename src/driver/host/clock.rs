@@ -1,18 +1,19 @@
 //! The virtual clock: when an operation starts and ends on the machine that a [`Topology`] describes.
 //!
 //! It keeps the times of what operations share: engines, ports and the threads of the host. Times of streams are the
-//! scheduler's. An operation that is booked starts as soon as its stream, its submission and its engine allow, and keeps
-//! the engine until its bytes are through. That is when its own path and each port on it have had time for them; a port
-//! takes the bytes of all operations one after the other, in the order of booking. So what a port has room for goes through
-//! it side by side, and when there is too much, the port is busy all the time and the last operation ends when it would
-//! if they shared it.
+//! scheduler's. An operation that is booked starts as soon as its stream, its submission and its engine allow, and
+//! keeps the engine until its bytes are through. That is when its own path and each port on it have had time for them;
+//! a port takes the bytes of all operations one after the other, in the order of booking. So what a port has room for
+//! goes through it side by side, and when there is too much, the port is busy all the time and the last operation ends
+//! when it would if they shared it.
 //!
-//! Booking is in the order in which the scheduler chooses, which is that of the starting times; an operation that turns up
-//! late (its thread was slow to submit it) comes after those that were chosen already.
+//! Booking is in the order in which the scheduler chooses, which is that of the starting times; an operation that turns
+//! up late (its thread was slow to submit it) comes after those that were chosen already.
 //!
 //! All arithmetic that decides is on integers, of picoseconds: at 400 GB/s a byte takes 2.5 of them, and 64 bits last
-//! for 213 days. Sums stop at the end of that, and who asks for a time from there is refused. Bandwidths are turned into integers once for each operation, by IEEE operations that round the same
-//! everywhere. So times do not depend on the computer.
+//! for 213 days. Sums stop at the end of that, and who asks for a time from there is refused. Bandwidths are turned
+//! into integers once for each operation, by IEEE operations that round the same everywhere. So times do not depend on
+//! the computer.
 
 use crate::{
     driver::LaunchDims,
@@ -231,13 +232,14 @@ impl VirtualClock {
 
     // ---- operations -------------------------------------------------------------------------------------------------
 
-    /// When an operation of `device` would start if it were booked now. `ready` is the latest of its submission, the end
-    /// of what comes before it in its stream, and the end of what it waits for.
+    /// When an operation of `device` would start if it were booked now. `ready` is the latest of its submission, the
+    /// end of what comes before it in its stream, and the end of what it waits for.
     pub fn start(&self, device: usize, cost: &Cost, ready: Time) -> Time {
         self.with_engine(device, &self.demand(device, cost), ready)
     }
 
-    /// Books engine and ports for an operation: when it starts, as [`start`](Self::start) said, and when it has finished.
+    /// Books engine and ports for an operation: when it starts, as [`start`](Self::start) said, and when it has
+    /// finished.
     pub fn book(&mut self, device: usize, cost: &Cost, ready: Time) -> (Time, Time) {
         let demand = self.demand(device, cost);
         let start = self.with_engine(device, &demand, ready);

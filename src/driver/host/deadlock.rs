@@ -1,16 +1,16 @@
 //! Deadlocks: everyone waits, and nothing is under way that could end a wait.
 //!
 //! Whoever has waited for a while looks ([`State::find_deadlock`]): no operation runs, no stream's head operation can
-//! run, every attendee is blocked, and no thread that waits here could return. A false report is worse than a late one, so
-//! nothing is said before the same has been seen again and again, unchanged, for [`CONFIRM`]; and where a stream
+//! run, every attendee is blocked, and no thread that waits here could return. A false report is worse than a late one,
+//! so nothing is said before the same has been seen again and again, unchanged, for [`CONFIRM`]; and where a stream
 //! waits for a word (or its kernel spins), which a thread of the application might write without a call, for [`WORDS`].
-//! What runs is never reported: a slow host function, kernel or closure is no deadlock, nor is a thread that blocks where
-//! the library cannot see it.
+//! What runs is never reported: a slow host function, kernel or closure is no deadlock, nor is a thread that blocks
+//! where the library cannot see it.
 //!
-//! The threads that wait in the driver are told first: the streams that they wait for, and those that these wait for, are
-//! given up (their operations never run) and carry the report as their fault until a wait for the whole stream has
-//! returned it. A thread of the application counts only if its one call has waited for [`WORDS`]. If no
-//! thread waits in the driver, the attendees that wait for each other are told.
+//! The threads that wait in the driver are told first: the streams that they wait for, and those that these wait for,
+//! are given up (their operations never run) and carry the report as their fault until a wait for the whole stream has
+//! returned it. A thread of the application counts only if its one call has waited for [`WORDS`]. If no thread waits in
+//! the driver, the attendees that wait for each other are told.
 
 use super::{
     attend::{Attendee, Wait},
@@ -34,8 +34,8 @@ const CONFIRM: Duration = Duration::from_millis(30);
 const WORDS: Duration = Duration::from_secs(1);
 /// The least time between two looks.
 const PACE: Duration = Duration::from_millis(4);
-/// The longest time between two looks that find everybody blocked. (A wait that looks at the clock from time to time is not
-/// blocked for a moment, and on a loaded machine the moment is long. Nobody can have got anything done in between:
+/// The longest time between two looks that find everybody blocked. (A wait that looks at the clock from time to time is
+/// not blocked for a moment, and on a loaded machine the moment is long. Nobody can have got anything done in between:
 /// that would show in what was submitted, completed or begun.)
 const GAP: Duration = Duration::from_millis(200);
 

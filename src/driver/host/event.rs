@@ -1,8 +1,8 @@
 //! Events: an event's record is a position in a stream.
 //!
 //! A record captures how many operations have been submitted to its stream; its work is complete once that many have
-//! completed. So a record that needs no time stamp costs the stream nothing, and a wait, which copies the record, is not
-//! touched by a later re-record or by the event's end.
+//! completed. So a record that needs no time stamp costs the stream nothing, and a wait, which copies the record, is
+//! not touched by a later re-record or by the event's end.
 
 use super::{clock::Time, fault, slab::Key};
 use crate::driver::{DriverResult, Fault, RECORDED_BEFORE};

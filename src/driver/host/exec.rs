@@ -55,11 +55,12 @@ thread_local! {
 }
 
 /// To be called by the Rust twin of a kernel that has found that it cannot finish yet: this call of it was an attempt,
-/// and another will be made when some operation has finished, or after a moment (the host may have written a word, too).
+/// and another will be made when some operation has finished, or after a moment (the host may have written a word,
+/// too).
 ///
-/// So a kernel that spins on a GPU, on a word that another stream's kernel or copy writes, does not keep a worker: between
-/// attempts it holds no thread and no memory. What an attempt has written stays written, so a twin must be able to start over.
-/// Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
+/// So a kernel that spins on a GPU, on a word that another stream's kernel or copy writes, does not keep a worker:
+/// between attempts it holds no thread and no memory. What an attempt has written stays written, so a twin must be able
+/// to start over. Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
 pub fn again() {
     AGAIN.set(true);
 }
@@ -93,8 +94,8 @@ impl Job {
                 let watched = if watch_reads { Watched::new(&mut self.args) } else { Watched::default() };
                 AGAIN.set(false);
                 // SAFETY: `launch`'s caller promises that the arguments fit the kernel; each slice is live (the spans
-                // hold their blocks) and claimed in `access`, or a copy of one that is, and those of one launch overlap only
-                // where all are read, which `Core::admit` has checked.
+                // hold their blocks) and claimed in `access`, or a copy of one that is, and those of one launch overlap
+                // only where all are read, which `Core::admit` has checked.
                 let done = caught(|| unsafe { kernel(dims, &self.args) }, name);
                 self.args.clear();
                 done?;

@@ -1,7 +1,7 @@
 //! Graphs: operations that were noted instead of run, to be submitted together as often as one likes.
 //!
-//! A graph is a list of operations; a launch appends copies of them to a stream. So order, conflicts, engines and deadlocks
-//! are those of operations that were submitted one by one, and only the host's part is one call.
+//! A graph is a list of operations; a launch appends copies of them to a stream. So order, conflicts, engines and
+//! deadlocks are those of operations that were submitted one by one, and only the host's part is one call.
 
 use super::{fault, gpu::HostGpu, op::Op, sched::Core, slab::Key, stream::Stream};
 use crate::driver::{DriverResult, RawGraph, RawStream};

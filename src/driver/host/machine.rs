@@ -1,10 +1,10 @@
 //! The machine: the scheduler's lock, the worker threads, and threads of the host that wait.
 //!
-//! A worker takes ready streams until there are none, looks again for a few yields (work often comes in bursts, and going
-//! to sleep costs more), and then sleeps. Whoever makes a stream ready wakes one worker unless one is looking already, and
-//! a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up to one per core
-//! (at least two), and one more for each host function under way, since those may block. A worker that has spent some time on
-//! a stream leaves it to the next, so that streams take turns.
+//! A worker takes ready streams until there are none, looks again for a few yields (work often comes in bursts, and
+//! going to sleep costs more), and then sleeps. Whoever makes a stream ready wakes one worker unless one is looking
+//! already, and a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up
+//! to one per core (at least two), and one more for each host function under way, since those may block. A worker that
+//! has spent some time on a stream leaves it to the next, so that streams take turns.
 //!
 //! Where operations run one at a time (`step`) there is one worker, in `steps`.
 

@@ -1,10 +1,10 @@
 //! Memory: one window of addresses per device, and the host memory that all devices see.
 //!
-//! A device address means nothing to the host. It lies in the device's window, 8 TiB wide and not used by another device
-//! of the process while this one lives (nor for long afterwards), far outside what the operating system hands out, and is translated when an operation runs. The upper
-//! half is for addresses that are reserved first and mapped later (`window`).
-//! Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late as possible, and a
-//! gap follows each allocation, so that stale and overshooting addresses find nothing.
+//! A device address means nothing to the host. It lies in the device's window, 8 TiB wide and not used by another
+//! device of the process while this one lives (nor for long afterwards), far outside what the operating system hands
+//! out, and is translated when an operation runs. The upper half is for addresses that are reserved first and mapped
+//! later (`window`). Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late
+//! as possible, and a gap follows each allocation, so that stale and overshooting addresses find nothing.
 
 use super::{clock::Side, fault, pages::Pages, window::Windows};
 use crate::driver::{Address, DriverResult, Fault};
@@ -62,8 +62,8 @@ impl Block {
         Some(Arc::new(Block { raw: Raw::Allocated(raw, layout), first, bytes }))
     }
 
-    /// Addresses without memory, for a dry machine's sizes that this computer refuses to promise. They are nobody else's:
-    /// they are those of the device's window.
+    /// Addresses without memory, for a dry machine's sizes that this computer refuses to promise. They are nobody
+    /// else's: they are those of the device's window.
     pub fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
         let first = NonNull::new(ptr::without_provenance_mut(address as usize))?;
         Some(Arc::new(Block { raw: Raw::Nothing, first, bytes }))
@@ -306,7 +306,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes a mapping away and makes another one of its size. Nobody is to rely on the contents, so they do not come along.
+    /// Takes a mapping away and makes another one of its size. Nobody is to rely on the contents, so they do not come
+    /// along.
     pub fn remap(
         &mut self,
         device: usize,

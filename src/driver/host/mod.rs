@@ -8,14 +8,14 @@
 //! * **Asynchronous.** A submitted operation runs on a worker thread, never inside the call, and streams advance
 //!   independently: what no stream or event orders happens in any order. Copies queue for the device's three copy
 //!   engines (up, down, peer), host functions for its one host thread, as on hardware.
-//! * **Memory spaces are apart.** Every device has a window of addresses of its own. An operation that names memory which
-//!   is unknown, freed, out of range, or a peer's without the (directed) right is refused with a typed fault; memory that
-//!   is freed while an operation on it is queued makes the device [lost](super::FaultKind::DeviceLost).
-//! * **Lost devices** stay lost: a kernel that panics is `CUDA_ERROR_LAUNCH_FAILED` from every later call on its device,
-//!   queued work of the device is dropped, the other devices go on, and waits for its events end.
-//! * **Deadlocks are reported** ([`FaultKind::Deadlock`](super::FaultKind::Deadlock)): when nothing runs and everyone waits,
-//!   waits end with a report of who waits for whom. Where a word in memory is waited for, which a thread of the application might
-//!   still write, that takes a second in which nothing happens.
+//! * **Memory spaces are apart.** Every device has a window of addresses of its own. An operation that names memory
+//!   which is unknown, freed, out of range, or a peer's without the (directed) right is refused with a typed fault;
+//!   memory that is freed while an operation on it is queued makes the device [lost](super::FaultKind::DeviceLost).
+//! * **Lost devices** stay lost: a kernel that panics is `CUDA_ERROR_LAUNCH_FAILED` from every later call on its
+//!   device, queued work of the device is dropped, the other devices go on, and waits for its events end.
+//! * **Deadlocks are reported** ([`FaultKind::Deadlock`](super::FaultKind::Deadlock)): when nothing runs and everyone
+//!   waits, waits end with a report of who waits for whom. Where a word in memory is waited for, which a thread of the
+//!   application might still write, that takes a second in which nothing happens.
 //! * **Races are not undefined behaviour.** Operations whose byte ranges conflict exclude each other in time, whatever
 //!   their streams; which of them runs first is open.
 //! * Events, streams and addresses mean something only to the devices of the machine that made them.
@@ -24,13 +24,13 @@
 //! # Mechanism
 //!
 //! The devices of one [`machine`] share a scheduler: one lock around plain data (`sched`), a few worker threads and two
-//! kinds of waiting (`machine`). A stream is a queue of operations (`stream`, `op`); a stream whose head cannot run yet is
-//! parked with whatever will let it go on (`wait`), so that no worker ever blocks. A worker takes a ready stream, starts
-//! its head operation under the lock (translate addresses, claim byte ranges and the engine), performs it without the lock
-//! (`exec`), and finishes it under the lock. An event is a position in a stream (`event`). `Core::pick_next` is the only
-//! place that chooses an order; where operations run one at a time ([`Schedule`]) it is `step` instead, when `attend` finds the
-//! program at rest, at times from `clock` where time is virtual. `deadlock` looks for what will never end, `watch` for kernels
-//! that write what they must not.
+//! kinds of waiting (`machine`). A stream is a queue of operations (`stream`, `op`); a stream whose head cannot run yet
+//! is parked with whatever will let it go on (`wait`), so that no worker ever blocks. A worker takes a ready stream,
+//! starts its head operation under the lock (translate addresses, claim byte ranges and the engine), performs it
+//! without the lock (`exec`), and finishes it under the lock. An event is a position in a stream (`event`).
+//! `Core::pick_next` is the only place that chooses an order; where operations run one at a time ([`Schedule`]) it is
+//! `step` instead, when `attend` finds the program at rest, at times from `clock` where time is virtual. `deadlock`
+//! looks for what will never end, `watch` for kernels that write what they must not.
 
 mod access;
 mod attend;
@@ -120,16 +120,17 @@ impl Topology {
 ///
 /// # One operation at a time
 /// In all but [`Threaded`](Self::Threaded) exactly one operation runs at a time, and the next is chosen only when the
-/// program has come to rest: every device thread of every pool on the machine is blocked (in a wait for a stream or event,
-/// for a peer, for its next scope). So what can be chosen from does not depend on how fast threads are, and the order is
-/// a function of the seed (or list, or of virtual time): the same program has the same [`trace`].
+/// program has come to rest: every device thread of every pool on the machine is blocked (in a wait for a stream or
+/// event, for a peer, for its next scope). So what can be chosen from does not depend on how fast threads are, and the
+/// order is a function of the seed (or list, or of virtual time): the same program has the same [`trace`].
 ///
-/// That holds as long as what each device thread submits is a function of the data. Host threads stay real, so it does *not* hold for
-/// * what depends on time: waits with a limit of the program's own, `Instant`, and polls ([`Event::is_complete`] in a loop gets
-///   one step for each look);
-/// * device threads that wait for each other by channels, locks or atomics of their own, or compute for long: they do not count as
-///   blocked. The program stays live: after 50 ms (a second, if Linux says that the thread is running) steps are taken anyway, which
-///   then are not a function of the seed;
+/// That holds as long as what each device thread submits is a function of the data. Host threads stay real, so it does
+/// *not* hold for
+/// * what depends on time: waits with a limit of the program's own, `Instant`, and polls ([`Event::is_complete`] in a
+///   loop gets one step for each look);
+/// * device threads that wait for each other by channels, locks or atomics of their own, or compute for long: they do
+///   not count as blocked. The program stays live: after 50 ms (a second, if Linux says that the thread is running)
+///   steps are taken anyway, which then are not a function of the seed;
 /// * which of several threads of the application starts its scope first, and words that the host writes without a call;
 /// * machines without a pool, used by several threads: steps are taken while any thread waits in the driver;
 /// * scopes that fail: how far the other members get before they hear of it;
@@ -256,8 +257,8 @@ pub(crate) fn standing(device: &dyn Driver, stream: RawStream) -> Option<Standin
     gpu(device).map(|gpu| gpu.lock().core.standing(stream.0))
 }
 
-/// Looks whether everyone waits for everyone; for a device thread that waits outside the driver, every few milliseconds.
-/// See [`FaultKind::Deadlock`](super::FaultKind::Deadlock).
+/// Looks whether everyone waits for everyone; for a device thread that waits outside the driver, every few
+/// milliseconds. See [`FaultKind::Deadlock`](super::FaultKind::Deadlock).
 pub(crate) fn find_deadlock(device: &dyn Driver) {
     if let Some(gpu) = gpu(device) {
         gpu.owner().machine().find_deadlock(&mut gpu.lock());

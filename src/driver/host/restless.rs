@@ -17,8 +17,8 @@ pub(super) struct Restless {
     /// The count, which has not changed since.
     pub submissions: u64,
     looked: Instant,
-    /// Since when no look has found a thread of it at work. One look is not enough: a thread that wants the machine's lock
-    /// in order to submit something is found asleep by whoever looks, since he has the lock.
+    /// Since when no look has found a thread of it at work. One look is not enough: a thread that wants the machine's
+    /// lock in order to submit something is found asleep by whoever looks, since he has the lock.
     still: Option<Patience>,
 }
 

@@ -1,8 +1,8 @@
 //! The scheduler: plain data under the machine's lock, and the steps that an operation takes through it.
 //!
-//! `push` appends to a stream; `pick_next` chooses a ready stream; `start` takes its head operation if that can run, does
-//! what is mere bookkeeping at once, and parks the stream otherwise; `finish` gives back what the operation held and lets
-//! go on whoever waited for it. What lets streams go on, and how a device ends, is in `wait`.
+//! `push` appends to a stream; `pick_next` chooses a ready stream; `start` takes its head operation if that can run,
+//! does what is mere bookkeeping at once, and parks the stream otherwise; `finish` gives back what the operation held
+//! and lets go on whoever waited for it. What lets streams go on, and how a device ends, is in `wait`.
 
 use super::{
     HostConfig, MachineConfig, Schedule,

@@ -1,9 +1,9 @@
 //! How far a stream is, and how far that is which it waits for.
 //!
-//! Who waits for a stream has patience as long as it gets on. A stream also gets on when another one does that it is queued
-//! behind: the stream of an event, those that take their turns at an engine or use the same memory, and all that have a
-//! worker while it has none. A kernel that spins, or a wait for a word, does not tell whom it waits for: that may be any
-//! stream of the machine.
+//! Who waits for a stream has patience as long as it gets on. A stream also gets on when another one does that it is
+//! queued behind: the stream of an event, those that take their turns at an engine or use the same memory, and all that
+//! have a worker while it has none. A kernel that spins, or a wait for a word, does not tell whom it waits for: that
+//! may be any stream of the machine.
 
 use super::{
     event::Progress,

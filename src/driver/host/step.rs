@@ -1,9 +1,9 @@
 //! Steps: which stream goes on next when operations run one at a time.
 //!
-//! The *candidates* are the streams whose head operation can run now. They come by device, then in order of creation; but
-//! the stream of the last step comes first if it is one of them, so that choice 0 always means "no switch". The rule
-//! picks an index: drawn from a seed, read from a list, or that of the earliest start in virtual time. Who could go on is
-//! asked anew at each step; no stream is ever parked.
+//! The *candidates* are the streams whose head operation can run now. They come by device, then in order of creation;
+//! but the stream of the last step comes first if it is one of them, so that choice 0 always means "no switch". The
+//! rule picks an index: drawn from a seed, read from a list, or that of the earliest start in virtual time. Who could
+//! go on is asked anew at each step; no stream is ever parked.
 
 use super::{
     Schedule,

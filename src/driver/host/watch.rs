@@ -1,8 +1,8 @@
 //! Kernels watched for writes through arguments that they declare as read.
 //!
 //! What such a write destroys is seen much later and elsewhere, since the library orders operations by the
-//! declarations. A watched kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared with
-//! the originals afterwards. So the device's memory is unharmed, and the report names kernel and argument.
+//! declarations. A watched kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared
+//! with the originals afterwards. So the device's memory is unharmed, and the report names kernel and argument.
 
 use super::memory::Block;
 use crate::driver::{
@@ -40,8 +40,8 @@ impl Watched {
             }
             let Some(copy) = Block::zeroed(bytes) else { continue };
             let original = ptr.cast_const();
-            // SAFETY: the slice is live, initialised (all allocations are) and claimed for reading while the kernel runs; the
-            // copy is as long, and nobody else's.
+            // SAFETY: the slice is live, initialised (all allocations are) and claimed for reading while the kernel
+            // runs; the copy is as long, and nobody else's.
             unsafe { copy.at(0).copy_from_nonoverlapping(original, bytes) };
             *ptr = copy.at(0);
             watched.copies.push(Copy { argument, original, bytes, copy });

@@ -119,7 +119,8 @@ impl Windows {
         Ok((window.block.clone(), offset))
     }
 
-    /// `busy` says whether a running operation uses memory: then it is left where it is, until something else comes there.
+    /// `busy` says whether a running operation uses memory: then it is left where it is, until something else comes
+    /// there.
     pub fn unmap(&mut self, address: Address, bytes: usize, busy: impl FnOnce(*mut u8) -> bool) -> DriverResult {
         let (start, window) = self.around(address, bytes)?;
         if window.mapped.get(&address) != Some(&bytes) {

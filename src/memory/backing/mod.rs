@@ -2,20 +2,21 @@
 //!
 //! # Contract
 //!
-//! A [`Backing`] takes memory from the driver in *units* and gives them back one by one. Units lie in *regions*: memory of one
-//! region may be contiguous, so what is free in it coalesces over the edges of units. Only the pool's owner has the backing;
-//! blocks, which may outlive the pool, have their [`Region`], whose drop gives back what is still there.
+//! A [`Backing`] takes memory from the driver in *units* and gives them back one by one. Units lie in *regions*: memory
+//! of one region may be contiguous, so what is free in it coalesces over the edges of units. Only the pool's owner has
+//! the backing; blocks, which may outlive the pool, have their [`Region`], whose drop gives back what is still there.
 //!
-//! * `vmm` ([`vmm`]): one window of addresses for a device, one region for ever. Units are mapped where they are missing, so that
-//!   free memory on both sides counts, and may go again, or move, wherever they are. This is what ends the fragmentation of
-//!   pytorch#35901, #152135 and #193400; PyTorch's expandable segments and DALI's `cuda_vm_resource` do the same.
-//! * `malloc` ([`chunks`]): each unit is a region by itself, from `mem_alloc`. For devices without virtual memory, or with one
-//!   that lies.
+//! * `vmm` ([`vmm`]): one window of addresses for a device, one region for ever. Units are mapped where they are
+//!   missing, so that free memory on both sides counts, and may go again, or move, wherever they are. This is what ends
+//!   the fragmentation of pytorch#35901, #152135 and #193400; PyTorch's expandable segments and DALI's
+//!   `cuda_vm_resource` do the same.
+//! * `malloc` ([`chunks`]): each unit is a region by itself, from `mem_alloc`. For devices without virtual memory, or
+//!   with one that lies.
 //! * `pinned`, `managed` ([`chunks`]): the same for page-locked and managed memory.
 //!
-//! **Believed when checked**: peer copies to memory with access rights of its own have silently written nothing (CUDA.jl#3112,
-//! NVIDIA's bug 6098762). So [`open`] tries what a window's memory does ([`verify`]) and falls back on `malloc`. The probe of
-//! pairs works on the pool's own buffers, whatever is behind them.
+//! **Believed when checked**: peer copies to memory with access rights of its own have silently written nothing
+//! (CUDA.jl#3112, NVIDIA's bug 6098762). So [`open`] tries what a window's memory does ([`verify`]) and falls back on
+//! `malloc`. The probe of pairs works on the pool's own buffers, whatever is behind them.
 //!
 //! **Errors.** A call that fails has changed nothing, but where it says so. Nothing here panics.
 
@@ -71,11 +72,11 @@ pub(crate) trait Backing: Send {
     /// What it is called: `vmm`, `malloc`, `pinned`, `managed`.
     fn name(&self) -> &'static str;
 
-    /// Takes memory so that `bytes` free and contiguous ones come to be; all of it or nothing. `free` tells what is free
-    /// beside a place where memory might come. `vmm` maps only what is missing, where least is missing (of several such places
-    /// the lowest), in units of `unit` bytes, of which the last may be smaller; none at all if nothing is missing. The others
-    /// take one unit of `unit` bytes, or more, or of `bytes` if there are no more. What would take more than `budget` bytes from
-    /// the driver fails as if there were no more.
+    /// Takes memory so that `bytes` free and contiguous ones come to be; all of it or nothing. `free` tells what is
+    /// free beside a place where memory might come. `vmm` maps only what is missing, where least is missing (of several
+    /// such places the lowest), in units of `unit` bytes, of which the last may be smaller; none at all if nothing is
+    /// missing. The others take one unit of `unit` bytes, or more, or of `bytes` if there are no more. What would take
+    /// more than `budget` bytes from the driver fails as if there were no more.
     fn grow(&mut self, bytes: u64, unit: u64, budget: u64, free: FreeAround) -> DriverResult<Mappings>;
 
     /// The whole units that lie inside a range, in the order of their addresses.
@@ -87,9 +88,10 @@ pub(crate) trait Backing: Send {
     /// Nothing uses it any more, on any device.
     unsafe fn unmap(&mut self, region: u32, unit: Range<Address>) -> DriverResult;
 
-    /// Takes units from where they are to where `bytes` free and contiguous ones come to be, as [`grow`](Self::grow) would, but
-    /// with memory that is ours already. `from` is what may move, in order of preference, all of it free in the eyes of `free`;
-    /// what lies beside the place is left there. Moves nothing if there is no such place, or not enough to move. `vmm` only.
+    /// Takes units from where they are to where `bytes` free and contiguous ones come to be, as [`grow`](Self::grow)
+    /// would, but with memory that is ours already. `from` is what may move, in order of preference, all of it free in
+    /// the eyes of `free`; what lies beside the place is left there. Moves nothing if there is no such place, or not
+    /// enough to move. `vmm` only.
     ///
     /// # Safety
     /// Nothing uses these units any more, on any device.

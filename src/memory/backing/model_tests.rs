@@ -72,8 +72,8 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever comes and goes: what the window has is what the heap is told, all that is live keeps its bytes, and a growth
-    /// brings what was asked for.
+    /// Whatever comes and goes: what the window has is what the heap is told, all that is live keeps its bytes, and a
+    /// growth brings what was asked for.
     #[test]
     fn a_heap_in_a_window(acts in prop::collection::vec(act(), 1..60)) {
         let gpu = machine(1).remove(0);

@@ -38,8 +38,8 @@ impl Hole {
         (self.before + self.len() + self.after >= bytes).then_some(start..end)
     }
 
-    /// Which units to put from its low end up so that `bytes` come together, and how many bytes that is. What is free beside
-    /// it must stay, since it is counted on.
+    /// Which units to put from its low end up so that `bytes` come together, and how many bytes that is. What is free
+    /// beside it must stay, since it is counted on.
     fn fill_with(&self, bytes: u64, from: &[Unit]) -> Option<(u64, Vec<Unit>)> {
         let Range { start, end } = self.range;
         // The low part of the hole, next to what is free before it.
@@ -73,7 +73,8 @@ impl Hole {
     }
 }
 
-/// The least that must come so that `bytes` free ones lie side by side; of several the lowest. Empty if nothing is missing.
+/// The least that must come so that `bytes` free ones lie side by side; of several the lowest. Empty if nothing is
+/// missing.
 pub(super) fn to_fill(holes: &[Hole], bytes: u64, granularity: u64) -> Option<Range<Address>> {
     let places = holes.iter().filter_map(|hole| hole.fill(bytes, granularity));
     places.min_by_key(|place| place.end - place.start)

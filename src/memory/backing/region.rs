@@ -5,8 +5,8 @@ use crate::driver::{Address, DriverResult, Fault, FaultKind, check::Token};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// Memory that may be contiguous. Its drop gives back all that is still there, and then its addresses. The pool empties it as
-/// long as it lives, block by block's last drop does so afterwards; both are cold, hence the lock.
+/// Memory that may be contiguous. Its drop gives back all that is still there, and then its addresses. The pool empties
+/// it as long as it lives, block by block's last drop does so afterwards; both are cold, hence the lock.
 pub(crate) struct Region {
     pub link: Arc<Link>,
     pub kind: ChunkKind,
@@ -169,8 +169,8 @@ impl Drop for Region {
         for (start, Unit { bytes, state }) in units {
             match state {
                 State::Here => {
-                    // SAFETY: the last block of it is gone, and blocks go only when their uses have completed (or what they
-                    // lie in is leaked).
+                    // SAFETY: the last block of it is gone, and blocks go only when their uses have completed (or what
+                    // they lie in is leaked).
                     if let Err(fault) = unsafe { self.give_back(&(start..start + bytes)) } {
                         // With a fault of another kind it is given back, or there is no more that could be done.
                         empty &= fault.kind != FaultKind::Misuse;

@@ -1,5 +1,5 @@
-//! Whether memory in a window does what memory does: written by the device, copied by the copy engines, over the edge of two
-//! mappings too, and seen by the host.
+//! Whether memory in a window does what memory does: written by the device, copied by the copy engines, over the edge
+//! of two mappings too, and seen by the host.
 
 use super::{super::link::Link, Backing, Trial, fault, vmm::Vmm};
 use crate::{
@@ -48,7 +48,8 @@ pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> 
 /// The operations of a trial did not end.
 struct Unfinished;
 
-/// Runs a trial with a stream and page-locked memory of two spans; nothing of it is in flight any more when this returns.
+/// Runs a trial with a stream and page-locked memory of two spans; nothing of it is in flight any more when this
+/// returns.
 fn on_a_stream(
     link: &Link,
     stream: Option<RawStream>,
@@ -118,8 +119,8 @@ impl Bench<'_> {
     /// From mapping to mapping, on this device.
     fn copies_within(&self) -> DriverResult<bool> {
         let (driver, stream) = (&self.link.driver, self.stream);
-        // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `NEAR`; the host's are live.
-        // All is on one stream, which is waited for before anything of it goes.
+        // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `NEAR`; the host's
+        // are live. All is on one stream, which is waited for before anything of it goes.
         unsafe {
             driver.fill_u32(self.edge, 0x1357_9bdf, SPAN / 4, stream)?;
             driver.fill_u32(self.far, 0xdead_0000, SPAN / 4, stream)?;

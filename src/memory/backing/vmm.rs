@@ -9,8 +9,8 @@ use std::{ops::Range, sync::Arc};
 
 /// The region's number: there is one.
 const REGION: u32 = 0;
-/// Growing where least is missing, and moving, need few bytes and many addresses: up to five times the most that is ever in use,
-/// in simulations of RMM's `random_allocations`. Addresses cost nothing.
+/// Growing where least is missing, and moving, need few bytes and many addresses: up to five times the most that is
+/// ever in use, in simulations of RMM's `random_allocations`. Addresses cost nothing.
 const ROOM: u64 = 8;
 /// The most memory that a window is made for.
 const MOST: u64 = 1 << 47;
@@ -25,7 +25,8 @@ pub(super) struct Vmm {
 }
 
 impl Vmm {
-    /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such addresses.
+    /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such
+    /// addresses.
     pub fn open(link: &Arc<Link>) -> DriverResult<Self> {
         let granularity = link.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
         // No address space is larger, whatever a device says.

@@ -47,7 +47,8 @@ fn growth_fills_in_what_is_missing() {
     assert_eq!((a.len(), a[3].bytes), (4, 2 * G));
     let start = a[0].address;
     unmap(&mut *backing, &a[1]).unwrap();
-    // The unit after the hole is free: two granules are missing for three. Units that are not whole are smaller at the end.
+    // The unit after the hole is free: two granules are missing for three. Units that are not whole are smaller at the
+    // end.
     let free = |_, at| if at == start + 4 * G { (0, 2 * G) } else { (0, 0) };
     let b = backing.grow(3 * G, 2 * G, u64::MAX, &free).unwrap();
     assert_eq!(b.iter().map(|m| (m.address, m.bytes)).collect::<Vec<_>>(), [(start + 3 * G, G)]);
@@ -116,7 +117,8 @@ fn a_move_that_fails_half_way_says_how_far_it_came() {
     assert_eq!(backing.units_in(0, 0..u64::MAX).len(), 4);
 }
 
-// ---- trials -----------------------------------------------------------------------------------------------------------
+// ---- trials
+// -----------------------------------------------------------------------------------------------------------
 
 fn opened(gpus: &[DriverRef], peer: bool) -> String {
     let (link, stream) = (link_of(&gpus[0]), gpus[0].stream_create(0).unwrap());

@@ -1,24 +1,25 @@
-//! Red zones and poison, for [`Check::Memory`](crate::Check::Memory): who writes past the end of a buffer is found out, and who
-//! reads a buffer that was dropped finds no plausible numbers.
+//! Red zones and poison, for [`Check::Memory`](crate::Check::Memory): who writes past the end of a buffer is found out,
+//! and who reads a buffer that was dropped finds no plausible numbers.
 //!
 //! ```text
 //!   | what was asked for          | red zone, 256 bytes or more | the next block
 //!   ^ 0xCB when it comes home     ^ 0xA5 from when it is handed out, looked at when it comes home
 //! ```
 //!
-//! With an audit every block has room for a red zone, which is all of it that was not asked for. Every block ends with one,
-//! so who writes before the start of a block is found out as well, by the zone of the block before it. Red zones are
-//! AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012); there instrumented code looks
-//! before it writes, here the pool looks when it is too late. That freed memory be poisoned was asked for in pytorch#58385.
+//! With an audit every block has room for a red zone, which is all of it that was not asked for. Every block ends with
+//! one, so who writes before the start of a block is found out as well, by the zone of the block before it. Red zones
+//! are AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012); there
+//! instrumented code looks before it writes, here the pool looks when it is too late. That freed memory be poisoned was
+//! asked for in pytorch#58385.
 //!
-//! Device memory is filled and copied by operations of its streams ([`slots`]): the zone on the stream that asked for the block
-//! (in a capture on the main stream: the graph may never be launched, or many times, each of which would mend the zone), the rest
-//! on the device's main stream, after all uses of the block; both are noted as uses, as any operation is. To the
-//! checker a zone belongs to nobody, so the driver below it is used. Page-locked memory is the host's to fill and to look
-//! at, once no copy uses it: until then its blocks are held back ([`held`](Audit::held)).
+//! Device memory is filled and copied by operations of its streams ([`slots`]): the zone on the stream that asked for
+//! the block (in a capture on the main stream: the graph may never be launched, or many times, each of which would mend
+//! the zone), the rest on the device's main stream, after all uses of the block; both are noted as uses, as any
+//! operation is. To the checker a zone belongs to nobody, so the driver below it is used. Page-locked memory is the
+//! host's to fill and to look at, once no copy uses it: until then its blocks are held back ([`held`](Audit::held)).
 //!
-//! What fails in here costs a look, nothing else: a zone that could not be filled is not looked at, memory that could not be
-//! poisoned is not.
+//! What fails in here costs a look, nothing else: a zone that could not be filled is not looked at, memory that could
+//! not be poisoned is not.
 
 mod slots;
 
@@ -81,8 +82,8 @@ impl Audit {
         match &mut self.slots {
             Some(slots) => {
                 self.armed.remove(&block.address);
-                // In steps no operation may depend on time. When others drop a buffer, and who drops the last handle of one that
-                // other devices have used, does.
+                // In steps no operation may depend on time. When others drop a buffer, and who drops the last handle of
+                // one that other devices have used, does.
                 let by_chance = self.link.stepped && (remote || block.hazards.was_lent(self.link.device));
                 if !by_chance {
                     slots.returned(&self.link, &block, armed, &mut self.found);
@@ -138,7 +139,8 @@ impl Cache {
         if self.audit.is_none() { bytes } else { bytes.saturating_add(RED) }
     }
 
-    /// Lays the red zone of a block that was handed out for `stream`; of one that was handed out in a capture, for none.
+    /// Lays the red zone of a block that was handed out for `stream`; of one that was handed out in a capture, for
+    /// none.
     #[inline]
     pub(crate) fn lay_zone(&mut self, block: &Block, stream: Option<&Arc<StreamCore>>) {
         if let Some(audit) = &mut self.audit
@@ -156,7 +158,8 @@ impl Cache {
         }
     }
 
-    /// When the device has drained: looks at the zones of all blocks that have come home. What was found first is an error.
+    /// When the device has drained: looks at the zones of all blocks that have come home. What was found first is an
+    /// error.
     pub(crate) fn audit(&mut self, op: &'static str) -> Result<()> {
         let Some(audit) = &mut self.audit else { return Ok(()) };
         if let Some(slots) = &mut audit.slots {
@@ -212,7 +215,8 @@ impl Cache {
         }
     }
 
-    /// A block that was looked at, or cannot be, comes to rest; unless another cache has come in place of its own meanwhile.
+    /// A block that was looked at, or cannot be, comes to rest; unless another cache has come in place of its own
+    /// meanwhile.
     pub(crate) fn looked_at(&mut self, block: Box<Block>, found: Option<Arc<Report>>) {
         if let Some(audit) = &mut self.audit {
             audit.found.extend(found);
@@ -228,8 +232,8 @@ impl Cache {
 /// Looks at the zone of a page-locked block that nothing uses any more, and poisons it.
 pub(crate) fn look_here(block: &Block) -> Option<Arc<Report>> {
     let (link, zone, at) = (&block.link, zone(block), block.address as *mut u8);
-    // SAFETY: the block has come home, so the caller alone has its bytes; all operations on it are over. Page-locked memory
-    // has been zeroed by the driver, so there are no bytes without a value.
+    // SAFETY: the block has come home, so the caller alone has its bytes; all operations on it are over. Page-locked
+    // memory has been zeroed by the driver, so there are no bytes without a value.
     let behind = unsafe { slice::from_raw_parts(at.add(zone.start), zone.len()) };
     let found = look(link, behind, block.requested, || buffer(link, block.address));
     // SAFETY: as above.

@@ -1,8 +1,8 @@
 //! Out of memory: what is tried, in which order, before a request fails.
 //!
-//! Each rung is followed by a new search: a block that has come back meanwhile is not overlooked (pytorch#189504 raised an
-//! error although a fitting block had just been returned). A request that fails leaves everything as it was, apart from
-//! memory that has moved to where it is of more use.
+//! Each rung is followed by a new search: a block that has come back meanwhile is not overlooked (pytorch#189504 raised
+//! an error although a fitting block had just been returned). A request that fails leaves everything as it was, apart
+//! from memory that has moved to where it is of more use.
 //!
 //! "Ask the peers to hand over what they have freed" is no rung: what they free is visible to the owner at once
 //! ([`Returns`](crate::sync::Returns)), so a peer that is parked, or stuck in a user's closure, holds nothing back.
@@ -59,8 +59,8 @@ pub(super) struct Need {
 }
 
 impl Cache {
-    /// Looks for memory until every rung has been tried. `search` is told whether it may take memory that is in use: streams wait
-    /// for it on the device; the host waits itself, so it would rather have other memory.
+    /// Looks for memory until every rung has been tried. `search` is told whether it may take memory that is in use:
+    /// streams wait for it on the device; the host waits itself, so it would rather have other memory.
     #[cold]
     pub(super) fn climb<T>(
         &mut self,
@@ -190,8 +190,9 @@ impl Cache {
         may && {
             self.stats.ladder += 1;
             let (need, reserved) = (self.room(request, need.good), self.backing.reserved());
-            // Where it would fit if all streams were through, how much is missing depends on when they are. So it is not what is missing
-            // now: else a program would go to the driver once more whenever a step of it is unlucky as none was before.
+            // Where it would fit if all streams were through, how much is missing depends on when they are. So it is
+            // not what is missing now: else a program would go to the driver once more whenever a step of it is unlucky
+            // as none was before.
             let timing = self.stats.in_use + need <= reserved;
             let share =
                 if timing { (reserved / EAGER_SHARE).next_multiple_of(GRANULE).min(self.eager - reserved) } else { 0 };
@@ -251,8 +252,8 @@ impl Cache {
         self.stats.peak_reserved = self.stats.peak_reserved.max(self.backing.reserved());
     }
 
-    /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the driver.
-    /// What is not over stays.
+    /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the
+    /// driver. What is not over stays.
     fn gather(&mut self, request: &Request<'_>, need: u64) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
@@ -291,8 +292,8 @@ impl Cache {
         self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect()
     }
 
-    /// Whether the uses of a free unit are over; the calling thread may rely on it. They are not when it must stop: a kernel that
-    /// peers' kernels send to has ended, too, when it gave up, and the peers may not have heard of it.
+    /// Whether the uses of a free unit are over; the calling thread may rely on it. They are not when it must stop: a
+    /// kernel that peers' kernels send to has ended, too, when it gave up, and the peers may not have heard of it.
     fn is_over(&mut self, region: u32, unit: &Range<Address>, stop: &dyn Fn() -> bool) -> bool {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
@@ -305,8 +306,8 @@ impl Cache {
         over
     }
 
-    /// Waits for all work on memory that was freed. Once a stream was found stuck, nothing more is waited for, or it would be
-    /// waited for at every block that it has used.
+    /// Waits for all work on memory that was freed. Once a stream was found stuck, nothing more is waited for, or it
+    /// would be waited for at every block that it has used.
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let (own, mut limit) = (self.link.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();

@@ -4,16 +4,16 @@
 //!   driver ── chunks (backing) ──> heap (large pieces, split and joined) ──> slabs ──> small blocks by class and stream
 //! ```
 //!
-//! Only the owner allocates, so its books need no lock; anyone may free ([`block`](super::block)). Blocks of at most 128 KiB
-//! come from slabs; what is freed goes to the list of its class and of the stream that used it last, and the next request
-//! of that stream takes it from there: no lock, no driver call, no wait. Larger ones are pieces of the
+//! Only the owner allocates, so its books need no lock; anyone may free ([`block`](super::block)). Blocks of at most
+//! 128 KiB come from slabs; what is freed goes to the list of its class and of the stream that used it last, and the
+//! next request of that stream takes it from there: no lock, no driver call, no wait. Larger ones are pieces of the
 //! [heap](super::heap). On 8 x H200 `cuMemAllocAsync` + `cuMemFreeAsync` costs 0.48 us from one thread and 16.1 us when
 //! eight threads call at once; a pool that makes no driver call has no such problem.
 //!
-//! **Order.** Free memory remembers its uses ([`hazard`](super::hazard)), so whoever gets it waits, on the device, for those
-//! that are not over, on whichever device they run (cf. pytorch#196257, CUDA.jl#1522). No event is recorded for a free.
-//! Memory that needs no wait is preferred: the stream's own, then what is over, then what was never used (rmm#850: a pool
-//! that steals first makes streams wait for each other).
+//! **Order.** Free memory remembers its uses ([`hazard`](super::hazard)), so whoever gets it waits, on the device, for
+//! those that are not over, on whichever device they run (cf. pytorch#196257, CUDA.jl#1522). No event is recorded for a
+//! free. Memory that needs no wait is preferred: the stream's own, then what is over, then what was never used
+//! (rmm#850: a pool that steals first makes streams wait for each other).
 //!
 //! **Short of memory**, `ladder` has the order in which everything is tried.
 
@@ -52,8 +52,8 @@ const GRAIN: usize = Heap::<History>::GRAIN;
 pub(crate) const MOST_ALIGN: usize = 2 << 20;
 /// Headers of large blocks that are kept for the next ones.
 const SPARE_HEADERS: usize = 1024;
-/// A pool that is small grows rather than let streams wait for each other: one that has just begun would else make them run in
-/// turn (rmm#850). Beyond that the memory is worth more than the wait.
+/// A pool that is small grows rather than let streams wait for each other: one that has just begun would else make them
+/// run in turn (rmm#850). Beyond that the memory is worth more than the wait.
 const EAGER: u64 = 256 << 20;
 /// Large allocations between two looks for what others have freed.
 const LOOK: u64 = 64;

@@ -1,7 +1,7 @@
 //! Small blocks: slabs, and lists of what is at rest by class and by who used it last.
 //!
-//! Per class and stream the block freed last is handed out first: it is warm, and its stream needs no wait. Who takes from
-//! another stream's list takes what was freed first, since that is the likeliest to be over (DALI's `async_pool`).
+//! Per class and stream the block freed last is handed out first: it is warm, and its stream needs no wait. Who takes
+//! from another stream's list takes what was freed first, since that is the likeliest to be over (DALI's `async_pool`).
 
 use super::{
     super::{

@@ -5,8 +5,8 @@ use crate::{driver::check::Token, error::Result, memory::heap::Payload, stream::
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
 
-/// What is known of a block's past. Mostly there is nothing to know, and free memory is cut and joined at every turn: so it
-/// is small, and what there is lies in a box.
+/// What is known of a block's past. Mostly there is nothing to know, and free memory is cut and joined at every turn:
+/// so it is small, and what there is lies in a box.
 #[derive(Default)]
 pub(crate) struct History(pub(super) Option<Box<Past>>);
 
@@ -44,7 +44,8 @@ impl History {
         self.0.get_or_insert_default()
     }
 
-    /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next user.
+    /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next
+    /// user.
     #[inline]
     pub(crate) fn hand_on(&mut self) -> Self {
         History(self.0.take_if(|past| !past.uses.is_empty() || past.known.is_some()))
@@ -89,8 +90,8 @@ impl History {
         !self.is_free_for(stream)
     }
 
-    /// The first position in `room` from which on `bytes` bytes are used by no device that is lost, other than `own`: waiting for
-    /// it can only fail.
+    /// The first position in `room` from which on `bytes` bytes are used by no device that is lost, other than `own`:
+    /// waiting for it can only fail.
     pub(crate) fn usable_place(&self, own: usize, room: Range<usize>, bytes: usize) -> Option<usize> {
         if !self.names_lost_peer(own) {
             return Some(room.start);

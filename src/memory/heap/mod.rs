@@ -11,10 +11,10 @@
 //!   allocation of the driver cannot be used together with another.
 //! * **Payload**: what is known of a free range (the uses that must be over before it may be written) is split with it
 //!   and joined with it, so a piece that is handed out brings exactly what concerns its own bytes.
-//! * **Choice**: the lists of [`bins`] hold ranges whose sizes differ by 3 % at most (TLSF: Masmano et al., "TLSF: a new
-//!   dynamic memory allocator for real-time systems", 2004). The first list that can hold a request is found by two
-//!   bitmaps ([`place`]). Pieces lie at the low end of their range, so that
-//!   high memory becomes free and can be given back.
+//! * **Choice**: the lists of [`bins`] hold ranges whose sizes differ by 3 % at most (TLSF: Masmano et al., "TLSF: a
+//!   new dynamic memory allocator for real-time systems", 2004). The first list that can hold a request is found by two
+//!   bitmaps ([`place`]). Pieces lie at the low end of their range, so that high memory becomes free and can be given
+//!   back.
 //!
 //! The heap makes no driver call, has no `unsafe` and knows nothing of devices.
 //!

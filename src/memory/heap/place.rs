@@ -5,15 +5,17 @@ use std::ops::Range;
 
 /// Ranges that a search looks at, over all lists. Refused ones count, so that a search stays bounded.
 const LOOKS: usize = 16;
-/// Ranges that it looks at in one list. The first that fits is taken: they differ by 3 %, and taking the best of several
-/// was measured to make no difference (random allocations of 1 MiB to 4 GiB, reserved memory the same within 1 %).
+/// Ranges that it looks at in one list. The first that fits is taken: they differ by 3 %, and taking the best of
+/// several was measured to make no difference (random allocations of 1 MiB to 4 GiB, reserved memory the same within 1
+/// %).
 const FEW: usize = 4;
 
 impl<P: Payload> Heap<P> {
-    /// `bytes` at a multiple of `align` (a power of two, 2 MiB at most), from a free range whose payload `accept` likes;
-    /// none if there is no such range among those looked at: the first few of each list, the nearest sizes first, 16 in
-    /// all. If `accept` likes everything, this succeeds wherever a range of `bytes + align`, rounded up to the next
-    /// list's size, is free. What is left of the range, on both sides, stays free and keeps its part of the payload.
+    /// `bytes` at a multiple of `align` (a power of two, 2 MiB at most), from a free range whose payload `accept`
+    /// likes; none if there is no such range among those looked at: the first few of each list, the nearest sizes
+    /// first, 16 in all. If `accept` likes everything, this succeeds wherever a range of `bytes + align`, rounded up to
+    /// the next list's size, is free. What is left of the range, on both sides, stays free and keeps its part of the
+    /// payload.
     #[cfg(test)]
     pub(crate) fn allocate(
         &mut self,
@@ -24,8 +26,8 @@ impl<P: Payload> Heap<P> {
         self.allocate_in(bytes, align, |payload, room, _| accept(payload).then_some(room.start))
     }
 
-    /// The same where only a part of a range may do: `place` gets a range's payload, the positions in it to choose from, and
-    /// how many bytes are wanted, and names the first position where they can begin.
+    /// The same where only a part of a range may do: `place` gets a range's payload, the positions in it to choose
+    /// from, and how many bytes are wanted, and names the first position where they can begin.
     #[inline]
     pub(crate) fn allocate_in(
         &mut self,

@@ -162,7 +162,8 @@ impl Shelf {
                 self.cache.lock().1.hold(block);
                 continue;
             }
-            // With a checker, the host has to have waited to know it. Not under the lock, which others may want meanwhile.
+            // With a checker, the host has to have waited to know it. Not under the lock, which others may want
+            // meanwhile.
             let over = hazards.wait_host(link, "audit", Access::Write, self.settings.deadline).is_ok();
             let found = if over { audit::look_here(&block) } else { None };
             self.cache.lock().1.looked_at(block, found);

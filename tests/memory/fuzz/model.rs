@@ -3,8 +3,8 @@
 use gpu_pool::{BlockInfo, MemoryStats};
 use std::collections::BTreeMap;
 
-/// What lives on one device. A block is in it from right after its allocation until right before its free, so an overlap is an
-/// error whenever it is seen.
+/// What lives on one device. A block is in it from right after its allocation until right before its free, so an
+/// overlap is an error whenever it is seen.
 #[derive(Default)]
 pub struct Model {
     /// By first address: bytes asked for, and the number of the block.

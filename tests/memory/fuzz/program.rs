@@ -18,7 +18,8 @@ use std::{
 pub const LIMIT: usize = 96 * MIB;
 /// Blocks are up to two to the power of this many bytes large.
 const LARGEST: u32 = 26;
-/// Elements at the beginning, in the middle and at the end of a block that hold its number; smaller ones hold it all over.
+/// Elements at the beginning, in the middle and at the end of a block that hold its number; smaller ones hold it all
+/// over.
 const STAMP: usize = 256;
 /// Blocks that one device holds, and that lie between the devices.
 const HELD: usize = 300;

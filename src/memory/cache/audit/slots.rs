@@ -1,4 +1,5 @@
-//! Red zones of device memory: laid and copied out by operations of its streams, looked at by the host when they have run.
+//! Red zones of device memory: laid and copied out by operations of its streams, looked at by the host when they have
+//! run.
 
 use super::{Found, POISON, ZONE, buffer, look, zone};
 use crate::{
@@ -47,19 +48,20 @@ impl Slots {
     pub fn lay(&self, block: &Block, stream: Option<&Arc<StreamCore>>) -> bool {
         let (zone, stream) = (zone(block), stream.unwrap_or(&self.main));
         block.hazards.begin();
-        // With the last byte that was asked for: whoever touches that, on whatever stream, is likely to be the one that goes too
-        // far, and then comes after the fill.
+        // With the last byte that was asked for: whoever touches that, on whatever stream, is likely to be the one that
+        // goes too far, and then comes after the fill.
         let bytes = zone.start.saturating_sub(1)..zone.end;
         if block.hazards.order("audit", stream, &bytes, Access::Write).is_err() {
             return false;
         }
         let at = block.address + zone.start as u64;
-        // SAFETY: these bytes are the block's own; the stream waits for all that used them, and the fill is noted as a use.
+        // SAFETY: these bytes are the block's own; the stream waits for all that used them, and the fill is noted as a
+        // use.
         if unsafe { self.driver.fill_u8(at, ZONE, zone.len(), stream.raw) }.is_err() {
             return false;
         }
-        // That byte by itself: its next write stands for it, whereas the zone's use stays, and would keep readers of the buffer waiting
-        // for whatever the stream has by then.
+        // That byte by itself: its next write stands for it, whereas the zone's use stays, and would keep readers of
+        // the buffer waiting for whatever the stream has by then.
         let sequence = stream.submit();
         for part in [bytes.start..zone.start, zone] {
             block.hazards.note(stream, sequence, part, Access::Write);
@@ -75,8 +77,8 @@ impl Slots {
         }
         if laid && let Some(slot) = self.room(link, zone.len(), found) {
             let at = block.address + zone.start as u64;
-            // SAFETY: the slot is free, and not touched before the copy is over; the block's uses come before it on this stream,
-            // and it is noted as one.
+            // SAFETY: the slot is free, and not touched before the copy is over; the block's uses come before it on
+            // this stream, and it is noted as one.
             if unsafe { self.driver.copy_to_host(slot, at, zone.len(), self.main.raw) }.is_ok() {
                 self.last = self.main.submit();
                 block.hazards.note(&self.main, self.last, whole.clone(), Access::Write);
