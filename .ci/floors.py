@@ -7,14 +7,16 @@
     .ci/floors.py --circles    also: circles between files, as information
     .ci/floors.py --root DIR   the tree to check; --table FILE: another table of rooms
 
-The rooms stand in `floors.txt`. An arrow is one item that one file uses: through `use`, through a path in the code, or
-through a call of an inherent method. A re-export counts as a use of the item, and users of the re-export use the file
-that defines the item. Not looked at: comments, test code (`cfg(test)`, `cfg(doctest)`), attributes.
+The table `floors.txt` names the rooms. An arrow is one item that one file uses: through `use`, through a path in the
+code, or through a call of an inherent method. A re-export is a use of the item; a user of the re-export uses the file
+that defines the item. Comments, attributes and test code (`cfg(test)`, `cfg(doctest)`) are not looked at.
 
-Calls of methods need types. The script knows the types of parameters, of fields, of results of methods, and of `let`
-where these suffice. Where it does not know the type of a receiver, the receiver's name (`dev`, `group`, `pool`,
-`builder`) or a method's name that no other type has decides. What it cannot see: calls through generics, names that a
-macro makes up, and a receiver without type or telling name.
+A call of a method needs the type of its receiver. The script knows the types of parameters, fields, results of methods,
+and of `let` where these suffice. If the type is unknown, the receiver's name decides (`dev`, `group`, `pool`,
+`builder`), or else the method's name, if no other type has such a method. The script does not see calls through
+generics, names that a macro puts together, and calls on a receiver with neither a known type nor a telling name.
+
+`rust/` reads the sources: tokens, then items and names, then what each file uses.
 """
 
 import argparse
