@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Licences, banned crates and sources of the whole dependency tree. Advisories are not checked: their database would have
-# to be fetched at run time.
+# Licences, banned crates and sources of the whole dependency tree. Advisories are not checked: their database would
+# have to be fetched at run time.
 source "$(dirname "$0")/env.sh"
 
 # Unoptimised and without its network features it builds in under two minutes on two cores; the checks take a second.

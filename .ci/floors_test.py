@@ -172,7 +172,8 @@ class Floors(unittest.TestCase):
         self.is_silent(cellar="#[cfg(test)] mod tests { use crate::top::run; }")
         self.is_silent(cellar="#[cfg(all(test, not(loom)))] #[path = \"cellar_tests.rs\"] mod tests;",
                        cellar_tests="use crate::top::run;")
-        self.is_silent(cellar="#[test] fn t() { crate::top::run() } #[cfg(doctest)] #[doc = \"x\"] struct X(crate::Device);")
+        self.is_silent(cellar="#[test] fn t() { crate::top::run() }")
+        self.is_silent(cellar="#[cfg(doctest)] #[doc = \"x\"] struct X(crate::Device);")
         self.is_silent(cellar="struct S { a: u32, #[cfg(test)] b: crate::Device, c: u32 }")
         self.is_silent(cellar="fn f(x: u32) { match x { #[cfg(test)] 0 => crate::top::run(), _ => {} } }")
         self.is_silent(cellar="impl S { #[cfg(test)] pub(crate) fn f<A, B>() { crate::top::run() } } struct S;")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Other sets of features than the default one. Without any: the crate builds, and its unit tests pass, with no trace of CUDA or BLAS.
+# Other sets of features than the default one. Without any: the crate builds, and its unit tests pass, with no trace of
+# CUDA or BLAS.
 source "$(dirname "$0")/env.sh"
 
 cargo build --no-default-features
