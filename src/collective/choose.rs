@@ -158,7 +158,8 @@ impl<'a> Case<'a> {
     /// Whether the members' kernels can wait for each other in the devices' memory. (In a pool without peer access they
     /// could do so in the host's memory even in a group that has it, but flags there are slow.)
     pub(crate) fn meets_on_devices(&self) -> bool {
-        self.direct && self.members > 1 && matches!(self.machine.barrier, KernelBarrier::OnDevices { .. })
+        let meets = matches!(self.machine.barrier, KernelBarrier::OnDevices { .. });
+        self.direct && (2..=MOST).contains(&self.members) && meets
     }
 
     /// Whether the members' kernels meet in the host's memory, since some have no access to a peer's.
@@ -203,3 +204,7 @@ pub(crate) fn choose(case: &Case<'_>) -> (&'static dyn Algorithm, &'static str) 
     let chosen = if wished { asked().or_else(fits) } else { fits() };
     chosen.expect("with peer access one kernel fits, and without it copies do")
 }
+
+#[cfg(test)]
+#[path = "choose_tests.rs"]
+mod tests;

@@ -263,7 +263,7 @@ fn can_meet(shared: &Shared) -> bool {
     let n = shared.devices();
     let hardware = |link: &Arc<Link>| link.driver.info().compute_capability != (0, 0) && link.watch().is_none();
     let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
-    // The most blocks that a kernel can have for want of fewer is one for each member (`direct::submit`).
+    // The most blocks that a kernel can have for want of fewer is one for each member (`fused::launch`).
     let fit = multiprocessors(shared) as usize >= n;
     (2..=MOST).contains(&n) && !serial && fit && shared.links.iter().all(hardware)
 }

@@ -37,11 +37,12 @@ impl Algorithm for Exchange {
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         let large = case.bulk() == Some(Bulk::Sums) && case.bytes >= case.limits.exchange_kernel;
-        (can(case) && case.auto() && large).then_some("at this size kernels that only write to each other are fastest")
+        (case.meets_on_devices() && case.auto() && large)
+            .then_some("at this size kernels that only write to each other are fastest")
     }
 
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
-        (can(case) && case.sums() && case.wants(types::Algorithm::Exchange)).then_some("asked for")
+        (case.meets_on_devices() && case.sums() && case.wants(types::Algorithm::Exchange)).then_some("asked for")
     }
 
     fn needs(&self, case: &Case<'_>) -> Needs {
@@ -87,11 +88,6 @@ impl Algorithm for Exchange {
         let entry = kernels::exchange(request.dtype);
         launch::launch_meeting(group.dev, &meet, member.name(), entry, cut.blocks as u32, &trade.args())
     }
-}
-
-/// Not where copy engines were chosen for it: a graph holds kernels, and one kernel that reads carries that out.
-fn can(case: &Case<'_>) -> bool {
-    case.meets_on_devices() && case.nameable()
 }
 
 /// Bytes of a piece, at most, and of a slice that a block is worth starting for. Of 16 KB to 512 KB, on 4 H200s: where

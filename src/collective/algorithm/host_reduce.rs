@@ -69,7 +69,9 @@ impl Algorithm for HostReduce {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        (!case.machine.software && case.members > MOST).then_some("more members than a kernel can name, or add up")
+        let meets = case.meets_in_host() || case.machine.virtual_time;
+        (!case.machine.software && case.members > MOST && !meets)
+            .then_some("more members than a kernel can name, or add up")
     }
 
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {

@@ -3,7 +3,7 @@
 //!
 //! [`choose`](super::choose) picks one from [`TABLE`] and [`execute`](super::execute) does what all of them need:
 //! access to memory, scratch, the meeting, the commit, the failure. A new algorithm is a file, a row in the table, and
-//! a line in the test that forces each (`tests/collectives/cases.rs`).
+//! a line in the test that forces each (`choose_tests.rs`).
 //!
 //! | file | who adds up or moves | how members wait for each other |
 //! |---|---|---|

@@ -98,7 +98,7 @@ impl Algorithm for Ring {
 }
 
 fn can(case: &Case<'_>) -> bool {
-    case.rings() && case.meets_on_devices() && case.nameable()
+    case.rings() && case.meets_on_devices()
 }
 
 /// Bytes of the largest chunk of an all-reduce of `len` elements.

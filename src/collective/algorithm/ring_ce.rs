@@ -58,10 +58,12 @@ impl Algorithm for RingCe {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        if !case.rings() || case.meets_in_host() {
+        if !case.rings() {
             None
         } else if case.machine.virtual_time {
             Some("virtual time is for copies; what kernels do with peers' memory is not modelled")
+        } else if case.meets_in_host() {
+            None
         } else if !case.direct {
             Some("not all members have peer access: a ring keeps every link of the host busy in turn")
         } else {
@@ -72,7 +74,7 @@ impl Algorithm for RingCe {
     }
 
     fn asked_for(&self, case: &Case<'_>) -> Option<&'static str> {
-        let by_kernels = case.meets_on_devices() && case.nameable();
+        let by_kernels = case.meets_on_devices();
         (case.wants(types::Algorithm::Ring) && case.rings() && !by_kernels).then_some("asked for")
     }
 

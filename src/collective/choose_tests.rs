@@ -1,0 +1,80 @@
+//! Each algorithm is the right one for some case, and what is asked for comes first.
+
+use super::*;
+use crate::collective::{plan::Counts, types::Algorithm as Wish};
+use std::collections::BTreeSet;
+
+const KB: usize = 1 << 10;
+const MB: usize = 1 << 20;
+
+const GPUS: Machine = Machine {
+    software: false,
+    virtual_time: false,
+    barrier: KernelBarrier::OnDevices { ll: 256 * KB, eager: MB },
+    alone: true,
+    wish: Wish::Auto,
+    rank_order: false,
+};
+const WITHOUT_PEERS: Machine = Machine { barrier: KernelBarrier::InHost { ll: 256 * KB }, ..GPUS };
+const SOFTWARE: Machine = Machine { software: true, barrier: KernelBarrier::None, ..GPUS };
+
+fn chosen(machine: Machine, members: usize, direct: bool, shape: &Shape) -> &'static str {
+    let limits = Limits::default_of(members);
+    let what = (DType::F32, ReduceOp::Sum);
+    choose(&Case::new((machine, &limits), (members, direct), what, Some(shape), false)).0.name()
+}
+
+fn sum(bytes: usize) -> Shape {
+    Shape::AllReduce { len: bytes / 4 }
+}
+
+fn gather(bytes: usize, members: usize) -> Shape {
+    Shape::AllGather { counts: Counts::Each(bytes / 4 / members), in_place: false }
+}
+
+#[test]
+fn each_algorithm_is_chosen_for_some_case() {
+    let rows = [
+        (GPUS, 2, true, sum(KB), "ll"),
+        (GPUS, 2, true, sum(512 * KB), "eager"),
+        (GPUS, 2, true, sum(4 * MB), "fused"),
+        (GPUS, 4, true, sum(16 * MB), "exchange"),
+        (GPUS, 4, true, sum(64 * MB), "ring"),
+        (GPUS, 2, true, sum(128 * MB), "exchange_ce"),
+        (GPUS, 2, true, gather(256 * MB, 2), "ce"),
+        (GPUS, 17, true, sum(KB), "host_reduce"),
+        (WITHOUT_PEERS, 2, false, sum(KB), "ll"),
+        (WITHOUT_PEERS, 4, false, sum(128 * KB), "ll_two_shot"),
+        (WITHOUT_PEERS, 2, false, sum(16 * MB), "shm"),
+        (SOFTWARE, 2, true, sum(KB), "fused_events"),
+        (SOFTWARE, 2, false, sum(KB), "ring_ce"),
+        (SOFTWARE, 2, false, gather(KB, 2), "ce"),
+        (Machine { wish: Wish::Staged, ..SOFTWARE }, 2, true, sum(KB), "shm_events"),
+    ];
+    for (machine, members, direct, shape, name) in &rows {
+        assert_eq!(chosen(*machine, *members, *direct, shape), *name, "{machine:?}, {members} members, {shape:?}");
+    }
+    let named: BTreeSet<_> = rows.iter().map(|row| row.4).collect();
+    assert_eq!(named, TABLE.iter().map(|algorithm| algorithm.name()).collect());
+}
+
+#[test]
+fn what_is_asked_for_comes_first_where_it_can_be_done() {
+    let asked = |wish, machine, shape: &Shape| chosen(Machine { wish, ..machine }, 2, true, shape);
+    let (small, moved) = (sum(KB), gather(KB, 2));
+    assert_eq!(asked(Wish::Ring, GPUS, &small), "ring");
+    assert_eq!(asked(Wish::Ring, SOFTWARE, &small), "ring_ce");
+    assert_eq!(asked(Wish::Exchange, GPUS, &small), "exchange");
+    assert_eq!(asked(Wish::Exchange, SOFTWARE, &small), "exchange_ce");
+    assert_eq!(asked(Wish::Copies, GPUS, &small), "exchange_ce");
+    assert_eq!(asked(Wish::Copies, GPUS, &moved), "ce");
+    assert_eq!(asked(Wish::Host, GPUS, &small), "host_reduce");
+    assert_eq!(asked(Wish::Staged, GPUS, &small), "shm_events");
+    assert_eq!(asked(Wish::Staged, WITHOUT_PEERS, &small), "shm");
+    // What cannot be done so goes as by default.
+    assert_eq!(asked(Wish::Ring, GPUS, &moved), "ll");
+    assert_eq!(asked(Wish::Exchange, GPUS, &moved), "ll");
+    assert_eq!(asked(Wish::Direct, GPUS, &sum(128 * MB)), "fused");
+    let in_rank_order = Machine { rank_order: true, ..GPUS };
+    assert_eq!(asked(Wish::Ring, in_rank_order, &small), "ll");
+}
