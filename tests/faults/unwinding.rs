@@ -2,19 +2,17 @@
 
 use crate::{
     rig::{assert_works, host},
-    support::{failure, guarded, until},
+    support::{failure, guarded, in_a_process, until},
 };
 use gpu_pool::{Error, GpuPool};
 use std::{
     env,
     panic::{self, AssertUnwindSafe, catch_unwind, panic_any, resume_unwind},
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant},
 };
 
 /// A value whose drop panics, with a payload whose drop panics.
@@ -178,27 +176,6 @@ fn a_place_is_of_the_panic_that_ended_the_closure() {
 
 const CHILD: &str = "GPU_POOL_TEST_UNWINDING_CHILD";
 
-/// Runs a task in a process of its own: an abort ends the process.
-fn in_a_process(task: &str) {
-    let start = Instant::now();
-    let mut process = Command::new(env::current_exe().unwrap())
-        .args(["unwinding::child", "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, task)
-        .spawn()
-        .unwrap();
-    let status = loop {
-        if let Some(status) = process.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > crate::support::PATIENCE {
-            let _ = process.kill();
-            panic!("hung");
-        }
-        thread::sleep(Duration::from_millis(10));
-    };
-    assert!(status.success(), "{status}");
-}
-
 #[test]
 fn child() {
     match env::var(CHILD).as_deref() {
@@ -211,7 +188,7 @@ fn child() {
 /// The hook may not be changed by a thread that panics.
 #[test]
 fn a_pool_may_be_built_while_its_thread_unwinds() {
-    in_a_process("unwinds");
+    in_a_process("unwinding::child", CHILD, "unwinds");
 }
 
 fn builds_a_pool_while_it_unwinds() {
@@ -236,7 +213,7 @@ fn builds_a_pool_while_it_unwinds() {
 /// There the hook cannot be changed by any thread until the panic goes on.
 #[test]
 fn a_pool_may_be_built_by_a_hook() {
-    in_a_process("hook");
+    in_a_process("unwinding::child", CHILD, "hook");
 }
 
 fn builds_a_pool_in_a_hook() {

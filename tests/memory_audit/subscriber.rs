@@ -2,18 +2,15 @@
 
 use crate::{
     rig::{audited, poke},
-    support::{Gpus, PATIENCE, failure},
+    support::{Gpus, failure, in_a_process},
 };
 use gpu_pool::Error;
 use std::{
     env,
-    process::Command,
     sync::{
         Barrier,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    thread,
-    time::{Duration, Instant},
 };
 use tracing::{Event, Metadata, Subscriber, span};
 
@@ -43,23 +40,7 @@ impl Subscriber for Panics {
 
 #[test]
 fn a_subscriber_that_panics_keeps_nobody_waiting() {
-    let start = Instant::now();
-    let mut process = Command::new(env::current_exe().unwrap())
-        .args(["subscriber::child", "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .spawn()
-        .unwrap();
-    let status = loop {
-        if let Some(status) = process.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > PATIENCE {
-            let _ = process.kill();
-            panic!("hung");
-        }
-        thread::sleep(Duration::from_millis(10));
-    };
-    assert!(status.success(), "{status}");
+    in_a_process("subscriber::child", CHILD, "1");
 }
 
 /// The process whose subscriber panics.

@@ -4,7 +4,9 @@
 
 use gpu_pool::{Builder, Check, Error, GpuPool, Module, kernel};
 use std::{
+    env,
     fmt::Debug,
+    process::Command,
     sync::{
         Mutex,
         mpsc::{RecvTimeoutError, channel},
@@ -162,6 +164,28 @@ pub fn failure<R: Debug>(result: Result<R, Error>) -> Error {
         Ok(value) => panic!("this should have failed, but gave {value:?}"),
         Err(error) => error,
     }
+}
+
+/// Runs one test of this binary in a process of its own, with a variable that tells it so; that process must succeed.
+#[track_caller]
+pub fn in_a_process(test: &str, variable: &str, value: &str) {
+    let start = Instant::now();
+    let mut process = Command::new(env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(variable, value)
+        .spawn()
+        .unwrap();
+    let status = loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > PATIENCE {
+            let _ = process.kill();
+            panic!("hung");
+        }
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{status}");
 }
 
 /// Values that tell one another apart at every place.
