@@ -1,8 +1,8 @@
-//! `runtime::dispatch`: gangs that share devices reach all of them in one order, whoever dispatches them and when.
+//! `gang::dispatch`: gangs that share devices reach all of them in one order, whoever dispatches them and when.
 
 use super::support::{bite, check, check_within};
 use crate::{
-    runtime::{
+    gang::{
         dispatch::{Entry, Order, Queue},
         job::Waiting,
     },
@@ -50,7 +50,7 @@ fn two_gangs_enter_both_queues_in_one_order() {
             })
             .collect();
         callers.into_iter().for_each(|c| c.join().unwrap());
-        let turns = [0, 1].map(|device| {
+        let gpu_order = [0, 1].map(|device| {
             let mut taken = VecDeque::new();
             [0, 1].map(|_| match state.1[device].next(&mut taken) {
                 Entry::Gang { ticket, rank, turn } => {
@@ -60,7 +60,7 @@ fn two_gangs_enter_both_queues_in_one_order() {
                 _ => unreachable!(),
             })
         });
-        assert_eq!(turns[0], turns[1]);
+        assert_eq!(gpu_order[0], gpu_order[1]);
     });
 }
 

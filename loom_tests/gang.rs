@@ -1,10 +1,10 @@
-//! `runtime::gang`: the first failure wins, every peer learns of it with its cause, whatever it waits for; no operation
+//! `gang`: the first failure wins, every peer learns of it with its cause, whatever it waits for; no operation
 //! has half a gang in it; the gang has recovered when all members have drained.
 
 use super::support::{Watched, bite, check};
 use crate::{
     Error,
-    runtime::gang::Gang,
+    gang::Gang,
     sync::{
         EventCount,
         shim::{Arc, thread},

@@ -1,11 +1,11 @@
-//! `runtime::job`: a scope does not return before every member is done, also when the caller unwinds, and a withdrawn
+//! `gang::job`: a scope does not return before every member is done, also when the caller unwinds, and a withdrawn
 //! entry never touches the body. The "frame" is a cell that the bodies read and the caller overwrites after the scope:
 //! a body that still runs then is a race for loom. The code is the crate's own; only the device threads are the
 //! model's.
 
 use super::support::{Watched, bite, check};
 use crate::{
-    runtime::job::{Ticket, Waiting},
+    gang::job::{Ticket, Waiting},
     sync::{
         EventCount,
         shim::{Arc, thread},

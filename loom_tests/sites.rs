@@ -23,10 +23,10 @@ fn outside_loom_a_name_changes_nothing() {
     assert!(!flag("any"));
 }
 
-/// The code of `sync/` and `runtime/` (without tests and comments), white space squeezed out.
+/// The code of `sync/` and `gang/` (without tests and comments), white space squeezed out.
 fn code() -> Vec<(String, String)> {
     let mut files = Vec::new();
-    for floor in ["src/sync", "src/runtime"] {
+    for floor in ["src/sync", "src/gang"] {
         let Ok(entries) = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(floor)) else { continue };
         for path in entries.map(|entry| entry.unwrap().path()) {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();

@@ -4,6 +4,7 @@ mod collectives;
 mod environment;
 mod memory;
 mod open;
+pub(crate) mod probe;
 mod settings;
 mod share;
 
@@ -20,8 +21,8 @@ use crate::{
     kernel::Module,
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
-    runtime::worker,
     testing::FaultPlan,
+    thread::worker,
     topology::Topology,
 };
 use std::{panic::Location, sync::Arc, time::Duration};

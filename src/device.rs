@@ -8,15 +8,12 @@ use crate::{
     collective::{group::Groups, headlines::Headlines},
     driver::DeviceInfo,
     error::{Error, Result},
-    graph::recording::Recording,
+    gang::{Gang, LastCall},
     kernel::{Args, Kernel, Signature},
-    memory::{MemorySnapshot, MemoryStats},
-    runtime::{
-        gang::{Gang, LastCall},
-        worker::{Further, Worker},
-    },
-    stream::StreamCore,
+    memory::{MemorySnapshot, MemoryStats, stream::StreamCore},
     sync::device_thread_only,
+    thread::worker::{PooledStream, Worker},
+    token::recording::Recording,
 };
 use smallvec::SmallVec;
 use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, panic::Location, rc::Rc, sync::Arc};
@@ -113,7 +110,7 @@ impl Device {
 
     /// The ordinal in the pool.
     pub fn index(&self) -> usize {
-        self.worker.link.device
+        self.worker.handle.device
     }
 
     /// The rank in the gang: the place among the devices that run this scope.
@@ -152,7 +149,7 @@ impl Device {
 
     /// What the driver says of the device.
     pub fn info(&self) -> &DeviceInfo {
-        self.worker.link.driver.info()
+        self.worker.handle.driver.info()
     }
 
     /// What the device's memory pool holds and has done. Takes in what other threads have freed first.
@@ -170,7 +167,7 @@ impl Device {
     #[track_caller]
     pub fn trim(&self) -> Result<u64> {
         self.check()?;
-        let _here = self.worker.link.enter("trim", Location::caller());
+        let _here = self.worker.handle.enter("trim", Location::caller());
         let given = self.worker.cache.borrow_mut().trim(&|| self.check().is_err());
         self.check().map(|()| given)
     }
@@ -216,7 +213,7 @@ impl Device {
     pub fn stream_with_priority(&self, priority: i32) -> Result<Stream> {
         self.not_in_graph("stream")?;
         self.check()?;
-        let Further { core, held, .. } = self.worker.stream(priority)?;
+        let PooledStream { core, held, .. } = self.worker.stream(priority)?;
         Ok(Stream { core, _held: held })
     }
 
@@ -260,7 +257,7 @@ impl Device {
     pub fn record(&self) -> Result<Event> {
         self.not_in_graph("record")?;
         self.check()?;
-        let _here = self.worker.link.enter("record", Location::caller());
+        let _here = self.worker.handle.enter("record", Location::caller());
         Event::record(&self.stream, "record", false)
     }
 
@@ -272,7 +269,7 @@ impl Device {
     pub fn record_timed(&self) -> Result<Event> {
         self.not_in_graph("record_timed")?;
         self.check()?;
-        let _here = self.worker.link.enter("record_timed", Location::caller());
+        let _here = self.worker.handle.enter("record_timed", Location::caller());
         Event::record(&self.stream, "record_timed", true)
     }
 
@@ -283,7 +280,7 @@ impl Device {
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
         let op = self.op("wait")?;
-        if event.0.stream.link.pool != self.worker.link.pool {
+        if event.0.stream.handle.pool != self.worker.handle.pool {
             return Err(Error::WrongPool { op: "wait", device: self.index(), site: op.site });
         }
         self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
@@ -363,12 +360,12 @@ impl Device {
     /// ```
     ///
     /// # Safety
-    /// The device code (and its twin) fits the signature and, for these dimensions and arguments, touches nothing
+    /// The device code (and its host kernel) fits the signature and, for these dimensions and arguments, touches nothing
     /// outside the given slices and writes through no `&[T]`.
     ///
     /// # Errors
     /// [`Error::KernelNotFound`] when the module was not given to the pool's builder, has no such function, or there is
-    /// no Rust twin on a software GPU; [`Error::WrongDevice`] for another device's buffer that did not come through
+    /// no host kernel on a software GPU; [`Error::WrongDevice`] for another device's buffer that did not come through
     /// [`peer()`](crate::DeviceBuffer::peer); [`Error::PeerDenied`] for a peer's memory that this device may not touch;
     /// [`Error::Aborted`]; the driver's.
     #[track_caller]
@@ -391,7 +388,7 @@ impl Device {
             return Err(Error::KernelNotFound {
                 device: self.index(),
                 kernel: kernel.name.to_owned(),
-                why: "it has no Rust twin, which a software GPU needs".to_owned(),
+                why: "it has no host kernel, which a software GPU needs".to_owned(),
             });
         }
         let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw, early: false };

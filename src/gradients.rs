@@ -24,8 +24,8 @@ use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
     collective::Origin,
     error::{Error, Result},
-    memory::link::Link,
-    runtime::gang::Gang,
+    gang::Gang,
+    memory::handle::DeviceHandle,
 };
 use layout::{Layout, Unit};
 use marks::Marks;
@@ -152,7 +152,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     /// members.
     exchanges: u64,
     unused: Vec<usize>,
-    device: Arc<Link>,
+    device: Arc<DeviceHandle>,
     /// Ordinals in the pool, by rank.
     members: Box<[usize]>,
 }
@@ -179,7 +179,7 @@ impl<T: Gradient> GradientExchange<T> {
             id,
             marks: Marks::new(&layout),
             memory: buckets(dev, &layout)?,
-            device: dev.worker.link.clone(),
+            device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
             scratch: Scratch::Same,
             sums: None,

@@ -38,24 +38,24 @@
 //! # Mechanism
 //!
 //! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is
-//! launched, so [`Op`](crate::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its
+//! launched, so [`Op`](crate::token::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its
 //! operands. [`part`] has what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives
 //! get into it and run from there.
 
 pub(crate) mod part;
-pub(crate) mod recording;
 #[cfg(test)]
 mod tests;
 
+use crate::token::recording::Recording;
 use crate::{
     Device,
     collective::Group,
     error::{Error, Result},
-    memory::link::Link,
-    runtime::{gang::Gang, worker::Worker},
+    gang::Gang,
+    memory::handle::DeviceHandle,
+    thread::worker::Worker,
 };
 use part::Part;
-use recording::Recording;
 use std::{
     cell::RefCell,
     fmt,
@@ -79,7 +79,7 @@ pub struct Graph {
     /// None without collectives.
     gathering: Option<Gathering>,
     operations: usize,
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
     worker: Weak<Worker>,
 }
 
@@ -227,7 +227,7 @@ impl Device {
     #[track_caller]
     pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
         let op = self.op("capture")?;
-        let open = Open(Some(Recording::begin(&self.worker.link)?));
+        let open = Open(Some(Recording::begin(&self.worker.handle)?));
         // What the closure asks for is its own.
         drop(op);
         let value = f(&open.device(self))?;
@@ -250,14 +250,14 @@ impl Device {
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
-        let (link, name) = (&self.worker.link, op.name);
-        if graph.link.pool != link.pool {
+        let (handle, name) = (&self.worker.handle, op.name);
+        if graph.handle.pool != handle.pool {
             return Err(Error::WrongPool { op: name, device: self.index(), site: op.site });
         }
-        if graph.link.device != link.device {
+        if graph.handle.device != handle.device {
             return Err(Error::WrongDevice {
                 op: name,
-                buffer: graph.link.device,
+                buffer: graph.handle.device,
                 device: self.index(),
                 site: op.site,
             });
@@ -300,8 +300,8 @@ impl Open {
         }
         dev.check()?;
         let Some(recording) = self.0.take() else { return Err(Error::invalid("capture", "it has ended")) };
-        let link = &dev.worker.link;
-        let parts = recording.end(link)?;
+        let handle = &dev.worker.handle;
+        let parts = recording.end(handle)?;
         let gathering = recording.members().map(|members| Gathering {
             members: members.into(),
             gang: RefCell::new(dev.session.gang.clone()),
@@ -311,7 +311,7 @@ impl Open {
             parts,
             gathering,
             operations: recording.operations(),
-            link: link.clone(),
+            handle: handle.clone(),
             worker: Rc::downgrade(&dev.worker),
         })
     }
@@ -320,7 +320,7 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         let Some(recording) = self.0.take() else { return };
-        let driver = &recording.stream.link.driver;
+        let driver = &recording.stream.handle.driver;
         if let Ok(graph) = driver.capture_end(recording.stream.raw) {
             // SAFETY: made just now, never launched.
             let _ = unsafe { driver.graph_destroy(graph) };

@@ -51,14 +51,14 @@ impl Device {
     #[track_caller]
     pub fn cuda(&self) -> Result<Cuda<'_>> {
         self.not_in_graph("cuda")?;
-        let link = &self.worker.link;
-        let Some(gpu) = link.driver.as_any().downcast_ref::<CudaGpu>() else {
+        let handle = &self.worker.handle;
+        let Some(gpu) = handle.driver.as_any().downcast_ref::<CudaGpu>() else {
             return Err(Error::invalid("cuda", format_args!("device {} is a software GPU", self.index())));
         };
-        link.check("cuda", crate::driver::Driver::bind(gpu))?;
-        let context = link.check("cuda", gpu.cudarc_context())?;
+        handle.check("cuda", crate::driver::Driver::bind(gpu))?;
+        let context = handle.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
-        let stream = link.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
+        let stream = handle.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
         // What the caller submits himself must be waited for at the scope's end: it is numbered here and when `Cuda`
         // goes.
         self.stream.submit();
@@ -131,11 +131,11 @@ impl<'a> Lent<'a> {
 
     /// With a checker: an operation of the token's stream, made by others.
     fn account(&self) -> Result<()> {
-        let (stream, link) = (&self.cuda.dev.stream, &self.cuda.dev.stream.link);
-        let Some(watch) = link.watch() else { return Ok(()) };
+        let (stream, handle) = (&self.cuda.dev.stream, &self.cuda.dev.stream.handle);
+        let Some(watch) = handle.watch() else { return Ok(()) };
         let write = self.access == Access::Write;
         let noted = watch.checker.lent(watch.device, stream.raw, self.address(), self.bytes.len(), write);
-        noted.map_err(|report| link.misuse("cuda", report))
+        noted.map_err(|report| handle.misuse("cuda", report))
     }
 }
 
@@ -201,14 +201,14 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 /// `Cuda::write` order on the device instead.
 fn lend_bare<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     let limit = Duration::from_secs(600);
-    block.hazards.wait_host(&block.link, "cudarc", access, limit).expect("the buffer's last uses failed");
+    block.hazards.wait_host(&block.handle, "cudarc", access, limit).expect("the buffer's last uses failed");
     SyncOnDrop::Sync(Some(stream))
 }
 
 /// cudarc's handle of the device's stream; cudarc asks for it without a way to fail.
 fn home(block: &BlockRef) -> &Arc<CudaStream> {
-    block.link.cudarc_stream(|| {
-        let gpu = block.link.driver.as_any().downcast_ref::<CudaGpu>();
+    block.handle.cudarc_stream(|| {
+        let gpu = block.handle.driver.as_any().downcast_ref::<CudaGpu>();
         let gpu = gpu.expect("a buffer of a software GPU was given to cudarc");
         gpu.cudarc_context().expect("cudarc could not open the device").default_stream()
     })

@@ -1,7 +1,9 @@
-//! Kernels: device code with a typed signature, and its Rust twin for software GPUs.
+//! Kernels: device code with a typed signature, and its host kernel for software GPUs.
 //!
 //! A kernel's signature is its access declaration: `&[T]` is read, `&mut [T]` is read and written, anything else is
 //! passed by value. Wrong argument types do not compile.
+
+pub(crate) mod builtin;
 
 use crate::{
     DeviceCopy,
@@ -53,7 +55,7 @@ impl Module {
 /// # Safety
 /// `Host` must be what the device function expects at this place, and the access must not promise less than it does.
 pub unsafe trait Param: 'static {
-    /// What the Rust twin gets.
+    /// What the host kernel gets.
     type Host<'a>;
 
     #[doc(hidden)]
@@ -314,13 +316,13 @@ pub struct Kernel<S: Signature> {
 }
 
 impl<S: Signature> Kernel<S> {
-    /// The function `name` of `module`, with its Rust twin.
+    /// The function `name` of `module`, with its host kernel.
     pub const fn new<H: HostFn<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(trampoline::<S, H>), signature: PhantomData }
     }
 
-    /// As [`new`](Self::new), for a kernel that waits on the GPU for what others write: one call of the twin makes one
+    /// As [`new`](Self::new), for a kernel that waits on the GPU for what others write: one call of the host kernel makes one
     /// attempt and says whether the kernel has finished. Between attempts it holds no thread and no memory of the
     /// software GPU, so what it waits for can happen; see [`host::again`](crate::driver::host::again).
     ///
@@ -335,7 +337,7 @@ impl<S: Signature> Kernel<S> {
         Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }
     }
 
-    /// Without a twin: on software GPUs a launch is [`Error::KernelNotFound`](crate::Error::KernelNotFound).
+    /// Without a host kernel: on software GPUs a launch is [`Error::KernelNotFound`](crate::Error::KernelNotFound).
     pub const fn device_only(module: &'static Module, name: &'static str) -> Self {
         Kernel { module, name, host: None, signature: PhantomData }
     }
@@ -346,12 +348,12 @@ impl<S: Signature> Kernel<S> {
     }
 }
 
-/// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the Rust twin }`, or with `;` instead of
-/// the twin for GPUs only.
+/// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the host kernel }`, or with `;` instead of
+/// the host kernel for GPUs only.
 ///
 /// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`](crate::Scalar)s, in the order of the C parameters. A slice
-/// becomes a bare pointer there, so pass lengths yourself. The twin runs once for the whole launch, with slices as long
-/// as what was passed; `dims` is the launch's [`LaunchDims`](crate::LaunchDims). A panic in the twin loses the software
+/// becomes a bare pointer there, so pass lengths yourself. The host kernel runs once for the whole launch, with slices as long
+/// as what was passed; `dims` is the launch's [`LaunchDims`](crate::LaunchDims). A panic in the host kernel loses the software
 /// device, as a fault does on a GPU. One `kernel!` may declare several kernels.
 ///
 /// ```

@@ -3,9 +3,10 @@
 use crate::{
     Device, Shard,
     error::{Error, Result},
-    runtime::{dispatch::Entry, gang::Gang, worker::Shared},
+    gang::{Gang, dispatch::Entry},
     scope,
     sync::unique_id,
+    thread::worker::Shared,
 };
 use std::{
     cell::{Cell, RefCell, UnsafeCell},

@@ -2,20 +2,21 @@
 
 pub(crate) mod collectives;
 mod memory;
+pub(crate) mod report;
 
 use crate::{
     Builder, Device, DeviceCopy, Parts, PerDevice, PinnedBuffer, PoolReport, Shard, UnifiedBuffer,
-    driver::check,
-    driver::host::{self, Trace},
+    driver::{
+        check,
+        host::{self, Trace},
+    },
     error::{Error, Result},
+    gang::dispatch::Entry,
     memory::pinned::Near,
     panics,
     parts::rows_mut,
-    runtime::{
-        dispatch::Entry,
-        worker::{Shared, on_device_thread},
-    },
     scope::{as_it_is, by_its_text, check_pid, members, run, shard},
+    thread::worker::{Shared, on_device_thread},
 };
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -300,12 +301,12 @@ impl GpuPool {
     #[track_caller]
     pub fn unified<T: DeviceCopy>(&self, len: usize) -> Result<UnifiedBuffer<T>> {
         self.check_open()?;
-        if let Some(i) = (0..self.devices()).find(|&i| !self.shared.links[i].driver.info().concurrent_managed) {
+        if let Some(i) = (0..self.devices()).find(|&i| !self.shared.handles[i].driver.info().concurrent_managed) {
             let why = format!("device {i} cannot share managed memory with the host while it works");
             return Err(Error::invalid("unified", why));
         }
-        let _here = self.shared.links[0].enter("unified", Location::caller());
-        UnifiedBuffer::new(&self.shared.links[0], len, self.shared.deadline)
+        let _here = self.shared.handles[0].enter("unified", Location::caller());
+        UnifiedBuffer::new(&self.shared.handles[0], len, self.shared.deadline)
     }
 
     /// How many devices the pool has.
@@ -316,8 +317,8 @@ impl GpuPool {
     /// What the devices are and how they reach each other, as found when the pool was built.
     pub fn report(&self) -> PoolReport {
         PoolReport {
-            devices: self.shared.links.iter().map(|link| link.driver.info().clone()).collect(),
-            lost: self.shared.links.iter().map(|link| link.is_lost()).collect(),
+            devices: self.shared.handles.iter().map(|handle| handle.driver.info().clone()).collect(),
+            lost: self.shared.handles.iter().map(|handle| handle.is_lost()).collect(),
             peers: self.shared.peers.get().cloned().unwrap_or_default(),
             collectives: self.shared.limits().describe(self.devices()),
         }
@@ -326,7 +327,7 @@ impl GpuPool {
     /// What the pool's software GPUs have done so far, where they run one operation at a time
     /// ([`Schedule`](crate::driver::host::Schedule)); `None` otherwise.
     pub fn trace(&self) -> Option<Trace> {
-        host::trace(&self.shared.links[0].driver)
+        host::trace(&self.shared.handles[0].driver)
     }
 
     /// A new pool of the devices that are not lost. Ordinals are given anew, in the old order; the old pool should be
@@ -340,10 +341,10 @@ impl GpuPool {
     /// [`Error::NoDevice`] when none is left; as [`Builder::build`].
     #[track_caller]
     pub fn survivors(&self) -> Result<GpuPool> {
-        let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.links[i].is_lost()).collect();
-        let links = || alive.iter().map(|&i| &self.shared.links[i]);
-        let mut drivers: Vec<_> = links().map(|link| link.unwatched().clone()).collect();
-        if links().any(|link| link.watch().is_some()) {
+        let alive: Vec<usize> = (0..self.devices()).filter(|&i| !self.shared.handles[i].is_lost()).collect();
+        let handles = || alive.iter().map(|&i| &self.shared.handles[i]);
+        let mut drivers: Vec<_> = handles().map(|handle| handle.unwatched().clone()).collect();
+        if handles().any(|handle| handle.watch().is_some()) {
             // A checker of its own, whose reports have the new pool's ordinals.
             drivers = check::wrap(drivers);
         }
@@ -359,7 +360,7 @@ impl GpuPool {
         if let Some(weights) = &self.shared.weights {
             builder = builder.weights(&alive.iter().map(|&i| weights[i]).collect::<Vec<_>>());
         }
-        let own = self.shared.modules.iter().skip(crate::builtin::MODULES.len());
+        let own = self.shared.modules.iter().skip(crate::kernel::builtin::MODULES.len());
         own.fold(builder, |builder, module| builder.module(module)).with_drivers(drivers)
     }
 
@@ -402,10 +403,10 @@ fn stop(shared: &Arc<Shared>) -> Result<()> {
     }
     shared.stages.lock().clear();
     ended = ended.and(shared.pinned.audit("close"));
-    let refused = shared.links.iter().find_map(|link| {
-        let report = link.take_refused()?;
+    let refused = shared.handles.iter().find_map(|handle| {
+        let report = handle.take_refused()?;
         let op = if report.kind == check::Kind::OutOfBounds { "close" } else { "free" };
-        Some(link.misuse(op, report))
+        Some(handle.misuse(op, report))
     });
     refused.map_or(ended, Err)
 }
@@ -435,7 +436,7 @@ impl Drop for GpuPool {
 
 impl fmt::Debug for GpuPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.shared.links.iter().map(|link| &link.driver.info().name).collect();
+        let names: Vec<_> = self.shared.handles.iter().map(|handle| &handle.driver.info().name).collect();
         f.debug_struct("GpuPool").field("devices", &names).finish()
     }
 }

@@ -6,17 +6,17 @@ use crate::{
     contain::{Contained, contain},
     driver::check::Token,
     error::{Error, Result},
-    memory::{block::InGang, link::Handover},
-    panics,
-    patience::Patience,
-    plant::Panic,
-    runtime::{
+    gang::{
+        Alarm, Gang,
         dispatch::{Order, Queue},
-        gang::{Alarm, Gang},
         job::{Body, Waiting},
-        worker::{Shared, Worker, on_device_thread},
     },
+    memory::{block::InGang, handle::Handover},
+    mutation::Panic,
+    panics,
+    stall::StallTimer,
     sync::EventCount,
+    thread::worker::{Shared, Worker, on_device_thread},
 };
 use crossbeam::utils::CachePadded;
 use once_cell::sync::{Lazy, OnceCell};
@@ -90,19 +90,19 @@ where
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     // What threads know goes with the closure and comes back with its outcome.
-    let link = &shared.links[0];
-    let begun = link.hand_over();
+    let handle = &shared.handles[0];
+    let begun = handle.hand_over();
     let ended: Vec<Mutex<Option<Box<Handover>>>> =
         begun.iter().flat_map(|_| &all[..]).map(|_| Mutex::new(None)).collect();
     let drained = Mutex::new(None);
 
     let body = |worker: &Rc<Worker>, rank: usize| {
         let part = Part::of(&gang, rank);
-        worker.link.take_over(begun.as_deref());
+        worker.handle.take_over(begun.as_deref());
         let outcome = member(worker, &part, &f, shard(shared, rank, members), &tell, &drained);
         *outcomes[rank].lock() = Some(outcome);
         if let Some(ended) = ended.get(rank) {
-            *ended.lock() = worker.link.hand_over();
+            *ended.lock() = worker.handle.hand_over();
         }
     };
     let body: &Body<'_, Rc<Worker>> = &body;
@@ -112,13 +112,13 @@ where
         if rank == 0 {
             gang.enter();
         }
-        shared.turns[all[rank]].issue(link.pool)
+        shared.gpu_order[all[rank]].issue(handle.pool)
     });
     drop(door);
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
     for from in ended {
-        link.take_over(from.into_inner().as_deref());
+        handle.take_over(from.into_inner().as_deref());
     }
 
     let mut results = Vec::with_capacity(all.len());
@@ -240,7 +240,7 @@ fn member<F, R, E>(
 where
     F: Fn(&Device, Shard) -> Result<R, E>,
 {
-    let (device, gang) = (worker.link.device, part.gang);
+    let (device, gang) = (worker.handle.device, part.gang);
     let in_gang = InGang::enter(gang.word());
     let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.get_well());
     let returned = begun.and_then(|()| {
@@ -276,13 +276,13 @@ where
 
 /// What comes before the closure.
 fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
-    worker.link.strike(Panic::BeforeMember);
+    worker.handle.strike(Panic::BeforeMember);
     worker.progress();
     // A gang that failed for one of its members only has not been cleared away.
     board::forget(worker, gang.place() - 1);
     barrier::make_up_later(worker);
     if let Some(signals) = worker.shared.signals.get() {
-        signals.enter(worker.link.device, gang);
+        signals.enter(worker.handle.device, gang);
     }
 }
 
@@ -290,9 +290,9 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
 fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
     let drained = worker.drain().inspect(|()| notice_given_up(worker, gang));
-    worker.link.strike(Panic::InDrain);
+    worker.handle.strike(Panic::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
-    if let Some(token) = worker.link.release() {
+    if let Some(token) = worker.handle.release() {
         Token::add(&mut known.lock(), Some(token));
     }
     drained
@@ -300,14 +300,14 @@ fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) ->
 
 /// And the others, if something failed.
 fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
-    worker.link.strike(Panic::InRecovery);
+    worker.handle.strike(Panic::InRecovery);
     if gang.is_aborted() {
         worker.failures.set(worker.failures.get() + 1);
         let recovering = gang.clone();
-        let presence = &worker.shared.presence[worker.link.device];
-        presence.while_so(move || !recovering.is_recovered(), || gang.recover());
+        let quiescence = &worker.shared.quiescence[worker.handle.device];
+        quiescence.while_so(move || !recovering.is_recovered(), || gang.recover());
         // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
-        worker.link.acquire(known.lock().as_deref());
+        worker.handle.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
         if !gang.is_stuck() && barrier::make_up(worker).is_err() {
             // The device is lost, or its stream is; the next operation says so.
@@ -339,17 +339,17 @@ pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
-    let progress = || gang.members().iter().map(|&device| shared.turns[device].life.any_progress()).sum::<u64>();
-    let (mut patience, mut seen, mut told) = (Patience::new(shared.deadline.saturating_add(TICK)), progress(), false);
+    let progress = || gang.members().iter().map(|&device| shared.gpu_order[device].progress.any()).sum::<u64>();
+    let (mut stall, mut seen, mut told) = (StallTimer::new(shared.deadline.saturating_add(TICK)), progress(), false);
     let mut withdrawn = false;
-    while !waiting.wait(Some(patience.tick(TICK))) {
+    while !waiting.wait(Some(stall.tick(TICK))) {
         let now = progress();
         if now != seen {
             (seen, told) = (now, false);
-            patience.renew();
+            stall.renew();
             continue;
         }
-        if !patience.is_over() {
+        if !stall.is_over() {
             continue;
         }
         let ranks = 0..gang.count();
@@ -357,7 +357,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
         if !queued.is_empty() {
             let missing: Vec<usize> = queued.iter().map(|&rank| gang.device(rank)).collect();
             let error =
-                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: patience.waited(), missing };
+                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: stall.waited(), missing };
             gang.poison(gang.device(queued[0]), error);
             for rank in queued {
                 if waiting.withdraw(rank) {
@@ -368,7 +368,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
         } else if !told {
             // A closure that has started is always waited for, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
-            event!(warn, ?missing, waited = ?patience.waited(), "a scope waits for closures that make no progress");
+            event!(warn, ?missing, waited = ?stall.waited(), "a scope waits for closures that make no progress");
             told = true;
         }
     }
@@ -377,7 +377,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
 
 #[cfg(test)]
 mod tests {
-    use crate::{Error, GpuPool, Result, plant::Panic};
+    use crate::{Error, GpuPool, Result, mutation::Panic};
     use std::{panic::catch_unwind, sync::mpsc, thread, time::Duration};
 
     /// Fails if `f` does not come to an end.
@@ -400,7 +400,7 @@ mod tests {
         match result {
             Err(Error::Panicked { device: at, message, place }) => {
                 assert_eq!(at, device);
-                assert!(message.starts_with("planted") && place.contains("plant.rs"), "{message} at {place}");
+                assert!(message.starts_with("injected") && place.contains("inject.rs"), "{message} at {place}");
             }
             other => panic!("{other:?}"),
         }
@@ -415,7 +415,7 @@ mod tests {
             let other = pool.survivors().unwrap();
             for place in [Panic::BeforeTurn, Panic::BeforeMember, Panic::InDrain, Panic::InRecovery] {
                 for (device, fails) in [(0, false), (1, false), (0, true), (1, true)] {
-                    pool.shared.links[device].arm(place);
+                    pool.shared.handles[device].arm(place);
                     let result = pool.run(|dev, _| {
                         // The other one waits for the device in its closure, or at its end.
                         if fails && dev.rank() != device {
@@ -446,12 +446,12 @@ mod tests {
     fn close_tells_how_a_device_thread_ended() {
         guarded(|| {
             let pool = GpuPool::builder().host(2).build().unwrap();
-            pool.shared.links[1].arm(Panic::AtEnd);
+            pool.shared.handles[1].arm(Panic::AtEnd);
             assert!(catch_unwind(|| panic!("the caller's own")).is_err());
             assert_planted(pool.close(), 1);
             // What no scope was told of is told here.
             let pool = GpuPool::builder().host(2).build().unwrap();
-            pool.shared.links[0].arm(Panic::InRecovery);
+            pool.shared.handles[0].arm(Panic::InRecovery);
             works(&pool).unwrap();
             assert_planted(pool.close(), 0);
         });

@@ -9,16 +9,16 @@ use crate::{
         host,
     },
     error::{Error, Result},
-    memory::{cache::Settings, link::Link, pinned::PinnedPool},
+    gang::{
+        dispatch::Queue,
+        gpu_order::GpuOrder,
+        quiescence::{Door, Quiescence},
+    },
+    memory::{cache::Settings, handle::DeviceHandle, pinned::PinnedPool},
     panics,
     pool::GpuPool,
-    runtime::{
-        dispatch::Queue,
-        presence::{Door, Presence},
-        turn::Turns,
-        wait, worker,
-    },
     sync::{Gate, unique_id},
+    thread::{wait, worker},
 };
 use once_cell::sync::OnceCell;
 use std::{
@@ -48,37 +48,39 @@ impl Builder {
         let audit = self.memory.audit || self.check == Some(Check::Memory);
         let memory = Settings { deadline, devices: count, audit, ..self.memory.clone() };
         let seats = share::seats(drivers.iter().map(|driver| driver.info().uuid));
-        let turns: Vec<_> =
-            drivers.iter().zip(&seats).map(|(driver, seat)| Turns::of(driver.info().uuid, seat.place)).collect();
-        let link = |(i, driver): (usize, DriverRef)| {
-            let life = turns[i].life.clone();
+        let gpu_order: Vec<_> =
+            drivers.iter().zip(&seats).map(|(driver, seat)| GpuOrder::of(driver.info().uuid, seat.place)).collect();
+        let handle = |(i, driver): (usize, DriverRef)| {
+            let progress = gpu_order[i].progress.clone();
             let watch = Watch::of(&driver);
-            Arc::new(Link::new(id, i, driver, life, seats[i].sharers, watch, memory.records()))
+            Arc::new(DeviceHandle::new(id, i, driver, progress, seats[i].sharers, watch, memory.records()))
         };
-        let links: Vec<_> = drivers.into_iter().enumerate().map(link).collect();
-        self.check_memory(&links)?;
+        let handles: Vec<_> = drivers.into_iter().enumerate().map(handle).collect();
+        self.check_memory(&handles)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let computed = host::is_stepped(&*links[0].driver) || host::virtual_now(&*links[0].driver).is_some();
+        let computed = host::is_stepped(&*handles[0].driver) || host::virtual_now(&*handles[0].driver).is_some();
         let queues: Vec<_> = (0..count).map(|_| Queue::new()).collect();
-        let presence =
-            queues.iter().zip(&turns).map(|(queue, turns)| Presence::new(queue.waker().clone(), turns.clone()));
-        let presence: Vec<_> = presence.collect();
+        let quiescence = queues
+            .iter()
+            .zip(&gpu_order)
+            .map(|(queue, gpu_order)| Quiescence::new(queue.waker().clone(), gpu_order.clone()));
+        let quiescence: Vec<_> = quiescence.collect();
         let door = Arc::<Door>::default();
-        for (link, presence) in links.iter().zip(&presence) {
-            host::attend(&*link.driver, &(presence.clone() as Arc<dyn host::Attendee>));
+        for (handle, quiescence) in handles.iter().zip(&quiescence) {
+            host::attend(&*handle.driver, &(quiescence.clone() as Arc<dyn host::Attendee>));
         }
-        host::attend(&*links[0].driver, &(door.clone() as Arc<dyn host::Attendee>));
+        host::attend(&*handles[0].driver, &(door.clone() as Arc<dyn host::Attendee>));
         let shared = Arc::new(worker::Shared {
             pid: std::process::id(),
             wakers: queues.iter().map(|queue| queue.waker().clone()).collect(),
             queues,
-            turns,
-            presence,
+            gpu_order,
+            quiescence,
             door,
             homes: (0..count).map(|_| OnceCell::new()).collect(),
-            pinned: PinnedPool::new(&links, &memory)?,
+            pinned: PinnedPool::new(&handles, &memory)?,
             weights,
-            modules: crate::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
+            modules: crate::kernel::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),
             memory,
             deadline,
             algorithm: self.algorithm.unwrap_or_default(),
@@ -86,7 +88,7 @@ impl Builder {
             staged: self.staged,
             polls: polls(cores, count, computed),
             linger: wait::linger(cores, count, computed),
-            copy_threads: copy_threads(cores, count, host::is_stepped(&*links[0].driver)),
+            copy_threads: copy_threads(cores, count, host::is_stepped(&*handles[0].driver)),
             gate: Gate::new(),
             peers: OnceCell::new(),
             signals: OnceCell::new(),
@@ -94,7 +96,7 @@ impl Builder {
             tuned: OnceCell::new(),
             stages: Default::default(),
             threads: Default::default(),
-            links,
+            handles,
         });
         let (opened, openings) = mpsc::channel();
         let pool = GpuPool { shared: shared.clone() };
@@ -110,12 +112,12 @@ impl Builder {
             pool.close()?;
             return Err(Error::Closed);
         }
-        let peers = crate::probe::peers(&pool, self.staged)?;
+        let peers = crate::builder::probe::peers(&pool, self.staged)?;
         shared.peers.set(peers).map_err(|_| Error::Closed)?;
         if let Some(signals) = Signals::set_up(&pool)? {
             shared.signals.set(signals).map_err(|_| Error::Closed)?;
         }
-        if host::is_stepped(&*shared.links[0].driver) && count <= STAGED_AT_BUILD {
+        if host::is_stepped(&*shared.handles[0].driver) && count <= STAGED_AT_BUILD {
             let pairs = (0..count * count).map(|pair| (pair / count, pair % count));
             pairs
                 .filter(|&(from, to)| !shared.is_direct(from, to))
@@ -126,8 +128,8 @@ impl Builder {
             return Ok(pool);
         }
         let site = Location::caller();
-        let weights = crate::probe::speeds(&pool).map_err(|error| error.called_at(site))?;
-        let drivers = shared.links.iter().map(|link| link.driver.clone()).collect();
+        let weights = crate::builder::probe::speeds(&pool).map_err(|error| error.called_at(site))?;
+        let drivers = shared.handles.iter().map(|handle| handle.driver.clone()).collect();
         pool.close()?;
         Builder { weights: Weights::Given(weights), ..self }.with_drivers(drivers)
     }

@@ -5,7 +5,7 @@ use crate::{
     Algorithm,
     driver::host::Schedule,
     error::{Error, Result},
-    memory::{cache::MemoryLimit, link::Link},
+    memory::{cache::MemoryLimit, handle::DeviceHandle},
 };
 use std::sync::Arc;
 
@@ -55,10 +55,10 @@ impl Builder {
 
     /// What depends on how much memory the devices have.
     #[track_caller]
-    pub(super) fn check_memory(&self, links: &[Arc<Link>]) -> Result<()> {
+    pub(super) fn check_memory(&self, handles: &[Arc<DeviceHandle>]) -> Result<()> {
         let Some(reserve) = self.memory.reserve else { return Ok(()) };
-        for link in links {
-            let (device, total) = (link.device, link.driver.info().total_memory / link.sharers as u64);
+        for handle in handles {
+            let (device, total) = (handle.device, handle.driver.info().total_memory / handle.sharers as u64);
             let limit = self.memory.limit.map(|limit| (limit, limit.of(total)));
             match limit {
                 Some((MemoryLimit::Percent(percent), most)) if reserve > most => {

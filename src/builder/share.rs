@@ -2,8 +2,8 @@
 //! GPUs.
 //!
 //! Where the crate would take one for the other, it goes by these: the object of the driver and not the UUID (fault
-//! plans); a place on the GPU ([`Turns`](crate::runtime::turn::Turns)); how many share it
-//! ([`Link::sharers`](crate::memory::link::Link)).
+//! plans); a place on the GPU ([`GpuOrder`](crate::gang::gpu_order::Turns)); how many share it
+//! ([`DeviceHandle::sharers`](crate::memory::handle::DeviceHandle)).
 //!
 //! **Kernels that wait for each other** must all get to run. Those of one GPU do, if all their blocks fit on it at once
 //! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind something that waits

@@ -32,11 +32,10 @@ use crate::{
     Device,
     driver::{Address, gate},
     error::{Error, Result, Site},
-    memory::block::BlockRef,
-    patience::Patience,
-    runtime::worker::Worker,
-    stream::StreamCore,
+    memory::{block::BlockRef, stream::StreamCore},
+    stall::StallTimer,
     sync::CommitWord,
+    thread::worker::Worker,
 };
 use smallvec::SmallVec;
 use std::{
@@ -173,7 +172,7 @@ impl Drop for Window {
 /// failed. It fails when blocking calls keep the gate closed for as long as the pool waits for anything.
 pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
     let (gate, members, dev) = (gate::launches(), group.count(), group.dev);
-    let mut patience = Patience::new(dev.worker.shared.deadline);
+    let mut stall = StallTimer::new(dev.worker.shared.deadline);
     while word.committed() < number && !word.is_aborted() {
         // Not asleep: a peer may open it meanwhile, and then a blocking call waits for this member's launch.
         if gate.try_open(members) {
@@ -183,10 +182,10 @@ pub(super) fn commit(group: &Group<'_>, word: &CommitWord, number: u64) {
             return;
         }
         std::thread::yield_now();
-        if patience.is_over() {
+        if stall.is_over() {
             // Before this member gives up: from here on nobody can commit it.
             let (device, op) = (dev.index(), "wait for blocking calls of the driver");
-            let waited = patience.waited();
+            let waited = stall.waited();
             dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: vec![device] });
         }
     }
@@ -232,7 +231,7 @@ pub(super) fn commit_by<R>(
 ) -> Result<(R, Window)> {
     let number = group.next_number();
     match meeting() {
-        Ok(met) => Ok((met, Window { shares: group.dev.worker.link.sharers > 1 })),
+        Ok(met) => Ok((met, Window { shares: group.dev.worker.handle.sharers > 1 })),
         Err(error) => {
             // Committed by a peer, before it or this member has seen that the gang has failed.
             if group.word().committed() >= number {
@@ -293,7 +292,7 @@ pub(crate) fn make_up_later(worker: &Worker) {
         && worker.is_idle()
         && let Err(error) = make_up(worker)
     {
-        event!(debug, device = worker.link.device, %error, "meetings could not be made up");
+        event!(debug, device = worker.handle.device, %error, "meetings could not be made up");
     }
 }
 

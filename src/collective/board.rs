@@ -25,9 +25,10 @@ use crate::{
     contain::Contained,
     driver::Address,
     error::{Error, Result},
-    memory::{block::BlockRef, link::Handover},
-    runtime::{gang::Gang, worker::Worker},
+    gang::Gang,
+    memory::{block::BlockRef, handle::Handover},
     sync::ring::{self, Consumer, Producer},
+    thread::worker::Worker,
 };
 use smallvec::{SmallVec, smallvec};
 use std::{any::Any, mem, ops::Range, sync::Arc};

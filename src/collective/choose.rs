@@ -12,7 +12,7 @@ use super::{
     request::GRAIN,
     tuner::Limits,
 };
-use crate::runtime::worker::Shared;
+use crate::thread::worker::Shared;
 
 /// Where the kernels of several devices can wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,17 +43,18 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn of(shared: &Shared) -> Machine {
-        let link = &shared.links[0];
+        let handle = &shared.handles[0];
         let barrier = match shared.signals.get() {
             None => KernelBarrier::None,
             Some(signals) if signals.have_stages() => KernelBarrier::InHost { ll: signals.push_bytes() },
             Some(signals) => KernelBarrier::OnDevices { ll: signals.push_bytes(), eager: signals.eager_bytes() },
         };
         Machine {
-            software: link.driver.info().compute_capability == (0, 0),
-            virtual_time: link.in_virtual_time(),
+            software: handle.driver.info().compute_capability == (0, 0),
+            virtual_time: handle.in_virtual_time(),
             barrier,
-            alone: matches!(barrier, KernelBarrier::InHost { .. }) && shared.links.iter().all(|link| link.sharers == 1),
+            alone: matches!(barrier, KernelBarrier::InHost { .. })
+                && shared.handles.iter().all(|handle| handle.sharers == 1),
             wish: shared.algorithm,
             rank_order: shared.reduce_order == ReduceOrder::Rank,
         }

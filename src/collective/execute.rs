@@ -28,7 +28,7 @@ use crate::{
     Event,
     error::{Error, Result},
     memory::{block::BlockRef, hazard::Access},
-    op::Op,
+    token::op::Op,
 };
 use std::{cell::Cell, sync::Arc};
 

@@ -13,7 +13,7 @@
 //! when its rings to all others of the gang are empty; and a message in a ring says how many headlines its sender had
 //! posted before in its gang.
 
-use crate::runtime::gang::{Gang, WORDS};
+use crate::gang::{Gang, WORDS};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 

@@ -2,23 +2,24 @@
 //!
 //! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu`,
 //! `kernels/ring.cu` and `kernels/exchange.cu`; `kernels/meet.cuh` says how the kernels of several devices wait for
-//! each other. The twins for software GPUs are in [`twin`]. They do not meet, since events order them.
+//! each other. The host kernels for software GPUs are in [`host kernel`]. They do not meet, since events order them.
 //!
-//! Device and twin compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank
+//! Device and host kernel compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank
 //! order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
 mod exchange;
+mod host_kernels;
 mod lane;
 mod ring;
 mod staged;
 #[cfg(test)]
 mod tests;
-mod twin;
 
 use super::{DType, ReduceOp};
 use crate::{
-    Module, builtin,
+    Module,
     driver::{Address, HostKernel, KernelArg, ValueBytes},
+    kernel::builtin,
 };
 use smallvec::SmallVec;
 
@@ -163,7 +164,7 @@ impl Meet {
     }
 }
 
-/// A device function with its twin.
+/// A device function with its host kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub module: &'static Module,
@@ -171,11 +172,11 @@ pub(crate) struct Entry {
     pub host: Option<HostKernel>,
 }
 
-/// `f!(dtype, combine)` is the name of the function and the twin for that type.
+/// `f!(dtype, combine)` is the name of the function and the host kernel for that type.
 macro_rules! by_type {
     ($dtype:expr, $($D:ident $T:ty, $combine:literal, $push:literal, $eager:literal, $staged:literal;)+) => {
         match $dtype {
-            $(DType::$D => (($combine, twin::combine::<$T> as HostKernel), $push, $eager, $staged),)+
+            $(DType::$D => (($combine, host_kernels::combine::<$T> as HostKernel), $push, $eager, $staged),)+
         }
     };
 }
@@ -219,7 +220,7 @@ pub(crate) unsafe fn fold_on_host(
         ($($D:ident $T:ty),+) => {
             // SAFETY: the promise of the caller.
             unsafe { match dtype {
-                $(DType::$D => twin::on_host::<$T>(n, code(op), sources, destination, factors),)+
+                $(DType::$D => host_kernels::on_host::<$T>(n, code(op), sources, destination, factors),)+
             } }
         };
     }
@@ -228,10 +229,10 @@ pub(crate) unsafe fn fold_on_host(
 
 /// Launched with [`Pairs::args`].
 pub(crate) fn pairs() -> Entry {
-    Entry { module: &builtin::COMBINE, name: "pairs", host: Some(twin::pairs) }
+    Entry { module: &builtin::COMBINE, name: "pairs", host: Some(host_kernels::pairs) }
 }
 
-/// Launched with [`Push::args`]. Without a twin: software GPUs have nothing to gain from it.
+/// Launched with [`Push::args`]. Without a host kernel: software GPUs have nothing to gain from it.
 pub(crate) fn push(dtype: DType) -> Entry {
     Entry { module: &builtin::PUSH, name: names(dtype).1, host: None }
 }
@@ -241,17 +242,17 @@ pub(crate) fn eager(dtype: DType) -> Entry {
     Entry { module: &builtin::EAGER, name: names(dtype).2, host: None }
 }
 
-/// Launched with [`Staged::args`]. Without a twin: software GPUs do the same by `combine` and `pairs`.
+/// Launched with [`Staged::args`]. Without a host kernel: software GPUs do the same by `combine` and `pairs`.
 pub(crate) fn staged(dtype: DType) -> Entry {
     Entry { module: &builtin::STAGED, name: names(dtype).3, host: None }
 }
 
-/// Launched with [`Trade::args`]. Without a twin: software GPUs add up by `combine`.
+/// Launched with [`Trade::args`]. Without a host kernel: software GPUs add up by `combine`.
 pub(crate) fn exchange(dtype: DType) -> Entry {
     Entry { module: &builtin::EXCHANGE, name: exchange::name(dtype), host: None }
 }
 
-/// Launched with [`Round::args`]. Without a twin: software GPUs go round by copies.
+/// Launched with [`Round::args`]. Without a host kernel: software GPUs go round by copies.
 pub(crate) fn ring(dtype: DType) -> Entry {
     let name = if dtype == DType::F64 { "ring_f64" } else { "ring_f32" };
     Entry { module: &builtin::RING, name, host: None }
@@ -381,12 +382,12 @@ impl Push<'_> {
 /// As `kernels/fold.cuh` counts them.
 fn code(op: ReduceOp) -> u32 {
     match op {
-        ReduceOp::Sum => twin::SUM,
-        ReduceOp::Prod => twin::PROD,
-        ReduceOp::Min => twin::MIN,
-        ReduceOp::Max => twin::MAX,
-        ReduceOp::Avg => twin::AVG,
-        ReduceOp::Scaled(_) => twin::SCALED,
+        ReduceOp::Sum => host_kernels::SUM,
+        ReduceOp::Prod => host_kernels::PROD,
+        ReduceOp::Min => host_kernels::MIN,
+        ReduceOp::Max => host_kernels::MAX,
+        ReduceOp::Avg => host_kernels::AVG,
+        ReduceOp::Scaled(_) => host_kernels::SCALED,
     }
 }
 
@@ -400,7 +401,7 @@ fn push_factors(args: &mut Arguments, factors: &[f64], eight: usize) {
 }
 
 /// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range
-/// may appear only once (the twin holds it exclusively), so a source that is a destination is named by its number.
+/// may appear only once (the host kernel holds it exclusively), so a source that is a destination is named by its number.
 fn push_parts(args: &mut Arguments, sources: &[Part], destinations: &[Part], software: bool) {
     debug_assert!(software || sources.len().max(destinations.len()) <= MOST, "a GPU's kernel has {MOST} places");
     let same = |source: &Part| destinations.iter().position(|d| software && d.address == source.address && d.bytes > 0);

@@ -9,8 +9,8 @@ use crate::{
     Device,
     driver::{KernelArg, Launch, LaunchDims},
     error::Result,
-    runtime::worker::Worker,
-    stream::StreamCore,
+    memory::stream::StreamCore,
+    thread::worker::Worker,
 };
 use smallvec::SmallVec;
 
@@ -83,8 +83,8 @@ pub(super) fn launch_meeting(
     blocks: u32,
     args: &[KernelArg],
 ) -> Result<()> {
-    let (worker, link) = (&dev.worker, &dev.worker.link);
-    let early = meet.signals != 0 && comes_early(blocks, link.driver.info().multiprocessors, link.sharers);
+    let (worker, handle) = (&dev.worker, &dev.worker.handle);
+    let early = meet.signals != 0 && comes_early(blocks, handle.driver.info().multiprocessors, handle.sharers);
     submit_to((worker, &dev.stream), name, entry, blocks, args, early)
 }
 
@@ -108,8 +108,8 @@ fn submit_to(
     let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
     // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered
     // before this launch, by events or by the kernel's own meeting, and no two members are given the same part.
-    let launched = unsafe { worker.link.driver.launch(&launch, stream.raw) };
-    worker.link.check(name, launched)
+    let launched = unsafe { worker.handle.driver.launch(&launch, stream.raw) };
+    worker.handle.check(name, launched)
 }
 
 #[cfg(test)]

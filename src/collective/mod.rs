@@ -13,7 +13,7 @@
 //! * [`barrier`]: kernels that wait for each other on the devices, over the memory of [`signals`]. [`scratch`]: what
 //!   peers fill.
 //! * [`tuner`]: from which size on which algorithm, and how many blocks.
-//! * [`kernels`]: the kernels, with their Rust twins. [`launch`]: their launches.
+//! * [`kernels`]: the kernels, with their host kernels. [`launch`]: their launches.
 //!
 //! [`replay`]: how collectives get into graphs, and run from there.
 //! [`point`] has what goes from one device to one other.
@@ -94,7 +94,7 @@ impl Group<'_> {
     /// As there.
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
-        let _here = self.dev.worker.link.enter("barrier", Location::caller());
+        let _here = self.dev.worker.handle.enter("barrier", Location::caller());
         let call = Call::new("barrier");
         let Some(members) = self.known.in_short else { return self.meet(call, Payload::Nothing, false).map(drop) };
         self.dev.not_in_graph(call.op)?;
@@ -114,7 +114,7 @@ impl Group<'_> {
     /// The same, of those who say that it is for this.
     #[track_caller]
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
-        let _here = self.dev.worker.link.enter("exchange", Location::caller());
+        let _here = self.dev.worker.handle.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>().from(origin);
         let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
         Ok(all.iter().map(|notice| value_of(notice)).collect())

@@ -10,9 +10,9 @@ use super::{Element, Group, call::Call};
 use crate::{
     Device, DeviceBuffer,
     error::{Error, Result},
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, link::Handover},
-    runtime::wait,
+    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::Handover},
     sync::Inbox,
+    thread::wait,
 };
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
@@ -75,7 +75,7 @@ impl Group<'_> {
     #[track_caller]
     fn send_view<T: Element>(&self, src: DeviceView<'_, T>, to: usize) -> Result<()> {
         let dev = self.dev;
-        let _here = dev.worker.link.enter("send", Location::caller());
+        let _here = dev.worker.handle.enter("send", Location::caller());
         self.check_peer("send", to)?;
         dev.not_in_graph("send")?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
@@ -84,7 +84,7 @@ impl Group<'_> {
         dev.copy(&bytes(src), &mut contents)?;
         let gang = &dev.session.gang;
         let (from, group) = (dev.index(), self.ranks().clone());
-        let told = dev.worker.link.hand_over();
+        let told = dev.worker.handle.hand_over();
         let parcel = Parcel { gang: gang.place(), from, group, call, contents, told };
         dev.worker.endpoint.borrow().post.boxes[self.ordinal(to)].push(parcel);
         gang.waker(self.ranks()[to]).notify();
@@ -107,7 +107,7 @@ impl Group<'_> {
     #[track_caller]
     fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
         let dev = self.dev;
-        let _here = dev.worker.link.enter("recv", Location::caller());
+        let _here = dev.worker.handle.enter("recv", Location::caller());
         self.check_peer("recv", from)?;
         dev.not_in_graph("recv")?;
         dev.check()?;
@@ -124,7 +124,7 @@ impl Group<'_> {
                 None => left.then(|| Err(self.absent(&call, rank))),
             }
         })?;
-        dev.worker.link.take_over(parcel.told.as_deref());
+        dev.worker.handle.take_over(parcel.told.as_deref());
         if let Some(what) = call.differs_in_elements(&parcel.call) {
             // The sender has gone on: it does not hear of it otherwise.
             let error = self.mismatch(what, (self.rank, &call), (from, &parcel.call));

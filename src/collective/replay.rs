@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{
     error::{Error, Result, Site},
-    graph::recording::Recording,
     memory::block::BlockRef,
+    token::recording::Recording,
 };
 
 /// The meetings of kernels in a graph, all of one group.
@@ -88,7 +88,7 @@ impl Group<'_> {
             self.shape(&notices)?;
         }
         request.call.origin = origin;
-        recording.cut(&dev.worker.link, Captured(request))
+        recording.cut(&dev.worker.handle, Captured(request))
     }
 
     /// Carries a captured collective out.

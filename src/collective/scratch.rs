@@ -13,9 +13,8 @@ use super::{
 use crate::{
     Device,
     error::{Error, Result},
-    memory::{hazard::Access, pinned::Near},
-    op::Op,
-    stream::StreamCore,
+    memory::{hazard::Access, pinned::Near, stream::StreamCore},
+    token::op::Op,
 };
 use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 

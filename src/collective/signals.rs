@@ -16,12 +16,10 @@ use crate::{
     Device, GpuPool,
     driver::Address,
     error::Result,
-    memory::{DeviceBuffer, link::Link},
-    runtime::{
-        gang::{Alarm, Gang},
-        worker::Shared,
-    },
+    gang::{Alarm, Gang},
+    memory::{DeviceBuffer, handle::DeviceHandle},
     sync::{load_word, raise_word, store_word},
+    thread::worker::Shared,
 };
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
@@ -62,7 +60,7 @@ impl Drop for Signals {
 
 /// Memory of a device that is not its pool's: it would be in use for ever in the pool's counts. Given back when it is
 /// dropped.
-struct OnDevice(Arc<Link>, Address);
+struct OnDevice(Arc<DeviceHandle>, Address);
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
@@ -74,14 +72,14 @@ impl Drop for OnDevice {
 
 /// Page-locked memory. Given back when it is dropped.
 struct Pinned {
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
     first: usize,
 }
 
 impl Pinned {
-    fn new(link: &Arc<Link>, bytes: usize) -> Result<Self> {
-        let first = link.check("signals", link.driver.host_alloc(bytes))?.expose_provenance();
-        Ok(Pinned { link: link.clone(), first })
+    fn new(handle: &Arc<DeviceHandle>, bytes: usize) -> Result<Self> {
+        let first = handle.check("signals", handle.driver.host_alloc(bytes))?.expose_provenance();
+        Ok(Pinned { handle: handle.clone(), first })
     }
 
     fn at(&self, offset: usize) -> *mut u64 {
@@ -92,7 +90,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: as for `OnDevice`.
-        let _ = unsafe { self.link.driver.host_free(self.at(0).cast()) };
+        let _ = unsafe { self.handle.driver.host_free(self.at(0).cast()) };
     }
 }
 
@@ -114,13 +112,13 @@ impl Signals {
         let places = if direct { Places::direct(n) } else { Places::through_host(n) };
         let bytes = if direct { places.bytes(n) } else { signals::HEADER };
         let made = pool.run(|dev, _| {
-            let link = &dev.worker.link;
-            let own = OnDevice(link.clone(), link.check("signals", link.driver.mem_alloc(bytes))?);
+            let handle = &dev.worker.handle;
+            let own = OnDevice(handle.clone(), handle.check("signals", handle.driver.mem_alloc(bytes))?);
             // By this thread, which is near to its device.
-            let room = (!direct).then(|| Pinned::new(link, places.bytes(n) + STAGED_COUNTS + STAGE)).transpose()?;
+            let room = (!direct).then(|| Pinned::new(handle, places.bytes(n) + STAGED_COUNTS + STAGE)).transpose()?;
             let inbox = room.as_ref().map_or(own.1, |room| room.first as u64);
             let words = match dev.rank() {
-                0 => Some(Arc::new(Words(Pinned::new(link, MOST * LINES)?))),
+                0 => Some(Arc::new(Words(Pinned::new(handle, MOST * LINES)?))),
                 _ => None,
             };
             let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((inbox, words))?.into_iter().unzip();
@@ -261,11 +259,12 @@ unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Re
 
 fn can_meet(shared: &Shared) -> bool {
     let n = shared.devices();
-    let hardware = |link: &Arc<Link>| link.driver.info().compute_capability != (0, 0) && link.watch().is_none();
+    let hardware =
+        |handle: &Arc<DeviceHandle>| handle.driver.info().compute_capability != (0, 0) && handle.watch().is_none();
     let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
     // The most blocks that a kernel can have for want of fewer is one for each member (`fused::launch`).
     let fit = multiprocessors(shared) as usize >= n;
-    (2..=MOST).contains(&n) && !serial && fit && shared.links.iter().all(hardware)
+    (2..=MOST).contains(&n) && !serial && fit && shared.handles.iter().all(hardware)
 }
 
 impl Words {

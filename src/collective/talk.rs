@@ -13,9 +13,9 @@ use super::{
 use crate::{
     Event,
     error::{Error, Result},
-    plant::Bug,
-    runtime::wait,
+    mutation::Bug,
     sync::{EventCount, ring},
+    thread::wait,
 };
 use smallvec::SmallVec;
 use std::hint;
@@ -41,7 +41,7 @@ impl Group<'_> {
     pub(crate) fn await_step(&self, call: &Call, member: usize) -> Result<()> {
         let done = self.take_step(call, member)?;
         let dev = self.dev;
-        if dev.worker.link.planted(Bug::StepSkipped) {
+        if dev.worker.handle.injected(Bug::StepSkipped) {
             return Ok(());
         }
         dev.stream.wait_event(call.op, done.0.raw, &done.0.stream, done.0.covered)
@@ -61,7 +61,7 @@ impl Group<'_> {
     pub(super) fn announce(&self, brief: &Brief) -> bool {
         let dev = self.dev;
         let gang = &dev.session.gang;
-        if !self.is_everyone() || dev.worker.link.hands_over() {
+        if !self.is_everyone() || dev.worker.handle.hands_over() {
             return false;
         }
         let Some(words) = brief.words() else { return false };
@@ -98,7 +98,7 @@ impl Group<'_> {
     fn put(&self, call: &Call, member: usize, body: Body) -> Result<()> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
-        let handover = dev.worker.link.hand_over();
+        let handover = dev.worker.handle.hand_over();
         let mut message = Some(Message::new(gang, &dev.session.headlines, body, handover));
         let to = gang.device(rank);
         let mut push = || {
@@ -205,7 +205,7 @@ impl Group<'_> {
 
     /// What a message says; from now on this thread knows what its sender knew.
     fn open(&self, message: Message) -> Body {
-        self.dev.worker.link.take_over(message.from.as_deref());
+        self.dev.worker.handle.take_over(message.from.as_deref());
         match message.body {
             Body::Headline(words) => {
                 let members = self.dev.everyone().known.in_short.expect("the sender has it, too");

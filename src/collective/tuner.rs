@@ -22,7 +22,7 @@ use super::{
         signals::{PUSHED, eager, most_pushed},
     },
 };
-use crate::{GpuPool, runtime::worker::Shared};
+use crate::{GpuPool, thread::worker::Shared};
 use std::{fmt, str::FromStr, time::Duration};
 
 /// Where a pool's collectives have their limits from: up to which size they go as packets, how many blocks kernels
@@ -207,8 +207,8 @@ impl Measured {
 /// Of the smallest device, where several that share a GPU have its multiprocessors in equal parts: then kernels of all
 /// of them fit on it at once, a block on each. A software GPU's kernels wait for nobody, so it counts as large.
 pub(super) fn multiprocessors(shared: &Shared) -> u32 {
-    let hardware = shared.links.iter().filter(|link| link.driver.info().compute_capability != (0, 0));
-    part(hardware.map(|link| (link.driver.info().multiprocessors, link.sharers)))
+    let hardware = shared.handles.iter().filter(|handle| handle.driver.info().compute_capability != (0, 0));
+    part(hardware.map(|handle| (handle.driver.info().multiprocessors, handle.sharers)))
 }
 
 fn part(devices: impl Iterator<Item = (u32, usize)>) -> u32 {
@@ -306,15 +306,15 @@ pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
     let n = shared.devices();
     let default = |why: &str| Tuned::new(shared, why, Limits::default_of);
     let everyone: Vec<usize> = (0..n).collect();
-    let software = shared.links[0].driver.info().compute_capability == (0, 0);
+    let software = shared.handles[0].driver.info().compute_capability == (0, 0);
     if wish == Tune::Off || software || n < 2 || !shared.are_direct(&everyone) {
         return default("default");
     }
-    if shared.links.iter().any(|link| link.sharers > 1) {
+    if shared.handles.iter().any(|handle| handle.sharers > 1) {
         return default("default, since devices share a GPU");
     }
-    let name = &shared.links[0].driver.info().name;
-    let alike = shared.links.iter().all(|link| link.driver.info().name == *name);
+    let name = &shared.handles[0].driver.info().name;
+    let alike = shared.handles.iter().all(|handle| handle.driver.info().name == *name);
     if wish != Tune::Measure
         && alike
         && let Some(rows) = table::of(name)

@@ -11,10 +11,9 @@ use crate::{
     device::Device,
     driver::{Address, check::Place},
     error::Result,
-    memory::{block::BlockRef, link::Link, pinned::Near},
-    plant::Bug,
-    runtime::worker::Worker,
-    stream::StreamCore,
+    memory::{block::BlockRef, handle::DeviceHandle, pinned::Near, stream::StreamCore},
+    mutation::Bug,
+    thread::worker::Worker,
 };
 use smallvec::SmallVec;
 use std::{cell::RefCell, ptr, sync::Arc, time::Duration};
@@ -45,7 +44,7 @@ struct Piece {
 
 impl Piece {
     fn new(worker: &Worker) -> Result<Self> {
-        let block = worker.shared.pinned.block("staging", PIECE, Near::Device(worker.link.device))?;
+        let block = worker.shared.pinned.block("staging", PIECE, Near::Device(worker.handle.device))?;
         Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
     }
 
@@ -66,9 +65,9 @@ impl Piece {
     fn free(&mut self, wait: &Wait) -> Result<()> {
         self.seal()?;
         for event in &self.busy {
-            let link = &event.0.stream.link;
-            if !(link.planted(Bug::PieceFilledEarly) && wait.fills
-                || link.planted(Bug::PieceEmptiedEarly) && !wait.fills)
+            let handle = &event.0.stream.handle;
+            if !(handle.injected(Bug::PieceFilledEarly) && wait.fills
+                || handle.injected(Bug::PieceEmptiedEarly) && !wait.fills)
             {
                 wait.event(event)?;
             }
@@ -82,7 +81,7 @@ impl Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         // The work of a lost device ends, too; a wait reports the loss only then.
-        let lost = |event: &Event| event.0.stream.link.driver.event_wait(event.0.raw, LOST).is_err();
+        let lost = |event: &Event| event.0.stream.handle.driver.event_wait(event.0.raw, LOST).is_err();
         let over = |event: &Event| event.is_complete().unwrap_or_else(|_| lost(event));
         if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
             // A stream got stuck with a DMA in this piece: the memory must never be given to anyone else.
@@ -119,7 +118,7 @@ pub(crate) struct Staging {
 struct Wait {
     /// Whether the pieces are for uploads.
     fills: bool,
-    gang: Arc<crate::runtime::gang::Gang>,
+    gang: Arc<crate::gang::Gang>,
     limit: Duration,
 }
 
@@ -129,8 +128,8 @@ impl Wait {
     }
 
     fn event(&self, event: &Event) -> Result<()> {
-        let (stream, link) = (&event.0.stream, &event.0.stream.link);
-        let passed = || link.check("staging", link.driver.event_wait(event.0.raw, Duration::from_millis(20)));
+        let (stream, handle) = (&event.0.stream, &event.0.stream.handle);
+        let passed = || handle.check("staging", handle.driver.event_wait(event.0.raw, Duration::from_millis(20)));
         let waited = stream.wait_while_advancing("staging", self.limit, passed, || self.gang.is_aborted());
         waited.map_err(|error| self.gang.aborted().unwrap_or(error))
     }
@@ -144,7 +143,7 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
         return pack(&mut lanes[0], &wait, stream, src, dst);
     }
     let parts = cut(src.len(), lanes.len());
-    in_parallel(&dev.worker.link, &mut lanes, parts, |lane, part| {
+    in_parallel(&dev.worker.handle, &mut lanes, parts, |lane, part| {
         for start in part.clone().step_by(PIECE) {
             let bytes = &src[start..part.end.min(start + PIECE)];
             let piece = lane.turn();
@@ -182,14 +181,14 @@ fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst:
 fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Address) -> Result<()> {
     let at = piece.at(offset);
     debug_assert!(offset + bytes.len() <= PIECE);
-    stream.link.host_access("upload", at as u64, bytes.len(), true)?;
+    stream.handle.host_access("upload", at as u64, bytes.len(), true)?;
     // SAFETY: `offset + bytes.len() <= PIECE`, and no DMA uses this part of the piece: it was free, or never given out
     // since it was.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
-    let driver = &stream.link.driver;
+    let driver = &stream.handle.driver;
     // SAFETY: the piece is page-locked and is not touched again before its event; `dst` is live, and ordered by the
     // caller's `Op`.
-    stream.link.check("upload", unsafe { driver.copy_to_device(dst, at, bytes.len(), stream.raw) })?;
+    stream.handle.check("upload", unsafe { driver.copy_to_device(dst, at, bytes.len(), stream.raw) })?;
     stream.submit();
     Ok(())
 }
@@ -203,7 +202,7 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
     let mut lanes = lanes(&dev.worker.staging.down, &dev.worker, dst.len())?;
     let parts = cut(dst.len(), lanes.len());
     let whole = Whole(dst.as_mut_ptr());
-    in_parallel(&dev.worker.link, &mut lanes, parts, |lane, part| {
+    in_parallel(&dev.worker.handle, &mut lanes, parts, |lane, part| {
         let whole = &whole;
         // The pieces are filled one ahead of the one that is emptied.
         let mut arriving: Option<(usize, usize, usize)> = None;
@@ -214,8 +213,9 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
             piece.free(&wait)?;
             piece.streams.push(stream.clone());
             // SAFETY: `src` is live and ordered by the caller's `Op`; the piece is free, page-locked, large enough.
-            let copied = unsafe { stream.link.driver.copy_to_host(piece.at(0), src + start as u64, bytes, stream.raw) };
-            stream.link.check("download", copied)?;
+            let copied =
+                unsafe { stream.handle.driver.copy_to_host(piece.at(0), src + start as u64, bytes, stream.raw) };
+            stream.handle.check("download", copied)?;
             stream.submit();
             piece.seal()?;
             let this = (lane.next, start, bytes);
@@ -239,7 +239,7 @@ unsafe impl Sync for Whole {}
 impl Whole {
     fn empty(&self, piece: &mut Piece, start: usize, bytes: usize, wait: &Wait) -> Result<()> {
         piece.free(wait)?;
-        piece.block.link.host_access("download", piece.at(0) as u64, bytes, false)?;
+        piece.block.handle.host_access("download", piece.at(0) as u64, bytes, false)?;
         // SAFETY: `start..start + bytes` lies within the slice and within this thread's part of it; the DMA that filled
         // the piece has completed.
         unsafe { ptr::copy_nonoverlapping(piece.at(0), self.0.add(start), bytes) };
@@ -267,7 +267,7 @@ fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Runs `f` for each lane and its part; the first on this thread, the others on threads that live inside this call.
-fn in_parallel<F>(link: &Link, lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
+fn in_parallel<F>(handle: &DeviceHandle, lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
 where
     F: Fn(&mut Lane, std::ops::Range<usize>) -> Result<()> + Sync,
 {
@@ -276,7 +276,7 @@ where
         return f(own, parts[0].clone());
     }
     // What this thread knows and where it is, for a checker.
-    let (known, place) = (link.release(), Place::current());
+    let (known, place) = (handle.release(), Place::current());
     crossbeam::thread::scope(|scope| {
         let helpers: Vec<_> = others
             .iter_mut()
@@ -284,9 +284,9 @@ where
             .map(|(lane, part)| {
                 let (f, known) = (&f, known.as_deref());
                 scope.spawn(move |_| {
-                    link.acquire(known);
+                    handle.acquire(known);
                     let _here = place.map(Place::enter);
-                    (f(lane, part.clone()), link.release())
+                    (f(lane, part.clone()), handle.release())
                 })
             })
             .collect();
@@ -295,7 +295,7 @@ where
         let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.join()).collect();
         theirs.into_iter().fold(mine, |all, one| {
             let (one, known) = one.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            link.acquire(known.as_deref());
+            handle.acquire(known.as_deref());
             all.and(one)
         })
     })

@@ -18,10 +18,9 @@ use crate::{
     device::Device,
     driver::{Address, Driver, RawEvent},
     error::Result,
-    memory::{block::BlockRef, hazard::Access, link::Link, pinned::Near},
-    plant::Bug,
-    runtime::worker::Shared,
-    stream::StreamCore,
+    memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, pinned::Near, stream::StreamCore},
+    mutation::Bug,
+    thread::worker::Shared,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -41,29 +40,29 @@ pub(crate) fn copy(
     src_device: usize,
     bytes: usize,
 ) -> Result<()> {
-    let (shared, link) = (&dev.worker.shared, &dev.worker.link);
+    let (shared, handle) = (&dev.worker.shared, &dev.worker.handle);
     if bytes == 0 {
         return Ok(());
     }
     if dst_device == src_device {
         // SAFETY: both ranges are live, do not overlap (one is borrowed exclusively), ordered by the caller's `Op`.
-        let copied = unsafe { link.driver.copy_within(dst, src, bytes, dev.stream.raw) };
-        return link.check("copy", copied);
+        let copied = unsafe { handle.driver.copy_within(dst, src, bytes, dev.stream.raw) };
+        return handle.check("copy", copied);
     }
     let other = if dst_device == dev.index() { src_device } else { dst_device };
     if shared.is_direct(dev.index(), other) {
-        let (to, from) = (&*shared.links[dst_device].driver, &*shared.links[src_device].driver);
+        let (to, from) = (&*shared.handles[dst_device].driver, &*shared.handles[src_device].driver);
         // SAFETY: as above.
-        let copied = unsafe { link.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
-        return link.check("copy", copied);
+        let copied = unsafe { handle.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
+        return handle.check("copy", copied);
     }
     shared.stage(src_device, dst_device)?.copy(shared, &dev.stream, dev.index() == src_device, dst, src, bytes)
 }
 
 /// The means of staged copies from one device to another, shared by whoever copies on that pair.
 pub(crate) struct Stage {
-    source: Arc<Link>,
-    destination: Arc<Link>,
+    source: Arc<DeviceHandle>,
+    destination: Arc<DeviceHandle>,
     state: Mutex<State>,
 }
 
@@ -80,15 +79,15 @@ struct State {
 }
 
 /// Two pieces, near to the device that fills them.
-fn buffers(shared: &Shared, source: &Link) -> Result<[BlockRef; 2]> {
+fn buffers(shared: &Shared, source: &DeviceHandle) -> Result<[BlockRef; 2]> {
     let piece = || shared.pinned.block("staged copy", PIECE, Near::Device(source.device));
     Ok([piece()?, piece()?])
 }
 
 impl Stage {
     pub(crate) fn new(shared: &Shared, source: usize, destination: usize) -> Result<Self> {
-        let (source, destination) = (shared.links[source].clone(), shared.links[destination].clone());
-        let event = |link: &Link| link.check("staged copy", link.take_event(false));
+        let (source, destination) = (shared.handles[source].clone(), shared.handles[destination].clone());
+        let event = |handle: &DeviceHandle| handle.check("staged copy", handle.take_event(false));
         let state = State {
             source: StreamCore::new(&source, "staged copy")?,
             destination: StreamCore::new(&destination, "staged copy")?,
@@ -100,8 +99,8 @@ impl Stage {
         };
         // Both buffers are empty.
         for event in state.empty {
-            let link = &destination;
-            link.check("staged copy", link.driver.event_record(event, state.destination.raw))?;
+            let handle = &destination;
+            handle.check("staged copy", handle.driver.event_record(event, state.destination.raw))?;
         }
         Ok(Stage { source, destination, state: Mutex::new(state) })
     }
@@ -162,7 +161,7 @@ impl Stage {
             state.next ^= 1;
             let buffer = state.buffers[slot].address as *mut u8;
             let at = start as u64;
-            if !self.source.planted(Bug::OneStagingEvent) {
+            if !self.source.injected(Bug::OneStagingEvent) {
                 up.wait_raw("staged copy", state.empty[slot], &self.destination)?;
             }
             // SAFETY: the source is live and ordered before this stream; the buffer is empty once the event has passed.
@@ -188,17 +187,17 @@ impl Stage {
 impl Drop for State {
     fn drop(&mut self) {
         for (slot, buffer) in self.buffers.iter().enumerate() {
-            let over = |stream: &StreamCore, event| stream.link.driver.event_query(event).unwrap_or(true);
+            let over = |stream: &StreamCore, event| stream.handle.driver.event_query(event).unwrap_or(true);
             if !(over(&self.source, self.full[slot]) && over(&self.destination, self.empty[slot])) {
                 // A stream got stuck with a copy in this buffer: it must never be given to anyone else.
                 std::mem::forget(buffer.clone());
             }
         }
         for event in self.full {
-            self.source.link.give_event(event, false);
+            self.source.handle.give_event(event, false);
         }
         for event in self.empty {
-            self.destination.link.give_event(event, false);
+            self.destination.handle.give_event(event, false);
         }
     }
 }

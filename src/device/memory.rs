@@ -50,7 +50,7 @@ impl Device {
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
         // After an abort nothing is handed out: what is freed then may still be written to.
         self.session.gang.check()?;
-        let _here = self.worker.link.enter(op, site);
+        let _here = self.worker.handle.enter(op, site);
         let gang = &self.session.gang;
         let stop = || self.check().is_err();
         let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
@@ -98,7 +98,7 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::Aborted`], [`Error::Timeout`], the driver's.
     #[track_caller]
     pub fn upload<T: DeviceCopy>(&self, src: &[T]) -> Result<DeviceBuffer<T>> {
-        let _here = self.worker.link.enter("upload", Location::caller());
+        let _here = self.worker.handle.enter("upload", Location::caller());
         let mut buffer = self.allocate("upload", src.len())?;
         self.upload_into(src, &mut buffer)?;
         Ok(buffer)
@@ -128,7 +128,7 @@ impl Device {
     #[track_caller]
     pub fn download<V: AsView + ?Sized>(&self, src: &V) -> Result<Vec<V::Elem>> {
         let src = src.view();
-        let _here = self.worker.link.enter("download", Location::caller());
+        let _here = self.worker.handle.enter("download", Location::caller());
         let mut host = vec![bytemuck::Zeroable::zeroed(); src.len()];
         self.download_into(&src, &mut host)?;
         Ok(host)
@@ -166,7 +166,7 @@ impl Device {
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn upload_pinned<T: DeviceCopy>(&self, src: &PinnedBuffer<T>) -> Result<DeviceBuffer<T>> {
-        let _here = self.worker.link.enter("upload_pinned", Location::caller());
+        let _here = self.worker.handle.enter("upload_pinned", Location::caller());
         let mut buffer = self.allocate("upload_pinned", src.len())?;
         self.upload_pinned_into(src, &mut buffer)?;
         Ok(buffer)

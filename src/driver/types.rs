@@ -224,7 +224,7 @@ pub struct Launch<'a> {
     pub name: &'static str,
     /// From [`Driver::function`](super::Driver::function) of the same device.
     pub function: RawFunction,
-    /// The Rust twin.
+    /// The host kernel.
     pub host: Option<HostKernel>,
     /// Grid and block.
     pub dims: LaunchDims,

@@ -81,7 +81,7 @@ impl<T: Gradient> GradientExchange<T> {
             );
             return Err(Error::invalid("lend", why));
         }
-        if memory.block.link.pool != self.device.pool {
+        if memory.block.handle.pool != self.device.pool {
             return Err(Error::WrongPool { op: "lend", device: self.device.device, site: Location::caller() });
         }
         let (len, wanted) = (memory.len(), self.sizes[gradient]);

@@ -1,6 +1,6 @@
 //! Types of gradients, and the kernels that bring them to the wire and back.
 
-use super::kernels::twin::{norm_twin, pack_twin, unpack_twin};
+use super::kernels::host_kernels::{norm_host, pack_host, unpack_host};
 use crate::{
     DType, Element,
     driver::{HostKernel, KernelArg, ValueBytes},
@@ -22,7 +22,7 @@ pub trait Gradient: Element + private::Kernels {
 pub(super) mod private {
     use super::{DType, HostKernel, KernelArg};
 
-    /// A kernel's name and its Rust twin.
+    /// A kernel's name and its host kernel.
     pub type Named = (&'static str, HostKernel);
 
     /// The kernels of gradients of one type on a wire of another.
@@ -57,12 +57,12 @@ macro_rules! gradients {
         }
 
         impl private::Kernels for $G {
-            const NORM_KERNEL: Named = ($norm, norm_twin::<$A>);
+            const NORM_KERNEL: Named = ($norm, norm_host::<$A>);
 
             fn kernels(wire: DType) -> Option<Between> {
                 $(if wire == <$W>::DTYPE {
                     let (pack, unpack): (Named, Named) =
-                        (($pack, pack_twin::<$G, $W>), ($unpack, unpack_twin::<$G, $W>));
+                        (($pack, pack_host::<$G, $W>), ($unpack, unpack_host::<$G, $W>));
                     return Some(Between { pack, unpack });
                 })+
                 None

@@ -1,11 +1,11 @@
-//! `kernels/gradients.cu`: its launches and its Rust twins.
+//! `kernels/gradients.cu`: its launches and its host kernels.
 //!
-//! On a GPU the table has addresses; a twin finds the same memory in slices behind the table, which also tell the
+//! On a GPU the table has addresses; a host kernel finds the same memory in slices behind the table, which also tell the
 //! checker what is touched. A GPU takes no notice of arguments that its kernel does not have.
 
+pub(super) mod host_kernels;
 #[cfg(test)]
 mod tests;
-pub(super) mod twin;
 
 use super::{
     element::{
@@ -15,9 +15,10 @@ use super::{
     layout::Unit,
 };
 use crate::{
-    Device, Element, LaunchDims, builtin,
+    Device, Element, LaunchDims,
     driver::{Address, KernelArg, Launch, ValueBytes},
     error::{Error, Result},
+    kernel::builtin,
     memory::{DeviceCopy, DeviceView, block::BlockRef, hazard::Access},
 };
 use smallvec::{SmallVec, smallvec};

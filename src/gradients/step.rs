@@ -35,7 +35,7 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         let here = &self.device;
-        if here.pool != dev.worker.link.pool {
+        if here.pool != dev.worker.handle.pool {
             return Err(Error::WrongPool { op, device: dev.index(), site: Location::caller() });
         }
         if here.device != dev.index() {

@@ -1,6 +1,6 @@
 //! What a graph consists of: graphs of the driver, and collectives between them.
 
-use super::recording::Touched;
+use crate::token::recording::Touched;
 use crate::{
     Device,
     collective::{
@@ -9,8 +9,7 @@ use crate::{
     },
     driver::RawGraph,
     error::{Error, Result, Site},
-    memory::link::Link,
-    stream::StreamCore,
+    memory::{handle::DeviceHandle, stream::StreamCore},
 };
 use smallvec::SmallVec;
 use std::{cell::RefCell, sync::Arc};
@@ -40,8 +39,13 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(super) fn new(raw: RawGraph, link: &Arc<Link>, touched: Vec<Touched>, meetings: Option<Meetings>) -> Self {
-        let exec = Exec { raw, link: link.clone(), launches: RefCell::default() };
+    pub(crate) fn new(
+        raw: RawGraph,
+        handle: &Arc<DeviceHandle>,
+        touched: Vec<Touched>,
+        meetings: Option<Meetings>,
+    ) -> Self {
+        let exec = Exec { raw, handle: handle.clone(), launches: RefCell::default() };
         Segment { exec, touched, meetings }
     }
 
@@ -53,11 +57,11 @@ impl Segment {
             }
         }
         let launch = || {
-            let link = &dev.worker.link;
+            let handle = &dev.worker.handle;
             // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one. That
             // of peers, for kernels which meet theirs, is kept by the peers' graphs, of which each is launched as this
             // one is.
-            link.check(name, unsafe { link.driver.graph_launch(self.exec.raw, dev.stream.raw) })
+            handle.check(name, unsafe { handle.driver.graph_launch(self.exec.raw, dev.stream.raw) })
         };
         match (&self.meetings, group) {
             (None, _) => {
@@ -85,7 +89,7 @@ impl Segment {
 /// The driver's graph, and its launches that may be in flight.
 pub(crate) struct Exec {
     raw: RawGraph,
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
     launches: RefCell<Launches>,
 }
 
@@ -108,12 +112,12 @@ impl Exec {
 impl Drop for Exec {
     fn drop(&mut self) {
         if !self.is_over() {
-            event!(warn, device = self.link.device, "a graph still in flight was leaked");
+            event!(warn, device = self.handle.device, "a graph still in flight was leaked");
             return;
         }
         // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
-        if let Err(fault) = unsafe { self.link.driver.graph_destroy(self.raw) } {
-            event!(debug, device = self.link.device, %fault, "a graph could not be destroyed");
+        if let Err(fault) = unsafe { self.handle.driver.graph_destroy(self.raw) } {
+            event!(debug, device = self.handle.device, %fault, "a graph could not be destroyed");
         }
     }
 }

@@ -8,13 +8,13 @@
 use super::{
     backing::Region,
     cache::Cache,
+    handle::DeviceHandle,
     hazard::{Hazards, History},
     heap::Piece,
-    link::Link,
 };
 use crate::{
     driver::Address,
-    plant::Bug,
+    mutation::Bug,
     sync::{CommitWord, Flag, Link as Node, Linked, Mirror, RefCount, Returns},
 };
 use std::{
@@ -37,7 +37,7 @@ pub(crate) enum ChunkKind {
 pub(crate) struct Block {
     refs: RefCount,
     back: Node<Block>,
-    pub(crate) link: Arc<Link>,
+    pub(crate) handle: Arc<DeviceHandle>,
     pub(crate) kind: ChunkKind,
     pub(crate) address: Address,
     /// All of it, which may be more than was asked for.
@@ -76,7 +76,7 @@ unsafe impl Linked for Block {
 impl Block {
     /// A header at rest.
     pub(super) fn at_rest(
-        link: &Arc<Link>,
+        handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
         home: Option<&Arc<Home>>,
         region: &Arc<Region>,
@@ -87,7 +87,7 @@ impl Block {
         Box::new(Block {
             refs: RefCount::new(),
             back: Default::default(),
-            link: link.clone(),
+            handle: handle.clone(),
             kind,
             address,
             bytes,
@@ -111,7 +111,7 @@ impl Block {
 
     /// The device that the memory belongs to; none for memory that is at home everywhere.
     pub(crate) fn device(&self) -> Option<usize> {
-        (self.kind == ChunkKind::Device).then_some(self.link.device)
+        (self.kind == ChunkKind::Device).then_some(self.handle.device)
     }
 
     /// Whether it goes there when it is dropped.
@@ -129,12 +129,12 @@ impl Block {
 /// Nobody will use these bytes any more. What may still be in use (a stream that got stuck) is leaked rather than given
 /// back to the driver under a running copy.
 pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) {
-    let link = &region.link;
-    link.acquire(history.known());
-    if history.all_completed() || link.planted(Bug::ChunkReleasedEarly) {
-        region.remember(link.release());
+    let handle = &region.handle;
+    handle.acquire(history.known());
+    if history.all_completed() || handle.injected(Bug::ChunkReleasedEarly) {
+        region.remember(handle.release());
     } else {
-        event!(warn, device = link.device, bytes = range.end - range.start, "memory still in use was leaked");
+        event!(warn, device = handle.device, bytes = range.end - range.start, "memory still in use was leaked");
         region.leak(&range);
     }
 }
@@ -150,7 +150,7 @@ unsafe impl Sync for BlockRef {}
 
 const _: () = {
     const fn shared<T: Send + Sync>() {}
-    shared::<Link>();
+    shared::<DeviceHandle>();
     shared::<Hazards>();
     shared::<Region>();
     shared::<Home>();
@@ -206,10 +206,10 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    pub(super) fn new(link: &Link, owned: bool, devices: usize) -> Arc<Self> {
+    pub(super) fn new(handle: &DeviceHandle, owned: bool, devices: usize) -> Arc<Self> {
         Arc::new(Home {
-            pool: link.pool,
-            device: owned.then_some(link.device),
+            pool: handle.pool,
+            device: owned.then_some(handle.device),
             returns: Returns::new(1 + devices),
             mirror: Mirror::default(),
         })
@@ -240,8 +240,8 @@ pub(crate) struct AtHome(());
 impl AtHome {
     /// # Safety
     /// `cache` stays where it is until the guard is dropped.
-    pub(crate) unsafe fn enter(link: &Link, cache: *const RefCell<Cache>) -> Self {
-        HERE.set(Some(Here { pool: link.pool, device: link.device, cache, gang: ptr::null() }));
+    pub(crate) unsafe fn enter(handle: &DeviceHandle, cache: *const RefCell<Cache>) -> Self {
+        HERE.set(Some(Here { pool: handle.pool, device: handle.device, cache, gang: ptr::null() }));
         AtHome(())
     }
 }
@@ -269,7 +269,7 @@ impl<'g> InGang<'g> {
         drop(self);
         for block in PARKED.take() {
             if forget {
-                event!(warn, device = block.link.device, bytes = block.bytes, "memory of a stuck gang was leaked");
+                event!(warn, device = block.handle.device, bytes = block.bytes, "memory of a stuck gang was leaked");
                 std::mem::forget(block);
             } else {
                 deliver(block);
@@ -288,11 +288,11 @@ impl Drop for InGang<'_> {
 /// dropped.
 #[inline(never)]
 fn go_home(mut block: Box<Block>) {
-    if block.link.planted(Bug::UsesForgotten) {
+    if block.handle.injected(Bug::UsesForgotten) {
         block.hazards.take();
     }
-    if let Some(watch) = block.link.watch() {
-        block.hazards.remember(&block.link);
+    if let Some(watch) = block.handle.watch() {
+        block.hazards.remember(&block.handle);
         watch.checker.freed(block.address);
     }
     deliver(block);

@@ -49,7 +49,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
 
     /// The ordinal in the pool of the device whose memory it is.
     pub fn device(&self) -> usize {
-        self.block.link.device
+        self.block.handle.device
     }
 
     /// The address on the device, for `unsafe` work of your own; 256-byte aligned.
@@ -105,7 +105,7 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// `OutOfMemory`, `WrongPool`, and the driver's.
     #[track_caller]
     pub fn copy_to(&self, dev: &Device) -> Result<DeviceBuffer<T>> {
-        let _here = dev.worker.link.enter("copy_to", Location::caller());
+        let _here = dev.worker.handle.enter("copy_to", Location::caller());
         let mut here = dev.allocate("copy_to", self.len)?;
         dev.copy(&self.peer(), &mut here)?;
         Ok(here)

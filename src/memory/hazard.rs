@@ -11,8 +11,8 @@ mod history;
 
 pub(crate) use history::{History, Tenants};
 
-use super::link::Link;
-use crate::{driver::check::Token, error::Result, plant::Bug, stream::StreamCore};
+use super::handle::DeviceHandle;
+use crate::{driver::check::Token, error::Result, memory::stream::StreamCore, mutation::Bug};
 use history::{Past, merge};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -62,9 +62,9 @@ impl Hazards {
         access: Access,
     ) -> Result<()> {
         let history = self.0.lock();
-        stream.link.acquire(history.known());
+        stream.handle.acquire(history.known());
         for last in history.uses() {
-            if last.conflicts(bytes, access) && !stream.link.planted(Bug::OrderDropped) {
+            if last.conflicts(bytes, access) && !stream.handle.injected(Bug::OrderDropped) {
                 stream.wait_for(op, &last.stream, last.sequence)?;
             }
         }
@@ -75,8 +75,8 @@ impl Hazards {
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
         let Past { uses, known, devices } = history.past();
-        if stream.link.stepped {
-            *devices |= bit(stream.link.device);
+        if stream.handle.stepped {
+            *devices |= bit(stream.handle.device);
         }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
@@ -90,7 +90,7 @@ impl Hazards {
                     Access::Read => old.access == Access::Read && old.stream.id == stream.id,
                 };
             // In steps nothing may depend on what happens to be over.
-            let completed = !implied && !old.stream.link.stepped && old.stream.is_over(old.sequence);
+            let completed = !implied && !old.stream.handle.stepped && old.stream.is_over(old.sequence);
             if completed {
                 Token::add(known, old.stream.known_over());
             }
@@ -124,9 +124,15 @@ impl Hazards {
 
     /// The calling host thread waits for every use that conflicts with a host access. Others are not kept from the
     /// block meanwhile.
-    pub(crate) fn wait_host(&self, link: &Link, op: &'static str, access: Access, limit: Duration) -> Result<()> {
+    pub(crate) fn wait_host(
+        &self,
+        handle: &DeviceHandle,
+        op: &'static str,
+        access: Access,
+        limit: Duration,
+    ) -> Result<()> {
         let history = self.0.lock();
-        link.acquire(history.known());
+        handle.acquire(history.known());
         let conflicting = history.uses().iter().filter(|last| last.conflicts(&(0..usize::MAX), access));
         let waits: SmallVec<[_; 4]> = conflicting.map(|last| (last.stream.clone(), last.sequence)).collect();
         drop(history);
@@ -136,13 +142,13 @@ impl Hazards {
         if !waits.is_empty() {
             let mut history = self.0.lock();
             let past = history.past();
-            past.uses.retain(|last| match last.stream.link.stepped {
+            past.uses.retain(|last| match last.stream.handle.stepped {
                 true => {
                     !waits.iter().any(|(stream, sequence)| stream.id == last.stream.id && last.sequence <= *sequence)
                 }
                 false => !last.stream.has_completed(last.sequence),
             });
-            Token::add(&mut past.known, link.release());
+            Token::add(&mut past.known, handle.release());
         }
         Ok(())
     }
@@ -175,8 +181,8 @@ impl Hazards {
     }
 
     /// With a checker: the calling thread lets go of the block and hands over what it knows.
-    pub(crate) fn remember(&mut self, link: &Link) {
-        let token = link.release();
+    pub(crate) fn remember(&mut self, handle: &DeviceHandle) {
+        let token = handle.release();
         if token.is_some() {
             Token::add(&mut self.history().past().known, token);
         }
@@ -192,7 +198,7 @@ impl Use {
     /// Whether `stream` need not wait for it.
     fn is_over_for(&self, stream: Option<&StreamCore>) -> bool {
         stream.is_some_and(|stream| stream.comes_after(&self.stream, self.sequence))
-            || !self.stream.link.stepped && self.stream.is_over(self.sequence)
+            || !self.stream.handle.stepped && self.stream.is_over(self.sequence)
     }
 
     fn conflicts(&self, bytes: &Range<usize>, access: Access) -> bool {

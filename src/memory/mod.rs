@@ -1,6 +1,6 @@
 //! Device memory that knows its device, its last uses, and when it may be used again.
 //!
-//! * [`link`]: what any thread may need of a device: its driver, its events.
+//! * [`handle`]: what any thread may need of a device: its driver, its events.
 //! * [`hazard`]: the last uses of a block, so that conflicting operations wait for each other on the GPU.
 //! * [`backing`]: where the memory comes from: one window of addresses, or single allocations.
 //! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
@@ -14,13 +14,16 @@ pub(crate) mod backing;
 pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
+pub(crate) mod event;
+pub(crate) mod handle;
 pub(crate) mod hazard;
 pub(crate) mod heap;
 pub(crate) mod insight;
-pub(crate) mod link;
 pub(crate) mod numa;
 pub(crate) mod pinned;
+pub(crate) mod progress;
 pub(crate) mod stats;
+pub(crate) mod stream;
 pub(crate) mod unified;
 pub(crate) mod view;
 

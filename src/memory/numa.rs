@@ -6,7 +6,7 @@
 //! the call (`set_mempolicy(2)`), which is what `numactl --preferred` does for a whole process. Where that is refused
 //! (containers do) memory is taken as it comes.
 
-use super::link::Link;
+use super::handle::DeviceHandle;
 use std::{fs, sync::Arc};
 
 /// The nodes that have memory, and each device's.
@@ -22,12 +22,12 @@ pub(crate) struct Nodes {
 
 impl Nodes {
     /// What the machine says of itself. Software GPUs are near to nothing: for them alone there is one node.
-    pub(crate) fn of(links: &[Arc<Link>]) -> Self {
+    pub(crate) fn of(handles: &[Arc<DeviceHandle>]) -> Self {
         #[cfg(test)]
         if let Some(nodes) = fake::here() {
             return nodes;
         }
-        let ids: Vec<&str> = links.iter().map(|link| &*link.driver.info().pci_bus_id).collect();
+        let ids: Vec<&str> = handles.iter().map(|handle| &*handle.driver.info().pci_bus_id).collect();
         let read = |path: &str| fs::read_to_string(path).ok();
         Self::from(&ids, read)
     }

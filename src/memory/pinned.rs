@@ -5,7 +5,7 @@ mod pool;
 pub(crate) use pool::{Near, PinnedPool};
 
 use super::{DeviceCopy, block::BlockRef, hazard::Access};
-use crate::{error::Result, plant::Bug};
+use crate::{error::Result, mutation::Bug};
 use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, slice, time::Duration};
 
 /// `len` elements of `T` in page-locked host memory. Copies to and from it do not wait, and run at the full speed of
@@ -96,12 +96,12 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
 
     #[track_caller]
     fn ready(&self, op: &'static str, access: Access) -> Result<()> {
-        let link = &self.block.link;
-        let _here = link.enter(op, Location::caller());
-        if !link.planted(Bug::HostDoesNotWait) {
-            self.block.hazards.wait_host(link, op, access, self.deadline)?;
+        let handle = &self.block.handle;
+        let _here = handle.enter(op, Location::caller());
+        if !handle.injected(Bug::HostDoesNotWait) {
+            self.block.hazards.wait_host(handle, op, access, self.deadline)?;
         }
-        link.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
+        handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
     /// Whether a host access might have to wait.

@@ -5,8 +5,8 @@ use super::{
     backing::Region,
     block::{Block, BlockRef, ChunkKind, Place},
     fits_blocks,
+    handle::DeviceHandle,
     hazard::{Access, History},
-    link::Link,
     view::{DeviceView, DeviceViewMut},
 };
 use crate::{
@@ -44,17 +44,17 @@ pub struct UnifiedBuffer<T: DeviceCopy> {
 
 impl<T: DeviceCopy> UnifiedBuffer<T> {
     #[track_caller]
-    pub(crate) fn new(link: &Arc<Link>, len: usize, deadline: Duration) -> Result<Self> {
+    pub(crate) fn new(handle: &Arc<DeviceHandle>, len: usize, deadline: Duration) -> Result<Self> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>()).max(1);
         if bytes > isize::MAX as usize {
             return Err(Error::invalid("unified", format_args!("{len} elements are more than memory can hold")));
         }
-        let ptr = link.check("unified", link.driver.managed_alloc(bytes))?;
-        let region = Region::chunk(link, ChunkKind::Managed, ptr as u64, bytes as u64);
+        let ptr = handle.check("unified", handle.driver.managed_alloc(bytes))?;
+        let region = Region::chunk(handle, ChunkKind::Managed, ptr as u64, bytes as u64);
         // Managed memory is not pooled: it has no home, and goes back with its last handle.
         let at = (ptr as u64, bytes);
-        let block = Block::at_rest(link, ChunkKind::Managed, None, &region, Place::Region, at, History::default());
+        let block = Block::at_rest(handle, ChunkKind::Managed, None, &region, Place::Region, at, History::default());
         Ok(UnifiedBuffer { block: BlockRef::wake(block), len, deadline, of: PhantomData })
     }
 
@@ -93,10 +93,10 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
 
     #[track_caller]
     fn ready(&self, op: &'static str, access: Access) -> Result<()> {
-        let link = &self.block.link;
-        let _here = link.enter(op, Location::caller());
-        self.block.hazards.wait_host(link, op, access, self.deadline)?;
-        link.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
+        let handle = &self.block.handle;
+        let _here = handle.enter(op, Location::caller());
+        self.block.hazards.wait_host(handle, op, access, self.deadline)?;
+        handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
     /// Rows of `width` elements for the devices to read, split over them by

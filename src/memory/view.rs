@@ -66,7 +66,7 @@ macro_rules! common {
 
         impl<T: DeviceCopy> std::fmt::Debug for $view<'_, T> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let (of, device) = (std::any::type_name::<T>(), self.block.link.device);
+                let (of, device) = (std::any::type_name::<T>(), self.block.handle.device);
                 write!(f, concat!(stringify!($view), "<{}>[{}] on device {}"), of, self.len, device)
             }
         }

@@ -1,6 +1,6 @@
 //! The one door to atomics, locks and threads: std and parking_lot, or loom under `cfg(loom)`.
 //!
-//! Everything in `sync/` and `runtime/` takes these names from here, so that loom sees every operation of the code it
+//! Everything in `sync/` and `gang/` takes these names from here, so that loom sees every operation of the code it
 //! checks. An operation that goes round this file is invisible to it: a model over un-shimmed `once_cell` passes
 //! vacuously, one over un-shimmed parking_lot hangs. `cargo loom-lint` finds such bypasses.
 //!

@@ -28,7 +28,7 @@ use super::{
     },
     Algorithm, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
-use crate::{Device, Event, copy::peer, error::Result, plant::Bug, stream::StreamCore};
+use crate::{Device, Event, copy::peer, error::Result, memory::stream::StreamCore, mutation::Bug};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
@@ -239,7 +239,7 @@ impl Exchange<'_> {
         let me = group.rank;
         for owner in self.round().filter(|&owner| self.has(owner, j)) {
             if let Some(empty) = empty
-                && !group.dev.worker.link.planted(Bug::SlotFilledEarly)
+                && !group.dev.worker.handle.injected(Bug::SlotFilledEarly)
             {
                 let empty = empty[owner].as_ref().expect("a slice that has this piece has all before it");
                 self.send.wait_event(call.op(), empty.0.raw, &empty.0.stream, empty.0.covered)?;
@@ -302,7 +302,7 @@ impl Exchange<'_> {
             self.copy(self.spot(to, range.start), result, range.len())?;
         }
         self.send.submit();
-        if own.is_some() || dev.worker.link.planted(Bug::ResultMadeEarly) {
+        if own.is_some() || dev.worker.handle.injected(Bug::ResultMadeEarly) {
             return Ok(summed);
         }
         Event::record(self.send, name, false)

@@ -35,7 +35,7 @@ use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream},
     error::{Error, Result},
-    plant::Bug,
+    mutation::Bug,
 };
 use smallvec::SmallVec;
 use std::{ptr, time::Duration};
@@ -176,11 +176,11 @@ impl<'g> Pieces<'g> {
     /// anything.
     fn wait(&self, event: &Event) -> Result<()> {
         let (dev, name) = (self.member.group.dev, self.member.request.call.op());
-        let (gang, link) = (&dev.session.gang, &dev.worker.link);
-        if link.planted(Bug::FoldedEarly) {
+        let (gang, handle) = (&dev.session.gang, &dev.worker.handle);
+        if handle.injected(Bug::FoldedEarly) {
             return Ok(());
         }
-        let passed = || link.check(name, link.driver.event_wait(event.0.raw, TICK));
+        let passed = || handle.check(name, handle.driver.event_wait(event.0.raw, TICK));
         let limit = dev.worker.shared.deadline;
         let waited = dev.stream.wait_while_advancing(name, limit, passed, || gang.is_aborted());
         // A peer's failure is the reason, not the deadline.
@@ -205,8 +205,8 @@ impl<'g> Pieces<'g> {
     }
 
     fn submit(&self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
-        let (link, stream) = (&self.member.group.dev.worker.link, &self.member.group.dev.stream);
-        link.check(self.member.request.call.op(), call(&*link.driver, stream.raw))
+        let (handle, stream) = (&self.member.group.dev.worker.handle, &self.member.group.dev.stream);
+        handle.check(self.member.request.call.op(), call(&*handle.driver, stream.raw))
     }
 
     /// Piece `j` to the own stage; and what stays on the device. The event is of that.
@@ -239,7 +239,7 @@ impl<'g> Pieces<'g> {
         let sources: SmallVec<[*mut u8; 8]> =
             (0..self.member.group.count()).map(|member| self.lane(member, me, j)).collect();
         for (member, lane) in sources.iter().enumerate() {
-            self.member.group.dev.worker.link.host_access(name, lane.addr() as u64, bytes, member == me)?;
+            self.member.group.dev.worker.handle.host_access(name, lane.addr() as u64, bytes, member == me)?;
         }
         // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's:
         // their owners' copies into them are over (each has waited for its own before it told so), nobody copies out of

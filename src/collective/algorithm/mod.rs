@@ -47,7 +47,7 @@ use super::{
     signals::Signals,
     tuner::Limits,
 };
-use crate::{Event, driver::Address, error::Result, plant::Bug};
+use crate::{Event, driver::Address, error::Result, mutation::Bug};
 use smallvec::SmallVec;
 use std::cell::Cell;
 
@@ -241,7 +241,7 @@ impl Member<'_> {
     /// What comes next on the current stream comes after what a peer did before it called.
     fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
         let dev = self.group.dev;
-        if dev.worker.link.planted(Bug::StartSkipped) {
+        if dev.worker.handle.injected(Bug::StartSkipped) {
             return Ok(());
         }
         let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");

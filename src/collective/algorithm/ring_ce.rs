@@ -35,10 +35,10 @@ use super::{
 };
 use crate::{
     Event, Kernel, Signature,
-    builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
     copy::peer,
     driver::{KernelArg, ValueBytes},
     error::Result,
+    kernel::builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
 };
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ impl Algorithm for RingCe {
         } else if case.meets_in_host() {
             None
         } else if !case.direct {
-            Some("not all members have peer access: a ring keeps every link of the host busy in turn")
+            Some("not all members have peer access: a ring keeps every handle of the host busy in turn")
         } else {
             let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring_kernel;
             (large && case.nameable() && !case.meets_on_devices())

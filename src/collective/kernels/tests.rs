@@ -1,4 +1,4 @@
-//! The twins against arithmetic that is written another way, and the arguments against the compiled kernels.
+//! The host kernels against arithmetic that is written another way, and the arguments against the compiled kernels.
 
 use super::*;
 use crate::driver::{HostArg, LaunchDims};
@@ -404,7 +404,7 @@ fn software_gpus_run_the_twin() {
             early: false,
         };
         // SAFETY: both buffers live until the barrier after the wait, and the halves are the devices' own in between.
-        worker.link.check("test", unsafe { worker.link.driver.launch(&launch, dev.stream.raw) })?;
+        worker.handle.check("test", unsafe { worker.handle.driver.launch(&launch, dev.stream.raw) })?;
         dev.stream.submit();
         dev.synchronize()?;
         dev.barrier()?;

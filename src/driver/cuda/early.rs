@@ -139,7 +139,7 @@ mod tests {
     fn the_driver_tells_code_that_waits() {
         let Ok(gpu) = CudaGpu::open(0) else { return println!("skipped: no CUDA device") };
         let stream = gpu.stream_create(0).unwrap();
-        let image = crate::builtin::PUSH.image;
+        let image = crate::kernel::builtin::PUSH.image;
         let only_ptx = crate::driver::ModuleImage { cubins: &[], ..image };
         for (image, waits) in [(image, gpu.info.compute_capability == (9, 0)), (only_ptx, false)] {
             let module = gpu.module_load(&image).unwrap();

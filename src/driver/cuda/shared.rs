@@ -81,8 +81,8 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::{
-        builtin::{PUSH, RING},
         driver::{Fault, FaultKind},
+        kernel::builtin::{PUSH, RING},
     };
     use std::cell::Cell;
 

@@ -77,9 +77,9 @@ impl State {
                     return;
                 }
                 suspicion.blocked = now;
-                let patience = if self.core.awaits_words() { WORDS } else { CONFIRM };
+                let stall = if self.core.awaits_words() { WORDS } else { CONFIRM };
                 let since = suspicion.since;
-                if now - since >= patience && self.resolve(&attendees, since) {
+                if now - since >= stall && self.resolve(&attendees, since) {
                     self.suspicion = None;
                 }
             }

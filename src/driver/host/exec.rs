@@ -54,12 +54,12 @@ thread_local! {
     static AGAIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be called by the Rust twin of a kernel that has found that it cannot finish yet: this call of it was an attempt,
+/// To be called by the host kernel of a kernel that has found that it cannot finish yet: this call of it was an attempt,
 /// and another will be made when some operation has finished, or after a moment (the host may have written a word,
 /// too).
 ///
 /// So a kernel that spins on a GPU, on a word that another stream's kernel or copy writes, does not keep a worker:
-/// between attempts it holds no thread and no memory. What an attempt has written stays written, so a twin must be able
+/// between attempts it holds no thread and no memory. What an attempt has written stays written, so a host kernel must be able
 /// to start over. Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
 pub fn again() {
     AGAIN.set(true);

@@ -306,7 +306,7 @@ impl Driver for HostGpu {
 
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult {
         let Some(kernel) = launch.host else {
-            return Err(fault::not_found(format!("kernel `{}` has no Rust twin for software GPUs", launch.name)));
+            return Err(fault::not_found(format!("kernel `{}` has no host kernel for software GPUs", launch.name)));
         };
         let (x, y, z) = launch.dims.grid;
         let (bx, by, bz) = launch.dims.block;

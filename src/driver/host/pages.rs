@@ -1,6 +1,6 @@
 //! Address space of the operating system: reserved at once, with memory behind it piece by piece.
 //!
-//! Mappings that lie side by side must be one piece of memory to a kernel's Rust twin, which is handed slices. So what
+//! Mappings that lie side by side must be one piece of memory to a kernel's host kernel, which is handed slices. So what
 //! a software GPU maps lies in one range of the process's own addresses, reserved with the window. Where the system
 //! cannot do that (or we have not tried it) software GPUs have no virtual memory management.
 

@@ -1,6 +1,6 @@
 //! Programs that do not come to rest: how long a step waits for them.
 
-use crate::patience::Patience;
+use crate::stall::StallTimer;
 use std::time::{Duration, Instant};
 
 /// How long ready work waits for a program that does not come to rest: one that blocks where nobody can see,
@@ -13,18 +13,18 @@ const WORK_GRACE: Duration = Duration::from_secs(1);
 /// There is work that could be stepped, but the program does not come to rest.
 pub(super) struct Restless {
     /// How long it may take.
-    work: Patience,
+    work: StallTimer,
     /// The count, which has not changed since.
     pub submissions: u64,
     looked: Instant,
     /// Since when no look has found a thread of it at work. One look is not enough: a thread that wants the machine's
     /// lock in order to submit something is found asleep by whoever looks, since he has the lock.
-    still: Option<Patience>,
+    still: Option<StallTimer>,
 }
 
 impl Restless {
     pub fn new(now: Instant, submissions: u64) -> Self {
-        Restless { work: Patience::starting(WORK_GRACE, now), submissions, looked: now, still: None }
+        Restless { work: StallTimer::starting(WORK_GRACE, now), submissions, looked: now, still: None }
     }
 
     /// Whether its time is over.
@@ -40,7 +40,7 @@ impl Restless {
             self.still = None;
             return false;
         }
-        self.still.get_or_insert_with(|| Patience::starting(GRACE, now)).look(now)
+        self.still.get_or_insert_with(|| StallTimer::starting(GRACE, now)).look(now)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The arguments against the compiled kernels, and the twins against arithmetic that is written another way.
+//! The arguments against the compiled kernels, and the host kernels against arithmetic that is written another way.
 
 use super::*;
 use crate::{GpuPool, memory::AsView};

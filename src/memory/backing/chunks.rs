@@ -1,15 +1,15 @@
 //! Single allocations, each a region by itself.
 
 use super::{
-    super::{block::ChunkKind, link::Link},
-    Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
+    super::block::ChunkKind, Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
 };
 use crate::driver::{Address, DriverResult, FaultKind};
+use crate::memory::handle::DeviceHandle;
 use smallvec::smallvec;
 use std::{ops::Range, sync::Arc};
 
 pub(super) struct Chunks {
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
     kind: ChunkKind,
     /// By number; numbers are used again.
     regions: Vec<Option<Arc<Region>>>,
@@ -19,15 +19,15 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    pub fn new(link: &Arc<Link>, kind: ChunkKind) -> Self {
-        Chunks { link: link.clone(), kind, regions: Vec::new(), spare: Vec::new(), reserved: 0, driver_calls: 0 }
+    pub fn new(handle: &Arc<DeviceHandle>, kind: ChunkKind) -> Self {
+        Chunks { handle: handle.clone(), kind, regions: Vec::new(), spare: Vec::new(), reserved: 0, driver_calls: 0 }
     }
 
     fn allocate(&mut self, bytes: u64) -> DriverResult<Address> {
         self.driver_calls += 1;
         let size =
             usize::try_from(bytes).map_err(|_| invalid(format!("{bytes} bytes are more than any memory has")))?;
-        let driver = &self.link.driver;
+        let driver = &self.handle.driver;
         match self.kind {
             ChunkKind::Device => driver.mem_alloc(size),
             ChunkKind::Pinned => driver.host_alloc(size).map(|ptr| ptr as Address),
@@ -58,7 +58,7 @@ impl Backing for Chunks {
             result => result?,
         };
         self.reserved += size;
-        let home = Region::chunk(&self.link, self.kind, address, size);
+        let home = Region::chunk(&self.handle, self.kind, address, size);
         let region = self.spare.pop().unwrap_or_else(|| {
             self.regions.push(None);
             self.regions.len() as u32 - 1

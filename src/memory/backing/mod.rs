@@ -34,7 +34,7 @@ mod window_tests;
 
 pub(crate) use region::Region;
 
-use super::{block::ChunkKind, link::Link};
+use super::{block::ChunkKind, handle::DeviceHandle};
 use crate::{
     driver::{Address, DriverRef, DriverResult, Fault, FaultKind, RawStream},
     error::Result,
@@ -131,20 +131,25 @@ pub(crate) struct Trial<'a> {
 }
 
 /// A backing for one kind of memory of a device.
-pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: BackingChoice, trial: Trial) -> Result<Box<dyn Backing>> {
-    let chunks = || Box::new(chunks::Chunks::new(link, kind)) as Box<dyn Backing>;
+pub(crate) fn open(
+    handle: &Arc<DeviceHandle>,
+    kind: ChunkKind,
+    choice: BackingChoice,
+    trial: Trial,
+) -> Result<Box<dyn Backing>> {
+    let chunks = || Box::new(chunks::Chunks::new(handle, kind)) as Box<dyn Backing>;
     if kind != ChunkKind::Device || choice == BackingChoice::Malloc {
         return Ok(chunks());
     }
-    let device = link.device;
+    let device = handle.device;
     let try_out = |vmm: &mut vmm::Vmm| match verify::verify_backing(vmm, trial) {
         // The other device may be the one that is lost.
-        Err(fault) if fault.kind == FaultKind::DeviceLost && trial.peer.is_some() && link.driver.bind().is_ok() => {
+        Err(fault) if fault.kind == FaultKind::DeviceLost && trial.peer.is_some() && handle.driver.bind().is_ok() => {
             verify::verify_backing(vmm, Trial { peer: None, ..trial })
         }
         tried => tried,
     };
-    let opened = vmm::Vmm::open(link).and_then(|mut vmm| {
+    let opened = vmm::Vmm::open(handle).and_then(|mut vmm| {
         let good = choice == BackingChoice::Vmm || try_out(&mut vmm)?;
         Ok(good.then_some(vmm))
     });
@@ -160,7 +165,7 @@ pub(crate) fn open(link: &Arc<Link>, kind: ChunkKind, choice: BackingChoice, tri
         Err(fault)
             if choice == BackingChoice::Vmm || matches!(fault.kind, FaultKind::DeviceLost | FaultKind::Misuse) =>
         {
-            return Err(link.error("open memory", fault));
+            return Err(handle.error("open memory", fault));
         }
         Err(fault) if fault.kind == FaultKind::Unsupported => {}
         Err(fault) => {

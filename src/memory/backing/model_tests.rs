@@ -77,7 +77,7 @@ proptest! {
     #[test]
     fn a_heap_in_a_window(acts in prop::collection::vec(act(), 1..60)) {
         let gpu = machine(1).remove(0);
-        let (link, mut backing) = vmm(&gpu);
+        let (handle, mut backing) = vmm(&gpu);
         let stream = gpu.stream_create(0).unwrap();
         let host = gpu.host_alloc(8 * 16).unwrap();
         let mut model = Model::default();
@@ -114,14 +114,14 @@ proptest! {
                         // SAFETY: as above.
                         unsafe { gpu.copy_to_host(host.add(16 * i as usize), (at + i) * G + G - 16, 16, stream) }.unwrap();
                     }
-                    wait(&link, stream);
+                    wait(&handle, stream);
                     // SAFETY: zeroed at birth, and nothing is in flight.
                     let seen = unsafe { std::slice::from_raw_parts(host, 16 * n as usize) };
                     prop_assert!(seen.iter().all(|&byte| byte == value));
                     model.cells.extend((at..at + n).map(|cell| (cell, false)));
                 }
                 Act::Trim { which } => {
-                    wait(&link, stream);
+                    wait(&handle, stream);
                     let units = model.free_units(&*backing);
                     if let Some((region, unit)) = units.get(which % units.len().max(1)) {
                         // SAFETY: nothing uses it any more.
@@ -130,7 +130,7 @@ proptest! {
                     }
                 }
                 Act::Gather { n } if model.find(n).is_none() => {
-                    wait(&link, stream);
+                    wait(&handle, stream);
                     let units = model.free_units(&*backing);
                     let free = |_: u32, at: Address| (model.run(at / G - 1, -1) * G, model.run(at / G, 1) * G);
                     // SAFETY: nothing uses them any more.
@@ -145,6 +145,6 @@ proptest! {
             prop_assert_eq!(backing.reserved(), model.cells.len() as u64 * G);
             prop_assert_eq!(MEMORY - free(&gpu), backing.reserved());
         }
-        wait(&link, stream);
+        wait(&handle, stream);
     }
 }

@@ -1,14 +1,15 @@
 //! A region: units from the driver, kept alive by the pool and by every block that lies in them.
 
-use super::{super::link::Link, ChunkKind, invalid};
+use super::{ChunkKind, invalid};
 use crate::driver::{Address, DriverResult, Fault, FaultKind, check::Token};
+use crate::memory::handle::DeviceHandle;
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Memory that may be contiguous. Its drop gives back all that is still there, and then its addresses. The pool empties
 /// it as long as it lives, block by block's last drop does so afterwards; both are cold, hence the lock.
 pub(crate) struct Region {
-    pub link: Arc<Link>,
+    pub handle: Arc<DeviceHandle>,
     pub kind: ChunkKind,
     /// Addresses that were reserved for it.
     window: Option<Range<Address>>,
@@ -34,19 +35,19 @@ enum State {
 }
 
 impl Region {
-    pub(super) fn window(link: &Arc<Link>, window: Range<Address>) -> Arc<Self> {
-        Arc::new(Self::new(link, ChunkKind::Device, Some(window)))
+    pub(super) fn window(handle: &Arc<DeviceHandle>, window: Range<Address>) -> Arc<Self> {
+        Arc::new(Self::new(handle, ChunkKind::Device, Some(window)))
     }
 
     /// One that is one unit.
-    pub(crate) fn chunk(link: &Arc<Link>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
-        let region = Self::new(link, kind, None);
+    pub(crate) fn chunk(handle: &Arc<DeviceHandle>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
+        let region = Self::new(handle, kind, None);
         region.add(address, bytes);
         Arc::new(region)
     }
 
-    fn new(link: &Arc<Link>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
-        Region { link: link.clone(), kind, window, units: Mutex::default(), known: Mutex::default() }
+    fn new(handle: &Arc<DeviceHandle>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
+        Region { handle: handle.clone(), kind, window, units: Mutex::default(), known: Mutex::default() }
     }
 
     /// Whether nothing is there, nor ever will be.
@@ -124,7 +125,7 @@ impl Region {
         let mut units = self.units.lock();
         whole(&mut units, unit)?;
         // SAFETY: a whole mapping; the rest is the caller's promise.
-        unsafe { self.link.driver.vm_move(unit.start, to, (unit.end - unit.start) as usize)? };
+        unsafe { self.handle.driver.vm_move(unit.start, to, (unit.end - unit.start) as usize)? };
         if let Some(moved) = units.remove(&unit.start) {
             units.insert(to, moved);
         }
@@ -134,7 +135,7 @@ impl Region {
     /// # Safety
     /// A unit that is there, which nothing uses any more.
     unsafe fn give_back(&self, unit: &Range<Address>) -> DriverResult {
-        let (driver, at) = (&self.link.driver, unit.start);
+        let (driver, at) = (&self.handle.driver, unit.start);
         // SAFETY: it came from this driver by the call of its kind, whole; the rest is the caller's promise.
         unsafe {
             match (self.kind, &self.window) {
@@ -157,11 +158,11 @@ fn whole<'a>(units: &'a mut BTreeMap<Address, Unit>, unit: &Range<Address>) -> D
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.link.acquire(self.known.get_mut().as_deref());
+        self.handle.acquire(self.known.get_mut().as_deref());
         let refused = |fault: Fault| {
-            event!(warn, device = self.link.device, %fault, "memory could not be given back");
+            event!(warn, device = self.handle.device, %fault, "memory could not be given back");
             if let Some(report) = fault.report {
-                self.link.refuse(report);
+                self.handle.refuse(report);
             }
         };
         let units = std::mem::take(&mut *self.units.lock());
@@ -183,7 +184,7 @@ impl Drop for Region {
         }
         if let Some(window) = self.window.take().filter(|_| empty) {
             // SAFETY: nothing is there any more, and nobody knows the addresses.
-            if let Err(fault) = unsafe { self.link.driver.vm_release(window.start, window.end - window.start) } {
+            if let Err(fault) = unsafe { self.handle.driver.vm_release(window.start, window.end - window.start) } {
                 refused(fault);
             }
         }

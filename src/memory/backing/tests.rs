@@ -1,6 +1,7 @@
 //! One suite for all backings.
 
-use super::{super::link::Link, Backing, BackingChoice, ChunkKind, Mapping, Trial, open};
+use super::{Backing, BackingChoice, ChunkKind, Mapping, Trial, open};
+use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{
         Address, DriverRef, DriverResult, FaultKind, RawStream,
@@ -20,8 +21,8 @@ pub(super) fn machine(devices: usize) -> Vec<DriverRef> {
     host::machine(&vec![HostConfig { memory: MEMORY, ..HostConfig::default() }; devices])
 }
 
-pub(super) fn link_of(driver: &DriverRef) -> Arc<Link> {
-    Arc::new(Link::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver), false))
+pub(super) fn link_of(driver: &DriverRef) -> Arc<DeviceHandle> {
+    Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver), false))
 }
 
 /// Which backing.
@@ -34,8 +35,8 @@ const PINNED: Way = Way(ChunkKind::Pinned, BackingChoice::Auto, "pinned");
 const MANAGED: Way = Way(ChunkKind::Managed, BackingChoice::Auto, "managed");
 
 impl Way {
-    pub fn open(self, link: &Arc<Link>) -> Box<dyn Backing> {
-        let backing = open(link, self.0, self.1, Trial::default()).unwrap();
+    pub fn open(self, handle: &Arc<DeviceHandle>) -> Box<dyn Backing> {
+        let backing = open(handle, self.0, self.1, Trial::default()).unwrap();
         assert_eq!(backing.name(), self.2);
         backing
     }
@@ -50,22 +51,22 @@ pub(super) fn unit_of(mapping: &Mapping) -> Range<Address> {
     mapping.address..mapping.address + mapping.bytes
 }
 
-pub(super) fn fill(link: &Link, at: Address, bytes: u64, stream: RawStream) -> DriverResult {
+pub(super) fn fill(handle: &DeviceHandle, at: Address, bytes: u64, stream: RawStream) -> DriverResult {
     // SAFETY: the cases wait for their work, or the call is refused.
-    unsafe { link.driver.fill_u8(at, 1, bytes as usize, stream) }
+    unsafe { handle.driver.fill_u8(at, 1, bytes as usize, stream) }
 }
 
-pub(super) fn wait(link: &Link, stream: RawStream) {
-    assert!(link.driver.stream_wait_idle(stream, Duration::from_secs(30)).unwrap());
+pub(super) fn wait(handle: &DeviceHandle, stream: RawStream) {
+    assert!(handle.driver.stream_wait_idle(stream, Duration::from_secs(30)).unwrap());
 }
 
 /// Whether there is memory at an address.
-pub(super) fn is_there(link: &Link, at: Address) -> bool {
-    let stream = link.driver.stream_create(0).unwrap();
-    let there = fill(link, at, 1, stream).is_ok();
-    wait(link, stream);
+pub(super) fn is_there(handle: &DeviceHandle, at: Address) -> bool {
+    let stream = handle.driver.stream_create(0).unwrap();
+    let there = fill(handle, at, 1, stream).is_ok();
+    wait(handle, stream);
     // SAFETY: made above.
-    unsafe { link.driver.stream_destroy(stream) }.unwrap();
+    unsafe { handle.driver.stream_destroy(stream) }.unwrap();
     there
 }
 
@@ -84,8 +85,8 @@ mod suite {
 
     pub fn grows_and_gives_back(way: Way) {
         let gpu = check::wrap(machine(1)).remove(0);
-        let link = link_of(&gpu);
-        let (mut backing, stream) = (way.open(&link), gpu.stream_create(0).unwrap());
+        let handle = link_of(&gpu);
+        let (mut backing, stream) = (way.open(&handle), gpu.stream_create(0).unwrap());
         assert_eq!(backing.reserved(), 0);
         let small = backing.grow(3000, G, u64::MAX, &nothing).unwrap();
         let large = backing.grow(7 * G, 4 * G, u64::MAX, &nothing).unwrap();
@@ -98,9 +99,9 @@ mod suite {
         if way.0 == ChunkKind::Device {
             assert_eq!(MEMORY - free(&gpu), total);
         }
-        fill(&link, large[0].address, 7 * G, stream).unwrap();
-        fill(&link, small[0].address, 3000, stream).unwrap();
-        wait(&link, stream);
+        fill(&handle, large[0].address, 7 * G, stream).unwrap();
+        fill(&handle, small[0].address, 3000, stream).unwrap();
+        wait(&handle, stream);
         let last = large.last().unwrap();
         let all = large[0].address..unit_of(last).end;
         let units: Vec<_> = large.iter().map(unit_of).collect();
@@ -113,38 +114,38 @@ mod suite {
             let refused = unsafe { backing.unmap(mapping.region, part) }.unwrap_err();
             assert_eq!(refused.kind, FaultKind::InvalidArgument);
             unmap(&mut *backing, mapping).unwrap();
-            assert!(!is_there(&link, mapping.address));
+            assert!(!is_there(&handle, mapping.address));
             assert_eq!(unmap(&mut *backing, mapping).unwrap_err().kind, FaultKind::InvalidArgument, "it is gone");
         }
         assert!(backing.driver_calls() > calls);
         assert_eq!((backing.reserved(), free(&gpu)), (0, MEMORY));
         let again = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-        fill(&link, again[0].address, G, stream).unwrap();
-        wait(&link, stream);
+        fill(&handle, again[0].address, G, stream).unwrap();
+        wait(&handle, stream);
     }
 
     /// Blocks outlive their pool.
     pub fn memory_outlives_the_pool(way: Way) {
         let gpu = machine(1).remove(0);
-        let link = link_of(&gpu);
-        let mut backing = way.open(&link);
+        let handle = link_of(&gpu);
+        let mut backing = way.open(&handle);
         let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         unmap(&mut *backing, &b[0]).unwrap();
         drop((b, backing));
         let stream = gpu.stream_create(0).unwrap();
-        fill(&link, at, G, stream).unwrap();
-        wait(&link, stream);
-        assert!(is_there(&link, at) && !is_there(&link, also));
+        fill(&handle, at, G, stream).unwrap();
+        wait(&handle, stream);
+        assert!(is_there(&handle, at) && !is_there(&handle, also));
         std::thread::spawn(move || drop(a)).join().unwrap();
-        assert!(!is_there(&link, at));
+        assert!(!is_there(&handle, at));
         assert_eq!(free(&gpu), MEMORY);
     }
 
     pub fn out_of_memory_changes_nothing(way: Way) {
         let gpu = machine(1).remove(0);
-        let link = link_of(&gpu);
-        let mut backing = way.open(&link);
+        let handle = link_of(&gpu);
+        let mut backing = way.open(&handle);
         let kept = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         for bytes in [MEMORY + G, u64::MAX / 4 / G * G] {
             let before = (backing.reserved(), free(&gpu));
@@ -166,55 +167,55 @@ mod suite {
     /// With a checker: memory in use is not given back, and it is known who tried.
     pub fn memory_in_use_stays(way: Way) {
         let gpu = check::wrap(machine(1)).remove(0);
-        let link = link_of(&gpu);
-        let (mut backing, stream) = (way.open(&link), gpu.stream_create(0).unwrap());
+        let handle = link_of(&gpu);
+        let (mut backing, stream) = (way.open(&handle), gpu.stream_create(0).unwrap());
         let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-        fill(&link, a[0].address, 64, stream).unwrap();
+        fill(&handle, a[0].address, 64, stream).unwrap();
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::Misuse);
         assert_eq!(backing.reserved(), G);
-        wait(&link, stream);
+        wait(&handle, stream);
         unmap(&mut *backing, &a[0]).unwrap();
         assert_eq!(backing.reserved(), 0);
         drop(a);
 
         let b = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-        fill(&link, b[0].address, 64, stream).unwrap();
+        fill(&handle, b[0].address, 64, stream).unwrap();
         drop((b, backing));
-        assert!(link.take_refused().is_some());
-        wait(&link, stream);
+        assert!(handle.take_refused().is_some());
+        wait(&handle, stream);
     }
 
     /// What another thread knows comes with what it lets go of.
     pub fn a_region_remembers_who_let_go(way: Way) {
         let gpu = check::wrap(machine(1)).remove(0);
-        let link = link_of(&gpu);
-        let (mut backing, stream) = (way.open(&link), gpu.stream_create(0).unwrap());
+        let handle = link_of(&gpu);
+        let (mut backing, stream) = (way.open(&handle), gpu.stream_create(0).unwrap());
         let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-        fill(&link, a[0].address, 64, stream).unwrap();
+        fill(&handle, a[0].address, 64, stream).unwrap();
         drop(backing);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
-                wait(&link, stream);
-                a[0].home.remember(link.release());
+                wait(&handle, stream);
+                a[0].home.remember(handle.release());
             });
             waits.join().unwrap();
         });
         drop(a);
-        assert!(link.take_refused().is_none() && free(&gpu) == MEMORY);
+        assert!(handle.take_refused().is_none() && free(&gpu) == MEMORY);
     }
 
     /// What a stuck stream may use is never given back; what lies beside it is.
     pub fn what_is_leaked_stays(way: Way) {
         let gpu = machine(1).remove(0);
-        let link = link_of(&gpu);
-        let mut backing = way.open(&link);
+        let handle = link_of(&gpu);
+        let mut backing = way.open(&handle);
         let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         a[0].home.leak(&(at + 100..at + 200));
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::InvalidArgument);
         assert!(backing.units_in(a[0].region, unit_of(&a[0])).is_empty());
         drop((a, b, backing));
-        assert!(is_there(&link, at) && !is_there(&link, also));
+        assert!(is_there(&handle, at) && !is_there(&handle, also));
     }
 
     /// Each call fails once, in every way: nothing leaks, and all works afterwards.
@@ -224,10 +225,10 @@ mod suite {
                 let plan = FaultPlan::new().on(FaultRule::new(fault).device(0).nth(n)).paused();
                 let inner = machine(1);
                 let gpus = faulty::wrap(inner.clone(), &plan);
-                let link = link_of(&gpus[0]);
+                let handle = link_of(&gpus[0]);
                 plan.resume();
                 let seen = RefCell::new(Vec::new());
-                let faults = scenario(way, &link, &seen);
+                let faults = scenario(way, &handle, &seen);
                 let fired = !plan.fired().is_empty();
                 plan.pause();
                 let seen = seen.into_inner();
@@ -247,12 +248,12 @@ mod suite {
     }
 
     /// Opens, grows, moves, gives a part back, and drops the rest; each once more if it fails.
-    fn scenario(way: Way, link: &Arc<Link>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
+    fn scenario(way: Way, handle: &Arc<DeviceHandle>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
         let faults = RefCell::new(Vec::new());
         let note = |fault: &dyn ToString| faults.borrow_mut().push(fault.to_string());
         // With a trial, where there is one.
         let choice = if way.1 == BackingChoice::Vmm { BackingChoice::Auto } else { way.1 };
-        let try_open = || open(link, way.0, choice, Trial::default()).inspect_err(|fault| note(fault));
+        let try_open = || open(handle, way.0, choice, Trial::default()).inspect_err(|fault| note(fault));
         let Ok(mut backing) = try_open().or_else(|_| try_open()) else { return faults.into_inner() };
         let grow = |backing: &mut dyn Backing, bytes| {
             let mut once = || {

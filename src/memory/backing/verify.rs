@@ -1,10 +1,11 @@
 //! Whether memory in a window does what memory does: written by the device, copied by the copy engines, over the edge
 //! of two mappings too, and seen by the host.
 
-use super::{super::link::Link, Backing, Trial, fault, vmm::Vmm};
+use super::{Backing, Trial, fault, vmm::Vmm};
+use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
-    patience::Patience,
+    stall::StallTimer,
 };
 use std::{slice, time::Duration};
 
@@ -17,15 +18,15 @@ const LIMIT: Duration = Duration::from_secs(10);
 ///
 /// Software GPUs whose operations run one at a time are not tried: the order of steps belongs to the program.
 pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> {
-    let link = vmm.home.link.clone();
-    if link.stepped || host::is_dry(&*link.driver) {
+    let handle = vmm.home.handle.clone();
+    if handle.stepped || host::is_dry(&*handle.driver) {
         return Ok(true);
     }
     let unit = vmm.granularity;
     let mapped = vmm.grow(2 * unit, unit, u64::MAX, &|_, _| (0, 0))?;
     let edge = mapped[0].address + mapped[0].bytes;
-    let tried = on_a_stream(&link, trial.stream, |stream, host| {
-        let bench = Bench { link: &link, stream, host, edge: edge - NEAR, far: mapped[0].address };
+    let tried = on_a_stream(&handle, trial.stream, |stream, host| {
+        let bench = Bench { handle: &handle, stream, host, edge: edge - NEAR, far: mapped[0].address };
         let mut good = bench.copies_within()?;
         if let Some(peer) = trial.peer.filter(|_| good) {
             good = bench.copies_to_a_peer(peer)?;
@@ -51,11 +52,11 @@ struct Unfinished;
 /// Runs a trial with a stream and page-locked memory of two spans; nothing of it is in flight any more when this
 /// returns.
 fn on_a_stream(
-    link: &Link,
+    handle: &DeviceHandle,
     stream: Option<RawStream>,
     trial: impl FnOnce(RawStream, *mut u8) -> DriverResult<bool>,
 ) -> Result<DriverResult<bool>, Unfinished> {
-    let driver = &link.driver;
+    let driver = &handle.driver;
     let own = match stream {
         Some(_) => None,
         None => match driver.stream_create(0) {
@@ -66,7 +67,7 @@ fn on_a_stream(
     let Some(stream) = stream.or(own) else { return Ok(Ok(true)) };
     let tried = driver.host_alloc(2 * SPAN).map(|host| {
         let tried = trial(stream, host);
-        let (over, waited) = idle(link, stream);
+        let (over, waited) = idle(handle, stream);
         // SAFETY: allocated above, and all that used it is over.
         let freed = over.then(|| unsafe { driver.host_free(host) }).ok_or(Unfinished)?;
         Ok(waited.and(tried).and_then(|good| freed.map(|()| good)))
@@ -83,12 +84,12 @@ fn on_a_stream(
 }
 
 /// Waits for a stream: whether nothing of it is in flight any more, and what else there is to say.
-fn idle(link: &Link, stream: RawStream) -> (bool, DriverResult) {
+fn idle(handle: &DeviceHandle, stream: RawStream) -> (bool, DriverResult) {
     let wait = || -> DriverResult<bool> {
-        let mut patience = Patience::new(LIMIT);
+        let mut stall = StallTimer::new(LIMIT);
         loop {
-            let over = link.driver.stream_wait_idle(stream, patience.tick(LIMIT))?;
-            if over || patience.is_over() {
+            let over = handle.driver.stream_wait_idle(stream, stall.tick(LIMIT))?;
+            if over || stall.is_over() {
                 return Ok(over);
             }
         }
@@ -105,7 +106,7 @@ fn idle(link: &Link, stream: RawStream) -> (bool, DriverResult) {
 const SPAN: usize = 2 * NEAR as usize;
 
 struct Bench<'a> {
-    link: &'a Link,
+    handle: &'a DeviceHandle,
     stream: RawStream,
     /// Page-locked memory of two spans.
     host: *mut u8,
@@ -118,7 +119,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// From mapping to mapping, on this device.
     fn copies_within(&self) -> DriverResult<bool> {
-        let (driver, stream) = (&self.link.driver, self.stream);
+        let (driver, stream) = (&self.handle.driver, self.stream);
         // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `NEAR`; the host's
         // are live. All is on one stream, which is waited for before anything of it goes.
         unsafe {
@@ -130,13 +131,13 @@ impl Bench<'_> {
             driver.copy_within(self.edge, self.far, SPAN, stream)?;
             driver.copy_to_host(self.host.add(SPAN), self.edge, SPAN, stream)?;
         }
-        let (over, waited) = idle(self.link, stream);
+        let (over, waited) = idle(self.handle, stream);
         waited.map(|()| over && self.holds(0, 0x1357_9bdf) && self.holds(1, 0x2468_ace0))
     }
 
     /// To a mapping on another device and back, if it is a peer at all.
     fn copies_to_a_peer(&self, peer: &DriverRef) -> DriverResult<bool> {
-        let driver = &self.link.driver;
+        let driver = &self.handle.driver;
         let Some(unit) = peer.vm_granularity() else { return Ok(true) };
         if !driver.can_access_peer(&**peer)? || driver.enable_peer(&**peer).is_err() {
             return Ok(true);
@@ -148,7 +149,7 @@ impl Bench<'_> {
         let tried = mapped.and_then(|()| {
             // SAFETY: as in `copies_within`; the peer's memory is mapped until the stream has been waited for.
             let submitted = unsafe { self.there_and_back(peer, there) };
-            let (over, waited) = idle(self.link, self.stream);
+            let (over, waited) = idle(self.handle, self.stream);
             if over {
                 // SAFETY: mapped above, and all that used it is over.
                 unsafe { peer.vm_unmap(there, bytes)? };
@@ -164,7 +165,7 @@ impl Bench<'_> {
     /// # Safety
     /// `there` is a span of the peer's, live until the stream has been waited for.
     unsafe fn there_and_back(&self, peer: &DriverRef, there: Address) -> DriverResult {
-        let (driver, stream) = (&self.link.driver, self.stream);
+        let (driver, stream) = (&self.handle.driver, self.stream);
         // SAFETY: the caller's promise, and as in `copies_within`.
         unsafe {
             driver.fill_u32(self.edge, 0x369c_f258, SPAN / 4, stream)?;

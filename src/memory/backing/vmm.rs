@@ -1,10 +1,12 @@
 //! One window of addresses, in which memory is mapped where it is missing.
 
 use super::{
-    super::link::Link, Backing, FreeAround, Mapping, Mappings, Moved, Region, out_of_memory, place, place::Hole,
+    Backing, FreeAround, Mapping, Mappings, Moved, Region, out_of_memory,
+    place::{self, Hole},
     unsupported,
 };
 use crate::driver::{Address, DriverResult, FaultKind};
+use crate::memory::handle::DeviceHandle;
 use std::{ops::Range, sync::Arc};
 
 /// The region's number: there is one.
@@ -27,21 +29,21 @@ pub(super) struct Vmm {
 impl Vmm {
     /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such
     /// addresses.
-    pub fn open(link: &Arc<Link>) -> DriverResult<Self> {
-        let granularity = link.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
+    pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
+        let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
         // No address space is larger, whatever a device says.
-        let total = link.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
+        let total = handle.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
         let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
         let mut driver_calls = 1;
         let start = loop {
-            match link.driver.vm_reserve(bytes) {
+            match handle.driver.vm_reserve(bytes) {
                 Ok(start) => break start,
                 Err(fault) if bytes == total || fault.kind == FaultKind::DeviceLost => return Err(fault),
                 Err(_) => bytes = (bytes / 2).next_multiple_of(granularity).max(total),
             }
             driver_calls += 1;
         };
-        Ok(Vmm { home: Region::window(link, start..start + bytes), granularity, reserved: 0, driver_calls })
+        Ok(Vmm { home: Region::window(handle, start..start + bytes), granularity, reserved: 0, driver_calls })
     }
 
     fn holes(&self, free: FreeAround) -> Vec<Hole> {
@@ -60,7 +62,7 @@ impl Vmm {
     fn map(&mut self, address: Address, bytes: u64) -> DriverResult<Mapping> {
         self.driver_calls += 1;
         // SAFETY: a hole of the window, which nobody uses.
-        unsafe { self.home.link.driver.vm_map(address, bytes as usize)? };
+        unsafe { self.home.handle.driver.vm_map(address, bytes as usize)? };
         self.home.add(address, bytes);
         self.reserved += bytes;
         Ok(self.mapping(address, bytes))
@@ -94,7 +96,7 @@ impl Backing for Vmm {
                         // SAFETY: mapped just now; nobody knows of it.
                         let undone = unsafe { self.unmap(REGION, address..address + bytes) };
                         if let Err(fault) = undone {
-                            event!(warn, device = self.home.link.device, %fault, "memory could not be given back");
+                            event!(warn, device = self.home.handle.device, %fault, "memory could not be given back");
                         }
                     }
                     return Err(fault);

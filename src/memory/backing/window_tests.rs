@@ -10,15 +10,15 @@ use crate::{
         Address, DriverRef, FaultKind, check, faulty,
         host::{self, HostConfig},
     },
-    memory::link::Link,
+    memory::handle::DeviceHandle,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::sync::Arc;
 
-pub(super) fn vmm(driver: &DriverRef) -> (Arc<Link>, Box<dyn Backing>) {
-    let link = link_of(driver);
-    let backing = VMM.open(&link);
-    (link, backing)
+pub(super) fn vmm(driver: &DriverRef) -> (Arc<DeviceHandle>, Box<dyn Backing>) {
+    let handle = link_of(driver);
+    let backing = VMM.open(&handle);
+    (handle, backing)
 }
 
 fn window_of(plan: &FaultPlan) -> Result<u64, String> {
@@ -42,7 +42,7 @@ fn a_window_is_as_large_as_can_be() {
 #[test]
 fn growth_fills_in_what_is_missing() {
     let gpu = machine(1).remove(0);
-    let (link, mut backing) = vmm(&gpu);
+    let (handle, mut backing) = vmm(&gpu);
     let a = backing.grow(8 * G, 2 * G, u64::MAX, &nothing).unwrap();
     assert_eq!((a.len(), a[3].bytes), (4, 2 * G));
     let start = a[0].address;
@@ -53,8 +53,8 @@ fn growth_fills_in_what_is_missing() {
     let b = backing.grow(3 * G, 2 * G, u64::MAX, &free).unwrap();
     assert_eq!(b.iter().map(|m| (m.address, m.bytes)).collect::<Vec<_>>(), [(start + 3 * G, G)]);
     let stream = gpu.stream_create(0).unwrap();
-    fill(&link, start + 3 * G, 3 * G, stream).unwrap();
-    wait(&link, stream);
+    fill(&handle, start + 3 * G, 3 * G, stream).unwrap();
+    wait(&handle, stream);
     // Nothing is missing, so nothing comes.
     let free = |_, at| if at == start + 3 * G { (0, 3 * G) } else { (0, 0) };
     assert!(backing.grow(2 * G, G, u64::MAX, &free).unwrap().is_empty());
@@ -68,7 +68,7 @@ fn growth_fills_in_what_is_missing() {
 #[test]
 fn moved_units_are_the_same_memory() {
     let gpu = machine(1).remove(0);
-    let (link, mut backing) = vmm(&gpu);
+    let (handle, mut backing) = vmm(&gpu);
     // Everything there is, in units with gaps that no request fits in.
     let all = backing.grow(MEMORY, 4 * G, u64::MAX, &nothing).unwrap();
     let start = all[0].address;
@@ -90,9 +90,9 @@ fn moved_units_are_the_same_memory() {
     assert_eq!(to, [0, 1, 2].map(|i| (start + MEMORY + i * 4 * G, 4 * G)));
     assert_eq!((backing.reserved(), free(&gpu)), (MEMORY, 0));
     let stream = gpu.stream_create(0).unwrap();
-    fill(&link, start + MEMORY, 12 * G, stream).unwrap();
-    wait(&link, stream);
-    assert!(from.iter().all(|(_, unit)| !is_there(&link, unit.start)));
+    fill(&handle, start + MEMORY, 12 * G, stream).unwrap();
+    wait(&handle, stream);
+    assert!(from.iter().all(|(_, unit)| !is_there(&handle, unit.start)));
     // The holes are used again, and all of it goes.
     moved.to.iter().for_each(|mapping| unmap(&mut *backing, mapping).unwrap());
     let again = backing.grow(4 * G, 4 * G, u64::MAX, &nothing).unwrap();
@@ -105,15 +105,15 @@ fn moved_units_are_the_same_memory() {
 fn a_move_that_fails_half_way_says_how_far_it_came() {
     let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).op(FaultOp::VmMove).nth(2));
     let gpu = faulty::wrap(machine(1), &plan).remove(0);
-    let (link, mut backing) = vmm(&gpu);
+    let (handle, mut backing) = vmm(&gpu);
     let all = backing.grow(8 * G, 2 * G, u64::MAX, &nothing).unwrap();
     let from: Vec<_> = all.iter().map(|mapping| (mapping.region, unit_of(mapping))).collect();
     // SAFETY: nobody uses them.
     let moved = unsafe { backing.move_units(&from, 6 * G, &nothing) };
     assert!(moved.fault.is_some() && moved.to.len() == 1);
     assert_eq!(moved.from.to_vec(), from[..1]);
-    assert_eq!((is_there(&link, from[0].1.start), is_there(&link, from[1].1.start)), (false, true));
-    assert!(is_there(&link, moved.to[0].address));
+    assert_eq!((is_there(&handle, from[0].1.start), is_there(&handle, from[1].1.start)), (false, true));
+    assert!(is_there(&handle, moved.to[0].address));
     assert_eq!(backing.units_in(0, 0..u64::MAX).len(), 4);
 }
 
@@ -121,14 +121,14 @@ fn a_move_that_fails_half_way_says_how_far_it_came() {
 // -----------------------------------------------------------------------------------------------------------
 
 fn opened(gpus: &[DriverRef], peer: bool) -> String {
-    let (link, stream) = (link_of(&gpus[0]), gpus[0].stream_create(0).unwrap());
+    let (handle, stream) = (link_of(&gpus[0]), gpus[0].stream_create(0).unwrap());
     let trial = Trial { stream: Some(stream), peer: gpus.get(1).filter(|_| peer) };
-    match open(&link, ChunkKind::Device, BackingChoice::Auto, trial) {
+    match open(&handle, ChunkKind::Device, BackingChoice::Auto, trial) {
         Ok(mut backing) => {
             assert_eq!(backing.reserved(), 0);
             let some = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-            fill(&link, some[0].address, G, stream).unwrap();
-            wait(&link, stream);
+            fill(&handle, some[0].address, G, stream).unwrap();
+            wait(&handle, stream);
             backing.name().to_owned()
         }
         Err(error) => error.to_string(),

@@ -31,8 +31,7 @@ use crate::{
         host,
     },
     error::Result,
-    memory::{block::Block, link::Link},
-    stream::StreamCore,
+    memory::{block::Block, handle::DeviceHandle, stream::StreamCore},
 };
 use slots::Slots;
 use std::{
@@ -55,7 +54,7 @@ type Found = Vec<Arc<Report>>;
 
 /// The audit of one cache.
 pub(super) struct Audit {
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
     /// Blocks in use whose zones are filled.
     armed: HashSet<Address>,
     /// Of device memory.
@@ -71,9 +70,9 @@ fn zone(block: &Block) -> Range<usize> {
 }
 
 impl Audit {
-    fn new(link: &Arc<Link>, slots: Option<Slots>) -> Box<Self> {
+    fn new(handle: &Arc<DeviceHandle>, slots: Option<Slots>) -> Box<Self> {
         let (armed, held, found) = Default::default();
-        Box::new(Audit { link: link.clone(), armed, slots, held, found })
+        Box::new(Audit { handle: handle.clone(), armed, slots, held, found })
     }
 
     /// A block has come home. None if it is held back: it was page-locked memory, which may be in use.
@@ -84,9 +83,9 @@ impl Audit {
                 self.armed.remove(&block.address);
                 // In steps no operation may depend on time. When others drop a buffer, and who drops the last handle of
                 // one that other devices have used, does.
-                let by_chance = self.link.stepped && (remote || block.hazards.was_lent(self.link.device));
+                let by_chance = self.handle.stepped && (remote || block.hazards.was_lent(self.handle.device));
                 if !by_chance {
-                    slots.returned(&self.link, &block, armed, &mut self.found);
+                    slots.returned(&self.handle, &block, armed, &mut self.found);
                 }
             }
             None if armed => {
@@ -100,7 +99,12 @@ impl Audit {
 }
 
 /// What was found behind a buffer.
-fn look(link: &Link, zone: &[u8], requested: usize, of: impl FnOnce() -> Option<Allocation>) -> Option<Arc<Report>> {
+fn look(
+    handle: &DeviceHandle,
+    zone: &[u8],
+    requested: usize,
+    of: impl FnOnce() -> Option<Allocation>,
+) -> Option<Arc<Report>> {
     let first = zone.iter().position(|byte| *byte != ZONE)?;
     let last = zone.iter().rposition(|byte| *byte != ZONE).unwrap_or(first);
     let count = zone.iter().filter(|byte| **byte != ZONE).count();
@@ -111,24 +115,24 @@ fn look(link: &Link, zone: &[u8], requested: usize, of: impl FnOnce() -> Option<
          while the buffer was live, a kernel or a raw copy wrote past the end of it, or before the start of the buffer behind it"
     );
     let now =
-        Deed { op: "audit", detail: String::new(), site: None, device: Some(link.device), stream: None, write: true };
+        Deed { op: "audit", detail: String::new(), site: None, device: Some(handle.device), stream: None, write: true };
     let report = Report { kind: Kind::OutOfBounds, now, before: None, bytes, allocation: of(), missing };
-    event!(error, device = link.device, "{report}");
+    event!(error, device = handle.device, "{report}");
     Some(Arc::new(report))
 }
 
 /// What the checker knows of the buffer that starts here.
-fn buffer(link: &Link, address: Address) -> Option<Allocation> {
-    link.watch()?.checker.buffer(address)
+fn buffer(handle: &DeviceHandle, address: Address) -> Option<Allocation> {
+    handle.watch()?.checker.buffer(address)
 }
 
 impl Cache {
     /// From now on red zones are laid, if the settings say so. `main` is the stream that device memory is looked at on.
     pub(crate) fn audited(&mut self, main: Option<&Arc<StreamCore>>) {
         // Where operations only take their time, memory holds nothing.
-        if self.settings.audit && !host::is_dry(&*self.link.driver) {
+        if self.settings.audit && !host::is_dry(&*self.handle.driver) {
             let slots = main.map(|main| Slots::new(main, self.settings.deadline));
-            self.audit = Some(Audit::new(&self.link, slots));
+            self.audit = Some(Audit::new(&self.handle, slots));
             self.watched = true;
         }
     }
@@ -153,7 +157,7 @@ impl Cache {
 
     /// Before the device drains: takes in what others have dropped. In steps it would depend on time what that is.
     pub(crate) fn begin_audit(&mut self) {
-        if self.audit.is_some() && !self.link.stepped {
+        if self.audit.is_some() && !self.handle.stepped {
             self.collect();
         }
     }
@@ -163,7 +167,7 @@ impl Cache {
     pub(crate) fn audit(&mut self, op: &'static str) -> Result<()> {
         let Some(audit) = &mut self.audit else { return Ok(()) };
         if let Some(slots) = &mut audit.slots {
-            slots.look(&self.link, &mut audit.found)?;
+            slots.look(&self.handle, &mut audit.found)?;
         }
         self.verdict(op)
     }
@@ -171,19 +175,19 @@ impl Cache {
     /// What was found first, as an error; the rest has been logged.
     pub(crate) fn verdict(&mut self, op: &'static str) -> Result<()> {
         let found = self.audit.as_mut().map(|audit| mem::take(&mut audit.found)).unwrap_or_default();
-        found.into_iter().next().map_or(Ok(()), |report| Err(self.link.misuse(op, report)))
+        found.into_iter().next().map_or(Ok(()), |report| Err(self.handle.misuse(op, report)))
     }
 
     /// The last of it: what is found now, `close` will tell. Returns what was held back.
     pub(super) fn end_audit(&mut self) -> VecDeque<Box<Block>> {
         let Some(mut audit) = self.audit.take() else { return VecDeque::new() };
         if let Some(slots) = &mut audit.slots
-            && let Err(error) = slots.look(&self.link, &mut audit.found)
+            && let Err(error) = slots.look(&self.handle, &mut audit.found)
         {
-            event!(warn, device = self.link.device, %error, "red zones of the last buffers were not looked at");
+            event!(warn, device = self.handle.device, %error, "red zones of the last buffers were not looked at");
         }
         for report in mem::take(&mut audit.found) {
-            self.link.refuse(report);
+            self.handle.refuse(report);
         }
         mem::take(&mut audit.held)
     }
@@ -231,11 +235,11 @@ impl Cache {
 
 /// Looks at the zone of a page-locked block that nothing uses any more, and poisons it.
 pub(crate) fn look_here(block: &Block) -> Option<Arc<Report>> {
-    let (link, zone, at) = (&block.link, zone(block), block.address as *mut u8);
+    let (handle, zone, at) = (&block.handle, zone(block), block.address as *mut u8);
     // SAFETY: the block has come home, so the caller alone has its bytes; all operations on it are over. Page-locked
     // memory has been zeroed by the driver, so there are no bytes without a value.
     let behind = unsafe { slice::from_raw_parts(at.add(zone.start), zone.len()) };
-    let found = look(link, behind, block.requested, || buffer(link, block.address));
+    let found = look(handle, behind, block.requested, || buffer(handle, block.address));
     // SAFETY: as above.
     unsafe { at.write_bytes(POISON, block.requested) };
     found

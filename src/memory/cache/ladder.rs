@@ -17,7 +17,7 @@ use crate::{
         block::{ChunkKind, Place, let_go},
         hazard::History,
     },
-    plant::Bug,
+    mutation::Bug,
 };
 use std::{ops::Range, time::Duration};
 
@@ -80,7 +80,7 @@ impl Cache {
                         // A means that fails is not the end: the others may do.
                         Err(error) if self.is_fatal(&error) => return Err(error),
                         Err(error) => {
-                            event!(debug, device = self.link.device, %error, "memory is short: {name}");
+                            event!(debug, device = self.handle.device, %error, "memory is short: {name}");
                             cause.get_or_insert(error);
                         }
                     }
@@ -115,14 +115,14 @@ impl Cache {
 /// The rungs.
 impl Cache {
     fn is_fatal(&self, error: &Error) -> bool {
-        let own = self.link.device;
+        let own = self.handle.device;
         matches!(error, Error::DeviceLost { device, .. } if *device == own) || matches!(error, Error::Misuse { .. })
     }
 
     /// Whether so much can be had at all, however empty the device.
     fn can_be_had(&self, need: usize) -> bool {
         let most = match self.kind {
-            ChunkKind::Device => self.limit.unwrap_or(u64::MAX).min(self.link.driver.info().total_memory),
+            ChunkKind::Device => self.limit.unwrap_or(u64::MAX).min(self.handle.driver.info().total_memory),
             ChunkKind::Pinned | ChunkKind::Managed => isize::MAX as u64 / 2,
         };
         need as u64 <= most
@@ -153,7 +153,7 @@ impl Cache {
             // What a request would take beyond the bound is no more than what there is where memory is short.
             let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
             let bound = (most as u64).next_multiple_of(GRANULE);
-            let own = self.link.device;
+            let own = self.handle.device;
             match self.map_within(request.op, need, bound, |past| !past.names_lost_peer(own)) {
                 Err(Error::OutOfMemory { .. }) => {}
                 mapped => return mapped,
@@ -205,7 +205,7 @@ impl Cache {
 
     /// Takes memory from the driver, so that `need` bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
-        let own = self.link.device;
+        let own = self.handle.device;
         // What a lost device may use for ever does not count.
         self.map_within(op, need, u64::MAX, |past| !past.names_lost_peer(own))
     }
@@ -217,7 +217,7 @@ impl Cache {
         // Single allocations neither grow nor move, so a small one would be of little use.
         let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
         // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
-        let mut unit = UNIT.max(self.link.driver.info().total_memory / 4096).min(need.max(least));
+        let mut unit = UNIT.max(self.handle.driver.info().total_memory / 4096).min(need.max(least));
         if self.backing.is_window() {
             // Of a piece that goes or moves no part may be in use: small pools need small ones.
             unit = unit.min((self.backing.reserved().saturating_add(need) / 32).max(1).next_multiple_of(GRANULE));
@@ -230,7 +230,7 @@ impl Cache {
             None => grow(),
             Some(node) => node.near(grow),
         };
-        let mapped = self.link.check(op, mapped)?;
+        let mapped = self.handle.check(op, mapped)?;
         if let Some(node) = self.settings.node {
             for fresh in &mapped {
                 // SAFETY: page-locked memory that has just come, zeroed, from the driver.
@@ -269,7 +269,7 @@ impl Cache {
                 }
             }
         }
-        let (heap, own) = (&self.heap, self.link.device);
+        let (heap, own) = (&self.heap, self.handle.device);
         // What a lost device may use for ever does not count.
         let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
         // SAFETY: the units are free, and their uses are over, on every device.
@@ -283,7 +283,7 @@ impl Cache {
         }
         self.add(moved.to);
         match moved.fault {
-            Some(fault) if fault.kind != FaultKind::Unsupported => Err(self.link.error(request.op, fault)),
+            Some(fault) if fault.kind != FaultKind::Unsupported => Err(self.handle.error(request.op, fault)),
             _ => Ok(()),
         }
     }
@@ -298,9 +298,9 @@ impl Cache {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
         // In this order: whoever gives up does so after the failure, and is seen to have ended after that.
-        let over = past.all_completed() && !stop() || self.link.planted(Bug::ChunkReleasedEarly);
+        let over = past.all_completed() && !stop() || self.handle.injected(Bug::ChunkReleasedEarly);
         if over {
-            self.link.acquire(past.known());
+            self.handle.acquire(past.known());
         }
         self.heap.insert_used(region, unit.start, bytes, past);
         over
@@ -309,7 +309,7 @@ impl Cache {
     /// Waits for all work on memory that was freed. Once a stream was found stuck, nothing more is waited for, or it
     /// would be waited for at every block that it has used.
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
-        let (own, mut limit) = (self.link.device, self.settings.deadline);
+        let (own, mut limit) = (self.handle.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();
         let small = self.small.at_rest().map(|block| block.hazards.history());
         let mut first = Ok(());
@@ -341,10 +341,10 @@ impl Cache {
                 let bytes = unit.end - unit.start;
                 // SAFETY: the unit is free, and its uses are over, on every device.
                 if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
-                    event!(warn, device = self.link.device, %fault, "memory could not be given back");
+                    event!(warn, device = self.handle.device, %fault, "memory could not be given back");
                     let refused = fault.kind == FaultKind::Misuse;
                     if let Some(report) = fault.report {
-                        self.link.refuse(report);
+                        self.handle.refuse(report);
                     }
                     if refused {
                         continue;
@@ -390,7 +390,7 @@ impl Drop for Cache {
             && self.stats.in_use > 0
         {
             let live = LeakReport { leaks: ledger.leaks() };
-            event!(warn, device = self.link.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
+            event!(warn, device = self.handle.device, kind = self.backing.name(), "buffers outlive their pool: {live}");
         }
         self.dissolve();
         self.give_back(&|| false);

@@ -26,10 +26,10 @@ mod view;
 use super::{
     backing::{self, Backing, BackingChoice, Region, Trial},
     block::{Block, BlockRef, ChunkKind, Home, Place},
+    handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},
     insight::ledger::{self, Ledger},
-    link::Link,
     numa::Node,
     stats::MemoryStats,
 };
@@ -37,8 +37,7 @@ use crate::{
     contain::Contained,
     driver::check,
     error::{Error, Result},
-    memory::OutOfMemoryReport,
-    stream::StreamCore,
+    memory::{OutOfMemoryReport, stream::StreamCore},
 };
 use audit::Audit;
 use classes::{ALIGN, SMALL};
@@ -132,7 +131,7 @@ pub(crate) struct Request<'a> {
 
 /// The books of one kind of memory.
 pub(crate) struct Cache {
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
     pub(crate) home: Arc<Home>,
     kind: ChunkKind,
     settings: Settings,
@@ -157,32 +156,32 @@ impl Cache {
     /// Books without memory. `owned`: they belong to a device thread; else to whoever holds the lock around them.
     /// `trial`: what new memory may be tried with.
     pub(crate) fn new(
-        link: &Arc<Link>,
+        handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
         owned: bool,
         settings: &Settings,
         trial: Trial<'_>,
     ) -> Result<Self> {
         // Of a GPU that several devices share, each has its part.
-        let total = link.driver.info().total_memory / link.sharers as u64;
-        let part = (link.sharers > 1 && kind == ChunkKind::Device).then_some(total);
+        let total = handle.driver.info().total_memory / handle.sharers as u64;
+        let part = (handle.sharers > 1 && kind == ChunkKind::Device).then_some(total);
         let limit = settings.limit.map(|limit| limit.of(total)).or(part);
         Ok(Cache {
-            link: link.clone(),
-            home: Home::new(link, owned, settings.devices),
+            handle: handle.clone(),
+            home: Home::new(handle, owned, settings.devices),
             kind,
             limit,
             eager: (limit.unwrap_or(total) / 16).min(EAGER),
             settings: settings.clone(),
-            backing: backing::open(link, kind, settings.choice, trial)?,
+            backing: backing::open(handle, kind, settings.choice, trial)?,
             regions: HashMap::new(),
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
             stats: MemoryStats::default(),
-            ledger: settings.records().then(|| Box::new(Ledger::new(link.device, ledger::EVENTS))),
+            ledger: settings.records().then(|| Box::new(Ledger::new(handle.device, ledger::EVENTS))),
             audit: None,
-            watched: settings.records() || link.watch().is_some(),
+            watched: settings.records() || handle.watch().is_some(),
         })
     }
 
@@ -234,7 +233,7 @@ impl Cache {
         } else {
             self.large(request)?
         };
-        if let Some(watch) = self.link.watch() {
+        if let Some(watch) = self.handle.watch() {
             let device = block.device().map(|_| watch.device);
             watch.checker.allocated(block.address, request.bytes, device, self.kind != ChunkKind::Device);
         }
@@ -328,7 +327,7 @@ impl Cache {
         {
             return Ok(block);
         }
-        let own = self.link.device;
+        let own = self.handle.device;
         let need = Need { least: classes::bytes(class).next_multiple_of(GRAIN), good: self.small.next_slab(class) };
         if self.grow_rather(request, need)
             && self.add_slab(class, false, free)
@@ -366,7 +365,7 @@ impl Cache {
         let (slab, address, region, history) = self.small.cut(class)?;
         let bytes = classes::bytes(class);
         let place = Place::Slab { slab, class: class as u8 };
-        Some(Block::at_rest(&self.link, self.kind, Some(&self.home), region, place, (address, bytes), history))
+        Some(Block::at_rest(&self.handle, self.kind, Some(&self.home), region, place, (address, bytes), history))
     }
 
     /// A slab from what the heap has free; a smaller one where there is no room for a whole one.
@@ -400,7 +399,7 @@ impl Cache {
         if self.stats.allocations.is_multiple_of(LOOK) {
             self.collect();
         }
-        let own = self.link.device;
+        let own = self.handle.device;
         let free = |past: &History, room, bytes| past.free_place(request.stream, room, bytes);
         let mut taken = self.heap.allocate_in(bytes, align, free);
         if taken.is_none() && self.collect() {
@@ -449,7 +448,7 @@ impl Cache {
             }
             None => {
                 let region = &self.regions[&region];
-                Block::at_rest(&self.link, self.kind, Some(&self.home), region, place, (address, bytes), payload)
+                Block::at_rest(&self.handle, self.kind, Some(&self.home), region, place, (address, bytes), payload)
             }
         }
     }

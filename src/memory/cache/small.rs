@@ -12,7 +12,10 @@ use super::{
     GRAIN,
     classes::{self, CLASSES},
 };
-use crate::{driver::Address, memory::backing::Region, stream::StreamCore};
+use crate::{
+    driver::Address,
+    memory::{backing::Region, stream::StreamCore},
+};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 

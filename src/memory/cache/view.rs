@@ -99,7 +99,7 @@ impl Cache {
             blocks.insert(block.address, info(block.address, bytes, state(block.hazards.history()), Some(bytes)));
         }
         let mut snapshot = MemorySnapshot {
-            device: self.link.device,
+            device: self.handle.device,
             stats,
             chunks,
             blocks: blocks.into_values().collect(),
@@ -122,7 +122,7 @@ impl Cache {
         let mut count = |past: &History, bytes: u64| {
             free_in_pool += bytes;
             for (stream, bytes) in past.pending(bytes as usize) {
-                *pending.entry((stream.link.device, stream.id)).or_insert(0) += bytes;
+                *pending.entry((stream.handle.device, stream.id)).or_insert(0) += bytes;
             }
         };
         for block in self.small.at_rest() {
@@ -130,12 +130,12 @@ impl Cache {
             count(block.hazards.history(), bytes);
         }
         self.heap.free_ranges().for_each(|free| count(free.payload, free.bytes));
-        let (driver_free, driver_total) = self.link.driver.memory_info().unwrap_or((0, 0));
+        let (driver_free, driver_total) = self.handle.driver.memory_info().unwrap_or((0, 0));
         let mut holders = self.ledger.as_ref().map_or_else(Vec::new, |ledger| ledger.holders());
         holders.truncate(HOLDERS);
         let pending = pending.into_iter().map(|((device, stream), bytes)| PendingOnStream { device, stream, bytes });
         OutOfMemoryReport {
-            device: self.link.device,
+            device: self.handle.device,
             op: request.op,
             site: Called::current().map(CallSite::from),
             requested: request.bytes as u64,

@@ -1,7 +1,11 @@
 //! What is known of a block's past, when it is handed from one user to the next, cut, and joined.
 
 use super::{Access, MERGE_ABOVE, OPEN, Use, Uses};
-use crate::{driver::check::Token, error::Result, memory::heap::Payload, stream::StreamCore};
+use crate::{
+    driver::check::Token,
+    error::Result,
+    memory::{heap::Payload, stream::StreamCore},
+};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -65,7 +69,7 @@ impl History {
         let Some(past) = &mut self.0 else { return Tenants::Nobody };
         let Past { uses, known, .. } = &mut **past;
         uses.retain(|last| {
-            let over = !last.stream.link.stepped && last.stream.is_over(last.sequence);
+            let over = !last.stream.handle.stepped && last.stream.is_over(last.sequence);
             if over {
                 Token::add(known, last.stream.known_over());
             }
@@ -96,7 +100,7 @@ impl History {
         if !self.names_lost_peer(own) {
             return Some(room.start);
         }
-        self.place_beside(room, bytes, |last| last.stream.link.device != own && last.stream.link.is_lost())
+        self.place_beside(room, bytes, |last| last.stream.handle.device != own && last.stream.handle.is_lost())
     }
 
     /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
@@ -124,7 +128,7 @@ impl History {
 
     /// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
     pub(crate) fn names_lost_peer(&self, own: usize) -> bool {
-        self.uses().iter().any(|last| last.stream.link.device != own && last.stream.link.is_lost())
+        self.uses().iter().any(|last| last.stream.handle.device != own && last.stream.handle.is_lost())
     }
 
     /// Whether all uses are known to have completed; the calling thread may rely on it.

@@ -7,12 +7,12 @@ use super::{
         cache::{ATTEMPTS, Cache, OnOutOfMemory, Request, Settings, audit},
         fits_blocks,
         hazard::Access,
-        link::Link,
         numa::Nodes,
     },
     DeviceCopy, PinnedBuffer,
 };
 use crate::error::{Error, Result};
+use crate::memory::handle::DeviceHandle;
 use parking_lot::Mutex;
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
@@ -26,7 +26,7 @@ pub(crate) enum Near {
 
 /// The pool's page-locked memory.
 pub(crate) struct PinnedPool {
-    links: Vec<Arc<Link>>,
+    handles: Vec<Arc<DeviceHandle>>,
     nodes: Nodes,
     /// By node.
     shelves: Vec<Shelf>,
@@ -35,17 +35,22 @@ pub(crate) struct PinnedPool {
 }
 
 impl PinnedPool {
-    pub(crate) fn new(links: &[Arc<Link>], settings: &Settings) -> Result<Self> {
-        let nodes = Nodes::of(links);
+    pub(crate) fn new(handles: &[Arc<DeviceHandle>], settings: &Settings) -> Result<Self> {
+        let nodes = Nodes::of(handles);
         let shelf = |node| {
             let settings =
                 Settings { limit: None, on_out_of_memory: None, node: nodes.place(node), ..settings.clone() };
             // A device that is near to it; pinned memory is portable, so any will do.
-            let first = (0..links.len()).find(|&device| nodes.of_device(device) == node).unwrap_or(0);
-            Ok(Shelf { cache: Mutex::new((first, Shelf::cache(&links[first], &settings)?)), settings })
+            let first = (0..handles.len()).find(|&device| nodes.of_device(device) == node).unwrap_or(0);
+            Ok(Shelf { cache: Mutex::new((first, Shelf::cache(&handles[first], &settings)?)), settings })
         };
         let shelves = (0..nodes.count()).map(shelf).collect::<Result<_>>()?;
-        Ok(PinnedPool { links: links.to_vec(), nodes, shelves, on_out_of_memory: settings.on_out_of_memory.clone() })
+        Ok(PinnedPool {
+            handles: handles.to_vec(),
+            nodes,
+            shelves,
+            on_out_of_memory: settings.on_out_of_memory.clone(),
+        })
     }
 
     /// A block that nobody uses any more.
@@ -56,7 +61,7 @@ impl PinnedPool {
         };
         let mut attempts = ATTEMPTS;
         loop {
-            let refused = match (self.shelves[node].block(&self.links, op, bytes), &self.on_out_of_memory) {
+            let refused = match (self.shelves[node].block(&self.handles, op, bytes), &self.on_out_of_memory) {
                 (Err(Error::OutOfMemory { report, .. }), Some(callback)) if attempts > 0 && callback.0(&report) => {
                     report
                 }
@@ -72,7 +77,7 @@ impl PinnedPool {
     pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize, near: Near) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
-        let _here = self.links[0].enter(op, Location::caller());
+        let _here = self.handles[0].enter(op, Location::caller());
         let (block, deadline) = (self.block(op, bytes, near)?, self.shelves[0].settings.deadline);
         let mut buffer = PinnedBuffer { block, len, deadline, of: PhantomData };
         // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
@@ -111,17 +116,17 @@ struct Shelf {
 }
 
 impl Shelf {
-    fn cache(link: &Arc<Link>, settings: &Settings) -> Result<Cache> {
-        let mut cache = Cache::new(link, ChunkKind::Pinned, false, settings, Trial::default())?;
+    fn cache(handle: &Arc<DeviceHandle>, settings: &Settings) -> Result<Cache> {
+        let mut cache = Cache::new(handle, ChunkKind::Pinned, false, settings, Trial::default())?;
         cache.audited(None);
         Ok(cache)
     }
 
-    fn block(&self, links: &[Arc<Link>], op: &'static str, bytes: usize) -> Result<BlockRef> {
+    fn block(&self, handles: &[Arc<DeviceHandle>], op: &'static str, bytes: usize) -> Result<BlockRef> {
         self.look();
-        let block = self.allocate(links, op, bytes)?;
+        let block = self.allocate(handles, op, bytes)?;
         // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
-        block.hazards.wait_host(&block.link, op, Access::Write, self.settings.deadline)?;
+        block.hazards.wait_host(&block.handle, op, Access::Write, self.settings.deadline)?;
         if self.settings.audit {
             self.cache.lock().1.lay_zone_here(&block);
         }
@@ -129,19 +134,19 @@ impl Shelf {
     }
 
     /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
-    fn allocate(&self, links: &[Arc<Link>], op: &'static str, bytes: usize) -> Result<BlockRef> {
+    fn allocate(&self, handles: &[Arc<DeviceHandle>], op: &'static str, bytes: usize) -> Result<BlockRef> {
         let (of, cache) = &mut *self.cache.lock();
         let request = Request { op, bytes, align: 1, stream: None, stop: &|| false };
         loop {
-            let allocated = if links[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
+            let allocated = if handles[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
             let next = match allocated {
-                Some(done) if !links[*of].is_lost() => return done,
-                _ => links.iter().position(|link| !link.is_lost()),
+                Some(done) if !handles[*of].is_lost() => return done,
+                _ => handles.iter().position(|handle| !handle.is_lost()),
             };
             match next {
                 Some(next) => {
                     *of = next;
-                    *cache = Self::cache(&links[next], &self.settings)?;
+                    *cache = Self::cache(&handles[next], &self.settings)?;
                 }
                 // All are lost; the driver says so.
                 None => return cache.allocate(&request),
@@ -156,15 +161,15 @@ impl Shelf {
         }
         let held = self.cache.lock().1.held();
         for block in held {
-            let (link, hazards) = (&block.link, &block.hazards);
+            let (handle, hazards) = (&block.handle, &block.hazards);
             // In steps nothing may depend on what happens to be over.
-            if hazards.in_flight() && !link.stepped {
+            if hazards.in_flight() && !handle.stepped {
                 self.cache.lock().1.hold(block);
                 continue;
             }
             // With a checker, the host has to have waited to know it. Not under the lock, which others may want
             // meanwhile.
-            let over = hazards.wait_host(link, "audit", Access::Write, self.settings.deadline).is_ok();
+            let over = hazards.wait_host(handle, "audit", Access::Write, self.settings.deadline).is_ok();
             let found = if over { audit::look_here(&block) } else { None };
             self.cache.lock().1.looked_at(block, found);
         }

@@ -5,8 +5,7 @@ use super::{Found, POISON, ZONE, buffer, look, zone};
 use crate::{
     driver::{DriverRef, check::Allocation},
     error::Result,
-    memory::{block::Block, hazard::Access, link::Link},
-    stream::StreamCore,
+    memory::{block::Block, handle::DeviceHandle, hazard::Access, stream::StreamCore},
 };
 use std::{ops::Range, slice, sync::Arc, time::Duration};
 
@@ -40,7 +39,7 @@ unsafe impl Send for Slots {}
 
 impl Slots {
     pub fn new(main: &Arc<StreamCore>, deadline: Duration) -> Self {
-        let driver = main.link.unwatched().clone();
+        let driver = main.handle.unwatched().clone();
         Slots { main: main.clone(), driver, deadline, area: None, slots: Vec::new(), filled: 0, last: 0 }
     }
 
@@ -70,12 +69,12 @@ impl Slots {
     }
 
     /// A block has come home: its zone is copied out, if it was laid, and the rest is poisoned.
-    pub fn returned(&mut self, link: &Link, block: &Block, laid: bool, found: &mut Found) {
+    pub fn returned(&mut self, handle: &DeviceHandle, block: &Block, laid: bool, found: &mut Found) {
         let (whole, zone) = (0..block.bytes, zone(block));
         if block.hazards.order("audit", &self.main, &whole, Access::Write).is_err() {
             return;
         }
-        if laid && let Some(slot) = self.room(link, zone.len(), found) {
+        if laid && let Some(slot) = self.room(handle, zone.len(), found) {
             let at = block.address + zone.start as u64;
             // SAFETY: the slot is free, and not touched before the copy is over; the block's uses come before it on
             // this stream, and it is noted as one.
@@ -84,7 +83,7 @@ impl Slots {
                 block.hazards.note(&self.main, self.last, whole.clone(), Access::Write);
                 let bytes = self.filled..self.filled + zone.len();
                 self.filled = bytes.end;
-                self.slots.push(Slot { bytes, requested: block.requested, buffer: buffer(link, block.address) });
+                self.slots.push(Slot { bytes, requested: block.requested, buffer: buffer(handle, block.address) });
             }
         }
         if block.requested > 0 {
@@ -97,11 +96,11 @@ impl Slots {
     }
 
     /// A place for a copy; waits when there is none left.
-    fn room(&mut self, link: &Link, bytes: usize, found: &mut Found) -> Option<*mut u8> {
+    fn room(&mut self, handle: &DeviceHandle, bytes: usize, found: &mut Found) -> Option<*mut u8> {
         if self.filled + bytes > AREA
-            && let Err(error) = self.look(link, found)
+            && let Err(error) = self.look(handle, found)
         {
-            event!(warn, device = link.device, %error, "a red zone was not looked at");
+            event!(warn, device = handle.device, %error, "a red zone was not looked at");
             return None;
         }
         if self.area.is_none() {
@@ -112,13 +111,13 @@ impl Slots {
     }
 
     /// Looks at what was copied out, once it is there.
-    pub fn look(&mut self, link: &Link, found: &mut Found) -> Result<()> {
+    pub fn look(&mut self, handle: &DeviceHandle, found: &mut Found) -> Result<()> {
         let Some(area) = self.area.filter(|_| !self.slots.is_empty()) else { return Ok(()) };
         self.main.wait_host("audit", self.last, self.deadline)?;
         for slot in self.slots.drain(..) {
             // SAFETY: within the area; the copy that filled it is over, and there is none after it.
             let copied = unsafe { slice::from_raw_parts(area.add(slot.bytes.start), slot.bytes.len()) };
-            found.extend(look(link, copied, slot.requested, || slot.buffer));
+            found.extend(look(handle, copied, slot.requested, || slot.buffer));
         }
         self.filled = 0;
         Ok(())

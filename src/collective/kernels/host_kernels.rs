@@ -1,4 +1,4 @@
-//! The twins: what the kernels compute, for software GPUs.
+//! The host kernels: what the kernels compute, for software GPUs.
 //!
 //! They work on raw pointers in blocks that stay in the cache, since a debug build has to get through them too.
 
@@ -18,7 +18,7 @@ const BLOCK: usize = 1024;
 
 type Pointers = SmallVec<[*mut u8; MOST]>;
 
-/// The twin of `combine_*`.
+/// The host kernel of `combine_*`.
 ///
 /// # Safety
 /// `args` are those of [`Combine::args`](super::Combine::args) for this type, with the memory behind them.
@@ -84,7 +84,7 @@ pub(super) unsafe fn on_host<T: Lane>(n: usize, op: u32, sources: &[*mut u8], de
     unsafe { fold::<T>(n, op, sources, &[destination], |k| T::factor(factors[k])) }
 }
 
-/// The twin of `pairs`.
+/// The host kernel of `pairs`.
 ///
 /// # Safety
 /// `args` are those of [`Pairs::args`](super::Pairs::args), with the memory behind them.

@@ -1,8 +1,8 @@
-//! Bugs and panics that the crate's own tests plant in the library, to prove that the checker and the pool notice them.
+//! Bugs and panics that the crate's own tests inject in the library, to prove that the checker and the pool notice them.
 //!
-//! Tests plant a bug with [`plant`]. The library asks through `Link::planted` and `Link::strike`.
+//! Tests inject a bug with [`inject`]. The library asks through `DeviceHandle::injected` and `DeviceHandle::strike`.
 //!
-//! Invariant: outside of those tests nothing is planted, and the compiler removes what depends on it.
+//! Invariant: outside of those tests nothing is injected, and the compiler removes what depends on it.
 
 /// One mistake in the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(crate) fn strike(pool: u64, device: usize, place: Panic) {
     if let Some(at) = armed.iter().position(|armed| *armed == (pool, device, place)) {
         armed.remove(at);
         drop(armed);
-        panic!("planted: {place:?}");
+        panic!("injected: {place:?}");
     }
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn here() -> Option<Bug> {
 
 /// Plants a bug in the pools that `build` builds.
 #[cfg(test)]
-pub(crate) fn plant<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
+pub(crate) fn inject<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
     PLANTED.set(Some(bug));
     let built = build();
     PLANTED.set(None);
@@ -98,7 +98,7 @@ pub(crate) fn plant<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bug, plant};
+    use super::{Bug, inject};
     use crate::{
         Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
         driver::check::{Kind, Report},
@@ -113,7 +113,7 @@ mod tests {
         let right = builder().check(Check::Races).build().unwrap();
         program(&right).unwrap();
         right.close().unwrap();
-        let wrong = plant(bug, || builder().check(Check::Races).build().unwrap());
+        let wrong = inject(bug, || builder().check(Check::Races).build().unwrap());
         let error = program(&wrong).and_then(|()| wrong.close());
         match error {
             Err(Error::Misuse { report, .. }) => report,
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!((report.kind, report.bytes.clone()), (Kind::Race, 0..4000));
         let before = report.before.as_ref().unwrap();
         assert_eq!((before.op, report.now.op), ("zeros", "scale"));
-        assert!(before.site.unwrap().file().ends_with("plant.rs") && before.site != report.now.site, "{report}");
+        assert!(before.site.unwrap().file().ends_with("inject.rs") && before.site != report.now.site, "{report}");
     }
 
     #[test]

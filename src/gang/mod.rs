@@ -8,6 +8,15 @@
 //! that was freed meanwhile used again. A gang is never reused, so there is nothing to reset: the pool's next scope has
 //! a new one with a number never used before.
 
+#![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
+
+pub(crate) mod dispatch;
+#[cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
+pub(crate) mod gpu_order;
+pub(crate) mod job;
+#[cfg_attr(loom, allow(clippy::disallowed_types, clippy::disallowed_methods))]
+pub(crate) mod quiescence;
+
 use crate::{
     error::{Error, Result, Site},
     sync::{CommitWord, CountLatch, EventCount, Flag, Headline, Sequence, shim::Arc, shim::Mutex, unique_id},

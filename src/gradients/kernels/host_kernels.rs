@@ -1,6 +1,7 @@
-//! The kernels' Rust twins. Their arguments are packed by [`super`].
+//! The kernels' host kernels. Their arguments are packed by [`super`].
 
-use super::{super::element::OnWire, super::layout::Unit, SEGMENTS, TABLE};
+use super::{SEGMENTS, TABLE};
+use crate::gradients::{element::OnWire, layout::Unit};
 use crate::{Element, LaunchDims, driver::HostArg, memory::DeviceCopy};
 
 fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
@@ -35,7 +36,7 @@ fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
 
 /// # Safety
 /// `args` are those of [`pack`](super::pack) for these types, with the memory behind them.
-pub(in super::super) unsafe fn pack_twin<G: OnWire<W>, W: Element>(_dims: LaunchDims, args: &[HostArg]) {
+pub(in super::super) unsafe fn pack_host<G: OnWire<W>, W: Element>(_dims: LaunchDims, args: &[HostArg]) {
     let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
     // SAFETY: the wire is this kernel's alone (the promise of the caller), aligned as device memory is.
     let wire = unsafe { std::slice::from_raw_parts_mut(wire, len) };
@@ -56,7 +57,7 @@ pub(in super::super) unsafe fn pack_twin<G: OnWire<W>, W: Element>(_dims: Launch
 
 /// # Safety
 /// `args` are those of [`unpack`](super::unpack) for these types, with the memory behind them.
-pub(in super::super) unsafe fn unpack_twin<G: OnWire<W>, W: Element + Into<f64>>(dims: LaunchDims, args: &[HostArg]) {
+pub(in super::super) unsafe fn unpack_host<G: OnWire<W>, W: Element + Into<f64>>(dims: LaunchDims, args: &[HostArg]) {
     let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
     // SAFETY: nobody writes the wire meanwhile (the promise of the caller); aligned as device memory is.
     let wire = unsafe { std::slice::from_raw_parts(wire.cast_const(), len) };
@@ -96,7 +97,7 @@ impl Norm for f64 {
 
 /// # Safety
 /// `args` are those of [`norm`](super::norm), with the memory behind them.
-pub(in super::super) unsafe fn norm_twin<A: Norm>(_dims: LaunchDims, args: &[HostArg]) {
+pub(in super::super) unsafe fn norm_host<A: Norm>(_dims: LaunchDims, args: &[HostArg]) {
     let (Some((partial, len)), Some((out, _))) = (pointer::<f64>(&args[0]), pointer::<A>(&args[1])) else { return };
     // SAFETY: memory of so many elements that nobody writes meanwhile (the promise of the caller).
     let partial = unsafe { std::slice::from_raw_parts(partial.cast_const(), len) };

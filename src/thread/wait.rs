@@ -1,11 +1,11 @@
 //! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
 
-use super::gang::Gang;
+use crate::gang::Gang;
 use crate::{
     device::Device,
     driver::{check::Place, host},
     error::{Error, Result},
-    patience::Patience,
+    stall::StallTimer,
 };
 use std::{mem, time::Duration};
 
@@ -38,17 +38,17 @@ pub(crate) fn for_peer<R>(
         other => gang.check().err().map(Err).or(other),
     };
     let waker = gang.waker(dev.rank());
-    let progress = || gang.members().iter().map(|&d| shared.turns[d].life.own_progress()).sum::<u64>();
-    let (mut patience, mut seen) = (Patience::new(shared.deadline), None);
+    let progress = || gang.members().iter().map(|&d| shared.gpu_order[d].progress.own()).sum::<u64>();
+    let (mut stall, mut seen) = (StallTimer::new(shared.deadline), None);
     let (mut meeting, mut linger) = (None, shared.linger);
     loop {
-        if let Some(answer) = waker.wait_lingering(Some(patience.tick(TICK)), mem::take(&mut linger), &mut poll) {
+        if let Some(answer) = waker.wait_lingering(Some(stall.tick(TICK)), mem::take(&mut linger), &mut poll) {
             return answer;
         }
-        let meeting = meeting.get_or_insert_with(|| shared.presence[dev.index()].meeting(describe(dev, op, rank)));
+        let meeting = meeting.get_or_insert_with(|| shared.quiescence[dev.index()].meeting(describe(dev, op, rank)));
         // Whoever looks counts as asleep, or threads that look at the same pace would never find each other so; but
         // only as long as nobody has sent it anything: then it has something to do, and peers may be waiting for that.
-        if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*dev.worker.link.driver)) {
+        if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*dev.worker.handle.driver)) {
             return answer;
         }
         if let Some(who) = meeting.deadlock() {
@@ -57,11 +57,11 @@ pub(crate) fn for_peer<R>(
         let now = Some(progress());
         if now != seen {
             // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
-            shared.turns[dev.index()].life.relay();
+            shared.gpu_order[dev.index()].progress.relay();
             seen = now;
-            patience.renew();
-        } else if patience.is_over() {
-            let (device, waited) = (dev.index(), patience.waited());
+            stall.renew();
+        } else if stall.is_over() {
+            let (device, waited) = (dev.index(), stall.waited());
             let error = Error::Timeout { device, op, waited, missing: vec![gang.device(rank)] };
             return Err(fail(gang, device, error));
         }

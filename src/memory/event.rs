@@ -3,7 +3,7 @@
 use crate::{
     driver::{FaultKind, RawEvent},
     error::{Error, Result},
-    stream::StreamCore,
+    memory::stream::StreamCore,
 };
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ impl Event {
 
     /// The ordinal of the device that recorded it.
     pub fn device(&self) -> usize {
-        self.0.stream.link.device
+        self.0.stream.handle.device
     }
 
     /// Whether the work before the event has completed. Does not wait.
@@ -41,7 +41,7 @@ impl Event {
         if core.stream.has_completed(core.covered) {
             return Ok(true);
         }
-        core.stream.link.check("Event::is_complete", core.stream.link.driver.event_query(core.raw))
+        core.stream.handle.check("Event::is_complete", core.stream.handle.driver.event_query(core.raw))
     }
 
     /// The time on the device between `earlier` and this event. Both must come from
@@ -56,12 +56,12 @@ impl Event {
         if !(a.timing && b.timing) {
             return Err(Error::invalid("Event::elapsed_since", "an event was recorded without timing"));
         }
-        if !Arc::ptr_eq(&a.stream.link, &b.stream.link) {
+        if !Arc::ptr_eq(&a.stream.handle, &b.stream.handle) {
             return Err(Error::invalid("Event::elapsed_since", "the events are of different devices"));
         }
-        b.stream.link.driver.event_elapsed(a.raw, b.raw).map_err(|fault| match fault.kind {
+        b.stream.handle.driver.event_elapsed(a.raw, b.raw).map_err(|fault| match fault.kind {
             FaultKind::InvalidArgument => Error::invalid("Event::elapsed_since", fault.detail),
-            _ => b.stream.link.error("Event::elapsed_since", fault),
+            _ => b.stream.handle.error("Event::elapsed_since", fault),
         })
     }
 }
@@ -74,6 +74,6 @@ impl fmt::Debug for Event {
 
 impl Drop for EventCore {
     fn drop(&mut self) {
-        self.stream.link.give_event(self.raw, self.timing);
+        self.stream.handle.give_event(self.raw, self.timing);
     }
 }

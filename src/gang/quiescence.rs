@@ -2,9 +2,9 @@
 //!
 //! Software GPUs that run one operation at a time take a step only when every device thread is blocked ([`Attendee`]),
 //! and a deadlock is certain only then. A device thread is blocked when it waits in the driver (which the machine sees
-//! itself), sleeps on its waker ([`EventCount::asleep`]: its queue, its peers), or in [`Presence::while_so`].
+//! itself), sleeps on its waker ([`EventCount::asleep`]: its queue, its peers), or in [`Quiescence::while_so`].
 
-use super::turn::Turns;
+use super::gpu_order::GpuOrder;
 use crate::{
     driver::host::Attendee,
     sync::{EventCount, shim},
@@ -18,9 +18,9 @@ use std::{
 };
 
 /// What one device thread is doing.
-pub(crate) struct Presence {
+pub(crate) struct Quiescence {
     waker: shim::Arc<EventCount>,
-    turns: Arc<Turns>,
+    gpu_order: Arc<GpuOrder>,
     state: Mutex<State>,
 }
 
@@ -39,10 +39,10 @@ struct State {
     deadlock: Option<String>,
 }
 
-impl Presence {
+impl Quiescence {
     /// Of a thread that is about to start.
-    pub(crate) fn new(waker: shim::Arc<EventCount>, turns: Arc<Turns>) -> Arc<Self> {
-        Arc::new(Presence { waker, turns, state: Mutex::default() })
+    pub(crate) fn new(waker: shim::Arc<EventCount>, gpu_order: Arc<GpuOrder>) -> Arc<Self> {
+        Arc::new(Quiescence { waker, gpu_order, state: Mutex::default() })
     }
 
     /// The calling thread is the one; until the guard goes.
@@ -72,7 +72,7 @@ impl Presence {
 }
 
 /// Ends a thread's presence.
-pub(crate) struct Present(Arc<Presence>);
+pub(crate) struct Present(Arc<Quiescence>);
 
 impl Drop for Present {
     fn drop(&mut self) {
@@ -81,7 +81,7 @@ impl Drop for Present {
 }
 
 /// A wait for a peer that takes its time.
-pub(crate) struct Meeting<'a>(&'a Presence);
+pub(crate) struct Meeting<'a>(&'a Quiescence);
 
 impl Meeting<'_> {
     /// The report, if this wait has been found to have no end.
@@ -96,7 +96,7 @@ impl Drop for Meeting<'_> {
     }
 }
 
-impl Attendee for Presence {
+impl Attendee for Quiescence {
     fn thread(&self) -> Option<ThreadId> {
         self.state.lock().thread
     }
@@ -120,7 +120,7 @@ impl Attendee for Presence {
     }
 
     fn progress(&self) -> u64 {
-        self.turns.life.own_progress()
+        self.gpu_order.progress.own()
     }
 
     fn deadlocked(&self, report: &str) {

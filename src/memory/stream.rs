@@ -7,9 +7,9 @@ pub(crate) mod word;
 use crate::{
     driver::{Fault, FaultKind, RawEvent, RawStream, check::Token},
     error::{Error, Result},
-    memory::link::Link,
-    patience::Patience,
-    plant::Bug,
+    memory::handle::DeviceHandle,
+    mutation::Bug,
+    stall::StallTimer,
     sync::{Sequence, unique_id},
 };
 use marks::Marks;
@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// operation.
 #[repr(align(128))]
 pub(crate) struct StreamCore {
-    pub(crate) link: Arc<Link>,
+    pub(crate) handle: Arc<DeviceHandle>,
     pub(crate) raw: RawStream,
     /// Unique in the process.
     pub(crate) id: u64,
@@ -46,21 +46,21 @@ pub(crate) struct StreamCore {
 }
 
 impl StreamCore {
-    pub(crate) fn new(link: &Arc<Link>, op: &'static str) -> Result<Arc<Self>> {
-        Self::with_priority(link, op, 0)
+    pub(crate) fn new(handle: &Arc<DeviceHandle>, op: &'static str) -> Result<Arc<Self>> {
+        Self::with_priority(handle, op, 0)
     }
 
     /// The lower, the sooner: see [`Driver::stream_create`](crate::driver::Driver::stream_create).
-    pub(crate) fn with_priority(link: &Arc<Link>, op: &'static str, priority: i32) -> Result<Arc<Self>> {
-        let raw = link.check(op, link.driver.stream_create(priority))?;
+    pub(crate) fn with_priority(handle: &Arc<DeviceHandle>, op: &'static str, priority: i32) -> Result<Arc<Self>> {
+        let raw = handle.check(op, handle.driver.stream_create(priority))?;
         Ok(Arc::new(StreamCore {
-            link: link.clone(),
+            handle: handle.clone(),
             raw,
             id: unique_id(),
             submitted: Sequence::new(),
             completed: Sequence::new(),
             waited: Sequence::new(),
-            milestones: Milestones::new(link),
+            milestones: Milestones::new(handle),
             marks: Marks::default(),
             known: Mutex::default(),
         }))
@@ -69,7 +69,7 @@ impl StreamCore {
     /// Numbers an operation that was just submitted.
     pub(crate) fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
-        if self.link.stepped {
+        if self.handle.stepped {
             self.marks.set(self, sequence);
         } else if milestone::is_due(sequence) {
             self.set_milestone();
@@ -86,7 +86,7 @@ impl StreamCore {
     /// rely on it.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
         let over = self.is_over(sequence);
-        if let Some(watch) = self.link.watch().filter(|_| over) {
+        if let Some(watch) = self.handle.watch().filter(|_| over) {
             watch.checker.observe(watch.device, self.raw);
         }
         over
@@ -97,17 +97,17 @@ impl StreamCore {
     pub(crate) fn is_over(&self, sequence: u64) -> bool {
         self.completed.get() >= sequence
             || self.look(sequence)
-            || self.link.planted(Bug::CompletedTooEarly) && sequence <= self.submitted.get()
+            || self.handle.injected(Bug::CompletedTooEarly) && sequence <= self.submitted.get()
     }
 
     /// With a checker: what is known to whoever has seen that operations of this stream [are over](Self::is_over).
     pub(crate) fn known_over(&self) -> Option<Box<Token>> {
-        self.link.watch().map(|watch| Box::new(watch.checker.observed(watch.device, self.raw)))
+        self.handle.watch().map(|watch| Box::new(watch.checker.observed(watch.device, self.raw)))
     }
 
     /// The calling thread has learned, from the driver, that the first `sequence` operations are over.
     fn complete(&self, sequence: u64) {
-        if let Some(watch) = self.link.watch() {
+        if let Some(watch) = self.handle.watch() {
             watch.checker.publish(watch.device, self.raw);
         }
         self.completed.raise_to(sequence);
@@ -121,11 +121,11 @@ impl StreamCore {
 
     /// Records a fresh event; returns it with the number of operations that it covers.
     pub(crate) fn record(&self, op: &'static str, timing: bool) -> Result<(RawEvent, u64)> {
-        let event = self.link.check(op, self.link.take_event(timing))?;
+        let event = self.handle.check(op, self.handle.take_event(timing))?;
         let covered = self.submitted.get();
-        if let Err(fault) = self.link.driver.event_record(event, self.raw) {
-            self.link.give_event(event, timing);
-            return Err(self.link.error(op, fault));
+        if let Err(fault) = self.handle.driver.event_record(event, self.raw) {
+            self.handle.give_event(event, timing);
+            return Err(self.handle.error(op, fault));
         }
         // A time stamp is work of its own: who waits for the stream waits for it, too.
         let covered = if timing { self.submit() } else { covered };
@@ -134,7 +134,7 @@ impl StreamCore {
 
     /// All later work of this stream waits for an event that covers `other` up to `covered`.
     pub(crate) fn wait_event(&self, op: &'static str, event: RawEvent, other: &StreamCore, covered: u64) -> Result<()> {
-        self.wait_raw(op, event, &other.link)?;
+        self.wait_raw(op, event, &other.handle)?;
         let mut known = self.known.lock();
         match known.iter_mut().find(|(id, _)| *id == other.id) {
             Some((_, upto)) => *upto = covered.max(*upto),
@@ -149,15 +149,15 @@ impl StreamCore {
     }
 
     /// All later work of this stream waits for an event of `owner`. What fails is blamed on the device that failed.
-    pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &Link) -> Result<()> {
-        let Err(fault) = self.link.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
+    pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &DeviceHandle) -> Result<()> {
+        let Err(fault) = self.handle.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
         let is_loss = |fault: &Fault| fault.kind == FaultKind::DeviceLost;
         // The event of a lost device reports that device's loss, which must not be taken for this one's. Any other
         // fault is that of the driver which was asked.
         let theirs = is_loss(&fault)
-            && owner.device != self.link.device
-            && !self.link.driver.stream_query(self.raw).is_err_and(|fault| is_loss(&fault));
-        Err(if theirs { owner } else { &self.link }.error(op, fault))
+            && owner.device != self.handle.device
+            && !self.handle.driver.stream_query(self.raw).is_err_and(|fault| is_loss(&fault));
+        Err(if theirs { owner } else { &self.handle }.error(op, fault))
     }
 
     /// All later work of this stream waits, on the device, for operation `sequence` of `other`. Records the event only
@@ -171,7 +171,7 @@ impl StreamCore {
             return Ok(());
         }
         // In steps it is waited for also if it is over: whether it is depends on time.
-        if other.link.stepped {
+        if other.handle.stepped {
             if self.wait_for_mark(op, other, sequence)? {
                 return Ok(());
             }
@@ -181,7 +181,7 @@ impl StreamCore {
         let (event, covered) = other.record(op, false)?;
         let waited = self.wait_event(op, event, other, covered);
         // A wait captures the record, so the event may be recorded anew at once.
-        other.link.give_event(event, false);
+        other.handle.give_event(event, false);
         waited
     }
 
@@ -202,7 +202,7 @@ impl StreamCore {
         if self.waited.get() >= covered && self.has_completed(covered) {
             return Ok(());
         }
-        let idle = || self.link.check(op, self.link.driver.stream_wait_idle(self.raw, TICK));
+        let idle = || self.handle.check(op, self.handle.driver.stream_wait_idle(self.raw, TICK));
         self.wait_while_advancing(op, limit, idle, stop)?;
         self.complete_waited(covered);
         Ok(())
@@ -217,14 +217,14 @@ impl StreamCore {
         done: impl Fn() -> Result<bool>,
         stop: impl Fn() -> bool,
     ) -> Result<()> {
-        let (mut patience, mut pace) = (Patience::new(limit), Pace::default());
+        let (mut stall, mut pace) = (StallTimer::new(limit), Pace::default());
         while !done()? {
             if pace.has_advanced(self) {
-                self.link.life.progress();
-                patience.renew();
+                self.handle.progress.advance();
+                stall.renew();
             }
-            if stop() || patience.is_over() {
-                let (device, waited) = (self.link.device, patience.waited());
+            if stop() || stall.is_over() {
+                let (device, waited) = (self.handle.device, stall.waited());
                 return Err(Error::Timeout { device, op, waited, missing: vec![device] });
             }
         }
@@ -247,7 +247,7 @@ impl StreamCore {
         if self.has_completed(sequence) {
             return Ok(());
         }
-        let passed = |event| self.link.check(op, self.link.driver.event_wait(event, TICK));
+        let passed = |event| self.handle.check(op, self.handle.driver.event_wait(event, TICK));
         if let Some((covered, mark)) = self.marks.find(sequence) {
             self.wait_while_advancing(op, limit, || passed(mark.event), stop)?;
             self.complete_waited(covered);
@@ -255,7 +255,7 @@ impl StreamCore {
         }
         let (event, covered) = self.record(op, false)?;
         let waited = self.wait_while_advancing(op, limit, || passed(event), stop);
-        self.link.give_event(event, false);
+        self.handle.give_event(event, false);
         waited?;
         self.complete_waited(covered);
         Ok(())
@@ -264,9 +264,9 @@ impl StreamCore {
 
 impl Drop for StreamCore {
     fn drop(&mut self) {
-        self.milestones.end(&self.link);
+        self.milestones.end(&self.handle);
         // SAFETY: the last reference is going, so nobody submits to the stream any more.
-        let _ = unsafe { self.link.driver.stream_destroy(self.raw) };
+        let _ = unsafe { self.handle.driver.stream_destroy(self.raw) };
     }
 }
 
@@ -294,6 +294,6 @@ crate::sync::device_thread_only! { [] Stream }
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("device", &self.core.link.device).field("id", &self.core.id).finish()
+        f.debug_struct("Stream").field("device", &self.core.handle.device).field("id", &self.core.id).finish()
     }
 }

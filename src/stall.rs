@@ -5,14 +5,13 @@
 //! the clock from time to time, and what lies between two looks counts as a quarter of the deadline at most: that
 //! cannot pass before the [`LOOKS`]th look that finds that nobody has got on.
 
-use crate::sync::Sequence;
 use std::time::{Duration, Instant};
 
 /// The fewest looks that a deadline takes.
 const LOOKS: u32 = 4;
 
 /// The deadline of one wait; it starts anew whenever somebody gets on.
-pub(crate) struct Patience {
+pub(crate) struct StallTimer {
     limit: Duration,
     since: Instant,
     looked: Instant,
@@ -20,14 +19,14 @@ pub(crate) struct Patience {
     counted: Duration,
 }
 
-impl Patience {
+impl StallTimer {
     pub fn new(limit: Duration) -> Self {
         Self::starting(limit, Instant::now())
     }
 
     /// The same, with the time as an argument.
     pub fn starting(limit: Duration, now: Instant) -> Self {
-        Patience { limit, since: now, looked: now, counted: Duration::ZERO }
+        StallTimer { limit, since: now, looked: now, counted: Duration::ZERO }
     }
 
     /// How long to sleep between two looks: `at_most`, or less if that many looks would outlast the deadline.
@@ -37,7 +36,7 @@ impl Patience {
 
     /// Somebody has got on.
     pub fn renew(&mut self) {
-        *self = Patience::new(self.limit);
+        *self = StallTimer::new(self.limit);
     }
 
     /// A look that found that nobody has got on: whether the deadline has passed.
@@ -58,40 +57,6 @@ impl Patience {
     }
 }
 
-/// The signs of life of a device, for those who wait for it.
-///
-/// On cache lines of its own: the device's thread writes to it at every operation.
-#[derive(Default)]
-#[repr(align(128))]
-pub(crate) struct Life {
-    /// Operations begun on the device, and looks that have found that operations have completed there.
-    progress: Sequence,
-    /// Signs of life of others, passed on by a device that waits for them. Not progress of its own.
-    relayed: Sequence,
-}
-
-impl Life {
-    /// Notes that the device has got further.
-    pub fn progress(&self) {
-        self.progress.fetch_advance();
-    }
-
-    /// Notes that those whom the device waits for have got further.
-    pub fn relay(&self) {
-        self.relayed.fetch_advance();
-    }
-
-    /// Grows while the device itself gets on.
-    pub fn own_progress(&self) -> u64 {
-        self.progress.get()
-    }
-
-    /// Grows while the device gets on, or those whom it waits for do.
-    pub fn any_progress(&self) -> u64 {
-        self.progress.get() + self.relayed.get()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,8 +66,8 @@ mod tests {
     /// When a deadline of 100 ms is found to have passed, by looks at these times.
     fn over(looks: impl IntoIterator<Item = u32>) -> Option<u32> {
         let start = Instant::now();
-        let mut patience = Patience::starting(100 * MS, start);
-        looks.into_iter().find(|&at| patience.look(start + at * MS))
+        let mut stall = StallTimer::starting(100 * MS, start);
+        looks.into_iter().find(|&at| stall.look(start + at * MS))
     }
 
     #[test]
@@ -124,32 +89,32 @@ mod tests {
         assert_eq!(over([1000, 2000, 3000, 4000]), Some(4000));
         // What does not divide by four neither adds a look nor takes one.
         let start = Instant::now();
-        let mut patience = Patience::starting(Duration::from_nanos(103), start);
-        assert_eq!([1, 2, 3, 4].map(|s| patience.look(start + s * 1000 * MS)), [false, false, false, true]);
+        let mut stall = StallTimer::starting(Duration::from_nanos(103), start);
+        assert_eq!([1, 2, 3, 4].map(|s| stall.look(start + s * 1000 * MS)), [false, false, false, true]);
     }
 
     #[test]
     fn no_deadline_passes_at_once_and_an_endless_one_never() {
-        assert!(Patience::new(Duration::ZERO).is_over());
+        assert!(StallTimer::new(Duration::ZERO).is_over());
         let start = Instant::now();
-        let mut endless = Patience::starting(Duration::MAX, start);
+        let mut endless = StallTimer::starting(Duration::MAX, start);
         assert!(!(1..1000).any(|day| endless.look(start + Duration::from_secs(86_400) * day)));
     }
 
     #[test]
     fn it_starts_anew_when_somebody_gets_on() {
         let began = Instant::now();
-        let mut patience = Patience::starting(100 * MS, began);
-        let look = |patience: &mut Patience| patience.look(patience.looked + 30 * MS);
-        assert!((0..3).all(|_| !look(&mut patience)));
-        patience.renew();
-        assert!(patience.since > began, "from then on is what an error tells");
-        assert_eq!((1..9).find(|_| look(&mut patience)), Some(4));
+        let mut stall = StallTimer::starting(100 * MS, began);
+        let look = |stall: &mut StallTimer| stall.look(stall.looked + 30 * MS);
+        assert!((0..3).all(|_| !look(&mut stall)));
+        stall.renew();
+        assert!(stall.since > began, "from then on is what an error tells");
+        assert_eq!((1..9).find(|_| look(&mut stall)), Some(4));
     }
 
     #[test]
     fn short_deadlines_are_looked_at_in_time() {
-        assert_eq!(Patience::new(120_000 * MS).tick(500 * MS), 500 * MS);
-        assert_eq!(Patience::new(200 * MS).tick(500 * MS), 50 * MS);
+        assert_eq!(StallTimer::new(120_000 * MS).tick(500 * MS), 500 * MS);
+        assert_eq!(StallTimer::new(200 * MS).tick(500 * MS), 50 * MS);
     }
 }

@@ -8,7 +8,7 @@
 //! A word outlives its stream, and its value only grows: the next owner counts from the last value that the one before
 //! has submitted, and gets the word when that has arrived. So nobody can take an old number for a new one.
 
-use crate::{driver::Address, memory::link::Link};
+use crate::{driver::Address, memory::handle::DeviceHandle};
 use parking_lot::Mutex;
 
 /// Bytes between two words: a cache line each, since different streams write them and different threads read them.
@@ -52,17 +52,17 @@ struct Page {
 
 impl Words {
     /// A word for a new stream. Best effort: none where the device cannot write it or there is no memory.
-    pub(super) fn take(&self, link: &Link) -> Option<Word> {
-        if !link.driver.info().stream_values {
+    pub(super) fn take(&self, handle: &DeviceHandle) -> Option<Word> {
+        if !handle.driver.info().stream_values {
             return None;
         }
         let mut page = self.0.lock();
         if page.is_none() {
-            let memory = link.driver.host_alloc(STRIDE * WORDS).ok()?;
+            let memory = handle.driver.host_alloc(STRIDE * WORDS).ok()?;
             *page = Some(Page { address: memory.expose_provenance() as Address, used: 0, spare: Vec::new() });
         }
         let page = page.as_mut()?;
-        if let Some(at) = page.spare.iter().position(|word| word.is_at_rest(link)) {
+        if let Some(at) = page.spare.iter().position(|word| word.is_at_rest(handle)) {
             return Some(page.spare.swap_remove(at));
         }
         if page.used == WORDS {
@@ -79,27 +79,27 @@ impl Words {
         }
     }
 
-    /// Gives the page back, for the end of `link`: all streams are gone. If one of them has not got to its last write
+    /// Gives the page back, for the end of `handle`: all streams are gone. If one of them has not got to its last write
     /// (its device may be lost), the page is leaked rather than freed under a write.
-    pub(crate) fn end(&mut self, link: &Link) {
+    pub(crate) fn end(&mut self, handle: &DeviceHandle) {
         let Some(page) = self.0.get_mut().take() else { return };
-        let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(link));
+        let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(handle));
         if !at_rest {
-            event!(debug, device = link.device, "a page of completion words was leaked");
+            event!(debug, device = handle.device, "a page of completion words was leaked");
             return;
         }
         let memory = std::ptr::with_exposed_provenance_mut(page.address as usize);
         // SAFETY: from `host_alloc` of this device; the last write of each word that was used has arrived.
-        if let Err(fault) = unsafe { link.driver.host_free(memory) } {
-            event!(debug, device = link.device, %fault, "a page of completion words could not be given back");
+        if let Err(fault) = unsafe { handle.driver.host_free(memory) } {
+            event!(debug, device = handle.device, %fault, "a page of completion words could not be given back");
         }
     }
 }
 
 impl Word {
     /// Whether the last write of the owner before has arrived. A checker's edge, so that the next owner comes after it.
-    fn is_at_rest(self, link: &Link) -> bool {
+    fn is_at_rest(self, handle: &DeviceHandle) -> bool {
         // SAFETY: an aligned word of a page that lives as long as the link.
-        unsafe { link.driver.poll_value(self.address) == self.base }
+        unsafe { handle.driver.poll_value(self.address) == self.base }
     }
 }

@@ -7,24 +7,23 @@ use crate::{
         host,
     },
     error::{Error, Result, Site},
-    memory::OutOfMemoryReport,
-    patience::Life,
-    plant::Panic,
-    stream::word::Words,
+    memory::progress::Progress,
+    memory::{OutOfMemoryReport, stream::word::Words},
+    mutation::Panic,
     sync::{Flag, Spares},
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
 /// One device of one pool. Outlives the pool while buffers do.
-pub(crate) struct Link {
+pub(crate) struct DeviceHandle {
     /// The pool's number.
     pub(crate) pool: u64,
     /// Ordinal in the pool.
     pub(crate) device: usize,
     pub(crate) driver: DriverRef,
     /// For those who wait for the device.
-    pub(crate) life: Arc<Life>,
+    pub(crate) progress: Arc<Progress>,
     /// Devices of the pool that are on this one's GPU, itself included: one, but in tests
     /// ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
@@ -37,7 +36,7 @@ pub(crate) struct Link {
     pub(crate) stepped: bool,
     /// What a test wants this pool to do wrong.
     #[cfg(test)]
-    plant: Option<crate::plant::Bug>,
+    inject: Option<crate::mutation::Bug>,
     lost: Flag,
     /// A free that the checker has refused: frees cannot return it, so `close` does.
     refused: Mutex<Option<Arc<Report>>>,
@@ -57,27 +56,27 @@ pub(crate) struct Handover {
     time: Option<Duration>,
 }
 
-impl Link {
+impl DeviceHandle {
     pub(crate) fn new(
         pool: u64,
         device: usize,
         driver: DriverRef,
-        life: Arc<Life>,
+        progress: Arc<Progress>,
         sharers: usize,
         watch: Option<Watch>,
         records: bool,
     ) -> Self {
-        Link {
+        DeviceHandle {
             pool,
             device,
-            life,
+            progress,
             sharers,
             reports: records || watch.is_some() || driver.as_any().is::<host::HostGpu>(),
             watch,
             in_virtual_time: host::virtual_now(&*driver).is_some(),
             stepped: host::is_stepped(&*driver),
             #[cfg(test)]
-            plant: crate::plant::here(),
+            inject: crate::mutation::here(),
             driver,
             lost: Flag::new(),
             refused: Mutex::new(None),
@@ -187,29 +186,29 @@ impl Link {
         self.refused.lock().take()
     }
 
-    /// Whether a test has planted this bug.
+    /// Whether a test has injected this bug.
     #[cfg(test)]
-    pub(crate) fn planted(&self, bug: crate::plant::Bug) -> bool {
-        self.plant == Some(bug)
+    pub(crate) fn injected(&self, bug: crate::mutation::Bug) -> bool {
+        self.inject == Some(bug)
     }
 
-    /// Whether a test has planted this bug: outside of the crate's own tests, none is.
+    /// Whether a test has injected this bug: outside of the crate's own tests, none is.
     #[cfg(not(test))]
     #[inline(always)]
-    pub(crate) fn planted(&self, _bug: crate::plant::Bug) -> bool {
+    pub(crate) fn injected(&self, _bug: crate::mutation::Bug) -> bool {
         false
     }
 
     /// Panics, if a test has asked for that.
     #[inline(always)]
     pub(crate) fn strike(&self, place: Panic) {
-        crate::plant::strike(self.pool, self.device, place);
+        crate::mutation::strike(self.pool, self.device, place);
     }
 
     /// From now on the device's thread panics there; once.
     #[cfg(test)]
     pub(crate) fn arm(&self, place: Panic) {
-        crate::plant::arm(self.pool, self.device, place);
+        crate::mutation::arm(self.pool, self.device, place);
     }
 
     /// Whether its time is computed, not measured.
@@ -253,7 +252,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for DeviceHandle {
     fn drop(&mut self) {
         while let Some(event) = self.events.take().or_else(|| self.timing_events.take()) {
             // SAFETY: spare events belong to this device and nobody else has them.
@@ -267,14 +266,14 @@ impl Drop for Link {
 mod tests {
     use super::*;
 
-    fn size_of_result<T>(_: impl Fn(&Link) -> T) -> usize {
+    fn size_of_result<T>(_: impl Fn(&DeviceHandle) -> T) -> usize {
         size_of::<T>()
     }
 
     /// It goes with every message between devices, and costs next to nothing where there is no checker.
     #[test]
     fn what_a_thread_knows_is_small() {
-        assert_eq!(size_of_result(Link::release), size_of::<usize>());
-        assert_eq!(size_of_result(Link::hand_over), size_of::<usize>());
+        assert_eq!(size_of_result(DeviceHandle::release), size_of::<usize>());
+        assert_eq!(size_of_result(DeviceHandle::hand_over), size_of::<usize>());
     }
 }

@@ -4,8 +4,8 @@
 use crate::driver::Gemm;
 use crate::{
     Device, DeviceBuffer, LaunchDims,
-    builtin::{CastTo, FILL_U16, FILL_U64, Float, SUM_BLOCKS, SUM_THREADS},
     error::{Error, Result},
+    kernel::builtin::{CastTo, FILL_U16, FILL_U64, Float, SUM_BLOCKS, SUM_THREADS},
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
 };
 use std::{marker::PhantomData, panic::Location};
@@ -76,7 +76,7 @@ impl Device {
         V::Elem: Float,
     {
         let x = x.view_mut();
-        let _here = self.worker.link.enter("scale", Location::caller());
+        let _here = self.worker.handle.enter("scale", Location::caller());
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
         unsafe { self.launch(V::Elem::SCALE, LaunchDims::stride(n), (x, n as u64, a)) }
@@ -94,7 +94,7 @@ impl Device {
         X::Elem: Float,
     {
         let (x, y) = (x.view(), y.view_mut());
-        let _here = self.worker.link.enter("axpy", Location::caller());
+        let _here = self.worker.handle.enter("axpy", Location::caller());
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
@@ -113,7 +113,7 @@ impl Device {
         V::Elem: Float,
     {
         let x = x.view();
-        let _here = self.worker.link.enter("sum", Location::caller());
+        let _here = self.worker.handle.enter("sum", Location::caller());
         let mut partial = self.allocate("sum", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and writes one partial sum per block.
         unsafe { self.launch(V::Elem::SUM_PARTIAL, PARTIAL, (x, &mut partial, x.len() as u64))? };
@@ -132,7 +132,7 @@ impl Device {
         X::Elem: Float,
     {
         let (x, y) = (x.view(), y.view());
-        let _here = self.worker.link.enter("dot", Location::caller());
+        let _here = self.worker.handle.enter("dot", Location::caller());
         same_len("dot", x.len(), y.len())?;
         let mut partial = self.allocate("dot", SUM_BLOCKS as usize)?;
         // SAFETY: the kernel reads the elements of `x` and `y` and writes one partial sum per block.
@@ -160,7 +160,7 @@ impl Device {
         V::Elem: CastTo<B>,
     {
         let x: DeviceView<'_, V::Elem> = x.view();
-        let _here = self.worker.link.enter("cast", Location::caller());
+        let _here = self.worker.handle.enter("cast", Location::caller());
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.

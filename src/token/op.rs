@@ -4,13 +4,13 @@ use crate::{
     device::Device,
     driver::{Driver, DriverResult, RawStream, check::Entered},
     error::{Error, Result, Site},
-    graph::recording::{Recording, Touched},
     kernel::Touch,
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
         block::{BlockRef, ChunkKind},
         hazard::Access,
     },
+    token::recording::{Recording, Touched},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location, rc::Rc};
@@ -77,7 +77,7 @@ impl Device {
         self.session.gang.check()?;
         self.worker.progress();
         let site = Location::caller();
-        Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.link.enter(name, site) })
+        Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.handle.enter(name, site) })
     }
 }
 
@@ -85,7 +85,7 @@ impl Op<'_> {
     /// Announces an access. `foreign`: the memory may be another device's of the same pool.
     pub(crate) fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
-        if block.link.pool != dev.worker.link.pool {
+        if block.handle.pool != dev.worker.handle.pool {
             return Err(Error::WrongPool { op, device: dev.index(), site });
         }
         if let Some(home) = block.device().filter(|&home| home != dev.index() && !foreign) {
@@ -131,8 +131,8 @@ impl Op<'_> {
     /// Makes the driver call and notes the uses.
     pub(crate) fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
         let dev = self.dev;
-        let called = call(&*dev.worker.link.driver, dev.stream.raw);
-        let done = dev.worker.link.check(self.name, called);
+        let called = call(&*dev.worker.handle.driver, dev.stream.raw);
+        let done = dev.worker.handle.check(self.name, called);
         self.done(&done);
         if done.is_ok() {
             self.submitted();

@@ -9,7 +9,7 @@ use super::StreamCore;
 use crate::{
     driver::{RawEvent, host},
     error::Result,
-    memory::link::Link,
+    memory::handle::DeviceHandle,
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
@@ -24,21 +24,21 @@ pub(super) struct Marks(Mutex<VecDeque<(u64, Arc<Mark>)>>);
 /// A recorded event; given back when nobody waits for it any more.
 pub(super) struct Mark {
     pub(super) event: RawEvent,
-    link: Arc<Link>,
+    handle: Arc<DeviceHandle>,
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.link.give_event(self.event, false);
+        self.handle.give_event(self.event, false);
     }
 }
 
 impl Marks {
     /// Operation `sequence` was just submitted. Best effort: without a mark, who waits records an event of his own.
     pub(super) fn set(&self, stream: &StreamCore, sequence: u64) {
-        let Ok(event) = stream.link.take_event(false) else { return };
-        let mark = Mark { event, link: stream.link.clone() };
-        if host::uncharged(|| stream.link.driver.event_record(event, stream.raw)).is_err() {
+        let Ok(event) = stream.handle.take_event(false) else { return };
+        let mark = Mark { event, handle: stream.handle.clone() };
+        if host::uncharged(|| stream.handle.driver.event_record(event, stream.raw)).is_err() {
             return;
         }
         let mut marks = self.0.lock();

@@ -14,9 +14,9 @@
 
 use crate::{
     Device, DeviceBuffer, Event, GpuPool, LaunchDims, PeerReport, Route,
-    builtin::{PROBE, PROBE_CHECK, PROBE_WRITE},
     driver::{HostKernel, KernelArg, Launch, ValueBytes},
     error::{Error, Result},
+    kernel::builtin::{PROBE, PROBE_CHECK, PROBE_WRITE},
 };
 use std::{sync::Arc, time::Duration};
 
@@ -90,17 +90,17 @@ struct Probe<'d> {
 impl Probe<'_> {
     fn run(&self) -> Result<PeerReport> {
         let (from, to) = (self.dev.index(), self.to);
-        let link = &self.dev.worker.link;
-        let peer = &*self.far.block.link.driver;
+        let handle = &self.dev.worker.handle;
+        let peer = &*self.far.block.handle.driver;
         let staged = |claimed, note| PeerReport { claimed, note, ..unprobed(from, to) };
-        if !link.check("probe", link.driver.can_access_peer(peer))? {
+        if !handle.check("probe", handle.driver.can_access_peer(peer))? {
             return Ok(staged(false, "the hardware offers no peer access".to_owned()));
         }
-        if let Err(fault) = link.driver.enable_peer(peer) {
+        if let Err(fault) = handle.driver.enable_peer(peer) {
             return Ok(staged(true, format!("peer access could not be enabled: {fault}")));
         }
         if let Some(lie) = self.verify()? {
-            let _ = link.driver.disable_peer(peer);
+            let _ = handle.driver.disable_peer(peer);
             event!(warn, from, to, lie, "peer access does not deliver; copies will be staged");
             return Ok(staged(true, format!("claimed, but {lie}")));
         }
@@ -136,7 +136,7 @@ impl Probe<'_> {
         let mut found = self.dev.pinned(3)?;
         self.dev.download_pinned(&mismatches, &mut found)?;
         let ways = [
-            "stores and loads over the link do not arrive",
+            "stores and loads over the handle do not arrive",
             "copies to the peer do not arrive",
             "copies from the peer do not arrive",
         ];
@@ -177,7 +177,7 @@ impl Probe<'_> {
         // SAFETY: the arguments fit the two kernels, which touch `CHECKED` words of live buffers (and one counter). All
         // of the probe is on one stream, which is synchronised before the partner's buffer is given back at the
         // barrier.
-        worker.link.check("probe", unsafe { worker.link.driver.launch(&launch, self.dev.stream.raw) })?;
+        worker.handle.check("probe", unsafe { worker.handle.driver.launch(&launch, self.dev.stream.raw) })?;
         self.dev.stream.submit();
         Ok(())
     }
@@ -185,12 +185,12 @@ impl Probe<'_> {
     /// A copy of the first words by the copy engine, to the peer or from it.
     fn copy(&self, there: bool, words: usize) -> Result<()> {
         let (src, dst) = if there { (self.near, self.far) } else { (self.far, self.near) };
-        let link = &self.dev.worker.link;
-        let (to, from) = (&*dst.block.link.driver, &*src.block.link.driver);
+        let handle = &self.dev.worker.handle;
+        let (to, from) = (&*dst.block.handle.driver, &*src.block.handle.driver);
         let (bytes, stream) = (words * size_of::<u32>(), self.dev.stream.raw);
         // SAFETY: as above; both buffers have at least `words` words.
-        let copied = unsafe { link.driver.copy_peer(dst.address(), to, src.address(), from, bytes, stream) };
-        link.check("probe", copied)?;
+        let copied = unsafe { handle.driver.copy_peer(dst.address(), to, src.address(), from, bytes, stream) };
+        handle.check("probe", copied)?;
         self.dev.stream.submit();
         Ok(())
     }

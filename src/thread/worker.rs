@@ -1,9 +1,9 @@
 //! The device thread, and what it owns.
 
-use super::{
+use crate::gang::{
     dispatch::{Entry, Queue},
-    presence::{Door, Presence},
-    turn::Turns,
+    gpu_order::GpuOrder,
+    quiescence::{Door, Quiescence},
 };
 use crate::{
     collective::{
@@ -25,12 +25,12 @@ use crate::{
         backing::Trial,
         block::{AtHome, BlockRef, ChunkKind, Home},
         cache::{Cache, Settings},
-        link::Link,
+        handle::DeviceHandle,
         pinned::PinnedPool,
+        stream::StreamCore,
     },
+    mutation::Panic,
     panics,
-    plant::Panic,
-    stream::StreamCore,
     sync::{EventCount, Gate, shim::InCrowd},
 };
 use once_cell::{sync::OnceCell, unsync};
@@ -48,14 +48,14 @@ use std::{
 /// What all threads of a pool share.
 pub(crate) struct Shared {
     pub(crate) pid: u32,
-    pub(crate) links: Vec<Arc<Link>>,
+    pub(crate) handles: Vec<Arc<DeviceHandle>>,
     pub(crate) queues: Vec<Queue<Rc<Worker>>>,
     /// What wakes each device thread: the queues' wakers in one piece, so that a scope of all devices shares them by
     /// one count instead of touching each, which its thread is looking at.
     pub(crate) wakers: Arc<[crate::sync::shim::Arc<EventCount>]>,
-    pub(crate) turns: Vec<Arc<Turns>>,
+    pub(crate) gpu_order: Vec<Arc<GpuOrder>>,
     /// What each device thread is doing,
-    pub(crate) presence: Vec<Arc<Presence>>,
+    pub(crate) quiescence: Vec<Arc<Quiescence>>,
     /// and whether a scope is on its way to them.
     pub(crate) door: Arc<Door>,
     pub(crate) pinned: PinnedPool,
@@ -92,7 +92,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn devices(&self) -> usize {
-        self.links.len()
+        self.handles.len()
     }
 
     /// Whether `device` may touch the memory of `peer`, verified.
@@ -129,7 +129,7 @@ pub(crate) fn on_device_thread() -> bool {
 
 /// A stream of a device besides the token's own, and what is shared by those who hold it.
 #[derive(Clone)]
-pub(crate) struct Further {
+pub(crate) struct PooledStream {
     pub(crate) core: Arc<StreamCore>,
     pub(crate) held: Rc<()>,
     priority: i32,
@@ -141,13 +141,13 @@ const MANY_STREAMS: usize = 32;
 /// What a device thread owns. Never leaves it.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) link: Arc<Link>,
+    pub(crate) handle: Arc<DeviceHandle>,
     /// The stream of the token.
     pub(crate) main: Arc<StreamCore>,
     /// Further streams that were ever handed out; those that nobody holds are handed out again.
-    streams: RefCell<Vec<Further>>,
+    streams: RefCell<Vec<PooledStream>>,
     /// See [`engines`](Self::engines).
-    engines: unsync::OnceCell<[Further; 2]>,
+    engines: unsync::OnceCell<[PooledStream; 2]>,
     pub(crate) cache: RefCell<Cache>,
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
@@ -170,13 +170,13 @@ pub(crate) struct Worker {
 impl Worker {
     /// Opens the device for this thread: context, stream, modules.
     fn new(shared: &Arc<Shared>, device: usize, endpoint: Endpoint) -> Result<Self> {
-        let link = shared.links[device].clone();
-        link.check("bind", link.driver.bind())?;
-        let main = StreamCore::new(&link, "build")?;
-        let neighbour = &shared.links[(device + 1) % shared.devices()];
+        let handle = shared.handles[device].clone();
+        handle.check("bind", handle.driver.bind())?;
+        let main = StreamCore::new(&handle, "build")?;
+        let neighbour = &shared.handles[(device + 1) % shared.devices()];
         let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
         let trial = Trial { stream: Some(main.raw), peer };
-        let mut cache = Cache::new(&link, ChunkKind::Device, true, &shared.memory, trial)?;
+        let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, trial)?;
         cache.audited(Some(&main));
         let _ = shared.homes[device].set(cache.home.clone());
         let worker = Worker {
@@ -196,13 +196,13 @@ impl Worker {
             slots: RefCell::default(),
             ill: RefCell::default(),
             shared: shared.clone(),
-            link,
+            handle,
         };
         if let Some(bytes) = shared.memory.reserve {
             worker.cache.borrow_mut().reserve("build", bytes)?;
         }
         for module in &shared.modules {
-            let loaded = worker.link.check("load module", worker.link.driver.module_load(&module.image))?;
+            let loaded = worker.handle.check("load module", worker.handle.driver.module_load(&module.image))?;
             worker.modules.borrow_mut().insert(*module, loaded);
         }
         Ok(worker)
@@ -210,30 +210,30 @@ impl Worker {
 
     /// Notes that this device's host thread has got further.
     pub(crate) fn progress(&self) {
-        self.link.life.progress();
+        self.handle.progress.advance();
     }
 
     pub(crate) fn is_software(&self) -> bool {
-        self.link.driver.as_any().is::<crate::driver::host::HostGpu>()
+        self.handle.driver.as_any().is::<crate::driver::host::HostGpu>()
     }
 
     /// A further stream, with what says that somebody holds it: one that nobody holds, if there is one that is idle, or
     /// if there are many. Memory and events that name a stream do not hold it: its numbers go on.
-    pub(crate) fn stream(&self, priority: i32) -> Result<Further> {
+    pub(crate) fn stream(&self, priority: i32) -> Result<PooledStream> {
         let mut streams = self.streams.borrow_mut();
         // In steps nothing may depend on what happens to be over.
-        let any = self.link.stepped || streams.len() >= MANY_STREAMS;
+        let any = self.handle.stepped || streams.len() >= MANY_STREAMS;
         let is_idle = |core: &StreamCore| core.is_over(core.submitted());
-        let spare = |further: &&Further| {
-            further.priority == priority && Rc::strong_count(&further.held) == 1 && (any || is_idle(&further.core))
+        let spare = |pooled: &&PooledStream| {
+            pooled.priority == priority && Rc::strong_count(&pooled.held) == 1 && (any || is_idle(&pooled.core))
         };
         if let Some(spare) = streams.iter().find(spare) {
             return Ok(spare.clone());
         }
-        let core = StreamCore::with_priority(&self.link, "stream", priority)?;
-        let further = Further { core, held: Rc::new(()), priority };
-        streams.push(further.clone());
-        Ok(further)
+        let core = StreamCore::with_priority(&self.handle, "stream", priority)?;
+        let pooled = PooledStream { core, held: Rc::new(()), priority };
+        streams.push(pooled.clone());
+        Ok(pooled)
     }
 
     /// Two streams for copies that overlap with each other and with what else a collective does. Nobody else gets them.
@@ -248,13 +248,14 @@ impl Worker {
         if let Some(&function) = self.functions.borrow().get(&key) {
             return Ok(function);
         }
-        let not_found = |why: String| Error::KernelNotFound { device: self.link.device, kernel: name.to_owned(), why };
+        let not_found =
+            |why: String| Error::KernelNotFound { device: self.handle.device, kernel: name.to_owned(), why };
         let Some(&loaded) = self.modules.borrow().get(&key.0) else {
             return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
         };
-        let function = self.link.driver.function(loaded, name).map_err(|fault| match fault.kind {
+        let function = self.handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
             crate::driver::FaultKind::NotFound => not_found(fault.to_string()),
-            _ => self.link.error("launch", fault),
+            _ => self.handle.error("launch", fault),
         })?;
         self.functions.borrow_mut().insert(key, function);
         Ok(function)
@@ -264,7 +265,7 @@ impl Worker {
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.shared.deadline;
         let streams = self.streams.borrow();
-        let all = std::iter::once(&self.main).chain(streams.iter().map(|further| &further.core));
+        let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
         // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
         let drained = all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and);
         let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
@@ -275,13 +276,13 @@ impl Worker {
     /// Whether all that was submitted is known to be over.
     pub(crate) fn is_idle(&self) -> bool {
         let streams = self.streams.borrow();
-        let mut all = std::iter::once(&self.main).chain(streams.iter().map(|further| &further.core));
+        let mut all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
         all.all(|stream| stream.has_completed(stream.submitted()))
     }
 
     /// Notes what has unwound where no scope could be told of it.
     pub(crate) fn fall_ill(&self, error: Error) {
-        event!(error, device = self.link.device, %error, "a device thread has caught what it should not have to");
+        event!(error, device = self.handle.device, %error, "a device thread has caught what it should not have to");
         self.ill.borrow_mut().get_or_insert(error);
     }
 
@@ -295,7 +296,7 @@ impl Worker {
     fn work(self: Rc<Self>) -> Result<()> {
         let mut taken = VecDeque::new();
         loop {
-            match panics::catch(self.link.device, || self.serve(&mut taken)) {
+            match panics::catch(self.handle.device, || self.serve(&mut taken)) {
                 Ok(true) => {}
                 Ok(false) => return self.get_well(),
                 Err(error) => self.fall_ill(error),
@@ -305,15 +306,15 @@ impl Worker {
 
     /// Takes the next entry and does what it says; whether there are more.
     fn serve(self: &Rc<Self>, taken: &mut VecDeque<Entry<Rc<Worker>>>) -> bool {
-        let (shared, device) = (&self.shared, self.link.device);
+        let (shared, device) = (&self.shared, self.handle.device);
         match shared.queues[device].next(taken) {
             Entry::Gang { ticket, rank, turn } => {
-                let wait = || shared.turns[device].wait(turn, &shared.presence[device]);
+                let wait = || shared.gpu_order[device].wait(turn, &shared.quiescence[device]);
                 let begun = panics::catch(device, || {
-                    self.link.strike(Panic::BeforeTurn);
+                    self.handle.strike(Panic::BeforeTurn);
                     let turn = wait();
                     // A user's own driver calls may have left another context current.
-                    let _ = self.link.driver.bind();
+                    let _ = self.handle.driver.bind();
                     turn
                 });
                 // Whatever happens, the turn is passed on, when it has come, and the gang hears of its member.
@@ -343,7 +344,7 @@ impl Drop for Worker {
         for value in slots.into_values() {
             contain(|| drop(value));
         }
-        self.link.strike(Panic::AtEnd);
+        self.handle.strike(Panic::AtEnd);
         if self.drain().is_err() {
             // A kernel that runs yet may look for its peers there.
             if let Some(signals) = self.shared.signals.get() {
@@ -353,7 +354,7 @@ impl Drop for Worker {
         }
         for &module in self.modules.get_mut().values() {
             // SAFETY: the device has drained and the thread that launched its kernels is at its end.
-            let _ = unsafe { self.link.driver.module_unload(module) };
+            let _ = unsafe { self.handle.driver.module_unload(module) };
         }
     }
 }
@@ -366,7 +367,7 @@ pub(crate) fn start(
     opened: std::sync::mpsc::Sender<Result<()>>,
 ) -> Result<thread::JoinHandle<Result<()>>> {
     let shared = shared.clone();
-    let (hushed, present) = (panics::is_hushed(), shared.presence[device].clone());
+    let (hushed, present) = (panics::is_hushed(), shared.quiescence[device].clone());
     let live = move || {
         let worker = match Worker::new(&shared, device, endpoint) {
             Ok(worker) => Rc::new(worker),
@@ -378,7 +379,7 @@ pub(crate) fn start(
         let _ = opened.send(Ok(()));
         drop(opened);
         // SAFETY: the worker is in an `Rc` that outlives the guard, which is dropped first.
-        let _at_home = unsafe { AtHome::enter(&worker.link, &worker.cache) };
+        let _at_home = unsafe { AtHome::enter(&worker.handle, &worker.cache) };
         worker.clone().work()
     };
     thread::Builder::new()

@@ -12,7 +12,7 @@ use crate::{
         RawEvent,
         host::{self, Standing},
     },
-    memory::link::Link,
+    memory::handle::DeviceHandle,
     sync::{Sequence, load_word},
 };
 use parking_lot::Mutex;
@@ -41,20 +41,20 @@ pub(super) fn is_due(sequence: u64) -> bool {
 }
 
 impl Milestones {
-    pub(super) fn new(link: &Link) -> Self {
+    pub(super) fn new(handle: &DeviceHandle) -> Self {
         // In steps there are marks instead.
-        match if link.stepped { None } else { link.words.take(link) } {
+        match if handle.stepped { None } else { handle.words.take(handle) } {
             Some(word) => Milestones::Word { word, published: Sequence::new(), writing: Mutex::new(()) },
             None => Milestones::Events(Mutex::default()),
         }
     }
 
     /// The stream is going.
-    pub(super) fn end(&mut self, link: &Link) {
+    pub(super) fn end(&mut self, handle: &DeviceHandle) {
         match self {
-            Milestones::Word { word, published, .. } => link.words.give(*word, published.get()),
+            Milestones::Word { word, published, .. } => handle.words.give(*word, published.get()),
             Milestones::Events(events) => {
-                events.get_mut().drain(..).for_each(|(event, _)| link.give_event(event, false));
+                events.get_mut().drain(..).for_each(|(event, _)| handle.give_event(event, false));
             }
         }
     }
@@ -70,7 +70,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Whether the stream has got on since this was last asked: as software GPUs tell, or milestones do.
     pub(super) fn has_advanced(&mut self, stream: &StreamCore) -> bool {
-        match host::standing(&*stream.link.driver, stream.raw) {
+        match host::standing(&*stream.handle.driver, stream.raw) {
             Some(now) => {
                 let advanced = now.has_advanced_since(&self.standing);
                 self.standing = now;
@@ -95,7 +95,7 @@ impl StreamCore {
                     return;
                 }
                 // SAFETY: the word is this stream's own, and lives until its last write has arrived.
-                let written = unsafe { self.link.driver.write_value(word.address, word.value(covered), self.raw) };
+                let written = unsafe { self.handle.driver.write_value(word.address, word.value(covered), self.raw) };
                 if written.is_ok() {
                     published.raise_to(covered);
                 }
@@ -114,7 +114,7 @@ impl StreamCore {
                     events.retain(|&(event, _)| {
                         keep = !keep;
                         if !keep {
-                            self.link.give_event(event, false);
+                            self.handle.give_event(event, false);
                         }
                         keep
                     });
@@ -127,7 +127,7 @@ impl StreamCore {
     /// Sees to it that all work submitted so far will tell of its completion: for those who wait for memory.
     #[allow(dead_code, reason = "for the memory pool, when memory is short")]
     pub(crate) fn publish_now(&self) {
-        if self.link.stepped {
+        if self.handle.stepped {
             return;
         }
         let told = match &self.milestones {
@@ -144,7 +144,7 @@ impl StreamCore {
     /// calling thread has learned nothing; [`has_completed`](Self::has_completed) is for those who rely on it.
     pub(crate) fn poll(&self) -> u64 {
         match &self.milestones {
-            _ if self.link.stepped => {}
+            _ if self.handle.stepped => {}
             Milestones::Word { published, .. } => {
                 self.look(published.get());
             }
@@ -161,13 +161,13 @@ impl StreamCore {
         if sequence > published.get() || published.get() <= self.completed.get() {
             return false;
         }
-        let value = match self.link.watch() {
+        let value = match self.handle.watch() {
             // SAFETY: the word lives as long as the stream; devices write it atomically.
             Some(watch) => watch.checker.publish_word(watch.device, self.raw, word.address, || unsafe {
                 load_word(std::ptr::with_exposed_provenance(word.address as usize))
             }),
             // SAFETY: as above.
-            None => unsafe { self.link.driver.poll_value(word.address) },
+            None => unsafe { self.handle.driver.poll_value(word.address) },
         };
         let reached = word.sequence(value);
         self.completed.raise_to(reached);
@@ -177,11 +177,11 @@ impl StreamCore {
     /// Takes out the events that the stream has passed.
     fn pass(&self, events: &mut VecDeque<(RawEvent, u64)>) {
         while let Some(&(event, covered)) = events.front() {
-            if !matches!(self.link.driver.event_query(event), Ok(true)) {
+            if !matches!(self.handle.driver.event_query(event), Ok(true)) {
                 break;
             }
             self.complete(covered);
-            self.link.give_event(event, false);
+            self.handle.give_event(event, false);
             events.pop_front();
         }
     }

@@ -1,14 +1,13 @@
 //! What is known while a device captures: its stream, what was touched, what was refused.
 
-use super::part::{Part, Segment};
+use crate::graph::part::{Part, Segment};
 use crate::{
     collective::{
         board::Area,
         replay::{Captured, Meetings},
     },
     error::{Error, Result, Site},
-    memory::{block::BlockRef, hazard::Access, link::Link},
-    stream::StreamCore,
+    memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, stream::StreamCore},
 };
 use smallvec::SmallVec;
 use std::{
@@ -50,9 +49,9 @@ pub(crate) struct Touched {
 
 impl Recording {
     /// From now on the stream of the recording captures.
-    pub(crate) fn begin(link: &Arc<Link>) -> Result<Rc<Self>> {
-        let stream = StreamCore::new(link, "capture")?;
-        link.check("capture", link.driver.capture_begin(stream.raw))?;
+    pub(crate) fn begin(handle: &Arc<DeviceHandle>) -> Result<Rc<Self>> {
+        let stream = StreamCore::new(handle, "capture")?;
+        handle.check("capture", handle.driver.capture_begin(stream.raw))?;
         let (parts, touched, pending, meetings, members, operations, inbox, failed) = Default::default();
         Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, inbox, failed }))
     }
@@ -105,11 +104,11 @@ impl Recording {
     }
 
     /// A collective that no graph of the driver's can hold comes between two parts.
-    pub(crate) fn cut(&self, link: &Arc<Link>, collective: Captured) -> Result<()> {
+    pub(crate) fn cut(&self, handle: &Arc<DeviceHandle>, collective: Captured) -> Result<()> {
         if self.pending.get() > 0 {
-            let segment = self.end_segment(link)?;
+            let segment = self.end_segment(handle)?;
             self.parts.borrow_mut().push(Part::Segment(segment));
-            link.check("capture", link.driver.capture_begin(self.stream.raw))?;
+            handle.check("capture", handle.driver.capture_begin(self.stream.raw))?;
         }
         self.parts.borrow_mut().push(Part::Collective(collective));
         self.count();
@@ -117,9 +116,9 @@ impl Recording {
     }
 
     /// Ends the capture: all parts in their order.
-    pub(crate) fn end(&self, link: &Arc<Link>) -> Result<Vec<Part>> {
+    pub(crate) fn end(&self, handle: &Arc<DeviceHandle>) -> Result<Vec<Part>> {
         let empty = self.pending.get() == 0;
-        let last = self.end_segment(link)?;
+        let last = self.end_segment(handle)?;
         let mut parts = self.parts.take();
         if !empty || parts.is_empty() {
             parts.push(Part::Segment(last));
@@ -127,10 +126,10 @@ impl Recording {
         Ok(parts)
     }
 
-    fn end_segment(&self, link: &Arc<Link>) -> Result<Segment> {
+    fn end_segment(&self, handle: &Arc<DeviceHandle>) -> Result<Segment> {
         self.pending.set(0);
-        let raw = link.check("capture", link.driver.capture_end(self.stream.raw))?;
-        Ok(Segment::new(raw, link, self.take(), self.meetings.take()))
+        let raw = handle.check("capture", handle.driver.capture_end(self.stream.raw))?;
+        Ok(Segment::new(raw, handle, self.take(), self.meetings.take()))
     }
 
     fn take(&self) -> Vec<Touched> {

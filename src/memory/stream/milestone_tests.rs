@@ -4,7 +4,7 @@ use super::{EVENTS, MILESTONE, Milestones, Pace};
 use crate::{
     AsViewMut, Builder, Check, Device, Error, GpuPool,
     driver::host::{self, HostConfig},
-    stream::StreamCore,
+    memory::stream::StreamCore,
     testing::FaultPlan,
 };
 use std::{
@@ -33,7 +33,7 @@ fn run(pool: &GpuPool, f: impl Fn(&Device) + Sync) {
 /// `count` operations; the number of the last one.
 fn submit(dev: &Device, stream: &StreamCore, count: u64) -> u64 {
     for _ in 0..count {
-        dev.worker.link.driver.launch_host(stream.raw, Box::new(|| {})).unwrap();
+        dev.worker.handle.driver.launch_host(stream.raw, Box::new(|| {})).unwrap();
         stream.submit();
     }
     stream.submitted()
@@ -41,12 +41,12 @@ fn submit(dev: &Device, stream: &StreamCore, count: u64) -> u64 {
 
 /// Waits past the library, which so learns nothing.
 fn finish(stream: &StreamCore) {
-    let driver = stream.link.unwatched();
+    let driver = stream.handle.unwatched();
     assert!(driver.stream_wait_idle(stream.raw, Duration::from_secs(60)).unwrap());
 }
 
 fn fresh(dev: &Device) -> Arc<StreamCore> {
-    StreamCore::new(&dev.worker.link, "test").unwrap()
+    StreamCore::new(&dev.worker.handle, "test").unwrap()
 }
 
 fn word(stream: &StreamCore) -> Option<u64> {
@@ -106,7 +106,7 @@ fn nothing_is_over_before_it_is() {
             let (open, gate) = mpsc::channel::<()>();
             let stream = fresh(dev);
             let before = submit(dev, &stream, MILESTONE);
-            dev.worker.link.driver.launch_host(stream.raw, Box::new(move || gate.recv().unwrap())).unwrap();
+            dev.worker.handle.driver.launch_host(stream.raw, Box::new(move || gate.recv().unwrap())).unwrap();
             let held = stream.submit();
             let last = submit(dev, &stream, 3 * MILESTONE);
             assert!(stream.poll() < held && !stream.has_completed(held) && !stream.has_completed(last));
@@ -140,7 +140,7 @@ fn a_word_is_used_again_when_its_last_write_has_arrived() {
         let (open, gate) = mpsc::channel::<()>();
         let busy = fresh(dev);
         assert_eq!(word(&busy), address);
-        dev.worker.link.driver.launch_host(busy.raw, Box::new(move || gate.recv().unwrap())).unwrap();
+        dev.worker.handle.driver.launch_host(busy.raw, Box::new(move || gate.recv().unwrap())).unwrap();
         busy.submit();
         submit(dev, &busy, MILESTONE);
         drop(busy);
@@ -206,9 +206,9 @@ fn a_lost_device_does_not_hang_who_asks() {
     let lost = pool.run(|dev, _| {
         let stream = fresh(dev);
         submit(dev, &stream, MILESTONE);
-        dev.worker.link.driver.launch_host(stream.raw, Box::new(|| panic!("the device is lost"))).unwrap();
+        dev.worker.handle.driver.launch_host(stream.raw, Box::new(|| panic!("the device is lost"))).unwrap();
         let last = stream.submit();
-        while dev.worker.link.driver.bind().is_ok() {
+        while dev.worker.handle.driver.bind().is_ok() {
             std::thread::yield_now();
         }
         assert!(!stream.has_completed(last) && stream.poll() <= MILESTONE);
@@ -255,7 +255,7 @@ fn a_checker_is_silent_about_long_queues() {
         for _ in 0..3 {
             let (open, gate) = mpsc::channel::<()>();
             let mut x = dev.zeros::<u32>(100).unwrap();
-            dev.worker.link.driver.launch_host(dev.stream.raw, Box::new(move || gate.recv().unwrap())).unwrap();
+            dev.worker.handle.driver.launch_host(dev.stream.raw, Box::new(move || gate.recv().unwrap())).unwrap();
             (0..100 * MILESTONE as u32).for_each(|i| dev.fill(&mut x, i).unwrap());
             open.send(()).unwrap();
             let side = dev.stream().unwrap();

@@ -12,9 +12,9 @@
 //!   entries   A0 A1 A2 | B0 | A1     A0, A1, A2 run side by side; B0 when three are served; the last A1 when four are
 //! ```
 
-use super::presence::Presence;
+use super::quiescence::Quiescence;
 use crate::{
-    patience::Life,
+    memory::progress::Progress,
     sync::{EventCount, Mirror, Sequence},
 };
 use once_cell::sync::Lazy;
@@ -33,32 +33,32 @@ struct Gpu {
     changed: EventCount,
 }
 
-/// What is known of a device on a GPU, whichever pools have one there: its turns, and its signs of life.
-pub(crate) struct Turns {
+/// What is known of a device on a GPU, whichever pools have one there: its turns, and its signs of progress.
+pub(crate) struct GpuOrder {
     gpu: Arc<Gpu>,
-    pub(crate) life: Arc<Life>,
+    pub(crate) progress: Arc<Progress>,
 }
 
-/// By UUID and place. Devices that share a GPU have signs of life of their own: one that waits for another must see
+/// By UUID and place. Devices that share a GPU have signs of progress of their own: one that waits for another must see
 /// whether that one gets on.
-type Known = HashMap<([u8; 16], usize), Weak<Turns>>;
+type Known = HashMap<([u8; 16], usize), Weak<GpuOrder>>;
 
 static ALL: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
 
-impl Turns {
+impl GpuOrder {
     /// Those of a device on the GPU with this UUID; `place` counts the devices that a pool has there.
-    pub(crate) fn of(uuid: [u8; 16], place: usize) -> Arc<Turns> {
+    pub(crate) fn of(uuid: [u8; 16], place: usize) -> Arc<GpuOrder> {
         let mut all = ALL.lock();
-        if let Some(turns) = all.get(&(uuid, place)).and_then(Weak::upgrade) {
-            return turns;
+        if let Some(gpu_order) = all.get(&(uuid, place)).and_then(Weak::upgrade) {
+            return gpu_order;
         }
-        all.retain(|_, turns| turns.strong_count() > 0);
-        let there = all.iter().filter(|((gpu, _), _)| *gpu == uuid).find_map(|(_, turns)| turns.upgrade());
+        all.retain(|_, gpu_order| gpu_order.strong_count() > 0);
+        let there = all.iter().filter(|((gpu, _), _)| *gpu == uuid).find_map(|(_, gpu_order)| gpu_order.upgrade());
         let new = || Arc::new(Gpu { line: Mirror::new(), served: Sequence::new(), changed: EventCount::new() });
-        let gpu = there.map_or_else(new, |turns| turns.gpu.clone());
-        let turns = Arc::new(Turns { gpu, life: Arc::default() });
-        all.insert((uuid, place), Arc::downgrade(&turns));
-        turns
+        let gpu = there.map_or_else(new, |gpu_order| gpu_order.gpu.clone());
+        let gpu_order = Arc::new(GpuOrder { gpu, progress: Arc::default() });
+        all.insert((uuid, place), Arc::downgrade(&gpu_order));
+        gpu_order
     }
 
     /// An entry of this pool, under the dispatch lock: how many must have been served when its turn comes.
@@ -71,11 +71,11 @@ impl Turns {
 
     /// Waits for a turn. It ends: each entry before it that is another pool's belongs to a gang that is earlier in
     /// every queue.
-    pub(crate) fn wait(self: &Arc<Self>, turn: u64, presence: &Presence) -> Done<'_> {
+    pub(crate) fn wait(self: &Arc<Self>, turn: u64, quiescence: &Quiescence) -> Done<'_> {
         if !self.has_come(turn) {
-            let turns = self.clone();
-            presence.while_so(
-                move || !turns.has_come(turn),
+            let gpu_order = self.clone();
+            quiescence.while_so(
+                move || !gpu_order.has_come(turn),
                 || self.gpu.changed.wait_until(None, || self.has_come(turn).then_some(())).unwrap_or(()),
             );
         }
@@ -101,8 +101,8 @@ impl Drop for Done<'_> {
 mod tests {
     use super::*;
 
-    fn gpu(place: usize, name: &[u8; 16]) -> Arc<Turns> {
-        Turns::of(*name, place)
+    fn gpu(place: usize, name: &[u8; 16]) -> Arc<GpuOrder> {
+        GpuOrder::of(*name, place)
     }
 
     #[test]
@@ -128,9 +128,9 @@ mod tests {
         let name = b"one for all.....";
         let (a, b) = (gpu(0, name), gpu(1, name));
         assert!(Arc::ptr_eq(&a, &gpu(0, name)) && !Arc::ptr_eq(&a, &b) && Arc::ptr_eq(&a.gpu, &b.gpu));
-        b.life.progress();
-        b.life.relay();
-        assert_eq!((a.life.any_progress(), b.life.own_progress(), b.life.any_progress()), (0, 1, 2));
+        b.progress.advance();
+        b.progress.relay();
+        assert_eq!((a.progress.any(), b.progress.own(), b.progress.any()), (0, 1, 2));
         // Also when the first of them is gone.
         drop(a);
         assert!(Arc::ptr_eq(&gpu(0, name).gpu, &b.gpu));

@@ -1,4 +1,4 @@
-//! The kernels that the crate brings along, with their Rust twins.
+//! The kernels that the crate brings along, with their host kernels.
 //!
 //! The device halves are `kernels/*.cu`, compiled ahead of time (`kernels/build.py`) and embedded, so a user needs a
 //! driver but no toolkit. The Rust halves compute the same in the same precision; a GPU fuses multiply and add, and
@@ -11,10 +11,10 @@ use half::{bf16, f16};
 macro_rules! module {
     ($name:ident, $file:literal) => {
         #[doc = concat!("`kernels/", $file, ".cu`")]
-        pub(crate) static $name: Module = Module::ptx(include_str!(concat!("../kernels/ptx/", $file, ".ptx")))
+        pub(crate) static $name: Module = Module::ptx(include_str!(concat!("../../kernels/ptx/", $file, ".ptx")))
             .with_cubins(&[
-                (80, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_80.cubin"))),
-                (90, include_bytes!(concat!("../kernels/ptx/", $file, ".sm_90.cubin"))),
+                (80, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_80.cubin"))),
+                (90, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_90.cubin"))),
             ])
             .shared();
     };
