@@ -42,7 +42,7 @@
 //! operands. [`part`] has what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives
 //! get into it and run from there.
 
-pub(crate) mod part;
+mod part;
 #[cfg(test)]
 mod tests;
 
@@ -301,7 +301,7 @@ impl Open {
         dev.check()?;
         let Some(recording) = self.0.take() else { return Err(Error::invalid("capture", "it has ended")) };
         let handle = &dev.worker.handle;
-        let parts = recording.end(handle)?;
+        let parts = recording.end(handle)?.into_iter().map(Part::new).collect();
         let gathering = recording.members().map(|members| Gathering {
             members: members.into(),
             gang: RefCell::new(dev.session.gang.clone()),

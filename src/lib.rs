@@ -109,16 +109,21 @@ pub mod topology;
 
 pub use builder::{Backend, Builder};
 pub use collective::{Algorithm, DType, Element, Group, ReduceOp, ReduceOrder, Tune};
-pub use copy::route::{PeerReport, Route};
-pub use device::{Device, DeviceThreadOnly, OnStream};
-pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};
+
+pub use driver::{
+    DeviceInfo, LaunchDims,
+    check::Check,
+    host::Schedule,
+    module::Module,
+    route::{PeerReport, Route},
+};
 pub use error::{Error, Result, Site};
 pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};
 pub use kernel::builtin::{CastTo, Float};
-pub use kernel::{Arg, Args, HostAttempt, HostFn, Kernel, Module, Param, Scalar, Signature};
+pub use kernel::{Arg, Args, HostAttempt, HostFn, Kernel, Param, Scalar, Signature};
 pub use memory::event::Event;
 pub use memory::stream::Stream;
 pub use memory::{
@@ -134,6 +139,7 @@ pub use per_device::{PerDevice, Ref, RefMut};
 pub use pool::report::PoolReport;
 pub use pool::{GpuPool, collectives::Explanation};
 pub use shard::Shard;
+pub use token::{Device, DeviceThreadOnly, OnStream};
 pub use topology::Topology;
 
 // The loom models drive private parts of `sync` and `runtime`.

@@ -289,7 +289,7 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
 /// What comes behind it: this member's streams.
 fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
-    let drained = worker.drain().inspect(|()| notice_given_up(worker, gang));
+    let drained = worker.drain().inspect(|()| gang.check_kernels(worker.shared.deadline));
     worker.handle.strike(Panic::InDrain);
     let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
     if let Some(token) = worker.handle.release() {
@@ -321,20 +321,6 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         in_gang.unpark(gang.is_stuck());
     }
     worker.cache.borrow_mut().show();
-}
-
-/// Fails the gang if a collective's kernel, on whichever of its devices, has waited for a peer until the deadline, and
-/// then gone on without it. What comes after it there, and what others get from there, may be made of what it left.
-pub(crate) fn notice_given_up(worker: &Worker, gang: &Gang) {
-    let Some(signals) = worker.shared.signals.get() else { return };
-    if gang.is_aborted() {
-        return;
-    }
-    let given_up = |&device: &usize| Some((device, signals.missing(device, gang.place())?));
-    if let Some((device, missing)) = gang.members().iter().find_map(given_up) {
-        let waited = worker.shared.deadline;
-        gang.poison(device, Error::Timeout { device, op: "collective", waited, missing: vec![missing] });
-    }
 }
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.

@@ -121,7 +121,7 @@ impl Builder {
             let pairs = (0..count * count).map(|pair| (pair / count, pair % count));
             pairs
                 .filter(|&(from, to)| !shared.is_direct(from, to))
-                .try_for_each(|(from, to)| shared.stage(from, to).map(drop))?;
+                .try_for_each(|(from, to)| shared.peer_staging(from, to).map(drop))?;
         }
         if !matches!(self.weights, Weights::Measured) {
             shared.tuned.set(tuner::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;

@@ -116,7 +116,7 @@ impl Group<'_> {
         self.calls(&call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
-        let parcel = wait::for_peer(dev, "recv", rank, || {
+        let parcel = wait::for_peer(dev.waiter(), "recv", rank, || {
             // Asked before the box: a member sends before it leaves.
             let left = gang.has_left(rank);
             match take() {

@@ -294,6 +294,10 @@ impl Alarm for Signals {
             }
         }
     }
+
+    fn given_up(&self, members: &[usize], place: u64) -> Option<(usize, usize)> {
+        members.iter().find_map(|&device| Some((device, self.missing(device, place)?)))
+    }
 }
 
 #[cfg(test)]

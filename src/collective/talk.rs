@@ -116,7 +116,7 @@ impl Group<'_> {
         push().unwrap_or_else(|| {
             // Those who have been told already: this one may be waiting for them.
             self.wake(self.others());
-            wait::for_peer(dev, call.op, rank, push)
+            wait::for_peer(dev.waiter(), call.op, rank, push)
         })
     }
 
@@ -184,7 +184,7 @@ impl Group<'_> {
     /// A member's next message, which may take its time.
     fn await_message(&self, call: &Call, member: usize) -> Result<Body> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
-        let message = wait::for_peer(dev, call.op, rank, || {
+        let message = wait::for_peer(dev.waiter(), call.op, rank, || {
             // Asked before the ring: a member sends before it leaves.
             let left = dev.session.gang.has_left(rank);
             match self.poll(member) {

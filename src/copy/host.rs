@@ -8,123 +8,42 @@
 //! Small uploads share a piece: they are packed one behind the other, and only a full piece is waited for.
 
 use crate::{
-    device::Device,
+    Device, Event,
     driver::{Address, check::Place},
     error::Result,
-    memory::{block::BlockRef, handle::DeviceHandle, pinned::Near, stream::StreamCore},
+    gang::Gang,
+    memory::{
+        handle::DeviceHandle,
+        staging::{Lane, Lanes, PIECE, Piece},
+        stream::StreamCore,
+    },
     mutation::Bug,
     thread::worker::Worker,
 };
-use smallvec::SmallVec;
-use std::{cell::RefCell, ptr, sync::Arc, time::Duration};
+use std::{cell::RefMut, ptr, sync::Arc, time::Duration};
 
-use crate::Event;
-
-/// Bytes of a piece. Large enough that a DMA outlasts the driver calls around it, small enough to stay in cache.
-const PIECE: usize = 2 << 20;
 /// Where packed small uploads start within a piece.
 const PACK: usize = 256;
 /// From this many bytes on, several threads copy.
 const PARALLEL: usize = 8 << 20;
 
-/// How long the work of a lost device is waited for.
-const LOST: Duration = Duration::from_secs(1);
-
-/// A page-locked piece and the DMAs that may still use it.
-struct Piece {
-    block: BlockRef,
-    /// Bytes packed so far.
-    filled: usize,
-    /// Streams that were given DMAs of this piece since the last event; noted before the DMA, so that none is forgotten
-    /// when the event fails.
-    streams: SmallVec<[Arc<StreamCore>; 2]>,
-    /// After these the piece is free.
-    busy: SmallVec<[Event; 2]>,
-}
-
-impl Piece {
-    fn new(worker: &Worker) -> Result<Self> {
-        let block = worker.shared.pinned.block("staging", PIECE, Near::Device(worker.handle.device))?;
-        Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
-    }
-
-    fn at(&self, offset: usize) -> *mut u8 {
-        (self.block.address as *mut u8).wrapping_add(offset)
-    }
-
-    /// Nothing more is packed: marks where its last DMA ends, before later work gets in between.
-    fn seal(&mut self) -> Result<()> {
-        while let Some(stream) = self.streams.last() {
-            self.busy.push(Event::record(stream, "staging", false)?);
-            self.streams.pop();
-        }
-        Ok(())
-    }
-
-    /// Waits until no DMA uses the piece.
-    fn free(&mut self, wait: &Wait) -> Result<()> {
-        self.seal()?;
-        for event in &self.busy {
-            let handle = &event.0.stream.handle;
-            if !(handle.injected(Bug::PieceFilledEarly) && wait.fills
-                || handle.injected(Bug::PieceEmptiedEarly) && !wait.fills)
-            {
-                wait.event(event)?;
-            }
-        }
-        self.busy.clear();
-        self.filled = 0;
-        Ok(())
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        // The work of a lost device ends, too; a wait reports the loss only then.
-        let lost = |event: &Event| event.0.stream.handle.driver.event_wait(event.0.raw, LOST).is_err();
-        let over = |event: &Event| event.is_complete().unwrap_or_else(|_| lost(event));
-        if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
-            // A stream got stuck with a DMA in this piece: the memory must never be given to anyone else.
-            std::mem::forget(self.block.clone());
-        }
-    }
-}
-
-/// Two pieces, used in turn.
-struct Lane {
-    pieces: [Piece; 2],
-    next: usize,
-}
-
-impl Lane {
-    fn new(worker: &Worker) -> Result<Self> {
-        Ok(Lane { pieces: [Piece::new(worker)?, Piece::new(worker)?], next: 0 })
-    }
-
-    fn turn(&mut self) -> &mut Piece {
-        self.next ^= 1;
-        &mut self.pieces[self.next]
-    }
-}
-
-/// A device thread's staging memory, made when first needed.
-#[derive(Default)]
-pub(crate) struct Staging {
-    up: RefCell<Vec<Lane>>,
-    down: RefCell<Vec<Lane>>,
-}
-
-/// How a staging wait ends early. Sent to helper threads, so it borrows nothing of the token.
+/// How to wait for a piece, and when to give up. Helper threads use it, so it does not borrow the token.
 struct Wait {
     /// Whether the pieces are for uploads.
     fills: bool,
-    gang: Arc<crate::gang::Gang>,
+    gang: Arc<Gang>,
     limit: Duration,
 }
 
 impl Wait {
     fn of(dev: &Device, fills: bool) -> Self {
         Wait { fills, gang: dev.session.gang.clone(), limit: dev.worker.shared.deadline }
+    }
+
+    /// Waits until no DMA uses the piece.
+    fn free(&self, piece: &mut Piece) -> Result<()> {
+        let bug = if self.fills { Bug::PieceFilledEarly } else { Bug::PieceEmptiedEarly };
+        piece.free(|event| if event.0.stream.handle.injected(bug) { Ok(()) } else { self.event(event) })
     }
 
     fn event(&self, event: &Event) -> Result<()> {
@@ -146,8 +65,8 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
     in_parallel(&dev.worker.handle, &mut lanes, parts, |lane, part| {
         for start in part.clone().step_by(PIECE) {
             let bytes = &src[start..part.end.min(start + PIECE)];
-            let piece = lane.turn();
-            piece.free(&wait)?;
+            let piece = lane.switch();
+            wait.free(piece)?;
             piece.streams.push(stream.clone());
             send(piece, 0, stream, bytes, dst + start as u64)?;
             piece.seal()?;
@@ -166,8 +85,8 @@ fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst:
         &mut lane.pieces[lane.next]
     } else {
         current.seal()?;
-        let piece = lane.turn();
-        piece.free(wait)?;
+        let piece = lane.switch();
+        wait.free(piece)?;
         piece
     };
     let offset = piece.filled;
@@ -208,9 +127,9 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
         let mut arriving: Option<(usize, usize, usize)> = None;
         for start in part.clone().step_by(PIECE) {
             let bytes = part.end.min(start + PIECE) - start;
-            let piece = lane.turn();
+            let piece = lane.switch();
             // Free already, except after a failed download.
-            piece.free(&wait)?;
+            wait.free(piece)?;
             piece.streams.push(stream.clone());
             // SAFETY: `src` is live and ordered by the caller's `Op`; the piece is free, page-locked, large enough.
             let copied =
@@ -238,7 +157,7 @@ unsafe impl Sync for Whole {}
 
 impl Whole {
     fn empty(&self, piece: &mut Piece, start: usize, bytes: usize, wait: &Wait) -> Result<()> {
-        piece.free(wait)?;
+        wait.free(piece)?;
         piece.block.handle.host_access("download", piece.at(0) as u64, bytes, false)?;
         // SAFETY: `start..start + bytes` lies within the slice and within this thread's part of it; the DMA that filled
         // the piece has completed.
@@ -247,14 +166,10 @@ impl Whole {
     }
 }
 
-/// The lanes for a transfer of `bytes`: one, or for a large one as many as threads are worth it.
-fn lanes<'a>(all: &'a RefCell<Vec<Lane>>, worker: &Worker, bytes: usize) -> Result<std::cell::RefMut<'a, [Lane]>> {
+/// The lanes for a transfer of `bytes`: one lane for a small transfer, one per copy thread for a large one.
+fn lanes<'a>(all: &'a Lanes, worker: &Worker, bytes: usize) -> Result<RefMut<'a, [Lane]>> {
     let count = if bytes < PARALLEL { 1 } else { worker.shared.copy_threads };
-    let mut lanes = all.borrow_mut();
-    while lanes.len() < count {
-        lanes.push(Lane::new(worker)?);
-    }
-    Ok(std::cell::RefMut::map(lanes, |lanes| &mut lanes[..count]))
+    all.take(count, &worker.shared.pinned, worker.handle.device)
 }
 
 /// Contiguous parts of whole pieces, one per lane.

@@ -15,19 +15,19 @@
 //! copy is one operation of one stream.
 
 use crate::{
-    device::Device,
-    driver::{Address, Driver, RawEvent},
+    Device,
+    driver::{Address, Driver, DriverResult},
     error::Result,
-    memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, pinned::Near, stream::StreamCore},
+    memory::{
+        hazard::Access,
+        peer_staging::{Buffers, PIECE, PeerStaging},
+        stream::StreamCore,
+    },
     mutation::Bug,
     thread::worker::Shared,
 };
-use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Bytes of a staging buffer: at most this much goes at once. On an H200 a copy of 256 MB reached 89 % of the slower
-/// bus direction in pieces of 4 MiB, and 92 % in these; the aim is 90.
-const PIECE: usize = 8 << 20;
 /// Smaller copies go in about eight pieces, so that both buses work most of the time; but not in pieces below this.
 const SMALLEST: usize = 256 << 10;
 
@@ -56,55 +56,10 @@ pub(crate) fn copy(
         let copied = unsafe { handle.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
         return handle.check("copy", copied);
     }
-    shared.stage(src_device, dst_device)?.copy(shared, &dev.stream, dev.index() == src_device, dst, src, bytes)
+    shared.peer_staging(src_device, dst_device)?.copy(shared, &dev.stream, dev.index() == src_device, dst, src, bytes)
 }
 
-/// The means of staged copies from one device to another, shared by whoever copies on that pair.
-pub(crate) struct Stage {
-    source: Arc<DeviceHandle>,
-    destination: Arc<DeviceHandle>,
-    state: Mutex<State>,
-}
-
-struct State {
-    source: Arc<StreamCore>,
-    destination: Arc<StreamCore>,
-    buffers: [BlockRef; 2],
-    /// Recorded on the source's side when a buffer is full, and on the destination's when it is empty again.
-    full: [RawEvent; 2],
-    empty: [RawEvent; 2],
-    next: usize,
-    /// A copy has failed half way: the events do not cover all uses of the buffers.
-    spoilt: bool,
-}
-
-/// Two pieces, near to the device that fills them.
-fn buffers(shared: &Shared, source: &DeviceHandle) -> Result<[BlockRef; 2]> {
-    let piece = || shared.pinned.block("staged copy", PIECE, Near::Device(source.device));
-    Ok([piece()?, piece()?])
-}
-
-impl Stage {
-    pub(crate) fn new(shared: &Shared, source: usize, destination: usize) -> Result<Self> {
-        let (source, destination) = (shared.handles[source].clone(), shared.handles[destination].clone());
-        let event = |handle: &DeviceHandle| handle.check("staged copy", handle.take_event(false));
-        let state = State {
-            source: StreamCore::new(&source, "staged copy")?,
-            destination: StreamCore::new(&destination, "staged copy")?,
-            buffers: buffers(shared, &source)?,
-            full: [event(&source)?, event(&source)?],
-            empty: [event(&destination)?, event(&destination)?],
-            next: 0,
-            spoilt: false,
-        };
-        // Both buffers are empty.
-        for event in state.empty {
-            let handle = &destination;
-            handle.check("staged copy", handle.driver.event_record(event, state.destination.raw))?;
-        }
-        Ok(Stage { source, destination, state: Mutex::new(state) })
-    }
-
+impl PeerStaging {
     /// Submits the copy. `current` is the caller's stream, on the source's device if `on_source`.
     fn copy(
         &self,
@@ -117,10 +72,7 @@ impl Stage {
     ) -> Result<()> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        if state.spoilt {
-            state.buffers = buffers(shared, &self.source)?;
-            state.spoilt = false;
-        }
+        state.repair(&shared.pinned)?;
         let (up, down) = if on_source {
             (current.clone(), state.destination.clone())
         } else {
@@ -149,7 +101,7 @@ impl Stage {
 
     fn pieces(
         &self,
-        state: &mut State,
+        state: &mut Buffers,
         (up, down): (&StreamCore, &StreamCore),
         dst: Address,
         src: Address,
@@ -175,29 +127,11 @@ impl Stage {
         Ok(())
     }
 
-    fn up(&self, call: impl FnOnce(&dyn Driver) -> crate::driver::DriverResult) -> Result<()> {
+    fn up(&self, call: impl FnOnce(&dyn Driver) -> DriverResult) -> Result<()> {
         self.source.check("staged copy", call(&*self.source.driver))
     }
 
-    fn down(&self, call: impl FnOnce(&dyn Driver) -> crate::driver::DriverResult) -> Result<()> {
+    fn down(&self, call: impl FnOnce(&dyn Driver) -> DriverResult) -> Result<()> {
         self.destination.check("staged copy", call(&*self.destination.driver))
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        for (slot, buffer) in self.buffers.iter().enumerate() {
-            let over = |stream: &StreamCore, event| stream.handle.driver.event_query(event).unwrap_or(true);
-            if !(over(&self.source, self.full[slot]) && over(&self.destination, self.empty[slot])) {
-                // A stream got stuck with a copy in this buffer: it must never be given to anyone else.
-                std::mem::forget(buffer.clone());
-            }
-        }
-        for event in self.full {
-            self.source.handle.give_event(event, false);
-        }
-        for event in self.empty {
-            self.destination.handle.give_event(event, false);
-        }
     }
 }

@@ -38,6 +38,8 @@ pub mod faulty;
 pub(crate) mod gate;
 pub mod host;
 mod layer;
+pub(crate) mod module;
+pub(crate) mod route;
 mod types;
 
 pub use types::*;

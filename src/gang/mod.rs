@@ -22,7 +22,7 @@ use crate::{
     sync::{CommitWord, CountLatch, EventCount, Flag, Headline, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
-use std::panic::Location;
+use std::{panic::Location, time::Duration};
 
 /// Words of a headline.
 pub(crate) const WORDS: usize = 6;
@@ -33,10 +33,14 @@ pub(crate) type LastCall = (&'static str, Site);
 /// Ranks, and where they commit.
 type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);
 
-/// Who must hear of a failure besides the members' threads: their devices.
+/// The link between a gang and its devices' kernels: kernels learn of a failure, and report a timeout of their own.
+/// Members are ordinals in the pool.
 pub trait Alarm: Send + Sync {
-    /// The gang at this place has failed. Ordinals in the pool.
+    /// Tells the members' kernels that the gang at this place has failed.
     fn raise(&self, members: &[usize], place: u64);
+
+    /// A member whose kernel has given up waiting for a peer in the gang at this place, and that peer.
+    fn given_up(&self, members: &[usize], place: u64) -> Option<(usize, usize)>;
 }
 
 /// The members of one scope. Shared by all of them and by the caller.
@@ -162,6 +166,20 @@ impl Gang {
         drop(slot);
         self.wake_all();
         first
+    }
+
+    /// Fails the gang if a collective's kernel on any of its devices has waited for a peer until the deadline and has
+    /// then gone on without that peer. Later work on that device, and data that others get from it, may be built on
+    /// incomplete results.
+    pub(crate) fn check_kernels(&self, deadline: Duration) {
+        let Some(alarm) = &self.alarm else { return };
+        if self.is_aborted() {
+            return;
+        }
+        if let Some((device, missing)) = alarm.given_up(&self.members, self.place()) {
+            let error = Error::Timeout { device, op: "collective", waited: deadline, missing: vec![missing] };
+            self.poison(device, error);
+        }
     }
 
     /// Whether the gang has failed. An acquire load: cheap enough for every device call.

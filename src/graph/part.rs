@@ -1,27 +1,39 @@
-//! What a graph consists of: graphs of the driver, and collectives between them.
+//! The parts of a graph: graphs of the driver, and collectives between them.
+//!
+//! `graph.rs` makes the parts from a recording and launches them in order. A collective cuts the graph where the driver
+//! cannot capture it.
 
-use crate::token::recording::Touched;
 use crate::{
     Device,
     collective::{
         Group,
         replay::{Captured, Meetings},
     },
-    driver::RawGraph,
     error::{Error, Result, Site},
-    memory::{handle::DeviceHandle, stream::StreamCore},
+    thread::graph_exec::GraphExec,
+    token::recording::{Recorded, Touched},
 };
-use smallvec::SmallVec;
-use std::{cell::RefCell, sync::Arc};
-
-/// A part of a graph. All that was captured is one, but where a collective has cut it.
-pub(crate) enum Part {
+/// A part of a graph. A graph that no collective cuts has one part.
+pub(super) enum Part {
     Segment(Segment),
     Collective(Captured),
 }
 
 impl Part {
-    /// Whether it names memory that nobody looks at any more.
+    /// The part that a recording has noted.
+    pub(super) fn new(recorded: Recorded) -> Self {
+        match recorded {
+            Recorded::Segment { exec, touched, meetings } => {
+                let meetings = meetings.map(|meetings| *meetings.downcast().expect("collectives note their meetings"));
+                Part::Segment(Segment { exec, touched, meetings })
+            }
+            Recorded::Collective(captured) => {
+                Part::Collective(*captured.downcast().expect("collectives note what they capture"))
+            }
+        }
+    }
+
+    /// Whether the part names memory whose owner does not look at it any more.
     pub(super) fn is_stale(&self) -> bool {
         match self {
             Part::Segment(segment) => segment.touched.iter().any(|touched| touched.block.is_retired()),
@@ -30,26 +42,16 @@ impl Part {
     }
 }
 
-/// What one call of the driver launches.
-pub(crate) struct Segment {
-    pub(super) exec: Exec,
+/// A graph of the driver, which one call launches.
+pub(super) struct Segment {
+    pub(super) exec: GraphExec,
     touched: Vec<Touched>,
-    /// Of kernels that meet their peers'.
+    /// The meetings of its kernels with the peers' kernels.
     meetings: Option<Meetings>,
 }
 
 impl Segment {
-    pub(crate) fn new(
-        raw: RawGraph,
-        handle: &Arc<DeviceHandle>,
-        touched: Vec<Touched>,
-        meetings: Option<Meetings>,
-    ) -> Self {
-        let exec = Exec { raw, handle: handle.clone(), launches: RefCell::default() };
-        Segment { exec, touched, meetings }
-    }
-
-    /// Launches it on the device's current stream, as one operation. `group` is that of its meetings.
+    /// Launches it on the device's current stream, as one operation. `group`: whose kernels meet.
     pub(super) fn launch(&self, dev: &Device, name: &'static str, site: Site, group: Option<&Group<'_>>) -> Result<()> {
         if dev.ordered {
             for Touched { block, bytes, access } in &self.touched {
@@ -58,9 +60,9 @@ impl Segment {
         }
         let launch = || {
             let handle = &dev.worker.handle;
-            // SAFETY: the graph keeps the memory of its operations, which are ordered here and noted below as one. That
-            // of peers, for kernels which meet theirs, is kept by the peers' graphs, of which each is launched as this
-            // one is.
+            // SAFETY: the graph keeps the memory of its operations. They are ordered above and recorded below as one
+            // operation. Kernels that meet peers' kernels touch peers' memory: the peers' graphs keep it, and each peer
+            // launches its graph together with this one.
             handle.check(name, unsafe { handle.driver.graph_launch(self.exec.raw, dev.stream.raw) })
         };
         match (&self.meetings, group) {
@@ -83,41 +85,5 @@ impl Segment {
             block.hazards.note(&dev.stream, sequence, bytes.clone(), *access);
         }
         self.exec.launched(&dev.stream, sequence);
-    }
-}
-
-/// The driver's graph, and its launches that may be in flight.
-pub(crate) struct Exec {
-    raw: RawGraph,
-    handle: Arc<DeviceHandle>,
-    launches: RefCell<Launches>,
-}
-
-/// The last launch on each stream.
-type Launches = SmallVec<[(Arc<StreamCore>, u64); 2]>;
-
-impl Exec {
-    /// Whether all launches are known to be over.
-    pub(crate) fn is_over(&self) -> bool {
-        self.launches.borrow().iter().all(|(stream, sequence)| stream.has_completed(*sequence))
-    }
-
-    fn launched(&self, stream: &Arc<StreamCore>, sequence: u64) {
-        let mut launches = self.launches.borrow_mut();
-        launches.retain(|(other, sequence)| other.id != stream.id && !other.is_over(*sequence));
-        launches.push((stream.clone(), sequence));
-    }
-}
-
-impl Drop for Exec {
-    fn drop(&mut self) {
-        if !self.is_over() {
-            event!(warn, device = self.handle.device, "a graph still in flight was leaked");
-            return;
-        }
-        // SAFETY: a graph of this device, whose launches are over and whose last owner goes.
-        if let Err(fault) = unsafe { self.handle.driver.graph_destroy(self.raw) } {
-            event!(debug, device = self.handle.device, %fault, "a graph could not be destroyed");
-        }
     }
 }

@@ -5,12 +5,12 @@ use super::{
     block::BlockRef,
     view::{AsView, AsViewMut, DeviceView, DeviceViewMut, PeerView},
 };
-use crate::{device::Device, driver::Address, error::Result};
-use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location};
+use crate::driver::Address;
+use std::{fmt, marker::PhantomData, ops::RangeBounds};
 
 /// `len` elements of `T` in the memory of one device.
 ///
-/// * It means something only together with a [`&Device`](Device): all operations are methods there, and refuse a
+/// * It means something only together with a [`&Device`](crate::Device): all operations are methods there, and refuse a
 ///   buffer of another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Copies and kernels (through
 ///   [`peer`](Self::peer)) are all that cross devices.
 /// * It may be sent to any thread, shared, and dropped anywhere, also after its pool is gone. The memory goes back to
@@ -96,19 +96,6 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
     /// Names this buffer on another device's thread: copies and kernels there may read it.
     pub fn peer(&self) -> PeerView<'_, T> {
         PeerView(self.view())
-    }
-
-    /// A copy in the memory of `dev`, wherever this buffer is: directly over the link where the pair of devices may,
-    /// staged through pinned host memory where it may not. Asynchronous, ordered on `dev`'s current stream.
-    ///
-    /// # Errors
-    /// `OutOfMemory`, `WrongPool`, and the driver's.
-    #[track_caller]
-    pub fn copy_to(&self, dev: &Device) -> Result<DeviceBuffer<T>> {
-        let _here = dev.worker.handle.enter("copy_to", Location::caller());
-        let mut here = dev.allocate("copy_to", self.len)?;
-        dev.copy(&self.peer(), &mut here)?;
-        Ok(here)
     }
 }
 

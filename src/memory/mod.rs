@@ -8,6 +8,7 @@
 //!   call in the steady state.
 //! * [`numa`]: which of the machine's nodes page-locked memory is to come from.
 //! * [`insight`], [`stats`]: what people see of it.
+//! * [`staging`], [`peer_staging`]: page-locked buffers for copies that pass through the host.
 //! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
 
 pub(crate) mod backing;
@@ -20,8 +21,10 @@ pub(crate) mod hazard;
 pub(crate) mod heap;
 pub(crate) mod insight;
 pub(crate) mod numa;
+pub(crate) mod peer_staging;
 pub(crate) mod pinned;
 pub(crate) mod progress;
+pub(crate) mod staging;
 pub(crate) mod stats;
 pub(crate) mod stream;
 pub(crate) mod unified;

@@ -1,6 +1,8 @@
 //! The device thread: what it owns ([`worker`]), and how it waits for a peer ([`wait`]).
 //!
-//! Above it stands the token, by which a program gives it work; below it the gang, by which work reaches it.
+//! Above it stands the token, by which a program gives it work. Below it stand the gang, by which work reaches it, and
+//! the state of collectives and of memory, which it owns.
 
+pub(crate) mod graph_exec;
 pub(crate) mod wait;
 pub(crate) mod worker;

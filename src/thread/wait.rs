@@ -1,10 +1,10 @@
-//! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
+//! Waiter on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
 
-use crate::gang::Gang;
+use super::worker::Worker;
 use crate::{
-    device::Device,
     driver::{check::Place, host},
     error::{Error, Result},
+    gang::Gang,
     stall::StallTimer,
 };
 use std::{mem, time::Duration};
@@ -22,22 +22,30 @@ pub(crate) fn linger(cores: usize, devices: usize, computed: bool) -> Duration {
     if computed || cores <= devices { Duration::ZERO } else { LINGER }
 }
 
-/// Waits until `poll` has an answer that depends on the member `rank`. Ends early with
-/// [`Error::Aborted`] when the gang fails, and with [`Error::Timeout`] naming the missing member when no member of the
-/// gang has begun an operation for the pool's deadline; that timeout fails the gang.
+/// A member that waits for its peers: its worker, and its place in the gang.
+#[derive(Clone, Copy)]
+pub(crate) struct Waiter<'a> {
+    pub(crate) worker: &'a Worker,
+    pub(crate) gang: &'a Gang,
+    pub(crate) rank: usize,
+}
+
+/// Waits until `poll` has an answer that depends on the member `peer`. Ends early with [`Error::Aborted`] when the gang
+/// fails. Ends with [`Error::Timeout`], which names the peer and fails the gang, when no member of the gang has begun an
+/// operation for the pool's deadline.
 pub(crate) fn for_peer<R>(
-    dev: &Device,
+    Waiter { worker, gang, rank }: Waiter<'_>,
     op: &'static str,
-    rank: usize,
+    peer: usize,
     mut poll: impl FnMut() -> Option<Result<R>>,
 ) -> Result<R> {
-    let (gang, shared) = (&dev.session.gang, &dev.worker.shared);
-    // A failure of the gang explains more than what it makes of this wait.
+    let (device, shared) = (worker.handle.device, &worker.shared);
+    // If the gang has failed, its cause explains more than an error of this wait.
     let mut poll = || match poll() {
         Some(Ok(answer)) => Some(Ok(answer)),
         other => gang.check().err().map(Err).or(other),
     };
-    let waker = gang.waker(dev.rank());
+    let waker = gang.waker(rank);
     let progress = || gang.members().iter().map(|&d| shared.gpu_order[d].progress.own()).sum::<u64>();
     let (mut stall, mut seen) = (StallTimer::new(shared.deadline), None);
     let (mut meeting, mut linger) = (None, shared.linger);
@@ -45,24 +53,24 @@ pub(crate) fn for_peer<R>(
         if let Some(answer) = waker.wait_lingering(Some(stall.tick(TICK)), mem::take(&mut linger), &mut poll) {
             return answer;
         }
-        let meeting = meeting.get_or_insert_with(|| shared.quiescence[dev.index()].meeting(describe(dev, op, rank)));
+        let meeting =
+            meeting.get_or_insert_with(|| shared.quiescence[device].meeting(describe(gang, device, op, peer)));
         // Whoever looks counts as asleep, or threads that look at the same pace would never find each other so; but
         // only as long as nobody has sent it anything: then it has something to do, and peers may be waiting for that.
-        if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*dev.worker.handle.driver)) {
+        if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*worker.handle.driver)) {
             return answer;
         }
         if let Some(who) = meeting.deadlock() {
-            return Err(fail(gang, dev.index(), Error::Deadlock { device: dev.index(), op, who }));
+            return Err(fail(gang, device, Error::Deadlock { device, op, who }));
         }
         let now = Some(progress());
         if now != seen {
             // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
-            shared.gpu_order[dev.index()].progress.relay();
+            shared.gpu_order[device].progress.relay();
             seen = now;
             stall.renew();
         } else if stall.is_over() {
-            let (device, waited) = (dev.index(), stall.waited());
-            let error = Error::Timeout { device, op, waited, missing: vec![gang.device(rank)] };
+            let error = Error::Timeout { device, op, waited: stall.waited(), missing: vec![gang.device(peer)] };
             return Err(fail(gang, device, error));
         }
     }
@@ -78,8 +86,8 @@ fn fail(gang: &Gang, device: usize, error: Error) -> Error {
 }
 
 /// The wait, for a report.
-fn describe(dev: &Device, op: &'static str, rank: usize) -> String {
-    let mut text = format!("device {} waits in {op} for device {}", dev.index(), dev.session.gang.device(rank));
+fn describe(gang: &Gang, device: usize, op: &str, peer: usize) -> String {
+    let mut text = format!("device {device} waits in {op} for device {}", gang.device(peer));
     if let Some(place) = Place::current() {
         text += &format!(", in {} at {}", place.op, place.site);
     }

@@ -11,27 +11,27 @@ use crate::{
         tuner::Tuned,
     },
     contain::contain,
-    copy::{
-        host::Staging,
-        peer::Stage,
+    driver::{
+        RawFunction, RawModule,
+        module::Module,
         route::{PeerReport, Route},
     },
-    driver::{RawFunction, RawModule},
     error::{Error, Result},
-    graph::part::Exec,
     here,
-    kernel::Module,
     memory::{
         backing::Trial,
         block::{AtHome, BlockRef, ChunkKind, Home},
         cache::{Cache, Settings},
         handle::DeviceHandle,
+        peer_staging::PeerStaging,
         pinned::PinnedPool,
+        staging::Staging,
         stream::StreamCore,
     },
     mutation::Panic,
     panics,
     sync::{EventCount, Gate, shim::InCrowd},
+    thread::graph_exec::GraphExec,
 };
 use once_cell::{sync::OnceCell, unsync};
 use parking_lot::Mutex;
@@ -85,7 +85,7 @@ pub(crate) struct Shared {
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.
     pub(crate) tuned: OnceCell<Tuned>,
-    pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<Stage>>>,
+    pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
     /// They end with what went wrong on them, outside of any scope.
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<Result<()>>>>,
 }
@@ -110,13 +110,13 @@ impl Shared {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
     }
 
-    /// The means of staged copies of a pair, made when first needed.
-    pub(crate) fn stage(&self, source: usize, destination: usize) -> Result<Arc<Stage>> {
+    /// The buffers for staged copies of a pair, made when first needed.
+    pub(crate) fn peer_staging(&self, source: usize, destination: usize) -> Result<Arc<PeerStaging>> {
         let mut stages = self.stages.lock();
         if let Some(stage) = stages.get(&(source, destination)) {
             return Ok(stage.clone());
         }
-        let stage = Arc::new(Stage::new(self, source, destination)?);
+        let stage = Arc::new(PeerStaging::new(&self.pinned, &self.handles[source], &self.handles[destination])?);
         stages.insert((source, destination), stage.clone());
         Ok(stage)
     }
@@ -160,7 +160,7 @@ pub(crate) struct Worker {
     /// How many gangs have failed in which this device was.
     pub(crate) failures: Cell<u64>,
     /// Graphs that were dropped in flight.
-    pub(crate) graphs: RefCell<Vec<Exec>>,
+    pub(crate) graphs: RefCell<Vec<GraphExec>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
     /// What has unwound on this thread where no scope could be told of it. The next one fails with it.

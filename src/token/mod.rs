@@ -1,4 +1,8 @@
-//! What a program holds of a device thread: the accesses of one operation ([`op`]), and a capture ([`recording`]).
+//! The token by which a program uses a device: [`Device`], the accesses of one operation ([`op`]), and a capture
+//! ([`recording`]).
 
+mod device;
 pub(crate) mod op;
 pub(crate) mod recording;
+
+pub use device::{Device, DeviceThreadOnly, OnStream};

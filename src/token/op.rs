@@ -1,52 +1,67 @@
-//! One operation on device memory: checked, ordered, submitted, noted.
+//! One operation on device memory: checked, ordered, submitted, recorded in the hazards.
+//!
+//! Each method of a device that touches memory begins an [`Op`], and so do collectives and launches. This file may use
+//! memory and the driver.
+//!
+//! Invariant: no driver call touches device memory before the stream waits for conflicting uses of that memory.
 
+use super::{
+    Device,
+    recording::{Recording, Touched},
+};
 use crate::{
-    device::Device,
     driver::{Driver, DriverResult, RawStream, check::Entered},
     error::{Error, Result, Site},
-    kernel::Touch,
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
         block::{BlockRef, ChunkKind},
         hazard::Access,
     },
-    token::recording::{Recording, Touched},
 };
 use smallvec::SmallVec;
 use std::{ops::Range, panic::Location, rc::Rc};
 
-/// An operation being prepared. Every access of device memory by the library goes through one:
+/// An operation that is being prepared. Its steps:
 ///
-/// 1. [`Device::op`]: the gang has not failed, the device is not lost; the device's progress counts up.
-/// 2. [`touch`](Self::touch): the memory is this device's (or may be a peer's), and the stream waits for conflicting
-///    uses.
-/// 3. [`submit`](Self::submit): the driver call; then the uses are noted under the operation's number.
+/// 1. [`Device::op`]: checks that the gang has not failed, and counts the device's progress.
+/// 2. [`touch`](Self::touch): checks that the memory belongs to this device (or may be a peer's), and makes the stream
+///    wait for conflicting uses.
+/// 3. [`submit`](Self::submit): makes the driver call, then records the uses under the operation's number.
 ///
-/// If a step fails, nothing was submitted and nothing is noted (a stream that waits for no reason is harmless).
+/// If a step fails, nothing was submitted and nothing is recorded. (A stream that waits without need is harmless.)
 ///
-/// It knows views, not [`AsView`](crate::AsView): a view is asked of the caller's code, which may do anything, so all
-/// views are taken before the operation begins.
+/// An `Op` takes views, not [`AsView`](crate::AsView): making a view runs the caller's code, which may do anything. So
+/// all views are made before the operation begins.
 ///
-/// While the device captures a graph, nothing is waited for, and the uses are the graph's: their order is known when
-/// that is launched. Only what begins with [`Device::op_in_graph`] can be captured.
+/// While the device captures a graph, streams do not wait, and the uses become the graph's: their order is known only
+/// when the graph is launched. Only an operation that begins with [`Device::op_in_graph`] can be captured.
 pub(crate) struct Op<'d> {
     pub(crate) dev: &'d Device,
     pub(crate) name: &'static str,
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
-    /// For reports: what the thread does meanwhile belongs to this call.
+    /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
     _here: Option<Entered>,
 }
 
+/// The memory that a kernel argument names.
+pub(crate) struct Touch {
+    pub(crate) block: BlockRef,
+    pub(crate) bytes: Range<usize>,
+    pub(crate) access: Access,
+    /// The argument was named through `peer()`, so the memory may be another device's.
+    pub(crate) foreign: bool,
+}
+
 impl Device {
-    /// Begins an operation.
+    /// Begins an operation that cannot be captured.
     #[track_caller]
     pub(crate) fn op(&self, name: &'static str) -> Result<Op<'_>> {
         self.not_in_graph(name)?;
         self.begin(name)
     }
 
-    /// Begins an operation that a graph can hold.
+    /// Begins an operation that can be captured.
     #[track_caller]
     pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
         match &self.recording {
@@ -57,13 +72,13 @@ impl Device {
         }
     }
 
-    /// For what a graph cannot hold: refuses it while the device captures.
+    /// Refuses the call while the device captures: for calls that cannot be captured.
     #[track_caller]
     pub(crate) fn not_in_graph(&self, op: &'static str) -> Result<()> {
         self.not_in_graph_at(Location::caller(), op)
     }
 
-    /// The same for a call whose place is known.
+    /// [`not_in_graph`](Self::not_in_graph) for a call whose place in the program is known.
     pub(crate) fn not_in_graph_at(&self, site: Site, op: &'static str) -> Result<()> {
         let refuse = |recording: &Rc<Recording>| {
             let why = "a graph holds kernels, fills, matrix products, copies of device memory and collectives, nothing that waits";
@@ -82,7 +97,7 @@ impl Device {
 }
 
 impl Op<'_> {
-    /// Announces an access. `foreign`: the memory may be another device's of the same pool.
+    /// Announces an access. `foreign`: the memory may belong to another device of the pool.
     pub(crate) fn touch(&mut self, block: &BlockRef, bytes: Range<usize>, access: Access, foreign: bool) -> Result<()> {
         let (dev, op, site) = (self.dev, self.name, self.site);
         if block.handle.pool != dev.worker.handle.pool {
@@ -92,7 +107,7 @@ impl Op<'_> {
             return Err(Error::WrongDevice { op, buffer: home, device: dev.index(), site });
         }
         match &dev.recording {
-            // Nothing would keep its slice from being borrowed when the graph is launched.
+            // When the graph is launched, the program could hold a slice of this memory.
             Some(recording) if block.kind != ChunkKind::Device => {
                 return Err(recording.refuse(site, op, "a graph is for device memory, and this is the host's as well"));
             }
@@ -104,8 +119,8 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Announces that memory of the library's own is written. Who orders his streams himself does not know of it, so it
-    /// is ordered for him.
+    /// Announces a write to memory that the library has allocated for itself. A program that orders its streams itself
+    /// does not know of this memory, so the library orders it even then.
     pub(crate) fn scratch(&mut self, block: &BlockRef, bytes: Range<usize>) -> Result<()> {
         if self.dev.recording.is_none() && !self.dev.ordered {
             block.hazards.order(self.name, &self.dev.stream, &bytes, Access::Write)?;
@@ -113,12 +128,12 @@ impl Op<'_> {
         self.touch(block, bytes, Access::Write, false)
     }
 
-    /// Announces that memory of this device is read.
+    /// Announces a read of this device's memory.
     pub(crate) fn reads<T: DeviceCopy>(&mut self, view: &DeviceView<'_, T>) -> Result<()> {
         self.touch(view.block, view.bytes(), Access::Read, false)
     }
 
-    /// Announces that memory of this device is written.
+    /// Announces a write to this device's memory.
     pub(crate) fn writes<T: DeviceCopy>(&mut self, view: &DeviceViewMut<'_, T>) -> Result<()> {
         self.touch(view.block, view.bytes(), Access::Write, false)
     }
@@ -128,7 +143,7 @@ impl Op<'_> {
         self.touch(&touch.block, touch.bytes.clone(), touch.access, touch.foreign)
     }
 
-    /// Makes the driver call and notes the uses.
+    /// Makes the driver call and records the uses.
     pub(crate) fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
         let dev = self.dev;
         let called = call(&*dev.worker.handle.driver, dev.stream.raw);
@@ -140,7 +155,7 @@ impl Op<'_> {
         done
     }
 
-    /// Notes the uses of work that was submitted to the device's current stream by other means.
+    /// Records the uses of work that other code has submitted to the device's current stream.
     pub(crate) fn submitted(self) {
         let stream = &self.dev.stream;
         if let Some(recording) = &self.dev.recording {
@@ -152,7 +167,7 @@ impl Op<'_> {
         }
     }
 
-    /// What came of the driver's part: a graph that lacks an operation is none.
+    /// Takes the driver's result. A capture fails if one of its operations has failed.
     pub(crate) fn done(&self, done: &Result<()>) {
         if let (Err(error), Some(recording)) = (done, &self.dev.recording) {
             recording.fail(error);

@@ -1,16 +1,20 @@
-//! What is known while a device captures: its stream, what was touched, what was refused.
+//! What a device notes while it captures a graph: the capture's stream, the memory that operations touch, refusals.
+//!
+//! Operations ([`Op`](super::op::Op)) and collectives fill a [`Recording`]; `graph/` begins and ends it. This file may
+//! use memory and the driver. It knows no collectives: it keeps their notes unread, as `dyn Any`, and `graph/` takes
+//! them back by their types.
+//!
+//! Invariant: each byte that a captured operation touches is in the notes, with at least that access.
 
-use crate::graph::part::{Part, Segment};
 use crate::{
-    collective::{
-        board::Area,
-        replay::{Captured, Meetings},
-    },
+    collective::board::Area,
     error::{Error, Result, Site},
     memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, stream::StreamCore},
+    thread::graph_exec::GraphExec,
 };
 use smallvec::SmallVec;
 use std::{
+    any::Any,
     cell::{Cell, OnceCell, RefCell},
     collections::HashMap,
     ops::Range,
@@ -18,29 +22,44 @@ use std::{
     sync::Arc,
 };
 
-/// Of more parts of one block, one stands for all: more waiting, never less.
+/// Most ranges that are noted per block. If there are more, one range that covers all of them replaces them: a launch
+/// may then wait longer than needed, but never too little.
 const PARTS: usize = 8;
 
-/// A capture.
+/// A capture that is under way.
 pub(crate) struct Recording {
-    /// Known to nobody else: who waits for a stream that captures breaks the capture.
+    /// The capture's own stream. No other code knows it: a wait for a stream that captures breaks the capture.
     pub(crate) stream: Arc<StreamCore>,
-    /// What came before the last cut.
-    parts: RefCell<Vec<Part>>,
-    /// Of the part that is being captured: what was touched, how many operations, and which of them meet.
+    /// The parts before the last cut.
+    parts: RefCell<Vec<Recorded>>,
+    /// The memory that operations of the current segment touch.
     touched: RefCell<Touches>,
+    /// Number of operations in the current segment.
     pending: Cell<usize>,
-    meetings: Cell<Option<Meetings>>,
-    /// Ordinals of the group that meets, by rank.
+    /// The note of collectives in the current segment whose kernels meet.
+    meetings: Cell<Option<Note>>,
+    /// Ordinals of the graph's group, by rank. Set by the first collective.
     members: OnceCell<Box<[usize]>>,
     operations: Cell<usize>,
-    /// Where peers' kernels send what this member is to add up: of all that are captured, one after the other.
+    /// Where peers' kernels send their data for this member to reduce. All captured collectives use it one after the
+    /// other.
     pub(crate) inbox: RefCell<Option<Area>>,
-    /// Why there will be no graph.
+    /// Why the capture has failed.
     failed: RefCell<Option<Error>>,
 }
 
-/// Memory that a graph names, the bytes of it, and how.
+/// What collectives note in a recording: `collective/replay.rs` knows the type.
+type Note = Box<dyn Any>;
+
+/// A part of a recording.
+pub(crate) enum Recorded {
+    /// A graph of the driver, with the memory that it touches.
+    Segment { exec: GraphExec, touched: Vec<Touched>, meetings: Option<Note> },
+    /// A collective that the driver cannot capture.
+    Collective(Note),
+}
+
+/// A range of a block that an operation touches.
 pub(crate) struct Touched {
     pub(crate) block: BlockRef,
     pub(crate) bytes: Range<usize>,
@@ -48,7 +67,7 @@ pub(crate) struct Touched {
 }
 
 impl Recording {
-    /// From now on the stream of the recording captures.
+    /// Makes a stream, and begins a capture on it.
     pub(crate) fn begin(handle: &Arc<DeviceHandle>) -> Result<Rc<Self>> {
         let stream = StreamCore::new(handle, "capture")?;
         handle.check("capture", handle.driver.capture_begin(stream.raw))?;
@@ -56,23 +75,24 @@ impl Recording {
         Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, inbox, failed }))
     }
 
-    /// An operation that no graph can hold, and so the end of this one.
+    /// The error for an operation that cannot be captured. The capture fails with it.
     pub(crate) fn refuse(&self, site: Site, op: &'static str, why: &str) -> Error {
         let error = Error::invalid_at(site, op, format_args!("it cannot be captured: {why}"));
         self.fail(&error);
         error
     }
 
-    /// There will be no graph, whatever the closure makes of it.
+    /// Fails the capture, even if the closure ignores the error.
     pub(crate) fn fail(&self, error: &Error) {
         self.failed.borrow_mut().get_or_insert_with(|| error.clone());
     }
 
+    /// `Err` if the capture has failed.
     pub(crate) fn verdict(&self) -> Result<()> {
         self.failed.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Notes what an operation touches that was captured.
+    /// Notes the memory that a captured operation touches.
     pub(crate) fn note(&self, touched: impl Iterator<Item = Touched>) {
         self.count();
         self.pending.set(self.pending.get() + 1);
@@ -88,48 +108,51 @@ impl Recording {
         self.operations.get()
     }
 
-    /// Whether the graph's collectives are of the group of these ordinals: the first one says it.
+    /// Whether the graph's group has these ordinals. The first collective determines the group.
     pub(crate) fn is_of(&self, ordinals: &[usize]) -> bool {
         **self.members.get_or_init(|| ordinals.into()) == *ordinals
     }
 
-    /// The group of the graph's collectives, if it has any.
+    /// Ordinals of the graph's group, if the graph has collectives.
     pub(crate) fn members(&self) -> Option<&[usize]> {
         self.members.get().map(|members| &**members)
     }
 
-    /// A kernel was captured that meets its peers'.
-    pub(crate) fn meets(&self, with: impl FnOnce(Option<Meetings>) -> Meetings) {
-        self.meetings.set(Some(with(self.meetings.take())));
+    /// Notes a captured kernel that meets its peers' kernels: `with` turns the note of earlier ones into the new note.
+    /// All calls use one type.
+    pub(crate) fn meets<M: 'static>(&self, with: impl FnOnce(Option<M>) -> M) {
+        let before = self.meetings.take().map(|note| *note.downcast().expect("one type notes all meetings"));
+        self.meetings.set(Some(Box::new(with(before))));
     }
 
-    /// A collective that no graph of the driver's can hold comes between two parts.
-    pub(crate) fn cut(&self, handle: &Arc<DeviceHandle>, collective: Captured) -> Result<()> {
+    /// Ends the current segment, if it has operations, and adds a collective that the driver cannot capture.
+    pub(crate) fn cut(&self, handle: &Arc<DeviceHandle>, collective: impl Any) -> Result<()> {
         if self.pending.get() > 0 {
             let segment = self.end_segment(handle)?;
-            self.parts.borrow_mut().push(Part::Segment(segment));
+            self.parts.borrow_mut().push(segment);
             handle.check("capture", handle.driver.capture_begin(self.stream.raw))?;
         }
-        self.parts.borrow_mut().push(Part::Collective(collective));
+        self.parts.borrow_mut().push(Recorded::Collective(Box::new(collective)));
         self.count();
         Ok(())
     }
 
-    /// Ends the capture: all parts in their order.
-    pub(crate) fn end(&self, handle: &Arc<DeviceHandle>) -> Result<Vec<Part>> {
+    /// Ends the capture and returns all parts in order.
+    pub(crate) fn end(&self, handle: &Arc<DeviceHandle>) -> Result<Vec<Recorded>> {
         let empty = self.pending.get() == 0;
         let last = self.end_segment(handle)?;
         let mut parts = self.parts.take();
         if !empty || parts.is_empty() {
-            parts.push(Part::Segment(last));
+            parts.push(last);
         }
         Ok(parts)
     }
 
-    fn end_segment(&self, handle: &Arc<DeviceHandle>) -> Result<Segment> {
+    fn end_segment(&self, handle: &Arc<DeviceHandle>) -> Result<Recorded> {
         self.pending.set(0);
         let raw = handle.check("capture", handle.driver.capture_end(self.stream.raw))?;
-        Ok(Segment::new(raw, handle, self.take(), self.meetings.take()))
+        let exec = GraphExec::new(raw, handle);
+        Ok(Recorded::Segment { exec, touched: self.take(), meetings: self.meetings.take() })
     }
 
     fn take(&self) -> Vec<Touched> {
@@ -143,11 +166,11 @@ impl Recording {
 
 type Parts = SmallVec<[(Range<usize>, Access); 1]>;
 
-/// Blocks in the order in which they were touched first, with the parts of them.
+/// Blocks in the order of their first use, with the ranges of them that are used.
 #[derive(Default)]
 struct Touches {
     blocks: Vec<(BlockRef, Parts)>,
-    /// By address, which is a block's own as long as it is held here.
+    /// Positions in `blocks`, by address. While this value holds a block, no other block has its address.
     places: HashMap<u64, usize>,
 }
 
@@ -161,7 +184,7 @@ impl Touches {
     }
 }
 
-/// Adds a part. One that is within another, of the same kind or written, says nothing new.
+/// Adds a range. A range that lies within a noted one adds nothing if the noted access is a write or the same.
 fn add(parts: &mut Parts, bytes: Range<usize>, access: Access) {
     let implies = |(a, how): &(Range<usize>, Access), (b, other): &(Range<usize>, Access)| {
         a.start <= b.start && b.end <= a.end && (*how == Access::Write || how == other)

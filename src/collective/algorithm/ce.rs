@@ -17,7 +17,7 @@ use super::{
     Algorithm, Matched, Member, Needs,
     exchange_ce::join,
 };
-use crate::{Device, copy::peer, device::OnStream, error::Result};
+use crate::{Device, copy::peer, error::Result, token::OnStream};
 
 pub(crate) struct Ce;
 

@@ -1,0 +1,48 @@
+//! Events: recorded on the current stream, and waited for by it.
+
+use crate::{
+    Device, Event,
+    error::{Error, Result},
+};
+use std::panic::Location;
+
+impl Device {
+    /// Marks this point of the current stream's work.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn record(&self) -> Result<Event> {
+        self.not_in_graph("record")?;
+        self.check()?;
+        let _here = self.worker.handle.enter("record", Location::caller());
+        Event::record(&self.stream, "record", false)
+    }
+
+    /// [`record`](Self::record) with the time at which the device gets there.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn record_timed(&self) -> Result<Event> {
+        self.not_in_graph("record_timed")?;
+        self.check()?;
+        let _here = self.worker.handle.enter("record_timed", Location::caller());
+        Event::record(&self.stream, "record_timed", true)
+    }
+
+    /// All later work of the current stream waits, on the device, for the event. It may be any device's of the pool.
+    ///
+    /// # Errors
+    /// [`Error::WrongPool`] for an event of another pool, [`Error::Aborted`], the driver's.
+    #[track_caller]
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let op = self.op("wait")?;
+        if event.0.stream.handle.pool != self.worker.handle.pool {
+            return Err(Error::WrongPool { op: "wait", device: self.index(), site: op.site });
+        }
+        self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
+        op.submitted();
+        Ok(())
+    }
+}

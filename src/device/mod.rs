@@ -1,0 +1,12 @@
+//! What one device can do by itself: `impl Device` by subject.
+//!
+//! Programs call these methods in a scope. Each begins an operation ([`Op`](crate::token::op::Op)), which checks and
+//! orders its memory. This room may use copies and kernels, and everything below the token; it knows no collectives.
+//! The token itself, its identity and its current stream are in [`token`](crate::token).
+
+mod blocking;
+mod copies;
+mod events;
+mod launch;
+mod memory;
+mod streams;

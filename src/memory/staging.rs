@@ -1,0 +1,119 @@
+//! Page-locked pieces through which pageable host memory travels to a device and back.
+//!
+//! A device thread owns a [`Staging`]; `copy/host.rs` fills and empties its pieces. This file knows when a piece is free
+//! again.
+//!
+//! Invariant: the host touches a part of a piece only while no DMA uses that part. Memory that a stuck stream may still
+//! use is never given to another owner.
+
+use super::{
+    block::BlockRef,
+    event::Event,
+    pinned::{Near, PinnedPool},
+    stream::StreamCore,
+};
+use crate::error::Result;
+use smallvec::SmallVec;
+use std::{
+    cell::{RefCell, RefMut},
+    sync::Arc,
+    time::Duration,
+};
+
+/// Bytes of a piece. A DMA of a piece outlasts the driver calls around it, and a piece still fits into the cache.
+pub(crate) const PIECE: usize = 2 << 20;
+/// How long the drop of a piece waits for the work of a lost device.
+const LOST: Duration = Duration::from_secs(1);
+
+/// A page-locked piece and the DMAs that may still use it.
+pub(crate) struct Piece {
+    pub(crate) block: BlockRef,
+    /// Bytes packed so far.
+    pub(crate) filled: usize,
+    /// Streams that got DMAs of this piece since the last event. A stream is noted before its DMA is submitted, so a
+    /// stream is not forgotten when the event fails.
+    pub(crate) streams: SmallVec<[Arc<StreamCore>; 2]>,
+    /// The piece is free after these events.
+    pub(crate) busy: SmallVec<[Event; 2]>,
+}
+
+impl Piece {
+    fn new(pool: &PinnedPool, device: usize) -> Result<Self> {
+        let block = pool.block("staging", PIECE, Near::Device(device))?;
+        Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
+    }
+
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        (self.block.address as *mut u8).wrapping_add(offset)
+    }
+
+    /// Ends the packing: records where the last DMA of each stream ends, before later work gets in between.
+    pub(crate) fn seal(&mut self) -> Result<()> {
+        while let Some(stream) = self.streams.last() {
+            self.busy.push(Event::record(stream, "staging", false)?);
+            self.streams.pop();
+        }
+        Ok(())
+    }
+
+    /// Makes the piece free; `wait` waits for an event.
+    pub(crate) fn free(&mut self, wait: impl FnMut(&Event) -> Result<()>) -> Result<()> {
+        self.seal()?;
+        self.busy.iter().try_for_each(wait)?;
+        self.busy.clear();
+        self.filled = 0;
+        Ok(())
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        // The work of a lost device ends, too. Only a wait reports the loss.
+        let lost = |event: &Event| event.0.stream.handle.driver.event_wait(event.0.raw, LOST).is_err();
+        let over = |event: &Event| event.is_complete().unwrap_or_else(|_| lost(event));
+        if !(self.streams.iter().all(|s| s.has_completed(s.submitted())) && self.busy.iter().all(over)) {
+            // A stream got stuck with a DMA in this piece, so the memory must never be used for anything else.
+            std::mem::forget(self.block.clone());
+        }
+    }
+}
+
+/// Two pieces that are used alternately.
+pub(crate) struct Lane {
+    pub(crate) pieces: [Piece; 2],
+    pub(crate) next: usize,
+}
+
+impl Lane {
+    fn new(pool: &PinnedPool, device: usize) -> Result<Self> {
+        Ok(Lane { pieces: [Piece::new(pool, device)?, Piece::new(pool, device)?], next: 0 })
+    }
+
+    /// The other piece, which becomes the current one.
+    pub(crate) fn switch(&mut self) -> &mut Piece {
+        self.next ^= 1;
+        &mut self.pieces[self.next]
+    }
+}
+
+/// The staging memory of one direction, made when first needed.
+#[derive(Default)]
+pub(crate) struct Lanes(RefCell<Vec<Lane>>);
+
+impl Lanes {
+    /// The first `count` lanes.
+    pub(crate) fn take(&self, count: usize, pool: &PinnedPool, device: usize) -> Result<RefMut<'_, [Lane]>> {
+        let mut lanes = self.0.borrow_mut();
+        while lanes.len() < count {
+            lanes.push(Lane::new(pool, device)?);
+        }
+        Ok(RefMut::map(lanes, |lanes| &mut lanes[..count]))
+    }
+}
+
+/// A device thread's staging memory.
+#[derive(Default)]
+pub(crate) struct Staging {
+    pub(crate) up: Lanes,
+    pub(crate) down: Lanes,
+}

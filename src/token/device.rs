@@ -1,0 +1,213 @@
+//! The token [`Device`]: what it holds, what it is, and on which stream it works.
+//!
+//! A scope makes one token per member. `device/`, `collective/`, `graph/`, `ops/` and other higher rooms add `impl`
+//! blocks with the operations. This file may use the worker, the gang and the state of collectives (`fabric`).
+//!
+//! Invariant: a token exists only on its device's thread, and only while its scope runs.
+
+use super::recording::Recording;
+use crate::{
+    Stream,
+    collective::{group::Groups, headlines::Headlines},
+    driver::DeviceInfo,
+    error::Result,
+    gang::{Gang, LastCall},
+    memory::stream::StreamCore,
+    sync::device_thread_only,
+    thread::{wait::Waiter, worker::Worker},
+};
+use std::{cell::Cell, fmt, marker::PhantomData, ops::Deref, rc::Rc, sync::Arc};
+
+/// A name for compiler messages. A program that sends a value to another thread, shares it with one or returns it from
+/// a scope gets a message with this name if the value must stay on its device's thread.
+///
+/// Such types are [`Device`], [`OnStream`], [`Stream`], [`Group`](crate::Group), [`Graph`](crate::Graph),
+/// [`GradientExchange`](crate::GradientExchange), and the guards of [`PerDevice`](crate::PerDevice). The enum has no
+/// values.
+pub enum DeviceThreadOnly {}
+
+device_thread_only! { [] Device, ['a] OnStream<'a> }
+
+/// The token of a device: code that has a `&Device` runs on that device's thread, inside a scope.
+///
+/// The token is neither `Send` nor `Sync` nor `Clone`. So only the device's own thread can submit work to the device:
+///
+/// ```compile_fail,E0277
+/// # use gpu_pool::GpuPool;
+/// GpuPool::scope(|dev, _| {
+///     std::thread::scope(|s| { s.spawn(|| dev.synchronize()); }); // `Device` cannot be shared between threads
+///     Ok(())
+/// });
+/// ```
+///
+/// The token does not leave its scope either:
+///
+/// ```compile_fail
+/// # use gpu_pool::{Device, GpuPool};
+/// let mut leaked: Option<&Device> = None;
+/// GpuPool::scope(|dev, _| { leaked = Some(dev); Ok(()) });
+/// ```
+///
+/// Operations are asynchronous, except those that return host data. They run in order on the token's current stream:
+/// the device's main stream, or another one through [`on`](Self::on). The library orders operations on the same memory,
+/// across streams and devices. After a member of the gang has failed, every operation returns [`Error::Aborted`](crate::Error::Aborted).
+///
+/// A closure that is bound to a variable before its use needs types: `|dev: &Device, shard: Shard| ...`.
+pub struct Device {
+    pub(crate) worker: Rc<Worker>,
+    pub(crate) session: Rc<Session>,
+    pub(crate) stream: Arc<StreamCore>,
+    /// Whether the library orders this token's operations by hazards. False for [`unordered`](Self::unordered).
+    pub(crate) ordered: bool,
+    /// The capture, while this token captures a graph.
+    pub(crate) recording: Option<Rc<Recording>>,
+}
+
+/// A device's part in one scope. All tokens of the device in this scope share it.
+pub(crate) struct Session {
+    pub(crate) gang: Arc<Gang>,
+    pub(crate) rank: usize,
+    pub(crate) groups: Groups,
+    pub(crate) headlines: Headlines,
+    /// The last call that this member has announced to its peers.
+    pub(crate) last_call: Cell<Option<LastCall>>,
+}
+
+/// A [`Device`] that works on another stream, or without the library's ordering. It dereferences to [`Device`], so
+/// helper functions that take `&Device` work on any stream.
+pub struct OnStream<'a> {
+    dev: Device,
+    of: PhantomData<&'a Stream>,
+}
+
+impl Deref for OnStream<'_> {
+    type Target = Device;
+    fn deref(&self) -> &Device {
+        &self.dev
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device {} ({})", self.index(), self.name())
+    }
+}
+
+/// Identity.
+impl Device {
+    pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize) -> Self {
+        Device {
+            worker: worker.clone(),
+            session: Rc::new(Session {
+                gang: gang.clone(),
+                rank,
+                groups: Groups::default(),
+                headlines: Headlines::default(),
+                last_call: Cell::default(),
+            }),
+            stream: worker.main.clone(),
+            ordered: true,
+            recording: None,
+        }
+    }
+
+    /// The device's ordinal in the pool.
+    pub fn index(&self) -> usize {
+        self.worker.handle.device
+    }
+
+    /// The device's rank in the gang: its position among the devices that run this scope.
+    pub fn rank(&self) -> usize {
+        self.session.rank
+    }
+
+    /// The number of devices that run this scope.
+    pub fn count(&self) -> usize {
+        self.session.gang.count()
+    }
+
+    /// The marketing name, or `software GPU`.
+    ///
+    /// The name is borrowed from the device, so it does not leave the closure:
+    ///
+    /// ```compile_fail
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let names = pool.run(|dev, _| Ok(dev.name()))?; // lifetime may not live long enough
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// A copy of it does:
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(2).build()?;
+    /// let names = pool.run(|dev, _| Ok(dev.name().to_owned()))?;
+    /// assert_eq!(names, ["software GPU", "software GPU"]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    pub fn name(&self) -> &str {
+        &self.info().name
+    }
+
+    /// What the driver reports about the device.
+    pub fn info(&self) -> &DeviceInfo {
+        self.worker.handle.driver.info()
+    }
+
+    /// `Err(Aborted)` after a member of the gang has failed. Call it during long host-side work between operations, and
+    /// before results of [`download_pinned`](Self::download_pinned) are used outside the scope.
+    ///
+    /// A collective that is under way when its gang fails ends without its result. But if the program has seen the
+    /// collective end, and then gets `Ok` here, the result is complete.
+    ///
+    /// # Errors
+    /// [`Error::Aborted`](crate::Error::Aborted).
+    pub fn check(&self) -> Result<()> {
+        let gang = &self.session.gang;
+        gang.check_kernels(self.worker.shared.deadline);
+        gang.check()
+    }
+}
+
+impl Device {
+    /// This member, for waits in the name of its scope.
+    pub(crate) fn waiter(&self) -> Waiter<'_> {
+        Waiter { worker: &self.worker, gang: &self.session.gang, rank: self.rank() }
+    }
+}
+
+/// The stream on which the token works.
+impl Device {
+    /// This device, working on `stream`.
+    pub fn on<'a>(&'a self, stream: &'a Stream) -> OnStream<'a> {
+        self.with(stream.core.clone(), self.ordered)
+    }
+
+    /// This device, without the library's ordering: for code that orders its streams by events itself.
+    ///
+    /// # Safety
+    /// Any two conflicting accesses on different streams are ordered by events (or by streams), as in CUDA.
+    pub unsafe fn unordered(&self) -> OnStream<'_> {
+        self.with(self.stream.clone(), false)
+    }
+
+    /// This device with the library's ordering, even if `self` is unordered: for operations that the library adds.
+    pub(crate) fn in_order(&self) -> OnStream<'_> {
+        self.with(self.stream.clone(), true)
+    }
+
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.ordered
+    }
+
+    /// This device, working on a stream that belongs to the library.
+    pub(crate) fn at(&self, stream: Arc<StreamCore>) -> OnStream<'_> {
+        self.with(stream, self.ordered)
+    }
+
+    fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
+        let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
+        OnStream { dev: Device { worker, session, stream, ordered, recording }, of: PhantomData }
+    }
+}
