@@ -1,10 +1,13 @@
-//! State that lives on its device between scopes.
+//! State that lives on its device's thread between scopes: the type, its borrows and its poison.
+//!
+//! The values are in the worker. `pool/per_device.rs` runs the scopes that make, use and reset them.
+//!
+//! Invariant: all borrows of a value are on one thread, so plain cells count them.
 
 use crate::{
-    Device, Shard,
+    Device,
     error::{Error, Result},
     gang::{Gang, dispatch::Entry},
-    scope,
     sync::unique_id,
     thread::worker::Shared,
 };
@@ -18,13 +21,13 @@ use std::{
     sync::Arc,
 };
 
-/// One `T` per device (weights, optimiser state, a cuBLAS handle), made on its device's thread and never leaving it. So
-/// `T` need not be `Send`; the handle always is, and `Sync`. `T: 'static`, since a forgotten handle leaves its values
-/// on their threads until the pool closes.
+/// One `T` per device: weights, optimiser state, a cuBLAS handle. Each value is made on its device's thread and never
+/// leaves that thread, so `T` need not be `Send`. The handle is always `Send` and `Sync`. `T` must be `'static`: if the
+/// handle is forgotten (`mem::forget`), its values stay on their threads until the pool closes.
 ///
-/// A `T` that was borrowed mutably in a scope that failed is *poisoned*: its contents are unspecified, and replicas
-/// that drift apart silently are worse than an error. [`reset`](Self::reset) makes it anew,
-/// [`clear_poison`](Self::clear_poison) accepts it as it is.
+/// If a scope fails after it has borrowed a value mutably, the value is *poisoned*: its contents are unspecified, and an
+/// error is better than replicas that silently differ. [`reset`](Self::reset) makes new values,
+/// [`clear_poison`](Self::clear_poison) accepts the values as they are.
 ///
 /// ```
 /// # use gpu_pool::GpuPool;
@@ -49,15 +52,16 @@ use std::{
 /// ```
 pub struct PerDevice<T: 'static> {
     id: u64,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     of: PhantomData<fn() -> T>,
 }
 
+/// A device's value.
 struct Slot<T> {
-    /// -1: borrowed mutably, else the number of shared borrows.
+    /// -1: borrowed mutably; otherwise the number of shared borrows.
     borrows: Cell<isize>,
-    /// Gangs that have borrowed it mutably, and may have failed or still fail: then the value is poisoned. Several,
-    /// since a device may be at the next scope while other members are at the one before.
+    /// Gangs that have borrowed the value mutably and that have failed or may still fail: a failure poisons the value.
+    /// There may be several: a device may run the next scope while other members still run the scope before.
     writers: RefCell<Vec<Arc<Gang>>>,
     value: UnsafeCell<T>,
 }
@@ -79,7 +83,7 @@ crate::sync::device_thread_only! { ['a, T: 'static] Ref<'a, T>, ['a, T: 'static]
 impl<T> Deref for Ref<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: `borrows` counts this borrow, so there is no exclusive one; all are on one thread.
+        // SAFETY: `borrows` counts this borrow, so there is no exclusive borrow. All borrows are on one thread.
         unsafe { &*self.slot.value.get() }
     }
 }
@@ -108,64 +112,31 @@ impl<T> Drop for RefMut<'_, T> {
 }
 
 impl<T: 'static> PerDevice<T> {
-    #[track_caller]
-    pub(crate) fn create<F>(shared: &Arc<Shared>, f: F) -> Result<Self>
-    where
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
-        let this = PerDevice { id: unique_id(), shared: shared.clone(), of: PhantomData };
-        this.fill(f)?;
-        Ok(this)
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        PerDevice { id: unique_id(), shared: shared.clone(), of: PhantomData }
     }
 
-    /// Makes every device's value anew, and so ends any poison.
+    /// Gives this device a new value. If the scope fails, some devices have new values and others do not, so the scope's
+    /// gang counts as a writer.
+    pub(crate) fn put(&self, dev: &Device, value: T) {
+        let writers = RefCell::new(vec![dev.session.gang.clone()]);
+        let slot = Rc::new(Slot { borrows: Cell::new(0), writers, value: UnsafeCell::new(value) });
+        let old = dev.worker.slots.borrow_mut().insert(self.id, slot);
+        drop(old);
+    }
+
+    /// Clears the poison of this device's value.
+    #[track_caller]
+    pub(crate) fn accept(&self, dev: &Device) -> Result<()> {
+        self.slot(dev)?.writers.take();
+        Ok(())
+    }
+
+    /// This device's value, shared. The guard borrows `dev`, too, so it cannot outlive the closure.
     ///
     /// # Errors
-    /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, every value is poisoned.
-    #[track_caller]
-    pub fn reset<F>(&mut self, f: F) -> Result<()>
-    where
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
-        self.fill(f)
-    }
-
-    #[track_caller]
-    fn fill<F>(&self, f: F) -> Result<()>
-    where
-        F: Fn(&Device, Shard) -> Result<T> + Sync,
-    {
-        self.scope(None, |dev, shard| {
-            let value = UnsafeCell::new(f(dev, shard)?);
-            // If the scope fails, some devices have a new value and others do not: nobody may take that for a set.
-            let writers = RefCell::new(vec![dev.session.gang.clone()]);
-            let slot = Rc::new(Slot { borrows: Cell::new(0), writers, value });
-            let old = dev.worker.slots.borrow_mut().insert(self.id, slot);
-            drop(old);
-            Ok(())
-        })
-        .map(drop)
-    }
-
-    /// Accepts every device's value as it is after a failed scope.
-    ///
-    /// # Errors
-    /// As [`GpuPool::run`](crate::GpuPool::run).
-    #[track_caller]
-    pub fn clear_poison(&mut self) -> Result<()> {
-        let site = Location::caller();
-        self.scope(None, |dev, _| {
-            self.slot(dev).map_err(|error| error.called_at(site))?.writers.take();
-            Ok(())
-        })
-        .map(drop)
-    }
-
-    /// This device's value, shared. Tied to `dev` as well, so that it cannot outlive the closure.
-    ///
-    /// # Errors
-    /// [`Error::Borrowed`], [`Error::Poisoned`], [`Error::WrongPool`], [`Error::InvalidArgument`] on a device that
-    /// never made a value.
+    /// [`Error::Borrowed`], [`Error::Poisoned`], [`Error::WrongPool`]; [`Error::InvalidArgument`] on a device that has
+    /// no value.
     #[track_caller]
     pub fn borrow<'a>(&'a self, dev: &'a Device) -> Result<Ref<'a, T>> {
         let slot = self.healthy(dev)?;
@@ -189,101 +160,12 @@ impl<T: 'static> PerDevice<T> {
         slot.borrows.set(-1);
         let own = &dev.session.gang;
         let mut writers = slot.writers.borrow_mut();
-        // One whose members have not all ended may fail yet. In this order: once all have ended, it fails no more.
+        // A gang may fail until all of its members have ended. So `is_recovered` comes first: after it, `is_aborted`
+        // does not change.
         writers.retain(|gang| !Arc::ptr_eq(gang, own) && (!gang.is_recovered() || gang.is_aborted()));
         writers.push(own.clone());
         drop(writers);
         Ok(RefMut { slot, of: PhantomData })
-    }
-
-    /// A scope on all devices of the pool that gives each its own `&mut T`.
-    ///
-    /// # Errors
-    /// As [`GpuPool::run`](crate::GpuPool::run) and [`borrow`](Self::borrow).
-    #[track_caller]
-    pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
-    where
-        R: Send,
-        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    {
-        let (this, site) = (&*self, Location::caller());
-        this.scope(None, |dev, shard| {
-            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(dev, shard, &mut own)
-        })
-    }
-
-    /// [`run`](Self::run) on some of the devices only (ordinals in the pool, in the order of their ranks). The values
-    /// of the others stay as they are.
-    ///
-    /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(3).build()?;
-    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
-    /// let found = steps.run_on(&[2, 0], |dev, _, steps| {
-    ///     *steps += 1;
-    ///     Ok((dev.index(), *steps))
-    /// })?;
-    /// assert_eq!(found, [(2, 1), (0, 1)]);
-    /// assert_eq!(steps.run(|_, _, steps| Ok(*steps))?, [1, 0, 1]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`GpuPool::run_on`](crate::GpuPool::run_on) and [`borrow`](Self::borrow).
-    #[track_caller]
-    pub fn run_on<R, F>(&mut self, devices: &[usize], f: F) -> Result<Vec<R>>
-    where
-        R: Send,
-        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
-    {
-        let members = scope::members(&self.shared, "run_on", devices)?;
-        let (this, site) = (&*self, Location::caller());
-        this.scope(Some(members), |dev, shard| {
-            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(dev, shard, &mut own)
-        })
-    }
-
-    /// [`run`](Self::run) with the caller's own error type.
-    ///
-    /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
-    /// let failed: anyhow::Result<Vec<()>> = steps.try_run(|dev, _, steps| {
-    ///     *steps += dev.index();
-    ///     anyhow::ensure!(*steps == 0, "device {} has gone too far", dev.index());
-    ///     Ok(())
-    /// });
-    /// assert_eq!(failed.unwrap_err().to_string(), "device 1 has gone too far");
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// What the first failing closure returned; `E::from` of this crate's errors, as [`run`](Self::run) has them.
-    #[track_caller]
-    pub fn try_run<R, E, F>(&mut self, f: F) -> Result<Vec<R>, E>
-    where
-        R: Send,
-        E: From<Error> + fmt::Display + Send,
-        F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
-    {
-        let (this, site) = (&*self, Location::caller());
-        let own = |dev: &Device, shard| {
-            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
-            f(dev, shard, &mut own)
-        };
-        scope::run(&this.shared, None, own, scope::by_its_text)
-    }
-
-    #[track_caller]
-    fn scope<R: Send>(
-        &self,
-        members: Option<&[usize]>,
-        f: impl Fn(&Device, Shard) -> Result<R> + Sync,
-    ) -> Result<Vec<R>> {
-        scope::run(&self.shared, members, f, scope::as_it_is)
     }
 
     #[track_caller]
@@ -311,7 +193,7 @@ impl<T: 'static> PerDevice<T> {
 }
 
 impl<T: 'static> Drop for PerDevice<T> {
-    /// Each device's thread drops its value when it gets to it.
+    /// Asks each device's thread to drop its value.
     fn drop(&mut self) {
         let id = self.id;
         if self.shared.gate.is_closed() || std::process::id() != self.shared.pid {

@@ -2,6 +2,7 @@
 
 pub(crate) mod collectives;
 mod memory;
+mod per_device;
 pub(crate) mod report;
 
 use crate::{

@@ -1,0 +1,147 @@
+//! Scopes over a [`PerDevice`]: they make its values, run closures on them, and accept them after a failure.
+//!
+//! The type and its borrows are in `per_device.rs`, which knows no scopes.
+
+use crate::{
+    Device, PerDevice, Shard,
+    error::{Error, Result},
+    scope::{as_it_is, by_its_text, members, run},
+    thread::worker::Shared,
+};
+use std::{fmt, panic::Location, sync::Arc};
+
+impl<T: 'static> PerDevice<T> {
+    #[track_caller]
+    pub(crate) fn create<F>(shared: &Arc<Shared>, f: F) -> Result<Self>
+    where
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        let this = PerDevice::new(shared);
+        this.fill(f)?;
+        Ok(this)
+    }
+
+    /// Replaces every device's value by a new one. This clears any poison.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`](crate::GpuPool::run). If some devices fail, every value is poisoned.
+    #[track_caller]
+    pub fn reset<F>(&mut self, f: F) -> Result<()>
+    where
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        self.fill(f)
+    }
+
+    #[track_caller]
+    fn fill<F>(&self, f: F) -> Result<()>
+    where
+        F: Fn(&Device, Shard) -> Result<T> + Sync,
+    {
+        self.scope(None, |dev, shard| {
+            self.put(dev, f(dev, shard)?);
+            Ok(())
+        })
+        .map(drop)
+    }
+
+    /// Accepts every device's value as it is after a failed scope.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`](crate::GpuPool::run).
+    #[track_caller]
+    pub fn clear_poison(&mut self) -> Result<()> {
+        let site = Location::caller();
+        self.scope(None, |dev, _| self.accept(dev).map_err(|error| error.called_at(site))).map(drop)
+    }
+
+    /// Runs `f` on every device of the pool, each with its own `&mut T`.
+    ///
+    /// # Errors
+    /// As [`GpuPool::run`](crate::GpuPool::run) and [`borrow`](Self::borrow).
+    #[track_caller]
+    pub fn run<R, F>(&mut self, f: F) -> Result<Vec<R>>
+    where
+        R: Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    {
+        let (this, site) = (&*self, Location::caller());
+        this.scope(None, |dev, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        })
+    }
+
+    /// [`run`](Self::run) on some of the devices only: ordinals in the pool, in the order of their ranks. The values of
+    /// the other devices stay as they are.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(3).build()?;
+    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
+    /// let found = steps.run_on(&[2, 0], |dev, _, steps| {
+    ///     *steps += 1;
+    ///     Ok((dev.index(), *steps))
+    /// })?;
+    /// assert_eq!(found, [(2, 1), (0, 1)]);
+    /// assert_eq!(steps.run(|_, _, steps| Ok(*steps))?, [1, 0, 1]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`GpuPool::run_on`](crate::GpuPool::run_on) and [`borrow`](Self::borrow).
+    #[track_caller]
+    pub fn run_on<R, F>(&mut self, devices: &[usize], f: F) -> Result<Vec<R>>
+    where
+        R: Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R> + Sync,
+    {
+        let members = members(&self.shared, "run_on", devices)?;
+        let (this, site) = (&*self, Location::caller());
+        this.scope(Some(members), |dev, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        })
+    }
+
+    /// [`run`](Self::run) with the caller's own error type.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// let pool = GpuPool::builder().host(2).build()?;
+    /// let mut steps = pool.per_device(|_, _| Ok(0))?;
+    /// let failed: anyhow::Result<Vec<()>> = steps.try_run(|dev, _, steps| {
+    ///     *steps += dev.index();
+    ///     anyhow::ensure!(*steps == 0, "device {} has gone too far", dev.index());
+    ///     Ok(())
+    /// });
+    /// assert_eq!(failed.unwrap_err().to_string(), "device 1 has gone too far");
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The error of the first closure that fails; `E::from` of this crate's errors, as for [`run`](Self::run).
+    #[track_caller]
+    pub fn try_run<R, E, F>(&mut self, f: F) -> Result<Vec<R>, E>
+    where
+        R: Send,
+        E: From<Error> + fmt::Display + Send,
+        F: Fn(&Device, Shard, &mut T) -> Result<R, E> + Sync,
+    {
+        let (this, site) = (&*self, Location::caller());
+        let own = |dev: &Device, shard| {
+            let mut own = this.borrow_mut(dev).map_err(|error| error.called_at(site))?;
+            f(dev, shard, &mut own)
+        };
+        run(&this.shared, None, own, by_its_text)
+    }
+
+    #[track_caller]
+    fn scope<R: Send>(
+        &self,
+        members: Option<&[usize]>,
+        f: impl Fn(&Device, Shard) -> Result<R> + Sync,
+    ) -> Result<Vec<R>> {
+        run(&self.shared, members, f, as_it_is)
+    }
+}
