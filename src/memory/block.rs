@@ -1,4 +1,4 @@
-//! A piece of memory with its hazards. It goes home when its last handle is dropped, on whatever thread.
+//! A piece of memory with its hazards. It goes owner when its last handle is dropped, on whatever thread.
 //!
 //! The header of a block is made once and used again and again: at rest it is a `Box<Block>` in its owner's lists, in
 //! use a counted [`BlockRef`]. So to hand out a block is to pop a pointer and to set a count to one, without an
@@ -48,7 +48,7 @@ pub(crate) struct Block {
     /// Where it lies in the owner's books.
     pub(super) place: Place,
     /// None for memory that is not pooled.
-    home: Option<Arc<Home>>,
+    owner: Option<Arc<Owner>>,
     /// Keeps the memory mapped, also when the pool is gone.
     pub(super) region: Arc<Region>,
     /// What was in it is elsewhere now, or gone: who still holds it is out of date.
@@ -78,7 +78,7 @@ impl Block {
     pub(super) fn at_rest(
         handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
-        home: Option<&Arc<Home>>,
+        owner: Option<&Arc<Owner>>,
         region: &Arc<Region>,
         place: Place,
         (address, bytes): (Address, usize),
@@ -94,7 +94,7 @@ impl Block {
             requested: 0,
             hazards: Hazards::with(history),
             place,
-            home: home.cloned(),
+            owner: owner.cloned(),
             region: region.clone(),
             retired: Flag::new(),
         })
@@ -109,14 +109,14 @@ impl Block {
         self.retired.is_raised()
     }
 
-    /// The device that the memory belongs to; none for memory that is at home everywhere.
+    /// The device that the memory belongs to; none for memory that is at owner everywhere.
     pub(crate) fn device(&self) -> Option<usize> {
         (self.kind == ChunkKind::Device).then_some(self.handle.device)
     }
 
     /// Whether it goes there when it is dropped.
-    pub(super) fn is_at_home_in(&self, home: &Arc<Home>) -> bool {
-        self.home.as_ref().is_some_and(|own| Arc::ptr_eq(own, home))
+    pub(super) fn is_owned_by(&self, owner: &Arc<Owner>) -> bool {
+        self.owner.as_ref().is_some_and(|own| Arc::ptr_eq(own, owner))
     }
 
     /// Lets go of it for good: its owner is gone, or it has none.
@@ -153,7 +153,7 @@ const _: () = {
     shared::<DeviceHandle>();
     shared::<Hazards>();
     shared::<Region>();
-    shared::<Home>();
+    shared::<Owner>();
 };
 
 impl BlockRef {
@@ -189,13 +189,13 @@ impl Drop for BlockRef {
     fn drop(&mut self) {
         if self.refs.release() {
             // SAFETY: this was the last handle, so the block is this thread's alone; it was a box before it was woken.
-            go_home(unsafe { Box::from_raw(self.0.as_ptr()) });
+            free(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
     }
 }
 
 /// Where blocks of one device (or pinned blocks of one pool) go when they are dropped.
-pub(crate) struct Home {
+pub(crate) struct Owner {
     pool: u64,
     /// The device whose thread owns the blocks. None: whoever holds the owner's lock.
     device: Option<usize>,
@@ -205,9 +205,9 @@ pub(crate) struct Home {
     pub(super) mirror: Mirror<{ super::stats::MIRRORED }>,
 }
 
-impl Home {
+impl Owner {
     pub(super) fn new(handle: &DeviceHandle, owned: bool, devices: usize) -> Arc<Self> {
-        Arc::new(Home {
+        Arc::new(Owner {
             pool: handle.pool,
             device: owned.then_some(handle.device),
             returns: Returns::new(1 + devices),
@@ -235,18 +235,18 @@ thread_local! {
 
 /// Until it is dropped, blocks of this cache that are freed on this thread go straight into its lists, and blocks of
 /// other devices of the pool into this thread's lanes.
-pub(crate) struct AtHome(());
+pub(crate) struct OwnerThread(());
 
-impl AtHome {
+impl OwnerThread {
     /// # Safety
     /// `cache` stays where it is until the guard is dropped.
     pub(crate) unsafe fn enter(handle: &DeviceHandle, cache: *const RefCell<Cache>) -> Self {
         HERE.set(Some(Here { pool: handle.pool, device: handle.device, cache, gang: ptr::null() }));
-        AtHome(())
+        OwnerThread(())
     }
 }
 
-impl Drop for AtHome {
+impl Drop for OwnerThread {
     fn drop(&mut self) {
         HERE.set(None);
     }
@@ -272,7 +272,7 @@ impl<'g> InGang<'g> {
                 event!(warn, device = block.handle.device, bytes = block.bytes, "memory of a stuck gang was leaked");
                 std::mem::forget(block);
             } else {
-                deliver(block);
+                return_to_owner(block);
             }
         }
     }
@@ -287,7 +287,7 @@ impl Drop for InGang<'_> {
 /// The last handle is gone. One function with all that it needs, and not a part of every place where a buffer is
 /// dropped.
 #[inline(never)]
-fn go_home(mut block: Box<Block>) {
+fn free(mut block: Box<Block>) {
     if block.handle.injected(Bug::UsesForgotten) {
         block.hazards.take();
     }
@@ -295,12 +295,12 @@ fn go_home(mut block: Box<Block>) {
         block.hazards.remember(&block.handle);
         watch.checker.freed(block.address);
     }
-    deliver(block);
+    return_to_owner(block);
 }
 
 #[inline(always)]
-fn deliver(block: Box<Block>) {
-    let Some(home) = &block.home else { return block.release() };
+fn return_to_owner(block: Box<Block>) {
+    let Some(owner) = &block.owner else { return block.release() };
     let here = HERE.try_with(Cell::get).ok().flatten();
     let (mut lane, mut kept) = (0, false);
     if let Some(here) = here {
@@ -308,12 +308,12 @@ fn deliver(block: Box<Block>) {
         if unsafe { here.gang.as_ref() }.is_some_and(CommitWord::is_aborted) {
             return PARKED.with_borrow_mut(|parked| parked.push(block));
         }
-        if here.pool == home.pool {
+        if here.pool == owner.pool {
             lane = 1 + here.device;
             // The pool has its devices' homes, and this thread has the pool.
-            kept = home.device.is_some();
-            if home.device == Some(here.device) {
-                // SAFETY: `AtHome` keeps the pointer only while the cache is there, and this is its thread.
+            kept = owner.device.is_some();
+            if owner.device == Some(here.device) {
+                // SAFETY: `OwnerThread` keeps the pointer only while the cache is there, and this is its thread.
                 let cache = unsafe { &*here.cache };
                 // If the owner is in its books already (a user's callback has dropped something), it goes the long way.
                 if let Ok(mut cache) = cache.try_borrow_mut() {
@@ -322,11 +322,11 @@ fn deliver(block: Box<Block>) {
             }
         }
     }
-    // The block may be gone, with its share of the home, as soon as it has been pushed.
-    let share = (!kept).then(|| home.clone());
-    // SAFETY: either `share` keeps the home, or `Shared::homes` does, which this device thread's worker holds.
-    let home = unsafe { &*Arc::as_ptr(home) };
-    if let Err(block) = home.returns.push(lane, block) {
+    // The block may be gone, with its share of the owner, as soon as it has been pushed.
+    let share = (!kept).then(|| owner.clone());
+    // SAFETY: either `share` keeps the owner, or `Shared::owners` does, which this device thread's worker holds.
+    let owner = unsafe { &*Arc::as_ptr(owner) };
+    if let Err(block) = owner.returns.push(lane, block) {
         block.release();
     }
     drop(share);

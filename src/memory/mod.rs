@@ -42,8 +42,8 @@ pub use unified::{UnifiedBuffer, UnifiedRows, UnifiedRowsMut};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
 
 /// What a device's thread has shown of its counters.
-pub(crate) fn shown(home: &std::sync::Arc<block::Home>) -> MemoryStats {
-    MemoryStats::from_words(home.mirror.read())
+pub(crate) fn published_stats(owner: &std::sync::Arc<block::Owner>) -> MemoryStats {
+    MemoryStats::from_words(owner.mirror.read())
 }
 
 /// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.

@@ -81,10 +81,10 @@ fn blocks_go_home_to_their_own_node() {
             scope.spawn(|| drop(last));
         });
         drop(rest);
-        let bound = pool.shared.pinned.homes();
+        let bound = pool.shared.pinned.owners();
         assert_eq!(bound.len(), 2);
         let again = make();
-        let home = |buffer: &PinnedBuffer<u32>| bound.iter().position(|home| buffer.block.is_at_home_in(home));
+        let home = |buffer: &PinnedBuffer<u32>| bound.iter().position(|home| buffer.block.is_owned_by(home));
         assert_eq!(again.iter().map(home).collect::<Vec<_>>(), [Some(0), Some(1), Some(1)]);
         let mut seen: Vec<u64> = again.iter().map(address).collect();
         assert_eq!(seen[0], at[0], "the only block of its node");

@@ -214,7 +214,7 @@ impl Cache {
     /// A block that is in use still.
     pub(crate) fn hold(&mut self, block: Box<Block>) {
         match &mut self.audit {
-            Some(audit) if block.is_at_home_in(&self.home) => audit.held.push_back(block),
+            Some(audit) if block.is_owned_by(&self.owner) => audit.held.push_back(block),
             _ => block.release(),
         }
     }
@@ -224,7 +224,7 @@ impl Cache {
     pub(crate) fn looked_at(&mut self, block: Box<Block>, found: Option<Arc<Report>>) {
         if let Some(audit) = &mut self.audit {
             audit.found.extend(found);
-            if block.is_at_home_in(&self.home) {
+            if block.is_owned_by(&self.owner) {
                 audit.armed.remove(&block.address);
                 return self.put(block);
             }

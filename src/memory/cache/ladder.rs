@@ -379,8 +379,8 @@ impl Cache {
 impl Drop for Cache {
     /// Gives everything back but what holds live blocks: that goes when they go.
     fn drop(&mut self) {
-        let home = self.home.clone();
-        for block in home.returns.close() {
+        let owner = self.owner.clone();
+        for block in owner.returns.close() {
             self.put(block);
         }
         for block in self.end_audit() {

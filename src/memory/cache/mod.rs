@@ -25,7 +25,7 @@ mod view;
 
 use super::{
     backing::{self, Backing, BackingChoice, Region, Trial},
-    block::{Block, BlockRef, ChunkKind, Home, Place},
+    block::{Block, BlockRef, ChunkKind, Owner, Place},
     handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},
@@ -132,7 +132,7 @@ pub(crate) struct Request<'a> {
 /// The books of one kind of memory.
 pub(crate) struct Cache {
     handle: Arc<DeviceHandle>,
-    pub(crate) home: Arc<Home>,
+    pub(crate) owner: Arc<Owner>,
     kind: ChunkKind,
     settings: Settings,
     /// Bytes that may be taken from the driver.
@@ -168,7 +168,7 @@ impl Cache {
         let limit = settings.limit.map(|limit| limit.of(total)).or(part);
         Ok(Cache {
             handle: handle.clone(),
-            home: Home::new(handle, owned, settings.devices),
+            owner: Owner::new(handle, owned, settings.devices),
             kind,
             limit,
             eager: (limit.unwrap_or(total) / 16).min(EAGER),
@@ -298,8 +298,8 @@ impl Cache {
     #[cold]
     fn collect(&mut self) -> bool {
         let before = self.stats.remote_frees;
-        let home = self.home.clone();
-        for block in home.returns.take() {
+        let owner = self.owner.clone();
+        for block in owner.returns.take() {
             self.stats.remote_frees += 1;
             self.sort_in(block, true);
         }
@@ -365,7 +365,7 @@ impl Cache {
         let (slab, address, region, history) = self.small.cut(class)?;
         let bytes = classes::bytes(class);
         let place = Place::Slab { slab, class: class as u8 };
-        Some(Block::at_rest(&self.handle, self.kind, Some(&self.home), region, place, (address, bytes), history))
+        Some(Block::at_rest(&self.handle, self.kind, Some(&self.owner), region, place, (address, bytes), history))
     }
 
     /// A slab from what the heap has free; a smaller one where there is no room for a whole one.
@@ -448,7 +448,7 @@ impl Cache {
             }
             None => {
                 let region = &self.regions[&region];
-                Block::at_rest(&self.handle, self.kind, Some(&self.home), region, place, (address, bytes), payload)
+                Block::at_rest(&self.handle, self.kind, Some(&self.owner), region, place, (address, bytes), payload)
             }
         }
     }

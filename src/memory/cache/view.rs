@@ -46,7 +46,7 @@ impl Cache {
     /// Takes in what others have freed, and shows the counters to other threads; they see them as of the last time.
     pub(crate) fn show(&mut self) {
         self.collect();
-        self.home.mirror.write(self.counters().to_words());
+        self.owner.mirror.write(self.counters().to_words());
     }
 
     /// All chunks and blocks, and the past as far as it was recorded.

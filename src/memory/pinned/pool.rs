@@ -97,8 +97,8 @@ impl PinnedPool {
 
     /// Where the blocks of each node go.
     #[cfg(test)]
-    pub(crate) fn homes(&self) -> Vec<Arc<super::super::block::Home>> {
-        self.shelves.iter().map(|shelf| shelf.cache.lock().1.home.clone()).collect()
+    pub(crate) fn owners(&self) -> Vec<Arc<super::super::block::Owner>> {
+        self.shelves.iter().map(|shelf| shelf.cache.lock().1.owner.clone()).collect()
     }
 
     /// Bytes in use, by node.
