@@ -11,7 +11,7 @@ use crate::{
     device::Device,
     driver::{Address, check::Place},
     error::Result,
-    memory::{block::BlockRef, handle::DeviceHandle, pinned::Near, stream::StreamCore},
+    memory::{block::BlockRef, handle::DeviceHandle, pinned::Locality, stream::StreamCore},
     mutation::Bug,
     thread::worker::Worker,
 };
@@ -44,7 +44,7 @@ struct Piece {
 
 impl Piece {
     fn new(worker: &Worker) -> Result<Self> {
-        let block = worker.shared.pinned.block("staging", PIECE, Near::Device(worker.handle.device))?;
+        let block = worker.shared.pinned.block("staging", PIECE, Locality::Device(worker.handle.device))?;
         Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
     }
 

@@ -18,7 +18,7 @@ use crate::{
     device::Device,
     driver::{Address, Driver, RawEvent},
     error::Result,
-    memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, pinned::Near, stream::StreamCore},
+    memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, pinned::Locality, stream::StreamCore},
     mutation::Bug,
     thread::worker::Shared,
 };
@@ -80,7 +80,7 @@ struct State {
 
 /// Two pieces, near to the device that fills them.
 fn buffers(shared: &Shared, source: &DeviceHandle) -> Result<[BlockRef; 2]> {
-    let piece = || shared.pinned.block("staged copy", PIECE, Near::Device(source.device));
+    let piece = || shared.pinned.block("staged copy", PIECE, Locality::Device(source.device));
     Ok([piece()?, piece()?])
 }
 

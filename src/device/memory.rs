@@ -8,7 +8,7 @@ use crate::{
         block::BlockRef,
         cache::{self, Request},
         hazard::Access,
-        pinned::Near,
+        pinned::Locality,
     },
 };
 use std::panic::Location;
@@ -156,7 +156,7 @@ impl Device {
     /// [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.worker.shared.pinned.buffer("pinned", len, Near::Device(self.index()))
+        self.worker.shared.pinned.buffer("pinned", len, Locality::Device(self.index()))
     }
 
     /// A copy of page-locked memory; does not wait. `src` may be dropped at once; its next

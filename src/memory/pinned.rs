@@ -2,7 +2,7 @@
 
 mod pool;
 
-pub(crate) use pool::{Near, PinnedPool};
+pub(crate) use pool::{Locality, PinnedPool};
 
 use super::{DeviceCopy, block::BlockRef, hazard::Access};
 use crate::{error::Result, mutation::Bug};

@@ -18,10 +18,10 @@ use std::{marker::PhantomData, panic::Location, sync::Arc};
 
 /// What page-locked memory is to be near to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Near {
+pub(crate) enum Locality {
     Device(usize),
     /// The calling thread.
-    Here,
+    CallingThread,
 }
 
 /// The pool's page-locked memory.
@@ -54,10 +54,10 @@ impl PinnedPool {
     }
 
     /// A block that nobody uses any more.
-    pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Near) -> Result<BlockRef> {
+    pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Locality) -> Result<BlockRef> {
         let node = match near {
-            Near::Device(device) => self.nodes.of_device(device),
-            Near::Here => self.nodes.here(),
+            Locality::Device(device) => self.nodes.of_device(device),
+            Locality::CallingThread => self.nodes.here(),
         };
         let mut attempts = ATTEMPTS;
         loop {
@@ -74,7 +74,12 @@ impl PinnedPool {
 
     /// A zeroed buffer.
     #[track_caller]
-    pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize, near: Near) -> Result<PinnedBuffer<T>> {
+    pub(crate) fn buffer<T: DeviceCopy>(
+        &self,
+        op: &'static str,
+        len: usize,
+        near: Locality,
+    ) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = self.handles[0].enter(op, Location::caller());
