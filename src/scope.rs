@@ -320,7 +320,7 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         }
         in_gang.unpark(gang.is_stuck());
     }
-    worker.cache.borrow_mut().show();
+    worker.cache.borrow_mut().publish_stats();
 }
 
 /// Fails the gang if a collective's kernel, on whichever of its devices, has waited for a peer until the deadline, and

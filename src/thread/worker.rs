@@ -22,7 +22,7 @@ use crate::{
     here,
     kernel::Module,
     memory::{
-        backing::Trial,
+        backing::ProbeContext,
         block::{BlockRef, ChunkKind, Owner, OwnerThread},
         cache::{Cache, Settings},
         handle::DeviceHandle,
@@ -175,8 +175,8 @@ impl Worker {
         let main = StreamCore::new(&handle, "build")?;
         let neighbour = &shared.handles[(device + 1) % shared.devices()];
         let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
-        let trial = Trial { stream: Some(main.raw), peer };
-        let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, trial)?;
+        let probe = ProbeContext { stream: Some(main.raw), peer };
+        let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, probe)?;
         cache.audited(Some(&main));
         let _ = shared.owners[device].set(cache.owner.clone());
         let worker = Worker {

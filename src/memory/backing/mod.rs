@@ -123,7 +123,7 @@ pub enum BackingChoice {
 
 /// What [`open`] may use to try memory out.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Trial<'a> {
+pub(crate) struct ProbeContext<'a> {
     /// A stream of the device that is idle; else one is made.
     pub stream: Option<RawStream>,
     /// Another device, if peers are to be used.
@@ -135,17 +135,17 @@ pub(crate) fn open(
     handle: &Arc<DeviceHandle>,
     kind: ChunkKind,
     choice: BackingChoice,
-    trial: Trial,
+    probe: ProbeContext,
 ) -> Result<Box<dyn Backing>> {
     let chunks = || Box::new(chunks::Chunks::new(handle, kind)) as Box<dyn Backing>;
     if kind != ChunkKind::Device || choice == BackingChoice::Malloc {
         return Ok(chunks());
     }
     let device = handle.device;
-    let try_out = |vmm: &mut vmm::Vmm| match verify::verify_backing(vmm, trial) {
+    let try_out = |vmm: &mut vmm::Vmm| match verify::verify_backing(vmm, probe) {
         // The other device may be the one that is lost.
-        Err(fault) if fault.kind == FaultKind::DeviceLost && trial.peer.is_some() && handle.driver.bind().is_ok() => {
-            verify::verify_backing(vmm, Trial { peer: None, ..trial })
+        Err(fault) if fault.kind == FaultKind::DeviceLost && probe.peer.is_some() && handle.driver.bind().is_ok() => {
+            verify::verify_backing(vmm, ProbeContext { peer: None, ..probe })
         }
         tried => tried,
     };

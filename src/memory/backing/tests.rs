@@ -1,6 +1,6 @@
 //! One suite for all backings.
 
-use super::{Backing, BackingChoice, ChunkKind, Mapping, Trial, open};
+use super::{Backing, BackingChoice, ChunkKind, Mapping, ProbeContext, open};
 use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{
@@ -36,7 +36,7 @@ const MANAGED: Way = Way(ChunkKind::Managed, BackingChoice::Auto, "managed");
 
 impl Way {
     pub fn open(self, handle: &Arc<DeviceHandle>) -> Box<dyn Backing> {
-        let backing = open(handle, self.0, self.1, Trial::default()).unwrap();
+        let backing = open(handle, self.0, self.1, ProbeContext::default()).unwrap();
         assert_eq!(backing.name(), self.2);
         backing
     }
@@ -251,9 +251,9 @@ mod suite {
     fn scenario(way: Way, handle: &Arc<DeviceHandle>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
         let faults = RefCell::new(Vec::new());
         let note = |fault: &dyn ToString| faults.borrow_mut().push(fault.to_string());
-        // With a trial, where there is one.
+        // With a probe, where there is one.
         let choice = if way.1 == BackingChoice::Vmm { BackingChoice::Auto } else { way.1 };
-        let try_open = || open(handle, way.0, choice, Trial::default()).inspect_err(|fault| note(fault));
+        let try_open = || open(handle, way.0, choice, ProbeContext::default()).inspect_err(|fault| note(fault));
         let Ok(mut backing) = try_open().or_else(|_| try_open()) else { return faults.into_inner() };
         let grow = |backing: &mut dyn Backing, bytes| {
             let mut once = || {

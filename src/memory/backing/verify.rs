@@ -1,7 +1,7 @@
 //! Whether memory in a window does what memory does: written by the device, copied by the copy engines, over the edge
 //! of two mappings too, and seen by the host.
 
-use super::{Backing, Trial, fault, vmm::Vmm};
+use super::{Backing, ProbeContext, fault, vmm::Vmm};
 use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
@@ -11,13 +11,13 @@ use std::{slice, time::Duration};
 
 /// Bytes on each side of the edge that are looked at.
 const NEAR: u64 = 32 << 10;
-/// A trial that takes longer has failed.
+/// A probe that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether memory of this window can be believed. A fault is one of the trial itself.
+/// Whether memory of this window can be believed. A fault is one of the probe itself.
 ///
 /// Software GPUs whose operations run one at a time are not tried: the order of steps belongs to the program.
-pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> {
+pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult<bool> {
     let handle = vmm.home.handle.clone();
     if handle.stepped || host::is_dry(&*handle.driver) {
         return Ok(true);
@@ -25,10 +25,10 @@ pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> 
     let unit = vmm.granularity;
     let mapped = vmm.grow(2 * unit, unit, u64::MAX, &|_, _| (0, 0))?;
     let edge = mapped[0].address + mapped[0].bytes;
-    let tried = on_a_stream(&handle, trial.stream, |stream, host| {
+    let tried = on_a_stream(&handle, probe.stream, |stream, host| {
         let bench = Bench { handle: &handle, stream, host, edge: edge - NEAR, far: mapped[0].address };
         let mut good = bench.copies_within()?;
-        if let Some(peer) = trial.peer.filter(|_| good) {
+        if let Some(peer) = probe.peer.filter(|_| good) {
             good = bench.copies_to_a_peer(peer)?;
         }
         Ok(good)
@@ -46,15 +46,15 @@ pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> 
     tried.unwrap_or_else(|Unfinished| Err(fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", String::new())))
 }
 
-/// The operations of a trial did not end.
+/// The operations of a probe did not end.
 struct Unfinished;
 
-/// Runs a trial with a stream and page-locked memory of two spans; nothing of it is in flight any more when this
+/// Runs a probe with a stream and page-locked memory of two spans; nothing of it is in flight any more when this
 /// returns.
 fn on_a_stream(
     handle: &DeviceHandle,
     stream: Option<RawStream>,
-    trial: impl FnOnce(RawStream, *mut u8) -> DriverResult<bool>,
+    probe: impl FnOnce(RawStream, *mut u8) -> DriverResult<bool>,
 ) -> Result<DriverResult<bool>, Unfinished> {
     let driver = &handle.driver;
     let own = match stream {
@@ -66,7 +66,7 @@ fn on_a_stream(
     };
     let Some(stream) = stream.or(own) else { return Ok(Ok(true)) };
     let tried = driver.host_alloc(2 * SPAN).map(|host| {
-        let tried = trial(stream, host);
+        let tried = probe(stream, host);
         let (over, waited) = idle(handle, stream);
         // SAFETY: allocated above, and all that used it is over.
         let freed = over.then(|| unsafe { driver.host_free(host) }).ok_or(Unfinished)?;

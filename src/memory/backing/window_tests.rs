@@ -1,7 +1,7 @@
 //! What is special to windows: growth, moves, trials.
 
 use super::{
-    Backing, BackingChoice, ChunkKind, Trial, open,
+    Backing, BackingChoice, ChunkKind, ProbeContext, open,
     tests::{G, MEMORY, VMM, fill, free, is_there, link_of, machine, nothing, unit_of, unmap, wait},
     vmm::Vmm,
 };
@@ -122,8 +122,8 @@ fn a_move_that_fails_half_way_says_how_far_it_came() {
 
 fn opened(gpus: &[DriverRef], peer: bool) -> String {
     let (handle, stream) = (link_of(&gpus[0]), gpus[0].stream_create(0).unwrap());
-    let trial = Trial { stream: Some(stream), peer: gpus.get(1).filter(|_| peer) };
-    match open(&handle, ChunkKind::Device, BackingChoice::Auto, trial) {
+    let probe = ProbeContext { stream: Some(stream), peer: gpus.get(1).filter(|_| peer) };
+    match open(&handle, ChunkKind::Device, BackingChoice::Auto, probe) {
         Ok(mut backing) => {
             assert_eq!(backing.reserved(), 0);
             let some = backing.grow(G, G, u64::MAX, &nothing).unwrap();
@@ -139,7 +139,7 @@ fn opened(gpus: &[DriverRef], peer: bool) -> String {
 fn a_window_is_the_default() {
     assert_eq!(opened(&machine(1), false), "vmm");
     assert_eq!(opened(&machine(2), true), "vmm");
-    assert_eq!(opened(&check::wrap(machine(2)), true), "vmm", "and the trial is no misuse");
+    assert_eq!(opened(&check::wrap(machine(2)), true), "vmm", "and the probe is no misuse");
     let none = HostConfig { virtual_memory: false, memory: MEMORY, ..HostConfig::default() };
     assert_eq!(opened(&host::machine(std::slice::from_ref(&none)), false), "malloc");
     assert_eq!(opened(&host::machine(&[HostConfig { memory: MEMORY, ..HostConfig::default() }, none]), true), "vmm");

@@ -24,7 +24,7 @@ mod small;
 mod view;
 
 use super::{
-    backing::{self, Backing, BackingChoice, Region, Trial},
+    backing::{self, Backing, BackingChoice, ProbeContext, Region},
     block::{Block, BlockRef, ChunkKind, Owner, Place},
     handle::DeviceHandle,
     hazard::History,
@@ -154,13 +154,13 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Books without memory. `owned`: they belong to a device thread; else to whoever holds the lock around them.
-    /// `trial`: what new memory may be tried with.
+    /// `probe`: what new memory may be tried with.
     pub(crate) fn new(
         handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
         owned: bool,
         settings: &Settings,
-        trial: Trial<'_>,
+        probe: ProbeContext<'_>,
     ) -> Result<Self> {
         // Of a GPU that several devices share, each has its part.
         let total = handle.driver.info().total_memory / handle.sharers as u64;
@@ -173,7 +173,7 @@ impl Cache {
             limit,
             eager: (limit.unwrap_or(total) / 16).min(EAGER),
             settings: settings.clone(),
-            backing: backing::open(handle, kind, settings.choice, trial)?,
+            backing: backing::open(handle, kind, settings.choice, probe)?,
             regions: HashMap::new(),
             heap: Heap::new(),
             small: Small::new(),

@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// Takes in what others have freed, and shows the counters to other threads; they see them as of the last time.
-    pub(crate) fn show(&mut self) {
+    pub(crate) fn publish_stats(&mut self) {
         self.collect();
         self.owner.mirror.write(self.counters().to_words());
     }
