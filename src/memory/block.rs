@@ -46,7 +46,7 @@ pub(crate) struct Block {
     pub(super) requested: usize,
     pub(crate) hazards: Hazards,
     /// Where it lies in the owner's books.
-    pub(super) place: Place,
+    pub(super) origin: Origin,
     /// None for memory that is not pooled.
     owner: Option<Arc<Owner>>,
     /// Keeps the memory mapped, also when the pool is gone.
@@ -57,7 +57,7 @@ pub(crate) struct Block {
 
 /// Where a block lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum Origin {
     /// In a slab, which has blocks of one class.
     Slab { slab: u32, class: u8 },
     /// A piece of the heap by itself.
@@ -75,12 +75,12 @@ unsafe impl Linked for Block {
 
 impl Block {
     /// A header at rest.
-    pub(super) fn at_rest(
+    pub(super) fn new_free(
         handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
         owner: Option<&Arc<Owner>>,
         region: &Arc<Region>,
-        place: Place,
+        origin: Origin,
         (address, bytes): (Address, usize),
         history: History,
     ) -> Box<Self> {
@@ -93,7 +93,7 @@ impl Block {
             bytes,
             requested: 0,
             hazards: Hazards::with(history),
-            place,
+            origin,
             owner: owner.cloned(),
             region: region.clone(),
             retired: Flag::new(),
@@ -122,13 +122,13 @@ impl Block {
     /// Lets go of it for good: its owner is gone, or it has none.
     pub(super) fn release(mut self) {
         let history = self.hazards.take();
-        let_go(&self.region, &history, self.address..self.address + self.bytes as u64);
+        release_bytes(&self.region, &history, self.address..self.address + self.bytes as u64);
     }
 }
 
 /// Nobody will use these bytes any more. What may still be in use (a stream that got stuck) is leaked rather than given
 /// back to the driver under a running copy.
-pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) {
+pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Address>) {
     let handle = &region.handle;
     handle.acquire(history.known());
     if history.all_completed() || handle.injected(Bug::ChunkReleasedEarly) {
@@ -284,7 +284,7 @@ impl Drop for InGang<'_> {
     }
 }
 
-/// The last handle is gone. One function with all that it needs, and not a part of every place where a buffer is
+/// The last handle is gone. One function with all that it needs, and not a part of every origin where a buffer is
 /// dropped.
 #[inline(never)]
 fn free(mut block: Box<Block>) {

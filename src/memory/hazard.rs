@@ -161,7 +161,7 @@ impl Hazards {
     }
 
     /// In steps: whether a device other than `own` has used it since [`begin`](Self::begin).
-    pub(crate) fn was_lent(&self, own: usize) -> bool {
+    pub(crate) fn was_used_by_peer(&self, own: usize) -> bool {
         self.0.lock().0.as_ref().is_some_and(|past| past.devices & !bit(own) != 0)
     }
 

@@ -1,7 +1,7 @@
 //! Streams: queues of device work, numbered so that anyone can say what he waits for.
 
-mod marks;
 mod milestone;
+mod step_events;
 pub(crate) mod word;
 
 use crate::{
@@ -12,11 +12,11 @@ use crate::{
     stall::StallTimer,
     sync::{Sequence, unique_id},
 };
-use marks::Marks;
-use milestone::{Milestones, Pace};
+use milestone::{LastSeen, Milestones};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc, time::Duration};
+use step_events::StepEvents;
 
 /// How often a waiting host thread looks for milestones, and whether it should stop.
 const TICK: Duration = Duration::from_millis(20);
@@ -40,7 +40,7 @@ pub(crate) struct StreamCore {
     /// one.
     milestones: Milestones,
     /// Instead of milestones, where operations run one at a time.
-    marks: Marks,
+    step_events: StepEvents,
     /// For other streams (by id): up to which of their operations this stream already waits.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
@@ -61,7 +61,7 @@ impl StreamCore {
             completed: Sequence::new(),
             waited: Sequence::new(),
             milestones: Milestones::new(handle),
-            marks: Marks::default(),
+            step_events: StepEvents::default(),
             known: Mutex::default(),
         }))
     }
@@ -70,7 +70,7 @@ impl StreamCore {
     pub(crate) fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
         if self.handle.stepped {
-            self.marks.set(self, sequence);
+            self.step_events.set(self, sequence);
         } else if milestone::is_due(sequence) {
             self.set_milestone();
         }
@@ -172,7 +172,7 @@ impl StreamCore {
         }
         // In steps it is waited for also if it is over: whether it is depends on time.
         if other.handle.stepped {
-            if self.wait_for_mark(op, other, sequence)? {
+            if self.wait_for_step_event(op, other, sequence)? {
                 return Ok(());
             }
         } else if other.has_completed(sequence) {
@@ -217,9 +217,9 @@ impl StreamCore {
         done: impl Fn() -> Result<bool>,
         stop: impl Fn() -> bool,
     ) -> Result<()> {
-        let (mut stall, mut pace) = (StallTimer::new(limit), Pace::default());
+        let (mut stall, mut seen) = (StallTimer::new(limit), LastSeen::default());
         while !done()? {
-            if pace.has_advanced(self) {
+            if seen.has_advanced(self) {
                 self.handle.progress.advance();
                 stall.renew();
             }
@@ -248,8 +248,8 @@ impl StreamCore {
             return Ok(());
         }
         let passed = |event| self.handle.check(op, self.handle.driver.event_wait(event, TICK));
-        if let Some((covered, mark)) = self.marks.find(sequence) {
-            self.wait_while_advancing(op, limit, || passed(mark.event), stop)?;
+        if let Some((covered, found)) = self.step_events.find(sequence) {
+            self.wait_while_advancing(op, limit, || passed(found.event), stop)?;
             self.complete_waited(covered);
             return Ok(());
         }

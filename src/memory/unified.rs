@@ -3,7 +3,7 @@
 use super::{
     DeviceCopy,
     backing::Region,
-    block::{Block, BlockRef, ChunkKind, Place},
+    block::{Block, BlockRef, ChunkKind, Origin},
     fits_blocks,
     handle::DeviceHandle,
     hazard::{Access, History},
@@ -54,7 +54,7 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         let region = Region::chunk(handle, ChunkKind::Managed, ptr as u64, bytes as u64);
         // Managed memory is not pooled: it has no home, and goes back with its last handle.
         let at = (ptr as u64, bytes);
-        let block = Block::at_rest(handle, ChunkKind::Managed, None, &region, Place::Region, at, History::default());
+        let block = Block::new_free(handle, ChunkKind::Managed, None, &region, Origin::Region, at, History::default());
         Ok(UnifiedBuffer { block: BlockRef::wake(block), len, deadline, of: PhantomData })
     }
 

@@ -58,13 +58,13 @@ impl Backing for Chunks {
             result => result?,
         };
         self.reserved += size;
-        let home = Region::chunk(&self.handle, self.kind, address, size);
+        let keep_alive = Region::chunk(&self.handle, self.kind, address, size);
         let region = self.spare.pop().unwrap_or_else(|| {
             self.regions.push(None);
             self.regions.len() as u32 - 1
         });
-        self.regions[region as usize] = Some(home.clone());
-        Ok(smallvec![Mapping { region, home, address, bytes: size }])
+        self.regions[region as usize] = Some(keep_alive.clone());
+        Ok(smallvec![Mapping { region, keep_alive, address, bytes: size }])
     }
 
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>> {

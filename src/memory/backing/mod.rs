@@ -21,9 +21,9 @@
 //! **Errors.** A call that fails has changed nothing, but where it says so. Nothing here panics.
 
 mod chunks;
+mod holes;
 #[cfg(test)]
 mod model_tests;
-mod place;
 mod region;
 #[cfg(test)]
 mod tests;
@@ -45,7 +45,7 @@ use std::{ops::Range, sync::Arc};
 /// A unit that has come.
 pub(crate) struct Mapping {
     pub region: u32,
-    pub home: Arc<Region>,
+    pub keep_alive: Arc<Region>,
     pub address: Address,
     pub bytes: u64,
 }

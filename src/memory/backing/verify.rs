@@ -10,7 +10,7 @@ use crate::{
 use std::{slice, time::Duration};
 
 /// Bytes on each side of the edge that are looked at.
-const NEAR: u64 = 32 << 10;
+const HALF: u64 = 32 << 10;
 /// A probe that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 ///
 /// Software GPUs whose operations run one at a time are not tried: the order of steps belongs to the program.
 pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult<bool> {
-    let handle = vmm.home.handle.clone();
+    let handle = vmm.region.handle.clone();
     if handle.stepped || host::is_dry(&*handle.driver) {
         return Ok(true);
     }
@@ -26,10 +26,10 @@ pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult
     let mapped = vmm.grow(2 * unit, unit, u64::MAX, &|_, _| (0, 0))?;
     let edge = mapped[0].address + mapped[0].bytes;
     let tried = on_a_stream(&handle, probe.stream, |stream, host| {
-        let bench = Bench { handle: &handle, stream, host, edge: edge - NEAR, far: mapped[0].address };
-        let mut good = bench.copies_within()?;
+        let probing = Probe { handle: &handle, stream, host, edge: edge - HALF, far: mapped[0].address };
+        let mut good = probing.copies_within()?;
         if let Some(peer) = probe.peer.filter(|_| good) {
-            good = bench.copies_to_a_peer(peer)?;
+            good = probing.copies_to_a_peer(peer)?;
         }
         Ok(good)
     });
@@ -37,7 +37,7 @@ pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult
         let unit = mapping.address..mapping.address + mapping.bytes;
         if let Err(Unfinished) = tried {
             // Something hangs on it, and may do so for ever.
-            vmm.home.leak(&unit);
+            vmm.region.leak(&unit);
         } else {
             // SAFETY: mapped above, and all that used it is over.
             unsafe { vmm.unmap(mapping.region, unit)? };
@@ -103,9 +103,9 @@ fn idle(handle: &DeviceHandle, stream: RawStream) -> (bool, DriverResult) {
 }
 
 /// Bytes over the edge.
-const SPAN: usize = 2 * NEAR as usize;
+const SPAN: usize = 2 * HALF as usize;
 
-struct Bench<'a> {
+struct Probe<'a> {
     handle: &'a DeviceHandle,
     stream: RawStream,
     /// Page-locked memory of two spans.
@@ -116,11 +116,11 @@ struct Bench<'a> {
     far: Address,
 }
 
-impl Bench<'_> {
+impl Probe<'_> {
     /// From mapping to mapping, on this device.
     fn copies_within(&self) -> DriverResult<bool> {
         let (driver, stream) = (&self.handle.driver, self.stream);
-        // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `NEAR`; the host's
+        // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `HALF`; the host's
         // are live. All is on one stream, which is waited for before anything of it goes.
         unsafe {
             driver.fill_u32(self.edge, 0x1357_9bdf, SPAN / 4, stream)?;

@@ -24,7 +24,7 @@ pub(super) fn vmm(driver: &DriverRef) -> (Arc<DeviceHandle>, Box<dyn Backing>) {
 fn window_of(plan: &FaultPlan) -> Result<u64, String> {
     let gpu = faulty::wrap(host::machine(&[HostConfig { memory: 4 << 30, ..HostConfig::default() }]), plan).remove(0);
     let backing = Vmm::open(&link_of(&gpu)).map_err(|fault| fault.to_string())?;
-    let holes = backing.home.holes();
+    let holes = backing.region.holes();
     assert_eq!(holes.len(), 1);
     Ok(holes[0].end - holes[0].start)
 }

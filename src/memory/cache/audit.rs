@@ -83,7 +83,7 @@ impl Audit {
                 self.armed.remove(&block.address);
                 // In steps no operation may depend on time. When others drop a buffer, and who drops the last handle of
                 // one that other devices have used, does.
-                let by_chance = self.handle.stepped && (remote || block.hazards.was_lent(self.handle.device));
+                let by_chance = self.handle.stepped && (remote || block.hazards.was_used_by_peer(self.handle.device));
                 if !by_chance {
                     slots.returned(&self.handle, &block, armed, &mut self.found);
                 }

@@ -14,7 +14,7 @@ use crate::{
     memory::{
         LeakReport,
         backing::Mapping,
-        block::{ChunkKind, Place, let_go},
+        block::{ChunkKind, Origin, release_bytes},
         hazard::History,
     },
     mutation::Bug,
@@ -242,8 +242,8 @@ impl Cache {
     }
 
     fn add(&mut self, mapped: impl IntoIterator<Item = Mapping>) {
-        for Mapping { region, home, address, bytes } in mapped {
-            self.regions.entry(region).or_insert(home);
+        for Mapping { region, keep_alive, address, bytes } in mapped {
+            self.regions.entry(region).or_insert(keep_alive);
             self.heap.insert(region, address, bytes);
             if let Some(ledger) = &mut self.ledger {
                 ledger.mapped(address, bytes);
@@ -311,7 +311,7 @@ impl Cache {
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let (own, mut limit) = (self.handle.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();
-        let small = self.small.at_rest().map(|block| block.hazards.history());
+        let small = self.small.free_blocks().map(|block| block.hazards.history());
         let mut first = Ok(());
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
             let waited = past.wait_all(request.op, limit, request.stop);
@@ -360,7 +360,8 @@ impl Cache {
         let regions = &mut self.regions;
         regions.retain(|_, region| !region.is_spent());
         // Numbers of regions are used again, so no header may keep one that is gone.
-        self.spare.retain(|block| matches!(block.place, Place::Piece { region, .. } if regions.contains_key(&region)));
+        self.spare
+            .retain(|block| matches!(block.origin, Origin::Piece { region, .. } if regions.contains_key(&region)));
         given
     }
 
@@ -395,11 +396,11 @@ impl Drop for Cache {
         self.dissolve();
         self.give_back(&|| false);
         for free in self.heap.free_ranges() {
-            let_go(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
+            release_bytes(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
         }
         for slab in self.small.slabs() {
             let rest = slab.address + slab.uncut() as u64..slab.address + slab.bytes as u64;
-            let_go(&slab.region, slab.rest(), rest);
+            release_bytes(&slab.region, slab.rest(), rest);
         }
         self.small.take().for_each(|block| block.release());
     }

@@ -20,12 +20,12 @@
 pub(super) mod audit;
 mod classes;
 mod ladder;
+mod report;
 mod small;
-mod view;
 
 use super::{
     backing::{self, Backing, BackingChoice, ProbeContext, Region},
-    block::{Block, BlockRef, ChunkKind, Owner, Place},
+    block::{Block, BlockRef, ChunkKind, Origin, Owner},
     handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},
@@ -76,12 +76,12 @@ impl MemoryLimit {
 /// How often a callback may ask for another attempt.
 pub(crate) const ATTEMPTS: usize = 16;
 
-/// Asked when a device is out of memory; whether to try again.
+/// Callback when a device is out of memory; whether to try again.
 #[derive(Clone)]
-pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Asked>>);
+pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
 
 /// What is asked.
-type Asked = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
+type Callback = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
 
 impl fmt::Debug for OnOutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -257,7 +257,7 @@ impl Cache {
     /// A block comes to rest: one that this thread has freed.
     #[inline(always)]
     pub(crate) fn put(&mut self, block: Box<Block>) {
-        if !self.watched && matches!(block.place, Place::Slab { .. }) {
+        if !self.watched && matches!(block.origin, Origin::Slab { .. }) {
             self.take_back(&block);
             return self.small.put(block);
         }
@@ -280,9 +280,9 @@ impl Cache {
         if let Some(ledger) = &mut self.ledger {
             ledger.freed(block.address, remote);
         }
-        match block.place {
-            Place::Slab { .. } => self.small.put(block),
-            Place::Piece { piece, .. } => {
+        match block.origin {
+            Origin::Slab { .. } => self.small.put(block),
+            Origin::Piece { piece, .. } => {
                 let history = block.hazards.history();
                 history.settle();
                 self.heap.free(piece, history.hand_on());
@@ -290,7 +290,7 @@ impl Cache {
                     self.spare.push(block);
                 }
             }
-            Place::Region => unreachable!("memory that is not pooled does not come home"),
+            Origin::Region => unreachable!("memory that is not pooled does not come home"),
         }
     }
 
@@ -364,8 +364,8 @@ impl Cache {
     fn cut(&mut self, class: usize) -> Option<Box<Block>> {
         let (slab, address, region, history) = self.small.cut(class)?;
         let bytes = classes::bytes(class);
-        let place = Place::Slab { slab, class: class as u8 };
-        Some(Block::at_rest(&self.handle, self.kind, Some(&self.owner), region, place, (address, bytes), history))
+        let origin = Origin::Slab { slab, class: class as u8 };
+        Some(Block::new_free(&self.handle, self.kind, Some(&self.owner), region, origin, (address, bytes), history))
     }
 
     /// A slab from what the heap has free; a smaller one where there is no room for a whole one.
@@ -436,19 +436,19 @@ impl Cache {
     /// The header of a large block: an old one, if there is one.
     fn header(&mut self, taken: Taken<History>) -> Box<Block> {
         let Taken { piece, region, address, bytes, payload } = taken;
-        let place = Place::Piece { piece, region };
+        let origin = Origin::Piece { piece, region };
         match self.spare.pop() {
             Some(mut block) => {
-                if !matches!(block.place, Place::Piece { region: old, .. } if old == region) {
+                if !matches!(block.origin, Origin::Piece { region: old, .. } if old == region) {
                     block.region = self.regions[&region].clone();
                 }
-                (block.address, block.bytes, block.place) = (address, bytes, place);
+                (block.address, block.bytes, block.origin) = (address, bytes, origin);
                 block.hazards.history().receive(payload);
                 block
             }
             None => {
                 let region = &self.regions[&region];
-                Block::at_rest(&self.handle, self.kind, Some(&self.owner), region, place, (address, bytes), payload)
+                Block::new_free(&self.handle, self.kind, Some(&self.owner), region, origin, (address, bytes), payload)
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use super::{
     super::{
-        block::{Block, Place},
+        block::{Block, Origin},
         hazard::{History, Tenants},
         heap::{Payload, Piece},
     },
@@ -156,7 +156,7 @@ impl Small {
     /// A block comes to rest.
     #[inline(always)]
     pub fn put(&mut self, mut block: Box<Block>) {
-        let (slab, class) = Self::place(&block);
+        let (slab, class) = Self::origin(&block);
         let live = &mut self.live[slab];
         *live -= 1;
         self.empty += usize::from(*live == 0);
@@ -177,15 +177,15 @@ impl Small {
 
     #[inline(always)]
     fn wake(live: &mut [u32], empty: &mut usize, block: &Block) {
-        let live = &mut live[Self::place(block).0];
+        let live = &mut live[Self::origin(block).0];
         *empty -= usize::from(*live == 0);
         *live += 1;
     }
 
     /// `(slab, class)`.
     #[inline(always)]
-    fn place(block: &Block) -> (usize, usize) {
-        let Place::Slab { slab, class } = block.place else { unreachable!("small blocks lie in slabs") };
+    fn origin(block: &Block) -> (usize, usize) {
+        let Origin::Slab { slab, class } = block.origin else { unreachable!("small blocks lie in slabs") };
         (slab as usize, usize::from(class))
     }
 
@@ -232,7 +232,7 @@ impl Small {
         }
         for class in &mut self.classes {
             let mut stays = |block: &mut Box<Block>| {
-                let Some((slab, past)) = &mut gone[Self::place(block).0] else { return true };
+                let Some((slab, past)) = &mut gone[Self::origin(block).0] else { return true };
                 past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
                 false
             };
@@ -244,7 +244,7 @@ impl Small {
     }
 
     /// Everything that is at rest, to be changed by the owner.
-    pub fn at_rest(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
+    pub fn free_blocks(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
         self.classes.iter_mut().flat_map(|Class { free, lists, .. }| {
             free.iter_mut().chain(lists.iter_mut().flat_map(|list| &mut list.blocks))
         })

@@ -100,7 +100,7 @@ impl History {
         if !self.names_lost_peer(own) {
             return Some(room.start);
         }
-        self.place_beside(room, bytes, |last| last.stream.handle.device != own && last.stream.handle.is_lost())
+        self.first_gap(room, bytes, |last| last.stream.handle.device != own && last.stream.handle.is_lost())
     }
 
     /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
@@ -108,11 +108,11 @@ impl History {
         if self.0.is_none() {
             return Some(room.start);
         }
-        self.place_beside(room, bytes, |last| !last.is_over_for(stream))
+        self.first_gap(room, bytes, |last| !last.is_over_for(stream))
     }
 
     /// The first position from which on `bytes` bytes have no such use.
-    fn place_beside(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
+    fn first_gap(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
         let busy = self.uses().iter().filter(|last| is_busy(last));
         let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
         busy.sort_unstable_by_key(|bytes| bytes.start);

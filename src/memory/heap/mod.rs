@@ -13,17 +13,17 @@
 //!   and joined with it, so a piece that is handed out brings exactly what concerns its own bytes.
 //! * **Choice**: the lists of [`bins`] hold ranges whose sizes differ by 3 % at most (TLSF: Masmano et al., "TLSF: a
 //!   new dynamic memory allocator for real-time systems", 2004). The first list that can hold a request is found by two
-//!   bitmaps ([`place`]). Pieces lie at the low end of their range, so that high memory becomes free and can be given
+//!   bitmaps ([`allocate`]). Pieces lie at the low end of their range, so that high memory becomes free and can be given
 //!   back.
 //!
 //! The heap makes no driver call, has no `unsafe` and knows nothing of devices.
 //!
-//! * [`nodes`]: the table. * [`bins`]: the lists of free ranges by size. * [`place`]: allocate and free.
+//! * [`nodes`]: the table. * [`bins`]: the lists of free ranges by size. * [`allocate`]: allocate and free.
 //! * [`runs`]: mapped memory, which comes and goes; the only part with a map, and the only part that may be slow.
 
+mod allocate;
 mod bins;
 mod nodes;
-mod place;
 mod runs;
 #[cfg(test)]
 mod tests;

@@ -42,7 +42,7 @@ pub(super) fn is_due(sequence: u64) -> bool {
 
 impl Milestones {
     pub(super) fn new(handle: &DeviceHandle) -> Self {
-        // In steps there are marks instead.
+        // In steps there are step_events instead.
         match if handle.stepped { None } else { handle.words.take(handle) } {
             Some(word) => Milestones::Word { word, published: Sequence::new(), writing: Mutex::new(()) },
             None => Milestones::Events(Mutex::default()),
@@ -62,12 +62,12 @@ impl Milestones {
 
 /// What a wait has seen of a stream. Each wait has its own: several threads may wait for one stream.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct LastSeen {
     completed: u64,
     standing: Standing,
 }
 
-impl Pace {
+impl LastSeen {
     /// Whether the stream has got on since this was last asked: as software GPUs tell, or milestones do.
     pub(super) fn has_advanced(&mut self, stream: &StreamCore) -> bool {
         match host::standing(&*stream.handle.driver, stream.raw) {

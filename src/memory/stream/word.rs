@@ -62,7 +62,7 @@ impl Words {
             *page = Some(Page { address: memory.expose_provenance() as Address, used: 0, spare: Vec::new() });
         }
         let page = page.as_mut()?;
-        if let Some(at) = page.spare.iter().position(|word| word.is_at_rest(handle)) {
+        if let Some(at) = page.spare.iter().position(|word| word.has_last_write_arrived(handle)) {
             return Some(page.spare.swap_remove(at));
         }
         if page.used == WORDS {
@@ -83,7 +83,8 @@ impl Words {
     /// (its device may be lost), the page is leaked rather than freed under a write.
     pub(crate) fn end(&mut self, handle: &DeviceHandle) {
         let Some(page) = self.0.get_mut().take() else { return };
-        let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(handle));
+        let at_rest =
+            page.spare.len() == page.used && page.spare.iter().all(|word| word.has_last_write_arrived(handle));
         if !at_rest {
             event!(debug, device = handle.device, "a page of completion words was leaked");
             return;
@@ -98,7 +99,7 @@ impl Words {
 
 impl Word {
     /// Whether the last write of the owner before has arrived. A checker's edge, so that the next owner comes after it.
-    fn is_at_rest(self, handle: &DeviceHandle) -> bool {
+    fn has_last_write_arrived(self, handle: &DeviceHandle) -> bool {
         // SAFETY: an aligned word of a page that lives as long as the link.
         unsafe { handle.driver.poll_value(self.address) == self.base }
     }

@@ -25,7 +25,7 @@ impl Cache {
     pub(crate) fn stats(&mut self) -> MemoryStats {
         self.collect();
         let mut pending = 0;
-        for block in self.small.at_rest() {
+        for block in self.small.free_blocks() {
             pending += if block.hazards.history().is_over() { 0 } else { block.bytes as u64 };
         }
         for free in self.heap.free_ranges() {
@@ -94,7 +94,7 @@ impl Cache {
                 blocks.insert(address, info(address, rest, BlockState::Free, Some(bytes as u64)));
             }
         }
-        for block in self.small.at_rest() {
+        for block in self.small.free_blocks() {
             let bytes = block.bytes as u64;
             blocks.insert(block.address, info(block.address, bytes, state(block.hazards.history()), Some(bytes)));
         }
@@ -125,7 +125,7 @@ impl Cache {
                 *pending.entry((stream.handle.device, stream.id)).or_insert(0) += bytes;
             }
         };
-        for block in self.small.at_rest() {
+        for block in self.small.free_blocks() {
             let bytes = block.bytes as u64;
             count(block.hazards.history(), bytes);
         }
