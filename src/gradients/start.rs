@@ -103,7 +103,7 @@ impl<T: Gradient> GradientExchange<T> {
     fn sum<W: Element>(&self, comm: &Device, bucket: usize, wire: DeviceViewMut<'_, W>, op: ReduceOp) -> Result<()> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         match bucket + 1 < self.buckets() {
-            true => group.all_reduce_beside(origin, wire, op),
+            true => group.all_reduce_overlapped(origin, wire, op),
             false => group.all_reduce_from(origin, wire, op),
         }
     }
