@@ -1,4 +1,4 @@
-//! Single allocations, each a region by itself.
+//! The backings `malloc`, `pinned` and `managed`: single allocations of the driver, each a region by itself.
 
 use super::{
     super::block::ChunkKind, Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
@@ -11,7 +11,7 @@ use std::{ops::Range, sync::Arc};
 pub(super) struct Chunks {
     handle: Arc<DeviceHandle>,
     kind: ChunkKind,
-    /// By number; numbers are used again.
+    /// By number. Numbers are reused.
     regions: Vec<Option<Arc<Region>>>,
     spare: Vec<u32>,
     reserved: u64,

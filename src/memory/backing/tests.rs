@@ -25,7 +25,7 @@ pub(super) fn link_of(driver: &DriverRef) -> Arc<DeviceHandle> {
     Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver), false))
 }
 
-/// Which backing.
+/// A backing under test: kind, choice, and expected name.
 #[derive(Clone, Copy)]
 pub(super) struct Case(ChunkKind, BackingChoice, &'static str);
 
@@ -42,7 +42,7 @@ impl Case {
     }
 }
 
-/// Nothing is free beside any place.
+/// Answers that nothing is free around any address.
 pub(super) fn nothing(_: u32, _: Address) -> (u64, u64) {
     (0, 0)
 }
@@ -155,7 +155,7 @@ mod suite {
                 assert_eq!((backing.reserved(), free(&gpu)), before);
             }
         }
-        // What is wished for beyond what is needed can be done without.
+        // A unit larger than the request is a wish only: the request succeeds without it.
         if kind.0 == ChunkKind::Device {
             let rest = backing.grow(MEMORY - G, 2 * MEMORY, u64::MAX, &nothing).unwrap();
             assert_eq!(free(&gpu), 0);
@@ -164,7 +164,7 @@ mod suite {
         unmap(&mut *backing, &kept[0]).unwrap();
     }
 
-    /// With a checker: memory in use is not given back, and it is known who tried.
+    /// With a checker: memory in use is not given back, and the report names the caller.
     pub fn memory_in_use_stays(kind: Case) {
         let gpu = check::wrap(machine(1)).remove(0);
         let handle = link_of(&gpu);
@@ -185,7 +185,7 @@ mod suite {
         wait(&handle, stream);
     }
 
-    /// What another thread knows comes with what it lets go of.
+    /// The knowledge of another thread comes with the memory that it frees.
     pub fn a_region_remembers_who_let_go(kind: Case) {
         let gpu = check::wrap(machine(1)).remove(0);
         let handle = link_of(&gpu);
@@ -204,7 +204,7 @@ mod suite {
         assert!(handle.take_refused().is_none() && free(&gpu) == MEMORY);
     }
 
-    /// What a stuck stream may use is never given back; what lies beside it is.
+    /// Memory that a stuck stream may use is never given back; memory beside it is.
     pub fn what_is_leaked_stays(kind: Case) {
         let gpu = machine(1).remove(0);
         let handle = link_of(&gpu);
@@ -218,7 +218,7 @@ mod suite {
         assert!(is_there(&handle, at) && !is_there(&handle, also));
     }
 
-    /// Each call fails once, in every kind: nothing leaks, and all works afterwards.
+    /// Each call fails once, in every way. Nothing leaks, and everything works afterwards.
     pub fn a_failure_at_any_call_leaks_nothing(kind: Case) {
         for fault in [Injected::Error, Injected::OutOfMemory, Injected::DeviceLost] {
             for n in 1.. {
@@ -251,7 +251,7 @@ mod suite {
     fn scenario(kind: Case, handle: &Arc<DeviceHandle>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
         let faults = RefCell::new(Vec::new());
         let note = |fault: &dyn ToString| faults.borrow_mut().push(fault.to_string());
-        // With a probe, where there is one.
+        // With a test of the memory, where there is one.
         let choice = if kind.1 == BackingChoice::Vmm { BackingChoice::Auto } else { kind.1 };
         let try_open = || open(handle, kind.0, choice, ProbeContext::default()).inspect_err(|fault| note(fault));
         let Ok(mut backing) = try_open().or_else(|_| try_open()) else { return faults.into_inner() };

@@ -1,4 +1,7 @@
-//! One window of addresses, in which memory is mapped where it is missing.
+//! The backing `vmm`: one window of virtual addresses, in which memory is mapped where it is missing.
+//!
+//! [`holes`] decides where; this file makes the driver calls. Invariant: the units never overlap, and lie in the
+//! window.
 
 use super::{
     Backing, FreeAround, Mapping, Mappings, Moved, Region,
@@ -9,14 +12,15 @@ use crate::driver::{Address, DriverResult, FaultKind};
 use crate::memory::handle::DeviceHandle;
 use std::{ops::Range, sync::Arc};
 
-/// The region's number: there is one.
+/// The number of the only region.
 const REGION: u32 = 0;
-/// Growing where least is missing, and moving, need few bytes and many addresses: up to five times the most that is
-/// ever in use, in simulations of RMM's `random_allocations`. Addresses cost nothing.
+/// The window's size, as a multiple of the device's memory. Growing where the fewest bytes are missing, and moving,
+/// need few bytes but many addresses: up to five times the peak use, in simulations of RMM's `random_allocations`.
+/// Addresses cost nothing.
 const ROOM: u64 = 8;
-/// The most memory that a window is made for.
+/// Largest device memory that a window is made for.
 const MOST: u64 = 1 << 47;
-/// The least that a window has: small software GPUs need room for holes, too.
+/// Smallest window: small software GPUs need room for holes, too.
 const SMALLEST: u64 = 1 << 30;
 
 pub(super) struct Vmm {
@@ -27,11 +31,11 @@ pub(super) struct Vmm {
 }
 
 impl Vmm {
-    /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such
-    /// addresses.
+    /// Opens a window of [`ROOM`] times the device's memory, since holes take room. A smaller one if there are not so
+    /// many addresses.
     pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
         let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
-        // No address space is larger, whatever a device says.
+        // No address space is larger, whatever the device reports.
         let total = handle.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
         let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
         let mut driver_calls = 1;
@@ -76,7 +80,7 @@ impl Backing for Vmm {
 
     fn grow(&mut self, bytes: u64, unit: u64, budget: u64, free: FreeAround) -> DriverResult<Mappings> {
         let unit = unit.max(1).next_multiple_of(self.granularity);
-        // The driver decides what there is; the window has room for all that, but maybe not in one piece.
+        // The driver limits the memory. The window has room for all of it, but maybe not in one piece.
         let Some(place) = holes::to_fill(&self.holes(free), bytes, self.granularity) else {
             return Err(out_of_memory(format!("no hole in the window takes {bytes} bytes")));
         };
@@ -126,7 +130,7 @@ impl Backing for Vmm {
         let Some((mut at, units)) = holes::to_move(&self.holes(free), bytes, &units) else { return moved };
         for unit in units {
             self.driver_calls += 1;
-            // SAFETY: the caller's promise for the unit; the place is in a hole.
+            // SAFETY: the caller's promise for the unit; the new address is in a hole.
             if let Err(fault) = unsafe { self.region.move_unit(&unit, at) } {
                 moved.fault = Some(fault);
                 break;

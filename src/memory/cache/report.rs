@@ -1,4 +1,7 @@
-//! What people see of the books.
+//! What people see of a cache: counters, snapshots, out-of-memory reports, leaks.
+//!
+//! Called by the owner's thread only. Everything is computed from the cache's state; nothing here changes it, except
+//! that remote frees are taken in first.
 
 use super::{Cache, Request};
 use crate::{
@@ -17,11 +20,11 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Holders that a report names.
+/// Most holders that a report names.
 const HOLDERS: usize = 10;
 
 impl Cache {
-    /// Takes in what others have freed, and counts.
+    /// Takes remote frees in, and returns the counters.
     pub(crate) fn stats(&mut self) -> MemoryStats {
         self.collect();
         let mut pending = 0;
@@ -43,13 +46,13 @@ impl Cache {
         }
     }
 
-    /// Takes in what others have freed, and shows the counters to other threads; they see them as of the last time.
+    /// Takes remote frees in, and publishes the counters to other threads. They see the last published values.
     pub(crate) fn publish_stats(&mut self) {
         self.collect();
         self.owner.mirror.write(self.counters().to_words());
     }
 
-    /// All chunks and blocks, and the past as far as it was recorded.
+    /// All chunks and blocks, and the recorded events.
     pub(crate) fn snapshot(&mut self) -> MemorySnapshot {
         let stats = self.stats();
         let units = |region: &u32| self.backing.units_in(*region, 0..Address::MAX);
@@ -61,7 +64,7 @@ impl Cache {
             .collect();
         chunks.sort_by_key(|chunk| chunk.address);
         let mut blocks = BTreeMap::new();
-        // First the pieces; slabs are replaced by what lies in them.
+        // First the pieces; slabs are then replaced by their blocks.
         let (free, pieces) = (self.heap.free_ranges(), self.heap.walk());
         for piece in pieces.iter().filter(|span| span.piece.is_some()) {
             blocks.insert(piece.address, info(piece.address, piece.bytes, BlockState::Live, None));
@@ -111,7 +114,7 @@ impl Cache {
         snapshot
     }
 
-    /// Why a request is refused.
+    /// The report of a refused request.
     pub(super) fn out_of_memory_report(
         &mut self,
         request: &Request<'_>,
@@ -153,7 +156,7 @@ impl Cache {
         }
     }
 
-    /// Who holds what is live.
+    /// The holders of live memory.
     pub(crate) fn leaks(&mut self) -> Vec<Leak> {
         self.collect();
         match &self.ledger {

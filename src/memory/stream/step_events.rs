@@ -1,9 +1,9 @@
-//! Where software GPUs run one operation at a time: an event behind each operation of a stream.
+//! Step events: one event behind each operation of a stream, when software GPUs run one operation at a time (stepped).
 //!
-//! Elsewhere the event that others wait for is recorded when they come ([`StreamCore::wait_for`]), and captures all
-//! that the stream has by then: how much that is depends on how fast its own thread is. In steps that would make the
-//! order of operations, and virtual time, depend on it too. So there the stream's own thread step_events each operation at
-//! once, and who waits for an operation finds its found. Marking costs nothing in virtual time.
+//! Normally a wait records its event late ([`StreamCore::wait_for`]), and so captures all that the stream has by then.
+//! How much that is depends on the speed of the stream's own thread. When stepped, the order of operations and virtual
+//! time would then depend on it, too. So the stream's own thread records an event behind each operation at once, and a
+//! wait finds the event of its operation. Recording costs no virtual time.
 
 use super::StreamCore;
 use crate::{
@@ -14,14 +14,14 @@ use crate::{
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
 
-/// Operations of a stream that have step_events of their own; who waits for an older one waits for the oldest of these.
+/// Step events kept per stream. A wait for an older operation takes the oldest one.
 const KEPT: usize = 1024;
 
-/// The step_events of one stream, in order.
+/// The step events of one stream, in order.
 #[derive(Default)]
 pub(super) struct StepEvents(Mutex<VecDeque<(u64, Arc<StepEvent>)>>);
 
-/// A recorded event; given back when nobody waits for it any more.
+/// A recorded event, given back when nobody waits for it any more.
 pub(super) struct StepEvent {
     pub(super) event: RawEvent,
     handle: Arc<DeviceHandle>,
@@ -34,7 +34,8 @@ impl Drop for StepEvent {
 }
 
 impl StepEvents {
-    /// Operation `sequence` was just submitted. Best effort: without a found, who waits records an event of his own.
+    /// Records an event behind operation `sequence`, which was just submitted. Best effort: without it, each wait
+    /// records an event of its own.
     pub(super) fn set(&self, stream: &StreamCore, sequence: u64) {
         let Ok(event) = stream.handle.take_event(false) else { return };
         let found = StepEvent { event, handle: stream.handle.clone() };
@@ -48,7 +49,7 @@ impl StepEvents {
         }
     }
 
-    /// The first found behind operation `sequence`, with its number.
+    /// The first step event behind operation `sequence`, with its number.
     pub(super) fn find(&self, sequence: u64) -> Option<(u64, Arc<StepEvent>)> {
         let step_events = self.0.lock();
         let at = step_events.partition_point(|(number, _)| *number < sequence);
@@ -57,7 +58,7 @@ impl StepEvents {
 }
 
 impl StreamCore {
-    /// [`wait_for`](Self::wait_for) where there are step_events.
+    /// [`wait_for`](Self::wait_for) by step events; false if there is none.
     pub(super) fn wait_for_step_event(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<bool> {
         let Some((covered, found)) = other.step_events.find(sequence) else { return Ok(false) };
         self.wait_event(op, found.event, other, covered).map(|()| true)
