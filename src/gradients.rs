@@ -1,8 +1,8 @@
 //! Gradient exchange: buckets that are reduced on a stream of their own while the backward pass goes on.
 //!
-//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`marks`] how far a [`step`]
+//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`readiness`] how far a [`step`]
 //! is, [`start`] sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members
-//! agree on, and [`together`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
+//! agree on, and [`replicas`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
 //! [`all_reduce`](Device::all_reduce) of a group.
 
 mod access;
@@ -10,11 +10,11 @@ mod element;
 mod exchanged;
 mod kernels;
 mod layout;
-mod marks;
+mod readiness;
+mod replicas;
 mod settings;
 mod start;
 mod step;
-mod together;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
@@ -28,7 +28,7 @@ use crate::{
     memory::handle::DeviceHandle,
 };
 use layout::{Layout, Unit};
-use marks::Marks;
+use readiness::Readiness;
 use settings::Settings;
 use smallvec::SmallVec;
 use start::{Scratch, Sums};
@@ -121,7 +121,7 @@ pub struct GradientExchange<T: Gradient = f32> {
     settings: Settings,
     sizes: Box<[usize]>,
     layout: Layout,
-    marks: Marks,
+    readiness: Readiness,
     /// The buckets. Each has memory of its own: what is noted of its uses is not mixed up with that of others, and so
     /// the backward pass never waits for a bucket that it does not touch.
     memory: Vec<DeviceBuffer<T>>,
@@ -177,7 +177,7 @@ impl<T: Gradient> GradientExchange<T> {
         let dev = &*group.device().in_order();
         let mut exchange = GradientExchange {
             id,
-            marks: Marks::new(&layout),
+            readiness: Readiness::new(&layout),
             memory: buckets(dev, &layout)?,
             device: dev.worker.handle.clone(),
             lent: sizes.iter().map(|_| None).collect(),
@@ -202,14 +202,14 @@ impl<T: Gradient> GradientExchange<T> {
             layout,
             settings,
         };
-        exchange.furnish(dev)?;
+        exchange.allocate_scratch(dev)?;
         Ok(exchange)
     }
 
     /// Makes what goes with the layout, besides the buckets' own memory.
     #[track_caller]
-    fn furnish(&mut self, dev: &Device) -> Result<()> {
-        self.marks = Marks::new(&self.layout);
+    fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
+        self.readiness = Readiness::new(&self.layout);
         self.scratch = Scratch::new(dev, self.settings.wire, T::DTYPE, self.layout.largest())?;
         if self.settings.norm {
             let mut end = 0;

@@ -93,7 +93,7 @@ impl<'a> Cuda<'a> {
         let x = x.view();
         let mut op = self.dev.op("cuda")?;
         op.reads(&x)?;
-        Ok(CudaRef(Lent::new(self, x, Access::Read)?, PhantomData))
+        Ok(CudaRef(ForeignUse::new(self, x, Access::Read)?, PhantomData))
     }
 
     /// `x`, checked and ordered, for cudarc's functions to write.
@@ -106,12 +106,12 @@ impl<'a> Cuda<'a> {
         let mut op = self.dev.op("cuda")?;
         op.writes(&x)?;
         let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };
-        Ok(CudaMut(Lent::new(self, x, Access::Write)?, PhantomData))
+        Ok(CudaMut(ForeignUse::new(self, x, Access::Write)?, PhantomData))
     }
 }
 
 /// Memory lent to cudarc until this is dropped, when the use is noted.
-struct Lent<'a> {
+struct ForeignUse<'a> {
     cuda: &'a Cuda<'a>,
     block: &'a BlockRef,
     bytes: Range<usize>,
@@ -119,14 +119,14 @@ struct Lent<'a> {
     access: Access,
 }
 
-impl<'a> Lent<'a> {
+impl<'a> ForeignUse<'a> {
     /// The use is noted at once, so that it is not lost when this is forgotten instead of dropped.
     fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access) -> Result<Self> {
-        let lent = Lent { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
+        let used = ForeignUse { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
         // Dropping it closes the use, also when the checker refuses it.
         view.block.hazards.open(&cuda.dev.stream, view.bytes(), access);
-        lent.account()?;
-        Ok(lent)
+        used.account()?;
+        Ok(used)
     }
 
     /// With a checker: an operation of the token's stream, made by others.
@@ -139,7 +139,7 @@ impl<'a> Lent<'a> {
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for ForeignUse<'_> {
     fn drop(&mut self) {
         let stream = &self.cuda.dev.stream;
         if let Err(error) = self.account() {
@@ -149,27 +149,27 @@ impl Drop for Lent<'_> {
     }
 }
 
-impl Lent<'_> {
+impl ForeignUse<'_> {
     fn address(&self) -> CUdeviceptr {
         self.block.address + self.bytes.start as u64
     }
 }
 
 /// A buffer that cudarc may read; from [`Cuda::read`].
-pub struct CudaRef<'a, T: DeviceCopy>(Lent<'a>, PhantomData<&'a T>);
+pub struct CudaRef<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a T>);
 /// A buffer that cudarc may write; from [`Cuda::write`].
-pub struct CudaMut<'a, T: DeviceCopy>(Lent<'a>, PhantomData<&'a mut T>);
+pub struct CudaMut<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a mut T>);
 
 /// Given to the token's own stream, nothing is left to order. Another stream waits for ours, and is waited for.
-fn lend<'s>(home: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {
-    if home == stream {
+fn join_streams<'s>(own: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+    if own == stream {
         return SyncOnDrop::Record(None);
     }
-    stream.join(home).expect("a stream cannot wait for another");
+    stream.join(own).expect("a stream cannot wait for another");
     SyncOnDrop::Sync(Some(stream))
 }
 
-macro_rules! lent {
+macro_rules! ordered {
     ($($name:ident)+) => {$(
         impl<T: DeviceCopy> DeviceSlice<T> for $name<'_, T> {
             fn len(&self) -> usize {
@@ -181,16 +181,16 @@ macro_rules! lent {
         }
         impl<T: DeviceCopy> DevicePtr<T> for $name<'_, T> {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-                (self.0.address(), lend(self.0.cuda.stream(), stream))
+                (self.0.address(), join_streams(self.0.cuda.stream(), stream))
             }
         }
     )+};
 }
-lent! { CudaRef CudaMut }
+ordered! { CudaRef CudaMut }
 
 impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.0.address(), lend(self.0.cuda.stream(), stream))
+        (self.0.address(), join_streams(self.0.cuda.stream(), stream))
     }
 }
 
@@ -199,14 +199,14 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 /// For a bare buffer there is no token that says on which stream the caller is. So the host waits for the buffer's last
 /// uses when it is lent, and cudarc waits for `stream` when it is given back: always right, and slow. `Cuda::read` and
 /// `Cuda::write` order on the device instead.
-fn lend_bare<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
+fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     let limit = Duration::from_secs(600);
     block.hazards.wait_host(&block.handle, "cudarc", access, limit).expect("the buffer's last uses failed");
     SyncOnDrop::Sync(Some(stream))
 }
 
 /// cudarc's handle of the device's stream; cudarc asks for it without a way to fail.
-fn home(block: &BlockRef) -> &Arc<CudaStream> {
+fn default_stream(block: &BlockRef) -> &Arc<CudaStream> {
     block.handle.cudarc_stream(|| {
         let gpu = block.handle.driver.as_any().downcast_ref::<CudaGpu>();
         let gpu = gpu.expect("a buffer of a software GPU was given to cudarc");
@@ -225,13 +225,13 @@ macro_rules! bare {
             /// # Panics
             /// On a software GPU.
             fn stream(&self) -> &Arc<CudaStream> {
-                home(self.view().block)
+                default_stream(self.view().block)
             }
         }
         impl<T: DeviceCopy> DevicePtr<T> for $buffer {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
                 let view = self.view();
-                (view.address(), lend_bare(view.block, Access::Read, stream))
+                (view.address(), wait_on_host(view.block, Access::Read, stream))
             }
         }
     )+};
@@ -243,7 +243,7 @@ macro_rules! bare_mut {
         impl<T: DeviceCopy> DevicePtrMut<T> for $buffer {
             fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
                 let view = self.view();
-                (view.address(), lend_bare(view.block, Access::Write, stream))
+                (view.address(), wait_on_host(view.block, Access::Write, stream))
             }
         }
     )+};

@@ -13,7 +13,7 @@ use crate::{
     },
     error::{Error, Result},
     gang::dispatch::Entry,
-    memory::pinned::Near,
+    memory::pinned::Locality,
     panics,
     parts::rows_mut,
     scope::{as_it_is, by_its_text, check_pid, members, run, shard},
@@ -291,7 +291,7 @@ impl GpuPool {
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.check_open()?;
-        self.shared.pinned.buffer("pinned", len, Near::Here)
+        self.shared.pinned.buffer("pinned", len, Locality::CallingThread)
     }
 
     /// `len` zeros in managed memory: one address on the host and on every device. See [`UnifiedBuffer`].

@@ -320,7 +320,7 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         }
         in_gang.unpark(gang.is_stuck());
     }
-    worker.cache.borrow_mut().show();
+    worker.cache.borrow_mut().publish_stats();
 }
 
 /// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.

@@ -77,7 +77,7 @@ impl Builder {
             gpu_order,
             quiescence,
             door,
-            homes: (0..count).map(|_| OnceCell::new()).collect(),
+            owners: (0..count).map(|_| OnceCell::new()).collect(),
             pinned: PinnedPool::new(&handles, &memory)?,
             weights,
             modules: crate::kernel::builtin::MODULES.into_iter().chain(self.modules.iter().copied()).collect(),

@@ -124,7 +124,7 @@ impl Group<'_> {
     /// The same, of what the current stream's work does not wait for yet: it leaves most of the device to work beside
     /// it. Not in captures. The bits are the same.
     #[track_caller]
-    pub(crate) fn all_reduce_beside<T: Element>(
+    pub(crate) fn all_reduce_overlapped<T: Element>(
         &self,
         origin: Origin,
         x: DeviceViewMut<'_, T>,

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Device,
     error::{Error, Result},
-    memory::{hazard::Access, pinned::Near, stream::StreamCore},
+    memory::{hazard::Access, pinned::Locality, stream::StreamCore},
     token::op::Op,
 };
 use std::{cell::RefCell, collections::VecDeque, sync::Arc};
@@ -25,7 +25,7 @@ pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access
         Scratch::None => return Ok(None),
         Scratch::Host(bytes) => {
             let pinned = &group.dev.worker.shared.pinned;
-            let block = pinned.block(request.call.op(), bytes, Near::Device(group.dev.index()))?;
+            let block = pinned.block(request.call.op(), bytes, Locality::Device(group.dev.index()))?;
             access.touch(&block, 0..bytes, Access::Write, false)?;
             return Ok(Some(Area { address: block.address, block, bytes: 0..bytes }));
         }

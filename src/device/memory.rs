@@ -7,7 +7,7 @@ use crate::{
         AsViewMut, DeviceBuffer, DeviceCopy, MemorySnapshot, MemoryStats, PinnedBuffer,
         block::BlockRef,
         cache::{self, Request},
-        pinned::Near,
+        pinned::Locality,
     },
 };
 use std::panic::Location;
@@ -95,7 +95,7 @@ impl Device {
     /// [`Error::OutOfMemory`], the driver's.
     #[track_caller]
     pub fn pinned<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
-        self.worker.shared.pinned.buffer("pinned", len, Near::Device(self.index()))
+        self.worker.shared.pinned.buffer("pinned", len, Locality::Device(self.index()))
     }
 
     /// What the device's memory pool holds and has done. Takes in what other threads have freed first.

@@ -1,6 +1,6 @@
 //! Between the exchanges: where gradients are, whose memory they have, and what of a step may be set.
 
-use super::{GradientExchange, element::Gradient, marks::Mark, retire, settings::check_weight, step::failed};
+use super::{GradientExchange, element::Gradient, readiness::State, retire, settings::check_weight, step::failed};
 use crate::{
     DeviceBuffer, DeviceCopy, ReduceOp,
     error::{Error, Result},
@@ -15,7 +15,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
     #[track_caller]
     pub fn grad_mut(&mut self, gradient: usize) -> Result<DeviceViewMut<'_, T>> {
-        self.told("grad_mut", gradient, self.marks.check_open("grad_mut", gradient))?;
+        self.unless_failed("grad_mut", gradient, self.readiness.check_open("grad_mut", gradient))?;
         Ok(exclusive(self.view(gradient)))
     }
 
@@ -26,7 +26,7 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     pub fn grads_mut<const N: usize>(&mut self, gradients: [usize; N]) -> Result<[DeviceViewMut<'_, T>; N]> {
         for (at, &gradient) in gradients.iter().enumerate() {
-            self.told("grads_mut", gradient, self.marks.check_open("grads_mut", gradient))?;
+            self.unless_failed("grads_mut", gradient, self.readiness.check_open("grads_mut", gradient))?;
             if gradients[..at].contains(&gradient) {
                 return Err(Error::invalid("grads_mut", format_args!("gradient {gradient} is named twice")));
             }
@@ -40,13 +40,13 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
     #[track_caller]
     pub fn grad(&self, gradient: usize) -> Result<DeviceView<'_, T>> {
-        self.told("grad", gradient, self.marks.check_there("grad", gradient))?;
+        self.unless_failed("grad", gradient, self.readiness.check_there("grad", gradient))?;
         Ok(self.view(gradient))
     }
 
     /// What a step that has failed leaves in its midst does not end by `finish`: the refusal names what helps.
     #[track_caller]
-    fn told(&self, op: &'static str, gradient: usize, checked: Result<()>) -> Result<()> {
+    fn unless_failed(&self, op: &'static str, gradient: usize, checked: Result<()>) -> Result<()> {
         match checked {
             Err(_) if gradient < self.len() && self.is_broken() => Err(failed(op)),
             checked => checked,
@@ -56,13 +56,13 @@ impl<T: Gradient> GradientExchange<T> {
     pub(super) fn view(&self, gradient: usize) -> DeviceView<'_, T> {
         match &self.lent[gradient] {
             Some(lent) => lent.view(),
-            None => self.memory[self.layout.places[gradient].bucket].slice(self.layout.places[gradient].range()),
+            None => self.memory[self.layout.extents[gradient].bucket].slice(self.layout.extents[gradient].range()),
         }
     }
 
     /// Whether a gradient has something from steps that exchanged nothing: then the backward pass adds to it.
     pub fn holds(&self, gradient: usize) -> bool {
-        matches!(self.marks.check("holds", gradient), Ok(Mark::Held))
+        matches!(self.readiness.check("holds", gradient), Ok(State::Held))
     }
 
     /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and
@@ -74,7 +74,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// first; [`Error::WrongDevice`], [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
-        self.told("lend", gradient, self.marks.check_open("lend", gradient))?;
+        self.unless_failed("lend", gradient, self.readiness.check_open("lend", gradient))?;
         if self.holds(gradient) {
             let why = format_args!(
                 "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"
@@ -106,11 +106,11 @@ impl<T: Gradient> GradientExchange<T> {
     /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
     #[track_caller]
     pub fn take(&mut self, gradient: usize) -> Result<DeviceBuffer<T>> {
-        self.told("take", gradient, self.marks.check_there("take", gradient))?;
+        self.unless_failed("take", gradient, self.readiness.check_there("take", gradient))?;
         let Some(lent) = self.lent[gradient].take() else {
             return Err(Error::invalid("take", format_args!("gradient {gradient} has no memory of the caller's")));
         };
-        self.marks.forget(gradient);
+        self.readiness.forget(gradient);
         Ok(lent)
     }
 
@@ -149,7 +149,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     #[track_caller]
     pub(super) fn between_steps(&self, op: &'static str) -> Result<()> {
-        match self.marks.has_begun() {
+        match self.readiness.has_begun() {
             true if self.is_broken() => Err(failed(op)),
             true => Err(Error::invalid(op, "within a step; `finish` ends it")),
             false => Ok(()),

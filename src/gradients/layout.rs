@@ -26,7 +26,7 @@ impl Unit {
 
 /// Where a gradient lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Extent {
     pub bucket: usize,
     /// The first element, in the bucket.
     pub start: usize,
@@ -36,7 +36,7 @@ pub(super) struct Place {
     pub padded: usize,
 }
 
-impl Place {
+impl Extent {
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
@@ -55,7 +55,7 @@ pub(super) struct Bucket {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// By gradient.
-    pub places: Vec<Place>,
+    pub extents: Vec<Extent>,
     pub buckets: Vec<Bucket>,
 }
 
@@ -67,7 +67,7 @@ impl Layout {
     pub fn new(unit: Unit, sizes: &[usize], order: &[usize], (first_bytes, bytes): (usize, usize)) -> Result<Self> {
         let site = Location::caller();
         let too_many = || Error::invalid_at(site, "GradientExchange", "more elements than there are addresses");
-        let mut places = vec![Place { bucket: 0, start: 0, len: 0, padded: 0 }; sizes.len()];
+        let mut extents = vec![Extent { bucket: 0, start: 0, len: 0, padded: 0 }; sizes.len()];
         let mut buckets: Vec<Bucket> = Vec::new();
         let (mut total, mut full) = (0usize, true);
         for &gradient in order {
@@ -77,13 +77,13 @@ impl Layout {
             let (bucket, len) = (buckets.len() - 1, sizes[gradient]);
             let open = &mut buckets[bucket];
             let padded = len.checked_next_multiple_of(unit.grain).ok_or_else(too_many)?;
-            places[gradient] = Place { bucket, start: open.len, len, padded };
+            extents[gradient] = Extent { bucket, start: open.len, len, padded };
             total = total.checked_add(padded).filter(|total| *total <= isize::MAX as usize / 8).ok_or_else(too_many)?;
             open.len += padded;
             open.gradients.push(gradient);
             full = open.len * unit.bytes >= if bucket == 0 { first_bytes } else { bytes };
         }
-        Ok(Layout { places, buckets })
+        Ok(Layout { extents, buckets })
     }
 
     /// Elements of the largest bucket.
@@ -134,10 +134,10 @@ mod tests {
             for (at, bucket) in layout.buckets.iter().enumerate() {
                 let mut next = 0;
                 for &gradient in &bucket.gradients {
-                    let place = layout.places[gradient];
-                    prop_assert_eq!((place.bucket, place.start, place.len), (at, next, sizes[gradient]));
-                    prop_assert!(next * unit.bytes % 16 == 0 && place.padded == unit.padded(place.len));
-                    next += place.padded;
+                    let extent = layout.extents[gradient];
+                    prop_assert_eq!((extent.bucket, extent.start, extent.len), (at, next, sizes[gradient]));
+                    prop_assert!(next * unit.bytes % 16 == 0 && extent.padded == unit.padded(extent.len));
+                    next += extent.padded;
                     seen.push(gradient);
                 }
                 prop_assert_eq!(next, bucket.len);

@@ -78,8 +78,8 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<()> {
         // What is in the bucket already is where it belongs.
-        let away = |i: usize| !self.marks.is_used(i) || self.lent[i].is_some();
-        let segments = self.segments(bucket, &away, &|i| self.marks.is_used(i));
+        let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
+        let segments = self.segments(bucket, &away, &|i| self.readiness.is_used(i));
         let wire = self.memory[bucket].view();
         // Loops where closures would do: errors name the caller's line.
         for some in segments.chunks(SEGMENTS) {
@@ -103,7 +103,7 @@ impl<T: Gradient> GradientExchange<T> {
     fn sum<W: Element>(&self, comm: &Device, bucket: usize, wire: DeviceViewMut<'_, W>, op: ReduceOp) -> Result<()> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
         match bucket + 1 < self.buckets() {
-            true => group.all_reduce_beside(origin, wire, op),
+            true => group.all_reduce_overlapped(origin, wire, op),
             false => group.all_reduce_from(origin, wire, op),
         }
     }
@@ -117,7 +117,7 @@ impl<T: Gradient> GradientExchange<T> {
             ReduceOp::Scaled(_) => (self.weight, ReduceOp::Sum),
             other => (1.0, other),
         };
-        let segments = self.segments(bucket, &|_| true, &|i| self.marks.is_used(i));
+        let segments = self.segments(bucket, &|_| true, &|i| self.readiness.is_used(i));
         let wire = scratch.slice(..self.layout.buckets[bucket].len);
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, factor, &wire)?;
@@ -169,8 +169,8 @@ impl<T: Gradient> GradientExchange<T> {
         // Whether the last one lies in the bucket, or nowhere: then the next of its kind goes on where it ends.
         let mut open = None;
         for &gradient in &self.layout.buckets[bucket].gradients {
-            let place = self.layout.places[gradient];
-            if place.len == 0 {
+            let extent = self.layout.extents[gradient];
+            if extent.len == 0 {
                 continue;
             }
             if !wanted(gradient) {
@@ -183,13 +183,13 @@ impl<T: Gradient> GradientExchange<T> {
                 Some(_) => None,
             };
             if let (Some(in_bucket), Some(last)) = (kind.filter(|_| kind == open), found.last_mut()) {
-                last.len += place.padded;
+                last.len += extent.padded;
                 last.memory = in_bucket.then(|| memory.slice(last.start..last.start + last.len));
                 continue;
             }
-            let (start, padded) = (place.start, place.padded);
+            let (start, padded) = (extent.start, extent.padded);
             let (len, memory) = match (kind, &self.lent[gradient]) {
-                (None, Some(lent)) => (place.len, Some(lent.view())),
+                (None, Some(lent)) => (extent.len, Some(lent.view())),
                 (Some(true), _) => (padded, Some(memory.slice(start..start + padded))),
                 _ => (padded, None),
             };

@@ -5,7 +5,7 @@ use super::{
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
-    marks::Marks,
+    readiness::Readiness,
     retire,
 };
 use crate::{
@@ -85,16 +85,16 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     pub fn ready(&mut self, dev: &Device, gradient: usize) -> Result<()> {
         self.check(dev, "ready")?;
-        self.marks.ready("ready", gradient, &self.layout)?;
+        self.readiness.ready("ready", gradient, &self.layout)?;
         self.note(dev);
         // Without exchange, whoever goes without the library's ordering is to be waited for all the same, in a later
         // step.
         if !self.sync && dev.is_ordered() {
             return Ok(());
         }
-        let bucket = self.layout.places[gradient].bucket;
+        let bucket = self.layout.extents[gradient].bucket;
         // Later the stream has more to do than what the bucket needs.
-        let late = self.sync && self.marks.is_complete(bucket) && self.marks.is_behind(bucket);
+        let late = self.sync && self.readiness.is_complete(bucket) && self.readiness.is_behind(bucket);
         if late || !dev.is_ordered() {
             let written = dev.record().inspect_err(|_| self.broken = true)?;
             self.written[bucket].push(written);
@@ -102,7 +102,7 @@ impl<T: Gradient> GradientExchange<T> {
         if !self.sync {
             return Ok(());
         }
-        while let Some(next) = self.marks.start_next(false) {
+        while let Some(next) = self.readiness.start_next(false) {
             self.start(dev, next).inspect_err(|_| self.broken = true)?;
         }
         Ok(())
@@ -123,7 +123,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// zero, but for those that it [`holds`](Self::holds): these count with what they hold. Without it a
     /// [`finish`](Self::finish) for which nothing was ready is an error, since it mostly is one.
     pub fn nothing(&mut self) {
-        self.marks.nothing();
+        self.readiness.nothing();
     }
 
     /// Starts what is left, in order.
@@ -132,10 +132,10 @@ impl<T: Gradient> GradientExchange<T> {
         if self.closed {
             return Ok(());
         }
-        while let Some(next) = self.marks.start_next(true) {
+        while let Some(next) = self.readiness.start_next(true) {
             self.start(dev, next)?;
         }
-        self.marks.close();
+        self.readiness.close();
         self.closed = true;
         self.start_norm(dev)
     }
@@ -161,7 +161,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.close(dev).inspect_err(|_| self.broken = true)?;
         if let Some(reduced) = self.reduced[bucket].take() {
             dev.wait(&reduced).inspect_err(|_| self.broken = true)?;
-            self.marks.over(bucket, &self.layout);
+            self.readiness.over(bucket, &self.layout);
         }
         Ok(self.bucket(bucket))
     }
@@ -169,7 +169,7 @@ impl<T: Gradient> GradientExchange<T> {
     #[track_caller]
     fn check_end(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.check(dev, op)?;
-        match self.marks.has_begun() || self.is_empty() {
+        match self.readiness.has_begun() || self.is_empty() {
             true => Ok(()),
             false => Err(Error::invalid(op, "no gradient was ready since the last step; who has none says `nothing`")),
         }
@@ -186,7 +186,7 @@ impl<T: Gradient> GradientExchange<T> {
     pub fn finish(&mut self, dev: &Device) -> Result<Exchanged<'_, T>> {
         self.check_end(dev, "finish")?;
         if !self.sync {
-            self.marks.end(true, &self.layout);
+            self.readiness.end(true, &self.layout);
             // Counted too, so that members which leave out different exchanges find that at the next one.
             self.steps += 1;
             return Ok(Exchanged { exchange: self, exchanged: false });
@@ -196,7 +196,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.wait(dev).inspect_err(|_| self.broken = true)?;
         self.moved = false;
         self.meet(dev).inspect_err(|_| self.broken = true)?;
-        self.marks.end(false, &self.layout);
+        self.readiness.end(false, &self.layout);
         self.begun.clear();
         (self.closed, self.steps, self.exchanges) = (false, self.steps + 1, self.exchanges + 1);
         Ok(Exchanged { exchange: self, exchanged: true })
@@ -227,10 +227,10 @@ impl<T: Gradient> GradientExchange<T> {
         if self.ordered && !self.settings.find_unused {
             return Ok(());
         }
-        let used = self.marks.used().to_vec();
+        let used = self.readiness.used().to_vec();
         // A member that had nothing has seen no order.
         let seen = !self.ordered && used.iter().any(|used| *used);
-        let order = seen.then(|| self.marks.order((0..self.len()).rev()));
+        let order = seen.then(|| self.readiness.order((0..self.len()).rev()));
         let group = self.group(dev, "finish")?;
         let all = group.exchange_from(self.origin(), Arc::new(Report { step: self.steps, used, order, site }))?;
         let other_step = |&rank: &usize| all[rank].step != all[0].step;
@@ -268,13 +268,13 @@ impl<T: Gradient> GradientExchange<T> {
         }
         let dev = &*dev.in_order();
         let mut memory = buckets(dev, &layout)?;
-        for (old, new) in self.layout.places.iter().zip(&layout.places).filter(|(old, _)| old.len > 0) {
+        for (old, new) in self.layout.extents.iter().zip(&layout.extents).filter(|(old, _)| old.len > 0) {
             let from = self.memory[old.bucket].slice(old.range());
             dev.copy(&from, &mut memory[new.bucket].slice_mut(new.range()))?;
         }
         self.memory.iter().for_each(retire);
         (self.layout, self.memory, self.moved) = (layout, memory, true);
-        self.furnish(dev)
+        self.allocate_scratch(dev)
     }
 
     /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps
@@ -301,8 +301,8 @@ impl<T: Gradient> GradientExchange<T> {
                 dev.fill(bucket, T::zeroed())?;
             }
         }
-        self.furnish(dev)?;
-        self.marks = Marks::new(&self.layout);
+        self.allocate_scratch(dev)?;
+        self.readiness = Readiness::new(&self.layout);
         (self.sync, self.closed, self.steps, self.exchanges) = (true, false, 0, 0);
         self.ordered = !self.settings.ready_order;
         self.unused.clear();

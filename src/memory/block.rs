@@ -1,9 +1,11 @@
-//! A piece of memory with its hazards. It goes home when its last handle is dropped, on whatever thread.
+//! A block: one piece of memory with its header, which keeps the block's last uses ([`hazard`](super::hazard)).
 //!
-//! The header of a block is made once and used again and again: at rest it is a `Box<Block>` in its owner's lists, in
-//! use a counted [`BlockRef`]. So to hand out a block is to pop a pointer and to set a count to one, without an
-//! allocation on the host; and to free it from another thread is to push the header itself into its owner's
-//! [`Returns`].
+//! The cache makes blocks, buffers hold them. When the last handle is dropped, on any thread, the block goes back to
+//! its owner: the device thread's cache, or the lock that guards a cache of page-locked memory.
+//!
+//! A header is made once and used again. A free block is a `Box<Block>` in its owner's lists; a block in use is a
+//! counted [`BlockRef`]. So an allocation pops a pointer and sets a count to one, without an allocation on the host. A
+//! free on another thread pushes the header itself into the owner's remote free list ([`Returns`]).
 
 use super::{
     backing::Region,
@@ -25,7 +27,7 @@ use std::{
     sync::Arc,
 };
 
-/// Which call the memory came from.
+/// The kind of driver call that the memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ChunkKind {
     Device,
@@ -33,36 +35,36 @@ pub(crate) enum ChunkKind {
     Managed,
 }
 
-/// A block, in use or at rest.
+/// A block, in use or free.
 pub(crate) struct Block {
     refs: RefCount,
     back: Node<Block>,
     pub(crate) handle: Arc<DeviceHandle>,
     pub(crate) kind: ChunkKind,
     pub(crate) address: Address,
-    /// All of it, which may be more than was asked for.
+    /// Size of the block. It may be larger than `requested`.
     pub(super) bytes: usize,
-    /// What was asked for.
+    /// Bytes that the request asked for.
     pub(super) requested: usize,
     pub(crate) hazards: Hazards,
-    /// Where it lies in the owner's books.
-    pub(super) place: Place,
-    /// None for memory that is not pooled.
-    home: Option<Arc<Home>>,
-    /// Keeps the memory mapped, also when the pool is gone.
+    /// What the owner has cut the block from.
+    pub(super) origin: Origin,
+    /// None for memory that no cache owns.
+    owner: Option<Arc<Owner>>,
+    /// Keeps the memory mapped, also after the pool has ended.
     pub(super) region: Arc<Region>,
-    /// What was in it is elsewhere now, or gone: who still holds it is out of date.
+    /// Set when the contents have moved elsewhere or are gone. A graph that names the block is then out of date.
     retired: Flag,
 }
 
-/// Where a block lies.
+/// What a block was cut from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
-    /// In a slab, which has blocks of one class.
+pub(super) enum Origin {
+    /// A slab, which holds blocks of one size class.
     Slab { slab: u32, class: u8 },
-    /// A piece of the heap by itself.
+    /// A piece of the heap.
     Piece { piece: Piece, region: u32 },
-    /// All of its region.
+    /// The block is a whole region.
     Region,
 }
 
@@ -74,13 +76,13 @@ unsafe impl Linked for Block {
 }
 
 impl Block {
-    /// A header at rest.
-    pub(super) fn at_rest(
+    /// Makes the header of a free block.
+    pub(super) fn new_free(
         handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
-        home: Option<&Arc<Home>>,
+        owner: Option<&Arc<Owner>>,
         region: &Arc<Region>,
-        place: Place,
+        origin: Origin,
         (address, bytes): (Address, usize),
         history: History,
     ) -> Box<Self> {
@@ -93,14 +95,14 @@ impl Block {
             bytes,
             requested: 0,
             hazards: Hazards::with(history),
-            place,
-            home: home.cloned(),
+            origin,
+            owner: owner.cloned(),
             region: region.clone(),
             retired: Flag::new(),
         })
     }
 
-    /// From now on graphs that name it are out of date, until it is handed out again.
+    /// Graphs that name this block are out of date from now on, until the block is handed out again.
     pub(crate) fn retire(&self) {
         self.retired.raise();
     }
@@ -109,26 +111,26 @@ impl Block {
         self.retired.is_raised()
     }
 
-    /// The device that the memory belongs to; none for memory that is at home everywhere.
+    /// The device that the memory belongs to. None for host memory and managed memory, which all devices may use.
     pub(crate) fn device(&self) -> Option<usize> {
         (self.kind == ChunkKind::Device).then_some(self.handle.device)
     }
 
-    /// Whether it goes there when it is dropped.
-    pub(super) fn is_at_home_in(&self, home: &Arc<Home>) -> bool {
-        self.home.as_ref().is_some_and(|own| Arc::ptr_eq(own, home))
+    /// Whether the block goes back to `owner` when it is dropped.
+    pub(super) fn is_owned_by(&self, owner: &Arc<Owner>) -> bool {
+        self.owner.as_ref().is_some_and(|own| Arc::ptr_eq(own, owner))
     }
 
-    /// Lets go of it for good: its owner is gone, or it has none.
+    /// Gives the memory up for good, because the owner has ended or there is none.
     pub(super) fn release(mut self) {
         let history = self.hazards.take();
-        let_go(&self.region, &history, self.address..self.address + self.bytes as u64);
+        release_bytes(&self.region, &history, self.address..self.address + self.bytes as u64);
     }
 }
 
-/// Nobody will use these bytes any more. What may still be in use (a stream that got stuck) is leaked rather than given
-/// back to the driver under a running copy.
-pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) {
+/// Nobody will use these bytes again. If work may still be running on them (a stuck stream), they are leaked: the
+/// driver must not get memory back while a copy still writes it.
+pub(super) fn release_bytes(region: &Region, history: &History, range: Range<Address>) {
     let handle = &region.handle;
     handle.acquire(history.known());
     if history.all_completed() || handle.injected(Bug::ChunkReleasedEarly) {
@@ -139,11 +141,11 @@ pub(super) fn let_go(region: &Region, history: &History, range: Range<Address>) 
     }
 }
 
-/// A counted handle of a block in use.
+/// A counted handle of a block that is in use.
 pub(crate) struct BlockRef(NonNull<Block>);
 
-// SAFETY: a handle gives shared access to the block, whose shared parts are `Sync` (checked below), and the last one
-// gives it away, which needs `Send`.
+// SAFETY: a handle gives shared access to the block; the shared fields are `Sync` (checked below). The last handle
+// gives the block away, which needs `Send`.
 unsafe impl Send for BlockRef {}
 // SAFETY: as above.
 unsafe impl Sync for BlockRef {}
@@ -153,13 +155,13 @@ const _: () = {
     shared::<DeviceHandle>();
     shared::<Hazards>();
     shared::<Region>();
-    shared::<Home>();
+    shared::<Owner>();
 };
 
 impl BlockRef {
-    /// Wakes a block up. Its old uses stay: the first new use waits for them.
+    /// Puts a free block into use. The block keeps its old uses: the first new use waits for them.
     #[inline]
-    pub(super) fn wake(mut block: Box<Block>) -> Self {
+    pub(super) fn activate(mut block: Box<Block>) -> Self {
         block.refs.reset();
         block.retired = Flag::new();
         BlockRef(NonNull::from(Box::leak(block)))
@@ -171,7 +173,7 @@ impl Deref for BlockRef {
 
     #[inline]
     fn deref(&self) -> &Block {
-        // SAFETY: the block is leaked as long as there are handles.
+        // SAFETY: the block stays leaked as long as a handle exists.
         unsafe { self.0.as_ref() }
     }
 }
@@ -188,26 +190,28 @@ impl Drop for BlockRef {
     #[inline]
     fn drop(&mut self) {
         if self.refs.release() {
-            // SAFETY: this was the last handle, so the block is this thread's alone; it was a box before it was woken.
-            go_home(unsafe { Box::from_raw(self.0.as_ptr()) });
+            // SAFETY: this was the last handle, so only this thread has the block. It was a box before `activate`.
+            free(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
     }
 }
 
-/// Where blocks of one device (or pinned blocks of one pool) go when they are dropped.
-pub(crate) struct Home {
+/// The part of a cache that other threads reach: its remote free list and its published counters.
+///
+/// Each device has one, and so has each cache of page-locked memory.
+pub(crate) struct Owner {
     pool: u64,
-    /// The device whose thread owns the blocks. None: whoever holds the owner's lock.
+    /// The device whose thread owns the blocks. None: the holder of the cache's lock owns them.
     device: Option<usize>,
-    /// Freed by other threads than the owner.
+    /// Remote free list: blocks that other threads have freed.
     pub(super) returns: Returns<Block>,
-    /// The owner's counters, for everyone.
+    /// The owner's counters, readable by all threads.
     pub(super) mirror: Mirror<{ super::stats::MIRRORED }>,
 }
 
-impl Home {
+impl Owner {
     pub(super) fn new(handle: &DeviceHandle, owned: bool, devices: usize) -> Arc<Self> {
-        Arc::new(Home {
+        Arc::new(Owner {
             pool: handle.pool,
             device: owned.then_some(handle.device),
             returns: Returns::new(1 + devices),
@@ -216,45 +220,45 @@ impl Home {
     }
 }
 
-/// The device thread that this is, for frees.
+/// Which device thread the current thread is. Every free looks at it.
 #[derive(Clone, Copy)]
 struct Here {
     pool: u64,
     device: usize,
     cache: *const RefCell<Cache>,
-    /// Of the gang whose scope is running, if one is.
+    /// The gang whose scope is running, or null.
     gang: *const CommitWord,
 }
 
 thread_local! {
     static HERE: Cell<Option<Here>> = const { Cell::new(None) };
-    /// What a member of a failed gang has freed.
+    /// Blocks that a member of a failed gang has freed.
     #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
     static PARKED: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Until it is dropped, blocks of this cache that are freed on this thread go straight into its lists, and blocks of
-/// other devices of the pool into this thread's lanes.
-pub(crate) struct AtHome(());
+/// Registers the current thread as the owner of `cache` until the guard is dropped. Frees on this thread then go
+/// directly into the cache's lists, and blocks of other devices of the pool go into this thread's lanes of their remote
+/// free lists.
+pub(crate) struct OwnerThread(());
 
-impl AtHome {
-    /// # Safety
-    /// `cache` stays where it is until the guard is dropped.
+impl OwnerThread {
+    /// `cache` does not move and is not dropped before the guard.
     pub(crate) unsafe fn enter(handle: &DeviceHandle, cache: *const RefCell<Cache>) -> Self {
         HERE.set(Some(Here { pool: handle.pool, device: handle.device, cache, gang: ptr::null() }));
-        AtHome(())
+        OwnerThread(())
     }
 }
 
-impl Drop for AtHome {
+impl Drop for OwnerThread {
     fn drop(&mut self) {
         HERE.set(None);
     }
 }
 
-/// While it lives, this device thread is a member of a gang: what it frees after the gang has failed is kept until
-/// [`unpark`](Self::unpark). A peer's operation that failed half way may still write to memory without the memory's
-/// knowing, so nothing that is freed may be handed out again before all members have drained.
+/// While the guard lives, this device thread is a member of a gang. What it frees after the gang has failed is parked
+/// until [`unpark`](Self::unpark): an operation of a peer that failed half way may still write to that memory, and the
+/// memory's header does not know it. So no parked block is handed out again before all members have drained.
 pub(crate) struct InGang<'g>(PhantomData<&'g CommitWord>);
 
 impl<'g> InGang<'g> {
@@ -263,8 +267,8 @@ impl<'g> InGang<'g> {
         InGang(PhantomData)
     }
 
-    /// All members have drained: frees what was kept. With `forget`, streams got stuck and may use it for ever: it is
-    /// never used again.
+    /// Frees the parked blocks, because all members have drained. With `forget`, streams are stuck and may use the
+    /// blocks for ever: the blocks are leaked.
     pub(crate) fn unpark(self, forget: bool) {
         drop(self);
         for block in PARKED.take() {
@@ -272,7 +276,7 @@ impl<'g> InGang<'g> {
                 event!(warn, device = block.handle.device, bytes = block.bytes, "memory of a stuck gang was leaked");
                 std::mem::forget(block);
             } else {
-                deliver(block);
+                return_to_owner(block);
             }
         }
     }
@@ -284,10 +288,9 @@ impl Drop for InGang<'_> {
     }
 }
 
-/// The last handle is gone. One function with all that it needs, and not a part of every place where a buffer is
-/// dropped.
+/// Frees a block whose last handle is gone. Not inlined, so that a buffer's drop is small at every call site.
 #[inline(never)]
-fn go_home(mut block: Box<Block>) {
+fn free(mut block: Box<Block>) {
     if block.handle.injected(Bug::UsesForgotten) {
         block.hazards.take();
     }
@@ -295,38 +298,39 @@ fn go_home(mut block: Box<Block>) {
         block.hazards.remember(&block.handle);
         watch.checker.freed(block.address);
     }
-    deliver(block);
+    return_to_owner(block);
 }
 
 #[inline(always)]
-fn deliver(block: Box<Block>) {
-    let Some(home) = &block.home else { return block.release() };
+fn return_to_owner(block: Box<Block>) {
+    let Some(owner) = &block.owner else { return block.release() };
     let here = HERE.try_with(Cell::get).ok().flatten();
     let (mut lane, mut kept) = (0, false);
     if let Some(here) = here {
-        // SAFETY: `InGang` keeps the pointer only while it borrows the word.
+        // SAFETY: `InGang` keeps the pointer only while it borrows the commit word.
         if unsafe { here.gang.as_ref() }.is_some_and(CommitWord::is_aborted) {
             return PARKED.with_borrow_mut(|parked| parked.push(block));
         }
-        if here.pool == home.pool {
+        if here.pool == owner.pool {
             lane = 1 + here.device;
-            // The pool has its devices' homes, and this thread has the pool.
-            kept = home.device.is_some();
-            if home.device == Some(here.device) {
-                // SAFETY: `AtHome` keeps the pointer only while the cache is there, and this is its thread.
+            // The pool keeps its devices' owners alive, and this thread keeps the pool alive.
+            kept = owner.device.is_some();
+            if owner.device == Some(here.device) {
+                // SAFETY: `OwnerThread` keeps the pointer only while the cache exists, and this is the cache's thread.
                 let cache = unsafe { &*here.cache };
-                // If the owner is in its books already (a user's callback has dropped something), it goes the long way.
+                // If the owner is using the cache right now (a user's callback has dropped a buffer), the block takes
+                // the remote path.
                 if let Ok(mut cache) = cache.try_borrow_mut() {
                     return cache.put(block);
                 }
             }
         }
     }
-    // The block may be gone, with its share of the home, as soon as it has been pushed.
-    let share = (!kept).then(|| home.clone());
-    // SAFETY: either `share` keeps the home, or `Shared::homes` does, which this device thread's worker holds.
-    let home = unsafe { &*Arc::as_ptr(home) };
-    if let Err(block) = home.returns.push(lane, block) {
+    // After the push the block may be gone, together with its reference to the owner.
+    let share = (!kept).then(|| owner.clone());
+    // SAFETY: either `share` keeps the owner alive, or `Shared::owners` does, which this device thread's worker holds.
+    let owner = unsafe { &*Arc::as_ptr(owner) };
+    if let Err(block) = owner.returns.push(lane, block) {
         block.release();
     }
     drop(share);

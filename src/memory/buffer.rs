@@ -1,4 +1,5 @@
-//! Owned device memory.
+//! [`DeviceBuffer`]: device memory that a user owns. Every operation of the crate takes it through the traits of
+//! [`view`](super::view).
 
 use super::{
     DeviceCopy,
@@ -10,12 +11,12 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds};
 
 /// `len` elements of `T` in the memory of one device.
 ///
-/// * It means something only together with a [`&Device`](crate::Device): all operations are methods there, and refuse a
-///   buffer of another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Copies and kernels (through
-///   [`peer`](Self::peer)) are all that cross devices.
-/// * It may be sent to any thread, shared, and dropped anywhere, also after its pool is gone. The memory goes back to
-///   its own device's pool and is used again only when every device is done with it.
-/// * Operations on it are ordered by the library, over streams and devices, in the order of the calls.
+/// * A buffer is used together with a [`&Device`](crate::Device): all operations are methods there. They refuse a buffer of
+///   another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Only copies and kernels cross devices,
+///   through [`peer`](Self::peer).
+/// * A buffer may be sent to any thread, shared, and dropped anywhere, also after its pool has ended. The memory goes
+///   back to its own device's pool, and is used again only after every device is done with it.
+/// * The library orders the operations on a buffer, over streams and devices, in the order of the calls.
 ///
 /// ```
 /// # let pool = gpu_pool::GpuPool::builder().host(2).build()?;
@@ -42,17 +43,17 @@ impl<T: DeviceCopy> DeviceBuffer<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The ordinal in the pool of the device whose memory it is.
+    /// Ordinal, in the pool, of the device that the memory belongs to.
     pub fn device(&self) -> usize {
         self.block.handle.device
     }
 
-    /// The address on the device, for `unsafe` work of your own; 256-byte aligned.
+    /// The address on the device, for your own `unsafe` code; 256-byte aligned.
     pub fn address(&self) -> Address {
         self.block.address
     }

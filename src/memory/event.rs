@@ -1,4 +1,7 @@
 //! Events: points in a stream's work that other streams, of any device, can wait for.
+//!
+//! Users record and wait for them; scopes, gradients and timing use them, too. The raw event goes back to the device's
+//! spare events when the last clone is dropped.
 
 use crate::{
     driver::{FaultKind, RawEvent},
@@ -9,8 +12,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 /// A recorded point of a stream, from [`Device::record`](crate::Device::record).
 ///
-/// An `Event` exists only once it is recorded, so there is none to wait for by mistake before its record (in CUDA such
-/// a wait silently does nothing). It may be sent to any thread, cloned and waited for any number of times.
+/// An `Event` exists only after it was recorded. So nobody can wait for an event before its record; in CUDA such a wait
+/// silently does nothing. An event may be sent to any thread, cloned, and waited for any number of times.
 #[derive(Clone)]
 pub struct Event(pub(crate) Arc<EventCore>);
 

@@ -1,4 +1,7 @@
-//! What any thread may need of a device: its identity, its driver, its spare events.
+//! [`DeviceHandle`]: the part of a device that any thread may use: its identity, its driver, its spare events.
+//!
+//! Streams, blocks, events and hazards keep it, so it outlives the pool as long as one of them exists. It turns driver
+//! faults into errors, and passes knowledge between threads for the checker.
 
 use crate::{
     driver::{
@@ -15,42 +18,42 @@ use crate::{
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 
-/// One device of one pool. Outlives the pool while buffers do.
+/// One device of one pool. It lives as long as any buffer of the device.
 pub(crate) struct DeviceHandle {
     /// The pool's number.
     pub(crate) pool: u64,
     /// Ordinal in the pool.
     pub(crate) device: usize,
     pub(crate) driver: DriverRef,
-    /// For those who wait for the device.
+    /// Progress counters, read by threads that wait for the device.
     pub(crate) progress: Arc<Progress>,
-    /// Devices of the pool that are on this one's GPU, itself included: one, but in tests
+    /// Number of the pool's devices that share this GPU, including this one. It is one except in tests
     /// ([`Builder::share_gpus`](crate::Builder::share_gpus)).
     pub(crate) sharers: usize,
-    /// Who watches the pool's work, if anyone does.
+    /// The checker that watches the pool's work, if there is one.
     watch: Option<Watch>,
     in_virtual_time: bool,
-    /// Whether anybody writes reports: a checker, the memory pool, or software GPUs of a deadlock.
+    /// Whether reports need call sites: those of a checker, of the memory pool, or of a software GPU's deadlock.
     reports: bool,
-    /// Whether operations run one at a time, in an order that must not depend on time.
+    /// Stepped: software GPUs run one operation at a time, in an order that must not depend on time.
     pub(crate) stepped: bool,
-    /// What a test wants this pool to do wrong.
+    /// The bug that a test has injected into this pool.
     #[cfg(test)]
     inject: Option<crate::mutation::Bug>,
     lost: Flag,
-    /// A free that the checker has refused: frees cannot return it, so `close` does.
+    /// A free that the checker has refused. A free cannot return an error, so `close` returns it.
     refused: Mutex<Option<Arc<Report>>>,
     events: Spares<RawEvent>,
-    /// Where its streams tell how far they are.
+    /// The words into which the device's streams write their progress.
     pub(crate) words: Words,
     timing_events: Spares<RawEvent>,
-    /// For cudarc's `DeviceSlice::stream`, which lends it by reference.
+    /// For cudarc's `DeviceSlice::stream`, which returns a reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
 }
 
-/// What goes with something that one host thread hands to another: what it knows, for a checker, and its virtual time.
-/// In a box, since it goes with messages, and mostly there is neither.
+/// Knowledge that one host thread passes to another together with a value: what it knows (for a checker), and its
+/// virtual time. Boxed, because it travels with messages, and usually there is neither.
 pub(crate) struct Handover {
     known: Option<Box<Token>>,
     time: Option<Duration>,
@@ -118,35 +121,36 @@ impl DeviceHandle {
         self.watch.as_ref()
     }
 
-    /// The driver, for calls that no checker is to see.
+    /// The driver below the checker, for calls that the checker must not see.
     pub(crate) fn unwatched(&self) -> &DriverRef {
         self.watch.as_ref().map_or(&self.driver, |watch| &watch.unwatched)
     }
 
-    /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
+    /// Until the guard is dropped, reports attribute this thread's work to the user's call at `site`.
     #[inline]
     pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
         self.reports.then(|| Place { op, site }.enter())
     }
 
-    /// What the calling thread knows, for whoever is handed something by it. In a box: mostly there is no checker.
+    /// With a checker: what the calling thread knows, to pass to another thread. Boxed, because usually there is no
+    /// checker.
     pub(crate) fn release(&self) -> Option<Box<Token>> {
         self.watch.as_ref().map(|watch| Box::new(watch.checker.release()))
     }
 
-    /// The calling thread has been handed something.
+    /// Adds knowledge that the calling thread has got from another one.
     pub(crate) fn acquire(&self, token: Option<&Token>) {
         if let (Some(watch), Some(token)) = (&self.watch, token) {
             watch.checker.acquire(token);
         }
     }
 
-    /// Whether who is handed something is to know what the calling thread knows.
+    /// Whether handovers carry knowledge: there is a checker, or time is virtual.
     pub(crate) fn hands_over(&self) -> bool {
         self.watch.is_some() || self.in_virtual_time
     }
 
-    /// The calling thread hands something to another one.
+    /// Makes the knowledge that goes with a value to another thread.
     pub(crate) fn hand_over(&self) -> Option<Box<Handover>> {
         if !self.hands_over() {
             return None;
@@ -155,7 +159,7 @@ impl DeviceHandle {
         Some(Box::new(Handover { known: self.release(), time }))
     }
 
-    /// The calling thread has been handed something.
+    /// Takes the knowledge that came with a value from another thread.
     pub(crate) fn take_over(&self, from: Option<&Handover>) {
         let Some(Handover { known, time }) = from else { return };
         self.acquire(known.as_deref());
@@ -164,7 +168,7 @@ impl DeviceHandle {
         }
     }
 
-    /// The host is about to touch page-locked or managed memory.
+    /// Tells the checker that the host will touch page-locked or managed memory.
     pub(crate) fn host_access(&self, op: &'static str, address: u64, bytes: usize, write: bool) -> Result<()> {
         match &self.watch {
             Some(watch) => watch.checker.host_access(address, bytes, write).map_err(|report| self.misuse(op, report)),
@@ -181,7 +185,7 @@ impl DeviceHandle {
         self.refused.lock().get_or_insert(report);
     }
 
-    /// The first free that was refused since this was last asked.
+    /// The first refused free since the last call.
     pub(crate) fn take_refused(&self) -> Option<Arc<Report>> {
         self.refused.lock().take()
     }
@@ -192,31 +196,31 @@ impl DeviceHandle {
         self.inject == Some(bug)
     }
 
-    /// Whether a test has injected this bug: outside of the crate's own tests, none is.
+    /// Whether a test has injected this bug. Outside of the crate's own tests, none has.
     #[cfg(not(test))]
     #[inline(always)]
     pub(crate) fn injected(&self, _bug: crate::mutation::Bug) -> bool {
         false
     }
 
-    /// Panics, if a test has asked for that.
+    /// Panics, if a test has asked for it.
     #[inline(always)]
     pub(crate) fn strike(&self, place: Panic) {
         crate::mutation::strike(self.pool, self.device, place);
     }
 
-    /// From now on the device's thread panics there; once.
+    /// Makes the device's thread panic at `place`, once.
     #[cfg(test)]
     pub(crate) fn arm(&self, place: Panic) {
         crate::mutation::arm(self.pool, self.device, place);
     }
 
-    /// Whether its time is computed, not measured.
+    /// Whether the device's time is computed, not measured.
     pub(crate) fn in_virtual_time(&self) -> bool {
         self.in_virtual_time
     }
 
-    /// `result` with its fault turned into an error.
+    /// Turns a fault in `result` into an error.
     pub(crate) fn check<T>(&self, op: &'static str, result: DriverResult<T>) -> Result<T> {
         result.map_err(|fault| self.error(op, fault))
     }
@@ -229,7 +233,7 @@ impl DeviceHandle {
         self.cudarc.get_or_init(make)
     }
 
-    /// Whether a sticky error was seen.
+    /// Whether a sticky error has been seen.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.is_raised()
     }
@@ -239,7 +243,7 @@ impl DeviceHandle {
         self.spares(timing).take().map_or_else(|| self.driver.event_create(timing), Ok)
     }
 
-    /// Gives an event back, after every wait on it was enqueued: see `sync::spares`. Those waits still hold.
+    /// Gives an event back for reuse, after every wait on it was enqueued. Those waits still hold: see `sync::spares`.
     pub(crate) fn give_event(&self, event: RawEvent, timing: bool) {
         if let Some(watch) = &self.watch {
             watch.checker.forget_event(watch.device, event);
@@ -255,7 +259,7 @@ impl DeviceHandle {
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
         while let Some(event) = self.events.take().or_else(|| self.timing_events.take()) {
-            // SAFETY: spare events belong to this device and nobody else has them.
+            // SAFETY: spare events belong to this device, and nobody else has them.
             let _ = unsafe { self.driver.event_destroy(event) };
         }
         std::mem::take(&mut self.words).end(self);
@@ -270,7 +274,7 @@ mod tests {
         size_of::<T>()
     }
 
-    /// It goes with every message between devices, and costs next to nothing where there is no checker.
+    /// It goes with every message between devices, so it must cost next to nothing without a checker.
     #[test]
     fn what_a_thread_knows_is_small() {
         assert_eq!(size_of_result(DeviceHandle::release), size_of::<usize>());

@@ -1,11 +1,13 @@
 //! The last uses of a block, and what a new use has to wait for.
 //!
 //! This is what makes safe code unable to write a race. Rust's borrows order the *calls*; the work runs later, on
-//! streams of several devices. `Arc<DeviceBuffer>` read on device 1, dropped there, unwrapped and written on device 0
-//! is safe Rust, and only the block itself can know that device 1 may still be reading. So each use is noted with its
-//! stream, number and byte range, and a use that conflicts (ranges overlap, one writes, streams differ) first makes its
-//! stream wait. Memory that is freed keeps its uses: reuse is one more conflicting use, so stream order across devices
-//! needs no further mechanism (cf. pytorch#196257).
+//! streams of several devices. Example: an `Arc<DeviceBuffer>` is read on device 1, dropped there, unwrapped and
+//! written on device 0. That is safe Rust, and only the block itself can know that device 1 may still be reading.
+//!
+//! So each use is noted with its stream, number and byte range. A new use conflicts with an old one if the ranges
+//! overlap, one of them writes, and the streams differ; then it first makes its stream wait. Freed memory keeps its
+//! uses: reuse is one more conflicting use, so stream order across devices needs no further mechanism (cf.
+//! pytorch#196257).
 
 mod history;
 
@@ -21,9 +23,9 @@ use std::{ops::Range, sync::Arc, time::Duration};
 /// How an operation touches memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It only reads.
+    /// The operation only reads.
     Read,
-    /// It writes, and may read.
+    /// The operation writes, and may read.
     Write,
 }
 
@@ -38,10 +40,10 @@ struct Use {
 /// Uses that may still be in flight, in no order.
 type Uses = SmallVec<[Use; 2]>;
 
-/// Above this many uses, uses of one stream and kind are merged to one that covers their hull.
+/// Above this many uses, the uses of one stream and access are merged into one that covers them all.
 const MERGE_ABOVE: usize = 24;
 
-/// The number of a use that is not over: no stream ever completes it.
+/// The number of an open use: no stream ever completes it.
 const OPEN: u64 = u64::MAX;
 
 /// The uses of one block.
@@ -80,16 +82,16 @@ impl Hazards {
         }
         uses.retain(|old| {
             let covered = bytes.start <= old.bytes.start && old.bytes.end <= bytes.end;
-            // A write stands for everything in its range that it comes after, which is all that it waited for; what
-            // came in between (a graph writes memory that somebody else may have borrowed) stays. A read stands for
-            // older reads of its own stream.
+            // A write replaces all uses in its range that it comes after, which are those that it has waited for. A use
+            // that came in between stays (a graph may write memory that cudarc has borrowed). A read replaces older
+            // reads of its own stream.
             let implied = covered
                 && old.sequence != OPEN
                 && match access {
                     Access::Write => stream.comes_after(&old.stream, old.sequence),
                     Access::Read => old.access == Access::Read && old.stream.id == stream.id,
                 };
-            // In steps nothing may depend on what happens to be over.
+            // When stepped, nothing may depend on which operations happen to be over.
             let completed = !implied && !old.stream.handle.stepped && old.stream.is_over(old.sequence);
             if completed {
                 Token::add(known, old.stream.known_over());
@@ -102,14 +104,14 @@ impl Hazards {
         uses.push(Use { stream: stream.clone(), sequence, bytes, access });
     }
 
-    /// Notes a use that goes on until [`close`](Self::close): work that others submit to `stream` themselves. Until
-    /// then every conflicting use waits for all that the stream has by then.
+    /// Notes a use that lasts until [`close`](Self::close): work that foreign code submits to `stream`. Until then
+    /// every conflicting use waits for all that the stream has by then.
     #[cfg(feature = "cuda")]
     pub(crate) fn open(&self, stream: &Arc<StreamCore>, bytes: Range<usize>, access: Access) {
         self.0.lock().past().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
     }
 
-    /// Ends one such use; what was submitted counts as operation `sequence`.
+    /// Ends an open use; the submitted work counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
@@ -122,8 +124,8 @@ impl Hazards {
         self.note(stream, sequence, bytes, access);
     }
 
-    /// The calling host thread waits for every use that conflicts with a host access. Others are not kept from the
-    /// block meanwhile.
+    /// The calling host thread waits for every use that conflicts with a host access. Other threads may use the block
+    /// meanwhile.
     pub(crate) fn wait_host(
         &self,
         handle: &DeviceHandle,
@@ -153,24 +155,24 @@ impl Hazards {
         Ok(())
     }
 
-    /// In steps: forgets who has used it.
+    /// When stepped: forgets which devices have used the block.
     pub(crate) fn begin(&self) {
         if let Some(past) = &mut self.0.lock().0 {
             past.devices = 0;
         }
     }
 
-    /// In steps: whether a device other than `own` has used it since [`begin`](Self::begin).
-    pub(crate) fn was_lent(&self, own: usize) -> bool {
+    /// When stepped: whether a device other than `own` has used the block since [`begin`](Self::begin).
+    pub(crate) fn was_used_by_peer(&self, own: usize) -> bool {
         self.0.lock().0.as_ref().is_some_and(|past| past.devices & !bit(own) != 0)
     }
 
-    /// Whether a host access would have to wait, as far as is known without asking the driver.
+    /// Whether a host access would have to wait, as far as it is known without a driver call.
     pub(crate) fn in_flight(&self) -> bool {
         self.0.lock().uses().iter().any(|last| !last.stream.has_completed(last.sequence))
     }
 
-    /// What is known, to whoever has the block for himself.
+    /// The history, for a caller with exclusive access to the block.
     #[inline]
     pub(crate) fn history(&mut self) -> &mut History {
         self.0.get_mut()
@@ -180,7 +182,7 @@ impl Hazards {
         std::mem::take(self.0.get_mut())
     }
 
-    /// With a checker: the calling thread lets go of the block and hands over what it knows.
+    /// With a checker: adds the calling thread's knowledge to a block that the thread frees.
     pub(crate) fn remember(&mut self, handle: &DeviceHandle) {
         let token = handle.release();
         if token.is_some() {
@@ -189,13 +191,13 @@ impl Hazards {
     }
 }
 
-/// There are at most 64 software GPUs in a pool.
+/// The bit of a device. A pool has at most 64 software GPUs.
 fn bit(device: usize) -> u64 {
     1 << (device % 64)
 }
 
 impl Use {
-    /// Whether `stream` need not wait for it.
+    /// Whether `stream` need not wait for this use.
     fn is_over_for(&self, stream: Option<&StreamCore>) -> bool {
         stream.is_some_and(|stream| stream.comes_after(&self.stream, self.sequence))
             || !self.stream.handle.stepped && self.stream.is_over(self.sequence)
@@ -213,7 +215,7 @@ mod tests {
     use super::*;
     use crate::GpuPool;
 
-    /// A use by others ends, and only then counts as one of the stream's operations.
+    /// An open use ends, and only then counts as an operation of the stream.
     #[test]
     fn what_is_lent_comes_back() {
         let pool = GpuPool::builder().host(1).build().unwrap();

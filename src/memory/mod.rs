@@ -1,15 +1,15 @@
-//! Device memory that knows its device, its last uses, and when it may be used again.
+//! Memory of one device: allocation, buffers, streams, and the order between uses of a block.
 //!
-//! * [`handle`]: what any thread may need of a device: its driver, its events.
-//! * [`hazard`]: the last uses of a block, so that conflicting operations wait for each other on the GPU.
-//! * [`backing`]: where the memory comes from: one window of addresses, or single allocations.
-//! * [`block`]: a piece of memory; when its last handle is dropped, on whatever thread, it goes home.
-//! * [`heap`]: which addresses are free. * [`cache`]: the pool itself, in the hands of its owner: no lock and no driver
-//!   call in the steady state.
-//! * [`numa`]: which of the machine's nodes page-locked memory is to come from.
-//! * [`insight`], [`stats`]: what people see of it.
+//! * [`handle`], [`stream`], [`event`]: what any thread may use of a device: its driver, its streams, its events.
+//! * [`hazard`]: the last uses of each block, so that conflicting operations wait for each other on the GPU.
+//! * [`backing`]: takes memory from the driver: one window of virtual addresses, or single allocations.
+//! * [`heap`]: keeps which addresses are free. [`cache`]: the allocator of one device, used by the device's own thread
+//!   only. It takes no lock and makes no driver call in the steady state.
+//! * [`block`]: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
+//!   cache.
 //! * [`staging`], [`peer_staging`]: page-locked buffers for copies that pass through the host.
-//! * [`buffer`], [`view`], [`pinned`], [`unified`]: what users hold.
+//! * [`numa`]: NUMA nodes for page-locked memory. [`insight`], [`stats`]: snapshots, reports and counters for people.
+//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold.
 
 pub(crate) mod backing;
 pub(crate) mod block;
@@ -44,9 +44,9 @@ pub use stats::MemoryStats;
 pub use unified::{UnifiedBuffer, UnifiedRows, UnifiedRowsMut};
 pub use view::{AsView, AsViewMut, CopySource, DeviceView, DeviceViewMut, PeerView};
 
-/// What a device's thread has shown of its counters.
-pub(crate) fn shown(home: &std::sync::Arc<block::Home>) -> MemoryStats {
-    MemoryStats::from_words(home.mirror.read())
+/// The counters that the owner's thread has published last.
+pub(crate) fn published_stats(owner: &std::sync::Arc<block::Owner>) -> MemoryStats {
+    MemoryStats::from_words(owner.mirror.read())
 }
 
 /// Any plain value that may live on a device. User structs derive `bytemuck::Pod`.
@@ -68,7 +68,7 @@ pub(crate) fn shown(home: &std::sync::Arc<block::Home>) -> MemoryStats {
 pub trait DeviceCopy: bytemuck::Pod + Send + Sync {}
 impl<T: bytemuck::Pod + Send + Sync> DeviceCopy for T {}
 
-/// Every block starts at a multiple of 256 bytes; a type that wants more does not compile.
+/// Refuses, at compile time, types with an alignment above 256 bytes: every block starts at a multiple of 256 bytes.
 pub(crate) const fn fits_blocks<T>() {
     assert!(align_of::<T>() <= 256, "device memory is aligned to 256 bytes");
 }

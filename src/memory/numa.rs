@@ -1,27 +1,27 @@
-//! The machine's NUMA nodes: which of them a device is near to, and how to get memory there.
+//! The machine's NUMA nodes: which of them is near a device, and how to get memory from it.
 //!
 //! A copy between a GPU and page-locked memory of the other socket crosses the link between the sockets, which it
-//! shares with everything else. `cuMemHostAlloc` takes pages for the thread that calls it, like any allocation of Linux
-//! does: from the node that the thread runs on, unless its memory policy says otherwise. So the policy is set around
-//! the call (`set_mempolicy(2)`), which is what `numactl --preferred` does for a whole process. Where that is refused
-//! (containers do) memory is taken as it comes.
+//! shares with all other traffic. `cuMemHostAlloc` takes pages as any allocation of Linux does: from the node of the
+//! calling thread, unless the thread's memory policy says otherwise. So the policy is set around the call
+//! (`set_mempolicy(2)`), as `numactl --preferred` does for a whole process. Where that is refused (in containers),
+//! memory comes from any node.
 
 use super::handle::DeviceHandle;
 use std::{fs, sync::Arc};
 
-/// The nodes that have memory, and each device's.
+/// The nodes that have memory, and the node of each device.
 #[derive(Clone, Debug)]
 pub(crate) struct Nodes {
-    /// The kernel's numbers.
+    /// The kernel's node numbers.
     online: Vec<u32>,
-    /// By device of the pool: its place in `online`.
+    /// By device of the pool: index in `online`.
     devices: Vec<usize>,
-    /// Not those of this machine.
+    /// True for invented nodes, in tests.
     fake: bool,
 }
 
 impl Nodes {
-    /// What the machine says of itself. Software GPUs are near to nothing: for them alone there is one node.
+    /// Reads the nodes of this machine. Software GPUs are near no node: a pool of them has one node.
     pub(crate) fn of(handles: &[Arc<DeviceHandle>]) -> Self {
         #[cfg(test)]
         if let Some(nodes) = fake::here() {
@@ -32,7 +32,7 @@ impl Nodes {
         Self::from(&ids, read)
     }
 
-    /// The same of any machine; `read` reads its files.
+    /// Reads the nodes of any machine; `read` reads its files.
     fn from(pci_bus_ids: &[&str], read: impl Fn(&str) -> Option<String>) -> Self {
         let mut online = read("/sys/devices/system/node/has_memory")
             .or_else(|| read("/sys/devices/system/node/online"))
@@ -42,7 +42,7 @@ impl Nodes {
             online = vec![0];
         }
         let node = |id: &&str| {
-            // "-1" where the firmware does not say.
+            // The file says "-1" where the firmware does not know.
             let path = format!("/sys/bus/pci/devices/{}/numa_node", id.to_ascii_lowercase());
             let node: u32 = read(&path)?.trim().parse().ok()?;
             online.iter().position(|online| *online == node)
@@ -51,17 +51,17 @@ impl Nodes {
         Nodes { online, devices, fake: false }
     }
 
-    /// How many there are.
+    /// Number of nodes.
     pub(crate) fn count(&self) -> usize {
         self.online.len()
     }
 
-    /// The one that a device is near to.
+    /// Index of the node that a device is near.
     pub(crate) fn of_device(&self, device: usize) -> usize {
         self.devices.get(device).copied().unwrap_or(0)
     }
 
-    /// The one that the calling thread runs on at the moment.
+    /// Index of the node on which the calling thread runs now.
     pub(crate) fn here(&self) -> usize {
         if self.online.len() == 1 || self.fake {
             return 0;
@@ -69,17 +69,17 @@ impl Nodes {
         current().and_then(|node| self.online.iter().position(|online| *online == node)).unwrap_or(0)
     }
 
-    /// Where a node's memory is to come from; none where it does not matter.
+    /// The node to prefer for memory; None where it does not matter.
     pub(crate) fn place(&self, node: usize) -> Option<Node> {
-        // A node that is not there would be refused.
+        // The kernel would refuse a node that does not exist.
         (self.online.len() > 1).then(|| Node(if self.fake { 0 } else { self.online[node] }))
     }
 }
 
-/// Nodes that there can be: kernels are built with room for at most so many.
+/// Most nodes: kernels are built for at most 1024.
 const NODES: usize = 1024;
 
-/// A list like `0-1,3`; none if it names more nodes than there can be.
+/// Parses a list like `0-1,3`. None if it has more nodes than there can be.
 fn list(text: &str) -> Option<Vec<u32>> {
     let mut all = Vec::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -97,17 +97,16 @@ fn list(text: &str) -> Option<Vec<u32>> {
 pub(crate) struct Node(u32);
 
 impl Node {
-    /// Runs `allocate` so that the pages which it takes come from this node, if they can.
+    /// Runs `allocate` so that its pages come from this node, if possible.
     pub(crate) fn near<R>(self, allocate: impl FnOnce() -> R) -> R {
         let _policy = policy::Preferred::set(self.0);
         allocate()
     }
 
-    /// Takes the pages of fresh memory now, from this node, if they can. A driver that locks pages has taken them
-    /// already.
+    /// Touches the pages of fresh memory, so that they come from this node, if possible. A driver that locks pages has
+    /// taken them already.
     ///
-    /// # Safety
-    /// The bytes are the caller's, and hold zeros.
+    /// The bytes belong to the caller, and hold zeros.
     pub(crate) unsafe fn take(self, at: *mut u8, bytes: usize) {
         self.near(|| {
             for page in (0..bytes).step_by(4096) {
@@ -145,7 +144,7 @@ mod policy {
     /// `MPOL_PREFERRED` of `linux/mempolicy.h`.
     const PREFERRED: c_int = 1;
 
-    /// Until it is dropped, the thread takes pages from a node; then as before.
+    /// Until it is dropped, the thread prefers a node; then the old policy is back.
     pub struct Preferred(Option<(c_int, Mask)>);
 
     impl Preferred {
@@ -168,7 +167,7 @@ mod policy {
 
     fn get() -> Option<(c_int, Mask)> {
         let (mut mode, mut mask): (c_int, Mask) = (0, [0; NODES / BITS]);
-        // SAFETY: a live word and a live mask of that many bits; without flags no address is looked at.
+        // SAFETY: a live word and a live mask of that many bits. Without flags the kernel reads no address.
         let result: c_long = unsafe {
             syscall(SYS_get_mempolicy, &raw mut mode, &raw mut mask, NODES as c_ulong, ptr::null::<u8>(), 0 as c_ulong)
         };
@@ -176,7 +175,7 @@ mod policy {
     }
 
     fn put(mode: c_int, mask: &Mask) -> bool {
-        // The kernel takes one bit less than it is told of, and no nodes at all where the policy is the default one.
+        // The kernel uses one bit less than it is told, and accepts no nodes at all with the default policy.
         let (mask, bits) = if mask.iter().all(|word| *word == 0) {
             (ptr::null(), 0)
         } else {
@@ -186,7 +185,7 @@ mod policy {
         unsafe { syscall(SYS_set_mempolicy, mode as c_long, mask, bits) == 0 }
     }
 
-    /// The policy's node of the page at an address: for tests.
+    /// The node of the page at an address, for tests.
     #[cfg(test)]
     pub fn node_of(at: *const u8) -> Option<u32> {
         let mut node: c_int = -1;
@@ -205,7 +204,7 @@ mod policy {
 
 #[cfg(not(target_os = "linux"))]
 mod policy {
-    //! There is none.
+    //! Without Linux there is no policy to set.
 
     pub struct Preferred;
 
@@ -230,7 +229,7 @@ pub(crate) mod fake {
         FAKE.with_borrow(Option::clone)
     }
 
-    /// The pools that `build` builds have so many nodes, and their devices are near to these.
+    /// Pools that `build` makes have `count` nodes, and their devices are near `devices`.
     pub(crate) fn nodes<R>(count: u32, devices: &[usize], build: impl FnOnce() -> R) -> R {
         FAKE.set(Some(Nodes { online: (0..count).collect(), devices: devices.to_vec(), fake: true }));
         let built = build();

@@ -29,7 +29,7 @@ proptest! {
     }
 }
 
-/// A DGX has two nodes and says of each GPU where it is; other machines say less.
+/// A DGX has two nodes, and says where each GPU is. Other machines say less.
 #[test]
 fn machines_say_where_their_devices_are() {
     let machine = |online: &'static str| {
@@ -50,7 +50,7 @@ fn machines_say_where_their_devices_are() {
     assert_eq!((one.count(), one.of_device(1), one.place(0), one.here()), (1, 0, None, 0));
     assert_eq!(Nodes::from(&["", ""], machine("0-1")).count(), 1, "software GPUs");
     assert_eq!(Nodes::from(&ids, |_| None).count(), 1);
-    // Nodes without memory are of no use.
+    // Nodes without memory do not count.
     let bare = |path: &str| if path.ends_with("has_memory") { Some("0".to_owned()) } else { machine("0-1")(path) };
     assert_eq!(Nodes::from(&ids, bare).count(), 1);
 }
@@ -63,13 +63,13 @@ fn address<T: crate::DeviceCopy>(buffer: &PinnedBuffer<T>) -> u64 {
     buffer.block.address
 }
 
-/// Each device's memory is its node's: it goes home there, wherever it is dropped, and is used again there.
+/// Each device's memory belongs to its node: it goes back there, wherever it is dropped, and is used again there.
 #[test]
 fn blocks_go_home_to_their_own_node() {
     for check in [Check::Races, Check::Memory] {
         let pool = pool(check);
-        // One device after the other: while one looks at the red zones of what was dropped, another one would find
-        // nothing.
+        // One device after the other: while one checks the red zones of dropped memory, another one would find no
+        // block.
         let of = |device| pool.run_on(&[device], |dev, _| dev.pinned::<u32>(10_000)).unwrap().remove(0);
         let make = || (0..3).map(of).collect::<Vec<_>>();
         let first = make();
@@ -81,10 +81,10 @@ fn blocks_go_home_to_their_own_node() {
             scope.spawn(|| drop(last));
         });
         drop(rest);
-        let bound = pool.shared.pinned.homes();
+        let bound = pool.shared.pinned.owners();
         assert_eq!(bound.len(), 2);
         let again = make();
-        let home = |buffer: &PinnedBuffer<u32>| bound.iter().position(|home| buffer.block.is_at_home_in(home));
+        let home = |buffer: &PinnedBuffer<u32>| bound.iter().position(|home| buffer.block.is_owned_by(home));
         assert_eq!(again.iter().map(home).collect::<Vec<_>>(), [Some(0), Some(1), Some(1)]);
         let mut seen: Vec<u64> = again.iter().map(address).collect();
         assert_eq!(seen[0], at[0], "the only block of its node");
@@ -97,7 +97,7 @@ fn blocks_go_home_to_their_own_node() {
     }
 }
 
-/// Staging memory is the device's node's as well; the pool's own is that of who asks.
+/// Staging memory comes from the device's node, too; the pool's own memory from the node of the calling thread.
 #[test]
 fn staging_is_near_its_device() {
     let pool = pool(Check::Races);
@@ -123,7 +123,7 @@ fn memory_in_flight_is_not_used_too_early() {
             host.as_mut_slice()?.fill(value);
             let x = dev.upload_pinned(&host)?;
             drop(host);
-            // The same block, if there is no other: its copy must have been read.
+            // The same block, if there is no other. Its copy must have been read.
             dev.pinned::<u32>(100_000)?.as_mut_slice()?.fill(!value);
             dev.download(&x)
         };
@@ -136,7 +136,7 @@ fn memory_in_flight_is_not_used_too_early() {
     }
 }
 
-/// The policy is set for the call and as it was afterwards; refusals change nothing.
+/// The policy is set for the call only; refusals change nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_policy_is_restored() {

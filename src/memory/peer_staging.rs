@@ -9,7 +9,7 @@
 use super::{
     block::BlockRef,
     handle::DeviceHandle,
-    pinned::{Near, PinnedPool},
+    pinned::{Locality, PinnedPool},
     stream::StreamCore,
 };
 use crate::{driver::RawEvent, error::Result};
@@ -43,7 +43,7 @@ pub(crate) struct Buffers {
 
 /// Two buffers on the NUMA node of the device that fills them.
 fn buffers(pool: &PinnedPool, source: &DeviceHandle) -> Result<[BlockRef; 2]> {
-    let piece = || pool.block("staged copy", PIECE, Near::Device(source.device));
+    let piece = || pool.block("staged copy", PIECE, Locality::Device(source.device));
     Ok([piece()?, piece()?])
 }
 

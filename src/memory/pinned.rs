@@ -1,21 +1,24 @@
-//! Page-locked host memory that knows which copies are in flight.
+//! [`PinnedBuffer`]: page-locked host memory that knows which copies are in flight.
+//!
+//! Users make it with `pool.pinned` and `dev.pinned`; the memory comes from [`PinnedPool`]. Invariant: a host access
+//! waits for every conflicting copy first.
 
 mod pool;
 
-pub(crate) use pool::{Near, PinnedPool};
+pub(crate) use pool::{Locality, PinnedPool};
 
 use super::{DeviceCopy, block::BlockRef, hazard::Access};
 use crate::{error::Result, mutation::Bug};
 use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, slice, time::Duration};
 
-/// `len` elements of `T` in page-locked host memory. Copies to and from it do not wait, and run at the full speed of
+/// `len` elements of `T` in page-locked host memory. Copies from and to it do not wait, and run at the full speed of
 /// the bus.
 ///
-/// There is no `Deref<Target = [T]>`: a host access may have to wait for a copy, and waiting can fail.
+/// There is no `Deref<Target = [T]>`: a host access may have to wait for a copy, and the wait can fail.
 /// [`as_slice`](Self::as_slice) and [`slice`](Self::slice) wait for copies that write the memory,
-/// [`as_mut_slice`](Self::as_mut_slice) for all.
-/// Dropping a buffer in flight defers its reuse. So the classic mistakes (reading before the copy has landed, freeing
-/// during a copy: pytorch#130785, pytorch#127612) have no way to be written.
+/// [`as_mut_slice`](Self::as_mut_slice) waits for all copies. Dropping a buffer in flight defers its reuse. So the
+/// classic mistakes cannot be written: reading before the copy has arrived, freeing during a copy (pytorch#130785,
+/// pytorch#127612).
 ///
 /// ```
 /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
@@ -41,12 +44,12 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The contents; waits for copies that write them.
+    /// The contents. Waits for copies that write them.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) when such a copy does not complete within the pool's deadline, and the
@@ -54,12 +57,12 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
     #[track_caller]
     pub fn as_slice(&self) -> Result<&[T]> {
         self.ready("PinnedBuffer::as_slice", Access::Read)?;
-        // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes; no device writes them
-        // any more, and none can start while `self` is borrowed, since such a copy needs `&mut self`.
+        // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes. No device writes them
+        // any more, and no such copy can start while `self` is borrowed, since it needs `&mut self`.
         Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
     }
 
-    /// A part of the contents; waits for copies that write the buffer.
+    /// A part of the contents. Waits for copies that write the buffer.
     ///
     /// ```
     /// # let pool = gpu_pool::GpuPool::builder().host(1).build()?;
@@ -83,7 +86,7 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         Ok(&self.as_slice()?[range])
     }
 
-    /// The contents, to be changed; waits for all copies from and to them.
+    /// The contents, for writing. Waits for all copies from and to them.
     ///
     /// # Errors
     /// As [`as_slice`](Self::as_slice).

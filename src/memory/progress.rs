@@ -1,36 +1,39 @@
-//! Counters that show whether a device gets on. Waits read them: a deadline means that nothing has moved.
+//! Counters that show whether a device makes progress. Waits read them: a deadline expires only when no counter has
+//! moved.
+//!
+//! The device's thread, and whoever polls its streams, advance them.
 
 use crate::sync::Sequence;
 
-/// The progress of one device.
+/// Progress of one device.
 ///
-/// On cache lines of its own: the device's thread writes to it at every operation.
+/// It has cache lines of its own, because the device's thread writes it at every operation.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Progress {
-    /// Operations begun on the device, and looks that have found that operations have completed there.
+    /// Counts operations begun on the device, and polls that found completed operations.
     own: Sequence,
-    /// Progress of other devices, passed on by a device that waits for them.
+    /// Counts progress of other devices that this device waits for.
     relayed: Sequence,
 }
 
 impl Progress {
-    /// Notes that the device has got further.
+    /// The device has made progress.
     pub fn advance(&self) {
         self.own.fetch_advance();
     }
 
-    /// Notes that a device for which this one waits has got further.
+    /// A device that this one waits for has made progress.
     pub fn relay(&self) {
         self.relayed.fetch_advance();
     }
 
-    /// Grows while the device itself gets on.
+    /// Grows while the device itself makes progress.
     pub fn own(&self) -> u64 {
         self.own.get()
     }
 
-    /// Grows while the device gets on, or a device for which it waits.
+    /// Grows while the device, or a device that it waits for, makes progress.
     pub fn any(&self) -> u64 {
         self.own.get() + self.relayed.get()
     }

@@ -9,7 +9,7 @@
 use super::{
     block::BlockRef,
     event::Event,
-    pinned::{Near, PinnedPool},
+    pinned::{Locality, PinnedPool},
     stream::StreamCore,
 };
 use crate::error::Result;
@@ -39,7 +39,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     fn new(pool: &PinnedPool, device: usize) -> Result<Self> {
-        let block = pool.block("staging", PIECE, Near::Device(device))?;
+        let block = pool.block("staging", PIECE, Locality::Device(device))?;
         Ok(Piece { block, filled: 0, streams: SmallVec::new(), busy: SmallVec::new() })
     }
 

@@ -1,52 +1,51 @@
-//! The pool's counters.
+//! The counters of a memory pool: what users see, and the words in which the owner publishes them to other threads.
 
 use super::insight::units::Bytes;
 use std::fmt;
 
-/// What a device's memory pool has done and holds, from [`Device::stats`](crate::Device::stats). Its `Display` is meant
-/// for people.
+/// Counters of a device's memory pool, from [`Device::stats`](crate::Device::stats). The `Display` form is meant for
+/// people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct MemoryStats {
     /// Bytes in live buffers, rounded up to their classes.
     pub in_use: u64,
-    /// The most that `in_use` has been.
+    /// Maximum of `in_use` so far.
     pub peak: u64,
-    /// Bytes that live buffers asked for; what is missing to `in_use` is lost to rounding.
+    /// Bytes that live buffers asked for. The difference to `in_use` is lost to rounding.
     pub requested: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
-    /// The most that `reserved` has been.
+    /// Maximum of `reserved` so far.
     pub peak_reserved: u64,
-    /// Bytes that were freed while work that uses them was still queued: no other stream gets them without a wait. Not
-    /// counted in [`GpuPool::memory_stats`](crate::GpuPool::memory_stats), where it is 0: that would mean to look at
-    /// every block.
+    /// Bytes of freed memory that queued work still uses: no other stream gets them without a wait. Always 0 in
+    /// [`GpuPool::memory_stats`](crate::GpuPool::memory_stats), because counting them means looking at every block.
     pub pending: u64,
     /// Allocations served.
     pub allocations: u64,
-    /// Buffers that were dropped on another thread than the device's own.
+    /// Buffers that were dropped on a thread other than the device's own.
     pub remote_frees: u64,
-    /// Allocations that got memory last used on another stream.
+    /// Allocations that got memory which another stream has used last.
     pub steals: u64,
-    /// Waits that had to be put into a stream for that. The other steals found the memory at rest, or ordered already.
+    /// Steals for which the new stream has to wait. The other steals found memory that was idle or already ordered.
     pub waits: u64,
-    /// Allocations for which the pool's own lists were not enough: something had to be merged, mapped, flushed or
-    /// waited for. It stands still in the steady state.
+    /// Allocations that the pool's free lists could not serve: the pool had to merge, map, flush or wait. Constant in
+    /// the steady state.
     pub ladder: u64,
-    /// Chunks that are cut into blocks of one size.
+    /// Slabs: pieces of memory that are cut into blocks of one size.
     pub slabs: u64,
-    /// Driver calls made for allocations. It stands still in the steady state.
+    /// Driver calls made for allocations. Constant in the steady state.
     pub driver_calls: u64,
 }
 
-/// Their names once, for both ways.
+/// Lists the fields once, for both conversions.
 macro_rules! as_words {
     ($($field:ident)+) => {
-        /// Words of [`MemoryStats::to_words`].
+        /// Number of words that [`MemoryStats::to_words`] returns.
         pub(super) const MIRRORED: usize = [$(stringify!($field)),+].len();
 
-        /// For [`Mirror`](crate::sync::Mirror).
+        /// Conversions for [`Mirror`](crate::sync::Mirror), which publishes words.
         impl MemoryStats {
             pub(super) fn to_words(self) -> [u64; MIRRORED] {
                 let MemoryStats { $($field),+ } = self;

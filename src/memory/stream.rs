@@ -1,7 +1,12 @@
-//! Streams: queues of device work, numbered so that anyone can say what he waits for.
+//! Streams: queues of device work. Each operation has a number, so that a wait can name the operation that it needs.
+//!
+//! The token submits through [`StreamCore`], hazards and events wait through it, and scopes wait for it at their end.
+//! Users see [`Stream`].
+//!
+//! Invariant: `completed` never runs ahead of the device, and the number of an operation is taken after its submission.
 
-mod marks;
 mod milestone;
+mod step_events;
 pub(crate) mod word;
 
 use crate::{
@@ -12,20 +17,20 @@ use crate::{
     stall::StallTimer,
     sync::{Sequence, unique_id},
 };
-use marks::Marks;
-use milestone::{Milestones, Pace};
+use milestone::{LastSeen, Milestones};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc, time::Duration};
+use step_events::StepEvents;
 
-/// How often a waiting host thread looks for milestones, and whether it should stop.
+/// Period in which a waiting host thread polls milestones and asks whether it should stop.
 const TICK: Duration = Duration::from_millis(20);
 
-/// A stream with the count of operations submitted to it and known to be complete.
+/// A stream, with the number of operations submitted to it and the number known to be complete.
 ///
-/// The number of an operation is taken *after* it was submitted. So who reads the counter and then records an event has
-/// captured at least all operations up to the number read. On cache lines of its own: its thread writes to it at every
-/// operation.
+/// The number of an operation is taken *after* its submission. So a thread that reads the counter and then records an
+/// event has captured at least all operations up to the number that it read. The struct has cache lines of its own,
+/// because its thread writes it at every operation.
 #[repr(align(128))]
 pub(crate) struct StreamCore {
     pub(crate) handle: Arc<DeviceHandle>,
@@ -34,14 +39,14 @@ pub(crate) struct StreamCore {
     pub(crate) id: u64,
     submitted: Sequence,
     completed: Sequence,
-    /// As far as waits of the host have come, which also tell what has gone wrong.
+    /// Operations that a wait of the host has covered. Such a wait has also reported the errors of those operations.
     waited: Sequence,
-    /// Behind every so many operations: they tell how far the stream is without a call, and a long queue from a stuck
-    /// one.
+    /// Milestones behind every sixteenth operation. They show how far the stream is without a driver call, and tell a
+    /// long queue from a stuck one.
     milestones: Milestones,
-    /// Instead of milestones, where operations run one at a time.
-    marks: Marks,
-    /// For other streams (by id): up to which of their operations this stream already waits.
+    /// Used instead of milestones when software GPUs run one operation at a time (stepped).
+    step_events: StepEvents,
+    /// By id of another stream: the operations of it that this stream already waits for.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
 
@@ -50,7 +55,7 @@ impl StreamCore {
         Self::with_priority(handle, op, 0)
     }
 
-    /// The lower, the sooner: see [`Driver::stream_create`](crate::driver::Driver::stream_create).
+    /// Lower numbers run first: see [`Driver::stream_create`](crate::driver::Driver::stream_create).
     pub(crate) fn with_priority(handle: &Arc<DeviceHandle>, op: &'static str, priority: i32) -> Result<Arc<Self>> {
         let raw = handle.check(op, handle.driver.stream_create(priority))?;
         Ok(Arc::new(StreamCore {
@@ -61,7 +66,7 @@ impl StreamCore {
             completed: Sequence::new(),
             waited: Sequence::new(),
             milestones: Milestones::new(handle),
-            marks: Marks::default(),
+            step_events: StepEvents::default(),
             known: Mutex::default(),
         }))
     }
@@ -70,7 +75,7 @@ impl StreamCore {
     pub(crate) fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
         if self.handle.stepped {
-            self.marks.set(self, sequence);
+            self.step_events.set(self, sequence);
         } else if milestone::is_due(sequence) {
             self.set_milestone();
         }
@@ -82,8 +87,8 @@ impl StreamCore {
         self.submitted.get()
     }
 
-    /// Whether operation `sequence` is known to have completed, without a call of the driver. The calling thread may
-    /// rely on it.
+    /// Whether operation `sequence` is known to have completed, without a driver call. The calling thread may rely on
+    /// the answer.
     pub(crate) fn has_completed(&self, sequence: u64) -> bool {
         let over = self.is_over(sequence);
         if let Some(watch) = self.handle.watch().filter(|_| over) {
@@ -92,20 +97,21 @@ impl StreamCore {
         over
     }
 
-    /// The same for tidying up: a checker takes it that the calling thread has learned nothing. Who relies on it later
-    /// has [`known_over`](Self::known_over) handed to him.
+    /// Like [`has_completed`](Self::has_completed), for housekeeping: to the checker the calling thread has learned
+    /// nothing. A thread that relies on the answer later must get [`known_over`](Self::known_over).
     pub(crate) fn is_over(&self, sequence: u64) -> bool {
         self.completed.get() >= sequence
             || self.look(sequence)
             || self.handle.injected(Bug::CompletedTooEarly) && sequence <= self.submitted.get()
     }
 
-    /// With a checker: what is known to whoever has seen that operations of this stream [are over](Self::is_over).
+    /// With a checker: the knowledge of a thread that has seen that operations of this stream [are
+    /// over](Self::is_over).
     pub(crate) fn known_over(&self) -> Option<Box<Token>> {
         self.handle.watch().map(|watch| Box::new(watch.checker.observed(watch.device, self.raw)))
     }
 
-    /// The calling thread has learned, from the driver, that the first `sequence` operations are over.
+    /// The driver has told the calling thread that the first `sequence` operations are over.
     fn complete(&self, sequence: u64) {
         if let Some(watch) = self.handle.watch() {
             watch.checker.publish(watch.device, self.raw);
@@ -113,13 +119,13 @@ impl StreamCore {
         self.completed.raise_to(sequence);
     }
 
-    /// The same after a wait.
+    /// Like [`complete`](Self::complete), after a wait of the host.
     fn complete_waited(&self, sequence: u64) {
         self.complete(sequence);
         self.waited.raise_to(sequence);
     }
 
-    /// Records a fresh event; returns it with the number of operations that it covers.
+    /// Records a fresh event. Returns it with the number of operations that it covers.
     pub(crate) fn record(&self, op: &'static str, timing: bool) -> Result<(RawEvent, u64)> {
         let event = self.handle.check(op, self.handle.take_event(timing))?;
         let covered = self.submitted.get();
@@ -127,7 +133,7 @@ impl StreamCore {
             self.handle.give_event(event, timing);
             return Err(self.handle.error(op, fault));
         }
-        // A time stamp is work of its own: who waits for the stream waits for it, too.
+        // A time stamp is an operation itself: a wait for the stream must wait for it, too.
         let covered = if timing { self.submit() } else { covered };
         Ok((event, covered))
     }
@@ -148,31 +154,32 @@ impl StreamCore {
         Ok(())
     }
 
-    /// All later work of this stream waits for an event of `owner`. What fails is blamed on the device that failed.
+    /// All later work of this stream waits for an event of `owner`. An error names the device that has failed.
     pub(crate) fn wait_raw(&self, op: &'static str, event: RawEvent, owner: &DeviceHandle) -> Result<()> {
         let Err(fault) = self.handle.driver.stream_wait_event(self.raw, event) else { return Ok(()) };
         let is_loss = |fault: &Fault| fault.kind == FaultKind::DeviceLost;
-        // The event of a lost device reports that device's loss, which must not be taken for this one's. Any other
-        // fault is that of the driver which was asked.
+        // The event of a lost device reports the loss of that device, which is not the loss of this one. Any other
+        // fault belongs to the driver that was called.
         let theirs = is_loss(&fault)
             && owner.device != self.handle.device
             && !self.handle.driver.stream_query(self.raw).is_err_and(|fault| is_loss(&fault));
         Err(if theirs { owner } else { &self.handle }.error(op, fault))
     }
 
-    /// All later work of this stream waits, on the device, for operation `sequence` of `other`. Records the event only
-    /// now, and only when the wait is not implied already: most blocks are never shared, so most events never exist.
+    /// All later work of this stream waits, on the device, for operation `sequence` of `other`. The event is recorded
+    /// only now, and only if no earlier wait implies this one: most blocks are never shared, so most events never
+    /// exist.
     ///
-    /// Recording late captures more than asked for (everything `other` has by now). That cannot deadlock: every wait
-    /// refers to work submitted before it, so the waits have no cycle; and kernels that spin for peers are launched
-    /// only after all of the gang have met.
+    /// Recording late captures more than was asked for: all that `other` has submitted by now. That cannot deadlock:
+    /// every wait refers to work that was submitted before it, so the waits form no cycle; and kernels that spin for
+    /// peers are launched only after the whole gang has met.
     pub(crate) fn wait_for(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<()> {
         if self.comes_after(other, sequence) {
             return Ok(());
         }
-        // In steps it is waited for also if it is over: whether it is depends on time.
+        // When stepped, the stream waits even if the operation is over: whether it is over depends on time.
         if other.handle.stepped {
-            if self.wait_for_mark(op, other, sequence)? {
+            if self.wait_for_step_event(op, other, sequence)? {
                 return Ok(());
             }
         } else if other.has_completed(sequence) {
@@ -180,7 +187,7 @@ impl StreamCore {
         }
         let (event, covered) = other.record(op, false)?;
         let waited = self.wait_event(op, event, other, covered);
-        // A wait captures the record, so the event may be recorded anew at once.
+        // A wait captures the record, so the event may be recorded again at once.
         other.handle.give_event(event, false);
         waited
     }
@@ -194,11 +201,11 @@ impl StreamCore {
         self.known.lock().iter().any(|&(id, upto)| id == other.id && upto >= sequence)
     }
 
-    /// The calling host thread waits for all work submitted so far; gives up when nothing completes for `limit`, or
-    /// when `stop` says so. `stop` is asked every few milliseconds.
+    /// The calling host thread waits for all work submitted so far. It gives up when nothing completes for `limit`, or
+    /// when `stop` returns true; `stop` is asked every few milliseconds.
     pub(crate) fn wait_idle(&self, op: &'static str, limit: Duration, stop: impl Fn() -> bool) -> Result<()> {
         let covered = self.submitted.get();
-        // Not because a word says so: what has gone wrong is told by the driver.
+        // A completion word is not enough here: only the driver reports errors.
         if self.waited.get() >= covered && self.has_completed(covered) {
             return Ok(());
         }
@@ -208,8 +215,8 @@ impl StreamCore {
         Ok(())
     }
 
-    /// Asks `done` (which waits a little) until it is; the deadline starts anew whenever the stream gets on, and those
-    /// who wait for this device see that it is not stuck.
+    /// Repeats `done`, which waits a little, until it returns true. The deadline starts again whenever the stream makes
+    /// progress; the device's progress counter then tells other waits that this device is not stuck.
     pub(crate) fn wait_while_advancing(
         &self,
         op: &'static str,
@@ -217,9 +224,9 @@ impl StreamCore {
         done: impl Fn() -> Result<bool>,
         stop: impl Fn() -> bool,
     ) -> Result<()> {
-        let (mut stall, mut pace) = (StallTimer::new(limit), Pace::default());
+        let (mut stall, mut seen) = (StallTimer::new(limit), LastSeen::default());
         while !done()? {
-            if pace.has_advanced(self) {
+            if seen.has_advanced(self) {
                 self.handle.progress.advance();
                 stall.renew();
             }
@@ -236,7 +243,7 @@ impl StreamCore {
         self.wait_host_unless(op, sequence, limit, &|| false)
     }
 
-    /// The same; gives up when `stop` says so.
+    /// Like [`wait_host`](Self::wait_host), but gives up when `stop` returns true.
     pub(crate) fn wait_host_unless(
         &self,
         op: &'static str,
@@ -248,8 +255,8 @@ impl StreamCore {
             return Ok(());
         }
         let passed = |event| self.handle.check(op, self.handle.driver.event_wait(event, TICK));
-        if let Some((covered, mark)) = self.marks.find(sequence) {
-            self.wait_while_advancing(op, limit, || passed(mark.event), stop)?;
+        if let Some((covered, found)) = self.step_events.find(sequence) {
+            self.wait_while_advancing(op, limit, || passed(found.event), stop)?;
             self.complete_waited(covered);
             return Ok(());
         }
@@ -265,15 +272,15 @@ impl StreamCore {
 impl Drop for StreamCore {
     fn drop(&mut self) {
         self.milestones.end(&self.handle);
-        // SAFETY: the last reference is going, so nobody submits to the stream any more.
+        // SAFETY: this is the last reference, so nobody submits to the stream any more.
         let _ = unsafe { self.handle.driver.stream_destroy(self.raw) };
     }
 }
 
-/// A further stream of a device, from [`Device::stream`](crate::Device::stream); used through
+/// A further stream of a device, from [`Device::stream`](crate::Device::stream). It is used through
 /// [`Device::on`](crate::Device::on).
 ///
-/// It cannot leave its device's thread, so `dev.on(&stream)` cannot meet a stream of another device:
+/// A stream cannot leave its device's thread, so `dev.on(&stream)` never gets a stream of another device:
 ///
 /// ```compile_fail,E0277
 /// # use gpu_pool::GpuPool;
@@ -286,7 +293,7 @@ impl Drop for StreamCore {
 /// ```
 pub struct Stream {
     pub(crate) core: Arc<StreamCore>,
-    /// Shared with the worker, which hands the stream out again when nobody else has it.
+    /// Shared with the worker, which reuses the stream when nobody else has it.
     pub(crate) _held: Rc<()>,
 }
 

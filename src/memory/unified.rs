@@ -1,9 +1,12 @@
-//! One allocation that the host and every device see.
+//! [`UnifiedBuffer`]: managed memory, one allocation that the host and every device see.
+//!
+//! Users make it with `pool.unified` and pass its rows to `pool.run_with`. Invariant: no two devices get the same
+//! element for writing, and the host waits for them.
 
 use super::{
     DeviceCopy,
     backing::Region,
-    block::{Block, BlockRef, ChunkKind, Place},
+    block::{Block, BlockRef, ChunkKind, Origin},
     fits_blocks,
     handle::DeviceHandle,
     hazard::{Access, History},
@@ -18,8 +21,8 @@ use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Dur
 
 /// `len` elements of `T` in managed memory: one address on the host and on every device.
 ///
-/// Devices work on it through a scope that gives each its own rows, so no two can touch the same element, and the host
-/// cannot look while they do:
+/// A scope gives each device its own rows, so no two devices touch the same element, and the host cannot look while
+/// they work:
 ///
 /// ```
 /// # use gpu_pool::GpuPool;
@@ -33,8 +36,8 @@ use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Dur
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// The `for (gpu, dev) in devices() ... synchronize()` of the sources' unified-memory example is what `run_with` does,
-/// with the synchronisation built in.
+/// `run_with` replaces the usual loop `for (gpu, dev) in devices() { ..; synchronize() }` over unified memory; it
+/// synchronises by itself.
 pub struct UnifiedBuffer<T: DeviceCopy> {
     block: BlockRef,
     len: usize,
@@ -52,10 +55,10 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         }
         let ptr = handle.check("unified", handle.driver.managed_alloc(bytes))?;
         let region = Region::chunk(handle, ChunkKind::Managed, ptr as u64, bytes as u64);
-        // Managed memory is not pooled: it has no home, and goes back with its last handle.
+        // Managed memory is not pooled: it has no owner, and goes back to the driver with its last handle.
         let at = (ptr as u64, bytes);
-        let block = Block::at_rest(handle, ChunkKind::Managed, None, &region, Place::Region, at, History::default());
-        Ok(UnifiedBuffer { block: BlockRef::wake(block), len, deadline, of: PhantomData })
+        let block = Block::new_free(handle, ChunkKind::Managed, None, &region, Origin::Region, at, History::default());
+        Ok(UnifiedBuffer { block: BlockRef::activate(block), len, deadline, of: PhantomData })
     }
 
     /// Number of elements.
@@ -63,24 +66,24 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The contents; waits for devices that write them.
+    /// The contents. Waits for devices that write them.
     ///
     /// # Errors
     /// [`Error::Timeout`] and the driver's.
     #[track_caller]
     pub fn as_slice(&self) -> Result<&[T]> {
         self.ready("UnifiedBuffer::as_slice", Access::Read)?;
-        // SAFETY: `len` initialised Pod elements; no device writes them any more, and none can while `self` is
+        // SAFETY: `len` initialised Pod elements. No device writes them any more, and none can start while `self` is
         // borrowed.
         Ok(unsafe { slice::from_raw_parts(self.block.address as *const T, self.len) })
     }
 
-    /// The contents, to be changed; waits for all devices.
+    /// The contents, for writing. Waits for all devices.
     ///
     /// # Errors
     /// [`Error::Timeout`] and the driver's.
@@ -99,9 +102,9 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
-    /// Rows of `width` elements for the devices to read, split over them by
-    /// [`GpuPool::run_with`](crate::GpuPool::run_with). The host may read meanwhile. Devices that write them are waited
-    /// for on the devices, as of all memory.
+    /// Rows of `width` elements for the devices to read; [`GpuPool::run_with`](crate::GpuPool::run_with) splits them
+    /// over the devices. The host may read at the same time. Devices that write the memory are waited for on the
+    /// devices, as for all memory.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -120,13 +123,13 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         UnifiedRows { buffer: self, width }
     }
 
-    /// Rows of `width` elements for the devices to write, split over them by
-    /// [`GpuPool::run_with`](crate::GpuPool::run_with).
+    /// Rows of `width` elements for the devices to write; [`GpuPool::run_with`](crate::GpuPool::run_with) splits them
+    /// over the devices.
     pub fn rows_mut(&mut self, width: usize) -> UnifiedRowsMut<'_, T> {
         UnifiedRowsMut { buffer: self, width }
     }
 
-    /// How many rows of `width` elements it has.
+    /// Number of rows of `width` elements; refuses a remainder.
     #[track_caller]
     fn count_rows(&self, op: &'static str, width: usize) -> Result<usize> {
         let len = self.len;

@@ -1,4 +1,7 @@
 //! Borrowed parts of buffers, and the traits by which operations take them.
+//!
+//! Users slice buffers into views. All operations of the crate take [`AsView`] or [`AsViewMut`]; only copies and
+//! kernels take [`PeerView`]s. Invariant: a view never reaches beyond its buffer.
 
 use super::{DeviceCopy, block::BlockRef};
 use crate::driver::Address;
@@ -10,7 +13,7 @@ use std::{
 /// A shared part of a buffer.
 pub struct DeviceView<'a, T: DeviceCopy> {
     pub(crate) block: &'a BlockRef,
-    /// Of the first element; kept here so that cudarc can borrow it as a kernel argument.
+    /// Address of the first element; a field, so that cudarc can borrow it as a kernel argument.
     pub(crate) address: Address,
     pub(crate) len: usize,
     pub(crate) of: PhantomData<&'a T>,
@@ -75,7 +78,8 @@ macro_rules! common {
 common! { DeviceView DeviceViewMut }
 
 impl<'a, T: DeviceCopy> DeviceView<'a, T> {
-    /// A part of this part. By value and with the long lifetime, so that `x.slice(..).slice(..)` borrows no temporary.
+    /// A part of this view. It takes the view by value and keeps the buffer's lifetime, so that `x.slice(..).slice(..)`
+    /// borrows no temporary.
     ///
     /// # Panics
     /// When the range is out of bounds.
@@ -94,7 +98,7 @@ impl<'a, T: DeviceCopy> DeviceView<'a, T> {
 }
 
 impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
-    /// A part of this part, to be read. This part can be written again when the reader is done with it.
+    /// A part of this view, for reading. The view can be written again when the reader is done.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -117,10 +121,10 @@ impl<'a, T: DeviceCopy> DeviceViewMut<'a, T> {
         self.view().slice(range)
     }
 
-    /// A part of this part. It takes this part by value, so that `x.slice_mut(..).slice_mut(..)` borrows no temporary.
+    /// A part of this view. It takes the view by value, so that `x.slice_mut(..).slice_mut(..)` borrows no temporary.
     ///
-    /// To keep this part, borrow it first: `view.view_mut().slice_mut(..)`. That works for a view which has a name. A
-    /// view without a name ends with its statement, and a part that was borrowed from it cannot live on:
+    /// To keep this view, borrow it first: `view.view_mut().slice_mut(..)`. That works for a view that has a name. A
+    /// view without a name ends with its statement, so a part that was borrowed from it cannot outlive the statement:
     ///
     /// ```compile_fail,E0716
     /// # use gpu_pool::*;
@@ -203,12 +207,12 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
     start..end
 }
 
-/// What an operation can read: buffers, views, exclusive views, and references to them.
+/// Memory that an operation can read: buffers, views, exclusive views, and references to them.
 ///
 /// The element is an associated type, not a parameter, so that it is always inferred.
 ///
 /// An operation calls [`view`](Self::view), or [`view_mut`](AsViewMut::view_mut), once for each argument, before it
-/// does anything else. So a type of your own may show another part at each call.
+/// does anything else. So your own type may return a different part at each call.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no buffer or view of this device: only copies and kernels take peers",
     label = "not memory of this device",
@@ -218,18 +222,18 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
 pub trait AsView {
     /// The element type.
     type Elem: DeviceCopy;
-    /// All of it, shared.
+    /// The whole buffer or view, shared.
     fn view(&self) -> DeviceView<'_, Self::Elem>;
 }
 
-/// What an operation can write.
+/// Memory that an operation can write.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no buffer or exclusive view that this device can write: only copies and kernels take peers",
     label = "not memory that is written here",
     note = "what is written is a `&mut DeviceBuffer`, or a `DeviceViewMut` from `x.view_mut()` or `x.slice_mut(..)`"
 )]
 pub trait AsViewMut: AsView {
-    /// All of it, exclusive. Of a value without a name, it ends with the statement: see
+    /// The whole buffer or view, exclusive. The view of a value without a name ends with the statement: see
     /// [`DeviceViewMut::slice_mut`].
     fn view_mut(&mut self) -> DeviceViewMut<'_, Self::Elem>;
 }
@@ -269,7 +273,7 @@ impl<V: AsViewMut + ?Sized> AsViewMut for &mut V {
     }
 }
 
-/// What [`Device::copy`](crate::Device::copy) reads: anything of this device, or a peer's through
+/// The source of [`Device::copy`](crate::Device::copy): memory of this device, or of a peer through
 /// [`peer()`](crate::DeviceBuffer::peer).
 pub trait CopySource {
     /// The element type.

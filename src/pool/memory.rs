@@ -19,9 +19,10 @@ impl GpuPool {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn memory_stats(&self) -> Vec<MemoryStats> {
-        let stats =
-            |home: &once_cell::sync::OnceCell<_>| home.get().map_or_else(MemoryStats::default, crate::memory::shown);
-        self.shared.homes.iter().map(stats).collect()
+        let stats = |owner: &once_cell::sync::OnceCell<_>| {
+            owner.get().map_or_else(MemoryStats::default, crate::memory::published_stats)
+        };
+        self.shared.owners.iter().map(stats).collect()
     }
 
     /// The memory of every device, as [`Device::memory_snapshot`](crate::Device::memory_snapshot) has it.

@@ -19,8 +19,8 @@ use crate::{
     error::{Error, Result},
     here,
     memory::{
-        backing::Trial,
-        block::{AtHome, BlockRef, ChunkKind, Home},
+        backing::ProbeContext,
+        block::{BlockRef, ChunkKind, Owner, OwnerThread},
         cache::{Cache, Settings},
         handle::DeviceHandle,
         peer_staging::PeerStaging,
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
     pub(crate) door: Arc<Door>,
     pub(crate) pinned: PinnedPool,
     /// Where freed blocks go, and what their owners show, by device; there once its thread has begun.
-    pub(crate) homes: Vec<OnceCell<Arc<Home>>>,
+    pub(crate) owners: Vec<OnceCell<Arc<Owner>>>,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory: Settings,
@@ -175,10 +175,10 @@ impl Worker {
         let main = StreamCore::new(&handle, "build")?;
         let neighbour = &shared.handles[(device + 1) % shared.devices()];
         let peer = (neighbour.device != device && !shared.staged).then_some(&neighbour.driver);
-        let trial = Trial { stream: Some(main.raw), peer };
-        let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, trial)?;
+        let probe = ProbeContext { stream: Some(main.raw), peer };
+        let mut cache = Cache::new(&handle, ChunkKind::Device, true, &shared.memory, probe)?;
         cache.audited(Some(&main));
-        let _ = shared.homes[device].set(cache.home.clone());
+        let _ = shared.owners[device].set(cache.owner.clone());
         let worker = Worker {
             main,
             streams: RefCell::default(),
@@ -379,7 +379,7 @@ pub(crate) fn start(
         let _ = opened.send(Ok(()));
         drop(opened);
         // SAFETY: the worker is in an `Rc` that outlives the guard, which is dropped first.
-        let _at_home = unsafe { AtHome::enter(&worker.handle, &worker.cache) };
+        let _owner_thread = unsafe { OwnerThread::enter(&worker.handle, &worker.cache) };
         worker.clone().work()
     };
     thread::Builder::new()

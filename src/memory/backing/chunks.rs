@@ -1,4 +1,4 @@
-//! Single allocations, each a region by itself.
+//! The backings `malloc`, `pinned` and `managed`: single allocations of the driver, each a region by itself.
 
 use super::{
     super::block::ChunkKind, Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
@@ -11,7 +11,7 @@ use std::{ops::Range, sync::Arc};
 pub(super) struct Chunks {
     handle: Arc<DeviceHandle>,
     kind: ChunkKind,
-    /// By number; numbers are used again.
+    /// By number. Numbers are reused.
     regions: Vec<Option<Arc<Region>>>,
     spare: Vec<u32>,
     reserved: u64,
@@ -58,13 +58,13 @@ impl Backing for Chunks {
             result => result?,
         };
         self.reserved += size;
-        let home = Region::chunk(&self.handle, self.kind, address, size);
+        let keep_alive = Region::chunk(&self.handle, self.kind, address, size);
         let region = self.spare.pop().unwrap_or_else(|| {
             self.regions.push(None);
             self.regions.len() as u32 - 1
         });
-        self.regions[region as usize] = Some(home.clone());
-        Ok(smallvec![Mapping { region, home, address, bytes: size }])
+        self.regions[region as usize] = Some(keep_alive.clone());
+        Ok(smallvec![Mapping { region, keep_alive, address, bytes: size }])
     }
 
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>> {

@@ -1,4 +1,4 @@
-//! A heap of few words in a window, at random.
+//! Random histories of a heap of few words in a window, compared with a model.
 
 use super::{
     Backing, Mappings,
@@ -9,10 +9,10 @@ use crate::driver::{Address, FaultKind};
 use proptest::prelude::*;
 use std::{collections::BTreeMap, ops::Range};
 
-/// Free and live ranges of one window, in units of the granularity: what a heap knows.
+/// Free and live ranges of one window, by granule: what a heap knows.
 #[derive(Default)]
 struct Model {
-    /// By first granule: granules, and whether they are live.
+    /// By granule: whether it is live.
     cells: BTreeMap<u64, bool>,
 }
 
@@ -25,7 +25,7 @@ impl Model {
         n
     }
 
-    /// A free run of so many.
+    /// A free run of `n` granules.
     fn find(&self, n: u64) -> Option<u64> {
         self.cells.keys().copied().find(|&at| self.run(at, 1) >= n)
     }
@@ -72,8 +72,8 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever comes and goes: what the window has is what the heap is told, all that is live keeps its bytes, and a
-    /// growth brings what was asked for.
+    /// After any history: the window has what the heap was told, all live memory keeps its bytes, and a growth brings
+    /// what was asked for.
     #[test]
     fn a_heap_in_a_window(acts in prop::collection::vec(act(), 1..60)) {
         let gpu = machine(1).remove(0);

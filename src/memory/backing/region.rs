@@ -1,4 +1,6 @@
-//! A region: units from the driver, kept alive by the pool and by every block that lies in them.
+//! A region: units from the driver. The pool keeps it alive, and so does every block that lies in it.
+//!
+//! The backing adds, moves and gives back units; a block's last drop may give back the rest after the pool has ended.
 
 use super::{ChunkKind, invalid};
 use crate::driver::{Address, DriverResult, Fault, FaultKind, check::Token};
@@ -6,16 +8,17 @@ use crate::memory::handle::DeviceHandle;
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-/// Memory that may be contiguous. Its drop gives back all that is still there, and then its addresses. The pool empties
-/// it as long as it lives, block by block's last drop does so afterwards; both are cold, hence the lock.
+/// A set of units whose memory may be contiguous. Its drop gives back the units that are left, and then the addresses.
+/// The pool changes it while the pool lives, the last drop of a block afterwards. Both are rare, so a lock is good
+/// enough.
 pub(crate) struct Region {
     pub handle: Arc<DeviceHandle>,
     pub kind: ChunkKind,
-    /// Addresses that were reserved for it.
+    /// The reserved address range, for a window.
     window: Option<Range<Address>>,
-    /// By first address.
+    /// Units by first address.
     units: Mutex<BTreeMap<Address, Unit>>,
-    /// With a checker: what the threads knew that let go of its blocks.
+    /// With a checker: the knowledge of the threads that have freed its blocks.
     known: Mutex<Option<Box<Token>>>,
 }
 
@@ -28,9 +31,9 @@ struct Unit {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Here,
-    /// Not to be given back: something may use it for ever.
+    /// Never given back: something may use it for ever.
     Leaked,
-    /// The driver would not take it back, so that it is open whether anything is there.
+    /// The driver has failed to take it back, so it is unknown whether memory is there.
     Spoiled,
 }
 
@@ -39,7 +42,7 @@ impl Region {
         Arc::new(Self::new(handle, ChunkKind::Device, Some(window)))
     }
 
-    /// One that is one unit.
+    /// A region of one unit.
     pub(crate) fn chunk(handle: &Arc<DeviceHandle>, kind: ChunkKind, address: Address, bytes: u64) -> Arc<Self> {
         let region = Self::new(handle, kind, None);
         region.add(address, bytes);
@@ -50,17 +53,17 @@ impl Region {
         Region { handle: handle.clone(), kind, window, units: Mutex::default(), known: Mutex::default() }
     }
 
-    /// Whether nothing is there, nor ever will be.
+    /// Whether the region is empty for ever.
     pub(crate) fn is_spent(&self) -> bool {
         self.window.is_none() && self.units.lock().is_empty()
     }
 
-    /// What this thread knows of the uses of a block that is gone: whoever gives the memory back must know it.
+    /// Adds what this thread knows about the uses of a freed block. The thread that gives the memory back must know it.
     pub(crate) fn remember(&self, token: Option<Box<Token>>) {
         Token::add(&mut self.known.lock(), token);
     }
 
-    /// Something may use these bytes for ever (a stream that got stuck): what they lie in is never given back.
+    /// Marks the units of these bytes as leaked: a stuck stream may use them for ever, so they are never given back.
     pub(crate) fn leak(&self, range: &Range<Address>) {
         let mut units = self.units.lock();
         for (_, unit) in
@@ -81,7 +84,7 @@ impl Region {
         here.map(|(start, unit)| *start..start + unit.bytes).filter(|unit| unit.end <= range.end).collect()
     }
 
-    /// Where nothing is, in a window.
+    /// The unmapped ranges of a window.
     pub(super) fn holes(&self) -> Vec<Range<Address>> {
         let Some(window) = self.window.clone() else { return Vec::new() };
         let (mut holes, mut at) = (Vec::new(), window.start);
@@ -97,7 +100,7 @@ impl Region {
         holes
     }
 
-    /// Gives a unit back. Whether it counts as gone: also after a fault, but not if the call was refused.
+    /// Gives a unit back. Returns whether it counts as gone: also after a fault, but not if the call was refused.
     ///
     /// # Safety
     /// Nothing uses it any more, on any device.
@@ -107,7 +110,7 @@ impl Region {
             Ok(state) => state,
             Err(fault) => return (false, Err(fault)),
         };
-        // SAFETY: a unit that is there; the rest is the caller's promise.
+        // SAFETY: the unit exists; the rest is the caller's promise.
         let result = unsafe { self.give_back(unit) };
         match &result {
             Err(fault) if fault.kind == FaultKind::Misuse => return (false, result),
@@ -132,11 +135,10 @@ impl Region {
         Ok(())
     }
 
-    /// # Safety
-    /// A unit that is there, which nothing uses any more.
+    /// The unit exists, and nothing uses it any more.
     unsafe fn give_back(&self, unit: &Range<Address>) -> DriverResult {
         let (driver, at) = (&self.handle.driver, unit.start);
-        // SAFETY: it came from this driver by the call of its kind, whole; the rest is the caller's promise.
+        // SAFETY: it came from this driver, whole, by the call of its kind; the rest is the caller's promise.
         unsafe {
             match (self.kind, &self.window) {
                 (ChunkKind::Device, Some(_)) => driver.vm_unmap(at, (unit.end - at) as usize),
@@ -148,7 +150,7 @@ impl Region {
     }
 }
 
-/// The state of a unit that is there, whole.
+/// The state of the unit with exactly this range.
 fn whole<'a>(units: &'a mut BTreeMap<Address, Unit>, unit: &Range<Address>) -> DriverResult<&'a mut State> {
     match units.get_mut(&unit.start) {
         Some(found) if found.state == State::Here && unit.start + found.bytes == unit.end => Ok(&mut found.state),
@@ -170,10 +172,10 @@ impl Drop for Region {
         for (start, Unit { bytes, state }) in units {
             match state {
                 State::Here => {
-                    // SAFETY: the last block of it is gone, and blocks go only when their uses have completed (or what
-                    // they lie in is leaked).
+                    // SAFETY: its last block is gone. Blocks go only when their uses have completed; otherwise their
+                    // unit is leaked.
                     if let Err(fault) = unsafe { self.give_back(&(start..start + bytes)) } {
-                        // With a fault of another kind it is given back, or there is no more that could be done.
+                        // After a fault of another kind it is given back, or nothing more can be done.
                         empty &= fault.kind != FaultKind::Misuse;
                         refused(fault);
                     }
@@ -183,7 +185,7 @@ impl Drop for Region {
             }
         }
         if let Some(window) = self.window.take().filter(|_| empty) {
-            // SAFETY: nothing is there any more, and nobody knows the addresses.
+            // SAFETY: nothing is mapped there any more, and nobody knows the addresses.
             if let Err(fault) = unsafe { self.handle.driver.vm_release(window.start, window.end - window.start) } {
                 refused(fault);
             }

@@ -1,6 +1,6 @@
 //! One suite for all backings.
 
-use super::{Backing, BackingChoice, ChunkKind, Mapping, Trial, open};
+use super::{Backing, BackingChoice, ChunkKind, Mapping, ProbeContext, open};
 use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{
@@ -25,24 +25,24 @@ pub(super) fn link_of(driver: &DriverRef) -> Arc<DeviceHandle> {
     Arc::new(DeviceHandle::new(0, 0, driver.clone(), Arc::default(), 1, Watch::of(driver), false))
 }
 
-/// Which backing.
+/// A backing under test: kind, choice, and expected name.
 #[derive(Clone, Copy)]
-pub(super) struct Way(ChunkKind, BackingChoice, &'static str);
+pub(super) struct Case(ChunkKind, BackingChoice, &'static str);
 
-pub(super) const VMM: Way = Way(ChunkKind::Device, BackingChoice::Vmm, "vmm");
-const MALLOC: Way = Way(ChunkKind::Device, BackingChoice::Malloc, "malloc");
-const PINNED: Way = Way(ChunkKind::Pinned, BackingChoice::Auto, "pinned");
-const MANAGED: Way = Way(ChunkKind::Managed, BackingChoice::Auto, "managed");
+pub(super) const VMM: Case = Case(ChunkKind::Device, BackingChoice::Vmm, "vmm");
+const MALLOC: Case = Case(ChunkKind::Device, BackingChoice::Malloc, "malloc");
+const PINNED: Case = Case(ChunkKind::Pinned, BackingChoice::Auto, "pinned");
+const MANAGED: Case = Case(ChunkKind::Managed, BackingChoice::Auto, "managed");
 
-impl Way {
+impl Case {
     pub fn open(self, handle: &Arc<DeviceHandle>) -> Box<dyn Backing> {
-        let backing = open(handle, self.0, self.1, Trial::default()).unwrap();
+        let backing = open(handle, self.0, self.1, ProbeContext::default()).unwrap();
         assert_eq!(backing.name(), self.2);
         backing
     }
 }
 
-/// Nothing is free beside any place.
+/// Answers that nothing is free around any address.
 pub(super) fn nothing(_: u32, _: Address) -> (u64, u64) {
     (0, 0)
 }
@@ -83,10 +83,10 @@ pub(super) fn unmap(backing: &mut dyn Backing, mapping: &Mapping) -> DriverResul
 mod suite {
     use super::*;
 
-    pub fn grows_and_gives_back(way: Way) {
+    pub fn grows_and_gives_back(kind: Case) {
         let gpu = check::wrap(machine(1)).remove(0);
         let handle = link_of(&gpu);
-        let (mut backing, stream) = (way.open(&handle), gpu.stream_create(0).unwrap());
+        let (mut backing, stream) = (kind.open(&handle), gpu.stream_create(0).unwrap());
         assert_eq!(backing.reserved(), 0);
         let small = backing.grow(3000, G, u64::MAX, &nothing).unwrap();
         let large = backing.grow(7 * G, 4 * G, u64::MAX, &nothing).unwrap();
@@ -96,7 +96,7 @@ mod suite {
         for pair in large.windows(2) {
             assert_eq!(unit_of(&pair[0]).end, pair[1].address);
         }
-        if way.0 == ChunkKind::Device {
+        if kind.0 == ChunkKind::Device {
             assert_eq!(MEMORY - free(&gpu), total);
         }
         fill(&handle, large[0].address, 7 * G, stream).unwrap();
@@ -125,10 +125,10 @@ mod suite {
     }
 
     /// Blocks outlive their pool.
-    pub fn memory_outlives_the_pool(way: Way) {
+    pub fn memory_outlives_the_pool(kind: Case) {
         let gpu = machine(1).remove(0);
         let handle = link_of(&gpu);
-        let mut backing = way.open(&handle);
+        let mut backing = kind.open(&handle);
         let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         unmap(&mut *backing, &b[0]).unwrap();
@@ -142,21 +142,21 @@ mod suite {
         assert_eq!(free(&gpu), MEMORY);
     }
 
-    pub fn out_of_memory_changes_nothing(way: Way) {
+    pub fn out_of_memory_changes_nothing(kind: Case) {
         let gpu = machine(1).remove(0);
         let handle = link_of(&gpu);
-        let mut backing = way.open(&handle);
+        let mut backing = kind.open(&handle);
         let kept = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         for bytes in [MEMORY + G, u64::MAX / 4 / G * G] {
             let before = (backing.reserved(), free(&gpu));
             let full = backing.grow(bytes, G, u64::MAX, &nothing).map(drop);
-            if way.0 == ChunkKind::Device || bytes > 1 << 60 {
+            if kind.0 == ChunkKind::Device || bytes > 1 << 60 {
                 assert_eq!(full.unwrap_err().kind, FaultKind::OutOfMemory);
                 assert_eq!((backing.reserved(), free(&gpu)), before);
             }
         }
-        // What is wished for beyond what is needed can be done without.
-        if way.0 == ChunkKind::Device {
+        // A unit larger than the request is a wish only: the request succeeds without it.
+        if kind.0 == ChunkKind::Device {
             let rest = backing.grow(MEMORY - G, 2 * MEMORY, u64::MAX, &nothing).unwrap();
             assert_eq!(free(&gpu), 0);
             rest.iter().for_each(|mapping| unmap(&mut *backing, mapping).unwrap());
@@ -164,11 +164,11 @@ mod suite {
         unmap(&mut *backing, &kept[0]).unwrap();
     }
 
-    /// With a checker: memory in use is not given back, and it is known who tried.
-    pub fn memory_in_use_stays(way: Way) {
+    /// With a checker: memory in use is not given back, and the report names the caller.
+    pub fn memory_in_use_stays(kind: Case) {
         let gpu = check::wrap(machine(1)).remove(0);
         let handle = link_of(&gpu);
-        let (mut backing, stream) = (way.open(&handle), gpu.stream_create(0).unwrap());
+        let (mut backing, stream) = (kind.open(&handle), gpu.stream_create(0).unwrap());
         let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&handle, a[0].address, 64, stream).unwrap();
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::Misuse);
@@ -185,18 +185,18 @@ mod suite {
         wait(&handle, stream);
     }
 
-    /// What another thread knows comes with what it lets go of.
-    pub fn a_region_remembers_who_let_go(way: Way) {
+    /// The knowledge of another thread comes with the memory that it frees.
+    pub fn a_region_remembers_who_let_go(kind: Case) {
         let gpu = check::wrap(machine(1)).remove(0);
         let handle = link_of(&gpu);
-        let (mut backing, stream) = (way.open(&handle), gpu.stream_create(0).unwrap());
+        let (mut backing, stream) = (kind.open(&handle), gpu.stream_create(0).unwrap());
         let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&handle, a[0].address, 64, stream).unwrap();
         drop(backing);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 wait(&handle, stream);
-                a[0].home.remember(handle.release());
+                a[0].keep_alive.remember(handle.release());
             });
             waits.join().unwrap();
         });
@@ -204,22 +204,22 @@ mod suite {
         assert!(handle.take_refused().is_none() && free(&gpu) == MEMORY);
     }
 
-    /// What a stuck stream may use is never given back; what lies beside it is.
-    pub fn what_is_leaked_stays(way: Way) {
+    /// Memory that a stuck stream may use is never given back; memory beside it is.
+    pub fn what_is_leaked_stays(kind: Case) {
         let gpu = machine(1).remove(0);
         let handle = link_of(&gpu);
-        let mut backing = way.open(&handle);
+        let mut backing = kind.open(&handle);
         let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
-        a[0].home.leak(&(at + 100..at + 200));
+        a[0].keep_alive.leak(&(at + 100..at + 200));
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::InvalidArgument);
         assert!(backing.units_in(a[0].region, unit_of(&a[0])).is_empty());
         drop((a, b, backing));
         assert!(is_there(&handle, at) && !is_there(&handle, also));
     }
 
-    /// Each call fails once, in every way: nothing leaks, and all works afterwards.
-    pub fn a_failure_at_any_call_leaks_nothing(way: Way) {
+    /// Each call fails once, in every way. Nothing leaks, and everything works afterwards.
+    pub fn a_failure_at_any_call_leaks_nothing(kind: Case) {
         for fault in [Injected::Error, Injected::OutOfMemory, Injected::DeviceLost] {
             for n in 1.. {
                 let plan = FaultPlan::new().on(FaultRule::new(fault).device(0).nth(n)).paused();
@@ -228,7 +228,7 @@ mod suite {
                 let handle = link_of(&gpus[0]);
                 plan.resume();
                 let seen = RefCell::new(Vec::new());
-                let faults = scenario(way, &handle, &seen);
+                let faults = scenario(kind, &handle, &seen);
                 let fired = !plan.fired().is_empty();
                 plan.pause();
                 let seen = seen.into_inner();
@@ -248,12 +248,12 @@ mod suite {
     }
 
     /// Opens, grows, moves, gives a part back, and drops the rest; each once more if it fails.
-    fn scenario(way: Way, handle: &Arc<DeviceHandle>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
+    fn scenario(kind: Case, handle: &Arc<DeviceHandle>, seen: &RefCell<Vec<Address>>) -> Vec<String> {
         let faults = RefCell::new(Vec::new());
         let note = |fault: &dyn ToString| faults.borrow_mut().push(fault.to_string());
-        // With a trial, where there is one.
-        let choice = if way.1 == BackingChoice::Vmm { BackingChoice::Auto } else { way.1 };
-        let try_open = || open(handle, way.0, choice, Trial::default()).inspect_err(|fault| note(fault));
+        // With a test of the memory, where there is one.
+        let choice = if kind.1 == BackingChoice::Vmm { BackingChoice::Auto } else { kind.1 };
+        let try_open = || open(handle, kind.0, choice, ProbeContext::default()).inspect_err(|fault| note(fault));
         let Ok(mut backing) = try_open().or_else(|_| try_open()) else { return faults.into_inner() };
         let grow = |backing: &mut dyn Backing, bytes| {
             let mut once = || {
@@ -292,13 +292,13 @@ mod suite {
 }
 
 macro_rules! conformance {
-    ($($way:ident $name:ident)+) => {$(
+    ($($kind:ident $name:ident)+) => {$(
         mod $name {
             use super::*;
-            conformance!(@ $way grows_and_gives_back memory_outlives_the_pool out_of_memory_changes_nothing memory_in_use_stays
+            conformance!(@ $kind grows_and_gives_back memory_outlives_the_pool out_of_memory_changes_nothing memory_in_use_stays
                 a_region_remembers_who_let_go what_is_leaked_stays a_failure_at_any_call_leaks_nothing);
         }
     )+};
-    (@ $way:ident $($case:ident)+) => {$(#[test] fn $case() { suite::$case($way) })+};
+    (@ $kind:ident $($case:ident)+) => {$(#[test] fn $case() { suite::$case($kind) })+};
 }
 conformance! { VMM vmm MALLOC malloc PINNED pinned MANAGED managed }

@@ -1,7 +1,10 @@
-//! Whether memory in a window does what memory does: written by the device, copied by the copy engines, over the edge
-//! of two mappings too, and seen by the host.
+//! Tests whether memory of a window works: written by the device, copied by the copy engines, also over the edge of two
+//! mappings, and read by the host.
+//!
+//! Called once by [`open`](super::open). Invariant: when a test returns, nothing of it is in flight, or its memory is
+//! leaked.
 
-use super::{Backing, Trial, fault, vmm::Vmm};
+use super::{Backing, ProbeContext, fault, vmm::Vmm};
 use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
@@ -9,52 +12,52 @@ use crate::{
 };
 use std::{slice, time::Duration};
 
-/// Bytes on each side of the edge that are looked at.
-const NEAR: u64 = 32 << 10;
-/// A trial that takes longer has failed.
+/// Bytes to check on each side of the edge.
+const HALF: u64 = 32 << 10;
+/// A test that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether memory of this window can be believed. A fault is one of the trial itself.
+/// Whether memory of this window works. A fault is one of the test itself.
 ///
-/// Software GPUs whose operations run one at a time are not tried: the order of steps belongs to the program.
-pub(super) fn verify_backing(vmm: &mut Vmm, trial: Trial) -> DriverResult<bool> {
-    let handle = vmm.home.handle.clone();
+/// Stepped software GPUs are not tested: the order of steps belongs to the program.
+pub(super) fn verify_backing(vmm: &mut Vmm, probe: ProbeContext) -> DriverResult<bool> {
+    let handle = vmm.region.handle.clone();
     if handle.stepped || host::is_dry(&*handle.driver) {
         return Ok(true);
     }
     let unit = vmm.granularity;
     let mapped = vmm.grow(2 * unit, unit, u64::MAX, &|_, _| (0, 0))?;
     let edge = mapped[0].address + mapped[0].bytes;
-    let tried = on_a_stream(&handle, trial.stream, |stream, host| {
-        let bench = Bench { handle: &handle, stream, host, edge: edge - NEAR, far: mapped[0].address };
-        let mut good = bench.copies_within()?;
-        if let Some(peer) = trial.peer.filter(|_| good) {
-            good = bench.copies_to_a_peer(peer)?;
+    let tried = on_a_stream(&handle, probe.stream, |stream, host| {
+        let probing = Probe { handle: &handle, stream, host, edge: edge - HALF, far: mapped[0].address };
+        let mut good = probing.copies_within()?;
+        if let Some(peer) = probe.peer.filter(|_| good) {
+            good = probing.copies_to_a_peer(peer)?;
         }
         Ok(good)
     });
     for mapping in &mapped {
         let unit = mapping.address..mapping.address + mapping.bytes;
         if let Err(Unfinished) = tried {
-            // Something hangs on it, and may do so for ever.
-            vmm.home.leak(&unit);
+            // An operation hangs on this memory, and may do so for ever.
+            vmm.region.leak(&unit);
         } else {
-            // SAFETY: mapped above, and all that used it is over.
+            // SAFETY: mapped above, and all operations on it are over.
             unsafe { vmm.unmap(mapping.region, unit)? };
         }
     }
     tried.unwrap_or_else(|Unfinished| Err(fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", String::new())))
 }
 
-/// The operations of a trial did not end.
+/// The operations of a test did not end in time.
 struct Unfinished;
 
-/// Runs a trial with a stream and page-locked memory of two spans; nothing of it is in flight any more when this
-/// returns.
+/// Runs a test with a stream and page-locked memory of two spans. When it returns `Ok`, nothing of the test is in
+/// flight.
 fn on_a_stream(
     handle: &DeviceHandle,
     stream: Option<RawStream>,
-    trial: impl FnOnce(RawStream, *mut u8) -> DriverResult<bool>,
+    probe: impl FnOnce(RawStream, *mut u8) -> DriverResult<bool>,
 ) -> Result<DriverResult<bool>, Unfinished> {
     let driver = &handle.driver;
     let own = match stream {
@@ -66,9 +69,9 @@ fn on_a_stream(
     };
     let Some(stream) = stream.or(own) else { return Ok(Ok(true)) };
     let tried = driver.host_alloc(2 * SPAN).map(|host| {
-        let tried = trial(stream, host);
+        let tried = probe(stream, host);
         let (over, waited) = idle(handle, stream);
-        // SAFETY: allocated above, and all that used it is over.
+        // SAFETY: allocated above, and all operations on it are over.
         let freed = over.then(|| unsafe { driver.host_free(host) }).ok_or(Unfinished)?;
         Ok(waited.and(tried).and_then(|good| freed.map(|()| good)))
     });
@@ -83,7 +86,7 @@ fn on_a_stream(
     Ok(tried.and_then(|good| destroyed.map(|()| good)))
 }
 
-/// Waits for a stream: whether nothing of it is in flight any more, and what else there is to say.
+/// Waits for a stream. Returns whether nothing is in flight any more, and the wait's own result.
 fn idle(handle: &DeviceHandle, stream: RawStream) -> (bool, DriverResult) {
     let wait = || -> DriverResult<bool> {
         let mut stall = StallTimer::new(LIMIT);
@@ -94,34 +97,34 @@ fn idle(handle: &DeviceHandle, stream: RawStream) -> (bool, DriverResult) {
             }
         }
     };
-    // A second time, since a fault may be of the call alone.
+    // Twice, since a fault may concern the call alone.
     match wait().or_else(|_| wait()) {
         Ok(over) => (over, Ok(())),
-        // Waits report a loss when what was running has ended.
+        // A wait reports a loss after the running work has ended.
         Err(fault) => (fault.kind == FaultKind::DeviceLost, Err(fault)),
     }
 }
 
-/// Bytes over the edge.
-const SPAN: usize = 2 * NEAR as usize;
+/// Bytes of a span: both sides of the edge.
+const SPAN: usize = 2 * HALF as usize;
 
-struct Bench<'a> {
+struct Probe<'a> {
     handle: &'a DeviceHandle,
     stream: RawStream,
     /// Page-locked memory of two spans.
     host: *mut u8,
-    /// A span over the edge of two mappings,
+    /// A span over the edge of two mappings.
     edge: Address,
-    /// and one within the first.
+    /// A span within the first mapping.
     far: Address,
 }
 
-impl Bench<'_> {
-    /// From mapping to mapping, on this device.
+impl Probe<'_> {
+    /// Copies between the mappings of this device.
     fn copies_within(&self) -> DriverResult<bool> {
         let (driver, stream) = (&self.handle.driver, self.stream);
-        // SAFETY: both spans are mapped, and do not overlap, since a unit is more than three times `NEAR`; the host's
-        // are live. All is on one stream, which is waited for before anything of it goes.
+        // SAFETY: both device spans are mapped, and do not overlap, since a unit is more than three times `HALF`; the
+        // host's spans are live. All operations are on one stream, which is waited for before any of the memory goes.
         unsafe {
             driver.fill_u32(self.edge, 0x1357_9bdf, SPAN / 4, stream)?;
             driver.fill_u32(self.far, 0xdead_0000, SPAN / 4, stream)?;
@@ -135,7 +138,7 @@ impl Bench<'_> {
         waited.map(|()| over && self.holds(0, 0x1357_9bdf) && self.holds(1, 0x2468_ace0))
     }
 
-    /// To a mapping on another device and back, if it is a peer at all.
+    /// Copies to a mapping on another device and back, if it is a peer at all.
     fn copies_to_a_peer(&self, peer: &DriverRef) -> DriverResult<bool> {
         let driver = &self.handle.driver;
         let Some(unit) = peer.vm_granularity() else { return Ok(true) };
@@ -147,23 +150,22 @@ impl Bench<'_> {
         // SAFETY: a fresh window.
         let mapped = unsafe { peer.vm_map(there, bytes) };
         let tried = mapped.and_then(|()| {
-            // SAFETY: as in `copies_within`; the peer's memory is mapped until the stream has been waited for.
+            // SAFETY: as in `copies_within`; the peer's memory stays mapped until the stream has been waited for.
             let submitted = unsafe { self.there_and_back(peer, there) };
             let (over, waited) = idle(self.handle, self.stream);
             if over {
-                // SAFETY: mapped above, and all that used it is over.
+                // SAFETY: mapped above, and all operations on it are over.
                 unsafe { peer.vm_unmap(there, bytes)? };
             }
             submitted.and(waited)?;
             Ok(over && self.holds(0, 0x369c_f258))
         });
-        // SAFETY: reserved above; refused if anything is still mapped.
+        // SAFETY: reserved above; the driver refuses it if anything is still mapped.
         let released = unsafe { peer.vm_release(there, bytes as u64) };
         tried.and_then(|good| released.map(|()| good))
     }
 
-    /// # Safety
-    /// `there` is a span of the peer's, live until the stream has been waited for.
+    /// `there` is a span in the peer's memory, live until the stream has been waited for.
     unsafe fn there_and_back(&self, peer: &DriverRef, there: Address) -> DriverResult {
         let (driver, stream) = (&self.handle.driver, self.stream);
         // SAFETY: the caller's promise, and as in `copies_within`.
@@ -176,9 +178,9 @@ impl Bench<'_> {
         }
     }
 
-    /// Whether a span of the host's memory holds this word all over. The stream is idle.
+    /// Whether a span of the host's memory consists of this word. The stream is idle.
     fn holds(&self, span: usize, word: u32) -> bool {
-        // SAFETY: live, and nothing of the stream is in flight; the bytes were zeroed when they came.
+        // SAFETY: live, and nothing of the stream is in flight. The bytes were zeroed by the driver.
         let bytes = unsafe { slice::from_raw_parts(self.host.add(span * SPAN), SPAN) };
         bytes.chunks_exact(4).all(|at| at == word.to_ne_bytes())
     }

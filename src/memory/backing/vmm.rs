@@ -1,37 +1,41 @@
-//! One window of addresses, in which memory is mapped where it is missing.
+//! The backing `vmm`: one window of virtual addresses, in which memory is mapped where it is missing.
+//!
+//! [`holes`] decides where; this file makes the driver calls. Invariant: the units never overlap, and lie in the
+//! window.
 
 use super::{
-    Backing, FreeAround, Mapping, Mappings, Moved, Region, out_of_memory,
-    place::{self, Hole},
-    unsupported,
+    Backing, FreeAround, Mapping, Mappings, Moved, Region,
+    holes::{self, Hole},
+    out_of_memory, unsupported,
 };
 use crate::driver::{Address, DriverResult, FaultKind};
 use crate::memory::handle::DeviceHandle;
 use std::{ops::Range, sync::Arc};
 
-/// The region's number: there is one.
+/// The number of the only region.
 const REGION: u32 = 0;
-/// Growing where least is missing, and moving, need few bytes and many addresses: up to five times the most that is
-/// ever in use, in simulations of RMM's `random_allocations`. Addresses cost nothing.
+/// The window's size, as a multiple of the device's memory. Growing where the fewest bytes are missing, and moving,
+/// need few bytes but many addresses: up to five times the peak use, in simulations of RMM's `random_allocations`.
+/// Addresses cost nothing.
 const ROOM: u64 = 8;
-/// The most memory that a window is made for.
+/// Largest device memory that a window is made for.
 const MOST: u64 = 1 << 47;
-/// The least that a window has: small software GPUs need room for holes, too.
+/// Smallest window: small software GPUs need room for holes, too.
 const SMALLEST: u64 = 1 << 30;
 
 pub(super) struct Vmm {
-    pub home: Arc<Region>,
+    pub region: Arc<Region>,
     pub granularity: u64,
     reserved: u64,
     driver_calls: u64,
 }
 
 impl Vmm {
-    /// A window of [`ROOM`] times the device's memory, since holes take room; or of less, if there are no such
-    /// addresses.
+    /// Opens a window of [`ROOM`] times the device's memory, since holes take room. A smaller one if there are not so
+    /// many addresses.
     pub fn open(handle: &Arc<DeviceHandle>) -> DriverResult<Self> {
         let granularity = handle.driver.vm_granularity().ok_or_else(|| unsupported("no virtual memory"))? as u64;
-        // No address space is larger, whatever a device says.
+        // No address space is larger, whatever the device reports.
         let total = handle.driver.info().total_memory.min(MOST).next_multiple_of(granularity).max(granularity);
         let mut bytes = (ROOM * total).max(SMALLEST).next_multiple_of(granularity);
         let mut driver_calls = 1;
@@ -43,7 +47,7 @@ impl Vmm {
             }
             driver_calls += 1;
         };
-        Ok(Vmm { home: Region::window(handle, start..start + bytes), granularity, reserved: 0, driver_calls })
+        Ok(Vmm { region: Region::window(handle, start..start + bytes), granularity, reserved: 0, driver_calls })
     }
 
     fn holes(&self, free: FreeAround) -> Vec<Hole> {
@@ -51,19 +55,19 @@ impl Vmm {
             let (before, after) = (free(REGION, range.start).0, free(REGION, range.end).1);
             Hole { range, before, after }
         };
-        self.home.holes().into_iter().map(beside).collect()
+        self.region.holes().into_iter().map(beside).collect()
     }
 
     fn mapping(&self, address: Address, bytes: u64) -> Mapping {
-        Mapping { region: REGION, home: self.home.clone(), address, bytes }
+        Mapping { region: REGION, keep_alive: self.region.clone(), address, bytes }
     }
 
     /// Maps one unit.
     fn map(&mut self, address: Address, bytes: u64) -> DriverResult<Mapping> {
         self.driver_calls += 1;
         // SAFETY: a hole of the window, which nobody uses.
-        unsafe { self.home.handle.driver.vm_map(address, bytes as usize)? };
-        self.home.add(address, bytes);
+        unsafe { self.region.handle.driver.vm_map(address, bytes as usize)? };
+        self.region.add(address, bytes);
         self.reserved += bytes;
         Ok(self.mapping(address, bytes))
     }
@@ -76,8 +80,8 @@ impl Backing for Vmm {
 
     fn grow(&mut self, bytes: u64, unit: u64, budget: u64, free: FreeAround) -> DriverResult<Mappings> {
         let unit = unit.max(1).next_multiple_of(self.granularity);
-        // The driver decides what there is; the window has room for all that, but maybe not in one piece.
-        let Some(place) = place::to_fill(&self.holes(free), bytes, self.granularity) else {
+        // The driver limits the memory. The window has room for all of it, but maybe not in one piece.
+        let Some(place) = holes::to_fill(&self.holes(free), bytes, self.granularity) else {
             return Err(out_of_memory(format!("no hole in the window takes {bytes} bytes")));
         };
         if place.end - place.start > budget {
@@ -96,7 +100,7 @@ impl Backing for Vmm {
                         // SAFETY: mapped just now; nobody knows of it.
                         let undone = unsafe { self.unmap(REGION, address..address + bytes) };
                         if let Err(fault) = undone {
-                            event!(warn, device = self.home.handle.device, %fault, "memory could not be given back");
+                            event!(warn, device = self.region.handle.device, %fault, "memory could not be given back");
                         }
                     }
                     return Err(fault);
@@ -107,13 +111,13 @@ impl Backing for Vmm {
     }
 
     fn units_in(&self, region: u32, range: Range<Address>) -> Vec<Range<Address>> {
-        if region == REGION { self.home.units_in(range) } else { Vec::new() }
+        if region == REGION { self.region.units_in(range) } else { Vec::new() }
     }
 
     unsafe fn unmap(&mut self, _: u32, unit: Range<Address>) -> DriverResult {
         self.driver_calls += 1;
         // SAFETY: the caller's promise.
-        let (gone, result) = unsafe { self.home.unmap(&unit) };
+        let (gone, result) = unsafe { self.region.unmap(&unit) };
         if gone {
             self.reserved -= unit.end - unit.start;
         }
@@ -123,11 +127,11 @@ impl Backing for Vmm {
     unsafe fn move_units(&mut self, from: &[(u32, Range<Address>)], bytes: u64, free: FreeAround) -> Moved {
         let units: Vec<_> = from.iter().map(|(_, unit)| unit.clone()).collect();
         let mut moved = Moved::default();
-        let Some((mut at, units)) = place::to_move(&self.holes(free), bytes, &units) else { return moved };
+        let Some((mut at, units)) = holes::to_move(&self.holes(free), bytes, &units) else { return moved };
         for unit in units {
             self.driver_calls += 1;
-            // SAFETY: the caller's promise for the unit; the place is in a hole.
-            if let Err(fault) = unsafe { self.home.move_unit(&unit, at) } {
+            // SAFETY: the caller's promise for the unit; the new address is in a hole.
+            if let Err(fault) = unsafe { self.region.move_unit(&unit, at) } {
                 moved.fault = Some(fault);
                 break;
             }

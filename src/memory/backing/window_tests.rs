@@ -1,7 +1,7 @@
-//! What is special to windows: growth, moves, trials.
+//! Tests of windows only: growth, moves, tests of their memory.
 
 use super::{
-    Backing, BackingChoice, ChunkKind, Trial, open,
+    Backing, BackingChoice, ChunkKind, ProbeContext, open,
     tests::{G, MEMORY, VMM, fill, free, is_there, link_of, machine, nothing, unit_of, unmap, wait},
     vmm::Vmm,
 };
@@ -24,7 +24,7 @@ pub(super) fn vmm(driver: &DriverRef) -> (Arc<DeviceHandle>, Box<dyn Backing>) {
 fn window_of(plan: &FaultPlan) -> Result<u64, String> {
     let gpu = faulty::wrap(host::machine(&[HostConfig { memory: 4 << 30, ..HostConfig::default() }]), plan).remove(0);
     let backing = Vmm::open(&link_of(&gpu)).map_err(|fault| fault.to_string())?;
-    let holes = backing.home.holes();
+    let holes = backing.region.holes();
     assert_eq!(holes.len(), 1);
     Ok(holes[0].end - holes[0].start)
 }
@@ -47,8 +47,8 @@ fn growth_fills_in_what_is_missing() {
     assert_eq!((a.len(), a[3].bytes), (4, 2 * G));
     let start = a[0].address;
     unmap(&mut *backing, &a[1]).unwrap();
-    // The unit after the hole is free: two granules are missing for three. Units that are not whole are smaller at the
-    // end.
+    // The unit after the hole is free, so only one of three granules is missing. The last unit may be smaller than the
+    // others.
     let free = |_, at| if at == start + 4 * G { (0, 2 * G) } else { (0, 0) };
     let b = backing.grow(3 * G, 2 * G, u64::MAX, &free).unwrap();
     assert_eq!(b.iter().map(|m| (m.address, m.bytes)).collect::<Vec<_>>(), [(start + 3 * G, G)]);
@@ -69,7 +69,7 @@ fn growth_fills_in_what_is_missing() {
 fn moved_units_are_the_same_memory() {
     let gpu = machine(1).remove(0);
     let (handle, mut backing) = vmm(&gpu);
-    // Everything there is, in units with gaps that no request fits in.
+    // All memory, in units; the free ones have gaps between them that no request fits in.
     let all = backing.grow(MEMORY, 4 * G, u64::MAX, &nothing).unwrap();
     let start = all[0].address;
     assert_eq!((all.len(), free(&gpu)), (8, 0));
@@ -93,7 +93,7 @@ fn moved_units_are_the_same_memory() {
     fill(&handle, start + MEMORY, 12 * G, stream).unwrap();
     wait(&handle, stream);
     assert!(from.iter().all(|(_, unit)| !is_there(&handle, unit.start)));
-    // The holes are used again, and all of it goes.
+    // The holes are used again, and all memory can be given back.
     moved.to.iter().for_each(|mapping| unmap(&mut *backing, mapping).unwrap());
     let again = backing.grow(4 * G, 4 * G, u64::MAX, &nothing).unwrap();
     assert_eq!(again[0].address, start + 4 * G);
@@ -117,13 +117,12 @@ fn a_move_that_fails_half_way_says_how_far_it_came() {
     assert_eq!(backing.units_in(0, 0..u64::MAX).len(), 4);
 }
 
-// ---- trials
-// -----------------------------------------------------------------------------------------------------------
+// ---- tests of a window's memory
 
 fn opened(gpus: &[DriverRef], peer: bool) -> String {
     let (handle, stream) = (link_of(&gpus[0]), gpus[0].stream_create(0).unwrap());
-    let trial = Trial { stream: Some(stream), peer: gpus.get(1).filter(|_| peer) };
-    match open(&handle, ChunkKind::Device, BackingChoice::Auto, trial) {
+    let probe = ProbeContext { stream: Some(stream), peer: gpus.get(1).filter(|_| peer) };
+    match open(&handle, ChunkKind::Device, BackingChoice::Auto, probe) {
         Ok(mut backing) => {
             assert_eq!(backing.reserved(), 0);
             let some = backing.grow(G, G, u64::MAX, &nothing).unwrap();
@@ -139,7 +138,7 @@ fn opened(gpus: &[DriverRef], peer: bool) -> String {
 fn a_window_is_the_default() {
     assert_eq!(opened(&machine(1), false), "vmm");
     assert_eq!(opened(&machine(2), true), "vmm");
-    assert_eq!(opened(&check::wrap(machine(2)), true), "vmm", "and the trial is no misuse");
+    assert_eq!(opened(&check::wrap(machine(2)), true), "vmm", "and the probe is no misuse");
     let none = HostConfig { virtual_memory: false, memory: MEMORY, ..HostConfig::default() };
     assert_eq!(opened(&host::machine(std::slice::from_ref(&none)), false), "malloc");
     assert_eq!(opened(&host::machine(&[HostConfig { memory: MEMORY, ..HostConfig::default() }, none]), true), "vmm");
@@ -151,15 +150,15 @@ fn a_window_that_lies_is_not_used() {
     for lie in [Injected::Drop, Injected::Corrupt] {
         let rule = FaultRule::new(lie).op(FaultOp::VmMap);
         assert_eq!(opened(&faulty::wrap(machine(1), &FaultPlan::new().on(rule)), false), "malloc");
-        // As text, as a user would have it.
+        // The same plan as text, as a user would write it.
         let text: FaultPlan =
             format!("0:vm-map:*:{}", if lie == Injected::Drop { "drop" } else { "corrupt" }).parse().unwrap();
         assert_eq!(opened(&faulty::wrap(machine(2), &text), false), "malloc");
-        // Copies within the device are honest, and those to the peer's mappings are not.
+        // Copies within the device work, and those to the peer's mappings do not.
         let plan = FaultPlan::new().on(rule.device(1));
         assert_eq!(opened(&faulty::wrap(machine(2), &plan), false), "vmm");
         assert_eq!(opened(&faulty::wrap(machine(2), &plan), true), "malloc");
-        // Peers that lie about everything say nothing of windows alone, but the window is not to blame for less.
+        // A peer that fails in every copy says nothing about windows; the window is given up all the same.
         let all = FaultPlan::new().on(FaultRule::new(lie).device(0).peer(1));
         assert_eq!(opened(&faulty::wrap(machine(2), &all), true), "malloc");
     }

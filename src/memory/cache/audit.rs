@@ -1,25 +1,26 @@
-//! Red zones and poison, for [`Check::Memory`](crate::Check::Memory): who writes past the end of a buffer is found out,
-//! and who reads a buffer that was dropped finds no plausible numbers.
+//! Red zones and poison, for [`Check::Memory`](crate::Check::Memory): they find writes past the end of a buffer, and
+//! make reads of a dropped buffer return implausible numbers.
 //!
 //! ```text
-//!   | what was asked for          | red zone, 256 bytes or more | the next block
-//!   ^ 0xCB when it comes home     ^ 0xA5 from when it is handed out, looked at when it comes home
+//!   | bytes that were asked for    | red zone, 256 bytes or more | the next block
+//!   ^ 0xCB when it is freed        ^ 0xA5 when it is handed out, checked when it is freed
 //! ```
 //!
-//! With an audit every block has room for a red zone, which is all of it that was not asked for. Every block ends with
-//! one, so who writes before the start of a block is found out as well, by the zone of the block before it. Red zones
-//! are AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012); there
-//! instrumented code looks before it writes, here the pool looks when it is too late. That freed memory be poisoned was
-//! asked for in pytorch#58385.
+//! With an audit every block has room for a red zone: all bytes beyond the request. Since every block ends with one, a
+//! write before the start of a block is found as well, in the zone of the block before it. Red zones are
+//! AddressSanitizer's (Serebryany et al., "AddressSanitizer: a fast address sanity checker", 2012). There, instrumented
+//! code checks before it writes; here, the pool checks afterwards. Poison for freed memory was asked for in
+//! pytorch#58385.
 //!
-//! Device memory is filled and copied by operations of its streams ([`slots`]): the zone on the stream that asked for
-//! the block (in a capture on the main stream: the graph may never be launched, or many times, each of which would mend
-//! the zone), the rest on the device's main stream, after all uses of the block; both are noted as uses, as any
-//! operation is. To the checker a zone belongs to nobody, so the driver below it is used. Page-locked memory is the
-//! host's to fill and to look at, once no copy uses it: until then its blocks are held back ([`held`](Audit::held)).
+//! Device memory is filled and copied by operations of its streams ([`slots`]). The zone is filled on the stream that
+//! asked for the block; in a capture on the main stream, because the graph may never be launched, or many times, and
+//! each launch would repair the zone. The rest happens on the device's main stream, after all uses of the block. Both
+//! are noted as uses, as any operation is. To the checker a zone belongs to nobody, so they use the driver below it.
+//! The host itself fills and checks page-locked memory, once no copy uses it; until then its blocks are held back
+//! ([`held`](Audit::held)).
 //!
-//! What fails in here costs a look, nothing else: a zone that could not be filled is not looked at, memory that could
-//! not be poisoned is not.
+//! A failure in here costs a check, nothing else: a zone that could not be filled is not checked, and memory that could
+//! not be poisoned stays as it is.
 
 mod slots;
 
@@ -42,29 +43,29 @@ use std::{
     sync::Arc,
 };
 
-/// The least that lies behind a buffer.
+/// Smallest red zone behind a buffer.
 pub(super) const RED: usize = 256;
-/// What a red zone is filled with: neither zeros nor ones, nor what freed or fresh memory holds.
+/// Fill byte of a red zone: neither zero nor all ones, and different from freed or fresh memory.
 const ZONE: u8 = 0xA5;
-/// What freed memory is filled with, as fresh memory of software GPUs is in debug builds: -2.67e7 as `f32`.
+/// Fill byte of freed memory; -2.67e7 as `f32`. Fresh memory of software GPUs has it, too, in debug builds.
 const POISON: u8 = 0xCB;
 
-/// What was found, in the order of the finds.
+/// Reports, in the order in which they were found.
 type Found = Vec<Arc<Report>>;
 
 /// The audit of one cache.
 pub(super) struct Audit {
     handle: Arc<DeviceHandle>,
-    /// Blocks in use whose zones are filled.
+    /// Blocks in use with a filled zone.
     armed: HashSet<Address>,
-    /// Of device memory.
+    /// For device memory; None for page-locked memory.
     slots: Option<Slots>,
-    /// Page-locked blocks that have come home and were not looked at.
+    /// Freed page-locked blocks that were not checked yet.
     held: VecDeque<Box<Block>>,
     found: Found,
 }
 
-/// The bytes of a block behind what was asked for.
+/// The red zone of a block: the bytes beyond the request.
 fn zone(block: &Block) -> Range<usize> {
     block.requested..block.bytes
 }
@@ -75,15 +76,15 @@ impl Audit {
         Box::new(Audit { handle: handle.clone(), armed, slots, held, found })
     }
 
-    /// A block has come home. None if it is held back: it was page-locked memory, which may be in use.
+    /// Takes a freed block. None if the block is held back: page-locked memory may still be in use.
     pub(super) fn returned(&mut self, block: Box<Block>, remote: bool) -> Option<Box<Block>> {
         let armed = self.armed.contains(&block.address);
         match &mut self.slots {
             Some(slots) => {
                 self.armed.remove(&block.address);
-                // In steps no operation may depend on time. When others drop a buffer, and who drops the last handle of
-                // one that other devices have used, does.
-                let by_chance = self.handle.stepped && (remote || block.hazards.was_lent(self.handle.device));
+                // When stepped, no operation may depend on time. When another thread drops a buffer depends on time,
+                // and so does which thread drops the last handle of a block that other devices have used.
+                let by_chance = self.handle.stepped && (remote || block.hazards.was_used_by_peer(self.handle.device));
                 if !by_chance {
                     slots.returned(&self.handle, &block, armed, &mut self.found);
                 }
@@ -98,7 +99,7 @@ impl Audit {
     }
 }
 
-/// What was found behind a buffer.
+/// Checks a zone, and reports the bytes that were changed.
 fn look(
     handle: &DeviceHandle,
     zone: &[u8],
@@ -121,15 +122,15 @@ fn look(
     Some(Arc::new(report))
 }
 
-/// What the checker knows of the buffer that starts here.
+/// The checker's record of the buffer that starts at `address`.
 fn buffer(handle: &DeviceHandle, address: Address) -> Option<Allocation> {
     handle.watch()?.checker.buffer(address)
 }
 
 impl Cache {
-    /// From now on red zones are laid, if the settings say so. `main` is the stream that device memory is looked at on.
+    /// Starts the audit, if the settings ask for it. `main` is the stream on which device memory is checked.
     pub(crate) fn audited(&mut self, main: Option<&Arc<StreamCore>>) {
-        // Where operations only take their time, memory holds nothing.
+        // Dry software GPUs only count time; their memory has no contents.
         if self.settings.audit && !host::is_dry(&*self.handle.driver) {
             let slots = main.map(|main| Slots::new(main, self.settings.deadline));
             self.audit = Some(Audit::new(&self.handle, slots));
@@ -137,14 +138,13 @@ impl Cache {
         }
     }
 
-    /// The bytes that a request needs.
+    /// The bytes that a request needs, with its red zone.
     #[inline]
     pub(super) fn with_zone(&self, bytes: usize) -> usize {
         if self.audit.is_none() { bytes } else { bytes.saturating_add(RED) }
     }
 
-    /// Lays the red zone of a block that was handed out for `stream`; of one that was handed out in a capture, for
-    /// none.
+    /// Fills the red zone of a block that was handed out for `stream`. None: the block was handed out in a capture.
     #[inline]
     pub(crate) fn lay_zone(&mut self, block: &Block, stream: Option<&Arc<StreamCore>>) {
         if let Some(audit) = &mut self.audit
@@ -155,15 +155,14 @@ impl Cache {
         }
     }
 
-    /// Before the device drains: takes in what others have dropped. In steps it would depend on time what that is.
+    /// Before the device drains: takes remote frees in. Not when stepped: which frees have arrived depends on time.
     pub(crate) fn begin_audit(&mut self) {
         if self.audit.is_some() && !self.handle.stepped {
             self.collect();
         }
     }
 
-    /// When the device has drained: looks at the zones of all blocks that have come home. What was found first is an
-    /// error.
+    /// After the device has drained: checks the zones of all freed blocks. The first find is an error.
     pub(crate) fn audit(&mut self, op: &'static str) -> Result<()> {
         let Some(audit) = &mut self.audit else { return Ok(()) };
         if let Some(slots) = &mut audit.slots {
@@ -172,13 +171,13 @@ impl Cache {
         self.verdict(op)
     }
 
-    /// What was found first, as an error; the rest has been logged.
+    /// The first find, as an error. The others were logged.
     pub(crate) fn verdict(&mut self, op: &'static str) -> Result<()> {
         let found = self.audit.as_mut().map(|audit| mem::take(&mut audit.found)).unwrap_or_default();
         found.into_iter().next().map_or(Ok(()), |report| Err(self.handle.misuse(op, report)))
     }
 
-    /// The last of it: what is found now, `close` will tell. Returns what was held back.
+    /// Ends the audit; `close` will return what is found now. Returns the blocks that were held back.
     pub(super) fn end_audit(&mut self) -> VecDeque<Box<Block>> {
         let Some(mut audit) = self.audit.take() else { return VecDeque::new() };
         if let Some(slots) = &mut audit.slots
@@ -193,38 +192,39 @@ impl Cache {
     }
 }
 
-/// Page-locked memory, looked at by the host.
+/// Page-locked memory, which the host checks.
 impl Cache {
-    /// Lays the red zone of a page-locked block. Nobody uses it any more.
+    /// Fills the red zone of a page-locked block that nothing uses any more.
     pub(crate) fn lay_zone_here(&mut self, block: &Block) {
         let Some(audit) = &mut self.audit else { return };
         let zone = zone(block);
-        // SAFETY: these bytes are the block's own, no operation is given them, and those of earlier owners are over.
+        // SAFETY: these bytes belong to the block, no operation is given them, and the operations of earlier owners are
+        // over.
         unsafe { (block.address as *mut u8).add(zone.start).write_bytes(ZONE, zone.len()) };
         audit.armed.insert(block.address);
     }
 
-    /// Blocks that have come home and were not looked at: each is to be looked at ([`look_here`]) or
-    /// [held back](Self::hold) again.
+    /// Removes the blocks that were freed and not checked. Each must be checked ([`look_here`]) or [held
+    /// back](Self::hold) again.
     pub(crate) fn held(&mut self) -> VecDeque<Box<Block>> {
         self.collect();
         self.audit.as_mut().map(|audit| mem::take(&mut audit.held)).unwrap_or_default()
     }
 
-    /// A block that is in use still.
+    /// Holds a block back that is still in use.
     pub(crate) fn hold(&mut self, block: Box<Block>) {
         match &mut self.audit {
-            Some(audit) if block.is_at_home_in(&self.home) => audit.held.push_back(block),
+            Some(audit) if block.is_owned_by(&self.owner) => audit.held.push_back(block),
             _ => block.release(),
         }
     }
 
-    /// A block that was looked at, or cannot be, comes to rest; unless another cache has come in place of its own
-    /// meanwhile.
+    /// Takes a block that was checked, or cannot be. If another cache has replaced the block's own meanwhile, the block
+    /// is released.
     pub(crate) fn looked_at(&mut self, block: Box<Block>, found: Option<Arc<Report>>) {
         if let Some(audit) = &mut self.audit {
             audit.found.extend(found);
-            if block.is_at_home_in(&self.home) {
+            if block.is_owned_by(&self.owner) {
                 audit.armed.remove(&block.address);
                 return self.put(block);
             }
@@ -233,11 +233,11 @@ impl Cache {
     }
 }
 
-/// Looks at the zone of a page-locked block that nothing uses any more, and poisons it.
+/// Checks the zone of a page-locked block that nothing uses any more, and poisons the block.
 pub(crate) fn look_here(block: &Block) -> Option<Arc<Report>> {
     let (handle, zone, at) = (&block.handle, zone(block), block.address as *mut u8);
-    // SAFETY: the block has come home, so the caller alone has its bytes; all operations on it are over. Page-locked
-    // memory has been zeroed by the driver, so there are no bytes without a value.
+    // SAFETY: the block was freed, so only the caller has its bytes, and all operations on it are over. The driver has
+    // zeroed page-locked memory, so every byte has a value.
     let behind = unsafe { slice::from_raw_parts(at.add(zone.start), zone.len()) };
     let found = look(handle, behind, block.requested, || buffer(handle, block.address));
     // SAFETY: as above.

@@ -1,11 +1,12 @@
-//! Out of memory: what is tried, in which order, before a request fails.
+//! Out of memory: the attempts, in order, before a request fails. And how memory comes from and goes back to the
+//! driver.
 //!
-//! Each rung is followed by a new search: a block that has come back meanwhile is not overlooked (pytorch#189504 raised
-//! an error although a fitting block had just been returned). A request that fails leaves everything as it was, apart
-//! from memory that has moved to where it is of more use.
+//! A new search follows each rung, so a block that came back meanwhile is found (pytorch#189504 raised an error
+//! although a fitting block had just been returned). A request that fails leaves everything as it was, except for
+//! memory that has moved to a more useful address.
 //!
-//! "Ask the peers to hand over what they have freed" is no rung: what they free is visible to the owner at once
-//! ([`Returns`](crate::sync::Returns)), so a peer that is parked, or stuck in a user's closure, holds nothing back.
+//! There is no rung "ask the peers for what they have freed": the owner sees their frees at once
+//! ([`Returns`](crate::sync::Returns)). So a peer that is parked, or stuck in a user's closure, holds nothing back.
 
 use super::{ATTEMPTS, Cache, GRAIN, Request};
 use crate::{
@@ -14,22 +15,22 @@ use crate::{
     memory::{
         LeakReport,
         backing::Mapping,
-        block::{ChunkKind, Place, let_go},
+        block::{ChunkKind, Origin, release_bytes},
         hazard::History,
     },
     mutation::Bug,
 };
 use std::{ops::Range, time::Duration};
 
-/// Memory is taken from the driver in multiples of it,
+/// Memory is taken from the driver in multiples of this size.
 const GRANULE: u64 = 2 << 20;
-/// and given back, or moved, in pieces of this size.
+/// Memory is given back or moved in pieces of this size.
 const UNIT: u64 = 64 << 20;
 
-/// A pool that would rather grow than wait for its streams grows by this share of itself.
+/// A pool that grows rather than wait grows by one part in this many of itself.
 const EAGER_SHARE: u64 = 2;
 
-/// What is tried, and what it is called in reports.
+/// The rungs, each with its name in reports.
 const RUNGS: [(&str, Rung); 7] = [
     ("took what other threads had freed", |cache, _, _| {
         cache.collect();
@@ -46,12 +47,12 @@ const RUNGS: [(&str, Rung); 7] = [
     ("gave free memory back and asked again", Cache::exchange),
 ];
 
-/// From this rung on the host takes memory that it has to wait for.
+/// From this rung on a host request takes memory that it has to wait for.
 const WAITING: usize = 4;
 
 type Rung = fn(&mut Cache, &Request<'_>, Need) -> Result<()>;
 
-/// Bytes in one piece that are looked for: so many will do, and so many would be good.
+/// Contiguous bytes to look for: `least` is enough, `good` is better.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
     pub least: usize,
@@ -59,8 +60,8 @@ pub(super) struct Need {
 }
 
 impl Cache {
-    /// Looks for memory until every rung has been tried. `search` is told whether it may take memory that is in use:
-    /// streams wait for it on the device; the host waits itself, so it would rather have other memory.
+    /// Looks for memory until every rung has been tried. `search` gets whether it may take memory that is in use.
+    /// Streams may: they wait on the device. The host prefers other memory, because it would wait itself.
     #[cold]
     pub(super) fn climb<T>(
         &mut self,
@@ -77,7 +78,7 @@ impl Cache {
                     tried.push(name);
                     match rung(self, request, need) {
                         Ok(()) | Err(Error::OutOfMemory { .. } | Error::Timeout { .. }) => {}
-                        // A means that fails is not the end: the others may do.
+                        // A rung that fails is not the end: others may succeed.
                         Err(error) if self.is_fatal(&error) => return Err(error),
                         Err(error) => {
                             event!(debug, device = self.handle.device, %error, "memory is short: {name}");
@@ -93,7 +94,7 @@ impl Cache {
                 }
             }
             if let Some(cause) = cause {
-                // It is not for want of memory, so the user need not give up any.
+                // The cause is not lack of memory, so the user need not give up any.
                 return Err(cause);
             }
             let report = self.out_of_memory_report(request, tried);
@@ -119,7 +120,7 @@ impl Cache {
         matches!(error, Error::DeviceLost { device, .. } if *device == own) || matches!(error, Error::Misuse { .. })
     }
 
-    /// Whether so much can be had at all, however empty the device.
+    /// Whether a request of this size could succeed on an empty device.
     fn can_be_had(&self, need: usize) -> bool {
         let most = match self.kind {
             ChunkKind::Device => self.limit.unwrap_or(u64::MAX).min(self.handle.driver.info().total_memory),
@@ -128,7 +129,7 @@ impl Cache {
         need as u64 <= most
     }
 
-    /// Slabs that are wholly free become free pieces of the heap, and so does what was never cut of the others.
+    /// Wholly free slabs become free pieces of the heap, and so do the uncut parts of the other slabs.
     pub(super) fn dissolve(&mut self) {
         for (slab, past) in self.small.dissolve() {
             self.heap.free(slab.piece, past);
@@ -138,7 +139,7 @@ impl Cache {
         }
     }
 
-    /// Bytes that must lie together, with room to align in where memory may come at any place.
+    /// Contiguous bytes that a request needs, with room for alignment if memory may come at any address.
     fn room(&self, request: &Request<'_>, need: usize) -> u64 {
         let room = if request.align > GRAIN { request.align } else { 0 };
         need.saturating_add(room).checked_next_multiple_of(GRAIN).unwrap_or(need) as u64
@@ -147,10 +148,10 @@ impl Cache {
     fn grow(&mut self, request: &Request<'_>, Need { least, good }: Need) -> Result<()> {
         let need = self.room(request, least);
         let more = self.room(request, good) - need;
-        // A little more than is missing, so that a pool which grows in small steps makes few calls.
+        // A little more than is missing, so that a pool that grows in small steps makes few calls.
         let more = more.max((self.backing.reserved() / 32).min(UNIT) / GRANULE * GRANULE);
         if let Some(slack) = self.settings.slack {
-            // What a request would take beyond the bound is no more than what there is where memory is short.
+            // A request that would exceed the bound uses what the pool has, as if memory were short.
             let most = self.stats.peak.max(self.stats.in_use + need) as f64 * slack;
             let bound = (most as u64).next_multiple_of(GRANULE);
             let own = self.handle.device;
@@ -173,7 +174,7 @@ impl Cache {
         if more > 0 && short(&done) {
             done = self.map(request.op, need);
         }
-        // Without room to align in: it may come at the right place by itself.
+        // Without room for alignment: the memory may come at an aligned address by itself.
         let bare = least.next_multiple_of(GRAIN) as u64;
         if bare < need && short(&done) {
             done = self.map(request.op, bare);
@@ -181,45 +182,47 @@ impl Cache {
         done
     }
 
-    /// Whether the pool has grown, being so small that this is better than a wait.
+    /// Grows a pool that is so small that growing is better than a wait. Returns whether it has grown.
     #[cold]
     pub(super) fn grow_rather(&mut self, request: &Request<'_>, need: Need) -> bool {
-        // Whoever bounds what is reserved would rather have it used.
+        // A user who bounds the reserved memory wants it to be used.
         let may =
             self.settings.slack.is_none() && self.backing.reserved().saturating_add(need.good as u64) <= self.eager;
         may && {
             self.stats.ladder += 1;
             let (need, reserved) = (self.room(request, need.good), self.backing.reserved());
-            // Where it would fit if all streams were through, how much is missing depends on when they are. So it is
-            // not what is missing now: else a program would go to the driver once more whenever a step of it is unlucky
-            // as none was before.
+            // If the request would fit once all streams are done, then the missing bytes depend on timing. Growing by
+            // just those bytes would make a program call the driver again whenever one of its steps is slower than all
+            // before. So the pool grows by a share of itself.
             let timing = self.stats.in_use + need <= reserved;
             let share =
                 if timing { (reserved / EAGER_SHARE).next_multiple_of(GRANULE).min(self.eager - reserved) } else { 0 };
-            // Beside memory that is in use, too: what is taken is to need no wait.
+            // Also next to memory that is in use: the new memory must need no wait.
             let mut map =
                 |bytes| self.map_within(request.op, bytes, u64::MAX, |past| past.is_free_for(request.stream)).is_ok();
             (need < share && map(share)) || map(need)
         }
     }
 
-    /// Takes memory from the driver, so that `need` bytes lie together.
+    /// Takes memory from the driver, so that `need` free bytes lie together.
     pub(super) fn map(&mut self, op: &'static str, need: u64) -> Result<()> {
         let own = self.handle.device;
-        // What a lost device may use for ever does not count.
+        // Memory that a lost device may use for ever does not count as free.
         self.map_within(op, need, u64::MAX, |past| !past.names_lost_peer(own))
     }
 
-    /// The same, unless more than `most` bytes would be the pool's then. Free memory with this past counts.
+    /// Like [`map`](Self::map), unless the pool would then hold more than `most` bytes. Free memory counts if `counts`
+    /// accepts its past.
     fn map_within(&mut self, op: &'static str, need: u64, most: u64, counts: impl Fn(&History) -> bool) -> Result<()> {
         let left = self.limit.unwrap_or(u64::MAX).min(most).saturating_sub(self.backing.reserved());
         let budget = left / GRAIN as u64 * GRAIN as u64;
         // Single allocations neither grow nor move, so a small one would be of little use.
         let least = if self.backing.is_window() { 0 } else { GRANULE.min(budget) };
-        // What comes in one piece goes, or moves, in one piece: not too large; and not too many.
+        // A unit is mapped, unmapped and moved as a whole. So units are not too large; and not so small that there are
+        // too many.
         let mut unit = UNIT.max(self.handle.driver.info().total_memory / 4096).min(need.max(least));
         if self.backing.is_window() {
-            // Of a piece that goes or moves no part may be in use: small pools need small ones.
+            // No part of a unit that is unmapped or moved may be in use: small pools need small units.
             unit = unit.min((self.backing.reserved().saturating_add(need) / 32).max(1).next_multiple_of(GRANULE));
         }
         let heap = &self.heap;
@@ -233,7 +236,7 @@ impl Cache {
         let mapped = self.handle.check(op, mapped)?;
         if let Some(node) = self.settings.node {
             for fresh in &mapped {
-                // SAFETY: page-locked memory that has just come, zeroed, from the driver.
+                // SAFETY: page-locked memory that has just come from the driver, zeroed.
                 unsafe { node.take(fresh.address as *mut u8, fresh.bytes as usize) };
             }
         }
@@ -242,8 +245,8 @@ impl Cache {
     }
 
     fn add(&mut self, mapped: impl IntoIterator<Item = Mapping>) {
-        for Mapping { region, home, address, bytes } in mapped {
-            self.regions.entry(region).or_insert(home);
+        for Mapping { region, keep_alive, address, bytes } in mapped {
+            self.regions.entry(region).or_insert(keep_alive);
             self.heap.insert(region, address, bytes);
             if let Some(ledger) = &mut self.ledger {
                 ledger.mapped(address, bytes);
@@ -252,13 +255,13 @@ impl Cache {
         self.stats.peak_reserved = self.stats.peak_reserved.max(self.backing.reserved());
     }
 
-    /// Free memory is moved, by mapping, to where it makes one piece with other free memory. Takes nothing from the
-    /// driver. What is not over stays.
+    /// Moves free memory, by mapping, next to other free memory, so that one large piece results. Takes nothing from
+    /// the driver. Memory whose uses are not over stays.
     fn gather(&mut self, request: &Request<'_>, need: u64) -> Result<()> {
         if self.heap.free_bytes() < need {
             return Ok(());
         }
-        // The smallest ranges are worth least where they are.
+        // The smallest ranges are worth least where they are: they move first.
         let mut ranges = self.free_ranges();
         ranges.sort_by_key(|(_, range)| range.end - range.start);
         let mut units = Vec::new();
@@ -270,9 +273,9 @@ impl Cache {
             }
         }
         let (heap, own) = (&self.heap, self.handle.device);
-        // What a lost device may use for ever does not count.
+        // Memory that a lost device may use for ever does not count as free.
         let free = |region: u32, at: Address| heap.free_around(region, at, |past| !past.names_lost_peer(own));
-        // SAFETY: the units are free, and their uses are over, on every device.
+        // SAFETY: the units are free, and their uses are over on every device.
         let moved = unsafe { self.backing.move_units(&units, need, &free) };
         for (region, unit) in moved.from {
             let bytes = unit.end - unit.start;
@@ -292,12 +295,13 @@ impl Cache {
         self.heap.free_ranges().map(|free| (free.region, free.address..free.address + free.bytes)).collect()
     }
 
-    /// Whether the uses of a free unit are over; the calling thread may rely on it. They are not when it must stop: a
-    /// kernel that peers' kernels send to has ended, too, when it gave up, and the peers may not have heard of it.
+    /// Whether the uses of a free unit are over. The calling thread may rely on the answer. After a failure of the gang
+    /// (`stop`) they do not count as over: a kernel that has given up has ended, but peers' kernels that send to it may
+    /// not know that yet.
     fn is_over(&mut self, region: u32, unit: &Range<Address>, stop: &dyn Fn() -> bool) -> bool {
         let bytes = unit.end - unit.start;
         let past = self.heap.remove(region, unit.start, bytes);
-        // In this order: whoever gives up does so after the failure, and is seen to have ended after that.
+        // In this order: a kernel gives up after the failure, and is seen to have ended after that.
         let over = past.all_completed() && !stop() || self.handle.injected(Bug::ChunkReleasedEarly);
         if over {
             self.handle.acquire(past.known());
@@ -306,12 +310,12 @@ impl Cache {
         over
     }
 
-    /// Waits for all work on memory that was freed. Once a stream was found stuck, nothing more is waited for, or it
-    /// would be waited for at every block that it has used.
+    /// Waits for all work on freed memory. After one stream was found stuck, nothing more is waited for; else the
+    /// deadline would pass again at every block that the stream has used.
     fn wait(&mut self, request: &Request<'_>) -> Result<()> {
         let (own, mut limit) = (self.handle.device, self.settings.deadline);
         let heap = self.heap.free_payloads_mut();
-        let small = self.small.at_rest().map(|block| block.hazards.history());
+        let small = self.small.free_blocks().map(|block| block.hazards.history());
         let mut first = Ok(());
         for past in heap.chain(small).filter(|past| !past.names_lost_peer(own)) {
             let waited = past.wait_all(request.op, limit, request.stop);
@@ -330,7 +334,8 @@ impl Cache {
         self.grow(request, need)
     }
 
-    /// Gives what is free back to the driver, in whole units; how many bytes. What is not over stays.
+    /// Gives free memory back to the driver, in whole units, and returns how many bytes. Memory whose uses are not over
+    /// stays.
     fn give_back(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         let mut given = 0;
         for (region, range) in self.free_ranges() {
@@ -339,7 +344,7 @@ impl Cache {
                     continue;
                 }
                 let bytes = unit.end - unit.start;
-                // SAFETY: the unit is free, and its uses are over, on every device.
+                // SAFETY: the unit is free, and its uses are over on every device.
                 if let Err(fault) = unsafe { self.backing.unmap(region, unit.clone()) } {
                     event!(warn, device = self.handle.device, %fault, "memory could not be given back");
                     let refused = fault.kind == FaultKind::Misuse;
@@ -359,12 +364,14 @@ impl Cache {
         }
         let regions = &mut self.regions;
         regions.retain(|_, region| !region.is_spent());
-        // Numbers of regions are used again, so no header may keep one that is gone.
-        self.spare.retain(|block| matches!(block.place, Place::Piece { region, .. } if regions.contains_key(&region)));
+        // Region numbers are reused, so no header may keep the number of a region that is gone.
+        self.spare
+            .retain(|block| matches!(block.origin, Origin::Piece { region, .. } if regions.contains_key(&region)));
         given
     }
 
-    /// Gives all that is free, and over, back to the driver, unless it must stop; how many bytes. Does not wait.
+    /// Gives all free memory whose uses are over back to the driver, unless it must stop. Returns how many bytes. Does
+    /// not wait.
     pub(crate) fn trim(&mut self, stop: &dyn Fn() -> bool) -> u64 {
         self.collect();
         self.dissolve();
@@ -377,10 +384,10 @@ impl Cache {
 }
 
 impl Drop for Cache {
-    /// Gives everything back but what holds live blocks: that goes when they go.
+    /// Gives back everything except memory with live blocks, which is given back with its last block.
     fn drop(&mut self) {
-        let home = self.home.clone();
-        for block in home.returns.close() {
+        let owner = self.owner.clone();
+        for block in owner.returns.close() {
             self.put(block);
         }
         for block in self.end_audit() {
@@ -395,11 +402,11 @@ impl Drop for Cache {
         self.dissolve();
         self.give_back(&|| false);
         for free in self.heap.free_ranges() {
-            let_go(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
+            release_bytes(&self.regions[&free.region], free.payload, free.address..free.address + free.bytes);
         }
         for slab in self.small.slabs() {
             let rest = slab.address + slab.uncut() as u64..slab.address + slab.bytes as u64;
-            let_go(&slab.region, slab.rest(), rest);
+            release_bytes(&slab.region, slab.rest(), rest);
         }
         self.small.take().for_each(|block| block.release());
     }
@@ -409,7 +416,7 @@ impl Drop for Cache {
 mod tests {
     use crate::GpuPool;
 
-    /// A kernel that has given up has ended, and its peers may still send to what it used.
+    /// A kernel that has given up has ended, but its peers may still send to the memory that it used.
     #[test]
     fn nothing_goes_back_to_the_driver_when_the_gang_has_failed() {
         let pool = GpuPool::builder().host(1).build().unwrap();

@@ -1,31 +1,31 @@
-//! The device-aware memory pool: the books of one device's memory, in the hands of its thread.
+//! The memory cache of one device (or of one NUMA node's page-locked memory): it serves allocations and takes frees.
 //!
 //! ```text
 //!   driver ── chunks (backing) ──> heap (large pieces, split and joined) ──> slabs ──> small blocks by class and stream
 //! ```
 //!
-//! Only the owner allocates, so its books need no lock; anyone may free ([`block`](super::block)). Blocks of at most
-//! 128 KiB come from slabs; what is freed goes to the list of its class and of the stream that used it last, and the
-//! next request of that stream takes it from there: no lock, no driver call, no wait. Larger ones are pieces of the
-//! [heap](super::heap). On 8 x H200 `cuMemAllocAsync` + `cuMemFreeAsync` costs 0.48 us from one thread and 16.1 us when
-//! eight threads call at once; a pool that makes no driver call has no such problem.
+//! Only the owner's thread allocates, so the cache needs no lock; any thread may free ([`block`](super::block)). Blocks
+//! of at most 128 KiB come from slabs. A freed small block goes to the list of its class and of the stream that used it
+//! last. The next request of that stream takes it from there: no lock, no driver call, no wait. Larger blocks are
+//! pieces of the [heap](super::heap). On 8 x H200 `cuMemAllocAsync` + `cuMemFreeAsync` costs 0.48 us from one thread,
+//! and 16.1 us when eight threads call at once; a cache that makes no driver call has no such problem.
 //!
-//! **Order.** Free memory remembers its uses ([`hazard`](super::hazard)), so whoever gets it waits, on the device, for
-//! those that are not over, on whichever device they run (cf. pytorch#196257, CUDA.jl#1522). No event is recorded for a
-//! free. Memory that needs no wait is preferred: the stream's own, then what is over, then what was never used
+//! **Order.** Free memory keeps its uses ([`hazard`](super::hazard)). The next owner waits, on the device, for those
+//! that are not over, whichever device they run on (cf. pytorch#196257, CUDA.jl#1522). A free records no event. Memory
+//! that needs no wait is preferred: first the stream's own, then memory whose uses are over, then fresh memory
 //! (rmm#850: a pool that steals first makes streams wait for each other).
 //!
-//! **Short of memory**, `ladder` has the order in which everything is tried.
+//! **Out of memory.** `ladder` has the order of the attempts.
 
 pub(super) mod audit;
 mod classes;
 mod ladder;
+mod report;
 mod small;
-mod view;
 
 use super::{
-    backing::{self, Backing, BackingChoice, Region, Trial},
-    block::{Block, BlockRef, ChunkKind, Home, Place},
+    backing::{self, Backing, BackingChoice, ProbeContext, Region},
+    block::{Block, BlockRef, ChunkKind, Origin, Owner},
     handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},
@@ -45,19 +45,19 @@ use ladder::Need;
 use small::Small;
 use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
 
-/// What the heap rounds to.
+/// The unit of the heap's sizes.
 const GRAIN: usize = Heap::<History>::GRAIN;
-/// The largest alignment that can be asked for.
+/// The largest alignment that a request may have.
 pub(crate) const MOST_ALIGN: usize = 2 << 20;
-/// Headers of large blocks that are kept for the next ones.
+/// Headers of large blocks that are kept for reuse.
 const SPARE_HEADERS: usize = 1024;
-/// A pool that is small grows rather than let streams wait for each other: one that has just begun would else make them
-/// run in turn (rmm#850). Beyond that the memory is worth more than the wait.
+/// Up to this size a pool grows rather than make streams wait for each other. Without it a pool that has just begun
+/// would make them run one after the other (rmm#850). Beyond it the memory is worth more than the wait.
 const EAGER: u64 = 256 << 20;
-/// Large allocations between two looks for what others have freed.
+/// Large allocations between two looks at the remote free list.
 const LOOK: u64 = 64;
 
-/// How much a pool may take from a device.
+/// How much memory a pool may take from a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MemoryLimit {
     Bytes(u64),
@@ -73,15 +73,15 @@ impl MemoryLimit {
     }
 }
 
-/// How often a callback may ask for another attempt.
+/// Most attempts that the out-of-memory callback may ask for.
 pub(crate) const ATTEMPTS: usize = 16;
 
-/// Asked when a device is out of memory; whether to try again.
+/// The user's callback for a device that is out of memory. It returns whether to try again.
 #[derive(Clone)]
-pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Asked>>);
+pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
 
-/// What is asked.
-type Asked = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
+/// The callback's type.
+type Callback = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
 
 impl fmt::Debug for OnOutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,25 +89,25 @@ impl fmt::Debug for OnOutOfMemory {
     }
 }
 
-/// How a pool's memory is to be managed.
+/// Memory settings of a pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// The most that may be taken from each device.
+    /// Most bytes to take from each device.
     pub(crate) limit: Option<MemoryLimit>,
-    /// What may be taken, as a multiple of the most that was ever in use, before free memory is moved instead.
+    /// Most bytes to take, as a multiple of the highest use so far. Beyond it free memory is moved instead.
     pub(crate) slack: Option<f64>,
-    /// Where page-locked memory is to lie.
+    /// The NUMA node for page-locked memory.
     pub(crate) node: Option<Node>,
     /// Bytes to take when the pool is built.
     pub(crate) reserve: Option<u64>,
     pub(crate) deadline: Duration,
     pub(crate) choice: BackingChoice,
     pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
-    /// Keep account of call sites and of what happened.
+    /// Record call sites and events.
     pub(crate) record: Option<bool>,
-    /// Red zones and poison.
+    /// Fill red zones, and poison freed memory.
     pub(crate) audit: bool,
-    /// Devices of the pool, each of which has a lane for what it frees.
+    /// Number of devices in the pool. Each has a lane of its own in the remote free list.
     pub(crate) devices: usize,
 }
 
@@ -117,27 +117,27 @@ impl Settings {
     }
 }
 
-/// What is asked for.
+/// A request for memory.
 pub(crate) struct Request<'a> {
     pub(crate) op: &'static str,
     pub(crate) bytes: usize,
     /// A power of two, at most [`MOST_ALIGN`].
     pub(crate) align: usize,
-    /// Who will use it first; none for memory that the host uses.
+    /// The stream that will use the memory first. None for memory that the host uses.
     pub(crate) stream: Option<&'a StreamCore>,
-    /// Whether to stop waiting: the gang has failed.
+    /// Returns true when the gang has failed: then no rung waits any longer.
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
-/// The books of one kind of memory.
+/// The cache of one kind of memory.
 pub(crate) struct Cache {
     handle: Arc<DeviceHandle>,
-    pub(crate) home: Arc<Home>,
+    pub(crate) owner: Arc<Owner>,
     kind: ChunkKind,
     settings: Settings,
-    /// Bytes that may be taken from the driver.
+    /// Most bytes to take from the driver.
     limit: Option<u64>,
-    /// Bytes up to which memory is taken from the driver rather than waited for.
+    /// Up to this size the pool grows rather than wait; see [`EAGER`].
     eager: u64,
     backing: Box<dyn Backing>,
     regions: HashMap<u32, Arc<Region>>,
@@ -148,32 +148,32 @@ pub(crate) struct Cache {
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
-    /// Whether there is a checker, a ledger or an audit, so that the hot path has one question to ask.
+    /// Whether there is a checker, a ledger or an audit. The hot path asks this one question.
     watched: bool,
 }
 
 impl Cache {
-    /// Books without memory. `owned`: they belong to a device thread; else to whoever holds the lock around them.
-    /// `trial`: what new memory may be tried with.
+    /// A cache without memory. `owned`: it belongs to a device thread; else to the holder of the lock around it.
+    /// `probe`: a stream and a peer for tests of new memory.
     pub(crate) fn new(
         handle: &Arc<DeviceHandle>,
         kind: ChunkKind,
         owned: bool,
         settings: &Settings,
-        trial: Trial<'_>,
+        probe: ProbeContext<'_>,
     ) -> Result<Self> {
-        // Of a GPU that several devices share, each has its part.
+        // Devices that share a GPU get equal parts of its memory.
         let total = handle.driver.info().total_memory / handle.sharers as u64;
         let part = (handle.sharers > 1 && kind == ChunkKind::Device).then_some(total);
         let limit = settings.limit.map(|limit| limit.of(total)).or(part);
         Ok(Cache {
             handle: handle.clone(),
-            home: Home::new(handle, owned, settings.devices),
+            owner: Owner::new(handle, owned, settings.devices),
             kind,
             limit,
             eager: (limit.unwrap_or(total) / 16).min(EAGER),
             settings: settings.clone(),
-            backing: backing::open(handle, kind, settings.choice, trial)?,
+            backing: backing::open(handle, kind, settings.choice, probe)?,
             regions: HashMap::new(),
             heap: Heap::new(),
             small: Small::new(),
@@ -185,12 +185,13 @@ impl Cache {
         })
     }
 
-    /// Bytes that may be taken from the driver, if there is a limit.
+    /// Most bytes to take from the driver, if there is a limit.
     pub(crate) fn limit(&self) -> Option<u64> {
         self.limit
     }
 
-    /// Takes memory from the driver before it is needed. At most a device's memory, as the builder has checked.
+    /// Takes memory from the driver before it is needed. The builder has checked that `bytes` is at most a device's
+    /// memory.
     pub(crate) fn reserve(&mut self, op: &'static str, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -199,7 +200,7 @@ impl Cache {
         let grain = GRAIN as u64;
         let most = self.limit.unwrap_or(u64::MAX) / grain * grain;
         self.map(op, bytes.div_ceil(grain).saturating_mul(grain).min(most)).map_err(|error| match error {
-            // The driver's fault does not say what was asked for.
+            // The driver's fault does not name the request.
             Error::OutOfMemory { .. } => {
                 self.out_of_memory_report(&request, vec!["asked the driver for more"]).into_error()
             }
@@ -207,8 +208,9 @@ impl Cache {
         })
     }
 
-    /// A block of at least as many bytes; its contents are undefined and its hazards may hold old uses.
-    // What is inlined here and in `put` is the hot path, which is one function that way: calls would be a third of it.
+    /// Returns a block of at least `request.bytes` bytes. The contents are undefined, and the hazards may hold old
+    /// uses.
+    // `allocate` and `put` inline all of the hot path: calls would be a third of its time.
     #[inline(always)]
     pub(crate) fn allocate(&mut self, request: &Request<'_>) -> Result<BlockRef> {
         if !self.watched && request.bytes <= SMALL && request.align <= ALIGN {
@@ -220,7 +222,7 @@ impl Cache {
         self.allocate_slowly(request)
     }
 
-    /// There is nothing in the stream's own list, or somebody watches.
+    /// Serves a request when the stream's own list is empty, or a checker, a ledger or an audit watches.
     #[inline(never)]
     fn allocate_slowly(&mut self, request: &Request<'_>) -> Result<BlockRef> {
         let bytes = self.with_zone(request.bytes);
@@ -251,13 +253,13 @@ impl Cache {
         self.stats.requested += request.bytes as u64;
         self.stats.in_use += block.bytes as u64;
         self.stats.peak = self.stats.peak.max(self.stats.in_use);
-        BlockRef::wake(block)
+        BlockRef::activate(block)
     }
 
-    /// A block comes to rest: one that this thread has freed.
+    /// Takes a block that the owner's thread has freed.
     #[inline(always)]
     pub(crate) fn put(&mut self, block: Box<Block>) {
-        if !self.watched && matches!(block.place, Place::Slab { .. }) {
+        if !self.watched && matches!(block.origin, Origin::Slab { .. }) {
             self.take_back(&block);
             return self.small.put(block);
         }
@@ -280,9 +282,9 @@ impl Cache {
         if let Some(ledger) = &mut self.ledger {
             ledger.freed(block.address, remote);
         }
-        match block.place {
-            Place::Slab { .. } => self.small.put(block),
-            Place::Piece { piece, .. } => {
+        match block.origin {
+            Origin::Slab { .. } => self.small.put(block),
+            Origin::Piece { piece, .. } => {
                 let history = block.hazards.history();
                 history.settle();
                 self.heap.free(piece, history.hand_on());
@@ -290,23 +292,23 @@ impl Cache {
                     self.spare.push(block);
                 }
             }
-            Place::Region => unreachable!("memory that is not pooled does not come home"),
+            Origin::Region => unreachable!("memory that is not pooled does not come home"),
         }
     }
 
-    /// Sorts what other threads have freed into the books; whether there was anything.
+    /// Takes the blocks of the remote free list. Returns whether there was any.
     #[cold]
     fn collect(&mut self) -> bool {
         let before = self.stats.remote_frees;
-        let home = self.home.clone();
-        for block in home.returns.take() {
+        let owner = self.owner.clone();
+        for block in owner.returns.take() {
             self.stats.remote_frees += 1;
             self.sort_in(block, true);
         }
         self.stats.remote_frees > before
     }
 
-    /// There is nothing in the stream's own list.
+    /// Serves a small request when the stream's own list is empty.
     #[cold]
     fn small_miss(&mut self, class: usize, request: &Request<'_>) -> Result<Box<Block>> {
         if self.collect()
@@ -335,7 +337,7 @@ impl Cache {
         {
             return Ok(block);
         }
-        // A stream waits for others' blocks on the device; the host would have to wait itself.
+        // A stream waits on the device for the users of a stolen block; the host would have to wait itself.
         let stolen = request.stream.and_then(|_| self.small.steal(class, own));
         let mut block = match stolen {
             Some(block) => block,
@@ -355,7 +357,7 @@ impl Cache {
         Ok(block)
     }
 
-    /// Memory was handed out that others may still use: whether it was, and its new stream will wait for them.
+    /// Counts memory that was handed out; `waits` if its new stream has to wait for earlier users.
     fn count(&mut self, waits: bool) {
         self.stats.steals += u64::from(waits);
         self.stats.waits += u64::from(waits);
@@ -364,11 +366,11 @@ impl Cache {
     fn cut(&mut self, class: usize) -> Option<Box<Block>> {
         let (slab, address, region, history) = self.small.cut(class)?;
         let bytes = classes::bytes(class);
-        let place = Place::Slab { slab, class: class as u8 };
-        Some(Block::at_rest(&self.handle, self.kind, Some(&self.home), region, place, (address, bytes), history))
+        let origin = Origin::Slab { slab, class: class as u8 };
+        Some(Block::new_free(&self.handle, self.kind, Some(&self.owner), region, origin, (address, bytes), history))
     }
 
-    /// A slab from what the heap has free; a smaller one where there is no room for a whole one.
+    /// Makes a slab from free memory of the heap. It is smaller where there is no room for a full one.
     fn add_slab(
         &mut self,
         class: usize,
@@ -433,22 +435,22 @@ impl Cache {
         Ok(self.header(taken))
     }
 
-    /// The header of a large block: an old one, if there is one.
+    /// Makes the header of a large block; reuses an old header if there is one.
     fn header(&mut self, taken: Taken<History>) -> Box<Block> {
         let Taken { piece, region, address, bytes, payload } = taken;
-        let place = Place::Piece { piece, region };
+        let origin = Origin::Piece { piece, region };
         match self.spare.pop() {
             Some(mut block) => {
-                if !matches!(block.place, Place::Piece { region: old, .. } if old == region) {
+                if !matches!(block.origin, Origin::Piece { region: old, .. } if old == region) {
                     block.region = self.regions[&region].clone();
                 }
-                (block.address, block.bytes, block.place) = (address, bytes, place);
+                (block.address, block.bytes, block.origin) = (address, bytes, origin);
                 block.hazards.history().receive(payload);
                 block
             }
             None => {
                 let region = &self.regions[&region];
-                Block::at_rest(&self.handle, self.kind, Some(&self.home), region, place, (address, bytes), payload)
+                Block::new_free(&self.handle, self.kind, Some(&self.owner), region, origin, (address, bytes), payload)
             }
         }
     }

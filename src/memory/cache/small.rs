@@ -1,11 +1,12 @@
-//! Small blocks: slabs, and lists of what is at rest by class and by who used it last.
+//! Small blocks: slabs, and free lists by size class and by the stream that used a block last.
 //!
-//! Per class and stream the block freed last is handed out first: it is warm, and its stream needs no wait. Who takes
-//! from another stream's list takes what was freed first, since that is the likeliest to be over (DALI's `async_pool`).
+//! The cache calls it for blocks of at most 128 KiB. Per class and stream the block freed last is handed out first: it
+//! is warm, and its stream needs no wait. A steal from another stream's list takes the block freed first, whose uses
+//! are the likeliest to be over (DALI's `async_pool`).
 
 use super::{
     super::{
-        block::{Block, Place},
+        block::{Block, Origin},
         hazard::{History, Tenants},
         heap::{Payload, Piece},
     },
@@ -19,7 +20,7 @@ use crate::{
 use smallvec::SmallVec;
 use std::{collections::VecDeque, sync::Arc};
 
-/// Blocks of several streams that are looked at for one that is over.
+/// Most blocks to check in a list of blocks with several streams.
 const LOOKS: usize = 64;
 
 /// A piece of the heap that is cut into blocks of one class.
@@ -29,13 +30,13 @@ pub(super) struct Slab {
     pub address: Address,
     pub bytes: usize,
     class: usize,
-    /// Blocks that exist; the others are cut when they are needed.
+    /// Blocks that exist; further blocks are cut when they are needed.
     cut: usize,
-    /// Uses, by earlier tenants, of what is not cut yet.
+    /// Earlier uses of the part that is not cut yet.
     rest: History,
 }
 
-/// At rest, and somebody may still use them; freed last at the back.
+/// Free blocks that streams may still use; the block freed last is at the back.
 struct List {
     tenants: Tenants,
     blocks: VecDeque<Box<Block>>,
@@ -44,24 +45,24 @@ struct List {
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
 struct Class {
-    /// Nobody uses them any more.
+    /// Free blocks without uses in flight.
     free: Vec<Box<Block>>,
-    /// By who may.
+    /// Free blocks that may still be in use, by their streams.
     lists: SmallVec<[List; 2]>,
-    /// The slab that blocks are cut from.
+    /// The slab that new blocks are cut from.
     current: Option<u32>,
-    /// How many slabs there are.
+    /// Number of slabs of the class.
     slabs: usize,
 }
 
-/// All small blocks of one cache.
+/// The small blocks of one cache.
 pub(super) struct Small {
     classes: Box<[Class]>,
     slabs: Vec<Option<Slab>>,
-    /// Blocks in use, of each slab: apart, since every allocation and every free counts them.
+    /// Blocks in use, by slab. A separate array, since every allocation and every free counts in it.
     live: Vec<u32>,
     vacant: Vec<u32>,
-    /// Slabs without a block in use.
+    /// Number of slabs without a block in use.
     empty: usize,
 }
 
@@ -71,7 +72,7 @@ impl Small {
         Small { classes, slabs: Vec::new(), live: Vec::new(), vacant: Vec::new(), empty: 0 }
     }
 
-    /// A block that this stream used last, or that nobody uses.
+    /// Takes a block that this stream used last, or one without uses.
     #[inline(always)]
     pub fn pop(&mut self, class: usize, stream: Option<u64>) -> Option<Box<Block>> {
         let Class { free, lists, .. } = &mut self.classes[class];
@@ -82,10 +83,10 @@ impl Small {
         Some(block)
     }
 
-    /// A block of another stream's that `stream` need not wait for.
+    /// Takes a block of another stream that `stream` need not wait for.
     pub fn pop_free(&mut self, class: usize, stream: Option<&StreamCore>) -> Option<Box<Block>> {
         for list in &mut self.classes[class].lists {
-            // What one stream has used is over in its order; what several have used is not (pytorch#71616).
+            // The uses of one stream complete in order; the uses of several do not (pytorch#71616).
             let looks = if list.tenants == Tenants::Many { LOOKS } else { 1 };
             let is_free = |block: &mut Box<Block>| block.hazards.history().is_free_for(stream);
             if let Some(at) = list.blocks.iter_mut().take(looks).position(is_free) {
@@ -97,7 +98,7 @@ impl Small {
         None
     }
 
-    /// Any block that does not need a lost peer: the stream will wait for its last users.
+    /// Takes any block that no lost peer uses. The stream will wait for its last users.
     pub fn steal(&mut self, class: usize, own: usize) -> Option<Box<Block>> {
         for list in &mut self.classes[class].lists {
             let usable = |block: &mut Box<Block>| !block.hazards.history().names_lost_peer(own);
@@ -110,14 +111,14 @@ impl Small {
         None
     }
 
-    /// How large the next slab of a class should be: small at first, then twice as large each time.
+    /// Size of the next slab of a class: small at first, then twice as large each time.
     pub fn next_slab(&self, class: usize) -> usize {
         let most = classes::slab_bytes(class);
         let first = (classes::bytes(class) * 4).next_multiple_of(GRAIN).max(64 << 10);
         (first << self.classes[class].slabs.min(8)).min(most)
     }
 
-    /// Cuts a block from the class's slab, if there is room: where it lies, and what is known of its past.
+    /// Cuts a block from the class's current slab, if there is room. Returns its address and its past.
     pub fn cut(&mut self, class: usize) -> Option<(u32, Address, &Arc<Region>, History)> {
         let index = self.classes[class].current?;
         let slab = self.slabs[index as usize].as_mut().expect("the current slab exists");
@@ -136,7 +137,7 @@ impl Small {
         Some((index, address, &slab.region, history))
     }
 
-    /// A slab for a class, to be cut from now on.
+    /// Adds a slab, which becomes the current one of its class.
     pub fn add(&mut self, class: usize, piece: Piece, region: Arc<Region>, at: (Address, usize), rest: History) {
         let slab = Slab { piece, region, address: at.0, bytes: at.1, class, cut: 0, rest };
         let index = match self.vacant.pop() {
@@ -153,10 +154,10 @@ impl Small {
         self.classes[class].current = Some(index);
     }
 
-    /// A block comes to rest.
+    /// Takes a freed block.
     #[inline(always)]
     pub fn put(&mut self, mut block: Box<Block>) {
-        let (slab, class) = Self::place(&block);
+        let (slab, class) = Self::origin(&block);
         let live = &mut self.live[slab];
         *live -= 1;
         self.empty += usize::from(*live == 0);
@@ -168,7 +169,7 @@ impl Small {
         match lists.iter_mut().find(|list| list.tenants == tenants) {
             Some(list) => list.blocks.push_back(block),
             None => {
-                // Lists of streams that are gone.
+                // Empty lists belong to streams that may be gone.
                 lists.retain(|list| !list.blocks.is_empty());
                 lists.push(List { tenants, blocks: VecDeque::from([block]) });
             }
@@ -177,19 +178,20 @@ impl Small {
 
     #[inline(always)]
     fn wake(live: &mut [u32], empty: &mut usize, block: &Block) {
-        let live = &mut live[Self::place(block).0];
+        let live = &mut live[Self::origin(block).0];
         *empty -= usize::from(*live == 0);
         *live += 1;
     }
 
     /// `(slab, class)`.
     #[inline(always)]
-    fn place(block: &Block) -> (usize, usize) {
-        let Place::Slab { slab, class } = block.place else { unreachable!("small blocks lie in slabs") };
+    fn origin(block: &Block) -> (usize, usize) {
+        let Origin::Slab { slab, class } = block.origin else { unreachable!("small blocks lie in slabs") };
         (slab as usize, usize::from(class))
     }
 
-    /// Gives up what is not cut yet: for each slab its piece, the bytes that it keeps, and what is known of the rest.
+    /// Gives up the uncut part of each current slab: the slab's piece, the bytes that the slab keeps, and the past of
+    /// the rest.
     pub fn give_up_uncut(&mut self) -> Vec<(Piece, usize, History)> {
         let mut given = Vec::new();
         for class in &mut self.classes {
@@ -212,7 +214,7 @@ impl Small {
         self.empty > 0
     }
 
-    /// Takes out the slabs that have no block in use, each with all that is known of its past.
+    /// Removes the slabs without a block in use. Returns each with its past.
     pub fn dissolve(&mut self) -> Vec<(Slab, History)> {
         if self.empty == 0 {
             return Vec::new();
@@ -232,7 +234,7 @@ impl Small {
         }
         for class in &mut self.classes {
             let mut stays = |block: &mut Box<Block>| {
-                let Some((slab, past)) = &mut gone[Self::place(block).0] else { return true };
+                let Some((slab, past)) = &mut gone[Self::origin(block).0] else { return true };
                 past.join((block.address - slab.address) as usize, block.hazards.history().hand_on());
                 false
             };
@@ -243,38 +245,38 @@ impl Small {
         gone.into_iter().flatten().collect()
     }
 
-    /// Everything that is at rest, to be changed by the owner.
-    pub fn at_rest(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
+    /// All free blocks, mutable.
+    pub fn free_blocks(&mut self) -> impl Iterator<Item = &mut Box<Block>> {
         self.classes.iter_mut().flat_map(|Class { free, lists, .. }| {
             free.iter_mut().chain(lists.iter_mut().flat_map(|list| &mut list.blocks))
         })
     }
 
-    /// Everything that is at rest, for good.
+    /// Removes all free blocks.
     pub fn take(&mut self) -> impl Iterator<Item = Box<Block>> {
         let classes = std::mem::take(&mut self.classes).into_vec();
         let of = |class: Class| class.free.into_iter().chain(class.lists.into_iter().flat_map(|list| list.blocks));
         classes.into_iter().flat_map(of)
     }
 
-    /// Slabs that exist.
+    /// All slabs.
     pub fn slabs(&self) -> impl Iterator<Item = &Slab> {
         self.slabs.iter().flatten()
     }
 }
 
 impl Slab {
-    /// The bytes of a block.
+    /// Bytes of one block.
     pub fn block_bytes(&self) -> usize {
         classes::bytes(self.class)
     }
 
-    /// What is known of that.
+    /// The past of the uncut part.
     pub fn rest(&self) -> &History {
         &self.rest
     }
 
-    /// What is not cut yet, from this byte on.
+    /// The first byte of the uncut part.
     pub fn uncut(&self) -> usize {
         self.cut * classes::bytes(self.class)
     }

@@ -1,4 +1,7 @@
-//! What is known of a block's past, when it is handed from one user to the next, cut, and joined.
+//! The past of a block: its uses and what is known of them, as memory is handed on, split and joined.
+//!
+//! Blocks carry it inside [`Hazards`](super::Hazards); the heap carries it as the [`Payload`] of free memory.
+//! Invariant: splitting and joining never lose a use that may still be in flight.
 
 use super::{Access, MERGE_ABOVE, OPEN, Use, Uses};
 use crate::{
@@ -9,33 +12,33 @@ use crate::{
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc, time::Duration};
 
-/// What is known of a block's past. Mostly there is nothing to know, and free memory is cut and joined at every turn:
-/// so it is small, and what there is lies in a box.
+/// The past of a block. Usually it is empty, and free memory is split and joined all the time: so the value is small,
+/// and the contents are boxed.
 #[derive(Default)]
 pub(crate) struct History(pub(super) Option<Box<Past>>);
 
 #[derive(Default)]
 pub(super) struct Past {
     pub(super) uses: Uses,
-    /// With a checker: what is known of uses that were taken off the list because they were over.
+    /// With a checker: knowledge about uses that were removed because they were over.
     pub(super) known: Option<Box<Token>>,
-    /// In steps: who has used it since it was handed out, one bit for each device.
+    /// When stepped: the devices that have used the block since it was handed out, one bit each.
     pub(super) devices: u64,
 }
 
-/// Whose uses a block at rest carries; blocks of one kind lie together.
+/// Which streams may still use a free block. Free lists keep blocks of one kind together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tenants {
-    /// None that may be in flight.
+    /// No use is in flight.
     Nobody,
-    /// One stream, by its id: to that one the block is as good as new.
+    /// One stream, by its id: that stream need not wait.
     Stream(u64),
-    /// Several.
+    /// Several streams.
     Many,
 }
 
 impl History {
-    /// What the threads knew that took uses off the list.
+    /// Knowledge of the threads that have removed uses.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.0.as_ref()?.known.as_deref()
     }
@@ -48,14 +51,13 @@ impl History {
         self.0.get_or_insert_default()
     }
 
-    /// What there is to know, for memory that goes on without its header. An empty box stays for the header's next
-    /// user.
+    /// Moves the past out, for memory that leaves its header. An empty box stays for the header's next use.
     #[inline]
     pub(crate) fn hand_on(&mut self) -> Self {
         History(self.0.take_if(|past| !past.uses.is_empty() || past.known.is_some()))
     }
 
-    /// The other way round.
+    /// Moves a past in, from memory without a header.
     #[inline]
     pub(crate) fn receive(&mut self, past: Self) {
         if past.0.is_some() {
@@ -63,7 +65,8 @@ impl History {
         }
     }
 
-    /// Forgets uses that are over; then, who is left. In steps nothing may depend on what happens to be over.
+    /// Removes uses that are over, and says which streams are left. When stepped it removes nothing: the result must
+    /// not depend on which operations happen to be over.
     #[inline]
     pub(crate) fn settle(&mut self) -> Tenants {
         let Some(past) = &mut self.0 else { return Tenants::Nobody };
@@ -84,35 +87,35 @@ impl History {
         }
     }
 
-    /// Whether `stream` can use the memory without waiting for anyone.
+    /// Whether `stream` can use the memory without a wait.
     pub(crate) fn is_free_for(&self, stream: Option<&StreamCore>) -> bool {
         self.uses().iter().all(|last| last.is_over_for(stream))
     }
 
-    /// Whether `stream` will have to wait for some of its users.
+    /// Whether `stream` has to wait for some use.
     pub(crate) fn waits_for(&self, stream: Option<&StreamCore>) -> bool {
         !self.is_free_for(stream)
     }
 
-    /// The first position in `room` from which on `bytes` bytes are used by no device that is lost, other than `own`:
-    /// waiting for it can only fail.
+    /// The first position in `room` where `bytes` bytes are free of uses by a lost device other than `own`. Waiting for
+    /// such a use can only fail.
     pub(crate) fn usable_place(&self, own: usize, room: Range<usize>, bytes: usize) -> Option<usize> {
         if !self.names_lost_peer(own) {
             return Some(room.start);
         }
-        self.place_beside(room, bytes, |last| last.stream.handle.device != own && last.stream.handle.is_lost())
+        self.first_gap(room, bytes, |last| last.stream.handle.device != own && last.stream.handle.is_lost())
     }
 
-    /// The first position in `room` from which on `stream` can use `bytes` bytes without waiting for anyone.
+    /// The first position in `room` where `stream` can use `bytes` bytes without a wait.
     pub(crate) fn free_place(&self, stream: Option<&StreamCore>, room: Range<usize>, bytes: usize) -> Option<usize> {
         if self.0.is_none() {
             return Some(room.start);
         }
-        self.place_beside(room, bytes, |last| !last.is_over_for(stream))
+        self.first_gap(room, bytes, |last| !last.is_over_for(stream))
     }
 
-    /// The first position from which on `bytes` bytes have no such use.
-    fn place_beside(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
+    /// The first position in `room` where `bytes` bytes have no busy use.
+    fn first_gap(&self, room: Range<usize>, bytes: usize, is_busy: impl Fn(&Use) -> bool) -> Option<usize> {
         let busy = self.uses().iter().filter(|last| is_busy(last));
         let mut busy: SmallVec<[Range<usize>; 8]> = busy.map(|last| last.bytes.clone()).collect();
         busy.sort_unstable_by_key(|bytes| bytes.start);
@@ -126,28 +129,27 @@ impl History {
         (at + bytes <= room.end).then_some(at)
     }
 
-    /// Whether a device that is lost is among the users, other than `own`: waiting for it can only fail.
+    /// Whether a lost device other than `own` is among the users. Waiting for it can only fail.
     pub(crate) fn names_lost_peer(&self, own: usize) -> bool {
         self.uses().iter().any(|last| last.stream.handle.device != own && last.stream.handle.is_lost())
     }
 
-    /// Whether all uses are known to have completed; the calling thread may rely on it.
+    /// Whether all uses are known to have completed. The calling thread may rely on the answer.
     pub(crate) fn all_completed(&self) -> bool {
         self.uses().iter().all(|last| last.stream.has_completed(last.sequence))
     }
 
-    /// The calling host thread waits for all of them.
-    /// Gives up when `stop` says so, as if time had run out.
+    /// The calling host thread waits for all uses. It gives up when `stop` returns true, as if time had run out.
     pub(crate) fn wait_all(&self, op: &'static str, limit: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
         self.uses().iter().try_for_each(|last| last.stream.wait_host_unless(op, last.sequence, limit, stop))
     }
 
-    /// Whether all uses are over, for reports: a checker takes it that the calling thread has learned nothing.
+    /// Whether all uses are over, for reports: to a checker the calling thread has learned nothing.
     pub(crate) fn is_over(&self) -> bool {
         self.in_flight().next().is_none()
     }
 
-    /// The streams that may still use some of the first `len` bytes, with how many bytes, for reports.
+    /// For reports: the streams that may still use some of the first `len` bytes, and how many bytes each.
     pub(crate) fn pending(&self, len: usize) -> SmallVec<[(Arc<StreamCore>, u64); 2]> {
         let mut ranges: SmallVec<[(&Arc<StreamCore>, Range<usize>); 4]> =
             self.in_flight().map(|last| (&last.stream, last.bytes.start.min(len)..last.bytes.end.min(len))).collect();
@@ -166,7 +168,7 @@ impl History {
         all
     }
 
-    /// Which of the first `len` bytes may still be in use, for reports.
+    /// For reports: the ranges of the first `len` bytes that may still be in use.
     pub(crate) fn busy(&self, len: usize) -> SmallVec<[Range<usize>; 4]> {
         let mut ranges: SmallVec<[Range<usize>; 4]> = self
             .in_flight()
@@ -189,8 +191,8 @@ impl History {
     }
 }
 
-/// Free memory carries its uses, each with its bytes, so that it can be cut and joined whoever has used it: the next
-/// owner waits for just those uses that overlap what it was given.
+/// Free memory carries its uses, each with its byte range. So it can be split and joined whichever streams have used
+/// it: the next owner waits for exactly those uses that overlap its own bytes.
 impl Payload for History {
     fn split_off(&mut self, at: usize) -> Self {
         let Some(past) = &mut self.0 else { return History(None) };
@@ -227,7 +229,7 @@ impl Payload for History {
     }
 }
 
-/// Pieces of one use that touch become one again.
+/// Joins adjacent pieces of one use.
 fn join_neighbours(uses: &mut Uses) {
     uses.sort_unstable_by_key(|last| (last.stream.id, last.sequence, last.access == Access::Write, last.bytes.start));
     uses.dedup_by(|later, last| {
@@ -240,7 +242,8 @@ fn join_neighbours(uses: &mut Uses) {
     });
 }
 
-/// One use per stream and kind, covering the hull and the latest of what it replaces: more waiting, never less.
+/// Merges the uses of one stream and access into one. It covers the whole range and the latest operation of what it
+/// replaces: the result may wait for more, never for less.
 pub(super) fn merge(uses: &mut Uses) {
     let mut merged = Uses::new();
     for old in uses.drain(..) {

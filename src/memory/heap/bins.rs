@@ -1,6 +1,6 @@
-//! Free ranges by size: 32 lists to each power of two, and two levels of bits that say which of them hold any (TLSF).
+//! Free ranges by size: 32 lists per power of two, and two levels of bits that say which lists are not empty (TLSF).
 //!
-//! Up to 64 grains each size has a list of its own; above, the ranges of one list differ by less than 1 in 32.
+//! Up to 64 grains each size has a list of its own; above that, the ranges of one list differ by less than 1 in 32.
 
 use super::nodes::NONE;
 
@@ -8,14 +8,14 @@ const STEPS: usize = 32;
 const ROWS: usize = 28;
 pub(super) const LISTS: usize = ROWS * STEPS;
 
-/// The list that a range of `grains` is in.
+/// The list of a range of `grains`.
 #[inline]
 pub(super) fn floor(grains: u32) -> usize {
     let shift = (grains | 32).ilog2() - 5;
     (shift << 5) as usize + (grains >> shift) as usize
 }
 
-/// The first list all of whose ranges have at least `grains`; [`LISTS`] if there is none.
+/// The first list in which every range has at least `grains`; [`LISTS`] if there is none.
 #[inline]
 pub(super) fn ceil(grains: u64) -> usize {
     let shift = (grains | 32).ilog2() - 5;
@@ -23,9 +23,9 @@ pub(super) fn ceil(grains: u64) -> usize {
 }
 
 pub(super) struct Bins {
-    /// The rows that have a list that is not empty.
+    /// Rows with a list that is not empty.
     rows: u32,
-    /// The lists of each row that are not empty.
+    /// By row: lists that are not empty.
     lists: [u32; ROWS],
     heads: Box<[u32; LISTS]>,
 }
@@ -39,7 +39,7 @@ impl Bins {
         self.heads[list]
     }
 
-    /// Makes `id` the head of a list, and returns the one that was.
+    /// Makes `id` the head of a list. Returns the old head.
     #[inline]
     pub(super) fn push(&mut self, list: usize, id: u32) -> u32 {
         let head = std::mem::replace(&mut self.heads[list], id);
@@ -50,7 +50,7 @@ impl Bins {
         head
     }
 
-    /// The head of a list has gone; `next` was the one after it.
+    /// Removes the head of a list; `next` was behind it.
     #[inline]
     pub(super) fn set_head(&mut self, list: usize, next: u32) {
         self.heads[list] = next;

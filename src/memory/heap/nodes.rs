@@ -1,4 +1,6 @@
-//! The table of nodes: pieces, free ranges and the edges of mapped memory, each with its neighbours' numbers.
+//! The node table of the heap: pieces, free ranges and the edges of mapped memory, each with its neighbours' numbers.
+//!
+//! Used by the other files of the heap only. Invariant: neighbours name each other.
 
 use std::ops::{Index, IndexMut};
 
@@ -8,24 +10,24 @@ pub(super) const GRAIN: u64 = 4096;
 pub(super) const NONE: u32 = u32::MAX;
 /// In `list_before`: a live piece.
 const LIVE: u32 = u32::MAX - 1;
-/// In `list_before`: an edge of mapped memory. It has no bytes and is never free, so joining stops there with no
-/// question asked: every piece and every free range has two neighbours.
+/// In `list_before`: an edge of mapped memory. It has no bytes and is never free, so joining stops there without a
+/// further check: every piece and every free range has two neighbours.
 const EDGE: u32 = u32::MAX - 2;
-/// In `list_before`: not in use. `after` is the next spare one.
+/// In `list_before`: not in use; `after` is the next spare node.
 const SPARE: u32 = u32::MAX - 3;
 
-/// Two to a cache line, and never across two.
+/// Two nodes fill a cache line; none crosses a line.
 #[derive(Clone, Copy)]
 #[repr(align(32))]
 pub(super) struct Node {
     pub address: u64,
-    /// 16 TiB at most.
+    /// Size in grains: 16 TiB at most.
     pub grains: u32,
     pub region: u32,
-    /// The neighbours by address.
+    /// Neighbours by address.
     pub before: u32,
     pub after: u32,
-    /// Of a free range: its neighbours in its list. Otherwise `list_before` says what the node is.
+    /// For a free range: its neighbours in its list. For other nodes `list_before` says what the node is.
     pub list_before: u32,
     pub list_after: u32,
 }
@@ -54,11 +56,11 @@ pub(super) fn some(id: u32) -> Option<u32> {
     (id != NONE).then_some(id)
 }
 
-/// The nodes by number. Numbers are used again, the latest first, as that one is still in the cache.
+/// The nodes by number. Numbers are reused, the latest first, because that node is still in the CPU's cache.
 #[derive(Default)]
 pub(super) struct Nodes {
     table: Vec<Node>,
-    /// The first spare node, plus one: 0 for none.
+    /// The first spare node, plus one. 0: none.
     spare: u32,
     /// How often each number has been a live piece.
     #[cfg(debug_assertions)]
@@ -66,7 +68,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// A live node; its neighbours are the caller's business.
+    /// A live node. The caller connects it with its neighbours.
     pub(super) fn live(&mut self, region: u32, address: u64, grains: u32) -> u32 {
         self.add(Node { address, grains, region, before: NONE, after: NONE, list_before: LIVE, list_after: NONE })
     }

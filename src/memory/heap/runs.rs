@@ -1,23 +1,23 @@
-//! Mapped memory, which comes and goes: rare, so it may use a map and search.
+//! Mapped memory that comes and goes. This is rare, so it may use a map and search.
 //!
-//! A *run* is mapped memory of one region without a gap. Its two edges are nodes that never change while it lives, so
-//! allocating and freeing at its ends need not know of it.
+//! A *run* is mapped memory of one region without a gap. Its two edges are nodes that never change while the run lives,
+//! so allocating and freeing at its ends need not know of it.
 
 use super::{Heap, Node, Payload, bins, nodes::GRAIN};
 
-/// What lies between two edges.
+/// Mapped memory between two edges.
 pub(super) struct Run {
     first: u32,
     last: u32,
 }
 
 impl<P: Payload> Heap<P> {
-    /// Memory that has just been mapped: it is free from now on, and one with free neighbours of its region.
+    /// Adds memory that was just mapped. It is free from now on, and joined with free neighbours of its region.
     pub(crate) fn insert(&mut self, region: u32, address: u64, bytes: u64) {
         self.insert_used(region, address, bytes, P::default());
     }
 
-    /// The same of memory that something is known of.
+    /// Like [`insert`](Self::insert), for memory with a payload.
     pub(crate) fn insert_used(&mut self, region: u32, address: u64, bytes: u64, payload: P) {
         if bytes == 0 {
             return;
@@ -28,7 +28,8 @@ impl<P: Payload> Heap<P> {
         assert!(left.is_none_or(|(.., last)| last <= address), "memory is mapped once");
         let grains = u32::try_from(bytes / GRAIN).expect("at most 16 TiB are mapped at a time");
         let id = self.live(region, address, grains);
-        // What is joined with the left run keeps its first edge, and what is joined with the right one its last.
+        // Memory that joins the left run keeps that run's first edge; memory that joins the right run keeps its last
+        // edge.
         let first = match left {
             Some((first, last, at)) if at == address => {
                 self.nodes.connect(self.nodes[last].before, id);
@@ -61,8 +62,8 @@ impl<P: Payload> Heap<P> {
         self.settle(id, payload);
     }
 
-    /// Takes `bytes` at `address`, which must be wholly free, out of the heap: they will be unmapped. Returns what was
-    /// known of them; what is left and right of them stays. Looks through the free ranges that are long enough.
+    /// Removes `bytes` at `address`, which must be wholly free: they will be unmapped. Returns their payload; the
+    /// memory on both sides stays. Searches the free ranges that are long enough.
     pub(crate) fn remove(&mut self, region: u32, address: u64, bytes: u64) -> P {
         let end = address + bytes;
         assert!(bytes > 0 && address.is_multiple_of(GRAIN) && bytes.is_multiple_of(GRAIN), "whole grains are unmapped");
@@ -113,20 +114,21 @@ impl<P: Payload> Heap<P> {
     }
 
     #[cfg(test)]
-    /// Free bytes that end at `address`, if that is where mapped memory of the region ends: 0 anywhere else, as nothing
-    /// can be mapped there.
+    /// Free bytes that end at `address`, if mapped memory of the region ends there; else 0, since nothing can be mapped
+    /// there.
     pub(crate) fn free_before(&self, region: u32, address: u64) -> u64 {
         let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);
         run.map_or(0, |run| self.free_at(self.nodes[run.last].before))
     }
 
     #[cfg(test)]
-    /// Free bytes that begin at `address`, if that is where mapped memory of the region begins.
+    /// Free bytes that begin at `address`, if mapped memory of the region begins there.
     pub(crate) fn free_after(&self, region: u32, address: u64) -> u64 {
         self.runs.get(&(region, address)).map_or(0, |run| self.free_at(self.nodes[run.first].after))
     }
 
-    /// Both, of ranges whose payload is accepted.
+    /// Free bytes that end and that begin at `address`, at the edges of mapped memory, if `accept` accepts their
+    /// payload.
     pub(crate) fn free_around(&self, region: u32, address: u64, accept: impl Fn(&P) -> bool) -> (u64, u64) {
         let accepted = |id: u32| if accept(&self.payloads[id as usize]) { self.free_at(id) } else { 0 };
         let run = self.run_before(region, address).filter(|run| self.nodes[run.last].address == address);

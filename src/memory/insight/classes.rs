@@ -1,4 +1,4 @@
-//! Small blocks by their size.
+//! [`MemoryClasses`]: the small blocks of a snapshot, counted by size class.
 
 use super::{
     snapshot::{BlockInfo, BlockState},
@@ -6,12 +6,12 @@ use super::{
 };
 use std::{collections::BTreeMap, fmt};
 
-/// How many blocks there are of each size class, from [`MemorySnapshot::classes`](crate::MemorySnapshot::classes). Its
-/// `Display` is a table.
+/// The number of blocks of each size class, from [`MemorySnapshot::classes`](crate::MemorySnapshot::classes). The
+/// `Display` form is a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryClasses {
-    /// By size. Large blocks, which have no class, are not among them.
+    /// By size. Large blocks have no class, so they are not listed.
     pub classes: Vec<ClassStats>,
 }
 
@@ -23,7 +23,7 @@ pub struct ClassStats {
     pub bytes: u64,
     /// Blocks in use.
     pub live: usize,
-    /// Blocks that anybody may have at once.
+    /// Free blocks that any stream may have without a wait.
     pub free: usize,
     /// Freed blocks that queued work still uses.
     pub pending: usize,

@@ -9,9 +9,9 @@ use super::snapshot::MemorySnapshot;
 use crate::error::{Error, Result};
 use std::{fmt, fs, panic::Location, path::Path, slice};
 
-/// Pages and JSON need the feature `insight`, which is a default one.
+/// Pages and JSON need the feature `insight`, which is a default feature.
 impl MemorySnapshot {
-    /// A page with the picture, the counters and the call sites. It is one file that needs nothing but a browser.
+    /// A page with the picture, the counters and the call sites: one file that needs only a browser.
     pub fn to_html(&self) -> String {
         Self::page(slice::from_ref(self))
     }
@@ -35,17 +35,16 @@ impl MemorySnapshot {
         serde_json::to_string(self).expect("plain data with text for keys")
     }
 
-    /// Reads what [`to_json`](Self::to_json) wrote, to look at it elsewhere.
+    /// Reads a snapshot that [`to_json`](Self::to_json) wrote.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] says where it is no snapshot.
+    /// [`Error::InvalidArgument`] says where the text is not a snapshot.
     #[track_caller]
     pub fn from_json(text: &str) -> Result<Self> {
         let site = Location::caller();
         serde_json::from_str(text).map_err(|e| Error::invalid_at(site, "snapshot", e))
     }
 
-    /// Writes the snapshot to a file as its extension says: `.html` or `.json`.
+    /// Writes the snapshot to a file. The extension chooses the format: `.html` or `.json`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other extensions, and when the file cannot be written; it names the file.
@@ -76,7 +75,7 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    /// The JSON of a page: all up to where a browser ends the element.
+    /// The JSON of a page: everything up to where a browser ends the element.
     fn embedded(page: &str) -> &str {
         let (_, after) = page.split_once("id=\"snapshots\">").unwrap();
         &after[..after.to_ascii_lowercase().find("</script").unwrap()]
@@ -97,7 +96,7 @@ mod tests {
         assert!(!embedded(&page).contains(['<', '\u{2028}', '\u{2029}']));
     }
 
-    /// The browser is told so, too.
+    /// The page's policy forbids all loads, too.
     #[test]
     fn the_viewer_needs_nothing_else() {
         let viewer = include_str!("viewer.html");
@@ -114,7 +113,7 @@ mod tests {
         use EventKind::*;
         let kinds = prop::sample::select(vec![Allocated, Freed, FreedRemotely, Mapped, Unmapped, OutOfMemory, Trimmed]);
         let states = prop::sample::select(vec![BlockState::Live, BlockState::Free, BlockState::Pending]);
-        // Mostly small numbers that meet each other, sometimes such as no pool would have.
+        // Mostly small numbers that coincide, sometimes numbers that no pool would have.
         let number = || prop_oneof![8 => 0u64..64, 1 => any::<u64>(), 1 => Just(u64::MAX)];
         let named = |(op, line): (String, u32)| CallSite { op: op.into(), file: "<&>.rs".into(), line, column: 1 };
         let name = prop_oneof!["[<>&\"'a-c]{0,3}", "(</script|<!--|<SCRIPT>|\u{2028}|\u{2029}|\0|\\\\|\\[\\]){0,3}"];
@@ -173,7 +172,7 @@ mod tests {
     proptest! {
         #![proptest_config(texts::cases(64))]
 
-        /// What is read can be looked at, whatever it says.
+        /// A snapshot that can be read can be displayed, whatever it says.
         #[test]
         fn any_text_is_a_snapshot_or_none(text in texts::like(SNAPSHOTS)) {
             if let Ok(snapshot) = MemorySnapshot::from_json(&text) {
@@ -206,7 +205,7 @@ mod tests {
         assert_eq!(value["events"][3]["site"]["line"], 10);
         assert_eq!(value["blocks"][2]["state"], "pending");
         assert_eq!(value["stats"]["in_use"], 5 << 20);
-        // What a later version leaves out or adds does not make the file unreadable.
+        // Fields that a later version omits or adds do not make the file unreadable.
         let read = MemorySnapshot::from_json(r#"{"device": 4, "stats": {"in_use": 7}, "novelty": []}"#).unwrap();
         assert_eq!((read.device, read.stats.in_use, read.blocks.len()), (4, 7, 0));
         assert!(matches!(MemorySnapshot::from_json("{]"), Err(Error::InvalidArgument { .. })));

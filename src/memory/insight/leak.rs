@@ -1,4 +1,4 @@
-//! What is still live when a pool closes.
+//! [`LeakReport`]: the buffers that are still live, by device and call site. A closing pool logs it.
 
 use super::{
     HOW_TO_RECORD,
@@ -13,16 +13,16 @@ use std::fmt;
 pub struct Leak {
     /// The device's ordinal in the pool.
     pub device: usize,
-    /// Who asked for them; none without recording, or for what is older than it.
+    /// The call that asked for them. None without recording, or for buffers that are older than the recording.
     pub site: Option<CallSite>,
-    /// How many.
+    /// Number of buffers.
     pub blocks: usize,
-    /// Their bytes, rounded up to their classes.
+    /// Bytes, rounded up to size classes.
     pub bytes: u64,
 }
 
 /// Buffers that are still live, by device and call site, from [`GpuPool::leaks`](crate::GpuPool::leaks). A buffer may
-/// outlive its pool, so this is a list of suspects. Its `Display` is meant for people.
+/// outlive its pool, so a listed buffer need not be a leak. The `Display` form is meant for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeakReport {
@@ -36,7 +36,7 @@ impl LeakReport {
         self.leaks.is_empty()
     }
 
-    /// Bytes of all leaks, on all devices: the sum of [`Leak::bytes`], so rounded up to the classes of blocks.
+    /// Bytes of all leaks on all devices: the sum of [`Leak::bytes`], which are rounded up to size classes.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

@@ -1,8 +1,8 @@
-//! What the owner of a pool writes down while recording is on.
+//! The ledger: what the owner of a cache records about blocks and events.
 //!
-//! Live blocks are kept exactly, however many; what happened is kept in a ring, so that a long run costs a bounded
-//! amount of memory and one knows the recent past, which is what one asks for after running out of memory (as PyTorch's
-//! `_record_memory_history(max_entries)` does).
+//! The cache calls it while recording is on; reports and snapshots read it. Live blocks are kept exactly, however many
+//! there are. Events are kept in a ring, so that a long run costs bounded memory and the recent past is known, which is
+//! what people need after running out of memory (as PyTorch's `_record_memory_history(max_entries)` does).
 
 use super::{
     leak::Leak,
@@ -15,10 +15,10 @@ use std::{
     time::Instant,
 };
 
-/// How many events are kept unless another number is asked for: 5 MiB of them.
+/// Default number of events to keep: 5 MiB of them.
 pub(crate) const EVENTS: usize = 65_536;
 
-/// The records of one device's pool, in the hands of its owner.
+/// The records of one cache.
 pub(crate) struct Ledger {
     device: usize,
     began: Instant,
@@ -50,7 +50,7 @@ struct Event {
 }
 
 impl Ledger {
-    /// For a pool that is being built now, with room for the latest `capacity` events.
+    /// A ledger that begins now, with room for `capacity` events.
     pub(crate) fn new(device: usize, capacity: usize) -> Self {
         Ledger {
             device,
@@ -71,8 +71,8 @@ impl Ledger {
         self.note(Event { micros: since, kind: EventKind::Allocated, address: at, bytes, requested, stream, place });
     }
 
-    /// The owner has seen that the block at `at` was freed: by itself, or (`remote`) by another thread some time ago.
-    /// Blocks from before recording began are nobody's business.
+    /// The owner has seen that the block at `at` was freed: by its own thread, or (`remote`) by another thread some
+    /// time ago. Blocks from before the recording are ignored.
     pub(crate) fn freed(&mut self, at: Address, remote: bool) {
         let Some(Live { bytes, requested, stream, place, .. }) = self.live.remove(&at) else { return };
         self.live_bytes -= bytes;
@@ -81,17 +81,17 @@ impl Ledger {
         self.note(Event { micros, kind, address: at, bytes, requested, stream, place });
     }
 
-    /// The driver gave memory.
+    /// Memory came from the driver.
     pub(crate) fn mapped(&mut self, at: Address, bytes: u64) {
         self.note_chunk(EventKind::Mapped, at, bytes);
     }
 
-    /// The driver got memory back.
+    /// Memory went back to the driver.
     pub(crate) fn unmapped(&mut self, at: Address, bytes: u64) {
         self.note_chunk(EventKind::Unmapped, at, bytes);
     }
 
-    /// Somebody asked the pool to shrink, and it gave back this much in all (each piece is noted as unmapped, too).
+    /// A trim has given back `bytes` in all. Each piece is recorded as unmapped, too.
     pub(crate) fn trimmed(&mut self, bytes: u64) {
         self.note_chunk(EventKind::Trimmed, 0, bytes);
     }
@@ -108,12 +108,12 @@ impl Ledger {
         self.live_bytes
     }
 
-    /// Who holds the recorded live blocks, the most bytes first.
+    /// The holders of recorded live blocks, the most bytes first.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         holders(self.live.values().map(|live| (live.place.map(CallSite::from), live.bytes)))
     }
 
-    /// The same, as what a closing pool complains of.
+    /// The holders as a leak report has them.
     pub(crate) fn leaks(&self) -> Vec<Leak> {
         let Self { device, .. } = *self;
         let leak = |Holder { site, blocks, bytes }| Leak { device, site, blocks, bytes };
@@ -125,7 +125,7 @@ impl Ledger {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Adds what was recorded to what the pool knows of the present: who asked for each live block, the past, the time.
+    /// Adds the recorded data to a snapshot of the present: the call site of each live block, the events, the time.
     pub(crate) fn complete(&self, snapshot: &mut MemorySnapshot) {
         snapshot.taken_at = self.micros();
         snapshot.recorded = true;

@@ -7,7 +7,7 @@ fn here(op: &'static str) -> Option<Place> {
     Some(Place { op, site: Location::caller() })
 }
 
-/// The picture that the pool itself would give of the ledger's live blocks.
+/// The snapshot that the cache would make of the ledger's live blocks.
 fn snapshot(ledger: &Ledger) -> MemorySnapshot {
     let blocks = ledger.live.iter().map(|(&address, live)| BlockInfo {
         address,
@@ -62,7 +62,7 @@ fn the_past_is_bounded_and_the_present_is_not() {
     let shown = snapshot(&ledger);
     assert_eq!((shown.events.len(), shown.dropped_events), (16, 94));
     assert_eq!((shown.blocks.len(), ledger.live_bytes()), (90, 90 * 256));
-    // The latest are the ones that are kept.
+    // The latest events are kept.
     assert_eq!(shown.events[15].address, 9 * 256);
     assert_eq!(shown.events[5].address, 99 * 256);
 }
@@ -76,7 +76,7 @@ fn without_room_events_are_only_counted() {
     assert_eq!((shown.events.len(), shown.dropped_events, ledger.live_bytes()), (0, 2, 0));
 }
 
-/// Recording may begin late: frees of what it never saw are no events.
+/// Recording may begin late: a free of an unknown block is no event.
 #[test]
 fn blocks_from_before_are_ignored() {
     let mut ledger = Ledger::new(0, 16);

@@ -1,20 +1,20 @@
-//! What people see of a memory pool: who holds what, what happened, and why there is no more.
+//! What people see of a memory pool: who holds memory, what happened, and why a request failed.
 //!
-//! * [`out_of_memory`], [`leak`]: the two reports, for a log at three in the morning.
-//! * [`snapshot`]: the whole pool as a value; `export` makes JSON of it, or a page (`viewer.html`).
-//! * [`ledger`]: what the owner writes down while recording is on: live blocks exactly, events in a ring.
+//! * [`out_of_memory`], [`leak`]: two reports, written for logs.
+//! * [`snapshot`]: the whole pool as a value; `export` writes it as JSON, or as a page (`viewer.html`).
+//! * [`ledger`]: what the owner records: live blocks exactly, events in a ring.
 //!
-//! The owner's thread is the only one that allocates and the only one that sorts freed blocks in, so a ledger needs no
-//! lock; with recording off it costs the owner one branch.
+//! Only the owner's thread allocates and takes frees, so a ledger needs no lock. With recording off it costs the owner
+//! one branch.
 
 pub(crate) mod classes;
 #[cfg(feature = "insight")]
 pub(crate) mod export;
 pub(crate) mod leak;
-// Its calls are the pool's.
+// The cache uses only some of its methods.
 #[allow(dead_code)]
 pub(crate) mod ledger;
 pub(crate) mod snapshot;
 
-// Errors name them, too, so they lie below.
+// Errors use them, too, so they live in a lower room.
 pub(crate) use crate::error::{out_of_memory, out_of_memory::HOW_TO_RECORD, site, units};

@@ -1,4 +1,5 @@
-//! A device's memory pool as a value.
+//! [`MemorySnapshot`]: a device's memory pool as a value. The cache makes it; users print it, export it, or read its
+//! fields.
 
 use super::{
     classes::MemoryClasses,
@@ -8,31 +9,31 @@ use super::{
 use crate::memory::stats::MemoryStats;
 use std::fmt;
 
-/// What a device's memory pool holds and, while recording is on, what has happened in it. As text with `Display`; with
-/// feature `insight` (a default one) as a page with `to_html`, and as data with `to_json`.
+/// What a device's memory pool holds, and, with recording on, what has happened in it. It prints with `Display`; with
+/// the feature `insight` (a default feature) it becomes a page by `to_html`, and data by `to_json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct MemorySnapshot {
     /// The device's ordinal in the pool.
     pub device: usize,
-    /// When it was taken, in microseconds since the pool was built.
+    /// Time of the snapshot, in microseconds since the pool was built.
     pub taken_at: u64,
     /// Whether recording was on. Without it there are no call sites and no events.
     pub recorded: bool,
     /// The pool's counters.
     pub stats: MemoryStats,
-    /// Memory that the driver gave.
+    /// Memory from the driver.
     pub chunks: Vec<ChunkInfo>,
     /// What the chunks are divided into.
     pub blocks: Vec<BlockInfo>,
     /// The recent past, oldest first.
     pub events: Vec<MemoryEvent>,
-    /// How many older events were forgotten.
+    /// Number of older events that were dropped.
     pub dropped_events: u64,
 }
 
-/// Memory that the driver gave in one piece.
+/// A piece of memory that the driver gave at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -52,15 +53,15 @@ pub struct BlockInfo {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
-    /// Bytes that its holder asked for; 0 if it is not live, or unknown.
+    /// Bytes that the holder asked for; 0 if the block is not live, or unknown.
     pub requested: u64,
     /// Whether it is in use.
     pub state: BlockState,
-    /// The block size of its slab; none for a large block, which has the size that it was cut to.
+    /// The block size of its slab. None for a large block.
     pub class: Option<u64>,
     /// The stream that it was last handed out for.
     pub stream: Option<u64>,
-    /// Who asked for it.
+    /// The call that asked for it.
     pub site: Option<CallSite>,
     /// When it was handed out, in microseconds since the pool was built.
     pub since: Option<u64>,
@@ -71,12 +72,12 @@ pub struct BlockInfo {
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum BlockState {
-    /// Somebody holds it.
+    /// A buffer holds it.
     Live,
-    /// Nobody does, and nothing that is queued uses it.
+    /// Free, and no queued work uses it.
     #[default]
     Free,
-    /// It was freed, but queued work still uses it.
+    /// Freed, but queued work still uses it.
     Pending,
 }
 
@@ -89,15 +90,15 @@ pub struct MemoryEvent {
     pub micros: u64,
     /// What it was.
     pub kind: EventKind,
-    /// Where; 0 for what has no place.
+    /// Address; 0 for events without one.
     pub address: u64,
-    /// How much.
+    /// Size.
     pub bytes: u64,
     /// Bytes that the block's holder asked for; 0 for chunks.
     pub requested: u64,
     /// The stream that the block was handed out for; 0 for chunks.
     pub stream: u64,
-    /// Who had asked for the memory (of a free, too) or for what was refused.
+    /// The call that asked for the memory; for a free, too, the call that had allocated it.
     pub site: Option<CallSite>,
 }
 
@@ -112,13 +113,13 @@ pub enum EventKind {
     Freed,
     /// A block was dropped on another thread, and the device's own thread has learned of it.
     FreedRemotely,
-    /// The driver gave a chunk.
+    /// A chunk came from the driver.
     Mapped,
-    /// The driver got a chunk back.
+    /// A chunk went back to the driver.
     Unmapped,
-    /// A request was refused; `bytes` of it.
+    /// A request for `bytes` was refused.
     OutOfMemory,
-    /// The pool was asked to shrink, and gave back `bytes`.
+    /// A trim has given back `bytes`.
     Trimmed,
 }
 
@@ -154,8 +155,8 @@ impl fmt::Display for MemorySnapshot {
 pub(crate) mod tests {
     use super::{super::site::site, *};
 
-    /// A short life: two chunks, one of them given back; a block that was there before, one that came and went, one
-    /// that was freed and is pending, one that stays; a refusal.
+    /// A short history: two chunks, one of them given back; a block from before the recording, one that came and went,
+    /// one that was freed and is pending, one that stays; a refused request.
     pub(crate) fn example() -> MemorySnapshot {
         use EventKind::*;
         const MIB: u64 = 1 << 20;

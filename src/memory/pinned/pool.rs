@@ -1,8 +1,11 @@
-//! The pool's page-locked memory: for each NUMA node the same cache that devices have, behind a lock, since it is cold.
+//! The pool's page-locked memory: one cache per NUMA node, behind a lock, because its use is rare.
+//!
+//! Called for users' pinned buffers and for staging memory of copies and collectives. Uses the same cache as devices.
+//! Invariant: a block that is handed out is not used by any operation any more.
 
 use super::{
     super::{
-        backing::Trial,
+        backing::ProbeContext,
         block::{BlockRef, ChunkKind},
         cache::{ATTEMPTS, Cache, OnOutOfMemory, Request, Settings, audit},
         fits_blocks,
@@ -16,52 +19,47 @@ use crate::memory::handle::DeviceHandle;
 use parking_lot::Mutex;
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
-/// What page-locked memory is to be near to.
+/// Which NUMA node page-locked memory should come from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Near {
+pub(crate) enum Locality {
     Device(usize),
-    /// The calling thread.
-    Here,
+    /// The node of the calling thread.
+    CallingThread,
 }
 
 /// The pool's page-locked memory.
 pub(crate) struct PinnedPool {
     handles: Vec<Arc<DeviceHandle>>,
     nodes: Nodes,
-    /// By node.
-    shelves: Vec<Shelf>,
-    /// Asked without a lock held: it is a user's, and may ask this pool.
+    /// Caches by node.
+    caches: Vec<NodeCache>,
+    /// The user's callback. It runs without a lock, since it may use this pool.
     on_out_of_memory: Option<OnOutOfMemory>,
 }
 
 impl PinnedPool {
     pub(crate) fn new(handles: &[Arc<DeviceHandle>], settings: &Settings) -> Result<Self> {
         let nodes = Nodes::of(handles);
-        let shelf = |node| {
+        let cache = |node| {
             let settings =
                 Settings { limit: None, on_out_of_memory: None, node: nodes.place(node), ..settings.clone() };
-            // A device that is near to it; pinned memory is portable, so any will do.
+            // A device near the node. Pinned memory is portable, so any device will do.
             let first = (0..handles.len()).find(|&device| nodes.of_device(device) == node).unwrap_or(0);
-            Ok(Shelf { cache: Mutex::new((first, Shelf::cache(&handles[first], &settings)?)), settings })
+            Ok(NodeCache { inner: Mutex::new((first, NodeCache::cache(&handles[first], &settings)?)), settings })
         };
-        let shelves = (0..nodes.count()).map(shelf).collect::<Result<_>>()?;
-        Ok(PinnedPool {
-            handles: handles.to_vec(),
-            nodes,
-            shelves,
-            on_out_of_memory: settings.on_out_of_memory.clone(),
-        })
+        let caches = (0..nodes.count()).map(cache).collect::<Result<_>>()?;
+        Ok(PinnedPool { handles: handles.to_vec(), nodes, caches, on_out_of_memory: settings.on_out_of_memory.clone() })
     }
 
-    /// A block that nobody uses any more.
-    pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Near) -> Result<BlockRef> {
+    /// A block that no operation uses any more.
+    pub(crate) fn block(&self, op: &'static str, bytes: usize, near: Locality) -> Result<BlockRef> {
         let node = match near {
-            Near::Device(device) => self.nodes.of_device(device),
-            Near::Here => self.nodes.here(),
+            Locality::Device(device) => self.nodes.of_device(device),
+            Locality::CallingThread => self.nodes.here(),
         };
         let mut attempts = ATTEMPTS;
         loop {
-            let refused = match (self.shelves[node].block(&self.handles, op, bytes), &self.on_out_of_memory) {
+            let refused = match (self.caches[node].block(&self.handles, op, bytes), &self.on_out_of_memory) {
                 (Err(Error::OutOfMemory { report, .. }), Some(callback)) if attempts > 0 && callback.0(&report) => {
                     report
                 }
@@ -74,50 +72,55 @@ impl PinnedPool {
 
     /// A zeroed buffer.
     #[track_caller]
-    pub(crate) fn buffer<T: DeviceCopy>(&self, op: &'static str, len: usize, near: Near) -> Result<PinnedBuffer<T>> {
+    pub(crate) fn buffer<T: DeviceCopy>(
+        &self,
+        op: &'static str,
+        len: usize,
+        near: Locality,
+    ) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = self.handles[0].enter(op, Location::caller());
-        let (block, deadline) = (self.block(op, bytes, near)?, self.shelves[0].settings.deadline);
+        let (block, deadline) = (self.block(op, bytes, near)?, self.caches[0].settings.deadline);
         let mut buffer = PinnedBuffer { block, len, deadline, of: PhantomData };
-        // A reused block holds old bytes, which are values of any Pod type, but nobody expects them.
+        // A reused block holds old bytes. They are values of any Pod type, but nobody expects them.
         buffer.as_mut_slice()?.fill(T::zeroed());
         Ok(buffer)
     }
 
-    /// What was found in red zones.
+    /// The first find in red zones, as an error.
     pub(crate) fn audit(&self, op: &'static str) -> Result<()> {
-        self.shelves.iter().map(|shelf| shelf.audit(op)).fold(Ok(()), Result::and)
+        self.caches.iter().map(|cache| cache.audit(op)).fold(Ok(()), Result::and)
     }
 
-    /// Gives back what is free; how many bytes.
+    /// Gives free memory back to the driver. Returns how many bytes.
     pub(crate) fn trim(&self) -> u64 {
-        self.shelves.iter().map(|shelf| shelf.cache.lock().1.trim(&|| false)).sum()
+        self.caches.iter().map(|cache| cache.inner.lock().1.trim(&|| false)).sum()
     }
 
-    /// Where the blocks of each node go.
+    /// The owners of the nodes' blocks.
     #[cfg(test)]
-    pub(crate) fn homes(&self) -> Vec<Arc<super::super::block::Home>> {
-        self.shelves.iter().map(|shelf| shelf.cache.lock().1.home.clone()).collect()
+    pub(crate) fn owners(&self) -> Vec<Arc<super::super::block::Owner>> {
+        self.caches.iter().map(|cache| cache.inner.lock().1.owner.clone()).collect()
     }
 
     /// Bytes in use, by node.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> Vec<u64> {
-        self.shelves.iter().map(|shelf| shelf.cache.lock().1.stats().in_use).collect()
+        self.caches.iter().map(|cache| cache.inner.lock().1.stats().in_use).collect()
     }
 }
 
 /// One node's memory.
-struct Shelf {
-    /// The device whose driver the cache's memory comes from; and the cache.
-    cache: Mutex<(usize, Cache)>,
+struct NodeCache {
+    /// The device whose driver provides the memory, and the cache.
+    inner: Mutex<(usize, Cache)>,
     settings: Settings,
 }
 
-impl Shelf {
+impl NodeCache {
     fn cache(handle: &Arc<DeviceHandle>, settings: &Settings) -> Result<Cache> {
-        let mut cache = Cache::new(handle, ChunkKind::Pinned, false, settings, Trial::default())?;
+        let mut cache = Cache::new(handle, ChunkKind::Pinned, false, settings, ProbeContext::default())?;
         cache.audited(None);
         Ok(cache)
     }
@@ -125,17 +128,18 @@ impl Shelf {
     fn block(&self, handles: &[Arc<DeviceHandle>], op: &'static str, bytes: usize) -> Result<BlockRef> {
         self.look();
         let block = self.allocate(handles, op, bytes)?;
-        // The host writes it at once, so copies of a buffer that was dropped in flight must be over.
+        // The host writes the block at once, so copies of a buffer that was dropped in flight must be over.
         block.hazards.wait_host(&block.handle, op, Access::Write, self.settings.deadline)?;
         if self.settings.audit {
-            self.cache.lock().1.lay_zone_here(&block);
+            self.inner.lock().1.lay_zone_here(&block);
         }
         Ok(block)
     }
 
-    /// A lost device must not keep the others from their page-locked memory, so the next one provides it then.
+    /// If the device that provides the memory is lost, the next device takes over: the others still need page-locked
+    /// memory.
     fn allocate(&self, handles: &[Arc<DeviceHandle>], op: &'static str, bytes: usize) -> Result<BlockRef> {
-        let (of, cache) = &mut *self.cache.lock();
+        let (of, cache) = &mut *self.inner.lock();
         let request = Request { op, bytes, align: 1, stream: None, stop: &|| false };
         loop {
             let allocated = if handles[*of].is_lost() { None } else { Some(cache.allocate(&request)) };
@@ -148,35 +152,34 @@ impl Shelf {
                     *of = next;
                     *cache = Self::cache(&handles[next], &self.settings)?;
                 }
-                // All are lost; the driver says so.
+                // All devices are lost; the driver reports it.
                 None => return cache.allocate(&request),
             }
         }
     }
 
-    /// With red zones: looks at those of the buffers that were dropped and that nothing uses any more.
+    /// With red zones: checks those of dropped buffers that nothing uses any more.
     fn look(&self) {
         if !self.settings.audit {
             return;
         }
-        let held = self.cache.lock().1.held();
+        let held = self.inner.lock().1.held();
         for block in held {
             let (handle, hazards) = (&block.handle, &block.hazards);
-            // In steps nothing may depend on what happens to be over.
+            // When stepped, nothing may depend on which operations happen to be over.
             if hazards.in_flight() && !handle.stepped {
-                self.cache.lock().1.hold(block);
+                self.inner.lock().1.hold(block);
                 continue;
             }
-            // With a checker, the host has to have waited to know it. Not under the lock, which others may want
-            // meanwhile.
+            // A wait teaches the checker that the block is idle. Without the lock, which others may need meanwhile.
             let over = hazards.wait_host(handle, "audit", Access::Write, self.settings.deadline).is_ok();
             let found = if over { audit::look_here(&block) } else { None };
-            self.cache.lock().1.looked_at(block, found);
+            self.inner.lock().1.looked_at(block, found);
         }
     }
 
     fn audit(&self, op: &'static str) -> Result<()> {
         self.look();
-        if self.settings.audit { self.cache.lock().1.verdict(op) } else { Ok(()) }
+        if self.settings.audit { self.inner.lock().1.verdict(op) } else { Ok(()) }
     }
 }

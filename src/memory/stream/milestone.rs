@@ -1,10 +1,10 @@
-//! Milestones: behind every sixteenth operation of a stream, something that tells when the stream has got there.
+//! Milestones: behind every sixteenth operation of a stream, a signal that shows when the stream has passed it.
 //!
-//! That is a number which the stream writes into a [word](super::word) where the device can do that, so that a look is
-//! a load of the host; else an event, which must be asked for by a call. Either is submitted when work is, never when
-//! it is asked for.
+//! If the device can write values from a stream, the signal is a number in a [word](super::word), and a poll is a load
+//! on the host. Otherwise it is an event, and a poll is a driver call. Both are submitted together with the work, never
+//! by a poll.
 //!
-//! Best effort, both: without a milestone others wait for what might be over, and the deadline is less patient.
+//! Milestones are best effort: without one, others wait for work that may be over, and deadlines are less patient.
 
 use super::{StreamCore, word::Word};
 use crate::{
@@ -20,36 +20,36 @@ use std::{collections::VecDeque, mem};
 
 /// Operations between two milestones.
 const MILESTONE: u64 = 16;
-/// Events kept; of more, every second one goes.
+/// Events kept per stream; when there are more, every second one is dropped.
 const EVENTS: usize = 32;
 
 pub(super) enum Milestones {
     Word {
         word: Word,
-        /// Operations that the last write covers. Raised under the lock, which keeps the writes in their order: several
+        /// Operations that the last write covers. Raised under the lock, which keeps the writes in order: several
         /// threads may submit to one stream.
         published: Sequence,
         writing: Mutex<()>,
     },
-    /// With the number of operations that each covers.
+    /// Events, each with the number of operations that it covers.
     Events(Mutex<VecDeque<(RawEvent, u64)>>),
 }
 
-/// Whether the operation of this number is followed by a milestone.
+/// Whether a milestone follows the operation of this number.
 pub(super) fn is_due(sequence: u64) -> bool {
     sequence.is_multiple_of(MILESTONE)
 }
 
 impl Milestones {
     pub(super) fn new(handle: &DeviceHandle) -> Self {
-        // In steps there are marks instead.
+        // When stepped, step events replace milestones.
         match if handle.stepped { None } else { handle.words.take(handle) } {
             Some(word) => Milestones::Word { word, published: Sequence::new(), writing: Mutex::new(()) },
             None => Milestones::Events(Mutex::default()),
         }
     }
 
-    /// The stream is going.
+    /// Ends the milestones of a stream that is being destroyed.
     pub(super) fn end(&mut self, handle: &DeviceHandle) {
         match self {
             Milestones::Word { word, published, .. } => handle.words.give(*word, published.get()),
@@ -60,15 +60,15 @@ impl Milestones {
     }
 }
 
-/// What a wait has seen of a stream. Each wait has its own: several threads may wait for one stream.
+/// Progress of a stream as one wait has seen it. Each wait has its own: several threads may wait for one stream.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct LastSeen {
     completed: u64,
     standing: Standing,
 }
 
-impl Pace {
-    /// Whether the stream has got on since this was last asked: as software GPUs tell, or milestones do.
+impl LastSeen {
+    /// Whether the stream has made progress since the last call. Software GPUs tell; for others milestones do.
     pub(super) fn has_advanced(&mut self, stream: &StreamCore) -> bool {
         match host::standing(&*stream.handle.driver, stream.raw) {
             Some(now) => {
@@ -94,13 +94,13 @@ impl StreamCore {
                 if covered <= published.get() {
                     return;
                 }
-                // SAFETY: the word is this stream's own, and lives until its last write has arrived.
+                // SAFETY: the word belongs to this stream, and lives until its last write has arrived.
                 let written = unsafe { self.handle.driver.write_value(word.address, word.value(covered), self.raw) };
                 if written.is_ok() {
                     published.raise_to(covered);
                 }
                 drop(guard);
-                // Now and then, also if nobody asks: a checker keeps account of what has not been seen.
+                // Polled now and then, also if nobody asks: a checker keeps a record of all that was not seen yet.
                 self.look(covered);
             }
             Milestones::Events(events) => {
@@ -124,7 +124,7 @@ impl StreamCore {
         }
     }
 
-    /// Sees to it that all work submitted so far will tell of its completion: for those who wait for memory.
+    /// Submits a milestone behind all work submitted so far, for waits for memory.
     #[allow(dead_code, reason = "for the memory pool, when memory is short")]
     pub(crate) fn publish_now(&self) {
         if self.handle.stepped {
@@ -140,8 +140,9 @@ impl StreamCore {
         }
     }
 
-    /// How many operations are known to have completed, after a look at the word (or the events). To a checker the
-    /// calling thread has learned nothing; [`has_completed`](Self::has_completed) is for those who rely on it.
+    /// The number of operations known to have completed, after a poll of the word or the events. To a checker the
+    /// calling thread has learned nothing; [`has_completed`](Self::has_completed) is for threads that rely on the
+    /// answer.
     pub(crate) fn poll(&self) -> u64 {
         match &self.milestones {
             _ if self.handle.stepped => {}
@@ -153,16 +154,16 @@ impl StreamCore {
         self.completed.get()
     }
 
-    /// Looks at the word, if it may tell that operation `sequence` is over; whether it does. Nothing where there is
-    /// none.
+    /// Polls the word, if it may show that operation `sequence` is over. Returns whether it shows that; false where
+    /// there is no word.
     pub(super) fn look(&self, sequence: u64) -> bool {
         let Milestones::Word { word, published, .. } = &self.milestones else { return false };
-        // Mostly that can be told without touching a line that the device writes.
+        // Usually this is decided without touching the cache line that the device writes.
         if sequence > published.get() || published.get() <= self.completed.get() {
             return false;
         }
         let value = match self.handle.watch() {
-            // SAFETY: the word lives as long as the stream; devices write it atomically.
+            // SAFETY: the word lives as long as the stream. Devices write it atomically.
             Some(watch) => watch.checker.publish_word(watch.device, self.raw, word.address, || unsafe {
                 load_word(std::ptr::with_exposed_provenance(word.address as usize))
             }),
@@ -174,7 +175,7 @@ impl StreamCore {
         reached >= sequence
     }
 
-    /// Takes out the events that the stream has passed.
+    /// Removes the events that the stream has passed.
     fn pass(&self, events: &mut VecDeque<(RawEvent, u64)>) {
         while let Some(&(event, covered)) = events.front() {
             if !matches!(self.handle.driver.event_query(event), Ok(true)) {

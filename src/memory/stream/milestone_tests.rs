@@ -1,6 +1,6 @@
 //! What is known of a stream without asking its driver: by words, and by events where there are none.
 
-use super::{EVENTS, MILESTONE, Milestones, Pace};
+use super::{EVENTS, LastSeen, MILESTONE, Milestones};
 use crate::{
     AsViewMut, Builder, Check, Device, Error, GpuPool,
     driver::host::{self, HostConfig},
@@ -69,7 +69,7 @@ fn completion_is_known_without_an_event() {
         submit(dev, &stream, MILESTONE - 1);
         finish(&stream);
         assert!(!stream.has_completed(1), "no milestone has been submitted");
-        let mut waits = [Pace::default(), Pace::default()];
+        let mut waits = [LastSeen::default(), LastSeen::default()];
         for wait in &mut waits {
             wait.has_advanced(&stream);
         }

@@ -1,44 +1,45 @@
-//! Words in page-locked memory that streams write themselves, to tell how far they are.
+//! Words in page-locked memory: each stream writes its progress into a word of its own.
 //!
-//! The stream writes a sequence number into its word with a stream memory operation, behind the work that the number
-//! covers. To learn how far the stream is then takes a load of the host instead of a `cudaEventQuery`, which was
-//! measured at a microsecond ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)). XLA frees
-//! memory by such a timeline on ROCm ([xla#40236](https://github.com/openxla/xla/pull/40236)).
+//! The stream writes a sequence number into its word by a stream memory operation, behind the work that the number
+//! covers. A poll is then a load on the host instead of a `cudaEventQuery`, which was measured at a microsecond
+//! ([cuda_event_benchmark](https://github.com/harrism/cuda_event_benchmark)). XLA frees memory by such a timeline on
+//! ROCm ([xla#40236](https://github.com/openxla/xla/pull/40236)).
 //!
-//! A word outlives its stream, and its value only grows: the next owner counts from the last value that the one before
-//! has submitted, and gets the word when that has arrived. So nobody can take an old number for a new one.
+//! Invariant: a word outlives its stream, and its value only grows. The next stream counts from the last value that the
+//! previous one has submitted, and gets the word only when that value has arrived. So no old number is taken for a new
+//! one.
 
 use crate::{driver::Address, memory::handle::DeviceHandle};
 use parking_lot::Mutex;
 
-/// Bytes between two words: a cache line each, since different streams write them and different threads read them.
+/// Bytes between two words. Each has a cache line, since different streams write them and different threads read them.
 const STRIDE: usize = 64;
-/// Words of a device; streams beyond these have events.
+/// Words per device. Further streams use events.
 const WORDS: usize = 64;
 
 /// A stream's own word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
     pub(super) address: Address,
-    /// The value that stands for no operation at all.
+    /// The value that means: no operation has completed.
     base: u64,
 }
 
 impl Word {
-    /// What to write behind operation `sequence`.
+    /// The value to write behind operation `sequence`.
     pub(super) fn value(self, sequence: u64) -> u64 {
         self.base.wrapping_add(sequence)
     }
 
-    /// How many operations a value tells of.
+    /// The number of completed operations that a value shows.
     pub(super) fn sequence(self, value: u64) -> u64 {
         let past = value.wrapping_sub(self.base);
-        // The last write of the owner before may not be seen yet: then it is less than none.
+        // The last write of the previous stream may still be on its way. The difference is negative then.
         if past.cast_signed() < 0 { 0 } else { past }
     }
 }
 
-/// The words of one device, in one page. Made with the device's first stream.
+/// The words of one device, in one page. Allocated with the device's first stream.
 #[derive(Default)]
 pub(crate) struct Words(Mutex<Option<Page>>);
 
@@ -46,12 +47,12 @@ struct Page {
     address: Address,
     /// Words that were ever handed out.
     used: usize,
-    /// Words that came back, by what their last owner has written.
+    /// Words that came back. Each has the last written value as its base.
     spare: Vec<Word>,
 }
 
 impl Words {
-    /// A word for a new stream. Best effort: none where the device cannot write it or there is no memory.
+    /// A word for a new stream. Best effort: None if the device cannot write it or memory is short.
     pub(super) fn take(&self, handle: &DeviceHandle) -> Option<Word> {
         if !handle.driver.info().stream_values {
             return None;
@@ -62,7 +63,7 @@ impl Words {
             *page = Some(Page { address: memory.expose_provenance() as Address, used: 0, spare: Vec::new() });
         }
         let page = page.as_mut()?;
-        if let Some(at) = page.spare.iter().position(|word| word.is_at_rest(handle)) {
+        if let Some(at) = page.spare.iter().position(|word| word.has_last_write_arrived(handle)) {
             return Some(page.spare.swap_remove(at));
         }
         if page.used == WORDS {
@@ -72,24 +73,26 @@ impl Words {
         Some(Word { address: page.address + (STRIDE * (page.used - 1)) as u64, base: 0 })
     }
 
-    /// The stream is gone; it has submitted writes up to the one behind operation `published`.
+    /// Takes the word of a stream that is gone. The stream has submitted writes up to the one behind operation
+    /// `published`.
     pub(super) fn give(&self, word: Word, published: u64) {
         if let Some(page) = self.0.lock().as_mut() {
             page.spare.push(Word { base: word.value(published), ..word });
         }
     }
 
-    /// Gives the page back, for the end of `handle`: all streams are gone. If one of them has not got to its last write
-    /// (its device may be lost), the page is leaked rather than freed under a write.
+    /// Gives the page back when `handle` ends; all streams are gone. If the last write of one of them has not arrived
+    /// (its device may be lost), the page is leaked: memory must not be freed under a write.
     pub(crate) fn end(&mut self, handle: &DeviceHandle) {
         let Some(page) = self.0.get_mut().take() else { return };
-        let at_rest = page.spare.len() == page.used && page.spare.iter().all(|word| word.is_at_rest(handle));
+        let at_rest =
+            page.spare.len() == page.used && page.spare.iter().all(|word| word.has_last_write_arrived(handle));
         if !at_rest {
             event!(debug, device = handle.device, "a page of completion words was leaked");
             return;
         }
         let memory = std::ptr::with_exposed_provenance_mut(page.address as usize);
-        // SAFETY: from `host_alloc` of this device; the last write of each word that was used has arrived.
+        // SAFETY: the memory is from `host_alloc` of this device, and the last write of each used word has arrived.
         if let Err(fault) = unsafe { handle.driver.host_free(memory) } {
             event!(debug, device = handle.device, %fault, "a page of completion words could not be given back");
         }
@@ -97,9 +100,10 @@ impl Words {
 }
 
 impl Word {
-    /// Whether the last write of the owner before has arrived. A checker's edge, so that the next owner comes after it.
-    fn is_at_rest(self, handle: &DeviceHandle) -> bool {
-        // SAFETY: an aligned word of a page that lives as long as the link.
+    /// Whether the last write of the previous stream has arrived. For a checker this is an edge: the next stream comes
+    /// after the write.
+    fn has_last_write_arrived(self, handle: &DeviceHandle) -> bool {
+        // SAFETY: an aligned word of a page that lives as long as the handle.
         unsafe { handle.driver.poll_value(self.address) == self.base }
     }
 }

@@ -1,5 +1,7 @@
-//! Red zones of device memory: laid and copied out by operations of its streams, looked at by the host when they have
-//! run.
+//! Red zones of device memory. Operations of the device's streams fill them and copy them out; the host checks the
+//! copies.
+//!
+//! Called by [`Audit`](super::Audit). Uses the driver below the checker.
 
 use super::{Found, POISON, ZONE, buffer, look, zone};
 use crate::{
@@ -9,32 +11,32 @@ use crate::{
 };
 use std::{ops::Range, slice, sync::Arc, time::Duration};
 
-/// Page-locked bytes that zones are copied to: a thousand small ones, or sixty of the largest.
+/// Page-locked bytes that zones are copied to: room for a thousand small zones, or sixty of the largest.
 const AREA: usize = 1 << 20;
 
-/// What was copied out and not looked at.
+/// A zone that was copied out and not checked yet.
 struct Slot {
-    /// In the area.
+    /// Range in the area.
     bytes: Range<usize>,
     requested: usize,
     buffer: Option<Allocation>,
 }
 
 pub(super) struct Slots {
-    /// The stream that zones are copied and memory is poisoned on.
+    /// The stream that copies zones and poisons memory.
     main: Arc<StreamCore>,
-    /// The device itself, below the checker.
+    /// The driver below the checker.
     driver: DriverRef,
     deadline: Duration,
-    /// Made when first needed.
+    /// Allocated when first needed.
     area: Option<*mut u8>,
     slots: Vec<Slot>,
     filled: usize,
-    /// The number of the last copy.
+    /// Sequence number of the last copy.
     last: u64,
 }
 
-// SAFETY: the area is the slots' own, and is touched only by whoever has them.
+// SAFETY: the area belongs to the slots, and only their holder touches it.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -43,24 +45,24 @@ impl Slots {
         Slots { main: main.clone(), driver, deadline, area: None, slots: Vec::new(), filled: 0, last: 0 }
     }
 
-    /// Fills a block's zone, on the stream that asked for it or else on the main one; whether that could be done.
+    /// Fills a block's zone on `stream`, or else on the main stream. Returns whether that was possible.
     pub fn lay(&self, block: &Block, stream: Option<&Arc<StreamCore>>) -> bool {
         let (zone, stream) = (zone(block), stream.unwrap_or(&self.main));
         block.hazards.begin();
-        // With the last byte that was asked for: whoever touches that, on whatever stream, is likely to be the one that
-        // goes too far, and then comes after the fill.
+        // The range includes the last requested byte: an operation that touches that byte, on any stream, is likely to
+        // be the one that writes too far, and then it comes after the fill.
         let bytes = zone.start.saturating_sub(1)..zone.end;
         if block.hazards.order("audit", stream, &bytes, Access::Write).is_err() {
             return false;
         }
         let at = block.address + zone.start as u64;
-        // SAFETY: these bytes are the block's own; the stream waits for all that used them, and the fill is noted as a
-        // use.
+        // SAFETY: these bytes belong to the block; the stream waits for all operations that used them, and the fill is
+        // noted as a use.
         if unsafe { self.driver.fill_u8(at, ZONE, zone.len(), stream.raw) }.is_err() {
             return false;
         }
-        // That byte by itself: its next write stands for it, whereas the zone's use stays, and would keep readers of
-        // the buffer waiting for whatever the stream has by then.
+        // The last requested byte is noted by itself: its next write replaces this use. The use of the zone stays, and
+        // would make every reader of the buffer wait for all that the stream has by then.
         let sequence = stream.submit();
         for part in [bytes.start..zone.start, zone] {
             block.hazards.note(stream, sequence, part, Access::Write);
@@ -68,7 +70,7 @@ impl Slots {
         true
     }
 
-    /// A block has come home: its zone is copied out, if it was laid, and the rest is poisoned.
+    /// Takes a freed block: its zone is copied out, if it was filled, and the rest is poisoned.
     pub fn returned(&mut self, handle: &DeviceHandle, block: &Block, laid: bool, found: &mut Found) {
         let (whole, zone) = (0..block.bytes, zone(block));
         if block.hazards.order("audit", &self.main, &whole, Access::Write).is_err() {
@@ -76,8 +78,8 @@ impl Slots {
         }
         if laid && let Some(slot) = self.room(handle, zone.len(), found) {
             let at = block.address + zone.start as u64;
-            // SAFETY: the slot is free, and not touched before the copy is over; the block's uses come before it on
-            // this stream, and it is noted as one.
+            // SAFETY: the slot is free, and not touched before the copy is over. The copy comes after the block's uses
+            // on this stream, and is noted as a use.
             if unsafe { self.driver.copy_to_host(slot, at, zone.len(), self.main.raw) }.is_ok() {
                 self.last = self.main.submit();
                 block.hazards.note(&self.main, self.last, whole.clone(), Access::Write);
@@ -87,7 +89,7 @@ impl Slots {
             }
         }
         if block.requested > 0 {
-            // SAFETY: as above; nobody is to use these bytes again but the next owner, who comes after this.
+            // SAFETY: as above; only the next owner may use these bytes again, and comes after this fill.
             let poisoned = unsafe { self.driver.fill_u8(block.address, POISON, block.requested, self.main.raw) };
             if poisoned.is_ok() {
                 block.hazards.note(&self.main, self.main.submit(), whole, Access::Write);
@@ -95,7 +97,7 @@ impl Slots {
         }
     }
 
-    /// A place for a copy; waits when there is none left.
+    /// A slot for a copy. Waits when the area is full.
     fn room(&mut self, handle: &DeviceHandle, bytes: usize, found: &mut Found) -> Option<*mut u8> {
         if self.filled + bytes > AREA
             && let Err(error) = self.look(handle, found)
@@ -106,16 +108,16 @@ impl Slots {
         if self.area.is_none() {
             self.area = self.driver.host_alloc(AREA).ok();
         }
-        // Larger than the area: then it is no zone of ours.
+        // A zone that is larger than the area is not checked.
         self.area.filter(|_| self.filled + bytes <= AREA).map(|area| area.wrapping_add(self.filled))
     }
 
-    /// Looks at what was copied out, once it is there.
+    /// Checks the copies, once they have arrived.
     pub fn look(&mut self, handle: &DeviceHandle, found: &mut Found) -> Result<()> {
         let Some(area) = self.area.filter(|_| !self.slots.is_empty()) else { return Ok(()) };
         self.main.wait_host("audit", self.last, self.deadline)?;
         for slot in self.slots.drain(..) {
-            // SAFETY: within the area; the copy that filled it is over, and there is none after it.
+            // SAFETY: within the area. The copy that filled it is over, and none comes after it.
             let copied = unsafe { slice::from_raw_parts(area.add(slot.bytes.start), slot.bytes.len()) };
             found.extend(look(handle, copied, slot.requested, || slot.buffer));
         }
@@ -128,7 +130,8 @@ impl Drop for Slots {
     fn drop(&mut self) {
         let over = self.slots.is_empty() || self.main.has_completed(self.last);
         if let Some(area) = self.area.take().filter(|_| over) {
-            // SAFETY: it came from this driver, and no copy into it is in flight. Where one may be, it is leaked.
+            // SAFETY: the area came from this driver, and no copy into it is in flight; if one may be, the area is
+            // leaked.
             let _ = unsafe { self.driver.host_free(area) };
         }
     }

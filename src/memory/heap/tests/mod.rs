@@ -1,4 +1,4 @@
-//! The heap's promises, one by one; [`model`] compares whole histories with a model.
+//! The heap's promises, one by one. [`model`] compares whole histories with a model.
 
 mod model;
 mod regions;
@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, ops::Range};
 const G: u64 = Heap::<Tags>::GRAIN as u64;
 const MIB: u64 = 1 << 20;
 
-/// A payload that knows which bytes were freed with which tag.
+/// A payload that records which bytes were freed with which tag.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Tags(Vec<(Range<usize>, u32)>);
 
@@ -48,7 +48,7 @@ impl Payload for Tags {
     }
 }
 
-/// What must hold of any heap at any time.
+/// Checks what must hold of any heap at any time.
 fn check(heap: &Heap<Tags>) {
     let mut free = BTreeSet::new();
     let (mut free_bytes, mut largest, mut live, mut known) = (0, 0, 0, 0);
@@ -131,7 +131,7 @@ fn lists_are_within_three_percent() {
     assert!(bins::floor(u32::MAX) < bins::LISTS && bins::ceil(u64::from(u32::MAX)) == bins::LISTS);
 }
 
-/// TensorFlow's ExerciseCoalescing (gpu_bfc_allocator_test.cc): whatever was freed in whatever order is one again.
+/// TensorFlow's ExerciseCoalescing (gpu_bfc_allocator_test.cc): after frees in any order all memory is one range again.
 #[test]
 fn exercise_coalescing() {
     let mut heap = heap(64 * MIB);
@@ -188,7 +188,7 @@ fn a_piece_brings_what_is_known_of_its_own_bytes() {
     assert_eq!(rest.payload.0, [((1 << 20) - 4096..(2 << 20) - 4096, 3)], "what its owner forgot stays forgotten");
 }
 
-/// XLA #40979: an alignment that was asked for is kept. What is in front of the piece stays free.
+/// XLA #40979: a requested alignment is kept. The memory in front of the piece stays free.
 #[test]
 fn alignment_from_256_bytes_to_2_mib() {
     for log in 8..=21 {
@@ -292,7 +292,7 @@ fn a_piece_that_is_freed_twice_is_noticed() {
     heap.free(taken.piece, Tags::default());
 }
 
-/// cub#329: a stale handle must not free what somebody else has by now.
+/// cub#329: a stale handle must not free memory that has another owner by now.
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "a piece is freed once")]

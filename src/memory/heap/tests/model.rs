@@ -1,4 +1,4 @@
-//! Whole histories against a model that knows the state of every grain.
+//! Whole histories, compared with a model that knows the state of every grain.
 //!
 //! `GPU_POOL_HEAP_STEPS=10000000 cargo test --release heap::tests::model` runs a longer fuzz than the usual one.
 
@@ -9,20 +9,21 @@ use std::ops::Range;
 
 const GRAINS: u64 = 2048;
 const REGIONS: u32 = 2;
-/// A region begins where the one before ends, and none at a multiple of 2 MiB.
+/// A region begins where the previous one ends, and none begins at a multiple of 2 MiB.
 const BASE: u64 = (1 << 40) + G;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cell {
     Unmapped,
     Live,
-    /// Free, by a piece that was freed with this tag; 0 if it has not been used since it was mapped.
+    /// Free; the tag of the piece that was freed, or 0 if unused since it was mapped.
     Free(u32),
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Grains, the alignment's logarithm, and the remainder modulo 3 of first tags that are refused (3: none).
+    /// Grains, logarithm of the alignment, and the refused tags: those whose first tag has this remainder modulo 3 (3:
+    /// none).
     Allocate(u32, u32, u32),
     Free(usize),
     Insert(usize, u64),
@@ -37,7 +38,7 @@ struct World {
 }
 
 impl World {
-    /// Most of one region is mapped, and a little of the other.
+    /// Maps most of one region, and a little of the other.
     fn new() -> Self {
         let cells = vec![vec![Cell::Unmapped; GRAINS as usize]; REGIONS as usize];
         let mut world = World { heap: Heap::new(), cells, live: vec![], tag: 0 };
@@ -77,7 +78,7 @@ impl World {
         self.live.push(taken);
     }
 
-    /// Whether the bounded search cannot miss: some range is long enough for the next list, or there are few.
+    /// Whether the bounded search must succeed: some range is long enough for the next list, or there are few ranges.
     fn must_be_found(&self, grains: u64, align: u64) -> bool {
         let sure = grains + (align / G).saturating_sub(1);
         let step = if sure < 64 { 1 } else { 1 << (sure.ilog2() - 5) };
@@ -89,7 +90,7 @@ impl World {
             || ranges.len() <= 4 && ranges.iter().any(fits)
     }
 
-    /// Address and grains of what the model has free.
+    /// Address and grains of the model's free ranges.
     fn free_ranges(&self) -> Vec<(u64, u64)> {
         let mut ranges = Vec::new();
         for (region, cells) in (0u64..).zip(&self.cells) {
@@ -113,7 +114,7 @@ impl World {
         self.cells[taken.region as usize][place].fill(Cell::Free(self.tag));
     }
 
-    /// Maps or unmaps as much as can be, up to `grains`, from a place on.
+    /// Maps or unmaps as much as possible from a position on, up to `grains`.
     fn map(&mut self, pick: usize, grains: u64, map: bool) {
         let (region, start) = ((pick / GRAINS as usize) as u32 % REGIONS, pick % GRAINS as usize);
         let can = |cell: &Cell| if map { *cell == Cell::Unmapped } else { matches!(cell, Cell::Free(_)) };
@@ -132,7 +133,7 @@ impl World {
         }
     }
 
-    /// Everything at once.
+    /// Compares the whole state.
     fn compare(&self) {
         check(&self.heap);
         let mut seen = vec![vec![Cell::Unmapped; GRAINS as usize]; REGIONS as usize];
@@ -218,7 +219,7 @@ fn a_long_history() {
     };
     let mut most = 0;
     for i in 0..steps {
-        // Fills up and drains in turn, so that both crowded and empty heaps are met.
+        // Fills up and drains in turn, so that both crowded and empty heaps occur.
         let filling = i % 4000 < 2500;
         let step = match draw(100) {
             0..2 => Step::Insert(draw(1 << 20) as usize, draw(600)),

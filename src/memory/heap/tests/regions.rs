@@ -1,4 +1,4 @@
-//! Memory that comes and goes.
+//! Tests of memory that is mapped and unmapped.
 
 use super::{G, MIB, check, free_spans, give, heap, take};
 use crate::memory::heap::Heap;
@@ -46,7 +46,7 @@ fn regions_are_never_joined() {
     assert_eq!((heap.free_before(1, BASE + 2 * MIB), heap.free_after(1, BASE + 2 * MIB)), (0, 2 * MIB));
 }
 
-/// Every way in which a hole can lie in a free range, between live pieces or at the edges of what is mapped.
+/// Every position of a hole in a free range, between live pieces or at the edges of mapped memory.
 #[test]
 fn what_is_left_and_right_of_what_is_removed_stays() {
     for live_before in [false, true] {
@@ -62,7 +62,7 @@ fn what_is_left_and_right_of_what_is_removed_stays() {
                     if live {
                         left.push(piece);
                     } else {
-                        // Not free but gone, so that the edge of mapped memory is right here.
+                        // Removed, not only free, so that mapped memory ends right here.
                         let (address, bytes) = (piece.address, piece.bytes as u64);
                         give(&mut heap, piece, 9);
                         heap.remove(0, address, bytes);
@@ -104,7 +104,7 @@ fn pieces_lie_low_so_that_high_memory_can_go() {
     assert!(heap.allocate(1, 1, |_| true).is_none());
 }
 
-/// What grows next to free memory needs only what is missing: PyTorch's expandable segments, here for any hole.
+/// Growth next to free memory needs only the missing bytes: PyTorch's expandable segments, here for any hole.
 #[test]
 fn free_memory_at_the_edges_of_a_hole() {
     let mut heap = heap(0);

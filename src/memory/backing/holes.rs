@@ -1,14 +1,16 @@
-//! Where in a window memory is to come: arithmetic on holes, without a driver.
+//! Where in a window to map or move memory: arithmetic on holes, without a driver.
 //!
 //! ```text
 //!   ... | in use |  free: before |        hole        | free: after | in use | ...
-//!                                ^ from the low end up ^ or from the high end down, or all of it
+//!                                ^ filled from the low end up, or from the high end down, or wholly
 //! ```
+//!
+//! Called by [`vmm`](super::vmm) only.
 
 use crate::driver::Address;
 use std::ops::Range;
 
-/// A hole, and how much is free beside it.
+/// A hole, and the free bytes on both sides of it.
 #[derive(Clone, Debug)]
 pub(super) struct Hole {
     pub range: Range<Address>,
@@ -24,7 +26,7 @@ impl Hole {
         self.range.end - self.range.start
     }
 
-    /// What to fill in so that `bytes` come together, if that can be.
+    /// The part of the hole to fill so that `bytes` free bytes lie together, if that is possible.
     fn fill(&self, bytes: u64, granularity: u64) -> Option<Range<Address>> {
         let Range { start, end } = self.range;
         let missing = |beside: u64| bytes.saturating_sub(beside).next_multiple_of(granularity);
@@ -38,11 +40,11 @@ impl Hole {
         (self.before + self.len() + self.after >= bytes).then_some(start..end)
     }
 
-    /// Which units to put from its low end up so that `bytes` come together, and how many bytes that is. What is free
-    /// beside it must stay, since it is counted on.
+    /// The units to place from the hole's low end up so that `bytes` free bytes lie together, and their sum. The free
+    /// memory beside the hole is counted, so it must not move.
     fn fill_with(&self, bytes: u64, from: &[Unit]) -> Option<(u64, Vec<Unit>)> {
         let Range { start, end } = self.range;
-        // The low part of the hole, next to what is free before it.
+        // The low part of the hole, next to the free memory before it.
         let missing = bytes.saturating_sub(self.before);
         let mut sum = 0;
         let mut chosen = Vec::new();
@@ -58,7 +60,7 @@ impl Hole {
         if sum >= missing {
             return Some((sum, chosen));
         }
-        // All of the hole, between what is free on both sides.
+        // The whole hole, between the free memory on both sides.
         if self.before + self.len() + self.after < bytes {
             return None;
         }
@@ -73,14 +75,14 @@ impl Hole {
     }
 }
 
-/// The least that must come so that `bytes` free ones lie side by side; of several the lowest. Empty if nothing is
+/// The smallest range to fill so that `bytes` free bytes lie together; among equals the lowest. Empty if nothing is
 /// missing.
 pub(super) fn to_fill(holes: &[Hole], bytes: u64, granularity: u64) -> Option<Range<Address>> {
     let places = holes.iter().filter_map(|hole| hole.fill(bytes, granularity));
     places.min_by_key(|place| place.end - place.start)
 }
 
-/// Which units to move, and to where, so that `bytes` free ones lie side by side: as few bytes as will do.
+/// The units to move, and their new address, so that `bytes` free bytes lie together: as few bytes as possible.
 pub(super) fn to_move(holes: &[Hole], bytes: u64, from: &[Unit]) -> Option<(Address, Vec<Unit>)> {
     let places = holes.iter().filter_map(|hole| Some((hole.range.start, hole.fill_with(bytes, from)?)));
     let (at, (sum, units)) = places.min_by_key(|(_, (sum, _))| *sum)?;

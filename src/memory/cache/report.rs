@@ -1,4 +1,7 @@
-//! What people see of the books.
+//! What people see of a cache: counters, snapshots, out-of-memory reports, leaks.
+//!
+//! Called by the owner's thread only. Everything is computed from the cache's state; nothing here changes it, except
+//! that remote frees are taken in first.
 
 use super::{Cache, Request};
 use crate::{
@@ -17,15 +20,15 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Holders that a report names.
+/// Most holders that a report names.
 const HOLDERS: usize = 10;
 
 impl Cache {
-    /// Takes in what others have freed, and counts.
+    /// Takes remote frees in, and returns the counters.
     pub(crate) fn stats(&mut self) -> MemoryStats {
         self.collect();
         let mut pending = 0;
-        for block in self.small.at_rest() {
+        for block in self.small.free_blocks() {
             pending += if block.hazards.history().is_over() { 0 } else { block.bytes as u64 };
         }
         for free in self.heap.free_ranges() {
@@ -43,13 +46,13 @@ impl Cache {
         }
     }
 
-    /// Takes in what others have freed, and shows the counters to other threads; they see them as of the last time.
-    pub(crate) fn show(&mut self) {
+    /// Takes remote frees in, and publishes the counters to other threads. They see the last published values.
+    pub(crate) fn publish_stats(&mut self) {
         self.collect();
-        self.home.mirror.write(self.counters().to_words());
+        self.owner.mirror.write(self.counters().to_words());
     }
 
-    /// All chunks and blocks, and the past as far as it was recorded.
+    /// All chunks and blocks, and the recorded events.
     pub(crate) fn snapshot(&mut self) -> MemorySnapshot {
         let stats = self.stats();
         let units = |region: &u32| self.backing.units_in(*region, 0..Address::MAX);
@@ -61,7 +64,7 @@ impl Cache {
             .collect();
         chunks.sort_by_key(|chunk| chunk.address);
         let mut blocks = BTreeMap::new();
-        // First the pieces; slabs are replaced by what lies in them.
+        // First the pieces; slabs are then replaced by their blocks.
         let (free, pieces) = (self.heap.free_ranges(), self.heap.walk());
         for piece in pieces.iter().filter(|span| span.piece.is_some()) {
             blocks.insert(piece.address, info(piece.address, piece.bytes, BlockState::Live, None));
@@ -94,7 +97,7 @@ impl Cache {
                 blocks.insert(address, info(address, rest, BlockState::Free, Some(bytes as u64)));
             }
         }
-        for block in self.small.at_rest() {
+        for block in self.small.free_blocks() {
             let bytes = block.bytes as u64;
             blocks.insert(block.address, info(block.address, bytes, state(block.hazards.history()), Some(bytes)));
         }
@@ -111,7 +114,7 @@ impl Cache {
         snapshot
     }
 
-    /// Why a request is refused.
+    /// The report of a refused request.
     pub(super) fn out_of_memory_report(
         &mut self,
         request: &Request<'_>,
@@ -125,7 +128,7 @@ impl Cache {
                 *pending.entry((stream.handle.device, stream.id)).or_insert(0) += bytes;
             }
         };
-        for block in self.small.at_rest() {
+        for block in self.small.free_blocks() {
             let bytes = block.bytes as u64;
             count(block.hazards.history(), bytes);
         }
@@ -153,7 +156,7 @@ impl Cache {
         }
     }
 
-    /// Who holds what is live.
+    /// The holders of live memory.
     pub(crate) fn leaks(&mut self) -> Vec<Leak> {
         self.collect();
         match &self.ledger {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// What a gradient is within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum State {
     /// Nothing yet, in this step.
     Idle,
     /// Written in a step whose exchange was left out.
@@ -19,10 +19,10 @@ pub(super) enum Mark {
     Over,
 }
 
-/// The marks of a step.
+/// The readiness of a step.
 #[derive(Debug)]
-pub(super) struct Marks {
-    marks: Vec<Mark>,
+pub(super) struct Readiness {
+    states: Vec<State>,
     /// Whether this member has added to a gradient since the last exchange.
     used: Vec<bool>,
     /// Gradients that a bucket still waits for.
@@ -37,21 +37,21 @@ pub(super) struct Marks {
     closed: bool,
 }
 
-impl Marks {
+impl Readiness {
     pub fn new(layout: &Layout) -> Self {
-        let count = layout.places.len();
+        let count = layout.extents.len();
         let missing = layout.buckets.iter().map(|bucket| bucket.gradients.len()).collect();
         let order = Vec::with_capacity(count);
-        let (marks, used) = (vec![Mark::Idle; count], vec![false; count]);
-        Marks { marks, used, missing, next: 0, order, begun: false, closed: false }
+        let (states, used) = (vec![State::Idle; count], vec![false; count]);
+        Readiness { states, used, missing, next: 0, order, begun: false, closed: false }
     }
 
     /// `Err` unless there is such a gradient.
     #[track_caller]
-    pub fn check(&self, op: &'static str, gradient: usize) -> Result<Mark> {
-        match self.marks.get(gradient) {
-            Some(mark) => Ok(*mark),
-            None => Err(Error::invalid(op, format_args!("gradient {gradient} of {}", self.marks.len()))),
+    pub fn check(&self, op: &'static str, gradient: usize) -> Result<State> {
+        match self.states.get(gradient) {
+            Some(state) => Ok(*state),
+            None => Err(Error::invalid(op, format_args!("gradient {gradient} of {}", self.states.len()))),
         }
     }
 
@@ -59,9 +59,9 @@ impl Marks {
     #[track_caller]
     pub fn check_open(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
-            Mark::Idle | Mark::Held => Ok(()),
-            Mark::Ready => Err(under_way(op, gradient)),
-            Mark::Over => Err(Error::invalid(op, format_args!("gradient {gradient}: `finish` ends the step first"))),
+            State::Idle | State::Held => Ok(()),
+            State::Ready => Err(under_way(op, gradient)),
+            State::Over => Err(Error::invalid(op, format_args!("gradient {gradient}: `finish` ends the step first"))),
         }
     }
 
@@ -69,7 +69,7 @@ impl Marks {
     #[track_caller]
     pub fn check_there(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
-            Mark::Ready => Err(under_way(op, gradient)),
+            State::Ready => Err(under_way(op, gradient)),
             _ => Ok(()),
         }
     }
@@ -78,17 +78,21 @@ impl Marks {
     #[track_caller]
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
-            Mark::Idle | Mark::Held => {}
-            Mark::Ready if self.closed => {
+            State::Idle | State::Held => {}
+            State::Ready if self.closed => {
                 let why = format_args!("gradient {gradient}: `finish_bucket` has said that nothing more gets ready");
                 return Err(Error::invalid(op, why));
             }
-            Mark::Ready => return Err(Error::invalid(op, format_args!("gradient {gradient} was ready already"))),
-            Mark::Over => return Err(Error::invalid(op, format_args!("gradient {gradient} comes after its exchange"))),
+            State::Ready => {
+                return Err(Error::invalid(op, format_args!("gradient {gradient} was ready already")));
+            }
+            State::Over => {
+                return Err(Error::invalid(op, format_args!("gradient {gradient} comes after its exchange")));
+            }
         }
-        self.marks[gradient] = Mark::Ready;
+        self.states[gradient] = State::Ready;
         self.used[gradient] = true;
-        self.missing[layout.places[gradient].bucket] -= 1;
+        self.missing[layout.extents[gradient].bucket] -= 1;
         self.order.push(gradient);
         self.begun = true;
         Ok(())
@@ -126,17 +130,17 @@ impl Marks {
     /// What is not ready never will be, in this step: it is under way like the rest.
     pub fn close(&mut self) {
         self.closed = true;
-        self.marks.iter_mut().filter(|mark| **mark != Mark::Over).for_each(|mark| *mark = Mark::Ready);
+        self.states.iter_mut().filter(|state| **state != State::Over).for_each(|state| *state = State::Ready);
     }
 
     pub fn over(&mut self, bucket: usize, layout: &Layout) {
-        layout.buckets[bucket].gradients.iter().for_each(|&gradient| self.marks[gradient] = Mark::Over);
+        layout.buckets[bucket].gradients.iter().for_each(|&gradient| self.states[gradient] = State::Over);
     }
 
     /// What it holds has gone elsewhere.
     pub fn forget(&mut self, gradient: usize) {
-        if self.marks[gradient] == Mark::Held {
-            self.marks[gradient] = Mark::Idle;
+        if self.states[gradient] == State::Held {
+            self.states[gradient] = State::Idle;
             self.used[gradient] = false;
         }
     }
@@ -152,15 +156,15 @@ impl Marks {
 
     /// In which order gradients were ready in this step; what was not, in the order of `otherwise`.
     pub fn order(&self, otherwise: impl Iterator<Item = usize>) -> Vec<usize> {
-        let mut seen = vec![false; self.marks.len()];
+        let mut seen = vec![false; self.states.len()];
         self.order.iter().for_each(|&gradient| seen[gradient] = true);
         self.order.iter().copied().chain(otherwise.filter(|&gradient| !seen[gradient])).collect()
     }
 
     /// The step is over; with `held`, nothing was exchanged and what was written stays.
     pub fn end(&mut self, held: bool, layout: &Layout) {
-        for (mark, used) in self.marks.iter_mut().zip(&mut self.used) {
-            *mark = if held && *used { Mark::Held } else { Mark::Idle };
+        for (state, used) in self.states.iter_mut().zip(&mut self.used) {
+            *state = if held && *used { State::Held } else { State::Idle };
             *used = held && *used;
         }
         let full = layout.buckets.iter().map(|bucket| bucket.gradients.len());
@@ -192,40 +196,40 @@ mod tests {
         #[test]
         fn buckets_start_in_order(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), unused in 0..12usize) {
             let layout = layout(12, 32);
-            let mut marks = Marks::new(&layout);
+            let mut readiness = Readiness::new(&layout);
             let mut started = Vec::new();
             for &gradient in &order[unused..] {
-                marks.ready("ready", gradient, &layout).unwrap();
-                prop_assert!(marks.ready("ready", gradient, &layout).is_err());
-                while let Some(bucket) = marks.start_next(false) {
-                    prop_assert!(layout.buckets[..=bucket].iter().flat_map(|b| &b.gradients).all(|&g| marks.is_used(g)));
+                readiness.ready("ready", gradient, &layout).unwrap();
+                prop_assert!(readiness.ready("ready", gradient, &layout).is_err());
+                while let Some(bucket) = readiness.start_next(false) {
+                    prop_assert!(layout.buckets[..=bucket].iter().flat_map(|b| &b.gradients).all(|&g| readiness.is_used(g)));
                     started.push(bucket);
                 }
             }
             prop_assert!(unused > 0 || started.len() == layout.buckets.len());
-            marks.close();
-            while let Some(bucket) = marks.start_next(true) {
+            readiness.close();
+            while let Some(bucket) = readiness.start_next(true) {
                 started.push(bucket);
             }
             prop_assert_eq!(started, (0..layout.buckets.len()).collect::<Vec<_>>());
-            let recorded = marks.order((0..12).rev());
+            let recorded = readiness.order((0..12).rev());
             prop_assert_eq!(&recorded[..12 - unused], &order[unused..]);
-            marks.end(false, &layout);
-            prop_assert!(!marks.has_begun() && marks.used().iter().all(|used| !used));
+            readiness.end(false, &layout);
+            prop_assert!(!readiness.has_begun() && readiness.used().iter().all(|used| !used));
         }
     }
 
     #[test]
     fn what_is_held_counts_in_the_next_step() {
         let layout = layout(3, 16);
-        let mut marks = Marks::new(&layout);
-        marks.ready("ready", 1, &layout).unwrap();
-        marks.end(true, &layout);
-        assert_eq!([0, 1, 2].map(|g| marks.check("mark", g).unwrap()), [Mark::Idle, Mark::Held, Mark::Idle]);
-        assert!(marks.is_used(1) && marks.check_open("grad_mut", 1).is_ok());
-        marks.ready("ready", 0, &layout).unwrap();
-        assert_eq!(marks.used(), [true, true, false]);
-        marks.end(false, &layout);
-        assert_eq!(marks.used(), [false; 3]);
+        let mut readiness = Readiness::new(&layout);
+        readiness.ready("ready", 1, &layout).unwrap();
+        readiness.end(true, &layout);
+        assert_eq!([0, 1, 2].map(|g| readiness.check("state", g).unwrap()), [State::Idle, State::Held, State::Idle]);
+        assert!(readiness.is_used(1) && readiness.check_open("grad_mut", 1).is_ok());
+        readiness.ready("ready", 0, &layout).unwrap();
+        assert_eq!(readiness.used(), [true, true, false]);
+        readiness.end(false, &layout);
+        assert_eq!(readiness.used(), [false; 3]);
     }
 }

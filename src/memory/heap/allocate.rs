@@ -1,21 +1,23 @@
-//! Allocate and free: nothing here depends on how many pieces there are, and no map is touched.
+//! Allocate and free in the heap. Costs do not depend on the number of pieces, and no map is touched.
+//!
+//! Called by the cache. Invariant: a free range has no free neighbour, and is in the list of its size.
 
 use super::{Heap, Payload, Piece, Taken, bins, nodes, nodes::NONE};
 use std::ops::Range;
 
-/// Ranges that a search looks at, over all lists. Refused ones count, so that a search stays bounded.
+/// Most ranges that a search checks, over all lists. Refused ranges count, too, so that a search stays bounded.
 const LOOKS: usize = 16;
-/// Ranges that it looks at in one list. The first that fits is taken: they differ by 3 %, and taking the best of
-/// several was measured to make no difference (random allocations of 1 MiB to 4 GiB, reserved memory the same within 1
-/// %).
+/// Most ranges that a search checks in one list. The first that fits is taken: sizes differ by 3 %, and taking the best
+/// of several was measured to make no difference (random allocations of 1 MiB to 4 GiB, reserved memory the same within
+/// 1 %).
 const FEW: usize = 4;
 
 impl<P: Payload> Heap<P> {
-    /// `bytes` at a multiple of `align` (a power of two, 2 MiB at most), from a free range whose payload `accept`
-    /// likes; none if there is no such range among those looked at: the first few of each list, the nearest sizes
-    /// first, 16 in all. If `accept` likes everything, this succeeds wherever a range of `bytes + align`, rounded up to
-    /// the next list's size, is free. What is left of the range, on both sides, stays free and keeps its part of the
-    /// payload.
+    /// Allocates `bytes` at a multiple of `align` (a power of two, 2 MiB at most) from a free range whose payload
+    /// `accept` accepts. None if no checked range does: the search checks the first few ranges of each list, the
+    /// nearest sizes first, 16 in all. If `accept` accepts everything, the search succeeds whenever a range of `bytes +
+    /// align`, rounded up to the next list's size, is free. The rest of the range, on both sides, stays free and keeps
+    /// its part of the payload.
     #[cfg(test)]
     pub(crate) fn allocate(
         &mut self,
@@ -26,8 +28,8 @@ impl<P: Payload> Heap<P> {
         self.allocate_in(bytes, align, |payload, room, _| accept(payload).then_some(room.start))
     }
 
-    /// The same where only a part of a range may do: `place` gets a range's payload, the positions in it to choose
-    /// from, and how many bytes are wanted, and names the first position where they can begin.
+    /// Like [`allocate`](Self::allocate), where a part of a range may be acceptable. `place` gets the payload of a
+    /// range, the positions to choose from, and the wanted bytes; it returns the first position where they can begin.
     #[inline]
     pub(crate) fn allocate_in(
         &mut self,
@@ -41,7 +43,8 @@ impl<P: Payload> Heap<P> {
         Some(self.carve(id, grains, front))
     }
 
-    /// The same, looking at every free range, the lowest list first: for those who have found nothing.
+    /// Like [`allocate_in`](Self::allocate_in), but checks every free range, the lowest list first. For use after a
+    /// search has failed.
     pub(crate) fn allocate_thoroughly(
         &mut self,
         bytes: usize,
@@ -57,7 +60,7 @@ impl<P: Payload> Heap<P> {
         Some(self.carve(id, grains, front))
     }
 
-    /// Keeps the first `bytes` of a live piece; the rest becomes free, with what is known of it.
+    /// Keeps the first `bytes` of a live piece. The rest becomes free, with the payload `rest`.
     pub(crate) fn shrink(&mut self, piece: Piece, bytes: usize, rest: P) {
         let grains = u32::try_from(bytes.div_ceil(Self::GRAIN).max(1)).unwrap_or(u32::MAX);
         let node = self.nodes[piece.id];
@@ -74,7 +77,7 @@ impl<P: Payload> Heap<P> {
         self.settle(later, rest);
     }
 
-    /// Gives a piece back, with what must be known when its bytes are used again.
+    /// Frees a piece. `payload` is what must be known when its bytes are used again.
     #[inline]
     pub(crate) fn free(&mut self, piece: Piece, payload: P) {
         let id = piece.id;
@@ -97,8 +100,8 @@ impl<P: Payload> Heap<P> {
         align: u64,
         mut place: impl FnMut(&P, Range<usize>, usize) -> Option<usize>,
     ) -> Option<(u32, u32)> {
-        // From the list `sure` on every range is long enough wherever it begins. In those before it half of the looks
-        // may be spent, so that there are some left for a list that cannot disappoint.
+        // From the list `sure` on every range is long enough, wherever it begins. At most half of the checks are spent
+        // on the lists before it, so that some are left for a list that cannot fail.
         let sure = bins::ceil(u64::from(grains) + (align / nodes::GRAIN).saturating_sub(1));
         let mut looks = LOOKS;
         let mut list = self.bins.next(bins::floor(grains))?;
@@ -123,7 +126,7 @@ impl<P: Payload> Heap<P> {
         }
     }
 
-    /// Where in a free range a piece may begin, in grains from its start.
+    /// Where in a free range a piece may begin, in grains from the range's start.
     #[inline]
     fn fit(
         &self,
@@ -136,7 +139,7 @@ impl<P: Payload> Heap<P> {
         let (payload, room, bytes) =
             (&self.payloads[id as usize], node.bytes() as usize, grains as usize * Self::GRAIN);
         let mut front = gap(node.address, align);
-        // The place that is named need not be aligned.
+        // The position that `place` returns need not be aligned.
         while u64::from(grains) + front <= u64::from(node.grains) {
             let at = (place(payload, front as usize * Self::GRAIN..room, bytes)? as u64).div_ceil(nodes::GRAIN);
             let aligned = at + gap(node.address + at * nodes::GRAIN, align);
@@ -161,7 +164,7 @@ impl<P: Payload> Heap<P> {
                 self.nodes.hand_out(id);
                 (id, std::mem::take(&mut self.payloads[slot]))
             }
-            // The rest keeps the node, as it often stays in its list, and freeing the piece is then the exact reverse.
+            // The rest keeps the node: it often stays in its list, and freeing the piece is then the exact reverse.
             (0, _) => {
                 let piece = self.live(range.region, address, grains);
                 self.nodes.connect(range.before, piece);
@@ -198,7 +201,7 @@ impl<P: Payload> Heap<P> {
         Taken { piece, region: range.region, address, bytes, payload }
     }
 
-    /// A node that is in no list becomes free, and one with its free neighbours.
+    /// Makes a node that is in no list free, and joins it with its free neighbours.
     pub(super) fn settle(&mut self, id: u32, mut payload: P) {
         let node = self.nodes[id];
         let (before, after) = (node.before, node.after);
@@ -237,21 +240,21 @@ impl<P: Payload> Heap<P> {
         }
     }
 
-    /// A node for a live piece, with a place for its payload.
+    /// A node for a live piece, with room for its payload.
     pub(super) fn live(&mut self, region: u32, address: u64, grains: u32) -> u32 {
         let id = self.nodes.live(region, address, grains);
         self.make_room(id);
         id
     }
 
-    /// Every node has a payload.
+    /// Makes room for the node's payload: every node has one.
     pub(super) fn make_room(&mut self, id: u32) {
         if id as usize == self.payloads.len() {
             self.payloads.push(P::default());
         }
     }
 
-    /// A free range gets another size, and moves to another list if it must.
+    /// Changes the size of a free range, and moves it to another list if needed.
     #[inline]
     pub(super) fn resize(&mut self, id: u32, grains: u32) {
         let (old, new) = (bins::floor(self.nodes[id].grains), bins::floor(grains));
