@@ -3,7 +3,7 @@
 use crate::{
     driver::{
         DriverRef, DriverResult, Fault, FaultKind, RawEvent,
-        check::{Entered, Place, Report, Token, Watch},
+        check::{OpGuard, OpSite, Report, Token, Watch},
         host,
     },
     error::{Error, Result, Site},
@@ -125,8 +125,8 @@ impl DeviceHandle {
 
     /// Until the guard goes, what this thread does belongs to the user's call at `site`: for reports.
     #[inline]
-    pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
-        self.reports.then(|| Place { op, site }.enter())
+    pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<OpGuard> {
+        self.reports.then(|| OpSite { op, site }.enter())
     }
 
     /// What the calling thread knows, for whoever is handed something by it. In a box: mostly there is no checker.

@@ -3,7 +3,7 @@
 use crate::gang::Gang;
 use crate::{
     device::Device,
-    driver::{check::Place, host},
+    driver::{check::OpSite, host},
     error::{Error, Result},
     stall::StallTimer,
 };
@@ -80,7 +80,7 @@ fn fail(gang: &Gang, device: usize, error: Error) -> Error {
 /// The wait, for a report.
 fn describe(dev: &Device, op: &'static str, rank: usize) -> String {
     let mut text = format!("device {} waits in {op} for device {}", dev.index(), dev.session.gang.device(rank));
-    if let Some(place) = Place::current() {
+    if let Some(place) = OpSite::current() {
         text += &format!(", in {} at {}", place.op, place.site);
     }
     text

@@ -2,7 +2,7 @@
 
 use crate::{
     device::Device,
-    driver::{Driver, DriverResult, RawStream, check::Entered},
+    driver::{Driver, DriverResult, RawStream, check::OpGuard},
     error::{Error, Result, Site},
     kernel::Touch,
     memory::{
@@ -35,7 +35,7 @@ pub(crate) struct Op<'d> {
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
     /// For reports: what the thread does meanwhile belongs to this call.
-    _here: Option<Entered>,
+    _here: Option<OpGuard>,
 }
 
 impl Device {

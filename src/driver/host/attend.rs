@@ -10,7 +10,7 @@
 //! has asked in vain whether something is complete.
 
 use super::{gpu::HostGpu, sched::Core, slab::Key};
-use crate::driver::{Driver, check::Place};
+use crate::driver::{Driver, check::OpSite};
 use std::{
     sync::{Arc, Weak},
     thread::ThreadId,
@@ -53,7 +53,7 @@ pub(super) struct Wait {
     pub stream: Key,
     pub seq: u64,
     pub since: Instant,
-    pub place: Option<Place>,
+    pub place: Option<OpSite>,
     number: u64,
 }
 
@@ -74,7 +74,7 @@ impl Attendance {
         self.acts(thread);
         self.numbers += 1;
         let number = self.numbers;
-        self.waits.push(Wait { thread, stream, seq, since: Instant::now(), place: Place::current(), number });
+        self.waits.push(Wait { thread, stream, seq, since: Instant::now(), place: OpSite::current(), number });
         number
     }
 

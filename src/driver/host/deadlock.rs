@@ -21,7 +21,7 @@ use super::{
     sched::Core,
     slab::Key,
 };
-use crate::driver::check::Place;
+use crate::driver::check::OpSite;
 use std::{
     fmt::Write,
     sync::Arc,
@@ -130,7 +130,7 @@ impl State {
     }
 }
 
-fn at(report: &mut String, place: Option<Place>) {
+fn at(report: &mut String, place: Option<OpSite>) {
     if let Some(place) = place {
         let _ = write!(report, ", in {} at {}", place.op, place.site);
     }
