@@ -2,7 +2,7 @@
 
 use super::{
     Deed, Kind, OpSite, Report,
-    clock::{Clock, Component, Mark},
+    clock::{Clock, Component, FlagWait},
     deferred::{self, Deferred},
     heap::{Found, Owned, Source},
     note::{Call, Note, allocation},
@@ -226,22 +226,22 @@ impl State {
         clock.flatten();
         clock.join(&self.host(by).clock);
         clock.set(component, count);
-        let mut marks = self.flags.ended_by(address, value);
+        let mut waits = self.flags.ended_by(address, value);
         // What comes after a wait does not end it.
-        marks.retain(|mark| !clock.marks().iter().any(|own| Arc::ptr_eq(own, mark)));
-        marks.iter().for_each(|mark| mark.raise(clock.clone()));
-        let bad = if marks.is_empty() {
+        waits.retain(|wait| !clock.waits().iter().any(|own| Arc::ptr_eq(own, wait)));
+        waits.iter().for_each(|wait| wait.raise(clock.clone()));
+        let bad = if waits.is_empty() {
             None
         } else {
             self.deferred.iter().chain(&plan.deferred).find_map(|deferred| deferred.judge(&self.heap))
         };
         if let Err(fault) = bad.map_or_else(forward, |report| Err(refusal(report))) {
-            marks.iter().for_each(|mark| mark.lower());
+            waits.iter().for_each(|wait| wait.lower());
             return Err(fault);
         }
-        self.flags.end(&marks);
+        self.flags.end(&waits);
         self.enter(by, key, plan);
-        if !marks.is_empty() {
+        if !waits.is_empty() {
             self.deferred.retain(Deferred::is_pending);
         }
         self.flags.write(address, value, component, count, clock);
@@ -266,9 +266,9 @@ impl State {
                 stream.clock.join(&learnt);
             }
             None => {
-                let mark = Mark::new(address, value);
-                self.flags.wait(&mark);
-                stream.clock.mark(mark);
+                let wait = FlagWait::new(address, value);
+                self.flags.wait(&wait);
+                stream.clock.add_wait(wait);
             }
         }
         Ok(())

@@ -43,7 +43,7 @@ pub trait Attendee: Send + Sync {
 /// software GPUs.
 pub fn attend(device: &dyn Driver, attendee: &Arc<dyn Attendee>) {
     if let Some(gpu) = device.as_any().downcast_ref::<HostGpu>() {
-        gpu.lock().attendance.attendees.push(Arc::downgrade(attendee));
+        gpu.lock().threads.attendees.push(Arc::downgrade(attendee));
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Wait {
 
 /// What a machine knows of host threads.
 #[derive(Default)]
-pub(super) struct Attendance {
+pub(super) struct HostThreads {
     attendees: Vec<Weak<dyn Attendee>>,
     pub waits: Vec<Wait>,
     /// Waits so far.
@@ -68,7 +68,7 @@ pub(super) struct Attendance {
     polls: Vec<ThreadId>,
 }
 
-impl Attendance {
+impl HostThreads {
     /// A thread begins to wait; the number is for [`leave`](Self::leave).
     pub fn enter(&mut self, thread: ThreadId, stream: Key, seq: u64) -> u64 {
         self.acts(thread);
