@@ -4,8 +4,8 @@
 //! that every member of a poisoned gang can hold the one cause; the place in the user's code is kept where it helps.
 
 pub(crate) mod misuse;
+pub(crate) mod op_site;
 pub(crate) mod out_of_memory;
-pub(crate) mod place;
 pub(crate) mod site;
 pub(crate) mod units;
 

@@ -9,7 +9,7 @@
 
 use crate::{
     Device, Event,
-    driver::{Address, check::Place},
+    driver::{Address, check::OpSite},
     error::Result,
     gang::Gang,
     memory::{
@@ -191,7 +191,7 @@ where
         return f(own, parts[0].clone());
     }
     // What this thread knows and where it is, for a checker.
-    let (known, place) = (handle.release(), Place::current());
+    let (known, place) = (handle.release(), OpSite::current());
     crossbeam::thread::scope(|scope| {
         let helpers: Vec<_> = others
             .iter_mut()
@@ -200,7 +200,7 @@ where
                 let (f, known) = (&f, known.as_deref());
                 scope.spawn(move |_| {
                     handle.acquire(known);
-                    let _here = place.map(Place::enter);
+                    let _here = place.map(OpSite::enter);
                     (f(lane, part.clone()), handle.release())
                 })
             })

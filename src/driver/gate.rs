@@ -1,22 +1,22 @@
-//! The process's launch gate: kernels that spin for each other, and driver calls that wait for running kernels, exclude
-//! each other ([`LaunchGate`], DESIGN.md rule 12).
+//! The launch gate of the process: launches of kernels that wait for each other, and driver calls that wait for running
+//! kernels, exclude each other ([`LaunchGate`], DESIGN.md rule 12).
 
 use crate::sync::LaunchGate;
 
-/// The one gate. It knows nothing of pools: the driver's locks are the process's.
+/// The one gate. All pools share it, because the driver's locks belong to the process.
 #[cfg(not(loom))]
 pub(crate) fn launches() -> &'static LaunchGate {
     static GATE: LaunchGate = LaunchGate::new();
     &GATE
 }
 
-/// No model launches anything.
+/// A loom model launches nothing.
 #[cfg(loom)]
 pub(crate) fn launches() -> &'static LaunchGate {
     unreachable!("a model of the gate has one of its own")
 }
 
-/// Until the guard goes, the calling thread may be in a driver call that waits for kernels.
+/// Until the guard is dropped, the calling thread may make driver calls that wait for kernels.
 #[cfg(feature = "cuda")]
 pub(crate) fn blocking() -> crate::sync::Blocking<'static> {
     launches().block()

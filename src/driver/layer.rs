@@ -7,9 +7,9 @@
 //! Invariant: a layer cannot miss a call. No call of the trait has a default body, so a layer that neither lists a call
 //! nor writes it in full does not compile.
 
-/// Calls of an `impl Driver`. `name(arguments);` forwards a call. `name(arguments) => expression;` does more than that:
-/// the expression uses `call`, a closure that makes this very call once. A call with other arguments is written in full
-/// beside the macro. `|layer, call| layer.inner;` names the layer, the closure, and the driver inside.
+/// Methods of an `impl Driver`. `name(arguments);` forwards a call. `name(arguments) => expression;` wraps it: the
+/// expression uses `call`, a closure that makes the forwarded call once. A method that changes the arguments is written
+/// in full beside the macro. `|layer, call| layer.inner;` names the layer, the closure, and the wrapped driver.
 macro_rules! forward {
     (
         |$layer:ident, $call:ident| $inner:expr;

@@ -15,21 +15,22 @@
 //!   [`Driver::stream_wait_event`] captures the *latest record at the time of the call* (a later re-record does not
 //!   change it); waiting for an event that was never recorded does nothing. Record demands a stream of the same device;
 //!   a wait accepts the event of any device of the same backend. What concerns an event reports the faults of the
-//!   event's own device, whichever driver was asked.
-//! * **Nothing** to copy or fill (zero bytes) is no error and submits nothing.
-//! * **Addresses.** Device memory has an [`Address`] that is unique in the process and tells its device. Host memory
-//!   from [`Driver::host_alloc`] and [`Driver::managed_alloc`] has the same address on the host and on every device.
+//!   event's own device, even if the call was made on the driver of another device.
+//! * **Zero bytes** to copy or to fill are no error. Such a call submits nothing.
+//! * **Addresses.** Device memory has an [`Address`] that is unique in the process and identifies its device. Host
+//!   memory from [`Driver::host_alloc`] and [`Driver::managed_alloc`] has the same address on the host and on every
+//!   device.
 //! * **Lifetime of operands.** The caller keeps memory, events' streams and modules alive until the operations that
-//!   name them have completed. Freed memory that is named by an operation in flight is a caller's bug; the software GPU
-//!   reports it.
-//! * **Graphs.** Between [`Driver::capture_begin`] and [`Driver::capture_end`] a stream notes its operations instead of
-//!   running them: copies, fills, kernels and matrix products. Nothing else may go to it meanwhile (events, values,
-//!   host functions, other graphs: `Unsupported`), nor may anybody wait for it. A launch of the graph is these
-//!   operations, in their order.
-//! * **Errors** are [`Fault`]s: the kind says what can be done, code and name are the driver's own. A fault of kind
-//!   [`FaultKind::DeviceLost`] is sticky: every later call on the device reports it too. A call that fails has
+//!   name them have completed. To free memory that an operation in flight names is a bug of the caller; the software
+//!   GPU reports it.
+//! * **Graphs.** Between [`Driver::capture_begin`] and [`Driver::capture_end`] a stream records its operations and does
+//!   not run them. Copies, fills, kernels and matrix products can be captured. Everything else (events, values, host
+//!   functions, other graphs) is `Unsupported` during a capture, and no caller may wait for the stream. A launch of the
+//!   graph runs the captured operations in their order.
+//! * **Errors** are [`Fault`]s. The kind says what the caller can do; code and name are the driver's own. A fault of
+//!   kind [`FaultKind::DeviceLost`] is sticky: every later call on the device reports it, too. A call that fails has
 //!   submitted nothing.
-//! * Asynchronous failures (a kernel that traps) surface from any later call, as in CUDA.
+//! * **Asynchronous failures** (a kernel that traps) are reported by any later call, as in CUDA.
 
 pub mod check;
 #[cfg(feature = "cuda")]
@@ -48,25 +49,25 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 /// A device. See the [module docs](self) for the contract that all methods share.
 ///
-/// Calls have no default bodies. So a layer that misses a new call does not compile.
+/// The calls have no default bodies. So a layer that forgets a new call does not compile.
 ///
 /// # Safety
-/// Methods that take addresses or host pointers are `unsafe`: the caller guarantees that each range is live memory of
-/// a kind that the device may touch, stays so until the operation has completed, and that conflicting operations are
-/// ordered by streams and events.
+/// Methods that take addresses or host pointers are `unsafe`. The caller guarantees that each range is live memory that
+/// the device may access, that it stays live until the operation has completed, and that streams and events order
+/// conflicting operations.
 pub trait Driver: Any + Send + Sync {
-    /// What the device is.
+    /// The device's properties.
     fn info(&self) -> &DeviceInfo;
 
     /// For downcasts to the implementation (interop).
     fn as_any(&self) -> &dyn Any;
 
-    /// The driver inside, if this one is a layer around another driver.
+    /// The wrapped driver, if this driver is a layer.
     fn inner(&self) -> Option<&DriverRef> {
         None
     }
 
-    /// Makes the device's context current on the calling thread, for the user's own driver calls.
+    /// Makes the device's context current on the calling thread, for driver calls that the user makes directly.
     fn bind(&self) -> DriverResult;
 
     /// `(free, total)` bytes of device memory.
@@ -74,30 +75,30 @@ pub trait Driver: Any + Send + Sync {
 
     // ---- memory -------------------------------------------------------------------------------------------------
 
-    /// Device memory, contents undefined; 256-byte aligned, and to 4 KiB from 64 KiB on. `bytes > 0`. May block; may
-    /// synchronise the device.
+    /// Allocates device memory with undefined contents. The alignment is 256 bytes, and 4 KiB from 64 KiB on. `bytes >
+    /// 0`. May block; may synchronise the device.
     fn mem_alloc(&self, bytes: usize) -> DriverResult<Address>;
 
-    /// Gives memory of [`mem_alloc`](Self::mem_alloc) back. May synchronise the device.
+    /// Frees memory of [`mem_alloc`](Self::mem_alloc). May synchronise the device.
     ///
     /// # Safety
     /// `address` came from `mem_alloc` of this device, is freed once, and no operation in flight names it.
     unsafe fn mem_free(&self, address: Address) -> DriverResult;
 
-    /// Page-locked host memory that every device can copy from and to (portable), zeroed, aligned to 4 KiB.
-    /// `bytes > 0`.
+    /// Allocates page-locked host memory that every device can copy from and to (portable). It is zeroed and aligned to
+    /// 4 KiB. `bytes > 0`.
     fn host_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
 
-    /// Gives memory of [`host_alloc`](Self::host_alloc) back.
+    /// Frees memory of [`host_alloc`](Self::host_alloc).
     ///
     /// # Safety
     /// `ptr` came from `host_alloc` of a device of this backend, is freed once, no operation in flight names it.
     unsafe fn host_free(&self, ptr: *mut u8) -> DriverResult;
 
-    /// One allocation that the host and all devices see at one address, zeroed. `bytes > 0`.
+    /// Allocates zeroed managed memory: the host and all devices use it at one address. `bytes > 0`.
     fn managed_alloc(&self, bytes: usize) -> DriverResult<*mut u8>;
 
-    /// Gives memory of [`managed_alloc`](Self::managed_alloc) back.
+    /// Frees memory of [`managed_alloc`](Self::managed_alloc).
     ///
     /// # Safety
     /// As [`host_free`](Self::host_free).
@@ -105,38 +106,37 @@ pub trait Driver: Any + Send + Sync {
 
     // ---- virtual memory -------------------------------------------------------------------------------------------
 
-    /// Bytes that mappings are multiples of. None where the device has no virtual memory management: the other calls of
-    /// this group are `Unsupported` there.
+    /// Every mapping is a multiple of this many bytes. `None` if the device has no virtual memory management: then the
+    /// other calls of this group are `Unsupported`.
     fn vm_granularity(&self) -> Option<usize>;
 
-    /// A window of addresses with nothing behind them, aligned to at least 2 MiB. `bytes` is a multiple of the
+    /// Reserves a window of addresses without memory, aligned to at least 2 MiB. `bytes` is a multiple of the
     /// granularity.
     fn vm_reserve(&self, bytes: u64) -> DriverResult<Address>;
 
-    /// Gives a window back, whole. `InvalidArgument` while anything is mapped in it.
+    /// Releases a whole window. `InvalidArgument` while anything is mapped in it.
     ///
     /// # Safety
     /// The window came from [`vm_reserve`](Self::vm_reserve) of this device, and nobody uses its addresses again.
     unsafe fn vm_release(&self, address: Address, bytes: u64) -> DriverResult;
 
-    /// Puts fresh memory of this device, contents undefined, behind addresses of a window: both a multiple of the
-    /// granularity, and nothing mapped there. What is mapped behaves in every call as memory of
-    /// [`mem_alloc`](Self::mem_alloc), also for peers, and operands may span mappings that lie side by side. May block.
+    /// Maps fresh memory of this device, with undefined contents, into a window. Address and size are multiples of the
+    /// granularity, and nothing is mapped there yet. Mapped memory behaves in every call as memory of
+    /// [`mem_alloc`](Self::mem_alloc), also for peers. An operand may span adjacent mappings. May block.
     ///
     /// # Safety
     /// No operation in flight names these addresses.
     unsafe fn vm_map(&self, address: Address, bytes: usize) -> DriverResult;
 
-    /// Takes a mapping out of its window, whole: exactly what one [`vm_map`](Self::vm_map) or
-    /// [`vm_move`](Self::vm_move) put there. Its memory goes back. Waits for nothing. Also done, before the loss is
-    /// reported, when the device is lost.
+    /// Unmaps one whole mapping, exactly as [`vm_map`](Self::vm_map) or [`vm_move`](Self::vm_move) made it, and frees
+    /// its memory. Does not wait. On a lost device the call unmaps first and then reports the loss.
     ///
     /// # Safety
     /// No operation in flight, of any device, names these addresses.
     unsafe fn vm_unmap(&self, address: Address, bytes: usize) -> DriverResult;
 
-    /// Moves a whole mapping to another place of a window of this device: the same memory, so that nobody else can get
-    /// it meanwhile. Contents are undefined afterwards. The places do not overlap.
+    /// Moves one whole mapping to other addresses, in any window of this device. The memory stays the same, so no other
+    /// caller can allocate it in between. Its contents are undefined afterwards. The two ranges do not overlap.
     ///
     /// # Safety
     /// As [`vm_unmap`](Self::vm_unmap) for `from`, and as [`vm_map`](Self::vm_map) for `to`.
@@ -144,7 +144,8 @@ pub trait Driver: Any + Send + Sync {
 
     // ---- streams and events -------------------------------------------------------------------------------------
 
-    /// A stream that does not synchronise with any default stream. Lower `priority` runs first; 0 is the default.
+    /// Creates a stream that does not synchronise with any default stream. A lower `priority` runs first; 0 is the
+    /// default.
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream>;
 
     /// Destroys a stream; work already submitted still completes.
@@ -156,16 +157,17 @@ pub trait Driver: Any + Send + Sync {
     /// Whether all submitted work has completed.
     fn stream_query(&self, stream: RawStream) -> DriverResult<bool>;
 
-    /// Waits at most `limit` for all submitted work; `false` when time ran out first. Never blocks uninterruptibly.
+    /// Waits at most `limit` for all submitted work; `false` if the limit came first. Uses no call that cannot be
+    /// interrupted.
     fn stream_wait_idle(&self, stream: RawStream, limit: Duration) -> DriverResult<bool>;
 
-    /// All later work of `stream` waits, on the device, for the event's latest record.
+    /// Makes all later work of `stream` wait, on the device, for the event's latest record.
     fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> DriverResult;
 
-    /// An event; with `timing`, [`event_elapsed`](Self::event_elapsed) works on it.
+    /// Creates an event; with `timing`, [`event_elapsed`](Self::event_elapsed) works on it.
     fn event_create(&self, timing: bool) -> DriverResult<RawEvent>;
 
-    /// Destroys an event; waits that captured it still hold.
+    /// Destroys an event; waits that have captured a record of it stay valid.
     ///
     /// # Safety
     /// `event` came from this device and is not used again.
@@ -177,7 +179,7 @@ pub trait Driver: Any + Send + Sync {
     /// Whether the work of the latest record has completed; true if there was no record.
     fn event_query(&self, event: RawEvent) -> DriverResult<bool>;
 
-    /// Waits at most `limit` for the latest record's work; `false` when time ran out first.
+    /// Waits at most `limit` for the latest record's work; `false` if the limit came first.
     fn event_wait(&self, event: RawEvent, limit: Duration) -> DriverResult<bool>;
 
     /// Time between the completions of two recorded timing events of this device.
@@ -203,9 +205,9 @@ pub trait Driver: Any + Send + Sync {
     /// See the trait.
     unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult;
 
-    /// Asynchronous copy between devices, by the copy engines, on a stream of this device, which owns `dst` or `src`.
-    /// Demands peer access of this device to the other one: without it this is [`FaultKind::PeerDenied`], never a
-    /// silent detour through the host.
+    /// Asynchronous copy between devices by the copy engines, on a stream of this device. This device owns `dst` or
+    /// `src`. It needs peer access to the other device. Without that right the call fails with
+    /// [`FaultKind::PeerDenied`]; it never goes through the host silently.
     ///
     /// # Safety
     /// See the trait; `dst` is memory of `dst_device`, `src` of `src_device`, drivers of the same backend.
@@ -233,35 +235,38 @@ pub trait Driver: Any + Send + Sync {
 
     // ---- peers ----------------------------------------------------------------------------------------------------
 
-    /// Whether the hardware can give this device access to `peer`'s memory. Directed; believed only after a probe.
+    /// Whether the hardware can give this device access to `peer`'s memory. The right has a direction. Pools rely on
+    /// the answer only after a probe.
     fn can_access_peer(&self, peer: &dyn Driver) -> DriverResult<bool>;
 
-    /// Gives this device access to `peer`'s memory, present and future, allocated and mapped. Idempotent. `PeerDenied`
-    /// where it cannot be.
+    /// Gives this device access to all memory of `peer`, present and future, allocated and mapped. Idempotent.
+    /// `PeerDenied` if that is not possible.
     fn enable_peer(&self, peer: &dyn Driver) -> DriverResult;
 
-    /// Takes the right back. Idempotent.
+    /// Revokes the access of [`enable_peer`](Self::enable_peer). Idempotent.
     fn disable_peer(&self, peer: &dyn Driver) -> DriverResult;
 
     // ---- kernels --------------------------------------------------------------------------------------------------
 
-    /// Loads device code, eagerly: every kernel is resident afterwards. May block.
+    /// Loads device code eagerly: every kernel is resident afterwards. May block.
     fn module_load(&self, image: &ModuleImage) -> DriverResult<RawModule>;
 
     /// # Safety
     /// `module` came from this device; none of its kernels is in flight or used again.
     unsafe fn module_unload(&self, module: RawModule) -> DriverResult;
 
-    /// A kernel of a module. The software GPU has no symbols: it answers for any name.
+    /// A kernel of a module. The software GPU has no symbols, so it returns a function for any name.
     fn function(&self, module: RawModule, name: &str) -> DriverResult<RawFunction>;
 
     /// Launches a kernel.
     ///
     /// # Safety
-    /// See the trait; the arguments fit the kernel, which waits as [`Launch::early`] says where that is set.
+    /// See the trait; the arguments fit the kernel. If [`Launch::early`] is set, the kernel waits as that field
+    /// demands.
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult;
 
-    /// Runs a function on a host thread in stream order. It must not call the driver, nor wait for device work.
+    /// Runs a function on a host thread in stream order. The function must not call the driver and must not wait for
+    /// device work.
     fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult;
 
     /// Single-precision matrix product in stream order.
@@ -273,13 +278,13 @@ pub trait Driver: Any + Send + Sync {
 
     // ---- graphs ---------------------------------------------------------------------------------------------------
 
-    /// From now on `stream` notes its operations for a graph. They are checked as ever, but touch nothing.
+    /// From now on `stream` records its operations for a graph. They are checked as usual, but do not run.
     fn capture_begin(&self, stream: RawStream) -> DriverResult;
 
-    /// Ends the capture, in any case; what was noted comes back as a graph. May block.
+    /// Ends the capture, also when the call fails, and returns the recorded operations as a graph. May block.
     fn capture_end(&self, stream: RawStream) -> DriverResult<RawGraph>;
 
-    /// Submits the operations of a graph to `stream`, as one call.
+    /// Submits all operations of a graph to `stream` in one call.
     ///
     /// # Safety
     /// See the trait, for every operation of the graph.

@@ -1,4 +1,4 @@
-//! The words of the waist: handles, faults, launches, matrix products.
+//! The data types of the driver interface: handles, faults, launches, matrix products.
 
 use crate::error::misuse::Report;
 use std::{fmt, sync::Arc};
@@ -26,18 +26,18 @@ handle! {
     RawGraph,
 }
 
-/// What a driver call came back with instead of success.
+/// The error of a driver call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What the caller can do about it.
+    /// The class of the fault: it says what the caller can do.
     pub kind: FaultKind,
-    /// The driver's numeric code (`CUresult` for CUDA and for the software GPU, which imitates it).
+    /// The driver's numeric code. CUDA and the software GPU use the codes of `CUresult`.
     pub code: i32,
     /// The driver's name of the code, like `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
-    /// More, where there is more to say; empty otherwise.
+    /// Further information, or empty.
     pub detail: String,
-    /// What the checker found, for [`FaultKind::Misuse`].
+    /// The checker's report, for [`FaultKind::Misuse`].
     pub report: Option<Arc<Report>>,
 }
 
@@ -46,7 +46,7 @@ pub struct Fault {
 pub enum FaultKind {
     /// Not enough memory; the call had no effect.
     OutOfMemory,
-    /// A sticky error: the context is dead (illegal address, launch failure, ECC, GPU off the bus).
+    /// A sticky error: the context is unusable (illegal address, launch failure, ECC, GPU off the bus).
     DeviceLost,
     /// No right to a peer's memory.
     PeerDenied,
@@ -54,11 +54,11 @@ pub enum FaultKind {
     NotFound,
     /// A bad argument; the call had no effect.
     InvalidArgument,
-    /// This device or driver cannot do that at all.
+    /// This device or driver does not have the feature.
     Unsupported,
-    /// The checker ([`check`](super::check)) has refused the call; it had no effect.
+    /// The checker ([`check`](super::check)) has refused the call. The call had no effect.
     Misuse,
-    /// Everyone waits, and nothing is left that could end it. `detail` says who waits for whom.
+    /// All threads and streams wait, and no running work can end a wait. `detail` lists the waits.
     Deadlock,
     /// Anything else.
     Other,
@@ -75,10 +75,10 @@ impl std::error::Error for Fault {}
 /// `Result` with a [`Fault`].
 pub type DriverResult<T = ()> = Result<T, Fault>;
 
-/// What is known of a device when it is opened; it does not change.
+/// The constant properties of an open device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// The ordinal the *driver* gives it (for CUDA after `CUDA_VISIBLE_DEVICES`), not the ordinal in a pool.
+    /// The *driver's* ordinal (for CUDA after `CUDA_VISIBLE_DEVICES`), not the ordinal in a pool.
     pub ordinal: usize,
     /// Marketing name, or `software GPU`.
     pub name: String,
@@ -99,7 +99,7 @@ pub struct DeviceInfo {
     pub concurrent_managed: bool,
 }
 
-/// The device code of a module, in every form that its author gave.
+/// The device code of a module, in each form that exists of it.
 #[derive(Clone, Copy, Debug)]
 pub struct ModuleImage {
     /// PTX text, compiled by the driver where no cubin fits.
@@ -108,12 +108,12 @@ pub struct ModuleImage {
     pub cubins: &'static [(u32, &'static [u8])],
     /// CUDA C++ source for NVRTC.
     pub source: Option<&'static str>,
-    /// Whether all that have a GPU open may have the module in common there. Not if it has variables that its kernels
-    /// write.
+    /// Whether all users of a GPU in this process may share one loaded copy of the module. They may not if its kernels
+    /// write to variables of the module.
     pub shared: bool,
 }
 
-/// What a driver says when the time between two events is asked for the wrong way round.
+/// The driver's message if `event_elapsed` gets an end event that was recorded before the start event.
 pub(crate) const RECORDED_BEFORE: &str = "the event was recorded before the one that the time is to be measured from";
 
 /// Grid and block of a launch. Units are blocks and threads; shared memory is in bytes.
@@ -128,16 +128,17 @@ pub struct LaunchDims {
 }
 
 impl LaunchDims {
-    /// The most blocks in x that CUDA takes.
+    /// CUDA's limit for blocks in x.
     const MOST_BLOCKS: usize = i32::MAX as usize;
 
-    /// [`cover`](Self::cover) for kernels that take several elements in a thread where there are not enough threads: of
-    /// any number of elements.
+    /// [`cover`](Self::cover) for kernels with a grid-stride loop. They take any number of elements, since a thread
+    /// handles several elements if there are more elements than threads.
     pub(crate) fn stride(n: usize) -> Self {
         Self::cover(n.min(256 * Self::MOST_BLOCKS))
     }
 
-    /// One thread for each of `n` elements, in blocks of 256; at least one block. CUDA takes 2^31 - 1 blocks at most.
+    /// One thread for each of `n` elements, in blocks of 256 threads; at least one block. CUDA's limit is 2^31 - 1
+    /// blocks.
     ///
     /// # Panics
     /// When `n` elements need more than `u32::MAX` blocks.
@@ -180,10 +181,10 @@ impl ValueBytes {
     }
 }
 
-/// One argument of a launch, as submitted.
+/// One argument of a submitted launch.
 #[derive(Clone, Copy)]
 pub enum KernelArg {
-    /// A range of memory. The device function gets the address; the length is for checks and for software kernels.
+    /// A range of memory. The device function gets the address; checks and host kernels use the length.
     Slice {
         /// First byte.
         address: Address,
@@ -196,9 +197,9 @@ pub enum KernelArg {
     Value(ValueBytes),
 }
 
-/// One argument of a software kernel, as it runs: slices are translated to host memory.
+/// One argument of a host kernel: addresses are translated to host memory.
 pub enum HostArg {
-    /// A range of memory that is the kernel's own while it runs, exclusively when `write`.
+    /// A range of memory. The kernel may read it while it runs; with `write` it has exclusive access.
     Slice {
         /// First byte, aligned as the buffer was.
         ptr: *mut u8,
@@ -211,13 +212,13 @@ pub enum HostArg {
     Value(ValueBytes),
 }
 
-/// A whole launch of a software kernel.
+/// A kernel as a Rust function: one call does the work of a whole launch.
 ///
 /// # Safety
-/// The arguments are those that the kernel's signature demands, in order, with valid memory behind them.
+/// The arguments fit the kernel's signature, in order, and the slices are valid memory.
 pub type HostKernel = unsafe fn(LaunchDims, &[HostArg]);
 
-/// What to launch: CUDA takes `function`, the software GPU takes `host`.
+/// A kernel launch: CUDA runs `function`, the software GPU runs `host`.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
     /// The kernel's name, for reports.
@@ -230,9 +231,9 @@ pub struct Launch<'a> {
     pub dims: LaunchDims,
     /// The arguments in order.
     pub args: &'a [KernelArg],
-    /// Whether the kernel may be put on the device while the kernel before it on the stream ends: it waits by itself
-    /// until that has completed, before it touches memory, in whatever code there is of it for compute capability 9.0
-    /// or later. Where a device or a driver cannot do so, it is launched as any other.
+    /// Whether the kernel may start while the previous kernel of the stream ends (programmatic dependent launch). Then
+    /// all its code for compute capability 9.0 or later waits for the previous kernel before it touches memory. Devices
+    /// and drivers without this feature launch the kernel normally.
     pub early: bool,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Out-of-memory reports, leak reports and snapshots of memory contain them.
 
-use super::place::Place;
+use super::op_site::OpSite;
 use std::{borrow::Cow, fmt};
 
 /// An operation, and where in the user's code it was called.
@@ -20,8 +20,8 @@ pub struct CallSite {
     pub column: u32,
 }
 
-impl From<Place> for CallSite {
-    fn from(Place { op, site }: Place) -> Self {
+impl From<OpSite> for CallSite {
+    fn from(OpSite { op, site }: OpSite) -> Self {
         CallSite { op: op.into(), file: site.file().into(), line: site.line(), column: site.column() }
     }
 }
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_place_keeps_its_line() {
         let here = Location::caller();
-        let site = CallSite::from(Place { op: "zeros", site: here });
+        let site = CallSite::from(OpSite { op: "zeros", site: here });
         assert_eq!(site.to_string(), format!("zeros at {here}"));
         assert!(matches!(site.file, Cow::Borrowed(_)), "taking a snapshot copies no names");
     }

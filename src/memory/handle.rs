@@ -6,7 +6,7 @@
 use crate::{
     driver::{
         DriverRef, DriverResult, Fault, FaultKind, RawEvent,
-        check::{Entered, Place, Report, Token, Watch},
+        check::{OpGuard, OpSite, Report, Token, Watch},
         host,
     },
     error::{Error, Result, Site},
@@ -128,8 +128,8 @@ impl DeviceHandle {
 
     /// Until the guard is dropped, reports attribute this thread's work to the user's call at `site`.
     #[inline]
-    pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<Entered> {
-        self.reports.then(|| Place { op, site }.enter())
+    pub(crate) fn enter(&self, op: &'static str, site: Site) -> Option<OpGuard> {
+        self.reports.then(|| OpSite { op, site }.enter())
     }
 
     /// With a checker: what the calling thread knows, to pass to another thread. Boxed, because usually there is no

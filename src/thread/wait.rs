@@ -1,8 +1,8 @@
-//! Waiter on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
+//! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
 
 use super::worker::Worker;
 use crate::{
-    driver::{check::Place, host},
+    driver::{check::OpSite, host},
     error::{Error, Result},
     gang::Gang,
     stall::StallTimer,
@@ -88,7 +88,7 @@ fn fail(gang: &Gang, device: usize, error: Error) -> Error {
 /// The wait, for a report.
 fn describe(gang: &Gang, device: usize, op: &str, peer: usize) -> String {
     let mut text = format!("device {device} waits in {op} for device {}", gang.device(peer));
-    if let Some(place) = Place::current() {
+    if let Some(place) = OpSite::current() {
         text += &format!(", in {} at {}", place.op, place.site);
     }
     text

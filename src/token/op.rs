@@ -10,7 +10,7 @@ use super::{
     recording::{Recording, Touched},
 };
 use crate::{
-    driver::{Driver, DriverResult, RawStream, check::Entered},
+    driver::{Driver, DriverResult, RawStream, check::OpGuard},
     error::{Error, Result, Site},
     memory::{
         DeviceCopy, DeviceView, DeviceViewMut,
@@ -41,7 +41,7 @@ pub(crate) struct Op<'d> {
     pub(crate) site: Site,
     touched: SmallVec<[Touched; 4]>,
     /// For reports: until the operation ends, the thread's driver calls belong to this call of the program.
-    _here: Option<Entered>,
+    _here: Option<OpGuard>,
 }
 
 /// The memory that a kernel argument names.

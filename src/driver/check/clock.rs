@@ -4,7 +4,8 @@
 //! of, sorted. A host thread has a clock but no component: what it does is not done later.
 //!
 //! A clock may also be *pending*: its stream waits for a flag that nobody has been seen to raise yet. Whatever joins
-//! the clock joins the [`Mark`] with it, and comes to know what the raising of the flag brings, once that is submitted.
+//! the clock joins the [`FlagWait`] with it, and comes to know what the raising of the flag brings, once that is
+//! submitted.
 
 use crate::driver::Address;
 use parking_lot::Mutex;
@@ -18,23 +19,23 @@ pub(super) type Component = u64;
 #[derive(Clone, Default)]
 pub(super) struct Clock {
     counts: SmallVec<[(Component, u64); 4]>,
-    marks: SmallVec<[Arc<Mark>; 1]>,
+    waits: SmallVec<[Arc<FlagWait>; 1]>,
 }
 
 /// A wait for a flag that nobody was known to have raised when it was submitted.
-pub(super) struct Mark {
+pub(super) struct FlagWait {
     pub address: Address,
     pub value: u64,
     /// What the one knew who raised it. Only touched under the checker's lock.
     raised: Mutex<Option<Clock>>,
 }
 
-impl Mark {
-    pub fn new(address: Address, value: u64) -> Arc<Mark> {
-        Arc::new(Mark { address, value, raised: Mutex::new(None) })
+impl FlagWait {
+    pub fn new(address: Address, value: u64) -> Arc<FlagWait> {
+        Arc::new(FlagWait { address, value, raised: Mutex::new(None) })
     }
 
-    /// Whoever has the mark comes to know `by`. `by` is not itself behind the mark, so that there are
+    /// Whoever has the wait comes to know `by`. `by` is not itself behind the wait, so that there are
     /// no cycles.
     pub fn raise(&self, by: Clock) {
         *self.raised.lock() = Some(by);
@@ -51,12 +52,12 @@ impl Clock {
     pub fn covers(&self, component: Component, count: u64) -> bool {
         let known = self.counts.binary_search_by_key(&component, |&(c, _)| c).map_or(0, |at| self.counts[at].1);
         known >= count
-            || self.marks.iter().any(|m| m.raised.lock().as_ref().is_some_and(|by| by.covers(component, count)))
+            || self.waits.iter().any(|m| m.raised.lock().as_ref().is_some_and(|by| by.covers(component, count)))
     }
 
     /// Whether it waits for a flag that has not been raised.
     pub fn is_pending(&self) -> bool {
-        self.marks.iter().any(|mark| mark.raised.lock().as_ref().is_none_or(Clock::is_pending))
+        self.waits.iter().any(|wait| wait.raised.lock().as_ref().is_none_or(Clock::is_pending))
     }
 
     pub fn set(&mut self, component: Component, count: u64) {
@@ -69,9 +70,9 @@ impl Clock {
     /// Adds what `other` knows; whether that was anything new.
     pub fn join(&mut self, other: &Clock) -> bool {
         let mut news = self.join_counts(other);
-        for mark in &other.marks {
-            if !self.marks.iter().any(|m| Arc::ptr_eq(m, mark)) {
-                self.marks.push(mark.clone());
+        for wait in &other.waits {
+            if !self.waits.iter().any(|m| Arc::ptr_eq(m, wait)) {
+                self.waits.push(wait.clone());
                 news = true;
             }
         }
@@ -120,33 +121,33 @@ impl Clock {
         news
     }
 
-    /// Replaces marks whose flag has been raised by what that brought.
+    /// Replaces waits whose flag has been raised by what that brought.
     pub fn flatten(&mut self) {
-        while let Some(at) = self.marks.iter().position(|mark| mark.raised.lock().is_some()) {
-            let mark = self.marks.swap_remove(at);
-            let by = mark.raised.lock().clone();
+        while let Some(at) = self.waits.iter().position(|wait| wait.raised.lock().is_some()) {
+            let wait = self.waits.swap_remove(at);
+            let by = wait.raised.lock().clone();
             if let Some(by) = by {
                 self.join(&by);
             }
         }
     }
 
-    pub fn has_marks(&self) -> bool {
-        !self.marks.is_empty()
+    pub fn has_waits(&self) -> bool {
+        !self.waits.is_empty()
     }
 
     /// Whether it waits for every flag that `other` waits for.
-    pub fn has_marks_of(&self, other: &Clock) -> bool {
-        other.marks.iter().all(|mark| self.marks.iter().any(|own| Arc::ptr_eq(own, mark)))
+    pub fn has_waits_of(&self, other: &Clock) -> bool {
+        other.waits.iter().all(|wait| self.waits.iter().any(|own| Arc::ptr_eq(own, wait)))
     }
 
-    pub fn mark(&mut self, mark: Arc<Mark>) {
-        self.marks.push(mark);
+    pub fn add_wait(&mut self, wait: Arc<FlagWait>) {
+        self.waits.push(wait);
     }
 
-    /// The marks that are left after [`flatten`](Self::flatten).
-    pub fn marks(&self) -> &[Arc<Mark>] {
-        &self.marks
+    /// The waits that are left after [`flatten`](Self::flatten).
+    pub fn waits(&self) -> &[Arc<FlagWait>] {
+        &self.waits
     }
 
     /// What both know for certain; and whatever either may yet come to know: rather too much than too little.
@@ -156,9 +157,9 @@ impl Clock {
             *count = theirs.min(*count);
             *count > 0
         });
-        for mark in &other.marks {
-            if !self.marks.iter().any(|m| Arc::ptr_eq(m, mark)) {
-                self.marks.push(mark.clone());
+        for wait in &other.waits {
+            if !self.waits.iter().any(|m| Arc::ptr_eq(m, wait)) {
+                self.waits.push(wait.clone());
             }
         }
     }
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     fn clock(counts: &[(Component, u64)]) -> Clock {
-        Clock { counts: counts.into(), marks: SmallVec::new() }
+        Clock { counts: counts.into(), waits: SmallVec::new() }
     }
 
     #[test]
@@ -202,17 +203,17 @@ mod tests {
 
     #[test]
     fn a_raised_flag_reaches_whoever_has_joined_the_mark() {
-        let mark = Mark::new(0x100, 1);
+        let wait = FlagWait::new(0x100, 1);
         let mut waiting = clock(&[(1, 1)]);
-        waiting.mark(mark.clone());
+        waiting.add_wait(wait.clone());
         let mut heir = clock(&[]);
         heir.join(&waiting);
         assert!(heir.is_pending() && !heir.covers(7, 3));
-        mark.raise(clock(&[(7, 3)]));
+        wait.raise(clock(&[(7, 3)]));
         assert!(!heir.is_pending() && heir.covers(7, 3) && !heir.covers(7, 4));
         heir.flatten();
-        assert!(!heir.has_marks() && heir.covers(7, 3));
-        mark.lower();
+        assert!(!heir.has_waits() && heir.covers(7, 3));
+        wait.lower();
         assert!(waiting.is_pending() && !waiting.covers(7, 3));
     }
 }

@@ -4,7 +4,7 @@
 //! write that the waiting stream knows to have been overwritten is none of them. If none is left, the one who raises
 //! the flag comes later, and the stream's clock is pending until then.
 
-use super::clock::{Clock, Component, Mark};
+use super::clock::{Clock, Component, FlagWait};
 use crate::driver::Address;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,7 +21,7 @@ struct Word {
     writes: VecDeque<Write>,
     /// Whether the host looks at it.
     polled: bool,
-    waiting: Vec<Arc<Mark>>,
+    waiting: Vec<Arc<FlagWait>>,
 }
 
 struct Write {
@@ -85,21 +85,21 @@ impl Flags {
     }
 
     /// A stream waits for what nobody is known to have written.
-    pub fn wait(&mut self, mark: &Arc<Mark>) {
-        self.0.entry(mark.address).or_default().waiting.push(mark.clone());
+    pub fn wait(&mut self, wait: &Arc<FlagWait>) {
+        self.0.entry(wait.address).or_default().waiting.push(wait.clone());
     }
 
     /// The waits that a write would end.
-    pub fn ended_by(&self, address: Address, value: u64) -> Vec<Arc<Mark>> {
+    pub fn ended_by(&self, address: Address, value: u64) -> Vec<Arc<FlagWait>> {
         let waiting = self.0.get(&address).map_or(&[][..], |word| &word.waiting[..]);
-        waiting.iter().filter(|mark| satisfies(value, mark.value)).cloned().collect()
+        waiting.iter().filter(|wait| satisfies(value, wait.value)).cloned().collect()
     }
 
     /// These waits are over.
-    pub fn end(&mut self, marks: &[Arc<Mark>]) {
-        for mark in marks {
-            if let Some(word) = self.0.get_mut(&mark.address) {
-                word.waiting.retain(|other| !Arc::ptr_eq(mark, other));
+    pub fn end(&mut self, waits: &[Arc<FlagWait>]) {
+        for wait in waits {
+            if let Some(word) = self.0.get_mut(&wait.address) {
+                word.waiting.retain(|other| !Arc::ptr_eq(wait, other));
             }
         }
     }

@@ -4,7 +4,7 @@
 //! chunk, the blocks are the buffers, and what lies in none of them is nobody's. A block may lie in several chunks side
 //! by side, and mappings without blocks are one buffer with those beside them.
 
-use super::{Place, ranges::Ranges};
+use super::{OpSite, ranges::Ranges};
 use crate::driver::Address;
 use parking_lot::Mutex;
 use std::{
@@ -23,22 +23,22 @@ pub(super) struct Owned {
     pub range: Range<Address>,
     /// None for page-locked and managed memory.
     pub device: Option<usize>,
-    pub by: Option<Place>,
-    freed: Mutex<Option<Option<Place>>>,
+    pub by: Option<OpSite>,
+    freed: Mutex<Option<Option<OpSite>>>,
 }
 
 impl Owned {
     fn new(range: Range<Address>, device: Option<usize>) -> Arc<Owned> {
-        Arc::new(Owned { range, device, by: Place::current(), freed: Mutex::new(None) })
+        Arc::new(Owned { range, device, by: OpSite::current(), freed: Mutex::new(None) })
     }
 
     /// Whether it was freed, and where if that is known.
-    pub fn freed(&self) -> Option<Option<Place>> {
+    pub fn freed(&self) -> Option<Option<OpSite>> {
         *self.freed.lock()
     }
 
     fn end(&self) {
-        *self.freed.lock() = Some(Place::current());
+        *self.freed.lock() = Some(OpSite::current());
     }
 }
 

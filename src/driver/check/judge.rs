@@ -1,8 +1,8 @@
 //! Judging an operation before it is submitted, and noting it afterwards.
 
 use super::{
-    Deed, Kind, Place, Report,
-    clock::{Clock, Component, Mark},
+    Deed, Kind, OpSite, Report,
+    clock::{Clock, Component, FlagWait},
     deferred::{self, Deferred},
     heap::{Found, Owned, Source},
     note::{Call, Note, allocation},
@@ -94,7 +94,7 @@ impl State {
     /// Judges an operation on a stream that is known. Changes nothing.
     pub(super) fn judge(&self, by: HostId, key: Key, call: Call, operands: &[Operand]) -> Judged<Plan> {
         let (stream, host) = (&self.streams[&key], &self.host(by).clock);
-        let place = Place::current();
+        let place = OpSite::current();
         let deed = |write| call.deed(place, Some(key.0), Some(stream.number), write);
         let ordered = |a: &Access| knows(stream.component, &stream.clock, host, a.component, a.count);
 
@@ -226,22 +226,22 @@ impl State {
         clock.flatten();
         clock.join(&self.host(by).clock);
         clock.set(component, count);
-        let mut marks = self.flags.ended_by(address, value);
+        let mut waits = self.flags.ended_by(address, value);
         // What comes after a wait does not end it.
-        marks.retain(|mark| !clock.marks().iter().any(|own| Arc::ptr_eq(own, mark)));
-        marks.iter().for_each(|mark| mark.raise(clock.clone()));
-        let bad = if marks.is_empty() {
+        waits.retain(|wait| !clock.waits().iter().any(|own| Arc::ptr_eq(own, wait)));
+        waits.iter().for_each(|wait| wait.raise(clock.clone()));
+        let bad = if waits.is_empty() {
             None
         } else {
             self.deferred.iter().chain(&plan.deferred).find_map(|deferred| deferred.judge(&self.heap))
         };
         if let Err(fault) = bad.map_or_else(forward, |report| Err(refusal(report))) {
-            marks.iter().for_each(|mark| mark.lower());
+            waits.iter().for_each(|wait| wait.lower());
             return Err(fault);
         }
-        self.flags.end(&marks);
+        self.flags.end(&waits);
         self.enter(by, key, plan);
-        if !marks.is_empty() {
+        if !waits.is_empty() {
             self.deferred.retain(Deferred::is_pending);
         }
         self.flags.write(address, value, component, count, clock);
@@ -266,9 +266,9 @@ impl State {
                 stream.clock.join(&learnt);
             }
             None => {
-                let mark = Mark::new(address, value);
-                self.flags.wait(&mark);
-                stream.clock.mark(mark);
+                let wait = FlagWait::new(address, value);
+                self.flags.wait(&wait);
+                stream.clock.add_wait(wait);
             }
         }
         Ok(())
@@ -288,7 +288,7 @@ impl State {
             return Ok(Some((key, record.clone(), found.version)));
         }
         let number = stream.and_then(|stream| self.streams.get(&stream)).map(|stream| stream.number);
-        let now = call.deed(Place::current(), stream.map(|stream| stream.0), number, false);
+        let now = call.deed(OpSite::current(), stream.map(|stream| stream.0), number, false);
         let missing = format!(
             "record the event on the stream that is waited for, before the {}: this wait would do nothing",
             now.op
@@ -300,7 +300,7 @@ impl State {
     pub fn host_access(&mut self, by: HostId, operand: Operand) -> Judged {
         let Some(range) = operand.range() else { return Ok(()) };
         let write = operand.manner.write;
-        let deed = || Call::new("host access", "").deed(Place::current(), None, None, write);
+        let deed = || Call::new("host access", "").deed(OpSite::current(), None, None, write);
         let owner = self.owner(&range, deed)?;
         if let Some((before, bytes)) = self.unknown_to(by, &range, operand.manner) {
             return Err(conflict(Kind::HostAccess, deed(), owner.as_ref(), &before, &bytes));
@@ -330,7 +330,7 @@ impl State {
     /// Memory is about to go back to the driver: takes it out of the account, unless something may still use it. `None`
     /// for what did not come from this call: the driver has its own opinion of that.
     pub fn free(&mut self, by: HostId, call: Call, address: Address, source: Source) -> Judged<Option<Removed>> {
-        let deed = || call.deed(Place::current(), None, None, true);
+        let deed = || call.deed(OpSite::current(), None, None, true);
         let Some(range) = self.heap.chunk(address, source) else {
             let Some(owned) = self.heap.freed_before(address) else { return Ok(None) };
             let missing = "it was freed before: memory is freed once".to_owned();

@@ -63,11 +63,11 @@ mod state;
 
 pub use crate::error::{
     misuse::{Allocation, Deed, Kind, Report},
-    place::annotate,
+    op_site::annotate,
 };
 pub use host::Token;
 
-pub(crate) use crate::error::place::{Entered, Place};
+pub(crate) use crate::error::op_site::{OpGuard, OpSite};
 
 use super::{Address, Driver, DriverRef, RawEvent, RawStream};
 use checked::Checked;

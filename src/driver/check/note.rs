@@ -1,6 +1,6 @@
 //! What is kept of an operation for reports, and for judging it later.
 
-use super::{Allocation, Deed, Place, clock::Clock, heap::Owned, shadow::Access};
+use super::{Allocation, Deed, OpSite, clock::Clock, heap::Owned, shadow::Access};
 use crate::error::Site;
 
 /// A call of the driver: its name, and what it does in a word or two.
@@ -17,7 +17,7 @@ impl Call {
     }
 
     /// As the calling thread makes it now. The user knows his own operation better than the driver's call.
-    pub fn deed(self, place: Option<Place>, device: Option<usize>, stream: Option<usize>, write: bool) -> Deed {
+    pub fn deed(self, place: Option<OpSite>, device: Option<usize>, stream: Option<usize>, write: bool) -> Deed {
         let detail = match (self.kernel, place) {
             (Some(kernel), _) => format!("`{kernel}`"),
             (None, Some(place)) if place.op != self.name => self.what.to_owned(),
@@ -32,7 +32,7 @@ impl Call {
 #[derive(Default)]
 pub(super) struct Note {
     pub call: Call,
-    pub place: Option<Place>,
+    pub place: Option<OpSite>,
     pub device: usize,
     pub stream: usize,
     /// Its clock, if that was pending: what it waits for may be submitted after it.
@@ -55,7 +55,7 @@ impl Note {
     }
 }
 
-fn of(place: Place) -> (&'static str, Site) {
+fn of(place: OpSite) -> (&'static str, Site) {
     (place.op, place.site)
 }
 

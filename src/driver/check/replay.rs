@@ -1,7 +1,7 @@
 //! Graphs: operations that are noted when they are captured, and judged whenever the graph is launched.
 
 use super::{
-    Place,
+    OpSite,
     judge::{Operand, refusal},
     note::Call,
     state::{HostId, Key, State},
@@ -14,7 +14,7 @@ use std::{mem, ops::Range};
 pub(super) struct Noted {
     call: Call,
     /// Where it was captured: that is what the user knows it by.
-    place: Option<Place>,
+    place: Option<OpSite>,
     operands: SmallVec<[Operand; 3]>,
 }
 
@@ -22,7 +22,7 @@ impl State {
     /// Notes an operation of a stream that captures.
     pub fn note_captured(&mut self, key: Key, call: Call, operands: &[Operand]) {
         if let Some(noted) = self.captures.get_mut(&key) {
-            noted.push(Noted { call, place: Place::current(), operands: operands.into() });
+            noted.push(Noted { call, place: OpSite::current(), operands: operands.into() });
         }
     }
 
@@ -38,7 +38,7 @@ impl State {
             return forward();
         }
         let judge =
-            |state: &State, op: &Noted| Place::revisit(op.place, || state.judge(by, key, op.call, &op.operands));
+            |state: &State, op: &Noted| OpSite::revisit(op.place, || state.judge(by, key, op.call, &op.operands));
         let mut judged = Ok(());
         for op in graph {
             judged = judge(self, op).map(drop);

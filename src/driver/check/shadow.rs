@@ -56,7 +56,7 @@ impl Access {
     fn replaces(&self, old: &Access) -> bool {
         let waits = self.note.pending.as_ref();
         self.manner.dominates(old.manner)
-            && waits.is_none_or(|new| old.note.pending.as_ref().is_some_and(|old| old.has_marks_of(new)))
+            && waits.is_none_or(|new| old.note.pending.as_ref().is_some_and(|old| old.has_waits_of(new)))
     }
 
     fn equals(&self, other: &Access) -> bool {

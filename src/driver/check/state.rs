@@ -1,10 +1,10 @@
 //! The account: streams, events, host threads, memory.
 //!
 //! Everything happens at submission, and that suffices, since what an event wait refers to was recorded before it. The
-//! exception is a wait for a flag that is raised later: see [`Mark`](super::clock::Mark) and `deferred`.
+//! exception is a wait for a flag that is raised later: see [`FlagWait`](super::clock::FlagWait) and `deferred`.
 
 use super::{
-    clock::{Clock, Component, Mark},
+    clock::{Clock, Component, FlagWait},
     deferred::Deferred,
     flags::Flags,
     heap::{Chunk, Heap, Source},
@@ -129,14 +129,14 @@ impl State {
     pub fn learn(&mut self, by: HostId, clock: &Clock) {
         let mut clock = clock.clone();
         clock.flatten();
-        while !clock.marks().is_empty() {
-            let marks: Vec<Arc<Mark>> = clock.marks().to_vec();
+        while !clock.waits().is_empty() {
+            let waits: Vec<Arc<FlagWait>> = clock.waits().to_vec();
             let mut all = Clock::default();
             for host in self.hosts.iter().flatten() {
                 all.join(&host.clock);
             }
-            marks.iter().for_each(|mark| mark.raise(all.clone()));
-            self.flags.end(&marks);
+            waits.iter().for_each(|wait| wait.raise(all.clone()));
+            self.flags.end(&waits);
             self.deferred.retain(Deferred::is_pending);
             clock.flatten();
         }
@@ -171,7 +171,7 @@ impl State {
     pub fn hear(&mut self, key: Key, by: HostId) -> Option<&mut Stream> {
         let host = self.hosts[by].as_ref()?;
         let stream = self.streams.get_mut(&key)?;
-        if stream.clock.has_marks() {
+        if stream.clock.has_waits() {
             stream.clock.flatten();
         }
         if stream.heard != host.version {

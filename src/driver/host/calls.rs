@@ -141,9 +141,9 @@ impl HostGpu {
         };
         state.core.called(HostCall::Query, time);
         if done {
-            state.attendance.acts(me)
+            state.threads.acts(me)
         } else {
-            state.attendance.polls(me)
+            state.threads.polls(me)
         }
         Ok(done)
     }

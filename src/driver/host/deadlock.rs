@@ -13,15 +13,15 @@
 //! the driver, the attendees that wait for each other are told.
 
 use super::{
-    attend::{Attendee, Wait},
     event::Progress,
     fault,
     machine::State,
     op::Work,
+    quiescence::{Attendee, Wait},
     sched::Core,
     slab::Key,
 };
-use crate::driver::check::Place;
+use crate::driver::check::OpSite;
 use std::{
     fmt::Write,
     sync::Arc,
@@ -63,12 +63,12 @@ impl State {
             self.suspicion = None;
             return;
         }
-        let attendees = self.attendance.attendees();
+        let attendees = self.threads.attendees();
         let seen: Vec<u64> = [self.core.submissions, self.core.completions]
             .into_iter()
             .chain(attendees.iter().map(|attendee| attendee.progress()))
             .collect();
-        let blocked = self.attendance.all_blocked(&attendees) && !self.attendance.someone_returns(&self.core);
+        let blocked = self.threads.all_blocked(&attendees) && !self.threads.someone_returns(&self.core);
         let now = Instant::now();
         match &mut self.suspicion {
             Some(suspicion) if suspicion.seen == seen && now - suspicion.blocked <= GAP => {
@@ -91,10 +91,10 @@ impl State {
     fn resolve(&mut self, attendees: &[Arc<dyn Attendee>], since: Instant) -> bool {
         let threads: Vec<_> = attendees.iter().filter_map(|attendee| attendee.thread()).collect();
         let counts = |wait: &&Wait| threads.contains(&wait.thread) || wait.since.max(since).elapsed() >= WORDS;
-        let waits: Vec<&Wait> = self.attendance.waits.iter().filter(counts).collect();
+        let waits: Vec<&Wait> = self.threads.waits.iter().filter(counts).collect();
         let meeting: Vec<(&Arc<dyn Attendee>, String)> = attendees
             .iter()
-            .filter(|attendee| self.attendance.waiting(attendee.thread()).is_none())
+            .filter(|attendee| self.threads.waiting(attendee.thread()).is_none())
             .filter_map(|attendee| attendee.waits_for().map(|what| (attendee, what)))
             .collect();
         if waits.is_empty() && meeting.is_empty() {
@@ -130,7 +130,7 @@ impl State {
     }
 }
 
-fn at(report: &mut String, place: Option<Place>) {
+fn at(report: &mut String, place: Option<OpSite>) {
     if let Some(place) = place {
         let _ = write!(report, ", in {} at {}", place.op, place.site);
     }

@@ -12,11 +12,11 @@ mod steps;
 
 use super::{
     HostConfig, MachineConfig,
-    attend::Attendance,
     deadlock::Suspicion,
     exec::{Ended, Job},
     fault,
     op::{Engine, Op},
+    quiescence::HostThreads,
     sched::{Core, Next, Start},
     slab::Key,
     step::Stepper,
@@ -64,7 +64,7 @@ pub(super) struct Machine {
 pub(super) struct State {
     pub core: Core,
     pub crew: Crew,
-    pub attendance: Attendance,
+    pub threads: HostThreads,
     /// The order of steps, where operations run one at a time.
     pub stepper: Option<Stepper>,
     pub suspicion: Option<Suspicion>,
@@ -100,7 +100,7 @@ impl Owner {
         let state = State {
             core: Core::new(configs, machine)?,
             crew: Crew::default(),
-            attendance: Attendance::default(),
+            threads: HostThreads::default(),
             stepper: Stepper::new(&machine.schedule),
             suspicion: None,
         };
@@ -134,7 +134,7 @@ impl Owner {
         if state.crew.alive == 0 {
             self.hire(state)?;
         }
-        state.attendance.acts(thread::current().id());
+        state.threads.acts(thread::current().id());
         let submitted = state.core.price(&first.work);
         ops.for_each(|op| state.core.push(stream, Op { submitted, ..op }));
         if state.core.stepped {
@@ -364,11 +364,11 @@ impl Machine {
         }
         let me = thread::current().id();
         if limit.is_zero() {
-            return state.attendance.polls(me);
+            return state.threads.polls(me);
         }
         let deadline = start.checked_add(limit);
         let condvar = Arc::new(Condvar::new());
-        let number = state.attendance.enter(me, stream, seq);
+        let number = state.threads.enter(me, stream, seq);
         if state.core.stepped {
             self.work.notify_one();
         }
@@ -392,6 +392,6 @@ impl Machine {
                 break;
             }
         }
-        state.attendance.leave(number);
+        state.threads.leave(number);
     }
 }

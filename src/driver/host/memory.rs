@@ -122,7 +122,7 @@ pub(super) enum Home {
 }
 
 /// A translated address.
-pub(super) struct Place<'a> {
+pub(super) struct Resolved<'a> {
     pub home: Home,
     pub block: &'a Arc<Block>,
     pub offset: usize,
@@ -344,7 +344,7 @@ impl Memory {
     }
 
     /// Translates a range, which must lie inside one live allocation, or inside mappings side by side.
-    pub fn resolve(&self, address: Address, bytes: usize) -> DriverResult<Place<'_>> {
+    pub fn resolve(&self, address: Address, bytes: usize) -> DriverResult<Resolved<'_>> {
         let found = if address < BASE {
             self.host.range(..=address).next_back().map(|(start, (block, _))| (Home::Host, start, block))
         } else {
@@ -357,7 +357,7 @@ impl Memory {
                 let found = space.windows.resolve(address, bytes);
                 let home = Home::Device(device);
                 return found
-                    .map(|(block, offset)| Place { home, block, offset })
+                    .map(|(block, offset)| Resolved { home, block, offset })
                     .ok_or_else(|| missing(address, bytes));
             }
             space.blocks.range(..=address).next_back().map(|(start, block)| (Home::Device(device), start, block))
@@ -365,7 +365,7 @@ impl Memory {
         if let Some((home, start, block)) = found {
             let offset = (address - start) as usize;
             if offset <= block.bytes && bytes <= block.bytes - offset {
-                return Ok(Place { home, block, offset });
+                return Ok(Resolved { home, block, offset });
             }
         }
         Err(missing(address, bytes))
@@ -374,7 +374,7 @@ impl Memory {
     /// On whose side an address is; an unknown one counts as the host's.
     pub fn side(&self, address: Address) -> Side {
         match self.resolve(address, 0) {
-            Ok(Place { home: Home::Device(device), .. }) => Side::Device(device),
+            Ok(Resolved { home: Home::Device(device), .. }) => Side::Device(device),
             _ => Side::Host,
         }
     }
@@ -383,7 +383,7 @@ impl Memory {
     pub fn check_host(&self, address: Address, bytes: usize) -> DriverResult {
         match self.resolve(address, bytes) {
             _ if bytes == 0 => Ok(()),
-            Ok(Place { home: Home::Host, .. }) => Ok(()),
+            Ok(Resolved { home: Home::Host, .. }) => Ok(()),
             _ => Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not page-locked host memory"))),
         }
     }

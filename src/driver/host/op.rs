@@ -5,14 +5,14 @@ use super::{clock::Time, event::Record, slab::Key};
 use crate::driver::Gemm;
 use crate::{
     contain::contain,
-    driver::{Address, HostKernel, KernelArg, LaunchDims, check::Place},
+    driver::{Address, HostKernel, KernelArg, LaunchDims, check::OpSite},
 };
 
 pub(super) struct Op {
     pub engine: Engine,
     pub work: Work,
     /// Where in the user's code it was submitted, for reports.
-    pub place: Option<Place>,
+    pub place: Option<OpSite>,
     /// When it was submitted, in virtual time.
     pub submitted: Time,
 }
@@ -26,7 +26,7 @@ impl Op {
 
     /// An operation that the calling thread submits.
     pub fn new(engine: Engine, work: Work) -> Self {
-        Op { engine, work, place: Place::current(), submitted: 0 }
+        Op { engine, work, place: OpSite::current(), submitted: 0 }
     }
 }
 

@@ -9,8 +9,8 @@ use super::{
     Schedule,
     clock::{Cost, HostCall, Time},
     event::Progress,
+    grace::GraceTimer,
     op::{Engine, Op, Work},
-    restless::Restless,
     sched::Core,
     slab::Key,
     stream::{State, Stream},
@@ -24,7 +24,7 @@ pub(super) struct Stepper {
     last: Option<Key>,
     pub trace: Trace,
     taken: usize,
-    restless: Option<Restless>,
+    grace: Option<GraceTimer>,
 }
 
 enum Rule {
@@ -42,20 +42,20 @@ impl Stepper {
             Schedule::Replay(choices) => Rule::Replay(choices.clone()),
             Schedule::Virtual => Rule::Virtual,
         };
-        Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, restless: None })
+        Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, grace: None })
     }
 
     /// The program has come to rest.
     pub fn rests(&mut self) {
-        self.restless = None;
+        self.grace = None;
     }
 
     /// Whether the program has kept ready work waiting for too long. `works`: whether a thread of it is seen to run.
     pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
-        match &mut self.restless {
-            Some(restless) if restless.submissions == submissions => restless.is_over(Instant::now(), works),
+        match &mut self.grace {
+            Some(grace) if grace.submissions == submissions => grace.is_over(Instant::now(), works),
             other => {
-                *other = Some(Restless::new(Instant::now(), submissions));
+                *other = Some(GraceTimer::new(Instant::now(), submissions));
                 false
             }
         }

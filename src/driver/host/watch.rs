@@ -7,7 +7,7 @@
 use super::memory::Block;
 use crate::driver::{
     HostArg, KernelArg,
-    check::{Deed, Kind, Place, Report},
+    check::{Deed, Kind, OpSite, Report},
 };
 use std::{ops::Range, slice, sync::Arc};
 
@@ -75,7 +75,7 @@ impl Watched {
 #[derive(Clone, Copy)]
 pub(super) struct Launched {
     pub name: &'static str,
-    pub place: Option<Place>,
+    pub place: Option<OpSite>,
     pub device: usize,
     pub stream: usize,
 }

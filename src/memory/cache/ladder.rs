@@ -104,7 +104,7 @@ impl Cache {
             };
             if !again {
                 if let Some(ledger) = &mut self.ledger {
-                    ledger.out_of_memory(request.bytes, crate::driver::check::Place::current());
+                    ledger.out_of_memory(request.bytes, crate::driver::check::OpSite::current());
                 }
                 return Err(report.into_error());
             }

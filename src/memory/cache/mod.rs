@@ -241,7 +241,7 @@ impl Cache {
         }
         if let Some(ledger) = &mut self.ledger {
             let stream = request.stream.map_or(0, |stream| stream.id);
-            ledger.allocated(block.address, request.bytes, block.bytes, stream, check::Place::current());
+            ledger.allocated(block.address, request.bytes, block.bytes, stream, check::OpSite::current());
         }
         Ok(self.hand_out(block, request))
     }

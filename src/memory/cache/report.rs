@@ -5,7 +5,7 @@
 
 use super::{Cache, Request};
 use crate::{
-    driver::{Address, check::Place as Called},
+    driver::{Address, check::OpSite as Called},
     error::Error,
     memory::{
         MemorySnapshot, MemoryStats, OutOfMemoryReport,

@@ -9,7 +9,7 @@ use super::{
     site::{CallSite, Holder, holders},
     snapshot::{BlockState, EventKind, MemoryEvent, MemorySnapshot},
 };
-use crate::driver::{Address, check::Place};
+use crate::driver::{Address, check::OpSite};
 use std::{
     collections::{HashMap, VecDeque},
     time::Instant,
@@ -35,7 +35,7 @@ struct Live {
     bytes: u64,
     requested: u64,
     stream: u64,
-    place: Option<Place>,
+    place: Option<OpSite>,
     since: u64,
 }
 
@@ -46,7 +46,7 @@ struct Event {
     bytes: u64,
     requested: u64,
     stream: u64,
-    place: Option<Place>,
+    place: Option<OpSite>,
 }
 
 impl Ledger {
@@ -64,7 +64,14 @@ impl Ledger {
     }
 
     /// A block of `bytes` was handed out for `requested`.
-    pub(crate) fn allocated(&mut self, at: Address, requested: usize, bytes: usize, stream: u64, place: Option<Place>) {
+    pub(crate) fn allocated(
+        &mut self,
+        at: Address,
+        requested: usize,
+        bytes: usize,
+        stream: u64,
+        place: Option<OpSite>,
+    ) {
         let (bytes, requested, since) = (bytes as u64, requested as u64, self.micros());
         let before = self.live.insert(at, Live { bytes, requested, stream, place, since });
         self.live_bytes = self.live_bytes - before.map_or(0, |b| b.bytes) + bytes;
@@ -97,7 +104,7 @@ impl Ledger {
     }
 
     /// A request was refused.
-    pub(crate) fn out_of_memory(&mut self, requested: usize, place: Option<Place>) {
+    pub(crate) fn out_of_memory(&mut self, requested: usize, place: Option<OpSite>) {
         let (micros, requested) = (self.micros(), requested as u64);
         let kind = EventKind::OutOfMemory;
         self.note(Event { micros, kind, address: 0, bytes: requested, requested, stream: 0, place });

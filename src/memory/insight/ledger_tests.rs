@@ -3,8 +3,8 @@ use crate::memory::insight::snapshot::BlockInfo;
 use proptest::prelude::*;
 use std::{collections::BTreeMap, panic::Location};
 
-fn here(op: &'static str) -> Option<Place> {
-    Some(Place { op, site: Location::caller() })
+fn here(op: &'static str) -> Option<OpSite> {
+    Some(OpSite { op, site: Location::caller() })
 }
 
 /// The snapshot that the cache would make of the ledger's live blocks.

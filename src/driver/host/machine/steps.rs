@@ -20,10 +20,10 @@ impl Machine {
                 if candidates.is_empty() {
                     continue;
                 }
-                let State { core, stepper, attendance, .. } = &mut **state;
+                let State { core, stepper, threads, .. } = &mut **state;
                 let Some(stepper) = stepper else { return };
                 let key = stepper.choose(core, candidates);
-                attendance.stepped();
+                threads.stepped();
                 if !self.take(state, key, job)
                     && let Some(stepper) = &mut state.stepper
                 {
@@ -36,13 +36,13 @@ impl Machine {
     /// Whether the next step may be taken; if not, some time has passed.
     fn may_step(&self, state: &mut MutexGuard<'_, State>) -> bool {
         for look in 0..=LOOKS {
-            let State { core, crew, attendance, stepper, .. } = &mut **state;
+            let State { core, crew, threads, stepper, .. } = &mut **state;
             let Some(stepper) = stepper else { return true };
-            if crew.shutdown || attendance.is_quiet(core) {
+            if crew.shutdown || threads.is_quiet(core) {
                 stepper.rests();
                 return true;
             }
-            if stepper.has_waited(core.submissions, || attendance.someone_works()) {
+            if stepper.has_waited(core.submissions, || threads.someone_works()) {
                 return true;
             }
             if look < LOOKS {

@@ -10,7 +10,7 @@
 //! has asked in vain whether something is complete.
 
 use super::{gpu::HostGpu, sched::Core, slab::Key};
-use crate::driver::{Driver, check::Place};
+use crate::driver::{Driver, check::OpSite};
 use std::{
     sync::{Arc, Weak},
     thread::ThreadId,
@@ -43,7 +43,7 @@ pub trait Attendee: Send + Sync {
 /// software GPUs.
 pub fn attend(device: &dyn Driver, attendee: &Arc<dyn Attendee>) {
     if let Some(gpu) = device.as_any().downcast_ref::<HostGpu>() {
-        gpu.lock().attendance.attendees.push(Arc::downgrade(attendee));
+        gpu.lock().threads.attendees.push(Arc::downgrade(attendee));
     }
 }
 
@@ -53,13 +53,13 @@ pub(super) struct Wait {
     pub stream: Key,
     pub seq: u64,
     pub since: Instant,
-    pub place: Option<Place>,
+    pub place: Option<OpSite>,
     number: u64,
 }
 
 /// What a machine knows of host threads.
 #[derive(Default)]
-pub(super) struct Attendance {
+pub(super) struct HostThreads {
     attendees: Vec<Weak<dyn Attendee>>,
     pub waits: Vec<Wait>,
     /// Waits so far.
@@ -68,13 +68,13 @@ pub(super) struct Attendance {
     polls: Vec<ThreadId>,
 }
 
-impl Attendance {
+impl HostThreads {
     /// A thread begins to wait; the number is for [`leave`](Self::leave).
     pub fn enter(&mut self, thread: ThreadId, stream: Key, seq: u64) -> u64 {
         self.acts(thread);
         self.numbers += 1;
         let number = self.numbers;
-        self.waits.push(Wait { thread, stream, seq, since: Instant::now(), place: Place::current(), number });
+        self.waits.push(Wait { thread, stream, seq, since: Instant::now(), place: OpSite::current(), number });
         number
     }
 

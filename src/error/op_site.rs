@@ -10,24 +10,24 @@ use std::{cell::Cell, marker::PhantomData, panic::Location};
 
 /// An operation of the public face, and where it was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct OpSite {
     pub(crate) op: &'static str,
     pub(crate) site: Site,
 }
 
 thread_local! {
-    static CURRENT: Cell<Option<Place>> = const { Cell::new(None) };
+    static CURRENT: Cell<Option<OpSite>> = const { Cell::new(None) };
 }
 
-impl Place {
+impl OpSite {
     /// Where the calling thread is, if it is in an operation.
-    pub(crate) fn current() -> Option<Place> {
+    pub(crate) fn current() -> Option<OpSite> {
         CURRENT.get()
     }
 
     /// What the calling thread asks of a driver within `f` belongs to the operation that was there, whatever is there
     /// now.
-    pub(crate) fn revisit<R>(place: Option<Place>, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn revisit<R>(place: Option<OpSite>, f: impl FnOnce() -> R) -> R {
         let now = CURRENT.replace(place);
         let result = f();
         CURRENT.set(now);
@@ -36,20 +36,20 @@ impl Place {
 
     /// Until the guard goes, what the calling thread asks of a driver belongs to this operation; unless it is within
     /// one already: the outermost is the user's.
-    pub(crate) fn enter(self) -> Entered {
+    pub(crate) fn enter(self) -> OpGuard {
         let outer = CURRENT.get();
         CURRENT.set(outer.or(Some(self)));
-        Entered { outer, stays: PhantomData }
+        OpGuard { outer, stays: PhantomData }
     }
 }
 
 /// Leaves the operation when it is dropped.
-pub(crate) struct Entered {
-    outer: Option<Place>,
+pub(crate) struct OpGuard {
+    outer: Option<OpSite>,
     stays: PhantomData<*const ()>,
 }
 
-impl Drop for Entered {
+impl Drop for OpGuard {
     fn drop(&mut self) {
         CURRENT.set(self.outer);
     }
@@ -66,6 +66,6 @@ impl Drop for Entered {
 /// ```
 #[track_caller]
 pub fn annotate<R>(op: &'static str, f: impl FnOnce() -> R) -> R {
-    let _here = Place { op, site: Location::caller() }.enter();
+    let _here = OpSite { op, site: Location::caller() }.enter();
     f()
 }

@@ -11,7 +11,7 @@ const PACE: Duration = Duration::from_millis(2);
 const WORK_GRACE: Duration = Duration::from_secs(1);
 
 /// There is work that could be stepped, but the program does not come to rest.
-pub(super) struct Restless {
+pub(super) struct GraceTimer {
     /// How long it may take.
     work: StallTimer,
     /// The count, which has not changed since.
@@ -22,9 +22,9 @@ pub(super) struct Restless {
     still: Option<StallTimer>,
 }
 
-impl Restless {
+impl GraceTimer {
     pub fn new(now: Instant, submissions: u64) -> Self {
-        Restless { work: StallTimer::starting(WORK_GRACE, now), submissions, looked: now, still: None }
+        GraceTimer { work: StallTimer::starting(WORK_GRACE, now), submissions, looked: now, still: None }
     }
 
     /// Whether its time is over.
@@ -53,18 +53,18 @@ mod tests {
     fn a_program_is_blocked_only_if_look_after_look_says_so() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut restless = Restless::new(start, 7);
+        let mut grace = GraceTimer::new(start, 7);
         // Once every 20 ms it is seen at work.
         for ms in 1..900 {
-            assert!(!restless.is_over(at(ms), || ms % 20 == 0), "{ms}");
+            assert!(!grace.is_over(at(ms), || ms % 20 == 0), "{ms}");
         }
-        assert!(restless.is_over(at(1000), || true), "it computes for too long");
-        let mut restless = Restless::new(start, 7);
-        let over = (1..).find(|&ms| restless.is_over(at(ms), || false));
+        assert!(grace.is_over(at(1000), || true), "it computes for too long");
+        let mut grace = GraceTimer::new(start, 7);
+        let over = (1..).find(|&ms| grace.is_over(at(ms), || false));
         assert!((50..=60).contains(&over.unwrap()), "{over:?}");
-        assert!(!restless.is_over(at(70), || true), "it has come back to work");
+        assert!(!grace.is_over(at(70), || true), "it has come back to work");
         // Stopped for a minute: nobody had time to come to rest.
-        let mut restless = Restless::new(start, 7);
-        assert!(![2, 60_000, 60_002].iter().any(|&ms| restless.is_over(at(ms), || false)));
+        let mut grace = GraceTimer::new(start, 7);
+        assert!(![2, 60_000, 60_002].iter().any(|&ms| grace.is_over(at(ms), || false)));
     }
 }
