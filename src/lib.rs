@@ -84,6 +84,7 @@ mod copy;
 mod device;
 pub mod driver;
 pub mod error;
+mod fabric;
 mod gang;
 mod gradients;
 mod graph;

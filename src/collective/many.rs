@@ -15,7 +15,6 @@ use super::{
     request::Request,
 };
 use crate::{
-    Device,
     error::Result,
     memory::{AsViewMut, DeviceViewMut, hazard::Access},
 };
@@ -33,58 +32,6 @@ fn pays(buffers: usize) -> bool {
     buffers > 1 + 2 * buffers.div_ceil(MOST)
 }
 
-impl Device {
-    /// [`all_reduce`](Self::all_reduce) of several buffers of one type: PyTorch's `all_reduce_coalesced`, NCCL's group
-    /// calls. Any mixture of lengths does, also none; all members give the same lengths in the same order.
-    ///
-    /// Buffers of up to 256 KiB go together, up to 4 MiB at a time: a hundred of them take one meeting and 15 launches,
-    /// and scratch of their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it.
-    ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, ReduceOp};
-    /// let pool = GpuPool::builder().host(2).build()?;
-    /// let found = pool.run(|dev, shard| {
-    ///     let (mut weights, mut bias) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[shard.index() as f32])?);
-    ///     dev.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?;
-    ///     Ok((dev.download(&weights)?, dev.download(&bias)?))
-    /// })?;
-    /// assert_eq!(found, vec![(vec![2.0, 4.0], vec![1.0]); 2]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which is run
-    /// once:
-    ///
-    /// ```
-    /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};
-    /// struct Layer { w: DeviceBuffer<f32>, name: &'static str }
-    /// # let pool = GpuPool::builder().host(2).build()?;
-    /// let found = pool.run(|dev, _| {
-    ///     let layer = |name| Ok(Layer { w: dev.upload(&[1.0f32])?, name });
-    ///     let mut model = [layer("first")?, layer("frozen")?, layer("last")?];
-    ///     let trained = model.iter_mut().filter(|layer| layer.name != "frozen");
-    ///     dev.all_reduce_many(trained.map(|layer| &mut layer.w), ReduceOp::Sum)?;
-    ///     model.iter().map(|layer| Ok(dev.download(&layer.w)?[0])).collect::<gpu_pool::Result<Vec<_>>>()
-    /// })?;
-    /// assert_eq!(found, [[2.0, 1.0, 2.0]; 2]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// For gradients see [`GradientExchange`](crate::GradientExchange): there, they lie together
-    /// from the start, and are reduced beside the backward pass.
-    ///
-    /// # Errors
-    /// As of all collectives, above; lists that differ are a `Mismatch`.
-    #[track_caller]
-    pub fn all_reduce_many<V>(&self, xs: impl IntoIterator<Item = V>, op: ReduceOp) -> Result<()>
-    where
-        V: AsViewMut,
-        V::Elem: Element,
-    {
-        self.everyone().all_reduce_many(xs, op)
-    }
-}
-
 /// One buffer of the list.
 fn one<T: Element>(call: &Call, op: ReduceOp, x: DeviceViewMut<'_, T>) -> Request {
     let len = x.len();
@@ -92,29 +39,19 @@ fn one<T: Element>(call: &Call, op: ReduceOp, x: DeviceViewMut<'_, T>) -> Reques
 }
 
 impl Group<'_> {
-    /// [`Device::all_reduce_many`].
-    ///
-    /// # Errors
-    /// As there.
+    /// [`all_reduce_many`](Self::all_reduce_many) of views.
     #[track_caller]
-    pub fn all_reduce_many<V>(&self, xs: impl IntoIterator<Item = V>, op: ReduceOp) -> Result<()>
-    where
-        V: AsViewMut,
-        V::Elem: Element,
-    {
-        // The caller's code runs here only: nothing was announced yet, and each view is taken once.
-        let mut xs: Vec<V> = xs.into_iter().collect();
-        let mut all: Vec<DeviceViewMut<'_, V::Elem>> = xs.iter_mut().map(|x| x.view_mut()).collect();
+    pub(super) fn reduce_many<T: Element>(&self, mut all: Vec<DeviceViewMut<'_, T>>, op: ReduceOp) -> Result<()> {
         let lens: SmallVec<[usize; 64]> = all.iter().map(|x| x.len()).collect();
-        let call = Call::new(NAME).elements(V::Elem::DTYPE, lens.iter().sum()).counts(&lens);
+        let call = Call::new(NAME).elements(T::DTYPE, lens.iter().sum()).counts(&lens);
         // Nothing to add is no part of it, unless there is nothing else: members meet all the same.
         all.retain(|x| !x.is_empty());
         if all.is_empty() {
-            let mut none = self.dev.allocate::<V::Elem>(NAME, 0)?;
+            let mut none = self.dev.allocate::<T>(NAME, 0)?;
             return self.run(one(&call, op, none.view_mut()));
         }
-        let size = V::Elem::DTYPE.size();
-        let packed = |x: &mut DeviceViewMut<'_, V::Elem>| {
+        let size = T::DTYPE.size();
+        let packed = |x: &mut DeviceViewMut<'_, T>| {
             self.count() > 1 && x.len() * size <= SMALL && self.packs(&one(&call, op, x.view_mut()))
         };
         // First those behind which the next one begins where it is copied at full speed.
@@ -130,7 +67,7 @@ impl Group<'_> {
         let mut small = &mut small[..];
         while !small.is_empty() {
             let mut bytes = 0;
-            let mut fits = |x: &DeviceViewMut<'_, V::Elem>| {
+            let mut fits = |x: &DeviceViewMut<'_, T>| {
                 bytes += x.len() * size;
                 bytes <= PACK
             };

@@ -8,9 +8,9 @@
 
 use super::{Element, Group, call::Call};
 use crate::{
-    Device, DeviceBuffer,
+    DeviceBuffer,
     error::{Error, Result},
-    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut, handle::Handover},
+    memory::{DeviceView, DeviceViewMut, handle::Handover},
     sync::Inbox,
     thread::wait,
 };
@@ -59,21 +59,8 @@ impl Post {
 }
 
 impl Group<'_> {
-    /// [`Device::send`].
-    ///
-    /// # Errors
-    /// As there.
     #[track_caller]
-    pub fn send<S>(&self, src: &S, to: usize) -> Result<()>
-    where
-        S: AsView + ?Sized,
-        S::Elem: Element,
-    {
-        self.send_view(src.view(), to)
-    }
-
-    #[track_caller]
-    fn send_view<T: Element>(&self, src: DeviceView<'_, T>, to: usize) -> Result<()> {
+    pub(super) fn send_view<T: Element>(&self, src: DeviceView<'_, T>, to: usize) -> Result<()> {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("send", Location::caller());
         self.check_peer("send", to)?;
@@ -91,21 +78,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// [`Device::recv`].
-    ///
-    /// # Errors
-    /// As there.
     #[track_caller]
-    pub fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
-    where
-        D: AsViewMut + ?Sized,
-        D::Elem: Element,
-    {
-        self.recv_view(dst.view_mut(), from)
-    }
-
-    #[track_caller]
-    fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
+    pub(super) fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("recv", Location::caller());
         self.check_peer("recv", from)?;
@@ -136,24 +110,6 @@ impl Group<'_> {
         dev.copy(&parcel.contents.peer(), &mut dst)
     }
 
-    /// [`Device::sendrecv`].
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
-    where
-        S: AsView + ?Sized,
-        D: AsViewMut + ?Sized,
-        S::Elem: Element,
-        D::Elem: Element,
-    {
-        // Both before anything is sent: what `dst` does when it is asked may write to `src`.
-        let (src, dst) = (src.view(), dst.view_mut());
-        self.send_view(src, to)?;
-        self.recv_view(dst, from)
-    }
-
     #[track_caller]
     fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
         if peer >= self.count() {
@@ -165,65 +121,4 @@ impl Group<'_> {
 
 fn bytes<T: Element>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
     DeviceView { block: view.block, address: view.address(), len: view.bytes().len(), of: PhantomData }
-}
-
-/// From one member to one other. Messages of one pair arrive in the order in which they were sent.
-impl Device {
-    /// Sends a copy of `src` to member `to` (which may be this one), where [`recv`](Self::recv) fetches it.
-    /// Asynchronous, and waits for nobody: `src` may be written at once. Takes memory for the copy on this device until
-    /// it was fetched; what is never fetched goes when the scope ends.
-    ///
-    /// ```
-    /// # use gpu_pool::GpuPool;
-    /// let pool = GpuPool::builder().host(3).build()?;
-    /// let found = pool.run(|dev, _| {
-    ///     let (next, previous) = ((dev.rank() + 1) % 3, (dev.rank() + 2) % 3);
-    ///     let (x, mut y) = (dev.upload(&[dev.rank() as u32])?, dev.zeros::<u32>(1)?);
-    ///     dev.send(&x, next)?;
-    ///     dev.recv(&mut y, previous)?;
-    ///     dev.download(&y)
-    /// })?;
-    /// assert_eq!(found, [[2], [0], [1]]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`], [`Error::Aborted`], `OutOfMemory`, the driver's.
-    #[track_caller]
-    pub fn send<S>(&self, src: &S, to: usize) -> Result<()>
-    where
-        S: AsView + ?Sized,
-        S::Elem: Element,
-    {
-        self.everyone().send(src, to)
-    }
-
-    /// Fetches the next message of member `from`. The host waits until it was sent, the device until it is there.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] when it is of another type or length, or its sender's closure has ended without sending it;
-    /// [`Error::Timeout`]; [`Error::InvalidArgument`], [`Error::Aborted`], the driver's. A mismatch fails the gang.
-    #[track_caller]
-    pub fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
-    where
-        D: AsViewMut + ?Sized,
-        D::Elem: Element,
-    {
-        self.everyone().recv(dst, from)
-    }
-
-    /// [`send`](Self::send), then [`recv`](Self::recv).
-    ///
-    /// # Errors
-    /// As of both.
-    #[track_caller]
-    pub fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
-    where
-        S: AsView + ?Sized,
-        D: AsViewMut + ?Sized,
-        S::Elem: Element,
-        D::Elem: Element,
-    {
-        self.everyone().sendrecv(src, to, dst, from)
-    }
 }

@@ -7,6 +7,7 @@ use super::{
     call::Call,
     plan::{Counts, Pair, Place, Shape, Side, Work},
 };
+pub(crate) use crate::fabric::tiling::GRAIN;
 use crate::{Event, driver::Address};
 use smallvec::SmallVec;
 
@@ -23,9 +24,6 @@ pub(crate) struct Request {
     /// Elements that this member sends to each member, and receives from each.
     pub counts: Option<(Counts, Counts)>,
 }
-
-/// Slices begin at multiples of this many bytes: a cache line, so that no two devices write to the same one.
-pub(crate) const GRAIN: usize = 128;
 
 /// An address in the memory of one of the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

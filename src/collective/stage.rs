@@ -14,6 +14,7 @@
 //! and sources are folded by rank, so the bits are those of every other way.
 
 use super::plan::{Shape, slice};
+use crate::fabric::tiling::{self, Tiling};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -164,32 +165,18 @@ impl Shape {
     }
 }
 
-/// How what is to move is cut: piece `j` of a lane's bytes begins at `j * blocks * chunk`, and in it block `b`'s part
-/// at `b * chunk`. The same on all members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cutting {
-    /// Bytes of a lane that a block stages at once; a multiple of [`LINE`].
-    pub chunk: usize,
-    pub blocks: usize,
-    pub steps: usize,
-}
-
-/// Blocks begin with a line of the cache.
-const LINE: usize = 128;
-/// Bytes of all lanes for which a block is started, and of which a part has no less: as many as the threads that put
-/// them move at once.
+/// Bytes of all lanes for which another block is worth starting. A block moves no less of them at once, because its
+/// threads move as many at once.
 const LEAST: usize = 4 << 10;
-/// Pieces that are worth being cut: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two
-/// H200s, with 64 blocks and slots of 16 KiB; more blocks matter more.)
+/// Pieces that are worth cutting: one goes down while another goes up. (Of 1, 2, 3, 4 and 8 the best between two H200s,
+/// with 64 blocks and slots of 16 KiB; more blocks matter more.)
 const PIECES: usize = 3;
 
-/// Cuts `most` bytes of each lane for at most `blocks` blocks, whose slots have so many bytes.
-pub(crate) fn cutting(most: usize, lanes: usize, blocks: usize, slot: usize) -> Cutting {
+/// Cuts lanes of up to `most` bytes for at most `blocks` blocks. A block has a slot of `slot` bytes, with a tile of each
+/// lane.
+pub(crate) fn cutting(most: usize, lanes: usize, blocks: usize, slot: usize) -> Tiling {
     let blocks = (most * lanes).div_ceil(LEAST).clamp(1, blocks);
-    let room = slot / lanes / LINE * LINE;
-    let least = (LEAST / lanes).next_multiple_of(LINE).min(room);
-    let chunk = most.div_ceil(blocks * PIECES).next_multiple_of(LINE).clamp(least, room);
-    Cutting { chunk, blocks, steps: most.div_ceil(blocks * chunk) }
+    Tiling::new(most, blocks, PIECES, LEAST / lanes, tiling::share(slot, lanes))
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use super::{
         kernels::{self, EXCHANGE_SLOTS, Pieces, Trade},
         launch,
         plan::{Place, Shape},
-        request::GRAIN,
         tuner::Limits,
         types,
     },
@@ -18,7 +17,7 @@ use super::{
     exchange_ce::Slice,
     fused,
 };
-use crate::error::Result;
+use crate::{error::Result, fabric::tiling::Tiling};
 
 pub(crate) struct Exchange;
 
@@ -47,7 +46,7 @@ impl Algorithm for Exchange {
 
     fn needs(&self, case: &Case<'_>) -> Needs {
         let largest = case.largest();
-        let sizes = cuttings(largest, blocks(largest, case.limits), case.members).map(|cut| cut.room);
+        let sizes = cuttings(largest, blocks(largest, case.limits), case.members).map(|(_, room)| room);
         Needs {
             meeting: Meeting::Kernels { launches: 1, in_full: true },
             scratch: if largest > 0 { Scratch::Optional(sizes.collect()) } else { Scratch::None },
@@ -65,8 +64,10 @@ impl Algorithm for Exchange {
             return fused::Fused.submit(member, matched);
         }
         let (largest, room) = (shape.largest(n, request.grain()) * size, matched.least_room(n));
-        let cut = cuttings(largest, blocks(largest, member.limits), n).find(|cut| cut.room <= room);
-        let cut = cut.expect("every member has room for one of them");
+        let fits = |(_, needed): &(Tiling, usize)| *needed <= room;
+        let (cut, _) = cuttings(largest, blocks(largest, member.limits), n)
+            .find(fits)
+            .expect("every member has scratch for one of them");
         let address = |place: &Place| matched.address(place.member, place.side) + (place.start * size) as u64;
         let mut exchange = kernels::Exchange::default();
         for owner in 0..n {
@@ -79,52 +80,40 @@ impl Algorithm for Exchange {
             }
         }
         let pieces = Pieces {
-            piece: cut.piece as u64,
-            count: u32::try_from(cut.pieces).expect("they are counted in 32 bits; a terabyte has some millions"),
+            piece: cut.tile as u64,
+            count: u32::try_from(cut.rounds).expect("they are counted in 32 bits; a terabyte has some millions"),
             returns: u32::from(!matches!(shape, Shape::ReduceScatter { .. })),
         };
         let (factors, meet) = (&member.factors(matched), member.barrier);
         let trade = Trade { op: request.reduce, factors, exchange, pieces, meet };
         let entry = kernels::exchange(request.dtype);
-        launch::launch_meeting(group.dev, &meet, member.name(), entry, cut.blocks as u32, &trade.args())
+        launch::launch_meeting(group.dev, &meet, member.name(), entry, cut.abreast as u32, &trade.args())
     }
 }
 
-/// Bytes of a piece, at most, and of a slice that a block is worth starting for. Of 16 KB to 512 KB, on 4 H200s: where
-/// a block has one piece alone (16 MB and 32 MB) larger is better; where it has many, 64 KB was as good as any.
+/// Most bytes of a piece, and bytes of a slice for which another block is worth starting. Of 16 KB to 512 KB, on 4
+/// H200s: where a block has only one piece (16 MB and 32 MB) larger pieces are better; where it has many, 64 KB was as
+/// good as any.
 const PIECE: usize = 64 << 10;
-/// The least that is worth it: with less, reading from peers is faster, and needs no memory.
+/// The smallest limit on pieces that is worth it. Below it, reading from peers is faster and needs no memory.
 const LEAST: usize = 4 << 10;
-/// Bytes of an inbox, at most.
+/// Most bytes of scratch of a member.
 const ROOM: usize = 64 << 20;
 
-/// What all members agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cutting {
-    pub blocks: usize,
-    /// Bytes, of slots too: a multiple of [`GRAIN`].
-    pub piece: usize,
-    /// Pieces of a block's part of the largest slice.
-    pub pieces: usize,
-    /// Bytes of an inbox.
-    pub room: usize,
-}
-
-/// How many blocks a kernel has for slices of up to so many bytes.
+/// Blocks of a kernel for slices of up to `largest` bytes.
 fn blocks(largest: usize, limits: &Limits) -> usize {
     largest.div_ceil(PIECE).clamp(1, limits.exchange_blocks as usize)
 }
 
-/// The ways to cut slices of up to so many bytes, not 0, for so many blocks of so many members, from the best to the
-/// smallest pieces.
-fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item = Cutting> {
+/// The ways to cut slices of up to `largest` bytes, from the best to the smallest pieces. Each comes with the bytes of
+/// scratch that it needs: slots for every block and every sender.
+fn cuttings(largest: usize, blocks: usize, members: usize) -> impl Iterator<Item = (Tiling, usize)> {
     let smaller = |&piece: &usize| (piece > LEAST).then_some(piece / 2);
-    let cut = move |most: usize| {
-        let pieces = largest.div_ceil(blocks * most);
-        let piece = largest.div_ceil(blocks * pieces).next_multiple_of(GRAIN);
-        Cutting { blocks, piece, pieces, room: pieces.min(EXCHANGE_SLOTS) * blocks * (members - 1) * piece }
+    let cut = move |most| {
+        let cut = Tiling::even(largest, blocks, most);
+        (cut, cut.rounds.min(EXCHANGE_SLOTS) * blocks * (members - 1) * cut.tile)
     };
-    std::iter::successors(Some(PIECE), smaller).map(cut).filter(|cut| cut.room <= ROOM)
+    std::iter::successors(Some(PIECE), smaller).map(cut).filter(|(_, room)| *room <= ROOM)
 }
 
 #[cfg(test)]

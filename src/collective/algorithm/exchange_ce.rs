@@ -23,14 +23,21 @@ use super::{
         choose::Case,
         launch::{self, Combination},
         plan::{Place, Shape, Work},
-        request::{GRAIN, RemotePtr},
+        request::RemotePtr,
         types,
     },
     Algorithm, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
-use crate::{Device, Event, copy::peer, error::Result, memory::stream::StreamCore, mutation::Bug};
+use crate::{
+    Device, Event,
+    copy::peer,
+    error::Result,
+    fabric::tiling::{self, GRAIN, Tiling},
+    memory::stream::StreamCore,
+    mutation::Bug,
+};
 use smallvec::SmallVec;
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 pub(crate) struct ExchangeCe;
 
@@ -82,7 +89,7 @@ impl Algorithm for ExchangeCe {
         let fits = |cut: &Cut| cut.scratch() <= least;
         let cut = cuts_of(bytes, n, software).find(fits).expect("every member has taken room for one of them");
         // Nothing to add.
-        if cut.pieces == 0 {
+        if cut.pieces.rounds == 0 {
             return Ok(());
         }
         member.ordered_by_events(matched, || {
@@ -111,40 +118,34 @@ const PIECES: usize = 2;
 /// Pieces that are in scratch at once.
 const SLOTS: usize = 2;
 
-/// How slices are cut: the same for all members.
+/// How slices and scratch are cut: alike by all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
-    /// Bytes of a piece: whole lines.
-    piece: usize,
-    /// Pieces of the largest slice.
-    pieces: usize,
-    slots: usize,
-    /// Senders to an owner.
-    rooms: usize,
+    /// Of a slice: one round for each piece.
+    pieces: Tiling,
+    /// Members that send to an owner. Each slot of its scratch has room for a piece of each.
+    senders: usize,
 }
 
 impl Cut {
-    /// For slices of at most so many bytes of so many members, with so much room.
+    /// For slices of up to `bytes` bytes, with slots of up to `room` bytes.
     fn of(bytes: usize, members: usize, room: usize) -> Cut {
-        let rooms = members - 1;
-        let most = room / rooms.max(1) / GRAIN * GRAIN;
-        let piece = bytes.div_ceil(PIECES).next_multiple_of(GRAIN).clamp(LEAST.min(most), most);
-        let pieces = bytes.div_ceil(piece);
-        Cut { piece, pieces, slots: pieces.min(SLOTS), rooms }
+        let senders = members - 1;
+        let most = tiling::share(room, senders.max(1));
+        Cut { pieces: Tiling::new(bytes, 1, PIECES, LEAST, most), senders }
+    }
+
+    fn slots(&self) -> usize {
+        self.pieces.rounds.min(SLOTS)
     }
 
     fn scratch(&self) -> usize {
-        self.slots * self.rooms * self.piece
+        self.slots() * self.senders * self.pieces.tile
     }
 
-    /// Where sender `room`'s part of piece `j` goes, in bytes from the scratch's begin.
-    fn slot(&self, j: usize, room: usize) -> u64 {
-        ((j % self.slots * self.rooms + room) * self.piece) as u64
-    }
-
-    /// Piece `j` of a slice of so many bytes.
-    fn range(&self, j: usize, bytes: usize) -> Range<usize> {
-        (j * self.piece).min(bytes)..((j + 1) * self.piece).min(bytes)
+    /// Where in the scratch, in bytes, a sender's part of piece `j` goes.
+    fn slot(&self, j: usize, sender: usize) -> u64 {
+        ((j % self.slots() * self.senders + sender) * self.pieces.tile) as u64
     }
 }
 
@@ -199,13 +200,13 @@ impl Exchange<'_> {
     fn run(&self) -> Result<()> {
         let (group, call, me) = (self.member.group, &self.member.request.call, self.member.group.rank);
         // By piece, then by sender: when its part is here. By piece, then by owner: when its slot is empty again.
-        let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces);
-        let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces);
-        for j in 0..self.cut.slots {
+        let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
+        let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
+        for j in 0..self.cut.slots() {
             self.send_parts(j, None)?;
             here.push(self.arrivals(j)?);
         }
-        for j in 0..self.cut.pieces {
+        for j in 0..self.cut.pieces.rounds {
             if self.has(me, j) {
                 let emptied = self.add_up(j, &here[j])?;
                 group.others().try_for_each(|peer| group.send_step(call, peer, emptied.clone()))?;
@@ -214,8 +215,8 @@ impl Exchange<'_> {
                 if owner != me && self.has(owner, j) { group.take_step(call, owner).map(Some) } else { Ok(None) }
             };
             empty.push((0..group.count()).map(emptied).collect::<Result<_>>()?);
-            let next = j + self.cut.slots;
-            if next < self.cut.pieces {
+            let next = j + self.cut.slots();
+            if next < self.cut.pieces.rounds {
                 self.send_parts(next, Some(&empty[j]))?;
                 here.push(self.arrivals(next)?);
             }
@@ -224,7 +225,7 @@ impl Exchange<'_> {
     }
 
     fn has(&self, owner: usize, j: usize) -> bool {
-        !self.cut.range(j, self.slices[owner].bytes).is_empty()
+        !self.cut.pieces.range(j, self.slices[owner].bytes).is_empty()
     }
 
     /// The others, from the next one on.
@@ -245,7 +246,7 @@ impl Exchange<'_> {
                 self.send.wait_event(call.op(), empty.0.raw, &empty.0.stream, empty.0.covered)?;
             }
             let slice = &self.slices[owner];
-            let range = self.cut.range(j, slice.bytes);
+            let range = self.cut.pieces.range(j, slice.bytes);
             let address = self.matched.room(owner).0 + self.cut.slot(j, room(owner, me));
             let to = RemotePtr { device: group.ordinal(owner), address };
             self.copy(to, self.spot(&slice.sources[me], range.start), range.len())?;
@@ -270,7 +271,7 @@ impl Exchange<'_> {
             dev.stream.wait_event(name, event.0.raw, &event.0.stream, event.0.covered)?;
         }
         let slice = &self.slices[me];
-        let range = self.cut.range(j, slice.bytes);
+        let range = self.cut.pieces.range(j, slice.bytes);
         let inbox = self.matched.room(me).0;
         let slot = |room| RemotePtr { device: dev.index(), address: inbox + self.cut.slot(j, room) };
         let source = |(rank, place): (usize, &Place)| match rank == me {
@@ -334,15 +335,16 @@ mod tests {
         for members in 2..20 {
             for bytes in [0, 1, 127, 128, 1 << 19, (1 << 19) + 1, 5_000_000, 123_456_789, 1 << 30] {
                 let cut = Cut::of(bytes, members, ROOM);
-                let ranges: Vec<_> = (0..cut.pieces).map(|j| cut.range(j, bytes)).collect();
+                let pieces = cut.pieces;
+                let ranges: Vec<_> = (0..pieces.rounds).map(|j| pieces.range(j, bytes)).collect();
                 assert!(
-                    ranges.windows(2).all(|two| two[0].end == two[1].start && two[0].len() == cut.piece),
+                    ranges.windows(2).all(|two| two[0].end == two[1].start && two[0].len() == pieces.tile),
                     "{cut:?}"
                 );
-                assert_eq!(ranges.iter().map(Range::len).sum::<usize>(), bytes);
-                assert!(ranges.iter().all(|range| !range.is_empty()) && cut.range(cut.pieces, bytes).is_empty());
-                assert!(cut.piece.is_multiple_of(GRAIN) && cut.rooms * cut.piece <= ROOM, "{cut:?}");
-                assert!(bytes == 0 || cut.slots >= 1);
+                assert_eq!(ranges.iter().map(std::ops::Range::len).sum::<usize>(), bytes);
+                assert!(ranges.iter().all(|range| !range.is_empty()) && pieces.range(pieces.rounds, bytes).is_empty());
+                assert!(pieces.tile.is_multiple_of(GRAIN) && cut.senders * pieces.tile <= ROOM, "{cut:?}");
+                assert!(bytes == 0 || cut.slots() >= 1);
             }
         }
     }
@@ -354,9 +356,9 @@ mod tests {
             assert_eq!(rooms, [0, 1, 2, 3]);
         }
         let cut = Cut::of(100 << 20, 5, ROOM);
-        let mut slots: Vec<_> = (0..cut.slots).flat_map(|j| (0..4).map(move |room| cut.slot(j, room))).collect();
+        let mut slots: Vec<_> = (0..cut.slots()).flat_map(|j| (0..4).map(move |room| cut.slot(j, room))).collect();
         slots.dedup();
-        assert_eq!(slots.len(), 4 * cut.slots);
-        assert_eq!(slots.last().unwrap() + cut.piece as u64, cut.scratch() as u64);
+        assert_eq!(slots.len(), 4 * cut.slots());
+        assert_eq!(slots.last().unwrap() + cut.pieces.tile as u64, cut.scratch() as u64);
     }
 }

@@ -2,19 +2,22 @@
 //! before. Members take their turns in random order; a slot that is filled while it is full, or folded while it is
 //! empty, is a failure, and so is an order in which nobody can go on.
 
-use super::{Cutting, EXCHANGE_SLOTS, GRAIN, LEAST, PIECE, ROOM, blocks, cuttings};
-use crate::collective::tuner::Limits;
+use super::{EXCHANGE_SLOTS, LEAST, PIECE, ROOM, blocks, cuttings};
+use crate::{
+    collective::tuner::Limits,
+    fabric::tiling::{GRAIN, Tiling},
+};
 use proptest::prelude::*;
 
-fn all(largest: usize, members: usize) -> impl Iterator<Item = Cutting> {
+fn all(largest: usize, members: usize) -> impl Iterator<Item = (Tiling, usize)> {
     cuttings(largest, blocks(largest, &Limits::default_of(members)), members)
 }
 
 proptest! {
     #[test]
     fn pieces_cover_a_slice_once(largest in 1usize..300_000_000, members in 2usize..17) {
-        for cut in all(largest, members) {
-            let Cutting { blocks, piece, pieces, room } = cut;
+        for (cut, room) in all(largest, members) {
+            let Tiling { abreast: blocks, tile: piece, rounds: pieces } = cut;
             prop_assert!(piece.is_multiple_of(GRAIN) && (GRAIN..=PIECE).contains(&piece), "{:?}", cut);
             prop_assert!(blocks * pieces * piece >= largest, "{:?}", cut);
             // None is empty everywhere, unless a line is more than there is to share.
@@ -28,7 +31,7 @@ proptest! {
 
     #[test]
     fn short_of_memory_small_pieces_do(largest in 1usize..300_000_000, members in 2usize..17) {
-        let rooms: Vec<usize> = all(largest, members).map(|cut| cut.room).collect();
+        let rooms: Vec<usize> = all(largest, members).map(|(_, room)| room).collect();
         let least = EXCHANGE_SLOTS * blocks(largest, &Limits::default_of(members)) * (members - 1) * LEAST;
         prop_assert!(!rooms.is_empty() && *rooms.last().unwrap() <= least, "{:?}", rooms);
     }

@@ -25,7 +25,6 @@ use super::{
         choose::Case,
         kernels::{self, MOST},
         plan::Side,
-        request::GRAIN,
         stage::Staging,
         types,
     },
@@ -35,6 +34,7 @@ use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream},
     error::{Error, Result},
+    fabric::tiling::{self, GRAIN, Tiling},
     mutation::Bug,
 };
 use smallvec::SmallVec;
@@ -49,8 +49,6 @@ const SLOTS: usize = 2;
 /// that: the least for which copies both ways and the fold are under way at once.
 const LEAST: usize = 128 << 10;
 const PIECES: usize = 3;
-/// Lanes begin with a line of the cache, so that no two threads write into one.
-const LINE: usize = GRAIN;
 
 /// How often a wait for the device looks whether it should end.
 const TICK: Duration = Duration::from_millis(20);
@@ -106,16 +104,13 @@ fn slot(case: &Case<'_>) -> usize {
         plan.most.saturating_mul(plan.lanes * case.dtype.size())
     });
     // Of all_to_all_v the shape is not known yet. At least a line for each lane, and room to round up to one.
-    let wanted = wanted.min(SLOT) + n * LINE;
-    wanted.min(SLOT.max(n * LINE)).next_multiple_of(LINE)
+    let wanted = wanted.min(SLOT) + n * GRAIN;
+    wanted.min(SLOT.max(n * GRAIN)).next_multiple_of(GRAIN)
 }
 
-/// The bytes of a lane that make a piece, and how many pieces there are.
-fn cut(most: usize, lanes: usize, slot: usize) -> (usize, usize) {
-    let room = slot / lanes / LINE * LINE;
-    let least = (LEAST / lanes).next_multiple_of(LINE).min(room);
-    let chunk = most.div_ceil(PIECES).next_multiple_of(LINE).clamp(least, room);
-    (chunk, most.div_ceil(chunk))
+/// Cuts lanes of up to `most` bytes into pieces. A slot has a piece of each lane.
+fn cut(most: usize, lanes: usize, slot: usize) -> Tiling {
+    Tiling::new(most, 1, PIECES, LEAST / lanes, tiling::share(slot, lanes))
 }
 
 struct Pieces<'g> {
@@ -124,8 +119,7 @@ struct Pieces<'g> {
     /// By rank.
     stages: SmallVec<[Address; 8]>,
     slot: usize,
-    chunk: usize,
-    steps: usize,
+    cut: Tiling,
     /// By rank, if there are any.
     factors: SmallVec<[f64; 8]>,
 }
@@ -134,24 +128,23 @@ impl<'g> Pieces<'g> {
     fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
         let (n, request) = (member.group.count(), member.request);
         let plan = matched.shape.hosted(n, member.group.rank, request.grain());
-        // Of one size, in whole lines.
-        let slot = (0..n).map(|peer| matched.stage(peer).bytes.len() / SLOTS).min().unwrap_or(0);
-        let (chunk, steps) = cut(plan.most * request.dtype.size(), plan.lanes, slot);
-        let stages = (0..n).map(|peer| matched.stage(peer).address).collect();
-        Pieces { member, plan, stages, slot, chunk, steps, factors: member.factors(matched) }
+        let (stages, room) = matched.stages(n);
+        let slot = room / SLOTS;
+        let cut = cut(plan.most * request.dtype.size(), plan.lanes, slot);
+        Pieces { member, plan, stages, slot, cut, factors: member.factors(matched) }
     }
 
     fn run(&self) -> Result<()> {
-        if self.steps == 0 {
+        if self.cut.rounds == 0 {
             return Ok(());
         }
         let mut down = self.down(0)?;
-        for j in 0..self.steps {
+        for j in 0..self.cut.rounds {
             if self.plan.fold.is_some() {
                 self.wait(&down)?;
             }
             self.member.barrier_by_events()?;
-            if j + 1 < self.steps {
+            if j + 1 < self.cut.rounds {
                 down = self.down(j + 1)?;
             }
             self.fold(j)?;
@@ -187,20 +180,14 @@ impl<'g> Pieces<'g> {
         waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
     }
 
-    /// Where piece `j` of what begins at an element of an own buffer lies, and its bytes.
+    /// Address and bytes of piece `j` of `len` elements of an own buffer.
     fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
-        let size = self.member.request.dtype.size();
-        let bytes = (len * size).saturating_sub(j * self.chunk).min(self.chunk);
-        if bytes == 0 {
-            return (0, 0);
-        }
-        let area = self.member.request.area(side).expect("a member has the buffers that its part is done on");
-        (area.address + (start * size + j * self.chunk) as u64, bytes)
+        self.member.tile(&self.cut, side, start, len, j)
     }
 
     /// Where piece `j` is in a lane of a member's stage.
     fn lane(&self, member: usize, lane: usize, j: usize) -> *mut u8 {
-        let address = self.stages[member] as usize + j % SLOTS * self.slot + lane * self.chunk;
+        let address = self.stages[member] as usize + j % SLOTS * self.slot + lane * self.cut.tile;
         ptr::with_exposed_provenance_mut(address)
     }
 
@@ -280,13 +267,13 @@ mod tests {
     #[test]
     fn pieces_fit() {
         for lanes in [1, 2, 3, 7, 64] {
-            for slot in [lanes * LINE, 3000 * LINE, SLOT] {
+            for slot in [lanes * GRAIN, 3000 * GRAIN, SLOT] {
                 for most in [0, 1, 127, 128, 129, 40_000, 100_003, 5 << 20] {
-                    let (chunk, steps) = cut(most, lanes, slot);
-                    assert!(chunk % LINE == 0 && chunk > 0 && chunk * lanes <= slot, "{lanes} {slot} {most}: {chunk}");
+                    let Tiling { tile: chunk, rounds: steps, .. } = cut(most, lanes, slot);
+                    assert!(chunk % GRAIN == 0 && chunk > 0 && chunk * lanes <= slot, "{lanes} {slot} {most}: {chunk}");
                     assert!(chunk * steps >= most && chunk * steps.saturating_sub(1) <= most);
-                    assert!(steps <= PIECES || chunk == slot / lanes / LINE * LINE);
-                    assert!(chunk * lanes <= LEAST + lanes * LINE || steps >= PIECES - 1);
+                    assert!(steps <= PIECES || chunk == slot / lanes / GRAIN * GRAIN);
+                    assert!(chunk * lanes <= LEAST + lanes * GRAIN || steps >= PIECES - 1);
                 }
             }
         }

@@ -47,7 +47,7 @@ use super::{
     signals::Signals,
     tuner::Limits,
 };
-use crate::{Event, driver::Address, error::Result, mutation::Bug};
+use crate::{Event, driver::Address, error::Result, fabric::tiling::Tiling, mutation::Bug};
 use smallvec::SmallVec;
 use std::cell::Cell;
 
@@ -201,9 +201,11 @@ impl Matched<'_> {
         (0..members).map(|member| self.scratch(member).map_or(0, |(_, bytes)| bytes)).min().unwrap_or(0)
     }
 
-    /// A member's page-locked memory.
-    fn stage(&self, member: usize) -> &Area {
-        self.exposed(member).stage.as_ref().expect("every member has a stage")
+    /// Where each member's page-locked memory begins, and the bytes of the smallest. All have as much, but for
+    /// `all_to_all_v`, whose shape was not known when they were made.
+    fn stages(&self, members: usize) -> (SmallVec<[Address; 8]>, usize) {
+        let all = || (0..members).map(|member| self.exposed(member).stage.as_ref().expect("every member has a stage"));
+        (all().map(|stage| stage.address).collect(), all().map(|stage| stage.bytes.len()).min().unwrap_or(0))
     }
 
     /// Where a member's buffer begins. Its owner does not matter to a kernel.
@@ -282,5 +284,15 @@ impl Member<'_> {
         }
         let area = self.request.area(side).expect("a member has the buffers that its part is done on");
         area.address + (start * self.request.dtype.size()) as u64
+    }
+
+    /// Address and bytes of tile `j` of `len` elements of an own buffer, from element `start` on. Both are 0 if nothing
+    /// is left of them for this tile.
+    fn tile(&self, cut: &Tiling, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
+        let range = cut.range(j, len * self.request.dtype.size());
+        if range.is_empty() {
+            return (0, 0);
+        }
+        (self.own(side, start, len) + range.start as u64, range.len())
     }
 }

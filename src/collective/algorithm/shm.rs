@@ -11,7 +11,6 @@ use super::{
         kernels::{self, MOST, Moves, Role, STAGED_BLOCKS, Stage, Staged},
         launch,
         plan::Side,
-        request::GRAIN,
         signals::SLOT,
         stage::cutting,
         tuner::Limits,
@@ -19,7 +18,7 @@ use super::{
     },
     Algorithm, Matched, Member, Needs,
 };
-use crate::error::Result;
+use crate::{error::Result, fabric::tiling::GRAIN};
 
 pub(crate) struct Shm;
 
@@ -54,7 +53,7 @@ impl Algorithm for Shm {
     fn blocks(&self, case: &Case<'_>) -> u32 {
         let Some(shape) = case.shape else { return 0 };
         let plan = shape.staging(case.members, 0, GRAIN / case.dtype.size());
-        cutting(plan.most * case.dtype.size(), plan.lanes, most_blocks(case.limits), SLOT).blocks as u32
+        cutting(plan.most * case.dtype.size(), plan.lanes, most_blocks(case.limits), SLOT).abreast as u32
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
@@ -88,9 +87,9 @@ impl Algorithm for Shm {
         let (counts, offset) = member.signals().stage_offsets();
         let stage = Stage {
             offset,
-            chunk: cut.chunk as u64,
+            chunk: cut.tile as u64,
             slot: SLOT as u64,
-            steps: u32::try_from(cut.steps).expect("a piece has at least 4 KiB, so this is more memory than there is"),
+            steps: u32::try_from(cut.rounds).expect("a piece has at least 4 KiB, so this is more memory than there is"),
             lanes: plan.lanes as u32,
             two: u32::from(plan.two),
             counts,
@@ -99,7 +98,7 @@ impl Algorithm for Shm {
         };
         let factors = &member.factors(matched);
         let staged = Staged { meet, stage, role, op: request.reduce, factors, puts, pulls };
-        launch::launch_meeting(dev, &meet, name, kernels::staged(request.dtype), cut.blocks as u32, &staged.args())
+        launch::launch_meeting(dev, &meet, name, kernels::staged(request.dtype), cut.abreast as u32, &staged.args())
     }
 }
 

@@ -12,13 +12,17 @@ use super::{
         kernels::{self, MOST, Meet, Pairs, Part},
         launch::{self, Combination},
         plan::Side,
-        request::{GRAIN, RemotePtr},
-        stage::{Cutting, Staging, cutting},
+        request::RemotePtr,
+        stage::{Staging, cutting},
         types,
     },
     Algorithm, Matched, Meeting, Member, Needs, Scratch, shm,
 };
-use crate::{driver::Address, error::Result};
+use crate::{
+    driver::Address,
+    error::Result,
+    fabric::tiling::{GRAIN, Tiling},
+};
 use smallvec::SmallVec;
 
 pub(crate) struct ShmEvents;
@@ -70,7 +74,7 @@ impl Algorithm for ShmEvents {
 struct Steps<'g> {
     member: &'g Member<'g>,
     plan: Staging,
-    cut: Cutting,
+    cut: Tiling,
     /// By rank.
     stages: SmallVec<[Address; 8]>,
     factors: SmallVec<[f64; 8]>,
@@ -83,16 +87,13 @@ impl<'g> Steps<'g> {
     fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
         let (n, request) = (member.group.count(), member.request);
         let plan = matched.shape.staging(n, member.group.rank, request.grain());
-        // All members' stages are of one size, but for those of `all_to_all_v`, whose shape was not known: the smallest
-        // counts.
-        let room = (0..n).map(|peer| matched.stage(peer).bytes.len()).min().unwrap_or(0);
+        let (stages, room) = matched.stages(n);
         let cut = cutting(plan.most * request.dtype.size(), plan.lanes, 1, room);
-        let stages = (0..n).map(|peer| matched.stage(peer).address).collect();
         Steps { member, plan, cut, stages, factors: member.factors(matched) }
     }
 
     fn run(&self) -> Result<()> {
-        for j in 0..self.cut.steps {
+        for j in 0..self.cut.rounds {
             self.put(j)?;
             self.member.barrier_by_events()?;
             self.fold(j)?;
@@ -105,20 +106,13 @@ impl<'g> Steps<'g> {
         Ok(())
     }
 
-    /// Bytes of `len` elements that are of piece `j`: where, and how many.
-    fn piece(&self, j: usize, len: usize) -> (usize, usize) {
-        let (start, all) = (j * self.cut.chunk, len * self.member.request.dtype.size());
-        (start, all.saturating_sub(start).min(self.cut.chunk))
-    }
-
     fn lane(&self, member: usize, lane: usize) -> Address {
-        self.stages[member] + (lane * self.cut.chunk) as u64
+        self.stages[member] + (lane * self.cut.tile) as u64
     }
 
-    /// Where piece `j` of what begins at an element of an own buffer lies, and its bytes.
+    /// Address and bytes of piece `j` of `len` elements of an own buffer.
     fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
-        let (at, bytes) = self.piece(j, len);
-        (self.member.own(side, start, len) + at as u64, bytes)
+        self.member.tile(&self.cut, side, start, len, j)
     }
 
     fn put(&self, j: usize) -> Result<()> {
@@ -148,7 +142,7 @@ impl<'g> Steps<'g> {
         if pairs.is_empty() {
             return Ok(());
         }
-        let each = launch::blocks(self.cut.chunk);
+        let each = launch::blocks(self.cut.tile);
         let args = Pairs { pairs: &pairs, blocks_per_pair: each, meet: Meet::NONE }.args(dev.worker.is_software());
         launch::launch(dev, self.member.request.call.op(), kernels::pairs(), each * pairs.len() as u32, &args)
     }

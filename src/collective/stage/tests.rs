@@ -2,7 +2,10 @@
 //! that the counts allow, give what the collectives promise; and nobody gets stuck.
 
 use super::*;
-use crate::collective::{kernels::STAGED_SLOTS as SLOTS, plan::Counts};
+use crate::{
+    collective::{kernels::STAGED_SLOTS as SLOTS, plan::Counts},
+    fabric::tiling::GRAIN,
+};
 use proptest::prelude::*;
 
 /// `[member][element]`
@@ -21,7 +24,7 @@ const TAKEN: usize = 2;
 
 struct Model<'a> {
     plans: &'a [Staging],
-    cut: Cutting,
+    cut: Tiling,
     sources: Memory,
     /// None: in place.
     destinations: Option<Memory>,
@@ -32,8 +35,7 @@ struct Model<'a> {
 
 impl Model<'_> {
     fn part(&self, j: usize, block: usize, len: usize) -> Range<usize> {
-        let start = (j * self.cut.blocks + block) * self.cut.chunk;
-        start.min(len)..(start + self.cut.chunk).min(len)
+        self.cut.range(j * self.cut.abreast + block, len)
     }
 
     fn write(&mut self, member: usize, at: usize, value: u64) {
@@ -51,7 +53,7 @@ impl Model<'_> {
     fn step(&mut self, block: usize, me: usize, team: usize) -> bool {
         let plan = &self.plans[me];
         let j = self.said[block][me][team];
-        if j == self.cut.steps || team == TAKEN && !plan.two {
+        if j == self.cut.rounds || team == TAKEN && !plan.two {
             return false;
         }
         let free = j.saturating_sub(SLOTS - 1);
@@ -123,7 +125,7 @@ fn run(shape: &Shape, n: usize, grain: usize, blocks: usize, seed: u64, from: &m
     let (most, lanes) = (plans[0].most, plans[0].lanes);
     assert!(plans.iter().all(|plan| (plan.most, plan.lanes, plan.two) == (most, lanes, plans[0].two)), "{shape:?}");
     let chunk = 3;
-    let cut = Cutting { chunk, blocks, steps: most.div_ceil(blocks * chunk) };
+    let cut = Tiling { tile: chunk, abreast: blocks, rounds: most.div_ceil(blocks * chunk) };
     // What nobody has put there is not what anybody expects.
     let stage = vec![vec![vec![u64::MAX; chunk]; lanes]; SLOTS];
     let mut model = Model {
@@ -152,7 +154,7 @@ fn run(shape: &Shape, n: usize, grain: usize, blocks: usize, seed: u64, from: &m
             break;
         }
     }
-    let through = if plans[0].two { [cut.steps; 3] } else { [cut.steps, cut.steps, 0] };
+    let through = if plans[0].two { [cut.rounds; 3] } else { [cut.rounds, cut.rounds, 0] };
     assert!(model.said.iter().flatten().all(|said| *said == through), "{shape:?} is stuck: {:?}", model.said);
     *from = model.sources;
     if let (Some(to), Some(model)) = (to, model.destinations) {
@@ -264,9 +266,10 @@ proptest! {
         slot in prop::sample::select(vec![2048usize, 32 << 10, 1 << 20]),
     ) {
         let cut = cutting(most, lanes, blocks, slot);
-        prop_assert!(cut.chunk.is_multiple_of(LINE) && cut.chunk > 0 && cut.chunk * lanes <= slot && cut.blocks <= blocks);
-        prop_assert!(cut.steps * cut.blocks * cut.chunk >= most);
-        prop_assert!(most == 0 || (cut.steps - 1) * cut.blocks * cut.chunk < most);
+        let Tiling { tile, abreast, rounds } = cut;
+        prop_assert!(tile.is_multiple_of(GRAIN) && tile > 0 && tile * lanes <= slot && abreast <= blocks);
+        prop_assert!(rounds * abreast * tile >= most);
+        prop_assert!(most == 0 || (rounds - 1) * abreast * tile < most);
     }
 }
 
@@ -274,9 +277,9 @@ proptest! {
 #[test]
 fn small_ones_are_one_piece_and_large_ones_fill_their_slots() {
     let of = |most, lanes| cutting(most, lanes, 64, 16 << 10);
-    assert_eq!(of(1, 1), Cutting { chunk: 4096, blocks: 1, steps: 1 });
-    assert_eq!(of(64 << 10, 1), Cutting { chunk: 4096, blocks: 16, steps: 1 });
-    assert_eq!(of(1 << 20, 1), Cutting { chunk: 5504, blocks: 64, steps: 3 });
-    assert_eq!(of(1 << 30, 1), Cutting { chunk: 16 << 10, blocks: 64, steps: 1024 });
-    assert_eq!(of(1 << 27, 8), Cutting { chunk: 2048, blocks: 64, steps: 1024 });
+    assert_eq!(of(1, 1), Tiling { tile: 4096, abreast: 1, rounds: 1 });
+    assert_eq!(of(64 << 10, 1), Tiling { tile: 4096, abreast: 16, rounds: 1 });
+    assert_eq!(of(1 << 20, 1), Tiling { tile: 5504, abreast: 64, rounds: 3 });
+    assert_eq!(of(1 << 30, 1), Tiling { tile: 16 << 10, abreast: 64, rounds: 1024 });
+    assert_eq!(of(1 << 27, 8), Tiling { tile: 2048, abreast: 64, rounds: 1024 });
 }

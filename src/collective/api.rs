@@ -1,0 +1,568 @@
+//! The collectives of [`Device`] and [`Group`]: their documentation, their checks, and the [`Request`] that each fills.
+//!
+//! Users call these methods. A body is written once, for `Group`; `Device` calls it for the group of all devices of
+//! the scope. A body may use the checks of [`ops`](super::ops), and [`execute`](super::execute) through `Group::run`.
+//!
+//! Invariant: a view comes from the caller's code, which may show other memory at each call. So a body asks each
+//! argument for its view exactly once, before it announces anything, and takes call, shape and memory from that view.
+//! A body calls nothing in a closure that needs the caller's line: `#[track_caller]` does not reach into closures.
+
+use super::{
+    Element, Group, Origin, ReduceOp,
+    board::{Notice, Payload},
+    brief::Brief,
+    call::Call,
+    ops::{between, in_place},
+    plan::{Counts, Shape},
+    request::Request,
+};
+use crate::{
+    Device,
+    contain::Contained,
+    error::Result,
+    memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
+};
+use std::panic::Location;
+
+/// Stamps methods onto `Device` and `Group`. Both get the documentation; only `Device` gets the example, so that it is
+/// tested once. `errors` is for all methods, and `fails` adds what one method has besides.
+macro_rules! collectives {
+    (
+        $(#[$about:meta])*
+        errors $errors:literal;
+        $(
+            $(#[$doc:meta])*
+            $(example { $(#[$example:meta])* })?
+            $(fails $fails:literal;)?
+            fn $name:ident $(<$($Of:ident),+>)? (&$this:ident $(, $arg:ident: $Arg:ty)* $(,)?) -> $Out:ty
+            $(where [$($bounds:tt)*])?
+            $body:block
+        )+
+    ) => {
+        $(#[$about])*
+        impl Device {
+            $(
+                $(#[$doc])*
+                ///
+                /// The members are all devices of the scope.
+                ///
+                $($(#[$example])*)?
+                ///
+                /// # Errors
+                #[doc = $errors]
+                $(#[doc = $fails])?
+                #[track_caller]
+                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
+                    $this.everyone().$name($($arg),*)
+                }
+            )+
+        }
+
+        $(#[$about])*
+        ///
+        /// In these methods of a group, ranks and parts go by the order of the group.
+        impl Group<'_> {
+            $(
+                $(#[$doc])*
+                ///
+                #[doc = concat!(" The members are the devices of the group; [`Device::", stringify!($name), "`]")]
+                /// is for all devices of the scope.
+                ///
+                /// # Errors
+                #[doc = $errors]
+                $(#[doc = $fails])?
+                #[track_caller]
+                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? $body
+            )+
+        }
+    };
+}
+
+collectives! {
+    /// Collectives. Every member calls them in the same order, with the same counts, type and operation. Anything else
+    /// is [`Error::Mismatch`](crate::Error::Mismatch) on every member: it names two call sites, no buffer is touched,
+    /// and nothing hangs. A member whose closure has already ended is a mismatch, too. A member that does not come is
+    /// [`Error::Timeout`](crate::Error::Timeout), which names it. [`Device`] has these methods for all devices of the
+    /// scope, and [`Group`] has them for some.
+    ///
+    /// All are asynchronous on the current stream. When that stream has got past a collective, no peer touches the
+    /// buffers of this member any more. Buffers may have any length, also 0, and any alignment. (With
+    /// [`Algorithm::Host`](crate::Algorithm::Host) the host adds up, so a sum waits for the device.)
+    ///
+    /// **Bits.** Elements are combined in the order of ranks and rounded once ([`ReduceOp`]). So all members hold the
+    /// same bits, and the same call gives the same bits in every run. Only `all_reduce` and `all_reduce_into` around a
+    /// ring ([`Algorithm`](crate::Algorithm)) have another order, which is fixed as well;
+    /// [`ReduceOrder::Rank`](crate::ReduceOrder) rules it out. A sum of `n` members is off by at most `n - 1` roundings
+    /// of the accumulator's type, each of the size of the sum of magnitudes, and one rounding of the element's type.
+    ///
+    /// **Graphs.** Within [`capture`](Device::capture) collectives go into the graph. Where kernels wait for each other
+    /// on the devices, a launch of the graph has one meeting of the hosts for all its collectives. Elsewhere it has one
+    /// meeting for each.
+    ///
+    /// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths
+    /// that do not fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted),
+    /// `OutOfMemory` for scratch, and the driver's errors. If one member fails after the meeting, the gang fails: the
+    /// contents of the buffers are unspecified then.
+    errors " Those of all collectives, above.";
+
+    /// Replaces `x` on every member by the combination of all members' elements.
+    ///
+    /// Algorithm, by size:
+    ///
+    /// * Small: every member sends everything to every member, as packets that carry their flags (NCCL's "LL") or into
+    ///   memory that the receiver has ready (MPI's eager protocol).
+    /// * Medium: each member combines one slice of all buffers and writes it to all of them (the fused pass of NCCL's
+    ///   symmetric kernels).
+    /// * Large: the parts of a slice go to its owner, and the sums come back. Two GPUs use copy engines from 64 MB on;
+    ///   more GPUs use kernels that only write to each other from 8 MB on.
+    /// * Sums of `f32` and `f64` of more than two GPUs go around a ring from 32 MB on: reduce-scatter and all-gather,
+    ///   `2 (n - 1)` steps of `1 / n` of the buffer (Patarasuk and Yuan, 2009), by kernels that write to their
+    ///   neighbour, or by copies.
+    ///
+    /// Without peer access, kernels meet in the host's memory. Where kernels cannot meet at all, `f32` and `f64` go
+    /// around a ring. [`explain`](crate::GpuPool::explain) says which algorithm a call would use.
+    example {
+        /// ```
+        /// # use gpu_pool::{GpuPool, ReduceOp};
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let sums = pool.run(|dev, shard| {
+        ///     let mut x = dev.upload(&[shard.index() as f32, 1.0])?;
+        ///     dev.all_reduce(&mut x, ReduceOp::Sum)?;
+        ///     dev.download(&x)
+        /// })?;
+        /// assert_eq!(sums, [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn all_reduce<V>(&self, x: &mut V, op: ReduceOp) -> Result<()>
+    where [V: AsViewMut + ?Sized, V::Elem: Element]
+    {
+        self.all_reduce_from(Origin::default(), x.view_mut(), op)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) out of place, with the same bits: `src` stays as it is.
+    fn all_reduce_into<S, D>(&self, src: &S, dst: &mut D, op: ReduceOp) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        let call = Call::new("all_reduce_into").elements(S::Elem::DTYPE, src.len());
+        self.fits("all_reduce_into", "dst", dst.len(), src.len())?;
+        self.run(between(call, Some(op), Shape::AllReduce { len: src.len() }, Some(src), Some(dst)))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of several buffers of one type: PyTorch's `all_reduce_coalesced`, NCCL's group
+    /// calls. The list may be empty, and its buffers may have any lengths; all members give the same lengths in the
+    /// same order.
+    ///
+    /// Buffers of up to 256 KiB go together, up to 4 MiB at a time: a hundred of them take one meeting and 15 launches,
+    /// and scratch of their size. Larger ones go one by one. Each has the bits that `all_reduce` gives it.
+    ///
+    /// A `Vec` of buffers goes as `&mut all`. Buffers that are fields of other values go as an iterator, which runs
+    /// once. For gradients see [`GradientExchange`](crate::GradientExchange): it keeps them together from the start,
+    /// and reduces them during the backward pass.
+    example {
+        /// ```
+        /// # use gpu_pool::{GpuPool, ReduceOp};
+        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let found = pool.run(|dev, shard| {
+        ///     let (mut weights, mut bias) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[shard.index() as f32])?);
+        ///     dev.all_reduce_many(&mut [&mut weights, &mut bias], ReduceOp::Sum)?;
+        ///     Ok((dev.download(&weights)?, dev.download(&bias)?))
+        /// })?;
+        /// assert_eq!(found, vec![(vec![2.0, 4.0], vec![1.0]); 2]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+        ///
+        /// Fields, by an iterator:
+        ///
+        /// ```
+        /// # use gpu_pool::{DeviceBuffer, GpuPool, ReduceOp};
+        /// struct Layer { w: DeviceBuffer<f32>, name: &'static str }
+        /// # let pool = GpuPool::builder().host(2).build()?;
+        /// let found = pool.run(|dev, _| {
+        ///     let layer = |name| Ok(Layer { w: dev.upload(&[1.0f32])?, name });
+        ///     let mut model = [layer("first")?, layer("frozen")?, layer("last")?];
+        ///     let trained = model.iter_mut().filter(|layer| layer.name != "frozen");
+        ///     dev.all_reduce_many(trained.map(|layer| &mut layer.w), ReduceOp::Sum)?;
+        ///     model.iter().map(|layer| Ok(dev.download(&layer.w)?[0])).collect::<gpu_pool::Result<Vec<_>>>()
+        /// })?;
+        /// assert_eq!(found, [[2.0, 1.0, 2.0]; 2]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fails " Lists that differ are a `Mismatch`.";
+    fn all_reduce_many<V>(&self, xs: impl IntoIterator<Item = V>, op: ReduceOp) -> Result<()>
+    where [V: AsViewMut, V::Elem: Element]
+    {
+        let mut xs: Vec<V> = xs.into_iter().collect();
+        self.reduce_many(xs.iter_mut().map(|x| x.view_mut()).collect(), op)
+    }
+
+    /// Replaces `x` on member `root` by the combination of all members' elements; the others keep theirs.
+    example {
+        /// ```
+        /// # use gpu_pool::{GpuPool, ReduceOp};
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let found = pool.run(|dev, shard| {
+        ///     let mut x = dev.upload(&[shard.index() as u8])?;
+        ///     dev.reduce(&mut x, ReduceOp::Max, 1)?;
+        ///     dev.download(&x)
+        /// })?;
+        /// assert_eq!(found, [[0], [2], [2]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn reduce<V>(&self, x: &mut V, op: ReduceOp, root: usize) -> Result<()>
+    where [V: AsViewMut + ?Sized, V::Elem: Element]
+    {
+        self.check_root("reduce", root)?;
+        let x = x.view_mut();
+        let (len, call) = (x.len(), Call::new("reduce").elements(V::Elem::DTYPE, x.len()).root(root));
+        self.run(in_place(call, Some(op), Shape::Reduce { len, root }, x))
+    }
+
+    /// Combines all members' `src` and gives part `r` of the result to member `r`, in `dst`. `src` has as many parts as
+    /// there are members.
+    example {
+        /// ```
+        /// # use gpu_pool::{GpuPool, ReduceOp};
+        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let found = pool.run(|dev, _| {
+        ///     let x = dev.upload(&[1, 2, 3, 4])?;
+        ///     let mut y = dev.zeros::<i32>(2)?;
+        ///     dev.reduce_scatter(&x, &mut y, ReduceOp::Sum)?;
+        ///     dev.download(&y)
+        /// })?;
+        /// assert_eq!(found, [[2, 4], [6, 8]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn reduce_scatter<S, D>(&self, src: &S, dst: &mut D, op: ReduceOp) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        self.fits("reduce_scatter", "src", src.len(), dst.len().saturating_mul(self.count()))?;
+        let call = Call::new("reduce_scatter").elements(S::Elem::DTYPE, dst.len());
+        let shape = Shape::ReduceScatter { counts: Counts::Each(dst.len()), in_place: false };
+        self.run(between(call, Some(op), shape, Some(src), Some(dst)))
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) with `counts[r]` elements for member `r`; all give the same counts.
+    fn reduce_scatter_v<S, D>(&self, src: &S, dst: &mut D, counts: &[usize], op: ReduceOp) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        let of = self.check_counts("reduce_scatter_v", counts)?;
+        self.fits("reduce_scatter_v", "src", src.len(), of.total(self.count()))?;
+        self.fits("reduce_scatter_v", "dst", dst.len(), counts[self.rank])?;
+        let call = Call::new("reduce_scatter_v").elements(S::Elem::DTYPE, src.len()).counts(counts);
+        self.run(between(call, Some(op), Shape::ReduceScatter { counts: of, in_place: false }, Some(src), Some(dst)))
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) whose result replaces part `r` of member `r`'s own `x`; the other parts
+    /// stay.
+    fn reduce_scatter_in_place<V>(&self, x: &mut V, op: ReduceOp) -> Result<()>
+    where [V: AsViewMut + ?Sized, V::Elem: Element]
+    {
+        let x = x.view_mut();
+        let each = self.parts("reduce_scatter_in_place", x.len())?;
+        let call = Call::new("reduce_scatter_in_place").elements(V::Elem::DTYPE, x.len());
+        let shape = Shape::ReduceScatter { counts: Counts::Each(each), in_place: true };
+        self.run(in_place(call, Some(op), shape, x))
+    }
+
+    /// Puts all members' `src` in a row, in `dst` of every member.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let found = pool.run(|dev, shard| {
+        ///     let x = dev.upload(&[shard.index() as u64, 7])?;
+        ///     let mut all = dev.zeros::<u64>(6)?;
+        ///     dev.all_gather(&x, &mut all)?;
+        ///     dev.download(&all)
+        /// })?;
+        /// assert_eq!(found[0], [0, 7, 1, 7, 2, 7]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn all_gather<S, D>(&self, src: &S, dst: &mut D) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        self.fits("all_gather", "dst", dst.len(), src.len().saturating_mul(self.count()))?;
+        let call = Call::new("all_gather").elements(S::Elem::DTYPE, src.len());
+        let shape = Shape::AllGather { counts: Counts::Each(src.len()), in_place: false };
+        self.run(between(call, None, shape, Some(src), Some(dst)))
+    }
+
+    /// [`all_gather`](Self::all_gather) with `counts[r]` elements of member `r`; all give the same counts.
+    fn all_gather_v<S, D>(&self, src: &S, dst: &mut D, counts: &[usize]) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        let of = self.check_counts("all_gather_v", counts)?;
+        self.fits("all_gather_v", "src", src.len(), counts[self.rank])?;
+        self.fits("all_gather_v", "dst", dst.len(), of.total(self.count()))?;
+        let call = Call::new("all_gather_v").elements(S::Elem::DTYPE, dst.len()).counts(counts);
+        self.run(between(call, None, Shape::AllGather { counts: of, in_place: false }, Some(src), Some(dst)))
+    }
+
+    /// [`all_gather`](Self::all_gather) of part `r` of member `r`'s own `x`; afterwards all members hold all parts.
+    fn all_gather_in_place<V>(&self, x: &mut V) -> Result<()>
+    where [V: AsViewMut + ?Sized, V::Elem: Element]
+    {
+        let x = x.view_mut();
+        let each = self.parts("all_gather_in_place", x.len())?;
+        let call = Call::new("all_gather_in_place").elements(V::Elem::DTYPE, x.len());
+        self.run(in_place(call, None, Shape::AllGather { counts: Counts::Each(each), in_place: true }, x))
+    }
+
+    /// Replaces every member's `x` by member `root`'s.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let found = pool.run(|dev, shard| {
+        ///     let mut x = dev.upload(&[shard.index() as f64; 2])?;
+        ///     dev.broadcast(&mut x, 2)?;
+        ///     dev.download(&x)
+        /// })?;
+        /// assert_eq!(found, [[2.0; 2]; 3]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn broadcast<V>(&self, x: &mut V, root: usize) -> Result<()>
+    where [V: AsViewMut + ?Sized, V::Elem: Element]
+    {
+        self.check_root("broadcast", root)?;
+        let x = x.view_mut();
+        let (len, call) = (x.len(), Call::new("broadcast").elements(V::Elem::DTYPE, x.len()).root(root));
+        self.run(in_place(call, None, Shape::Broadcast { len, root }, x))
+    }
+
+    /// Puts all members' `src` in a row, in `dst` of member `root`. Only the root gives a `dst`.
+    example {
+        /// ```
+        /// # use gpu_pool::{AsViewMut, GpuPool};
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let found = pool.run(|dev, shard| {
+        ///     let x = dev.upload(&[shard.index() as f32])?;
+        ///     let mut all = if dev.rank() == 1 { Some(dev.zeros::<f32>(3)?) } else { None };
+        ///     dev.gather(&x, all.as_mut().map(|all| all.view_mut()), 1)?;
+        ///     all.map(|all| dev.download(&all)).transpose()
+        /// })?;
+        /// assert_eq!(found, [None, Some(vec![0.0, 1.0, 2.0]), None]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn gather<S>(&self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, root: usize) -> Result<()>
+    where [S: AsView + ?Sized, S::Elem: Element]
+    {
+        self.check_root("gather", root)?;
+        let src = src.view();
+        self.only_root("gather", root, dst.as_ref().map(|dst| dst.len()), src.len().saturating_mul(self.count()))?;
+        let call = Call::new("gather").elements(S::Elem::DTYPE, src.len()).root(root);
+        self.run(between(call, None, Shape::Gather { counts: Counts::Each(src.len()), root }, Some(src), dst))
+    }
+
+    /// [`gather`](Self::gather) with `counts[r]` elements of member `r`; all give the same counts.
+    fn gather_v<S>(
+        &self, src: &S, dst: Option<DeviceViewMut<'_, S::Elem>>, counts: &[usize], root: usize,
+    ) -> Result<()>
+    where [S: AsView + ?Sized, S::Elem: Element]
+    {
+        self.check_root("gather_v", root)?;
+        let (src, of) = (src.view(), self.check_counts("gather_v", counts)?);
+        self.fits("gather_v", "src", src.len(), counts[self.rank])?;
+        self.only_root("gather_v", root, dst.as_ref().map(|dst| dst.len()), of.total(self.count()))?;
+        let call = Call::new("gather_v").elements(S::Elem::DTYPE, of.total(self.count())).root(root).counts(counts);
+        self.run(between(call, None, Shape::Gather { counts: of, root }, Some(src), dst))
+    }
+
+    /// Gives part `r` of member `root`'s `src` to member `r`, in `dst`. Only the root gives a `src`.
+    example {
+        /// ```
+        /// # use gpu_pool::{AsView, GpuPool};
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let found = pool.run(|dev, _| {
+        ///     let all = if dev.rank() == 0 { Some(dev.upload(&[5, 6, 7])?) } else { None };
+        ///     let mut mine = dev.zeros::<i64>(1)?;
+        ///     dev.scatter(all.as_ref().map(|all| all.view()), &mut mine, 0)?;
+        ///     dev.download(&mine)
+        /// })?;
+        /// assert_eq!(found, [[5], [6], [7]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn scatter<D>(&self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, root: usize) -> Result<()>
+    where [D: AsViewMut + ?Sized, D::Elem: Element]
+    {
+        self.check_root("scatter", root)?;
+        let dst = dst.view_mut();
+        self.only_root("scatter", root, src.map(|src| src.len()), dst.len().saturating_mul(self.count()))?;
+        let call = Call::new("scatter").elements(D::Elem::DTYPE, dst.len()).root(root);
+        self.run(between(call, None, Shape::Scatter { counts: Counts::Each(dst.len()), root }, src, Some(dst)))
+    }
+
+    /// [`scatter`](Self::scatter) with `counts[r]` elements for member `r`; all give the same counts.
+    fn scatter_v<D>(
+        &self, src: Option<DeviceView<'_, D::Elem>>, dst: &mut D, counts: &[usize], root: usize,
+    ) -> Result<()>
+    where [D: AsViewMut + ?Sized, D::Elem: Element]
+    {
+        self.check_root("scatter_v", root)?;
+        let (dst, of) = (dst.view_mut(), self.check_counts("scatter_v", counts)?);
+        self.fits("scatter_v", "dst", dst.len(), counts[self.rank])?;
+        self.only_root("scatter_v", root, src.map(|src| src.len()), of.total(self.count()))?;
+        let call = Call::new("scatter_v").elements(D::Elem::DTYPE, of.total(self.count())).root(root).counts(counts);
+        self.run(between(call, None, Shape::Scatter { counts: of, root }, src, Some(dst)))
+    }
+
+    /// Part `b` of member `a`'s `src` becomes part `a` of member `b`'s `dst`. Both buffers have as many parts as there
+    /// are members.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let found = pool.run(|dev, shard| {
+        ///     let x = dev.upload(&[shard.index() as i8, 10 + shard.index() as i8])?;
+        ///     let mut y = dev.zeros::<i8>(2)?;
+        ///     dev.all_to_all(&x, &mut y)?;
+        ///     dev.download(&y)
+        /// })?;
+        /// assert_eq!(found, [[0, 1], [10, 11]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fn all_to_all<S, D>(&self, src: &S, dst: &mut D) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        let each = Counts::Each(self.parts("all_to_all", src.len())?);
+        self.fits("all_to_all", "dst", dst.len(), src.len())?;
+        let call = Call::new("all_to_all").elements(S::Elem::DTYPE, src.len());
+        let n = self.count();
+        let shape = Shape::AllToAll { send: vec![each.clone(); n], receive: vec![each; n] };
+        self.run(between(call, None, shape, Some(src), Some(dst)))
+    }
+
+    /// [`all_to_all`](Self::all_to_all) with parts of `send[b]` elements for member `b`, and of `receive[a]` elements
+    /// from member `a`. If one member sends another number of elements than its peer receives, all members get a
+    /// `Mismatch`.
+    fn all_to_all_v<S, D>(&self, src: &S, send: &[usize], dst: &mut D, receive: &[usize]) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut<Elem = S::Elem> + ?Sized, S::Elem: Element]
+    {
+        let (src, dst) = (src.view(), dst.view_mut());
+        let (out, into) = (self.check_counts("all_to_all_v", send)?, self.check_counts("all_to_all_v", receive)?);
+        self.fits("all_to_all_v", "src", src.len(), out.total(self.count()))?;
+        self.fits("all_to_all_v", "dst", dst.len(), into.total(self.count()))?;
+        self.fits("all_to_all_v", "what this member expects of itself", receive[self.rank], send[self.rank])?;
+        let call = Call::new("all_to_all_v").elements(S::Elem::DTYPE, 0);
+        let none = Shape::AllToAll { send: Vec::new(), receive: Vec::new() };
+        let request = between(call, None, none, Some(src), Some(dst));
+        self.run(Request { shape: None, counts: Some((out, into)), ..request })
+    }
+}
+
+collectives! {
+    /// Meetings on the host.
+    errors " `Mismatch`, `Timeout`, `Aborted`.";
+
+    /// Waits on the host until every member has called it. It says nothing about work on the devices.
+    fn barrier(&self) -> Result<()> {
+        let _here = self.dev.worker.handle.enter("barrier", Location::caller());
+        let call = Call::new("barrier");
+        let Some(members) = self.known.in_short else { return self.meet(call, Payload::Nothing, false).map(drop) };
+        self.dev.not_in_graph(call.op)?;
+        self.dev.worker.progress();
+        self.meet_briefly(Brief::of_barrier(&call, members), &call, false).map(drop)
+    }
+
+    /// Gives a host value to every member and returns all members' values, in rank order. The values are `'static`:
+    /// otherwise one device's borrow could be handed to another.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let all = pool.run(|dev, shard| dev.exchange(shard.index() * 10))?;
+        /// assert_eq!(all[2], [0, 10, 20]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fails " Values of different types are a `Mismatch`, too.";
+    fn exchange<T>(&self, value: T) -> Result<Vec<T>>
+    where [T: Clone + Send + Sync + 'static]
+    {
+        self.exchange_from(Origin::default(), value)
+    }
+}
+
+impl Group<'_> {
+    /// [`exchange`](Self::exchange) of a caller that all members must have in common.
+    #[track_caller]
+    pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
+        let _here = self.dev.worker.handle.enter("exchange", Location::caller());
+        let call = Call::new("exchange").of_type::<T>().from(origin);
+        let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
+        Ok(all.iter().map(|notice| value_of(notice)).collect())
+    }
+}
+
+fn value_of<T: Clone + 'static>(notice: &Notice) -> T {
+    match &notice.payload {
+        Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
+        _ => unreachable!("the meeting compared the operations"),
+    }
+}
+
+collectives! {
+    /// From one member to one other. Messages of one pair arrive in the order in which they were sent.
+    errors " [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no such member, \
+        [`Error::Aborted`](crate::Error::Aborted), and the driver's errors.";
+
+    /// Sends a copy of `src` to member `to`, which fetches it by [`recv`](Self::recv). A member may send to itself.
+    /// Asynchronous, and waits for no other member: `src` may be written at once. The copy takes memory on this device
+    /// until it is fetched; a copy that nobody fetches goes when the scope ends.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let found = pool.run(|dev, _| {
+        ///     let (next, previous) = ((dev.rank() + 1) % 3, (dev.rank() + 2) % 3);
+        ///     let (x, mut y) = (dev.upload(&[dev.rank() as u32])?, dev.zeros::<u32>(1)?);
+        ///     dev.send(&x, next)?;
+        ///     dev.recv(&mut y, previous)?;
+        ///     dev.download(&y)
+        /// })?;
+        /// assert_eq!(found, [[2], [0], [1]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fails " `OutOfMemory` for the copy.";
+    fn send<S>(&self, src: &S, to: usize) -> Result<()>
+    where [S: AsView + ?Sized, S::Elem: Element]
+    {
+        self.send_view(src.view(), to)
+    }
+
+    /// Fetches the next message of member `from`. The host waits until it was sent, the device until it has arrived.
+    fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the message has \
+        another type or length, or if its sender's closure has ended without sending it. A mismatch fails the gang.";
+    fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
+    where [D: AsViewMut + ?Sized, D::Elem: Element]
+    {
+        self.recv_view(dst.view_mut(), from)
+    }
+
+    /// [`send`](Self::send), then [`recv`](Self::recv).
+    fails " And those of both.";
+    fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
+    where [S: AsView + ?Sized, D: AsViewMut + ?Sized, S::Elem: Element, D::Elem: Element]
+    {
+        // Both views before anything is sent: the caller's `view_mut` of `dst` may write to `src`.
+        let (src, dst) = (src.view(), dst.view_mut());
+        self.send_view(src, to)?;
+        self.recv_view(dst, from)
+    }
+}
