@@ -5,8 +5,11 @@
 
 mod events;
 mod flags;
+mod knowledge;
 mod memory;
+mod pytorch;
 mod races;
 mod reports;
 mod rig;
+mod silence;
 mod waits;

@@ -8,6 +8,7 @@
 mod support;
 
 mod aborts;
+mod audit;
 mod basics;
 mod callbacks;
 #[path = "../support/checklist.rs"]
@@ -24,6 +25,7 @@ mod oom;
 mod pinned;
 mod rig;
 mod seven;
+mod slack;
 mod steady;
 mod streams;
 mod threads;

@@ -1,0 +1,11 @@
+//! What safe code, or bad luck, could do to the library. Each of these attacks once worked.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod memory;
+#[cfg(feature = "blas")]
+mod operations;
+mod steps;
+#[cfg(feature = "blas")]
+mod views;

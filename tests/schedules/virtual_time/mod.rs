@@ -1,0 +1,11 @@
+//! Virtual time: what programs take on machines that are described, not there.
+//!
+//! The times that are expected here are worked out by hand from the machine's numbers; they are exact, since virtual
+//! time has nothing to do with the speed of this computer.
+
+mod all_reduce;
+mod by_hand;
+mod machines;
+mod pools;
+#[path = "../../../examples/predict/ring.rs"]
+mod ring;
