@@ -92,7 +92,14 @@ impl Group<'_> {
     }
 }
 
-/// All-reduces of callers within the crate.
+/// An all-reduce in place.
+#[track_caller]
+fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
+    let len = x.len();
+    in_place(Call::new("all_reduce").elements(T::DTYPE, len).from(origin), Some(op), Shape::AllReduce { len }, x)
+}
+
+/// All-reduces for callers within the crate.
 impl Group<'_> {
     /// [`all_reduce`](Self::all_reduce) of a caller that all members must have in common.
     #[track_caller]
@@ -102,8 +109,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
     ) -> Result<()> {
-        let (len, call) = (x.len(), Call::new("all_reduce").elements(T::DTYPE, x.len()).from(origin));
-        self.run(in_place(call, Some(op), Shape::AllReduce { len }, x))
+        self.run(all_reduce(origin, x, op))
     }
 
     /// [`all_reduce_from`](Self::all_reduce_from) that leaves most of the device to other work: for buffers for which
@@ -115,10 +121,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
     ) -> Result<()> {
-        let (len, limits) = (x.len(), self.limits().beside());
-        let call = Call::new("all_reduce").elements(T::DTYPE, len).from(origin);
-        let request = in_place(call, Some(op), Shape::AllReduce { len }, x);
-        self.carry(&request, &limits)
+        self.carry(&all_reduce(origin, x, op), &self.limits().beside())
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
@@ -129,8 +132,7 @@ impl Group<'_> {
         algorithm: &dyn Algorithm,
         limits: &Limits,
     ) -> Result<()> {
-        let (len, call) = (x.len(), Call::new("all_reduce").elements(T::DTYPE, x.len()));
-        let request = in_place(call, Some(op), Shape::AllReduce { len }, x);
+        let request = all_reduce(Origin::default(), x, op);
         self.carry_by(&request, &self.case(&request, limits), algorithm)
     }
 }

@@ -64,7 +64,6 @@ impl Group<'_> {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("send", Location::caller());
         self.check_peer("send", to)?;
-        dev.not_in_graph("send")?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
         self.calls(&call);
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
@@ -83,7 +82,6 @@ impl Group<'_> {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("recv", Location::caller());
         self.check_peer("recv", from)?;
-        dev.not_in_graph("recv")?;
         dev.check()?;
         dev.worker.progress();
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
@@ -110,12 +108,13 @@ impl Group<'_> {
         dev.copy(&parcel.contents.peer(), &mut dst)
     }
 
+    /// `peer` must be a member, and captures must not be under way: a graph cannot hold these calls.
     #[track_caller]
     fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
         if peer >= self.count() {
             return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));
         }
-        Ok(())
+        self.dev.not_in_graph(op)
     }
 }
 

@@ -8,14 +8,11 @@
 use super::{
     super::{
         DType, ReduceOp,
-        choose::Case,
         kernels::Meet,
         launch::{self, Combination},
         request::{Job, RemotePtr},
-        types,
     },
-    Algorithm, Matched, Member, Needs,
-    exchange_ce::join,
+    About, Algorithm, Case, Matched, Member, Needs, types,
 };
 use crate::{Device, copy::peer, error::Result, token::OnStream};
 
@@ -27,16 +24,8 @@ const PIECE: usize = 4 << 20;
 const LITTLE: usize = 64 << 10;
 
 impl Algorithm for Ce {
-    fn name(&self) -> &'static str {
-        "ce"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Copies
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "events"
+    fn about(&self) -> About {
+        About { name: "ce", group: types::Algorithm::Copies, waits_by: "events" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
@@ -56,15 +45,8 @@ impl Algorithm for Ce {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request) = (member.group, member.request);
-        member.ordered_by_events(matched, || {
-            let work = matched.shape.copies(group.count(), group.rank, request.grain());
-            if work.is_empty() {
-                return Ok(());
-            }
-            let at = |rank, side| member.remote(matched, rank, side);
-            carry_out(member, &request.job(&work, at, member.factors(matched)))
-        })
+        let work = matched.shape.copies(member.group.count(), member.group.rank, member.request.grain());
+        member.carry_out(matched, &work, |job| copy_all(member, job))
     }
 }
 
@@ -81,8 +63,8 @@ pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     }
 }
 
-/// Submits this member's part to the current stream.
-fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
+/// Submits this member's part to streams of the copy engines.
+fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
     let (group, request, name) = (member.group, member.request, member.name());
     let dev = group.dev;
     let bytes = match job {
@@ -94,12 +76,9 @@ fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
         true => dev.worker.engines()?,
         false => [dev.stream.clone(), dev.stream.clone()],
     };
-    for stream in &streams {
-        stream.wait_for(name, &dev.stream, dev.stream.submit())?;
-    }
     let [send, fetch] = streams.each_ref().map(|stream| dev.at(stream.clone()));
     let moves = Moves { dev, name, fetch, send };
-    let done = match job {
+    member.fork_join(&streams, || match job {
         Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
         Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
             moves.hand_on(bytes, sources[0], destinations)
@@ -110,10 +89,7 @@ fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
             let combination = Combination { name, what, len: *len, sources, destinations, factors };
             combination.submit(dev, Meet::NONE, launch::blocks(bytes))
         }
-    };
-    // Also after a failure: what was submitted to the other streams belongs to the caller's operation.
-    let joined = streams.iter().map(|stream| join(dev, name, stream)).fold(Ok(()), Result::and);
-    done.and(joined)
+    })
 }
 
 struct Moves<'g> {

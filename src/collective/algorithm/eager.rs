@@ -4,30 +4,16 @@
 //! barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
-    super::{
-        choose::{Case, KernelBarrier},
-        kernels, launch,
-        plan::Side,
-        tuner::Limits,
-        types,
-    },
-    Algorithm, Matched, Member, Needs, ll,
+    super::{choose::KernelBarrier, kernels, launch, plan::Side, tuner::Limits},
+    About, Algorithm, Case, Matched, Member, Needs, ll, types,
 };
 use crate::error::Result;
 
 pub(crate) struct Eager;
 
 impl Algorithm for Eager {
-    fn name(&self) -> &'static str {
-        "eager"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Direct
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "flags"
+    fn about(&self) -> About {
+        About { name: "eager", group: types::Algorithm::Direct, waits_by: "flags" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

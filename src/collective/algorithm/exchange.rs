@@ -6,32 +6,23 @@
 
 use super::{
     super::{
-        choose::{Bulk, Case},
+        choose::Bulk,
         kernels::{self, EXCHANGE_SLOTS, Pieces, Trade},
         launch,
         plan::{Place, Shape},
         tuner::Limits,
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch,
     exchange_ce::Slice,
-    fused,
+    fused, types,
 };
 use crate::{error::Result, fabric::tiling::Tiling};
 
 pub(crate) struct Exchange;
 
 impl Algorithm for Exchange {
-    fn name(&self) -> &'static str {
-        "exchange"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Exchange
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "flags"
+    fn about(&self) -> About {
+        About { name: "exchange", group: types::Algorithm::Exchange, waits_by: "flags" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

@@ -20,16 +20,14 @@
 
 use super::{
     super::{
-        choose::Case,
         launch::{self, Combination},
         plan::{Place, Shape, Work},
         request::RemotePtr,
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch, Sizes,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, Sizes, types,
 };
 use crate::{
-    Device, Event,
+    Event,
     copy::peer,
     error::Result,
     fabric::tiling::{self, GRAIN, Tiling},
@@ -37,21 +35,13 @@ use crate::{
     mutation::Bug,
 };
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 pub(crate) struct ExchangeCe;
 
 impl Algorithm for ExchangeCe {
-    fn name(&self) -> &'static str {
-        "exchange_ce"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Copies
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "events"
+    fn about(&self) -> About {
+        About { name: "exchange_ce", group: types::Algorithm::Copies, waits_by: "events" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
@@ -95,11 +85,8 @@ impl Algorithm for ExchangeCe {
         member.ordered_by_events(matched, || {
             let slices = (0..n).map(|owner| Slice::of(shape, n, owner, size)).collect();
             let [send, _] = dev.worker.engines()?;
-            send.wait_for(member.name(), &dev.stream, dev.stream.submit())?;
-            let done = Exchange { member, matched, cut, slices, send: &send }.run();
-            // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
-            let joined = join(dev, member.name(), &send);
-            done.and(joined)
+            let exchange = Exchange { member, matched, cut, slices, send: &send };
+            member.fork_join(slice::from_ref(&send), || exchange.run())
         })
     }
 }
@@ -161,15 +148,6 @@ fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item =
     rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)))
 }
 
-/// What comes next on the current stream comes after what is on `stream`.
-pub(super) fn join(dev: &Device, name: &'static str, stream: &Arc<StreamCore>) -> Result<()> {
-    dev.stream.wait_for(name, stream, stream.submit()).or_else(|error| {
-        // Then it must be over now.
-        stream.wait_idle(name, dev.worker.shared.deadline, || false)?;
-        Err(error)
-    })
-}
-
 /// What an owner adds up.
 pub(super) struct Slice {
     pub bytes: usize,
@@ -228,22 +206,16 @@ impl Exchange<'_> {
         !self.cut.pieces.range(j, self.slices[owner].bytes).is_empty()
     }
 
-    /// The others, from the next one on.
-    fn round(&self) -> impl Iterator<Item = usize> {
-        let (me, n) = (self.member.group.rank, self.member.group.count());
-        (1..n).map(move |k| (me + k) % n)
-    }
-
     /// Sends the own elements of everybody's piece `j`, to slots that are empty when `empty` has passed.
     fn send_parts(&self, j: usize, empty: Option<&SmallVec<[Option<Event>; 8]>>) -> Result<()> {
         let (group, call) = (self.member.group, &self.member.request.call);
         let me = group.rank;
-        for owner in self.round().filter(|&owner| self.has(owner, j)) {
+        for owner in group.others().filter(|&owner| self.has(owner, j)) {
             if let Some(empty) = empty
                 && !group.dev.worker.handle.injected(Bug::SlotFilledEarly)
             {
                 let empty = empty[owner].as_ref().expect("a slice that has this piece has all before it");
-                self.send.wait_event(call.op(), empty.0.raw, &empty.0.stream, empty.0.covered)?;
+                self.member.wait_on(self.send, empty)?;
             }
             let slice = &self.slices[owner];
             let range = self.cut.pieces.range(j, slice.bytes);
@@ -267,9 +239,7 @@ impl Exchange<'_> {
     fn add_up(&self, j: usize, here: &[Event]) -> Result<Event> {
         let (group, request) = (self.member.group, self.member.request);
         let (dev, me, name) = (group.dev, group.rank, request.call.op());
-        for event in here {
-            dev.stream.wait_event(name, event.0.raw, &event.0.stream, event.0.covered)?;
-        }
+        here.iter().try_for_each(|event| self.member.wait_on(&dev.stream, event))?;
         let slice = &self.slices[me];
         let range = self.cut.pieces.range(j, slice.bytes);
         let inbox = self.matched.room(me).0;
@@ -292,13 +262,13 @@ impl Exchange<'_> {
         };
         combination.submit(dev, self.member.barrier, launch::blocks(range.len()))?;
         dev.stream.submit();
-        let summed = Event::record(&dev.stream, name, false)?;
-        let others = self.round().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
+        let summed = self.member.record()?;
+        let others = group.others().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
         let mut others = others.peekable();
         if others.peek().is_none() {
             return Ok(summed);
         }
-        self.send.wait_event(name, summed.0.raw, &summed.0.stream, summed.0.covered)?;
+        self.member.wait_on(self.send, &summed)?;
         for to in others {
             self.copy(self.spot(to, range.start), result, range.len())?;
         }

@@ -7,31 +7,21 @@
 
 use super::{
     super::{
-        choose::Case,
         kernels::{self, Pairs, Part},
         launch::{self, Combination, blocks_of},
         plan::Shape,
         request::{Job, RemotePtr},
         tuner::Limits,
-        types,
     },
-    Algorithm, Matched, Member, Needs,
+    About, Algorithm, Case, Matched, Member, Needs, types,
 };
 use crate::error::Result;
 
 pub(crate) struct Fused;
 
 impl Algorithm for Fused {
-    fn name(&self) -> &'static str {
-        "fused"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Direct
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "flags"
+    fn about(&self) -> About {
+        About { name: "fused", group: types::Algorithm::Direct, waits_by: "flags" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

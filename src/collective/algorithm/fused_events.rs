@@ -7,25 +7,14 @@
 //! host                        `-- meet: descriptors with `ready` --'       `-- steps: `done` ----'
 //! ```
 
-use super::{
-    super::{choose::Case, types},
-    Algorithm, Matched, Member, Needs, fused,
-};
+use super::{About, Algorithm, Case, Matched, Member, Needs, fused, types};
 use crate::error::Result;
 
 pub(crate) struct FusedEvents;
 
 impl Algorithm for FusedEvents {
-    fn name(&self) -> &'static str {
-        "fused_events"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Direct
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "events"
+    fn about(&self) -> About {
+        About { name: "fused_events", group: types::Algorithm::Direct, waits_by: "events" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
@@ -42,14 +31,7 @@ impl Algorithm for FusedEvents {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request) = (member.group, member.request);
-        member.ordered_by_events(matched, || {
-            let work = matched.shape.work(group.count(), group.rank, request.grain());
-            if work.is_empty() {
-                return Ok(());
-            }
-            let at = |rank, side| member.remote(matched, rank, side);
-            fused::launch(member, matched, &request.job(&work, at, member.factors(matched)))
-        })
+        let work = matched.shape.work(member.group.count(), member.group.rank, member.request.grain());
+        member.carry_out(matched, &work, |job| fused::launch(member, matched, job))
     }
 }

@@ -22,13 +22,11 @@
 use super::{
     super::{
         board::Body,
-        choose::Case,
         kernels::{self, MOST},
         plan::Side,
         stage::Staging,
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, types,
 };
 use crate::{
     Event,
@@ -54,16 +52,8 @@ const PIECES: usize = 3;
 const TICK: Duration = Duration::from_millis(20);
 
 impl Algorithm for HostReduce {
-    fn name(&self) -> &'static str {
-        "host_reduce"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Host
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "host threads"
+    fn about(&self) -> About {
+        About { name: "host_reduce", group: types::Algorithm::Host, waits_by: "host threads" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
@@ -215,7 +205,7 @@ impl<'g> Pieces<'g> {
                 self.submit(|driver, stream| unsafe { driver.copy_within(to, from, bytes, stream) })?;
             }
         }
-        Event::record(&self.member.group.dev.stream, self.member.request.call.op(), false)
+        self.member.record()
     }
 
     /// This member's slice of piece `j`, of all stages, into its own lane of its own stage.

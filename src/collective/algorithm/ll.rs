@@ -9,15 +9,14 @@
 
 use super::{
     super::{
-        choose::{Case, KernelBarrier},
+        choose::KernelBarrier,
         kernels::{self, Entry, Part, Push},
         launch,
         packets::Packets,
         plan::Side,
         tuner::Limits,
-        types,
     },
-    Algorithm, Matched, Member, Needs,
+    About, Algorithm, Case, Matched, Member, Needs, types,
 };
 use crate::error::Result;
 
@@ -30,16 +29,12 @@ const PER_BLOCK: usize = 512 * 8;
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {
-    fn name(&self) -> &'static str {
-        "ll"
+    fn about(&self) -> About {
+        About { name: "ll", group: types::Algorithm::Direct, waits_by: "packets" }
     }
 
     fn group(&self, case: &Case<'_>) -> types::Algorithm {
-        if case.meets_in_host() { types::Algorithm::Staged } else { types::Algorithm::Direct }
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "packets"
+        if case.meets_in_host() { types::Algorithm::Staged } else { self.about().group }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

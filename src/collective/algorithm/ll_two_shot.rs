@@ -6,13 +6,11 @@
 
 use super::{
     super::{
-        choose::Case,
         kernels,
         packets::Packets,
         plan::{Counts, Shape, Side},
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch, ll,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ll, types,
 };
 use crate::error::Result;
 
@@ -23,16 +21,8 @@ pub(crate) struct LlTwoShot;
 const MOST: usize = 112 << 10;
 
 impl Algorithm for LlTwoShot {
-    fn name(&self) -> &'static str {
-        "ll_two_shot"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Staged
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "packets"
+    fn about(&self) -> About {
+        About { name: "ll_two_shot", group: types::Algorithm::Staged, waits_by: "packets" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

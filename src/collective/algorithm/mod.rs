@@ -42,32 +42,40 @@ use super::{
     board::{Area, Lent},
     choose::Case,
     kernels::Meet,
-    plan::{Shape, Side},
-    request::{RemotePtr, Request},
+    plan::{Shape, Side, Work},
+    request::{Job, RemotePtr, Request},
     signals::Signals,
     tuner::Limits,
+    types,
 };
-use crate::{Event, driver::Address, error::Result, fabric::tiling::Tiling, mutation::Bug};
+use crate::{Event, driver::Address, error::Result, fabric::tiling::Tiling, memory::stream::StreamCore, mutation::Bug};
 use smallvec::SmallVec;
-use std::cell::Cell;
+use std::{cell::Cell, sync::Arc};
 
 /// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same
 /// answers.
 pub(crate) trait Algorithm: Sync {
-    /// The name of its file, for logs and tests.
-    fn name(&self) -> &'static str;
+    fn about(&self) -> About;
 
     /// The public algorithm that it belongs to.
-    fn group(&self, case: &Case<'_>) -> super::types::Algorithm;
+    fn group(&self, _case: &Case<'_>) -> types::Algorithm {
+        self.about().group
+    }
 
-    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
-    fn waits_by(&self) -> &'static str;
+    fn name(&self) -> &'static str {
+        self.about().name
+    }
 
-    /// Why it is the one to carry this case out; none if it cannot, or if an earlier or later row of the table is
+    fn waits_by(&self) -> &'static str {
+        self.about().waits_by
+    }
+
+    /// The reason to choose it for this case. None if it cannot carry the case out, or if another row of the table is
     /// better.
     fn fits(&self, case: &Case<'_>) -> Option<&'static str>;
 
-    /// The same where the user has asked for an algorithm ([`Case::wants`]): looked at before what fits.
+    /// The reason to choose it if the user has asked for an algorithm ([`Case::wants`]). `choose` looks here before it
+    /// looks at [`fits`](Self::fits).
     fn asked_for(&self, _case: &Case<'_>) -> Option<&'static str> {
         None
     }
@@ -75,17 +83,17 @@ pub(crate) trait Algorithm: Sync {
     /// Scratch, kernels, and the kind of meeting.
     fn needs(&self, case: &Case<'_>) -> Needs;
 
-    /// Blocks of the kernel that carries it out, or that adds up what has arrived.
+    /// Blocks of the kernel that carries the case out, or of the one that adds up what copy engines have brought.
     fn blocks(&self, case: &Case<'_>) -> u32;
 
-    /// Whether small buffers may go together as one: not where the bits depend on the place in the buffer, and not
-    /// where the algorithm is asked for because kernels are not to run.
+    /// Whether `all_reduce_many` may pack small buffers into one. It may not if the bits depend on the place in the
+    /// buffer, nor if a user asks for this algorithm so that no kernel runs.
     fn packs(&self) -> bool {
         true
     }
 
-    /// Submits this member's part to its current stream. The members have met and committed: what fails now fails the
-    /// gang.
+    /// Submits this member's part to its current stream. The members have met and committed, so a failure here fails
+    /// the gang.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()>;
 }
 
@@ -95,7 +103,17 @@ impl std::fmt::Debug for dyn Algorithm {
     }
 }
 
-/// All algorithms. Of those that fit, the first one carries a collective out.
+/// The constants of an algorithm.
+pub(crate) struct About {
+    /// The name of its file, for logs and tests.
+    pub name: &'static str,
+    /// The public algorithm that it belongs to.
+    pub group: types::Algorithm,
+    /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
+    pub waits_by: &'static str,
+}
+
+/// All algorithms. The first one that fits carries a collective out.
 pub(crate) static TABLE: [&dyn Algorithm; 13] = [
     &ring_ce::RingCe,
     &host_reduce::HostReduce,
@@ -240,17 +258,22 @@ impl Member<'_> {
         RemotePtr { device, address: area.address }
     }
 
-    /// What comes next on the current stream comes after what a peer did before it called.
+    /// Later work of the current stream comes after the work that a peer submitted before its call.
     fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
         let dev = self.group.dev;
         if dev.worker.handle.injected(Bug::StartSkipped) {
             return Ok(());
         }
         let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");
-        dev.stream.wait_event(self.name(), ready.0.raw, &ready.0.stream, ready.0.covered)
+        self.wait_on(&dev.stream, ready)
     }
 
-    /// An event behind what the current stream has.
+    /// Later work of `stream` comes after `event`.
+    fn wait_on(&self, stream: &StreamCore, event: &Event) -> Result<()> {
+        stream.wait_event(self.name(), event.0.raw, &event.0.stream, event.0.covered)
+    }
+
+    /// An event behind all work that the current stream has.
     fn record(&self) -> Result<Event> {
         Event::record(&self.group.dev.stream, self.name(), false)
     }
@@ -269,7 +292,35 @@ impl Member<'_> {
         group.others().filter(|&peer| matched.shape.touches(peer, me)).try_for_each(|peer| group.await_step(call, peer))
     }
 
-    /// Later work of every member comes after the earlier work of all of them.
+    /// Carries out this member's work by `submit`, [ordered by events](Self::ordered_by_events).
+    fn carry_out(&self, matched: &Matched<'_>, work: &Work, submit: impl FnOnce(&Job) -> Result<()>) -> Result<()> {
+        self.ordered_by_events(matched, || {
+            if work.is_empty() {
+                return Ok(());
+            }
+            let at = |rank, side| self.remote(matched, rank, side);
+            submit(&self.request.job(work, at, self.factors(matched)))
+        })
+    }
+
+    /// Runs `work`, which submits to `streams`: after the earlier work of the current stream, and before its later
+    /// work.
+    fn fork_join(&self, streams: &[Arc<StreamCore>], work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (own, name) = (&self.group.dev.stream, self.name());
+        streams.iter().try_for_each(|stream| stream.wait_for(name, own, own.submit()))?;
+        let done = work();
+        // Also after a failure: the work that was submitted to the other streams belongs to the caller's operation.
+        let joined = streams.iter().map(|stream| {
+            own.wait_for(name, stream, stream.submit()).or_else(|error| {
+                // No event orders that work, so it must be over now.
+                stream.wait_idle(name, self.group.dev.worker.shared.deadline, || false)?;
+                Err(error)
+            })
+        });
+        joined.fold(done, Result::and)
+    }
+
+    /// Later work of every member comes after the earlier work of all members.
     fn barrier_by_events(&self) -> Result<()> {
         let (group, call) = (self.group, &self.request.call);
         let done = self.record()?;

@@ -7,29 +7,19 @@
 use super::{
     super::{
         DType, ReduceOp,
-        choose::Case,
         kernels::{self, Cut, Round},
         launch,
         plan::{Shape, Side},
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut, types,
 };
 use crate::error::Result;
 
 pub(crate) struct Ring;
 
 impl Algorithm for Ring {
-    fn name(&self) -> &'static str {
-        "ring"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Ring
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "flags"
+    fn about(&self) -> About {
+        About { name: "ring", group: types::Algorithm::Ring, waits_by: "flags" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

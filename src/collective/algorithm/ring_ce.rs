@@ -24,17 +24,15 @@
 use super::{
     super::{
         DType, ReduceOp,
-        choose::Case,
         kernels::Entry,
         launch,
         plan::{Shape, Side},
         request::RemotePtr,
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut, types,
 };
 use crate::{
-    Event, Kernel, Signature,
+    Kernel, Signature,
     copy::peer,
     driver::{KernelArg, ValueBytes},
     error::Result,
@@ -45,16 +43,8 @@ use std::ops::Range;
 pub(crate) struct RingCe;
 
 impl Algorithm for RingCe {
-    fn name(&self) -> &'static str {
-        "ring_ce"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Ring
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "events"
+    fn about(&self) -> About {
+        About { name: "ring_ce", group: types::Algorithm::Ring, waits_by: "events" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
@@ -131,11 +121,10 @@ impl Ring<'_> {
     fn run(&self, len: usize, scratch: RemotePtr) -> Result<()> {
         let group = self.member.group;
         let (n, rank) = (group.count(), group.rank);
-        let (dev, call) = (group.dev, &self.member.request.call);
+        let call = &self.member.request.call;
         let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
         let factor = (self.member.request.reduce == ReduceOp::Avg).then(|| 1.0 / n as f64);
         let chunk = |back: usize| ring_cut::chunk((rank + 2 * n - back) % n, n, len, self.member.request.dtype.size());
-        let done = || Event::record(&dev.stream, call.op(), false);
         for step in 0..n - 1 {
             if step > 0 {
                 group.await_step(call, previous)?;
@@ -149,7 +138,7 @@ impl Ring<'_> {
                 let last = step == n - 2;
                 self.add(&range, scratch, factor.filter(|_| last))?;
             }
-            group.send_step(call, next, done()?)?;
+            group.send_step(call, next, self.member.record()?)?;
         }
         for step in 0..n - 1 {
             group.await_step(call, previous)?;
@@ -158,10 +147,10 @@ impl Ring<'_> {
                 self.fetch(self.peer, &range, self.at(self.own, &range))?;
             }
             if step < n - 2 {
-                group.send_step(call, next, done()?)?;
+                group.send_step(call, next, self.member.record()?)?;
             }
         }
-        group.send_step(call, previous, done()?)?;
+        group.send_step(call, previous, self.member.record()?)?;
         group.await_step(call, next)
     }
 

@@ -7,32 +7,23 @@
 use super::{
     super::{
         barrier,
-        choose::{Case, KernelBarrier},
+        choose::KernelBarrier,
         kernels::{self, MOST, Moves, Role, STAGED_BLOCKS, Stage, Staged},
         launch,
         plan::Side,
         signals::SLOT,
         stage::cutting,
         tuner::Limits,
-        types,
     },
-    Algorithm, Matched, Member, Needs,
+    About, Algorithm, Case, Matched, Member, Needs, types,
 };
 use crate::{error::Result, fabric::tiling::GRAIN};
 
 pub(crate) struct Shm;
 
 impl Algorithm for Shm {
-    fn name(&self) -> &'static str {
-        "shm"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Staged
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "flags"
+    fn about(&self) -> About {
+        About { name: "shm", group: types::Algorithm::Staged, waits_by: "flags" }
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {

@@ -8,15 +8,13 @@
 
 use super::{
     super::{
-        choose::Case,
         kernels::{self, MOST, Meet, Pairs, Part},
         launch::{self, Combination},
         plan::Side,
         request::RemotePtr,
         stage::{Staging, cutting},
-        types,
     },
-    Algorithm, Matched, Meeting, Member, Needs, Scratch, shm,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, shm, types,
 };
 use crate::{
     driver::Address,
@@ -31,16 +29,8 @@ pub(crate) struct ShmEvents;
 const ROOM: usize = 1 << 20;
 
 impl Algorithm for ShmEvents {
-    fn name(&self) -> &'static str {
-        "shm_events"
-    }
-
-    fn group(&self, _: &Case<'_>) -> types::Algorithm {
-        types::Algorithm::Staged
-    }
-
-    fn waits_by(&self) -> &'static str {
-        "events"
+    fn about(&self) -> About {
+        About { name: "shm_events", group: types::Algorithm::Staged, waits_by: "events" }
     }
 
     /// Copies are better.
