@@ -1,4 +1,4 @@
-//! What the calls of a checked driver have in common.
+//! Helpers that the calls of a checked driver (`checked`) share.
 
 use super::checked::Checked;
 use super::{
@@ -18,7 +18,7 @@ pub(super) fn write(address: Address, bytes: usize) -> Operand {
     Operand { address, bytes, manner: Manner::WRITE }
 }
 
-/// Whether what was to be given back is gone: it also is where the device is lost.
+/// Whether a free has released the memory. It has, also on a lost device.
 pub(super) fn is_gone(result: &DriverResult) -> bool {
     result.as_ref().map_or_else(|fault| fault.kind == FaultKind::DeviceLost, |()| true)
 }
@@ -40,12 +40,13 @@ impl Checked {
         self.checker.state.lock().mem_added(range, source);
     }
 
-    /// Nothing runs on a lost device any more, and nothing can be waited for.
+    /// Whether the device is lost: nothing runs on it any more, and no call can wait for it.
     pub(super) fn is_lost(&self) -> bool {
         self.inner.bind().is_err_and(|fault| fault.kind == FaultKind::DeviceLost)
     }
 
-    /// Takes the memory out of the account first: whoever gets it next from the driver must not find it there.
+    /// Frees memory. It leaves the account first: another thread may get it from the driver at once, and must not find
+    /// the old entry.
     pub(super) fn free(
         &self,
         call: &'static str,
@@ -67,8 +68,8 @@ impl Checked {
     }
 }
 
-/// Whether what was waited for has come to an end: also on a lost device, whose loss a wait reports only when what it
-/// was running has ended.
+/// Whether the awaited work has ended. That also holds if the wait reports a lost device: it does so only after the
+/// device's running work has ended.
 pub(super) fn is_over(waited: &DriverResult<bool>) -> bool {
     match waited {
         Ok(done) => *done,

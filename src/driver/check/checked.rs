@@ -1,8 +1,8 @@
-//! The checker as a layer: judges each call of a driver, forwards it, and writes it down.
+//! The checker as a layer: it judges each call of a driver, forwards it, and records it.
 //!
-//! [`wrap`](super::wrap) puts a [`Checked`] around each device. It uses the checker's state, and the driver inside.
+//! [`wrap`](super::wrap) puts a [`Checked`] around each device. It uses the checker's state and the wrapped driver.
 //!
-//! Invariant: the state is locked while a submission goes through, so it has the submissions in their real order.
+//! Invariant: the state is locked while a submission is forwarded, so it records the submissions in their real order.
 
 use super::{
     Checker,
@@ -40,7 +40,7 @@ impl Driver for Checked {
         managed_alloc(bytes) => call().inspect(|&ptr| this.added(ptr as Address, bytes, Source::Managed));
         managed_free(ptr) => this.free("managed_free", ptr as Address, Source::Managed, call);
 
-        // A window is no memory: only mappings are.
+        // A window has no memory, so only its mappings are recorded.
         vm_granularity();
         vm_reserve(bytes);
         vm_release(address, bytes);
@@ -75,7 +75,7 @@ impl Driver for Checked {
             Ok(idle)
         };
         stream_wait_idle(stream, limit) => {
-            // The wait is only for what was submitted before it.
+            // The wait covers only operations that were submitted before it.
             let key = (this.index, stream.0);
             let clock = this.checker.state.lock().streams.get(&key).map(|stream| stream.clock.clone());
             let idle = call();
@@ -133,7 +133,7 @@ impl Driver for Checked {
             if state.events.get(&key).is_none_or(|event| event.version == version) {
                 state.learn(by, &record);
             } else {
-                // It was recorded again meanwhile, so nobody knows for which record the call has waited.
+                // The event was recorded again meanwhile, so it is unknown which record the call has waited for.
                 drop(state);
                 this.event_query(event)?;
             }
@@ -226,7 +226,7 @@ impl Driver for Checked {
         };
         poll_value(address) => {
             let (mut state, by) = this.checker.enter();
-            // Under the lock: the write of this value is in the account then.
+            // The word is read under the lock, so the write of this value is already in the account.
             let value = call();
             if let Some(clock) = state.flags.seen(address, value) {
                 state.learn(by, &clock);

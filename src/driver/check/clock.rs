@@ -1,32 +1,31 @@
-//! Vector clocks: what someone knows to be over before whatever he does next.
+//! Vector clocks: the operations that are known to be complete before the next operation of a stream or host thread.
 //!
-//! There is one component per stream, counted up by its operations; a clock holds the components that it knows anything
-//! of, sorted. A host thread has a clock but no component: what it does is not done later.
+//! There is one component per stream; it counts the stream's operations. A clock holds the known components, sorted. A
+//! host thread has a clock but no component, because its actions are never pending.
 //!
-//! A clock may also be *pending*: its stream waits for a flag that nobody has been seen to raise yet. Whatever joins
-//! the clock joins the [`FlagWait`] with it, and comes to know what the raising of the flag brings, once that is
-//! submitted.
+//! A clock may also be *pending*: its stream waits for a flag whose raise has not been submitted yet. Whatever joins
+//! the clock also joins the [`FlagWait`], and gets the knowledge of the raise once that is submitted.
 
 use crate::driver::Address;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A stream, in clocks. Never used again, not even by another checker of the process.
+/// The number of a stream in clocks. It is never reused, not even by another checker of the process.
 pub(super) type Component = u64;
 
-/// What is known.
+/// A vector clock, with the flag waits that are not resolved yet.
 #[derive(Clone, Default)]
 pub(super) struct Clock {
     counts: SmallVec<[(Component, u64); 4]>,
     waits: SmallVec<[Arc<FlagWait>; 1]>,
 }
 
-/// A wait for a flag that nobody was known to have raised when it was submitted.
+/// A stream's wait for a flag whose write was not known when the wait was submitted.
 pub(super) struct FlagWait {
     pub address: Address,
     pub value: u64,
-    /// What the one knew who raised it. Only touched under the checker's lock.
+    /// The clock of the operation that raised the flag. Only used under the checker's lock.
     raised: Mutex<Option<Clock>>,
 }
 
@@ -35,27 +34,27 @@ impl FlagWait {
         Arc::new(FlagWait { address, value, raised: Mutex::new(None) })
     }
 
-    /// Whoever has the wait comes to know `by`. `by` is not itself behind the wait, so that there are
+    /// Gives the knowledge of `by` to every clock with this wait. `by` does not contain this wait itself, so there are
     /// no cycles.
     pub fn raise(&self, by: Clock) {
         *self.raised.lock() = Some(by);
     }
 
-    /// Takes a raise back.
+    /// Undoes a [`raise`](Self::raise).
     pub fn lower(&self) {
         *self.raised.lock() = None;
     }
 }
 
 impl Clock {
-    /// Whether operation `count` of a stream is known to be over.
+    /// Whether operation `count` of a stream is known to be complete.
     pub fn covers(&self, component: Component, count: u64) -> bool {
         let known = self.counts.binary_search_by_key(&component, |&(c, _)| c).map_or(0, |at| self.counts[at].1);
         known >= count
             || self.waits.iter().any(|m| m.raised.lock().as_ref().is_some_and(|by| by.covers(component, count)))
     }
 
-    /// Whether it waits for a flag that has not been raised.
+    /// Whether the clock contains a wait for a flag that has not been raised.
     pub fn is_pending(&self) -> bool {
         self.waits.iter().any(|wait| wait.raised.lock().as_ref().is_none_or(Clock::is_pending))
     }
@@ -67,7 +66,7 @@ impl Clock {
         }
     }
 
-    /// Adds what `other` knows; whether that was anything new.
+    /// Adds the knowledge of `other`. Returns whether any of it was new.
     pub fn join(&mut self, other: &Clock) -> bool {
         let mut news = self.join_counts(other);
         for wait in &other.waits {
@@ -80,7 +79,7 @@ impl Clock {
     }
 
     fn join_counts(&mut self, other: &Clock) -> bool {
-        // Mostly the same components, so that both can be walked at once without a change of places.
+        // Mostly both have the same components: then one pass over both is enough, and no component moves.
         let same = self.counts.len() == other.counts.len()
             && self.counts.iter().zip(&other.counts).all(|(mine, theirs)| mine.0 == theirs.0);
         let mut news = false;
@@ -121,7 +120,7 @@ impl Clock {
         news
     }
 
-    /// Replaces waits whose flag has been raised by what that brought.
+    /// Replaces each wait whose flag has been raised by the clock of the raise.
     pub fn flatten(&mut self) {
         while let Some(at) = self.waits.iter().position(|wait| wait.raised.lock().is_some()) {
             let wait = self.waits.swap_remove(at);
@@ -136,7 +135,7 @@ impl Clock {
         !self.waits.is_empty()
     }
 
-    /// Whether it waits for every flag that `other` waits for.
+    /// Whether this clock contains all flag waits of `other`.
     pub fn has_waits_of(&self, other: &Clock) -> bool {
         other.waits.iter().all(|wait| self.waits.iter().any(|own| Arc::ptr_eq(own, wait)))
     }
@@ -150,7 +149,8 @@ impl Clock {
         &self.waits
     }
 
-    /// What both know for certain; and whatever either may yet come to know: rather too much than too little.
+    /// Keeps the knowledge that both clocks have for certain, and the flag waits of either. So the result may later
+    /// know too much, but never too little: the checker then misses a race rather than reporting a false one.
     pub fn meet(&mut self, other: &Clock) {
         self.counts.retain(|(component, count)| {
             let theirs = other.counts.binary_search_by_key(component, |&(c, _)| c).map_or(0, |at| other.counts[at].1);
@@ -164,7 +164,7 @@ impl Clock {
         }
     }
 
-    /// Forgets components of which nothing is left to know.
+    /// Removes the components that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(Component) -> bool) {
         self.counts.retain(|(component, _)| keep(*component));
     }

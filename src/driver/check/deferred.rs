@@ -1,23 +1,24 @@
-//! Judgements that wait for a flag to be raised: whether two operations are ordered, or bytes were written, may depend
-//! on who raises a flag that one of them waits for.
+//! Judgements that must wait until a flag is raised. Whether two operations are ordered, or whether bytes were written,
+//! may depend on the operation that raises a flag which one of them waits for.
 
 use super::{Report, heap::Heap, judge, shadow::Access};
 use crate::driver::Address;
 use std::{ops::Range, sync::Arc};
 
-/// Deferred judgements that are kept; a program with more of them has waits that the host ends, unseen.
+/// Most deferred judgements that are kept. A program with more of them has waits that the host ends with stores of its
+/// own.
 pub(super) const KEPT: usize = 4096;
 
-/// A judgement to be made.
+/// An open judgement.
 pub(super) enum Deferred {
-    /// Two accesses that nothing orders so far. `before` was submitted first.
+    /// Two accesses without a known order. `before` was submitted first.
     Conflict { before: Access, after: Access, range: Range<Address> },
-    /// Bytes that were read, and that nobody has written so far.
+    /// A read of bytes without a known write.
     Unwritten { reader: Access, range: Range<Address> },
 }
 
 impl Deferred {
-    /// Whether there is still a flag to be raised.
+    /// Whether a flag has not been raised yet.
     pub fn is_pending(&self) -> bool {
         match self {
             Deferred::Conflict { before, after, .. } => before.note.is_pending() || after.note.is_pending(),
@@ -25,7 +26,7 @@ impl Deferred {
         }
     }
 
-    /// The report, if the judgement can be made and is bad.
+    /// The report, if the judgement can be made and finds a mistake.
     pub fn judge(&self, heap: &Heap) -> Option<Arc<Report>> {
         if self.is_pending() {
             return None;
@@ -43,7 +44,7 @@ impl Deferred {
         }
     }
 
-    /// Calls `each` with the accesses that it is about.
+    /// Calls `each` with the accesses of the judgement.
     pub fn each(&self, mut each: impl FnMut(&Access)) {
         match self {
             Deferred::Conflict { before, after, .. } => {

@@ -1,8 +1,8 @@
-//! Words in memory that streams raise and wait for.
+//! Flags: words in memory that streams write and wait for.
 //!
-//! A wait may be over by any write that is seen to satisfy it, so its stream learns what all of those have in common. A
-//! write that the waiting stream knows to have been overwritten is none of them. If none is left, the one who raises
-//! the flag comes later, and the stream's clock is pending until then.
+//! Any recorded write that satisfies a wait may have ended it. So the waiting stream learns only what the clocks of all
+//! these writes have in common. A write that the waiting stream knows to be overwritten does not count. If no write is
+//! left, the flag will be raised later, and the stream's clock is pending until then.
 
 use super::clock::{Clock, Component, FlagWait};
 use crate::driver::Address;
@@ -12,24 +12,25 @@ use std::{
     sync::Arc,
 };
 
-/// Writes of one word that are kept. The oldest go first: at worst a wait for an old value learns a little too much. Of
-/// a word that the host looks at all are kept that it has not got past: it may rely on exactly what it has seen.
+/// Writes that are kept for each word. The oldest are dropped first; at worst a wait for an old value learns a little
+/// too much. If the host reads the word, all writes after the value that it has seen are kept, because the host may
+/// rely on exactly that value.
 const KEPT: usize = 64;
 
 #[derive(Default)]
 struct Word {
     writes: VecDeque<Write>,
-    /// Whether the host looks at it.
+    /// Whether the host reads the word.
     polled: bool,
     waiting: Vec<Arc<FlagWait>>,
 }
 
 struct Write {
-    /// None for what was no flag write: it overwrites, and satisfies nobody.
+    /// `None` for a write that is no flag write: it overwrites the word and satisfies no wait.
     value: Option<u64>,
     component: Component,
     count: u64,
-    /// What its stream knew, including the write itself.
+    /// The clock of its stream, including the write itself.
     clock: Clock,
 }
 
@@ -43,7 +44,8 @@ fn satisfies(have: u64, want: u64) -> bool {
 }
 
 impl Flags {
-    /// What a wait is sure to learn from the writes seen so far; `known` tells which operations are over before it.
+    /// The knowledge that a wait certainly gets from the writes so far. `known` tells which operations complete before
+    /// the wait.
     pub fn acquire(&self, address: Address, value: u64, known: impl Fn(Component, u64) -> bool) -> Option<Clock> {
         let writes = &self.0.get(&address)?.writes;
         let past: Vec<&Write> = writes.iter().filter(|write| known(write.component, write.count)).collect();
@@ -56,7 +58,7 @@ impl Flags {
         };
         let ends = |write: &&Write| write.value.is_some_and(|have| satisfies(have, value)) && !overwritten(write);
         let candidates: Vec<&Write> = writes.iter().filter(ends).collect();
-        // Who comes after another candidate knows all that one knew, too.
+        // A candidate that comes after another candidate has all knowledge of that one, so only the first ones matter.
         let first = |write: &&&Write| {
             let after = |other: &&Write| {
                 (other.component, other.count) != (write.component, write.count)
@@ -70,7 +72,8 @@ impl Flags {
         Some(common)
     }
 
-    /// What a host thread learns that has read `value`: what the last write knew that this value tells of.
+    /// The knowledge that a host thread gets when it reads `value`: the clock of the last write with a value up to
+    /// `value`.
     pub fn seen(&mut self, address: Address, value: u64) -> Option<Clock> {
         let word = self.0.get_mut(&address)?;
         let told = |write: &Write| write.value.is_some_and(|have| satisfies(value, have));
@@ -78,13 +81,13 @@ impl Flags {
         if let Some(at) = at {
             word.writes.drain(..at);
         }
-        // That one is not kept any more, if the word was never looked at.
+        // The write of this value was dropped, if the host has never read the word before.
         let forgotten = at.is_none() && !word.polled && word.writes.len() == KEPT;
         word.polled = true;
         word.writes.front().filter(|_| at.is_some() || forgotten).map(|write| write.clock.clone())
     }
 
-    /// A stream waits for what nobody is known to have written.
+    /// Adds the wait of a stream for a value without a known write.
     pub fn wait(&mut self, wait: &Arc<FlagWait>) {
         self.0.entry(wait.address).or_default().waiting.push(wait.clone());
     }
@@ -95,7 +98,7 @@ impl Flags {
         waiting.iter().filter(|wait| satisfies(value, wait.value)).cloned().collect()
     }
 
-    /// These waits are over.
+    /// Removes waits that are over.
     pub fn end(&mut self, waits: &[Arc<FlagWait>]) {
         for wait in waits {
             if let Some(word) = self.0.get_mut(&wait.address) {
@@ -104,26 +107,26 @@ impl Flags {
         }
     }
 
-    /// A flag is written by an operation that knows `clock`.
+    /// Records the write of a flag by an operation with this clock.
     pub fn write(&mut self, address: Address, value: u64, component: Component, count: u64, clock: Clock) {
         self.0.entry(address).or_default().push(Write { value: Some(value), component, count, clock });
     }
 
-    /// Something else is written over flags.
+    /// Records another write over flags.
     pub fn overwrite(&mut self, range: &Range<Address>, component: Component, count: u64, clock: &Clock) {
         for (_, word) in self.0.range_mut(range.start.saturating_sub(7)..range.end) {
             word.push(Write { value: None, component, count, clock: clock.clone() });
         }
     }
 
-    /// The host writes over flags: what it knows to be over counts no more.
+    /// Records that the host writes over flags: earlier writes that it knows to be complete count no more.
     pub fn host_writes(&mut self, range: &Range<Address>, host: &Clock) {
         for (_, word) in self.0.range_mut(range.start.saturating_sub(7)..range.end) {
             word.writes.retain(|write| !host.covers(write.component, write.count));
         }
     }
 
-    /// The memory is another's now.
+    /// Forgets the flags of memory that has a new owner.
     pub fn forget(&mut self, range: &Range<Address>) {
         let words: Vec<Address> = self.0.range(range.clone()).map(|(address, _)| *address).collect();
         words.iter().for_each(|address| drop(self.0.remove(address)));
@@ -165,7 +168,7 @@ mod tests {
         assert!(first.covers(9, 4) && !first.covers(9, 5) && first.covers(1, 1) && !first.covers(1, 2));
         assert!(flags.acquire(0, 6, nothing).unwrap().covers(9, 8));
         assert!(flags.acquire(0, 7, nothing).is_none() && flags.acquire(8, 5, nothing).is_none());
-        // Who knows of the second write cannot be let go by the first.
+        // The first write cannot end a wait that knows of the second write.
         assert!(flags.acquire(0, 5, |c, n| (c, n) == (1, 2)).unwrap().covers(9, 8));
         // Cyclically, 5 is past the end of the range.
         assert!(flags.acquire(0, u64::MAX, nothing).is_some());
@@ -197,7 +200,7 @@ mod tests {
         assert!(flags.seen(0, 0).is_none(), "none of them has been seen");
         let second = flags.seen(0, 32).unwrap();
         assert!(second.covers(1, 2) && !second.covers(1, 3));
-        // From now on nothing is lost before it has been seen, however much there is.
+        // From now on no write is dropped before the host has seen it, regardless of their number.
         for i in 4..=1000 {
             flags.write(0, 16 * i, 1, i, clock(&[(1, i)]));
         }

@@ -1,8 +1,8 @@
 //! Live memory: chunks from the driver, the blocks that a pool has cut from them, and which bytes have been written.
 //!
-//! A chunk (an allocation, or a mapping) without blocks is one buffer by itself. Once a block was handed out of a
-//! chunk, the blocks are the buffers, and what lies in none of them is nobody's. A block may lie in several chunks side
-//! by side, and mappings without blocks are one buffer with those beside them.
+//! A chunk (an allocation or a mapping) without blocks is one buffer. Once a pool has cut a block from a chunk, the
+//! blocks are the buffers, and the bytes outside of them belong to no buffer. A block may span several adjacent chunks.
+//! Adjacent mappings without blocks are one buffer.
 
 use super::{OpSite, ranges::Ranges};
 use crate::driver::Address;
@@ -13,15 +13,15 @@ use std::{
     sync::Arc,
 };
 
-/// Freed buffers that are remembered.
+/// Most freed buffers that are remembered.
 const REMEMBERED: usize = 10_000;
-/// Freed buffers that a search looks at: they may overlap, and the right one is mostly among the nearest.
+/// Most freed buffers that a search looks at. They may overlap, and the right one is mostly among the nearest.
 const NEAREST: usize = 64;
 
-/// A buffer, as reports need it. One that is handed out anew at the same address is another one.
+/// The properties of a buffer that reports need. A block that is handed out again at the same address is a new buffer.
 pub(super) struct Owned {
     pub range: Range<Address>,
-    /// None for page-locked and managed memory.
+    /// `None` for page-locked and managed memory.
     pub device: Option<usize>,
     pub by: Option<OpSite>,
     freed: Mutex<Option<Option<OpSite>>>,
@@ -32,7 +32,7 @@ impl Owned {
         Arc::new(Owned { range, device, by: OpSite::current(), freed: Mutex::new(None) })
     }
 
-    /// Whether it was freed, and where if that is known.
+    /// The user's call that freed the buffer (if known); `None` while the buffer is live.
     pub fn freed(&self) -> Option<Option<OpSite>> {
         *self.freed.lock()
     }
@@ -42,7 +42,7 @@ impl Owned {
     }
 }
 
-/// Which call memory came from.
+/// The driver call that has allocated memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Device(usize),
@@ -67,9 +67,9 @@ impl Buffer {
 pub(super) struct Chunk {
     source: Option<Source>,
     whole: Buffer,
-    /// Whether blocks were handed out of it.
+    /// Whether a pool has cut blocks from it.
     cut: bool,
-    /// The blocks that lie in it alone; only while it is out of the account, else they are in [`Heap::blocks`].
+    /// The blocks that lie only in this chunk. Empty while the chunk is in the account: then [`Heap::blocks`] has them.
     inside: Vec<Buffer>,
 }
 
@@ -83,13 +83,13 @@ impl Chunk {
     }
 }
 
-/// What is at a range of addresses.
+/// The memory at a range of addresses.
 pub(super) enum Found {
-    /// A live buffer holds it all.
+    /// A live buffer contains the whole range.
     Live(Arc<Owned>),
     /// It was freed.
     Freed(Arc<Owned>),
-    /// It is memory of the driver, but no live buffer holds all of it; the one that it starts in, if any.
+    /// The range is driver memory, but no live buffer contains all of it. With the buffer that it starts in.
     Stray(Arc<Owned>),
     /// The checker has not seen such memory.
     Unknown,
@@ -99,7 +99,7 @@ pub(super) enum Found {
 #[derive(Default)]
 pub(super) struct Heap {
     chunks: BTreeMap<Address, Chunk>,
-    /// By first address; those in use do not overlap, and neither do those at rest.
+    /// By first address. Live blocks do not overlap each other; neither do free blocks.
     blocks: BTreeMap<Address, Buffer>,
     freed: BTreeMap<Address, Arc<Owned>>,
     order: VecDeque<Address>,
@@ -110,25 +110,25 @@ fn holding<T>(map: &BTreeMap<Address, T>, at: Address, end: impl Fn(&T) -> Addre
 }
 
 impl Heap {
-    /// Memory came from the driver.
+    /// Adds memory from the driver.
     pub fn add(&mut self, range: Range<Address>, source: Source) {
         let device = match source {
             Source::Device(device) | Source::Mapped(device) => Some(device),
             Source::Pinned | Source::Managed => None,
         };
-        // What is left of blocks that lay in what was here before, and beyond it.
+        // Blocks of earlier memory at these addresses, some of which reached beyond it.
         self.forget_blocks(&range);
         let whole = Buffer::new(Owned::new(range.clone(), device), device.is_none());
         self.chunks.insert(range.start, Chunk::new(Some(source), whole));
     }
 
-    /// A block was handed out. Blocks at rest that overlap it are forgotten.
+    /// Records that a pool hands out a block. Free blocks that overlap it are forgotten.
     pub fn hand_out(&mut self, range: Range<Address>, device: Option<usize>, zeroed: bool) {
         let owned = Owned::new(range.clone(), device);
         self.forget_blocks(&range);
         let first = self.chunk_at(range.start).map(|chunk| chunk.range().start);
         let first = first.unwrap_or_else(|| {
-            // Memory that the checker has not seen come.
+            // Memory whose allocation the checker has not seen.
             let next = self.chunks.range(range.start..range.end).next().map_or(range.end, |(start, _)| *start);
             let whole = Buffer::new(Owned::new(range.start..next, device), zeroed);
             self.chunks.insert(range.start, Chunk::new(None, whole));
@@ -147,14 +147,14 @@ impl Heap {
         }
     }
 
-    /// A block came back.
+    /// Records that a block is free again.
     pub fn take_back(&mut self, address: Address) {
         if let Some(block) = self.blocks.get(&address) {
             block.owned.end();
         }
     }
 
-    /// The block that starts here, or was the last to.
+    /// The block that starts here, live or free.
     pub fn block(&self, address: Address) -> Option<&Owned> {
         self.blocks.get(&address).map(|block| &*block.owned)
     }
@@ -163,7 +163,7 @@ impl Heap {
         holding(&self.chunks, address, |chunk| chunk.range().end)
     }
 
-    /// Who holds a range.
+    /// The buffer at a range.
     pub fn find(&self, range: &Range<Address>) -> Found {
         let Some(chunk) = self.chunk_at(range.start) else {
             let near = self.freed.range(..=range.start).rev().take(NEAREST).map(|(_, owned)| owned);
@@ -178,7 +178,7 @@ impl Heap {
         }
     }
 
-    /// Whether mappings without blocks hold all of a range.
+    /// Whether adjacent mappings without blocks contain the whole range.
     fn is_mapped(&self, range: &Range<Address>) -> bool {
         let mut at = range.start;
         while at < range.end {
@@ -198,7 +198,7 @@ impl Heap {
         holding(&self.blocks, at, |block| block.owned.range.end)
     }
 
-    /// Bytes of a live buffer are written.
+    /// Records a write to bytes of a live buffer.
     pub fn write(&mut self, range: Range<Address>) {
         let chunk = self.chunks.range_mut(..=range.start).next_back().map(|(_, chunk)| chunk);
         let buffer = match chunk {
@@ -216,7 +216,7 @@ impl Heap {
         }
     }
 
-    /// The first bytes of a range of a live buffer that nobody has written.
+    /// The first bytes of a range of a live buffer that were never written.
     pub fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let buffer = self.buffer(self.chunk_at(range.start)?, range.start)?;
         let end = buffer.owned.range.end;
@@ -240,7 +240,7 @@ impl Heap {
         self.chunks.get(&address).map(|chunk| chunk.whole.owned.clone())
     }
 
-    /// The buffer freed last that started here, if there is nothing live.
+    /// The last freed buffer that started here, if no live buffer does.
     pub fn freed_before(&self, address: Address) -> Option<Arc<Owned>> {
         if self.chunk_at(address).is_some() {
             return None;
@@ -248,8 +248,8 @@ impl Heap {
         self.freed.get(&address).cloned()
     }
 
-    /// Forgets a chunk that goes back to the driver, and remembers that it was there. A block that lies in other
-    /// chunks, too, stays what it is there.
+    /// Removes a chunk that goes back to the driver, and remembers it as freed. A block that spans other chunks, too,
+    /// stays in those.
     pub fn remove(&mut self, address: Address) -> Option<Chunk> {
         let mut chunk = self.chunks.remove(&address)?;
         let range = chunk.range().clone();
@@ -267,7 +267,7 @@ impl Heap {
         Some(chunk)
     }
 
-    /// Takes a [`remove`](Self::remove) back.
+    /// Undoes a [`remove`](Self::remove).
     pub fn restore(&mut self, mut chunk: Chunk) {
         *chunk.whole.owned.freed.lock() = None;
         self.blocks.extend(chunk.inside.drain(..).map(|block| (block.owned.range.start, block)));

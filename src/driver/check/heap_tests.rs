@@ -1,4 +1,4 @@
-//! Chunks, blocks, and what is remembered of them.
+//! Tests of the heap: chunks, blocks, and the freed ones that it remembers.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn a_block_may_lie_in_chunks_side_by_side() {
         [at(&heap, 60..70), at(&heap, 150..160), at(&heap, 210..220), at(&heap, 250..300)],
         ["freed", "freed", "freed", "live"]
     );
-    // Handed out anew in parts: only what overlaps is forgotten.
+    // Parts are handed out again: only blocks that overlap them are forgotten.
     heap.hand_out(0..50, Some(0), true);
     assert_eq!(at(&heap, 60..70), "freed");
     heap.hand_out(90..110, Some(0), true);

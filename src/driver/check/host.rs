@@ -1,4 +1,4 @@
-//! What host threads know, and how one thread's knowledge comes to another.
+//! The clocks of host threads, and how the knowledge of one thread is given to another.
 
 use super::{
     Checker,
@@ -8,7 +8,7 @@ use super::{
 use parking_lot::MutexGuard;
 use std::{cell::RefCell, sync::Weak};
 
-/// What one host thread knows, on its way to another.
+/// The knowledge of one host thread, to be given to another.
 #[derive(Clone, Default)]
 pub struct Token(Clock);
 
@@ -17,12 +17,12 @@ impl Token {
         Token(clock)
     }
 
-    /// Adds what another thread knows.
+    /// Adds the knowledge of another thread.
     pub fn join(&mut self, other: &Token) {
         self.0.join(&other.0);
     }
 
-    /// The same where there may be no checker, and then are no tokens.
+    /// [`join`](Self::join) for optional tokens: without a checker there are none.
     pub(crate) fn add(to: &mut Option<Box<Token>>, other: Option<Box<Token>>) {
         match (to, other) {
             (Some(known), Some(other)) => known.join(&other),
@@ -32,7 +32,7 @@ impl Token {
     }
 }
 
-/// A thread's place in the account of one checker; given up when the thread ends.
+/// A thread's entry in the account of one checker; removed when the thread ends.
 struct Seat {
     checker: Weak<Checker>,
     id: HostId,
@@ -57,7 +57,7 @@ impl Checker {
             let seats = seats.borrow();
             seats.iter().find(|seat| std::ptr::eq(seat.checker.as_ptr(), self)).map(|seat| seat.id)
         };
-        // A thread that is ending has no seat any more: all of those share the first one.
+        // A thread that is ending has no seat any more: all such threads share the first seat.
         let Ok(id) = SEATS.try_with(mine) else { return (self.state.lock(), 0) };
         let mut state = self.state.lock();
         let id = match id {
@@ -66,7 +66,7 @@ impl Checker {
                 let id = state.host_enters();
                 let gone = SEATS.with_borrow_mut(|seats| {
                     seats.push(Seat { checker: self.me.clone(), id });
-                    // Of checkers that are no more.
+                    // Seats of checkers that have been dropped.
                     seats.extract_if(.., |seat| seat.checker.strong_count() == 0).collect::<Vec<_>>()
                 });
                 drop(gone);
@@ -77,13 +77,14 @@ impl Checker {
         (state, id)
     }
 
-    /// What the calling host thread knows to be over: for handing work to another thread by means the crate cannot see.
+    /// The operations that the calling host thread knows to be complete. Use it to hand work to another thread by means
+    /// that the crate does not see.
     pub fn release(&self) -> Token {
         let (state, id) = self.enter();
         Token(state.host(id).clock.clone())
     }
 
-    /// The calling host thread comes to know what another one has [released](Self::release).
+    /// Gives the calling host thread the knowledge that another one has [released](Self::release).
     pub fn acquire(&self, token: &Token) {
         let (mut state, id) = self.enter();
         state.learn(id, &token.0);
@@ -93,9 +94,9 @@ impl Checker {
 /// A host function that a thread is running.
 struct Within {
     checker: Weak<Checker>,
-    /// What is known before it, until the thread has been told.
+    /// The clock of the stream before the function, until the thread has taken it over.
     before: Option<Clock>,
-    /// What the thread knew when it was told.
+    /// The thread's own clock before it took over the stream's clock.
     outside: Option<Clock>,
 }
 
@@ -103,10 +104,11 @@ thread_local! {
     static WITHIN: RefCell<Vec<Within>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While it lives, its thread knows what a stream knew: for functions that run in stream order.
+/// While this guard lives, its thread has the knowledge of a stream: for functions that run in stream order.
 ///
-/// The thread is told when it first asks for its seat. A function that never does must not need the lock of the
-/// account: whoever has that may be waiting for room in a stream's queue, which there is when the function has run.
+/// The thread takes the clock over when it first asks for its seat. A function that never asks must not take the
+/// account's lock: the owner of the lock may be waiting for room in a stream's queue, and there is room only after the
+/// function has run.
 pub(super) struct InStream {
     checker: Weak<Checker>,
 }
@@ -130,7 +132,7 @@ impl Drop for InStream {
 }
 
 impl State {
-    /// Tells a thread what it knows as the runner of host functions.
+    /// Gives a thread the knowledge of the host functions that it runs.
     fn tell(&mut self, id: HostId, checker: &Checker) {
         let told = WITHIN.try_with(|all| {
             for within in all.borrow_mut().iter_mut().filter(|within| std::ptr::eq(within.checker.as_ptr(), checker)) {
@@ -140,7 +142,7 @@ impl State {
                 }
             }
         });
-        // A thread that is ending runs no host function.
+        // The access fails only in a thread that is ending, and such a thread runs no host function.
         let _ = told;
     }
 }

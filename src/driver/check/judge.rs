@@ -1,4 +1,4 @@
-//! Judging an operation before it is submitted, and noting it afterwards.
+//! Judges an operation before it is submitted, and records it afterwards.
 
 use super::{
     Deed, Kind, OpSite, Report,
@@ -14,7 +14,7 @@ use crate::error::misuse::edge;
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
-/// Bytes that an operation names.
+/// An operand of an operation: bytes, and how they are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
     pub address: Address,
@@ -23,7 +23,7 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// The addresses; none for what is empty, or so long that it cannot be.
+    /// The addresses; `None` if the operand is empty or longer than the address space.
     pub(super) fn range(&self) -> Option<Range<Address>> {
         let end = self.address.checked_add(self.bytes as u64)?;
         (self.bytes > 0).then_some(self.address..end)
@@ -39,7 +39,7 @@ pub(super) struct Plan {
 
 type Judged<T = ()> = Result<T, Arc<Report>>;
 
-/// The fault that a call comes back with instead of being submitted.
+/// The fault of a refused call.
 pub(super) fn refusal(report: Arc<Report>) -> Fault {
     let (name, detail) = ("GPU_POOL_MISUSE".into(), report.to_string());
     Fault { kind: FaultKind::Misuse, code: 0, name, detail, report: Some(report) }
@@ -58,7 +58,7 @@ fn report(
     Arc::new(Report { kind, now, before, bytes, allocation: owner.map(|owned| allocation(owned)), missing })
 }
 
-/// `now` comes after `before`, and nothing orders it so.
+/// The report that `now` and the earlier `before` conflict without an order.
 pub(super) fn unordered(now: Deed, owner: Option<&Arc<Owned>>, before: &Access, range: &Range<Address>) -> Arc<Report> {
     let reused = matches!((owner, &before.owner), (Some(new), Some(old)) if !Arc::ptr_eq(new, old));
     let (kind, owner) = if reused { (Kind::EarlyReuse, before.owner.as_ref()) } else { (Kind::Race, owner) };
@@ -71,14 +71,14 @@ fn conflict(kind: Kind, now: Deed, owner: Option<&Arc<Owned>>, before: &Access, 
     report(kind, now, Some(earlier), owner, range, missing)
 }
 
-/// `now` reads what nobody has written.
+/// The report that `now` reads bytes that were never written.
 pub(super) fn unwritten(now: Deed, owner: Option<&Arc<Owned>>, gap: &Range<Address>) -> Arc<Report> {
     let missing = format!("nothing that writes these bytes was submitted before the {}", now.op);
     report(Kind::UninitializedRead, now, None, owner, gap, missing)
 }
 
 impl State {
-    /// Who holds `range`, or the report that nobody does.
+    /// The live buffer that contains `range`, or the report that there is none.
     fn owner(&self, range: &Range<Address>, now: impl FnOnce() -> Deed) -> Judged<Option<Arc<Owned>>> {
         let (owned, missing) = match self.heap.find(range) {
             Found::Live(owned) => return Ok(Some(owned)),
@@ -91,7 +91,7 @@ impl State {
         Err(report(Kind::UseAfterFree, now, None, Some(&owned), range, missing))
     }
 
-    /// Judges an operation on a stream that is known. Changes nothing.
+    /// Judges an operation on a known stream. Changes nothing.
     pub(super) fn judge(&self, by: HostId, key: Key, call: Call, operands: &[Operand]) -> Judged<Plan> {
         let (stream, host) = (&self.streams[&key], &self.host(by).clock);
         let place = OpSite::current();
@@ -140,7 +140,7 @@ impl State {
         Ok(Plan { note, accesses, deferred })
     }
 
-    /// Notes an operation that was submitted.
+    /// Records a submitted operation.
     pub(super) fn enter(&mut self, by: HostId, key: Key, plan: Plan) {
         let Some(stream) = self.hear(key, by) else { return };
         stream.count += 1;
@@ -149,7 +149,7 @@ impl State {
         let State { streams, shadow, heap, flags, deferred, .. } = self;
         let clock = &streams[&key].clock;
         let ordered = |a: &Access| a.component == component || clock.covers(a.component, a.count);
-        // Reads first: what an operation both reads and writes, it writes last.
+        // Reads first: an operation that reads and writes the same bytes writes them last.
         for write in [false, true] {
             for (access, range) in plan.accesses.iter().filter(|(access, _)| access.manner.write == write) {
                 shadow.note(range, access, ordered);
@@ -168,7 +168,7 @@ impl State {
         debug_assert_eq!(plan.note.device, key.0);
     }
 
-    /// A stream that others have made.
+    /// Adds a stream that was created without the checker.
     #[cfg(any(feature = "cuda", test))]
     fn meet_stream(&mut self, key: Key) {
         if !self.streams.contains_key(&key) {
@@ -176,7 +176,7 @@ impl State {
         }
     }
 
-    /// Judges an operation, submits it with `forward`, notes it.
+    /// Judges an operation, submits it with `forward`, and records it.
     pub fn submit(
         &mut self,
         by: HostId,
@@ -186,7 +186,8 @@ impl State {
         forward: impl FnOnce() -> DriverResult,
     ) -> DriverResult {
         if !self.streams.contains_key(&key) {
-            // Not a stream that the driver has made for us, so most likely none of its own.
+            // The checker has not seen the creation of this stream; most likely it is no stream of the driver, which
+            // reports that.
             return forward();
         }
         if self.captures.contains_key(&key) {
@@ -200,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// The same for an operation that somebody else submits.
+    /// [`submit`](Self::submit) for an operation that other code submits past the checker.
     #[cfg(any(feature = "cuda", test))]
     pub fn lend(&mut self, by: HostId, key: Key, call: Call, operand: Operand) -> Judged {
         self.meet_stream(key);
@@ -209,8 +210,8 @@ impl State {
         Ok(())
     }
 
-    /// A stream raises a flag: whoever waits for it comes to know what the stream knows. Judgements that waited for
-    /// that are made, and a bad one refuses the raise.
+    /// A stream raises a flag: the streams that wait for it get the knowledge of this stream. Deferred judgements that
+    /// waited for the flag are made; if one finds a mistake, the raise is refused.
     pub fn raise(
         &mut self,
         by: HostId,
@@ -227,7 +228,7 @@ impl State {
         clock.join(&self.host(by).clock);
         clock.set(component, count);
         let mut waits = self.flags.ended_by(address, value);
-        // What comes after a wait does not end it.
+        // An operation that comes after a wait cannot end it.
         waits.retain(|wait| !clock.waits().iter().any(|own| Arc::ptr_eq(own, wait)));
         waits.iter().for_each(|wait| wait.raise(clock.clone()));
         let bad = if waits.is_empty() {
@@ -274,7 +275,7 @@ impl State {
         Ok(())
     }
 
-    /// The event that a wait names, if it is one of ours: its record, or the report that there is none.
+    /// The record of an event that a wait names, if the checker knows the event; or the report that it has no record.
     pub fn awaited(
         &self,
         key: Key,
@@ -296,7 +297,7 @@ impl State {
         Err(report(Kind::UnrecordedEvent, now, None, None, &(0..0), missing))
     }
 
-    /// The host touches memory that devices see.
+    /// Judges and records a host access to memory that devices use.
     pub fn host_access(&mut self, by: HostId, operand: Operand) -> Judged {
         let Some(range) = operand.range() else { return Ok(()) };
         let write = operand.manner.write;
@@ -315,7 +316,7 @@ impl State {
         Ok(())
     }
 
-    /// The first access of a range that a thread does not know to be over.
+    /// The first conflicting access of a range that a thread does not know to be complete.
     fn unknown_to(&self, by: HostId, range: &Range<Address>, manner: Manner) -> Option<(Access, Range<Address>)> {
         let host = &self.host(by).clock;
         let mut worst: Option<(Access, Range<Address>)> = None;
@@ -327,8 +328,8 @@ impl State {
         worst
     }
 
-    /// Memory is about to go back to the driver: takes it out of the account, unless something may still use it. `None`
-    /// for what did not come from this call: the driver has its own opinion of that.
+    /// Removes memory from the account before it goes back to the driver, unless an operation may still use it. `None`
+    /// if the memory did not come from this kind of call: the driver reports that itself.
     pub fn free(&mut self, by: HostId, call: Call, address: Address, source: Source) -> Judged<Option<Removed>> {
         let deed = || call.deed(OpSite::current(), None, None, true);
         let Some(range) = self.heap.chunk(address, source) else {
@@ -344,14 +345,14 @@ impl State {
         Ok(Some(self.mem_removed(&range)))
     }
 
-    /// The same, whatever may be in flight.
+    /// [`free`](Self::free) without the check for operations in flight.
     pub fn free_unasked(&mut self, address: Address, source: Source) -> Option<Removed> {
         let range = self.heap.chunk(address, source)?;
         Some(self.mem_removed(&range))
     }
 }
 
-/// Whether an operation of a stream, submitted by a thread, comes after another operation.
+/// Whether an operation that a thread (clock `host`) submits to a stream comes after another operation.
 fn knows(own: Component, stream: &Clock, host: &Clock, component: Component, count: u64) -> bool {
     own == component || stream.covers(component, count) || host.covers(component, count)
 }

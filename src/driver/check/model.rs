@@ -1,4 +1,4 @@
-//! The account against a model that knows no clocks: a graph of what happened, searched anew for every question.
+//! Tests the account against a model without clocks: a graph of all operations, searched anew for every question.
 
 use super::{
     Kind,
@@ -10,7 +10,7 @@ use super::{
 use crate::driver::{Address, FaultKind};
 use proptest::prelude::*;
 
-/// Where memory begins. Written once, so that reads are not of nothing.
+/// First address of the memory. It is written once at the start, so that no read is refused as unwritten.
 const BASE: Address = 4096;
 const BYTES: usize = 24;
 const STREAMS: [Key; 5] = [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3)];
@@ -19,7 +19,7 @@ const HOSTS: usize = 3;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// By a host, on a stream: bytes from, how many, and how.
+    /// An operation: host thread, stream, and its operands (first byte, number of bytes, manner).
     Operation(usize, usize, Vec<(usize, usize, Manner)>),
     Record {
         host: usize,
@@ -65,11 +65,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What happened, each with what directly comes before it.
+/// The operations, each with its direct predecessors.
 #[derive(Default)]
 struct Graph {
     before: Vec<Vec<usize>>,
-    /// The accesses of each.
+    /// The accesses of each operation.
     accesses: Vec<Vec<(usize, usize, Manner)>>,
     stream_last: [Option<usize>; STREAMS.len()],
     host_last: [Option<usize>; HOSTS],
@@ -83,7 +83,7 @@ impl Graph {
         self.before.len() - 1
     }
 
-    /// Everything that comes before any of these, and these.
+    /// These operations and everything that comes before any of them.
     fn past(&self, of: impl IntoIterator<Item = Option<usize>>) -> Vec<bool> {
         let mut past = vec![false; self.before.len()];
         let mut open: Vec<usize> = of.into_iter().flatten().collect();
@@ -95,7 +95,7 @@ impl Graph {
         past
     }
 
-    /// Whether something that touches the same byte in a conflicting manner is not in the past.
+    /// Whether an operation outside the past conflicts with one of these accesses.
     fn races(&self, past: &[bool], accesses: &[(usize, usize, Manner)]) -> bool {
         let touches = |byte: usize, (at, n, _): &(usize, usize, Manner)| (*at..at + n).contains(&byte);
         (0..BYTES + 16).any(|byte| {
@@ -198,7 +198,7 @@ proptest! {
     }
 }
 
-/// The programs above are neither all refused nor all accepted.
+/// Some of the programs above are refused and some are accepted.
 #[test]
 fn the_model_sees_both_verdicts() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};

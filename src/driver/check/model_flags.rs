@@ -1,7 +1,7 @@
-//! Programs with flags, submitted in any order, against the graph of the whole program.
+//! Tests programs with flags, submitted in any order, against the graph of the whole program.
 //!
-//! Whether two operations are ordered by a flag may be open until the flag is raised. So the question is asked at the
-//! end: a program without a race is accepted as a whole, and in one with a race something was refused.
+//! Whether a flag orders two operations may be open until the flag is raised. So the model judges whole programs: the
+//! account must accept a program without a race, and must refuse at least one call of a program with a race.
 
 use super::{
     judge::Operand,
@@ -25,7 +25,7 @@ enum Step {
         bytes: usize,
         write: bool,
     },
-    /// Each stream has a flag of its own, and counts it up.
+    /// Each stream has its own flag and increments it.
     Raise {
         stream: usize,
     },
@@ -34,7 +34,7 @@ enum Step {
         flag: usize,
         value: u64,
     },
-    /// By way of an event.
+    /// A wait for an event.
     Follow {
         stream: usize,
         of: usize,
@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Whether the finished program has a race; `None` if it would hang, and so never finish.
+/// Whether the finished program has a race; `None` if it would hang.
 fn races(steps: &[Step]) -> Option<bool> {
     let mut before: Vec<Vec<usize>> = vec![];
     let mut last = [None; STREAMS];
@@ -76,7 +76,7 @@ fn races(steps: &[Step]) -> Option<bool> {
     for (wait, flag, value) in waits {
         before[wait].push(*raises[flag].get(value as usize - 1)?);
     }
-    // All pairs, by repetition until nothing is new.
+    // Transitive closure: repeat until nothing changes.
     let n = steps.len();
     let mut after = vec![vec![false; n]; n];
     before.iter().enumerate().for_each(|(i, direct)| direct.iter().for_each(|&j| after[i][j] = true));
@@ -102,7 +102,7 @@ fn races(steps: &[Step]) -> Option<bool> {
     }))
 }
 
-/// Whether the account accepts all of it.
+/// Whether the account accepts the whole program.
 fn accepted(steps: &[Step]) -> bool {
     let mut state = State::new(1);
     let key = |stream: usize| -> Key { (0, stream as u64) };
@@ -144,7 +144,7 @@ proptest! {
     }
 }
 
-/// The programs above are of all sorts.
+/// The programs above contain races, hangs, and waits that are submitted before their raise.
 #[test]
 fn the_model_sees_waits_that_come_first() {
     let (touch, wait) =
@@ -155,7 +155,7 @@ fn the_model_sees_waits_that_come_first() {
     let bad = [wait.clone(), touch(1, false), raise, touch(0, true)];
     assert_eq!((races(&bad), accepted(&bad)), (Some(true), false));
     assert_eq!(races(&[wait]), None);
-    // The first read is before the wait, so the flag does not order it; the second one must not stand for it.
+    // The first read is before the wait, so the flag does not order it. The second read must not replace it in the map.
     let second = Step::Wait { stream: 1, flag: 0, value: 2 };
     let bad = [
         touch(1, false),
@@ -166,7 +166,7 @@ fn the_model_sees_waits_that_come_first() {
         Step::Raise { stream: 0 },
     ];
     assert_eq!((races(&bad), accepted(&bad)), (Some(true), false));
-    // Stream 2 is let go by the first raise of stream 1, and learns nothing of what that one waits for afterwards.
+    // The first raise of stream 1 ends the wait of stream 2, which learns nothing of stream 1's later waits.
     let bad = [
         Step::Raise { stream: 1 },
         Step::Wait { stream: 1, flag: 0, value: 1 },

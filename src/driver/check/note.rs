@@ -1,9 +1,9 @@
-//! What is kept of an operation for reports, and for judging it later.
+//! The record of an operation, for reports and for deferred judgements.
 
 use super::{Allocation, Deed, OpSite, clock::Clock, heap::Owned, shadow::Access};
 use crate::error::Site;
 
-/// A call of the driver: its name, and what it does in a word or two.
+/// A call of the driver: its name, and its effect in a word or two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Call {
     pub name: &'static str,
@@ -16,7 +16,8 @@ impl Call {
         Call { name, what, kernel: None }
     }
 
-    /// As the calling thread makes it now. The user knows his own operation better than the driver's call.
+    /// The call as a report shows it. If the thread is in an operation of the public API, the report names that
+    /// operation, because the user knows it better than the driver's call.
     pub fn deed(self, place: Option<OpSite>, device: Option<usize>, stream: Option<usize>, write: bool) -> Deed {
         let detail = match (self.kernel, place) {
             (Some(kernel), _) => format!("`{kernel}`"),
@@ -28,14 +29,14 @@ impl Call {
     }
 }
 
-/// An operation that was submitted.
+/// A submitted operation.
 #[derive(Default)]
 pub(super) struct Note {
     pub call: Call,
     pub place: Option<OpSite>,
     pub device: usize,
     pub stream: usize,
-    /// Its clock, if that was pending: what it waits for may be submitted after it.
+    /// Its clock, if the clock was pending: the operation that it waits for may be submitted later.
     pub pending: Option<Clock>,
 }
 
@@ -44,12 +45,12 @@ impl Note {
         self.call.deed(self.place, Some(self.device), Some(self.stream), write)
     }
 
-    /// Whether it waits, in part, for a flag that nobody is known to raise.
+    /// Whether it waits for a flag whose raise is not known.
     pub fn is_pending(&self) -> bool {
         self.pending.as_ref().is_some_and(Clock::is_pending)
     }
 
-    /// Whether it comes after another access by way of a flag that was raised since.
+    /// Whether a flag that was raised since orders it after another access.
     pub fn follows(&self, other: &Access) -> bool {
         self.pending.as_ref().is_some_and(|clock| clock.covers(other.component, other.count))
     }
@@ -59,7 +60,7 @@ fn of(place: OpSite) -> (&'static str, Site) {
     (place.op, place.site)
 }
 
-/// A buffer, for a report.
+/// The description of a buffer for a report.
 pub(super) fn allocation(owned: &Owned) -> Allocation {
     Allocation {
         device: owned.device,

@@ -1,4 +1,4 @@
-//! The hooks that a pool calls: blocks, host accesses, foreign work, progress.
+//! Tests of the hooks that a pool calls: blocks, host accesses, foreign work, progress.
 
 use super::{Checker, Kind, Report, annotate, wrap};
 use crate::driver::{
@@ -131,7 +131,7 @@ fn foreign_work_counts() {
     let race = fill(&gpu, x, 64, t).unwrap_err();
     assert_eq!((race.kind, race.before.as_ref().unwrap().op), (Kind::Race, "foreign work"));
     assert_eq!(checker.lent(0, t, x, 1, false).unwrap_err().kind, Kind::Race);
-    // A stream that only others know.
+    // A stream that the checker does not know.
     assert_eq!(checker.lent(0, RawStream(12345), x, 64, false).unwrap_err().kind, Kind::Race);
     wait(&gpu, s);
     checker.lent(0, RawStream(12345), x, 64, false).unwrap();
@@ -181,18 +181,18 @@ fn a_free_that_the_driver_refuses_changes_nothing() {
     let wrong = unsafe { gpu.managed_free(p) }.unwrap_err();
     assert!(wrong.report.is_none(), "the driver's own answer: {wrong}");
     checker.host_access(p as u64, 64, false).unwrap();
-    // SAFETY: allocated above, out of use.
+    // SAFETY: allocated above, no longer used.
     unsafe { gpu.host_free(p) }.unwrap();
 }
 
-/// Mappings come and go as allocations do; one that moves is gone from where it was.
+/// Mappings are memory like allocations. A moved mapping is no longer at its old addresses.
 #[test]
 fn mappings_are_memory() {
     let (gpu, _) = gpu();
     let Some(unit) = gpu.vm_granularity() else { return };
     let (s, at) = (gpu.stream_create(0).unwrap(), gpu.vm_reserve(4 * unit as u64).unwrap());
     let to = at + 2 * unit as u64;
-    // SAFETY: what is in use is refused, and the rest is waited for.
+    // SAFETY: calls on memory in use are refused; the other calls come after a wait.
     unsafe {
         gpu.vm_map(at, unit).unwrap();
         gpu.vm_map(at + unit as u64, unit).unwrap();
@@ -205,7 +205,7 @@ fn mappings_are_memory() {
         let early = gpu.vm_unmap(at + unit as u64, unit).unwrap_err().report.unwrap();
         assert_eq!((early.kind, early.now.op), (Kind::FreeInUse, "vm_unmap"));
         wait(&gpu, s);
-        // One that the driver refuses changes nothing.
+        // A move that the driver refuses changes nothing.
         assert!(gpu.vm_move(at, at + unit as u64, unit).unwrap_err().report.is_none());
         gpu.copy_to_host(host, at + unit as u64 - 32, 64, s).unwrap();
         wait(&gpu, s);
@@ -224,8 +224,8 @@ fn mappings_are_memory() {
     }
 }
 
-/// On CUDA a submission may wait for room in a stream's queue, and so for the host functions in it, with the account
-/// locked.
+/// On CUDA a submission may wait for room in a stream's queue while it holds the account's lock. Then it waits for the
+/// host functions in the queue, so they must not need that lock.
 #[test]
 fn a_host_function_does_not_need_the_account() {
     let (gpu, checker) = gpu();

@@ -1,4 +1,4 @@
-//! Graphs: operations that are noted when they are captured, and judged whenever the graph is launched.
+//! Graphs: their operations are recorded at capture and judged at each launch.
 
 use super::{
     OpSite,
@@ -13,20 +13,20 @@ use std::{mem, ops::Range};
 /// An operation of a graph.
 pub(super) struct Noted {
     call: Call,
-    /// Where it was captured: that is what the user knows it by.
+    /// The user's call that was captured.
     place: Option<OpSite>,
     operands: SmallVec<[Operand; 3]>,
 }
 
 impl State {
-    /// Notes an operation of a stream that captures.
+    /// Records an operation of a capturing stream.
     pub fn note_captured(&mut self, key: Key, call: Call, operands: &[Operand]) {
         if let Some(noted) = self.captures.get_mut(&key) {
             noted.push(Noted { call, place: OpSite::current(), operands: operands.into() });
         }
     }
 
-    /// Judges all operations of a graph, submits them with `forward`, notes them.
+    /// Judges all operations of a graph, submits them with `forward`, and records them.
     pub fn replay(
         &mut self,
         by: HostId,
@@ -52,7 +52,8 @@ impl State {
         judged.map_err(refusal)?;
         forward()?;
         for op in graph {
-            // Nothing has changed since, but for the operations before it, which are in the account now.
+            // The account has not changed since the first judgement, except that it now has the graph's earlier
+            // operations.
             if let Ok(plan) = judge(self, op) {
                 self.enter(by, key, plan);
             }
@@ -60,7 +61,8 @@ impl State {
         Ok(())
     }
 
-    /// The first bytes of a range of a live buffer that nobody has written, nor will have by then.
+    /// The first bytes of a range of a live buffer that neither earlier operations nor the graph's own operations so
+    /// far have written.
     pub fn unwritten(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let mut rest = range.clone();
         while let Some(gap) = self.heap.unwritten(&rest) {
@@ -86,7 +88,7 @@ mod tests {
         wrap(host::machine(&[Default::default()])).remove(0)
     }
 
-    /// `y = x`, and before that `x = 1` if it `fills`, each by 64 bytes.
+    /// A graph that copies 64 bytes from `x` to `y`, and fills `x` before that if `fills`.
     fn copy_graph(gpu: &DriverRef, x: u64, y: u64, fills: bool) -> RawGraph {
         let s = gpu.stream_create(0).unwrap();
         gpu.capture_begin(s).unwrap();
@@ -112,11 +114,11 @@ mod tests {
         let (x, y) = (gpu.mem_alloc(64).unwrap(), gpu.mem_alloc(64).unwrap());
         let (s, t) = (gpu.stream_create(0).unwrap(), gpu.stream_create(0).unwrap());
         let graph = copy_graph(&gpu, x, y, true);
-        // Capturing it has touched nothing.
+        // The capture has touched nothing.
         // SAFETY: as above.
         unsafe { gpu.fill_u8(y, 0, 64, s).unwrap() };
         assert_eq!(launch(&gpu, graph, t), Err((Kind::Race, "second")), "its write of y comes after that of s");
-        // As a whole: its first operation has not run, nor is it in the account.
+        // The launch was refused as a whole: its first operation has not run and is not in the account.
         // SAFETY: as above.
         unsafe { gpu.fill_u8(x, 0, 64, s).unwrap() };
         let e = gpu.event_create(false).unwrap();
@@ -135,7 +137,7 @@ mod tests {
         gpu.stream_wait_idle(s, Duration::MAX).unwrap();
     }
 
-    /// What a graph writes itself counts as written for what comes after it in the graph, and only for that.
+    /// A write of a graph counts as written for the later operations of the graph, and only for them.
     #[test]
     fn a_graph_reads_what_it_has_written() {
         let gpu = gpu();
@@ -145,7 +147,7 @@ mod tests {
         assert_eq!(launch(&gpu, writes, s), Ok(()));
         assert_eq!(launch(&gpu, reads, s), Ok(()));
         gpu.stream_wait_idle(s, Duration::MAX).unwrap();
-        // SAFETY: out of use.
+        // SAFETY: no longer used.
         unsafe { gpu.mem_free(x).unwrap() };
         assert_eq!(launch(&gpu, reads, s), Err((Kind::UseAfterFree, "second")));
     }

@@ -1,9 +1,10 @@
-//! Who touched which bytes last: a map from byte ranges of the whole address space to the accesses that still matter.
+//! The last accesses of all bytes: a map from byte ranges of the whole address space to the accesses that still matter.
 //!
-//! Of each range the map keeps the accesses that a later one might conflict with: the last write and the reads since,
-//! and what synchronises through a flag. An access goes when a new one is ordered after it and conflicts with all that
-//! it conflicts with, for then whoever is ordered after the new one is ordered after both. A new one whose stream waits
-//! for a flag may come after what is submitted later, and replaces only what waits for the same flag.
+//! For each range the map keeps the accesses that a later one might conflict with: the last write, the reads since, and
+//! flag accesses. A new access replaces an old one if it is ordered after the old one and conflicts with everything
+//! that the old one conflicts with: a later access that is ordered after the new one is then ordered after both. If the
+//! new access's stream waits for a flag, its position in the order is open, so it replaces only accesses that wait for
+//! the same flag.
 
 use super::{clock::Component, heap::Owned, note::Note};
 use crate::driver::Address;
@@ -17,15 +18,15 @@ pub(super) struct Access {
     pub count: u64,
     pub manner: Manner,
     pub note: Arc<Note>,
-    /// The buffer that it was meant for.
+    /// The buffer that the operation named.
     pub owner: Option<Arc<Owned>>,
 }
 
-/// How bytes are touched.
+/// The manner of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Manner {
     pub write: bool,
-    /// As a flag, by a stream memory operation. Those do not race with each other.
+    /// An access by a stream memory operation. Such accesses do not race with each other.
     pub flag: bool,
 }
 
@@ -46,13 +47,13 @@ impl Manner {
 }
 
 impl Access {
-    /// Whether they are of one operation.
+    /// Whether both are accesses of one operation.
     pub fn same(&self, other: &Access) -> bool {
         (self.component, self.count) == (other.component, other.count)
     }
 
-    /// Whether `old`, which is over before, need not be kept. What a flag may yet put before the one must come before
-    /// the other as well.
+    /// Whether this access replaces `old`, which is ordered before it. An operation that a flag may later order before
+    /// this access must come before the old one, too.
     fn replaces(&self, old: &Access) -> bool {
         let waits = self.note.pending.as_ref();
         self.manner.dominates(old.manner)
@@ -69,7 +70,7 @@ impl Access {
     }
 }
 
-/// What the map says of one range.
+/// The entry of the map for one range.
 pub(super) struct Segment {
     end: Address,
     accesses: SmallVec<[Access; 2]>,
@@ -103,7 +104,7 @@ impl Shadow {
         before.into_iter().chain(self.segments.range(range.start..range.end)).map(|(start, segment)| (*start, segment))
     }
 
-    /// Enters an access; `ordered` tells which earlier ones are known to be over before it.
+    /// Adds an access. `ordered` tells which earlier accesses are known to be complete before it.
     pub fn note(&mut self, range: &Range<Address>, new: &Access, ordered: impl Fn(&Access) -> bool) {
         let update = |segment: &mut Segment| {
             segment.accesses.retain(|old| !(new.replaces(old) && ordered(old)));
@@ -129,7 +130,7 @@ impl Shadow {
         self.restore(result);
     }
 
-    /// Takes a range out of the map.
+    /// Removes a range from the map and returns its entries.
     pub fn take(&mut self, range: &Range<Address>) -> Vec<(Address, Segment)> {
         self.split(range.start);
         self.split(range.end);
@@ -138,7 +139,7 @@ impl Shadow {
         starts.iter().filter_map(|start| self.segments.remove_entry(start)).collect()
     }
 
-    /// Puts back what [`take`](Self::take) took out, or something else for the same range.
+    /// Puts back the entries of [`take`](Self::take), or other entries for the same range.
     pub fn restore(&mut self, segments: Vec<(Address, Segment)>) {
         let edges = segments.first().map(|(start, _)| *start).zip(segments.last().map(|(_, segment)| segment.end));
         self.segments.extend(segments);
@@ -158,7 +159,7 @@ impl Shadow {
         }
     }
 
-    /// Makes one of the segments before and after an address if they say the same.
+    /// Merges the entries before and after an address if they are equal.
     fn merge_at(&mut self, at: Address) {
         let Some(right) = self.segments.get(&at) else { return };
         let Some((left, _)) =

@@ -1,6 +1,7 @@
 //! The account: streams, events, host threads, memory.
 //!
-//! Everything happens at submission, and that suffices, since what an event wait refers to was recorded before it. The
+//! Everything is judged at submission. That is sufficient, since the record that an event wait refers to was made
+//! before the wait. The
 //! exception is a wait for a flag that is raised later: see [`FlagWait`](super::clock::FlagWait) and `deferred`.
 
 use super::{
@@ -22,28 +23,28 @@ use std::{
 /// A device's index and the driver's handle, which is unique on the device only.
 pub(super) type Key = (usize, u64);
 
-/// A host thread's seat in the account.
+/// The index of a host thread in the account.
 pub(super) type HostId = usize;
 
-/// Streams that are gone before it is looked whether anyone still needs to know of them.
+/// Number of destroyed streams after which the account looks for those that no clock needs any more.
 const RETIRED: usize = 64;
 
 pub(super) struct Stream {
     pub component: Component,
-    /// Operations submitted.
+    /// Number of submitted operations.
     pub count: u64,
     pub clock: Clock,
-    /// What is known to be over to whoever learns from the pool how far the stream is.
+    /// The knowledge that a thread gets when it learns from the pool how far the stream is.
     pub done: Clock,
-    /// The version of the host clock that was joined last: mostly the next one is the same.
+    /// The version of the host clock that was joined last. Mostly the next one is equal, and then no join is needed.
     heard: u64,
-    /// Its place among the streams of its device.
+    /// Its number on the device, in order of creation.
     pub number: usize,
 }
 
 #[derive(Default)]
 pub(super) struct Event {
-    /// What the stream knew at the latest record.
+    /// The stream's clock at the latest record.
     pub record: Option<Arc<Clock>>,
     /// Changes with every record.
     pub version: u64,
@@ -52,11 +53,11 @@ pub(super) struct Event {
 #[derive(Default)]
 pub(super) struct Host {
     pub clock: Clock,
-    /// Changes with the clock, and differs from all other hosts' versions.
+    /// Changes with the clock. No two host threads have the same version.
     pub version: u64,
 }
 
-/// What a free has taken out of the account.
+/// The entries that a free has removed from the account.
 pub(super) struct Removed {
     chunk: Option<Chunk>,
     segments: Vec<(Address, Segment)>,
@@ -70,11 +71,11 @@ pub(super) struct State {
     pub deferred: Vec<Deferred>,
     pub streams: HashMap<Key, Stream>,
     pub events: HashMap<Key, Event>,
-    /// What streams that capture have noted,
+    /// The recorded operations of capturing streams.
     pub captures: HashMap<Key, Vec<Noted>>,
-    /// and what became of it.
+    /// The recorded operations of graphs.
     pub graphs: HashMap<Key, Arc<[Noted]>>,
-    /// While a launch of a graph is judged: what its operations so far will have written.
+    /// While the launch of a graph is judged: the ranges that its operations so far write.
     pub ahead: Ranges,
     hosts: Vec<Option<Host>>,
     /// Streams created so far, by device.
@@ -97,7 +98,7 @@ impl State {
     // ---- host threads
     // -------------------------------------------------------------------------------------------------
 
-    /// A seat for a thread that knows nothing yet.
+    /// Adds a thread with an empty clock.
     pub fn host_enters(&mut self) -> HostId {
         let host = Host { version: self.version(), ..Host::default() };
         let free = self.hosts.iter().position(Option::is_none);
@@ -117,15 +118,16 @@ impl State {
         self.hosts[id].as_ref().expect("a seat is left only by its thread")
     }
 
-    /// Sets what a thread knows, and returns what it knew.
+    /// Replaces a thread's clock, and returns the old one.
     pub fn host_becomes(&mut self, id: HostId, clock: Clock) -> Clock {
         let version = self.version();
         let old = self.hosts[id].replace(Host { clock, version });
         old.map_or_else(Clock::default, |host| host.clock)
     }
 
-    /// A thread has seen that what `clock` knows is over. So are the waits for flags that it tells of, and those that
-    /// nobody is known to have ended were ended by the host, unseen: by a thread that knew what threads know now.
+    /// A thread has seen that everything in `clock` is complete. Then the flag waits in `clock` are over, too. If no
+    /// raise is known for such a wait, a store of the host has ended it; the account assumes a thread with the
+    /// knowledge that all threads together have now.
     pub fn learn(&mut self, by: HostId, clock: &Clock) {
         let mut clock = clock.clone();
         clock.flatten();
@@ -167,7 +169,7 @@ impl State {
         }
     }
 
-    /// Submissions come after what their thread knows.
+    /// Joins the knowledge of the submitting thread into a stream's clock.
     pub fn hear(&mut self, key: Key, by: HostId) -> Option<&mut Stream> {
         let host = self.hosts[by].as_ref()?;
         let stream = self.streams.get_mut(&key)?;
@@ -181,7 +183,7 @@ impl State {
         Some(stream)
     }
 
-    /// Takes streams that are gone, and whose operations nobody can conflict with any more, out of all clocks.
+    /// Removes destroyed streams from all clocks, if no access of theirs is left in the account.
     fn forget_retired(&mut self) {
         let mut needed = HashSet::new();
         let mut need = |component| {
@@ -206,7 +208,7 @@ impl State {
     // ---- events
     // -------------------------------------------------------------------------------------------------------
 
-    /// The key of an event that was named on `device`; events may be another device's.
+    /// The key of an event that a call on `device` names; it may be an event of another device.
     pub fn event_key(&self, device: usize, raw: u64) -> Option<Key> {
         let others = (0..self.created.len()).filter(|&other| other != device);
         std::iter::once(device).chain(others).map(|device| (device, raw)).find(|key| self.events.contains_key(key))
@@ -222,20 +224,20 @@ impl State {
     // ---- memory
     // -------------------------------------------------------------------------------------------------------
 
-    /// Memory came from the driver.
+    /// Adds memory from the driver.
     pub fn mem_added(&mut self, range: Range<Address>, source: Source) {
         self.shadow.take(&range);
         self.flags.forget(&range);
         self.heap.add(range, source);
     }
 
-    /// Memory goes back to the driver; nothing that it was used for is in flight.
+    /// Removes memory that goes back to the driver. No operation on it is in flight.
     pub fn mem_removed(&mut self, range: &Range<Address>) -> Removed {
         self.flags.forget(range);
         Removed { chunk: self.heap.remove(range.start), segments: self.shadow.take(range) }
     }
 
-    /// It did not go.
+    /// Undoes [`mem_removed`](Self::mem_removed): the driver has refused the free.
     pub fn mem_restored(&mut self, removed: Removed) {
         self.shadow.restore(removed.segments);
         if let Some(chunk) = removed.chunk {
@@ -248,7 +250,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// A program that makes a stream for every task must not pay for all the streams that there ever were.
+    /// A program that creates a stream for every task must not pay for all streams that ever existed.
     #[test]
     fn streams_that_are_gone_are_forgotten() {
         let mut state = State::new(1);

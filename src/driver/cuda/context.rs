@@ -1,4 +1,4 @@
-//! One opened GPU: its primary context, what is known of it, and the checks that every call shares.
+//! One opened GPU: its primary context, its properties, and the checks that all calls share.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,7 +29,7 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Context(pub(super) CUcontext);
 
-// SAFETY: the driver lets every thread use a context's handle; it is never dereferenced here.
+// SAFETY: the driver allows every thread to use a context's handle; this crate never dereferences it.
 unsafe impl Send for Context {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Context {}
@@ -45,31 +45,31 @@ pub struct CudaGpu {
     pub(super) optional: &'static Optional,
     /// CUDA's numerically greatest and least priority: the last and the first to run.
     pub(super) priorities: (c_int, c_int),
-    /// What virtual memory there is, if any.
+    /// The properties of its virtual memory management, if it has any.
     pub(super) virtual_memory: Mutex<Option<Virtual>>,
     /// The fault that lost the device; every later call reports it.
     lost: OnceCell<Fault>,
-    /// Devices whose memory this one may touch, by this object's doing.
+    /// Devices whose memory this device may access because this object has asked for it.
     pub(super) peers: Mutex<HashSet<CUdevice>>,
-    /// Functions that were allowed more than 48 KiB of dynamic shared memory, and how much.
+    /// Functions with permission for more than 48 KiB of dynamic shared memory, and how much.
     pub(super) big_shared: Mutex<HashMap<u64, u32>>,
-    /// Kernels that wait by themselves for the kernel before them.
+    /// Kernels whose code waits for the previous kernel of the stream.
     pub(super) waiting: Mutex<HashSet<u64>>,
     #[cfg(feature = "blas")]
     pub(super) blas: Mutex<Option<super::gemm::Blas>>,
     pub(super) interop: Interop,
     pub(super) graphs: Graphs,
     pub(super) shared: Arc<Shared>,
-    /// Last: what is above is gone when it lets go.
+    /// The last field: it is dropped after the fields above, which need the context.
     _retained: Retained,
 }
 
-/// The primary context of this device is kept.
+/// Holds a reference to the device's primary context.
 struct Retained(CUdevice);
 
 impl Drop for Retained {
     fn drop(&mut self) {
-        // SAFETY: balances the retain in `CudaGpu::open`, whose handle goes with this.
+        // SAFETY: balances the retain in `CudaGpu::open`; the handle is dropped together with this value.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.0) };
     }
 }
@@ -117,7 +117,7 @@ impl CudaGpu {
         Ok(gpu)
     }
 
-    /// Reports the fault that lost the device, if one has.
+    /// Reports the fault that lost the device, if the device is lost.
     pub(super) fn alive(&self) -> DriverResult {
         self.lost.get().map_or(Ok(()), |f| Err(f.clone()))
     }
@@ -136,7 +136,7 @@ impl CudaGpu {
         self.check(unsafe { sys::cuCtxSetCurrent(self.context.0) })
     }
 
-    /// For the user's own driver calls.
+    /// Makes the context current for driver calls that the user makes directly.
     pub(super) fn bind(&self) -> DriverResult {
         self.alive()?;
         self.set_current()
@@ -147,8 +147,8 @@ impl CudaGpu {
         self.check_code(fault::code(result), String::new)
     }
 
-    /// The same for a plain number, with more to say. Of a lost device nothing more is said: most likely it was lost by
-    /// an earlier operation, and this call only learned of it.
+    /// [`check`](Self::check) for a plain number, with a detail. A fault of a lost device gets no detail: most likely
+    /// an earlier operation has lost the device, and this call only reports it.
     pub(super) fn check_code(&self, code: i32, detail: impl FnOnce() -> String) -> DriverResult {
         if code == fault::SUCCESS {
             return Ok(());
@@ -176,9 +176,9 @@ impl CudaGpu {
 }
 
 impl Drop for CudaGpu {
-    /// Never panics, and ignores what the driver says: the device may be lost, the driver be shut down.
+    /// Never panics, and ignores errors of the driver: the device may be lost, or the driver shut down.
     fn drop(&mut self) {
-        // Even when the device is lost, what follows must not run in another device's context.
+        // The calls below must not run in another device's context, also when this device is lost.
         let current = self.set_current().is_ok();
         #[cfg(feature = "blas")]
         if let Some(blas) = self.blas.get_mut().take().filter(|_| current) {
@@ -189,7 +189,7 @@ impl Drop for CudaGpu {
     }
 }
 
-/// A code of the opening sequence.
+/// Turns a code of the opening sequence into a result.
 pub(super) fn opened(call: &str, result: CUresult) -> Result<(), Error> {
     match fault::code(result) {
         fault::SUCCESS => Ok(()),
@@ -197,7 +197,7 @@ pub(super) fn opened(call: &str, result: CUresult) -> Result<(), Error> {
     }
 }
 
-/// Asks all that [`DeviceInfo`] holds.
+/// Queries all properties in [`DeviceInfo`].
 fn describe(ordinal: usize, device: CUdevice) -> Result<DeviceInfo, Error> {
     let attribute = |what: Attribute| {
         let mut value = 0;
@@ -230,7 +230,7 @@ fn describe(ordinal: usize, device: CUdevice) -> Result<DeviceInfo, Error> {
         ),
         pci_bus_id,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        // The name stands for the attribute of the `_v2` calls since CUDA 12.0.
+        // Since CUDA 12.0 this name means the attribute of the `_v2` calls.
         stream_values: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
         concurrent_managed: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)? != 0,
     })

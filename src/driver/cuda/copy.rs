@@ -1,4 +1,4 @@
-//! Copies and fills. A transfer of nothing is no call.
+//! Copies and fills. A transfer of zero bytes makes no driver call.
 
 use cudarc::driver::sys;
 
@@ -41,7 +41,7 @@ impl CudaGpu {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise: live ranges that this device may touch, which do not overlap.
+        // SAFETY: the caller's promise: live ranges that this device may access and that do not overlap.
         self.check(unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream(s)) })
     }
 
@@ -66,7 +66,7 @@ impl CudaGpu {
             return Err(fault::invalid("a peer copy on a stream of a third device"));
         }
         let other = if to.device == self.device { from } else { to };
-        // Without the right CUDA would go through the host in silence.
+        // Without the right CUDA would silently copy through the host.
         if !self.has_peer(other) {
             return Err(fault::fault(
                 705,
@@ -80,8 +80,8 @@ impl CudaGpu {
         // SAFETY: a stream of this device; the pointer is to a live value.
         self.check(unsafe { sys::cuStreamIsCapturing(stream(s), &mut capturing) })?;
         if capturing != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            // The peer call cannot be captured (error 900); this one can, and takes the same way, since the right is
-            // there. SAFETY: the caller's promise for the ranges, whose devices the driver tells by their addresses.
+            // The peer call cannot be captured (error 900). This call can, and it uses the same path, since the right
+            // exists. SAFETY: the caller's promise for the ranges; the driver finds their devices by the addresses.
             return self.check_shared(s, unsafe { sys::cuMemcpyAsync(dst, src, bytes, stream(s)) });
         }
         let (to, from) = (to.context.0, from.context.0);

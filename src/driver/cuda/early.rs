@@ -1,12 +1,13 @@
-//! Kernels that come early: put on the device while the kernel before them on the stream ends, and waiting there until
-//! that one has completed. What is gained is the microsecond between one kernel's end and the next one's start.
+//! Early launches (CUDA's *programmatic dependent launch*, [guide]): a kernel is put on the device while the previous
+//! kernel of the stream ends, and waits there until that one has completed. This saves the microsecond between the end
+//! of one kernel and the start of the next.
 //!
-//! CUDA calls it *programmatic dependent launch*
-//! ([guide](https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/programmatic-dependent-launch.html)).
-//! It is the kernel that waits, by an instruction that compute capability 9.0 brought: a kernel without it would be a
-//! data race with all that was before it. [`Launch::early`](crate::driver::Launch::early) says that the source has it;
-//! whether the code that was loaded has it is asked here, since the crate's PTX, for older GPUs, has not. After
-//! anything but a kernel the attribute has no effect.
+//! The kernel itself waits, by an instruction of compute capability 9.0. A kernel without the instruction would race
+//! with all earlier work. [`Launch::early`](crate::driver::Launch::early) says that the source contains it. This module
+//! asks the driver whether the loaded code contains it, too: the crate's PTX is for older GPUs and does not. After
+//! other work than a kernel the attribute has no effect.
+//!
+//! [guide]: https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/programmatic-dependent-launch.html
 
 use std::{ffi::c_void, ptr};
 
@@ -15,10 +16,10 @@ use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUstream};
 use super::{CudaGpu, module::function, stream::stream};
 use crate::driver::{LaunchDims, RawFunction, RawStream};
 
-/// As 10 * major + minor: what code was compiled for, when its instructions wait.
+/// The compute capability (10 * major + minor) from which on compiled code contains the waiting instruction.
 const WAITS: i32 = 90;
 
-/// CUDA 12.3, where edges of graphs can say that a kernel comes early
+/// CUDA 12.3, the first version in which a graph's edge can express an early launch
 /// ([edge data](https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/cuda-graphs.html)).
 const IN_GRAPHS: i32 = 12030;
 
@@ -44,22 +45,22 @@ struct Attribute {
     value: [i32; 16],
 }
 
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: 1 to come early.
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: 1 for an early launch.
 const SERIALIZATION: u32 = 6;
 
-/// Whether a kernel waits by itself, by what its code was compiled *for*: the JIT makes code for 9.0 of PTX for 7.5,
-/// too.
+/// Whether a kernel's code contains the waiting instruction. The target that it was compiled *for* decides: the JIT
+/// also turns PTX for 7.5 into code for 9.0.
 fn waits(compute_capability: (u32, u32), compiled_for: i32) -> bool {
     compute_capability >= (9, 0) && compiled_for >= WAITS
 }
 
-/// Whether the driver can launch, or capture, a kernel that waits so that it comes early.
+/// Whether the driver can launch (or capture) a waiting kernel early.
 fn possible(driver: i32, capturing: bool) -> bool {
     !capturing || driver >= IN_GRAPHS
 }
 
 impl CudaGpu {
-    /// Notes whether a kernel that was just found waits.
+    /// Records whether a new kernel's code contains the waiting instruction.
     pub(super) fn note_waiting(&self, f: CUfunction) {
         let mut compiled_for = 0;
         let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION;
@@ -69,12 +70,12 @@ impl CudaGpu {
         let mut waiting = self.waiting.lock();
         match asked.is_ok() && waits(self.info.compute_capability, compiled_for) {
             true => waiting.insert(handle),
-            // It may have been the handle of a kernel that went with its module.
+            // An unloaded kernel may have had the same handle.
             false => waiting.remove(&handle),
         };
     }
 
-    /// What launches a kernel of which it is said that it may come early; `None` where it cannot.
+    /// The driver's function for an early launch of this kernel; `None` if an early launch is not possible.
     pub(super) fn early(&self, f: RawFunction, s: RawStream) -> Option<LaunchEx> {
         let launch = self.optional.launch_ex?;
         let can = possible(self.optional.version, self.is_capturing(s)) && self.waiting.lock().contains(&f.0);
@@ -82,10 +83,10 @@ impl CudaGpu {
     }
 }
 
-/// The driver's code.
+/// Launches early. Returns the driver's code.
 ///
 /// # Safety
-/// As for `cuLaunchKernel`; and the kernel waits for the one before it before it touches memory.
+/// As for `cuLaunchKernel`; and the kernel waits for the previous kernel before it touches memory.
 pub(super) unsafe fn launch(
     launch: LaunchEx,
     f: RawFunction,
@@ -103,8 +104,8 @@ pub(super) unsafe fn launch(
         attributes: &early,
         count: 1,
     };
-    // SAFETY: the symbol's own type; the structures are laid out as the driver's, and live across the call; the rest is
-    // the caller's promise.
+    // SAFETY: the symbol's own type; the structures have the driver's layout and live across the call; the rest is the
+    // caller's promise.
     unsafe { launch(&config, function(f), args, ptr::null_mut()) }
 }
 
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
 
-    /// By `cuda.h`.
+    /// The layout in `cuda.h`.
     #[test]
     fn as_the_driver_lays_it_out() {
         assert_eq!((offset_of!(Config, block), offset_of!(Config, shared_bytes)), (12, 24));
@@ -122,7 +123,7 @@ mod tests {
         assert_eq!((offset_of!(Attribute, value), size_of::<Attribute>()), (8, 72));
     }
 
-    /// A kernel without the instruction would race with all that was before it.
+    /// A kernel without the instruction would race with all earlier work.
     #[test]
     fn only_code_that_has_the_instruction() {
         assert!(waits((9, 0), 90));
@@ -133,8 +134,8 @@ mod tests {
         assert!(!waits((9, 0), 0), "unknown");
     }
 
-    /// What the driver says of the code that it has loaded; or chains of collectives would silently be as slow as
-    /// before, or race.
+    /// The driver must report the target of the loaded code correctly. Otherwise chains of collectives would be slow
+    /// without notice, or race.
     #[test]
     fn the_driver_tells_code_that_waits() {
         let Ok(gpu) = CudaGpu::open(0) else { return println!("skipped: no CUDA device") };

@@ -1,11 +1,11 @@
-//! The driver's codes: what they are called, and what a caller can do about them.
+//! The driver's error codes: their names, and the [`FaultKind`] of each.
 //!
 //! The names come from this table and never from the library: formatting cudarc's `DriverError` calls
-//! `cuGetErrorString`, which panics where there is no libcuda.
+//! `cuGetErrorString`, which panics without libcuda.
 //!
-//! One hazard is cudarc's and stays: `CUresult` is a Rust enum that a C function returns, so a code that its bindings
-//! do not know is undefined behaviour. The table below therefore lists every code of the newest bindings, and the
-//! symbols that this module loads by itself (`library.rs`) return plain integers.
+//! One hazard of cudarc remains: `CUresult` is a Rust enum that a C function returns, so a code that its bindings do
+//! not know is undefined behaviour. The table below therefore lists every code of the newest bindings, and the symbols
+//! that this crate loads itself (`library.rs`) return plain integers.
 
 use cudarc::driver::sys::CUresult;
 
@@ -13,14 +13,14 @@ use crate::driver::{Fault, FaultKind};
 
 /// `CUDA_SUCCESS`.
 pub(super) const SUCCESS: i32 = 0;
-/// `CUDA_ERROR_NOT_READY`: the answer "not yet" of a query.
+/// `CUDA_ERROR_NOT_READY`: a query's answer "not complete".
 pub(super) const NOT_READY: i32 = 600;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 pub(super) const PEER_ALREADY_ENABLED: i32 = 704;
 
 macro_rules! codes {
     ($($code:literal $name:ident $kind:ident),+ $(,)?) => {
-        /// Name and kind of a code; what the table lacks is `Other`.
+        /// Name and kind of a code. The kind of a code that the table lacks is `Other`.
         fn entry(code: i32) -> (&'static str, FaultKind) {
             match code {
                 $($code => (stringify!($name), FaultKind::$kind),)+
@@ -32,10 +32,9 @@ macro_rules! codes {
     };
 }
 
-// `DeviceLost` is for the codes of which NVIDIA says that "any further CUDA work will return the same error" or that
-// the context is gone. 46 is the answer of a device that is held exclusively or broken; 4 comes while the process
-// exits. 702 leaves the context unusable too. 708 and 704 are the answers of calls made too late or twice: nothing is
-// lost.
+// `DeviceLost` is for codes after which, by NVIDIA's documentation, "any further CUDA work will return the same error"
+// or the context is destroyed. 46 is the answer of a broken device or one in exclusive use; 4 comes while the process
+// exits. 702 makes the context unusable, too. 708 and 704 answer calls that come too late or twice: nothing is lost.
 codes! {
     1 CUDA_ERROR_INVALID_VALUE InvalidArgument,
     2 CUDA_ERROR_OUT_OF_MEMORY OutOfMemory,
@@ -141,7 +140,7 @@ codes! {
     999 CUDA_ERROR_UNKNOWN Other,
 }
 
-/// The number behind cudarc's enum.
+/// The number of a value of cudarc's enum.
 pub(super) fn code(result: CUresult) -> i32 {
     result as u32 as i32
 }
@@ -151,18 +150,18 @@ pub(super) fn name(code: i32) -> &'static str {
     entry(code).0
 }
 
-/// The fault of a code, with more to say or nothing.
+/// The fault of a code, with a detail (which may be empty).
 pub(super) fn fault(code: i32, detail: impl Into<String>) -> Fault {
     let (name, kind) = entry(code);
     Fault { kind, code, name: name.to_owned(), detail: detail.into(), report: None }
 }
 
-/// `CUDA_ERROR_INVALID_VALUE`, found by us before the driver saw the call.
+/// `CUDA_ERROR_INVALID_VALUE` from a check of this crate, before any driver call.
 pub(super) fn invalid(detail: impl Into<String>) -> Fault {
     fault(1, detail)
 }
 
-/// `CUDA_ERROR_NOT_SUPPORTED`, found by us before the driver saw the call.
+/// `CUDA_ERROR_NOT_SUPPORTED` from a check of this crate, before any driver call.
 pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
     fault(801, detail)
 }

@@ -1,12 +1,12 @@
 //! The matrix product, by cuBLAS.
 //!
-//! cuBLAS counts in columns: a row-major matrix is the transpose of the column-major one of the same bytes, and
-//! `C^T = op(B)^T op(A)^T`. So the operands change places and nothing is moved.
+//! cuBLAS is column-major. The bytes of a row-major matrix are its transpose in column-major order, and `C^T = op(B)^T
+//! op(A)^T`. So the operands are swapped, and no data moves.
 //!
-//! Work spaces are made once, with the handle, so that no later call allocates. A kernel of one stream must not share
-//! one with a kernel of another stream: each stream takes its own while there are some, and when they are used up, it
-//! waits for the last product of the stream that it takes one from. A graph gets one of its own: it runs whenever it is
-//! launched.
+//! Workspaces are allocated once, with the handle, so that no later call allocates. Kernels of different streams must
+//! not share a workspace. Each stream takes its own while there are free ones. When they are used up, a stream takes
+//! one from another stream and waits for that stream's last product. Each graph has its own workspace, since it can be
+//! launched at any time.
 
 use std::{ffi::c_int, ptr};
 
@@ -15,30 +15,31 @@ use cudarc::cublas::sys::{self, cublasHandle_t, cublasOperation_t, cublasStatus_
 use super::{CudaGpu, fault, library, stream::stream};
 use crate::driver::{Address, DriverResult, Fault, FaultKind, Gemm, RawEvent, RawStream, gate};
 
-/// Streams that multiply without waiting for each other.
+/// Number of streams that can multiply without waiting for each other.
 const SPACES: usize = 4;
 
-/// A piece of device memory for cuBLAS, one stream's at a time.
+/// A cuBLAS workspace in device memory; one stream uses it at a time.
 struct Space {
     address: Address,
-    /// After the last product that used it.
+    /// Recorded after the last product that used it.
     done: RawEvent,
     owner: Option<RawStream>,
-    /// When it was last used, in products.
+    /// The number of the last product that used it.
     used: u64,
 }
 
-/// The handle and what belongs to it; behind the device's lock, since a handle is not for two threads at once.
+/// The cuBLAS handle with its workspaces. It is behind a lock of the device, since only one thread at a time may use a
+/// handle.
 pub(super) struct Blas {
     handle: cublasHandle_t,
     spaces: Vec<Space>,
     space_bytes: usize,
-    /// The space and stream that the handle is set to.
+    /// The workspace and stream that are set in the handle.
     set: Option<(usize, RawStream)>,
     count: u64,
 }
 
-// SAFETY: a cuBLAS handle may move between threads as long as one at a time uses it, which the lock sees to.
+// SAFETY: threads may use a cuBLAS handle one at a time, and the lock guarantees that.
 unsafe impl Send for Blas {}
 
 impl Blas {
@@ -49,7 +50,7 @@ impl Blas {
         let mut handle = ptr::null_mut();
         // SAFETY: the context is current; the pointer is to a live handle.
         gpu.blas(unsafe { sys::cublasCreate_v2(&mut handle) })?;
-        // What NVIDIA recommends for Hopper, and more than it does for what came before.
+        // NVIDIA recommends 32 MiB for Hopper; 8 MiB is more than it recommends for older GPUs.
         let space_bytes = if gpu.info.compute_capability.0 >= 9 { 32 << 20 } else { 8 << 20 };
         let mut blas = Blas { handle, spaces: Vec::new(), space_bytes, set: None, count: 0 };
         match blas.fill(gpu) {
@@ -68,14 +69,15 @@ impl Blas {
         for _ in 0..SPACES {
             let done = gpu.event_create(false)?;
             let address = gpu.mem_alloc(self.space_bytes);
-            // Kept at once, so that `destroy` finds the event also when the memory was not to be had.
+            // Stored before the memory is checked, so that `destroy` finds the event also if the allocation has failed.
             self.spaces.push(Space { address: *address.as_ref().unwrap_or(&0), done, owner: None, used: 0 });
             address?;
         }
         Ok(())
     }
 
-    /// The space for a stream: its own, else the one that was idle longest, whose last product it then waits for.
+    /// The workspace for a stream: its own, or else the least recently used one, after a wait for that one's last
+    /// product.
     fn space(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult<usize> {
         self.count += 1;
         let own = self.spaces.iter().position(|p| p.owner == Some(s));
@@ -90,14 +92,14 @@ impl Blas {
         Ok(i)
     }
 
-    /// Points the handle to the stream and its space.
+    /// Sets the handle to the stream and its workspace.
     fn select(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult<usize> {
         let i = self.space(gpu, s)?;
         if self.set != Some((i, s)) {
             self.set = None;
             // SAFETY: a live handle and a live stream of its device.
             gpu.blas(unsafe { sys::cublasSetStream_v2(self.handle, stream(s).cast()) })?;
-            // `cublasSetStream` has taken the space away, so it is given again.
+            // `cublasSetStream` has reset the workspace, so it is set again.
             let space = ptr::with_exposed_provenance_mut(self.spaces[i].address as usize);
             // SAFETY: memory of this device that lives as long as the handle.
             gpu.blas(unsafe { sys::cublasSetWorkspace_v2(self.handle, space, self.space_bytes) })?;
@@ -106,7 +108,7 @@ impl Blas {
         Ok(i)
     }
 
-    /// Points the handle to a stream that captures, and to the work space of its graph.
+    /// Sets the handle to a capturing stream and to the workspace of its graph.
     fn select_captured(&mut self, gpu: &CudaGpu, s: RawStream) -> DriverResult {
         let address = gpu.graph_space(s, self.space_bytes)?;
         self.set = None;
@@ -117,18 +119,18 @@ impl Blas {
         gpu.blas(unsafe { sys::cublasSetWorkspace_v2(self.handle, space, self.space_bytes) })
     }
 
-    /// A stream is about to be destroyed, and a new one may get its handle.
+    /// Forgets a stream that is about to be destroyed: a new stream may get the same handle.
     pub(super) fn forget(&mut self, s: RawStream) {
         self.spaces.iter_mut().filter(|p| p.owner == Some(s)).for_each(|p| p.owner = None);
         self.set = self.set.filter(|&(_, t)| t != s);
     }
 
-    /// All goes; the context is current.
+    /// Destroys the handle and frees the workspaces. The context is current.
     pub(super) fn destroy(mut self, gpu: &CudaGpu) {
         // SAFETY: made by `cublasCreate`, destroyed once; waits for the device.
         let _ = unsafe { sys::cublasDestroy_v2(self.handle) };
         for space in self.spaces.drain(..) {
-            // SAFETY: made in `fill`; the device has done what used them.
+            // SAFETY: made in `fill`; the device has completed all work that used them.
             let _ = unsafe { gpu.event_destroy(space.done) };
             if space.address != 0 {
                 // SAFETY: as above.
@@ -158,7 +160,7 @@ impl CudaGpu {
                 none.insert(Blas::new(self)?)
             }
         };
-        // The handle is there now, also after a product of nothing.
+        // The handle is created first, so that it exists also after a product of size zero.
         if m == 0 || n == 0 || (k == 0 && g.beta == 1.0) {
             return Ok(());
         }
@@ -167,15 +169,15 @@ impl CudaGpu {
             return unsafe { self.fill_u32(g.c, 0, g.m * g.n, s) };
         }
         let op = |t| if t { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
-        // The length of a row as it is stored.
+        // The length of a stored row.
         let (row_a, row_b) = (if g.transpose_a { m } else { k }, if g.transpose_b { k } else { n });
         let i = match captures {
             true => blas.select_captured(self, s).map(|()| None)?,
             false => Some(blas.select(self, s)?),
         };
         let at = |a: Address| ptr::with_exposed_provenance_mut::<f32>(a as usize);
-        // SAFETY: the caller's promise: three live matrices of these sizes, which this device may touch; the factors
-        // are on the host, where the default pointer mode looks, and are read before the call returns.
+        // SAFETY: the caller's promise: three live matrices of these sizes that this device may access. The factors are
+        // on the host, as the default pointer mode demands, and are read before the call returns.
         let status = unsafe {
             sys::cublasSgemm_v2(
                 blas.handle,
@@ -195,7 +197,7 @@ impl CudaGpu {
             )
         };
         let submitted = self.blas(status);
-        // Also after a failure: part of the product may be in flight.
+        // The event is recorded also after a failure: a part of the product may be in flight.
         let recorded = i.map_or(Ok(()), |i| self.event_record(blas.spaces[i].done, s));
         submitted.and(recorded)
     }
@@ -211,7 +213,7 @@ impl CudaGpu {
             }
             _ => FaultKind::Other,
         };
-        // cuBLAS does not say that the context is dead; the driver does.
+        // cuBLAS does not report a dead context; the driver does.
         if kind == FaultKind::Other {
             self.memory_info()?;
         }

@@ -1,10 +1,10 @@
 //! Graphs: stream capture, executable graphs, their launches.
 //!
-//! Captures are *relaxed*: a capture must not forbid its thread what the memory pool may have to do meanwhile
-//! (allocate, ask an event), as the other modes do. PyTorch's allocator changes the mode around such calls for the same
-//! reason ([`CUDAStreamCaptureModeGuard`](https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAGraphsC10Utils.h)).
-//! What the modes guard against, work that slips into a capture or past it, cannot happen here: the streams are the
-//! capture's own.
+//! Captures use the *relaxed* mode. The other modes forbid calls that the memory pool may make during a capture
+//! (allocate, query an event). PyTorch's allocator changes the mode around such calls for the same reason
+//! ([`CUDAStreamCaptureModeGuard`](https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDAGraphsC10Utils.h)). The
+//! other modes guard against work that gets into a capture or past it by mistake. That cannot happen here, since a
+//! capture uses only streams of its own.
 
 use std::{collections::HashMap, ptr, time::Duration};
 
@@ -17,10 +17,11 @@ use crate::{
     sync::Sequence,
 };
 
-/// What a device knows of its graphs. A graph with matrix products has a work space of its own.
+/// The captures and graphs of a device. A graph with matrix products has its own cuBLAS workspace.
 #[derive(Default)]
 pub(super) struct Graphs {
-    /// Captures so far, and how many of them have ended: mostly that is the same, and nothing more is asked.
+    /// Number of captures that have begun, and of those that have ended. Mostly both are equal, and then no lock is
+    /// needed.
     begun: Sequence,
     ended: Sequence,
     /// Streams that capture.
@@ -29,7 +30,7 @@ pub(super) struct Graphs {
     spaces: Mutex<HashMap<RawGraph, Address>>,
 }
 
-/// An upload takes microseconds; who has waited so long goes on, and the first launch waits for the rest.
+/// An upload takes microseconds. After this time `capture_end` returns anyway, and the first launch waits for the rest.
 const UPLOAD: Duration = Duration::from_secs(1);
 
 fn exec(graph: RawGraph) -> CUgraphExec {
@@ -41,7 +42,7 @@ impl CudaGpu {
         self.graphs.begun.get() != self.graphs.ended.get() && self.graphs.captures.lock().contains_key(&s)
     }
 
-    /// For what a graph cannot hold.
+    /// Refuses, during a capture, operations that a graph cannot hold.
     pub(super) fn check_no_capture(&self, s: RawStream) -> DriverResult {
         match self.is_capturing(s) {
             true => Err(fault::unsupported("the stream captures, and a graph cannot hold that")),
@@ -70,7 +71,7 @@ impl CudaGpu {
         match (&graph, space) {
             (Ok(graph), Some(space)) => drop(self.graphs.spaces.lock().insert(*graph, space)),
             (Err(_), Some(space)) => {
-                // SAFETY: allocated for this capture, of which nothing has run.
+                // SAFETY: allocated for this capture, whose operations have not run.
                 let _ = unsafe { self.mem_free(space) };
             }
             (_, None) => {}
@@ -89,13 +90,13 @@ impl CudaGpu {
             self.check(unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, template, 0) })
         });
         if !template.is_null() {
-            // SAFETY: made above, and used no more: what was instantiated stands by itself.
+            // SAFETY: made above and not used again: the executable graph does not need its template.
             let _ = unsafe { sys::cuGraphDestroy(template) };
         }
         made?;
-        // Here, where blocking calls may be made, and not at the first launch: other devices' kernels may be waiting
-        // for that. What goes wrong with it, the launch says as well. SAFETY: a graph that was just made, and a live
-        // stream of this device, which no longer captures.
+        // The graph is uploaded here, where blocking calls are allowed. The first launch must not do it: other devices'
+        // kernels may be waiting for that launch. A fault of the upload is reported by the launch, too. SAFETY: a graph
+        // that was just made, and a live stream of this device, which no longer captures.
         let uploaded = self.check(unsafe { sys::cuGraphUpload(graph, stream(s)) });
         let _ = uploaded.and_then(|()| self.stream_wait_idle(s, UPLOAD));
         Ok(RawGraph(graph.expose_provenance() as u64))
@@ -117,12 +118,12 @@ impl CudaGpu {
         self.enter()?;
         // SAFETY: the caller's promise: a graph of this device that is not used again.
         let destroyed = self.check(unsafe { sys::cuGraphExecDestroy(exec(graph)) });
-        // SAFETY: the graph's own, and its launches are over.
+        // SAFETY: the memory belongs to the graph, whose launches are over.
         let freed = space.map_or(Ok(()), |space| unsafe { self.mem_free(space) });
         destroyed.and(freed)
     }
 
-    /// The work space of the graph that a stream captures, made when it is first needed.
+    /// The workspace of the graph that a stream captures, allocated at the first product.
     #[cfg(feature = "blas")]
     pub(super) fn graph_space(&self, s: RawStream, bytes: usize) -> DriverResult<Address> {
         if let Some(space) = self.graphs.captures.lock().get(&s).copied().flatten() {

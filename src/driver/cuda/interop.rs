@@ -1,4 +1,4 @@
-//! The raw parts of the cudarc face: this device's primary context and its streams, as cudarc's own types.
+//! The low-level part of the cudarc interop: this device's primary context and its streams as cudarc's types.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,25 +9,25 @@ use parking_lot::Mutex;
 use super::{CudaGpu, stream::stream};
 use crate::driver::{DriverResult, Fault, RawStream};
 
-/// What was made on demand.
+/// cudarc's objects, made on demand.
 #[derive(Default)]
 pub(super) struct Interop {
     context: OnceCell<Arc<CudaContext>>,
-    /// A stream of cudarc's own that nobody uses. cudarc orders its slices between streams only while it has made one
-    /// itself; streams that it borrows, like ours, do not count.
+    /// A stream that cudarc has made, and that no code uses. cudarc orders its slices between streams only while it has
+    /// made a stream itself; borrowed streams, like ours, do not count.
     second: OnceCell<Arc<CudaStream>>,
     streams: Mutex<HashMap<RawStream, Arc<CudaStream>>>,
 }
 
 impl Interop {
-    /// A stream is about to be destroyed, and a new one may get its handle. Whether somebody has kept cudarc's object
-    /// for it (which safe code can): then the stream must stay.
+    /// Forgets a stream that is about to be destroyed: a new stream may get the same handle. True if safe code still
+    /// holds cudarc's object for the stream: then the stream must stay.
     pub(super) fn forget(&self, s: RawStream) -> bool {
         let made = self.streams.lock().remove(&s);
         made.is_some_and(|stream| Arc::strong_count(&stream) > 1)
     }
 
-    /// Lets go of all, streams first.
+    /// Drops all objects, streams first.
     pub(super) fn clear(&mut self) {
         self.streams.get_mut().clear();
         self.second.take();
@@ -38,8 +38,8 @@ impl Interop {
 impl CudaGpu {
     /// cudarc's object for the same primary context, made at the first call; it retains the context by itself.
     ///
-    /// Event tracking stays on: with it off, safe code that makes streams and slices of its own by this context could
-    /// race, so that is for an `unsafe` block of the caller's.
+    /// Event tracking stays on. Without it, safe code that makes streams and slices with this context could race, so
+    /// only an `unsafe` block of the caller may turn it off.
     pub fn cudarc_context(&self) -> DriverResult<Arc<CudaContext>> {
         self.enter()?;
         let make = || CudaContext::new(self.info.ordinal);
@@ -48,7 +48,7 @@ impl CudaGpu {
         Ok(context.clone())
     }
 
-    /// From the code only: cudarc's error asks the library for words.
+    /// Uses only the code: cudarc's error would ask the library for a text.
     fn cudarc_fault(&self, e: DriverError) -> Fault {
         self.check(e.0).err().unwrap_or_else(|| super::fault::fault(999, ""))
     }
@@ -56,7 +56,7 @@ impl CudaGpu {
     /// cudarc's object for a stream of this device, one per stream. Dropping it does not destroy the stream.
     ///
     /// # Safety
-    /// `s` is a live stream of this device. It is not destroyed while a clone of the result is held.
+    /// `s` is a live stream of this device. It is not destroyed while a clone of the result exists.
     pub unsafe fn cudarc_stream(&self, s: RawStream) -> DriverResult<Arc<CudaStream>> {
         let context = self.cudarc_context()?;
         let mut streams = self.interop.streams.lock();

@@ -18,10 +18,10 @@ use crate::{
 /// Dynamic shared memory that needs no permission.
 const FREE_SHARED: u32 = 48 * 1024;
 
-/// Launches of up to this many arguments allocate nothing.
+/// Launches with up to this many arguments do not allocate.
 const FEW: usize = 16;
 
-/// Where the driver finds the argument's bytes.
+/// The pointer to the argument's bytes, as the driver takes it.
 fn pointer(arg: &KernelArg) -> *mut c_void {
     match arg {
         KernelArg::Slice { address, .. } => ptr::from_ref(address).cast_mut().cast(),
@@ -50,21 +50,21 @@ impl CudaGpu {
         let args = args.as_mut_ptr();
         let early = if launch.early { self.early(launch.function, s) } else { None };
         let code = match early {
-            // SAFETY: as below; and the kernel waits, by the caller's promise and by what was loaded.
+            // SAFETY: as below; and the kernel waits for the previous one: the caller promises it, and the loaded code
+            // contains the instruction.
             Some(launch_ex) => unsafe { early::launch(launch_ex, launch.function, launch.dims, s, args) },
             None => {
                 let ((gx, gy, gz), (bx, by, bz)) = (launch.dims.grid, launch.dims.block);
                 let (f, s) = (function(launch.function), stream(s));
-                // SAFETY: a kernel and a stream of this device, whose context is current; the arguments' values, which
-                // the driver copies before it returns, fit the kernel by the caller's promise, as does the memory
-                // behind them.
+                // SAFETY: a kernel and a stream of this device, whose context is current. The caller promises that the
+                // arguments and their memory fit the kernel. The driver copies the arguments before it returns.
                 fault::code(unsafe { sys::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, s, args, ptr::null_mut()) })
             }
         };
         self.check_code(code, || format!("kernel `{}`", launch.name))
     }
 
-    /// Once per kernel and amount.
+    /// Allows a kernel this much dynamic shared memory, with one driver call per kernel and amount.
     fn allow_shared(&self, f: RawFunction, bytes: u32) -> DriverResult {
         let mut allowed = self.big_shared.lock();
         if allowed.get(&f.0).is_some_and(|&b| b >= bytes) {
@@ -79,29 +79,29 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// The function is dropped unrun when the call fails. When the device is lost before its turn the driver never
-    /// calls it, and it leaks: CUDA does not say so in time to do better.
+    /// If the call fails, the function is dropped without a run. If the device is lost before its turn, the driver
+    /// never calls it, and it leaks: CUDA does not report that in time.
     pub(super) fn launch_host(&self, s: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult {
         self.enter()?;
-        // A graph would call it at every launch, and it can be called once.
+        // A graph would call the function at every launch, but it can be called only once.
         self.check_no_capture(s)?;
-        // A box of the box: a thin pointer for the driver.
+        // A box of a box, because the driver takes a thin pointer.
         let data = Box::into_raw(Box::new(f));
         // SAFETY: a stream of this device; `trampoline` takes the box that `data` points to, once.
         let r = self.check(unsafe { sys::cuLaunchHostFunc(stream(s), Some(trampoline), data.cast()) });
         if r.is_err() {
             // SAFETY: the driver did not take it.
             let refused = unsafe { Box::from_raw(data) };
-            // Its captures are the user's, and so are their drops.
+            // The drops of its captured values are user code.
             contain(|| drop(refused));
         }
         r
     }
 }
 
-/// Runs on a thread of the driver. A panic ends here: it must not unwind into C.
+/// Runs on a thread of the driver. Catches panics: they must not unwind into C.
 unsafe extern "C" fn trampoline(data: *mut c_void) {
-    // SAFETY: `launch_host` made the box and gave it away; the driver calls once.
+    // SAFETY: `launch_host` has made the box and passed it on; the driver calls this once.
     let f = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| (*f)())) {
         event!(error, "a host function panicked in a CUDA stream: {}", message(&*payload));

@@ -1,5 +1,7 @@
-//! Finding libcuda, and asking what it can do, before cudarc is let near it: cudarc panics when the library or a symbol
-//! is missing, so nothing is called that was not seen here.
+//! Finds libcuda and its symbols before cudarc uses them.
+//!
+//! Invariant: cudarc panics if the library or a symbol is missing, so no symbol is called before this module has found
+//! it.
 
 use std::ffi::c_int;
 
@@ -12,10 +14,10 @@ use crate::error::Error;
 /// CUDA 12.2, which came with driver 535.
 const OLDEST_DRIVER: c_int = 12020;
 
-/// What [`ready`] calls before it knows the driver's version.
+/// The symbols that [`ready`] calls before it knows the driver's version.
 const ENTRY: &[&str] = &["cuInit", "cuDriverGetVersion"];
 
-/// All the rest that this module calls through cudarc.
+/// All other symbols that `driver::cuda` calls through cudarc.
 #[rustfmt::skip]
 const REQUIRED: &[&str] = &[
     "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceTotalMem_v2",
@@ -33,7 +35,7 @@ const REQUIRED: &[&str] = &[
     "cuGraphDestroy", "cuGraphExecDestroy",
 ];
 
-/// What virtual memory needs (10.2, but not on every platform).
+/// The symbols of virtual memory management (CUDA 10.2, but not on every platform).
 const VIRTUAL: &[&str] = &[
     "cuMemAddressReserve",
     "cuMemAddressFree",
@@ -45,16 +47,16 @@ const VIRTUAL: &[&str] = &[
     "cuMemGetAllocationGranularity",
 ];
 
-/// What cudarc offers only when it loads the library at run time. When some crate of the build has it linked instead
-/// (candle does), these take its place: a glob import in an inner scope shadows the names of the outer one, so that
-/// [`present`], [`symbol`] and [`is_linked`] compile either way.
+/// Substitutes for functions that cudarc offers only if it loads the library at run time. Another crate of the build
+/// may make cudarc link it instead (candle does). A glob import in an inner scope shadows the names of an outer one, so
+/// [`present`], [`symbol`] and [`is_linked`] compile in both cases.
 mod linked {
     #![allow(dead_code, reason = "shadowed when cudarc loads the library at run time")]
 
-    /// A library that gives no symbol by name.
+    /// A linked library: it gives no symbol by name.
     pub(super) struct Linked;
     impl Linked {
-        /// Of the shape of `libloading::Library::get`.
+        /// Has the signature of `libloading::Library::get`.
         ///
         /// # Safety
         /// None needed.
@@ -62,7 +64,7 @@ mod linked {
             Err(())
         }
     }
-    /// The loader found it, or the process would not run.
+    /// Always true: without the linked library the process would not start.
     ///
     /// # Safety
     /// None needed.
@@ -74,13 +76,13 @@ mod linked {
     pub(super) unsafe fn culib() -> &'static Linked {
         &Linked
     }
-    /// Whether symbols can be asked for by name.
+    /// Tells [`is_linked`] that symbols cannot be looked up by name.
     pub(super) const LINKED: Linked = Linked;
 }
 #[allow(unused_imports, reason = "shadowed when cudarc loads the library at run time")]
 use linked::{culib, is_culib_present};
 
-/// Declares a presence probe for one of cudarc's libraries.
+/// Declares a function that tells whether one of cudarc's libraries can be loaded.
 macro_rules! probe {
     ($(#[$m:meta])* $name:ident, $library:path) => {
         $(#[$m])*
@@ -107,14 +109,14 @@ probe!(
     nvrtc_present, cudarc::nvrtc::sys
 );
 
-/// A symbol of libcuda; `None` where it is missing, or where libcuda was linked.
+/// A symbol of libcuda; `None` if it is missing or if libcuda was linked.
 ///
 /// # Safety
-/// libcuda is present, and `F` is the type of the function pointer behind `name`.
+/// libcuda is present, and `F` is the function pointer type of `name`.
 unsafe fn symbol<F: Copy + 'static>(name: &str) -> Option<F> {
     #[allow(unused_imports)]
     use cudarc::driver::sys::*;
-    // SAFETY: the caller answers for presence and type.
+    // SAFETY: the caller's promise.
     unsafe { culib().get::<F>(name.as_bytes()).ok().map(|f| *f) }
 }
 
@@ -125,7 +127,7 @@ fn missing(names: &[&'static str]) -> Option<&'static str> {
     if is_linked() { None } else { names.iter().copied().find(|n| !found(n)) }
 }
 
-/// Whether libcuda was linked: then nothing can be asked by name, and nothing can be missing.
+/// Whether libcuda was linked: then no symbol can be looked up by name, and none can be missing.
 fn is_linked() -> bool {
     #[allow(unused_imports)]
     use cudarc::driver::sys::*;
@@ -134,10 +136,10 @@ fn is_linked() -> bool {
     std::any::type_name_of_val(library) == std::any::type_name_of_val(&linked::LINKED)
 }
 
-/// Entry points that driver 535 may lack, or that cudarc's bindings may. They return plain integers.
+/// Entry points that driver 535 or cudarc's bindings may lack. They return plain integers.
 #[derive(Clone, Copy)]
 pub(super) struct Optional {
-    /// Which CUDA the driver is of, as 1000 * major + 10 * minor.
+    /// The driver's CUDA version, as 1000 * major + 10 * minor.
     pub version: c_int,
     /// `cuLaunchKernelEx`: in every driver, but not in cudarc's bindings for CUDA before 11.8.
     pub launch_ex: Option<LaunchEx>,
@@ -153,12 +155,12 @@ pub(super) struct Optional {
     pub wait_value: Option<unsafe extern "C" fn(CUstream, u64, u64, u32) -> i32>,
     /// `cuEventElapsedTime`: in every driver, but not in cudarc's bindings for CUDA 13.
     pub elapsed: Option<unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> i32>,
-    /// Whether all calls of virtual memory are there. They are made through cudarc.
+    /// Whether all symbols in [`VIRTUAL`] exist. They are called through cudarc.
     pub virtual_memory: bool,
 }
 
 impl Optional {
-    /// Looks them up; [`ready`] came first.
+    /// Looks the entry points up. [`ready`] has found the library before.
     fn find(version: c_int) -> Self {
         // SAFETY: `ready` has seen the library; the types are those of cuda.h.
         unsafe {
@@ -182,7 +184,7 @@ pub(super) fn no_device(reason: impl Into<String>) -> Error {
     Error::NoDevice { reason: reason.into() }
 }
 
-/// A driver call of the opening sequence that failed, in plain words.
+/// The error of a failed driver call of the opening sequence.
 pub(super) fn open_failed(call: &str, code: i32) -> Error {
     let words = match code {
         3 => "the driver is not initialised in this process; CUDA does not survive a fork",
@@ -202,7 +204,7 @@ pub(super) fn open_failed(call: &str, code: i32) -> Error {
     no_device(format!("{words}: {call} returned {} ({code})", fault::name(code)))
 }
 
-/// Words for a driver that is too old, if it is.
+/// The error text for a driver that is too old; `None` if it is new enough.
 fn too_old(version: c_int) -> Option<String> {
     let dotted = |v: c_int| format!("{}.{}", v / 1000, v % 1000 / 10);
     (version < OLDEST_DRIVER).then(|| {
@@ -214,7 +216,7 @@ fn too_old(version: c_int) -> Option<String> {
     })
 }
 
-/// Initialises the driver once, or says in words why there is none. A failure is not remembered.
+/// Initialises the driver once, or returns an error that says what is missing. A failure is not remembered.
 pub(super) fn ready() -> Result<&'static Optional, Error> {
     static READY: OnceCell<Optional> = OnceCell::new();
     READY.get_or_try_init(|| {

@@ -29,11 +29,11 @@ impl CudaGpu {
         nonzero(bytes)?;
         self.enter()?;
         let mut p = ptr::null_mut();
-        // Not write-combined: the host reads it too.
+        // Not write-combined, since the host reads the memory, too.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the context is current; the pointer is to a live pointer.
         self.check(unsafe { sys::cuMemHostAlloc(&mut p, bytes, flags) })?;
-        // SAFETY: `bytes` fresh bytes that nobody else knows.
+        // SAFETY: `bytes` fresh bytes that no other code uses.
         unsafe { ptr::write_bytes(p.cast::<u8>(), 0, bytes) };
         Ok(p.cast())
     }
@@ -55,18 +55,18 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemAllocManaged(&mut address, bytes, flags) })?;
         let p = ptr::with_exposed_provenance_mut::<u8>(address as usize);
         if self.info.concurrent_managed {
-            // SAFETY: `bytes` fresh bytes that nobody else knows; the host may touch them at any time.
+            // SAFETY: `bytes` fresh bytes that no other code uses; the host may access them at any time.
             unsafe { ptr::write_bytes(p, 0, bytes) };
             return Ok(p);
         }
-        // Here the host must not touch managed memory while the device works, so the device clears it.
+        // On this device the host must not access managed memory while the device works, so the device clears it.
         // SAFETY: `bytes` fresh bytes; the context is current.
         let cleared = self.check(unsafe { sys::cuMemsetD8_v2(address, 0, bytes) }).and_then(|()| {
             // SAFETY: the context is current.
             self.check(unsafe { sys::cuCtxSynchronize() })
         });
         if let Err(f) = cleared {
-            // SAFETY: nobody else knows the memory.
+            // SAFETY: no other code uses the memory.
             let _ = unsafe { sys::cuMemFree_v2(address) };
             return Err(f);
         }
@@ -82,7 +82,7 @@ impl CudaGpu {
     }
 }
 
-/// The contract wants `bytes > 0`; CUDA would say so less clearly.
+/// Refuses zero bytes, with a clearer message than CUDA's.
 fn nonzero(bytes: usize) -> DriverResult {
     if bytes == 0 { Err(fault::invalid("an allocation of 0 bytes")) } else { Ok(()) }
 }

@@ -1,15 +1,15 @@
 //! NVIDIA GPUs, through the CUDA driver API.
 //!
-//! The driver is loaded at run time by cudarc, of which only the `sys` and `result` layers are used: every call here
-//! maps to one or two of the driver's, on the device's *primary* context, which the runtime API, cuBLAS, NCCL and
-//! cudarc share. A machine without a driver or without a GPU is an [`Error::NoDevice`] that says what is missing.
+//! cudarc loads the driver at run time; only cudarc's `sys` and `result` layers are used. Every call here makes one or
+//! two driver calls on the device's *primary* context, which the runtime API, cuBLAS, NCCL and cudarc share. Without a
+//! driver or a GPU, opening returns an [`Error::NoDevice`] that says what is missing.
 //!
-//! The oldest driver is 535 (CUDA 12.2). What came later is looked for by name, and done without where it is missing.
+//! The oldest supported driver is 535 (CUDA 12.2). Later functions are looked up by name and are optional.
 //!
-//! One file per subject: `library` finds libcuda, `context` opens a device and holds what every call checks, `fault`
-//! knows the codes; `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with `nvrtc` and `shared`), `launch` (with
-//! `early`), `gemm` and `graph` are the calls, as inherent methods to which the one `impl Driver` below forwards;
-//! `interop` is cudarc's view of it all.
+//! One file per subject: `library` finds libcuda, `context` opens a device and has the checks of every call, `fault`
+//! has the error codes. The calls are inherent methods in `memory`, `vmm`, `stream`, `copy`, `peer`, `module` (with
+//! `nvrtc` and `shared`), `launch` (with `early`), `gemm` and `graph`; the `impl Driver` below forwards to them.
+//! `interop` gives cudarc's types.
 
 mod context;
 mod copy;
@@ -40,7 +40,7 @@ use crate::error::Error;
 /// How many GPUs the driver sees, after `CUDA_VISIBLE_DEVICES`.
 ///
 /// # Errors
-/// [`Error::NoDevice`] where there is no driver, or it sees none, or it is too old.
+/// [`Error::NoDevice`] if there is no driver, the driver is too old, or it sees no GPU.
 pub fn device_count() -> Result<usize, Error> {
     library::ready()?;
     let mut count = 0;
@@ -52,10 +52,10 @@ pub fn device_count() -> Result<usize, Error> {
     }
 }
 
-/// Opens the GPU of this ordinal, as the driver counts.
+/// Opens the GPU with this ordinal of the driver.
 ///
 /// # Errors
-/// [`Error::NoDevice`], with words for what is missing.
+/// [`Error::NoDevice`], which says what is missing.
 pub fn open(ordinal: usize) -> Result<DriverRef, Error> {
     Ok(Arc::new(CudaGpu::open(ordinal)?))
 }
@@ -68,9 +68,9 @@ pub fn open_all() -> Result<Vec<DriverRef>, Error> {
     (0..device_count()?).map(open).collect()
 }
 
-/// Makes a call that may wait for running kernels, or that takes a lock of the driver that launches need. The launch
-/// gate (`sync::LaunchGate`) keeps it apart from kernels that wait for each other: without it,
-/// such calls have hung programs (nccl#744, torchcomms#2334).
+/// Makes a call that may wait for running kernels, or that takes a driver lock which launches need. The launch gate
+/// (`sync::LaunchGate`) excludes kernels that wait for each other during the call. Without the gate, such calls have
+/// hung programs (nccl#744, torchcomms#2334).
 fn gated<R>(call: impl FnOnce() -> R) -> R {
     let _blocking = gate::blocking();
     call()
@@ -90,7 +90,7 @@ impl Driver for CudaGpu {
         unsafe { crate::sync::load_word(std::ptr::with_exposed_provenance(address as usize)) }
     }
 
-    // Each call is the inherent method of its name.
+    // Each call forwards to the inherent method of the same name.
     forward! { |this, call| this;
         bind();
         memory_info();

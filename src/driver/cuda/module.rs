@@ -1,4 +1,4 @@
-//! Modules: the cubin made for the device, else PTX that the driver compiles, else source that NVRTC does.
+//! Modules: loads a cubin for the device, or else PTX (the driver compiles it), or else source (NVRTC compiles it).
 
 use std::{
     ffi::{CString, c_void},
@@ -29,7 +29,7 @@ impl CudaGpu {
         let m = self.load_best(image)?;
         let loaded = self.load_kernels(m);
         if let Err(f) = loaded {
-            // SAFETY: nobody else knows the module.
+            // SAFETY: no other code uses the module.
             let _ = unsafe { sys::cuModuleUnload(m) };
             return Err(f);
         }
@@ -42,7 +42,7 @@ impl CudaGpu {
         let mut failed = None;
         if let Some(cubin) = best_cubin(image.cubins, cc) {
             match self.load_image(cubin) {
-                // A cubin of the right major that is not for this GPU after all (sm_90a, say): PTX may do.
+                // A cubin of the right major version may still not run on this GPU (for example sm_90a). PTX may work.
                 Err(f) if matches!(f.code, 200 | 209) => failed = Some(f),
                 other => return other,
             }
@@ -61,18 +61,18 @@ impl CudaGpu {
         }))
     }
 
-    /// Loads a cubin or NUL-terminated PTX. What the JIT has to say about an error becomes the fault's detail.
+    /// Loads a cubin or NUL-terminated PTX. The JIT's error log becomes the fault's detail.
     fn load_image(&self, image: &[u8]) -> DriverResult<CUmodule> {
-        // The driver reads cubins as ELF, in place; an embedded one may lie at any address.
+        // The driver reads a cubin in place as ELF, which must be aligned; an embedded cubin may be at any address.
         let mut aligned = vec![0_u64; image.len().div_ceil(8)];
         bytemuck::cast_slice_mut::<u64, u8>(&mut aligned)[..image.len()].copy_from_slice(image);
         let mut log = vec![0_u8; 8192];
         let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The second option's value is a number in the place of a pointer.
+        // The value of the second option is a number, passed as a pointer.
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
         let mut m = ptr::null_mut();
-        // SAFETY: the context is current; image, log and options live across the call, and the image says its own
-        // length (an ELF header, or a NUL at the end).
+        // SAFETY: the context is current; image, log and options live across the call. The image contains its length
+        // (an ELF header, or a NUL at the end).
         let r = unsafe {
             sys::cuModuleLoadDataEx(&mut m, aligned.as_ptr().cast(), 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
@@ -80,8 +80,9 @@ impl CudaGpu {
         Ok(m)
     }
 
-    /// Makes every kernel resident: with lazy loading, the driver's default, the first launch would load it and could
-    /// wait for a kernel that spins. Before CUDA 12.4 kernels cannot be enumerated; there [`CudaGpu::function`] loads.
+    /// Makes every kernel resident. With lazy loading, the driver's default, the first launch would load the kernel and
+    /// could wait for a spinning kernel. Before CUDA 12.4 kernels cannot be enumerated; then [`CudaGpu::function`]
+    /// loads them.
     fn load_kernels(&self, m: CUmodule) -> DriverResult {
         let o = self.optional;
         let (Some(count), Some(enumerate), Some(load)) = (o.module_function_count, o.module_enumerate, o.func_load)
@@ -106,12 +107,12 @@ impl CudaGpu {
     /// # Safety
     /// See [`Driver::module_unload`](crate::driver::Driver::module_unload).
     pub(super) unsafe fn module_unload(&self, m: RawModule) -> DriverResult {
-        // A later kernel may get the handle of one that goes now.
+        // A later kernel may get the handle of a kernel of this module.
         self.big_shared.lock().clear();
         self.enter()?;
         self.shared.unload(m, || {
-            // SAFETY: the caller's promise: a module of this device, none of its kernels in flight; and nobody else has
-            // it.
+            // SAFETY: the caller's promise: a module of this device, none of its kernels in flight; and it has no other
+            // user.
             self.check(unsafe { sys::cuModuleUnload(module(m)) })
         })
     }
@@ -125,7 +126,7 @@ impl CudaGpu {
         self.check_code(fault::code(r), || format!("kernel `{name}`"))?;
         let mut registers = 0;
         let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-        // This loads the kernel, whatever the loading mode.
+        // This query loads the kernel in every loading mode.
         // SAFETY: the kernel just found; the pointer is to a live integer.
         self.check(unsafe { sys::cuFuncGetAttribute(&mut registers, what, f) })?;
         self.note_waiting(f);
@@ -133,7 +134,8 @@ impl CudaGpu {
     }
 }
 
-/// A cubin runs on its own major version, from its minor version on; the newest that runs is the best.
+/// The best cubin for a device. A cubin runs on devices of its major version, from its minor version on; the newest one
+/// that runs is the best.
 fn best_cubin(cubins: &[(u32, &'static [u8])], (major, minor): (u32, u32)) -> Option<&'static [u8]> {
     let runs = cubins.iter().filter(|(cc, _)| cc / 10 == major && cc % 10 <= minor);
     runs.max_by_key(|(cc, _)| *cc).map(|(_, image)| *image)

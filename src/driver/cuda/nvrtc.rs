@@ -1,4 +1,4 @@
-//! CUDA C++ source to a cubin for the device at hand.
+//! Compiles CUDA C++ source to a cubin for one compute capability, with NVRTC.
 
 use std::{
     ffi::{CString, c_char},
@@ -10,7 +10,7 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use super::{fault, library, module::text};
 use crate::driver::{DriverResult, Fault, FaultKind};
 
-/// A program, destroyed at the end.
+/// An NVRTC program; its drop destroys it.
 struct Program(nvrtcProgram);
 
 impl Drop for Program {
@@ -62,7 +62,7 @@ fn check(status: nvrtcResult, detail: impl FnOnce() -> String) -> DriverResult {
         nvrtcResult::NVRTC_SUCCESS => return Ok(()),
         nvrtcResult::NVRTC_ERROR_OUT_OF_MEMORY => FaultKind::OutOfMemory,
         nvrtcResult::NVRTC_ERROR_COMPILATION | nvrtcResult::NVRTC_ERROR_INVALID_INPUT => FaultKind::InvalidArgument,
-        // An NVRTC that is older than the GPU.
+        // NVRTC is older than the GPU.
         nvrtcResult::NVRTC_ERROR_INVALID_OPTION => FaultKind::Unsupported,
         _ => FaultKind::Other,
     };

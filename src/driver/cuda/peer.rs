@@ -1,6 +1,8 @@
-//! Rights to another device's memory. CUDA keeps one right per ordered pair of contexts in the process; several
-//! [`CudaGpu`] objects of one device share it here, so that the last one to leave takes it back, and only if it was
-//! this module that asked for it. Mapped memory (`vmm`) has rights of its own, which follow.
+//! Peer access to another device's memory.
+//!
+//! CUDA keeps one right per ordered pair of contexts in the process. Several [`CudaGpu`] objects of one device share
+//! the right here. The last holder revokes it, and only if this module has asked for it. Mapped memory (`vmm`) has
+//! separate rights, which this module keeps in step.
 
 use std::{collections::HashMap, ptr};
 
@@ -16,17 +18,17 @@ use super::{
 };
 use crate::driver::{Driver, DriverResult};
 
-/// A right that is held.
+/// A right with at least one holder.
 struct Right {
-    /// How many objects hold it.
+    /// Number of objects that hold it.
     holders: usize,
-    /// Whether it is ours to take back; another library may have asked for it first.
+    /// Whether this module has enabled it and so may revoke it; another library may have enabled it first.
     ours: bool,
-    /// The peer's primary context, retained, so that the handle stays good until the right is taken back.
+    /// The peer's primary context, retained, so that the handle stays valid until the right is revoked.
     peer: Context,
 }
 
-/// By `(who, whose memory)`.
+/// By `(accessing device, owner of the memory)`.
 static RIGHTS: Lazy<Mutex<HashMap<(CUdevice, CUdevice), Right>>> = Lazy::new(Mutex::default);
 
 impl CudaGpu {
@@ -77,7 +79,7 @@ impl CudaGpu {
                     return self.check_code(code, || format!("GPU {} to GPU {}", key.0, key.1));
                 }
             };
-            // With `RIGHTS` locked: whoever finds the right there finds it whole.
+            // `RIGHTS` stays locked, so no other thread sees a right without its `vmm` part.
             if let Err(code) = vmm::space(peer.device).lock().admit(self.device) {
                 if ours {
                     // SAFETY: our context is current, the peer's is retained.
@@ -100,7 +102,7 @@ impl CudaGpu {
         if mine.remove(&peer.device) { self.give_back(peer.device, true) } else { Ok(()) }
     }
 
-    /// One holder less; the last one takes the right back, which needs the own context to be current.
+    /// Removes one holder. The last one revokes the right; for that, its own context must be current.
     fn give_back(&self, peer: CUdevice, current: bool) -> DriverResult {
         let mut rights = RIGHTS.lock();
         let key = (self.device, peer);
@@ -113,20 +115,21 @@ impl CudaGpu {
         rights.remove(&key);
         let expelled = vmm::space(peer).lock().expel(self.device);
         let result = if ours && current {
-            // SAFETY: our context is current, the peer's is retained; a right that is gone is an error and no harm.
+            // SAFETY: our context is current, the peer's is retained; if the right is already revoked, the call only
+            // returns an error.
             fault::code(unsafe { sys::cuCtxDisablePeerAccess(context) })
         } else {
             SUCCESS
         };
         // SAFETY: balances the retain in `enable_peer`.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(peer) };
-        // 705: another library took it back first.
+        // 705: another library has revoked it first.
         let result = if matches!(result, SUCCESS | 705) { expelled } else { result };
         self.check_code(result, String::new)
     }
 }
 
-/// Gives all rights of a device back, as it is dropped.
+/// Revokes all rights of a device that is being dropped.
 pub(super) fn forget_all(gpu: &mut CudaGpu, current: bool) {
     let peers = std::mem::take(gpu.peers.get_mut());
     for peer in peers {

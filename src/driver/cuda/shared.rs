@@ -1,9 +1,9 @@
-//! The crate's own modules, which all pools of a process have in common on a GPU.
+//! The crate's own modules: all pools of a process share them on a GPU.
 //!
-//! To load one takes half a millisecond on each GPU, behind a lock that all GPUs of the process share: on two H200s
-//! that was more than half of what a further pool took (`gpu/setup/2` in `benches/results`: 17.8 ms before, 7.8 now).
-//! They have no variables (`kernels/build.py` checks that), so nobody can tell whether others use them, too. Users'
-//! modules may have some, which another pool's kernels must not change: each pool loads its own.
+//! Loading a module takes half a millisecond on each GPU, under a lock that all GPUs of the process share. On two H200s
+//! that was more than half of the set-up of a second pool (`gpu/setup/2` in `benches/results`: 17.8 ms before, 7.8 ms
+//! now). The crate's modules have no variables (`kernels/build.py` checks that), so users cannot affect each other.
+//! Users' modules may have variables, which another pool's kernels must not change: so each pool loads them separately.
 
 use std::{
     collections::HashMap,
@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 
 use crate::driver::{DriverResult, ModuleImage, RawModule};
 
-/// Those of one primary context.
+/// The shared modules of one primary context.
 #[derive(Default)]
 pub(super) struct Shared(Mutex<HashMap<Key, Loaded>>);
 
-/// Where the forms of the image are, which live for ever.
+/// The addresses of the image's PTX and cubins, which are `'static`.
 type Key = (usize, usize);
 
 struct Loaded {
@@ -32,8 +32,8 @@ fn key(image: &ModuleImage) -> Key {
 }
 
 impl Shared {
-    /// Of all that have this device's primary context open. The caller has retained it, and lets go of what it gets
-    /// here first: so whoever has it at the same time has retained the same context.
+    /// The value that all users of this device's primary context share. The caller has retained the context, and drops
+    /// the value before it releases the context. So all holders of the value have retained the same context.
     pub(super) fn of(device: CUdevice) -> Arc<Shared> {
         static ALL: Mutex<Vec<(CUdevice, Weak<Shared>)>> = Mutex::new(Vec::new());
         let mut all = ALL.lock();
@@ -46,7 +46,7 @@ impl Shared {
         shared
     }
 
-    /// The module of an image that pools share, loaded if nobody has it; who comes meanwhile waits for that.
+    /// The module of a shared image. The first caller loads it; other callers wait for that.
     pub(super) fn load(
         &self,
         image: &ModuleImage,
@@ -62,7 +62,7 @@ impl Shared {
         Ok(module)
     }
 
-    /// One user less. What nobody uses any more, or was not shared, is unloaded.
+    /// Removes one user. A module without users, or one that was not shared, is unloaded.
     pub(super) fn unload(&self, module: RawModule, unload: impl FnOnce() -> DriverResult) -> DriverResult {
         let mut all = self.0.lock();
         if let Some((&key, loaded)) = all.iter_mut().find(|(_, loaded)| loaded.module == module) {
@@ -72,7 +72,7 @@ impl Shared {
             }
             all.remove(&key);
         }
-        // Under the lock: what is loaded next may get the same handle.
+        // Under the lock, since the next loaded module may get the same handle.
         unload()
     }
 }
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(load(&PUSH.image).unwrap(), RawModule(3), "a module that has gone is loaded again");
     }
 
-    /// A user's own module has a handle that is in no list.
+    /// The handle of a user's module is in no list.
     #[test]
     fn what_is_not_shared_is_unloaded() {
         let unloaded = Cell::new(false);
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(shared.load(&PUSH.image, || Ok(RawModule(1))).unwrap(), RawModule(1));
     }
 
-    /// The forms of one module are not taken for those of another that has some of them.
+    /// Two images that share some forms but not all are different modules.
     #[test]
     fn every_form_counts() {
         let shared = Shared::default();
@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn a_context_that_nobody_has_open_is_forgotten() {
-        // No ordinals of real devices.
+        // Ordinals that no real device has.
         let (first, second) = (Shared::of(-1), Shared::of(-2));
         assert!(Arc::ptr_eq(&first, &Shared::of(-1)) && !Arc::ptr_eq(&first, &second));
         first.load(&PUSH.image, || Ok(RawModule(1))).unwrap();
         drop(first);
-        // Its modules went with it, though nobody unloaded them.
+        // The modules were dropped together with the shared value, without an unload.
         assert_eq!(Shared::of(-1).load(&PUSH.image, || Ok(RawModule(2))).unwrap(), RawModule(2));
     }
 }

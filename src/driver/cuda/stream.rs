@@ -1,4 +1,4 @@
-//! Streams and events, and waiting for either by polling: a wait can always be given up.
+//! Streams and events. Waits poll, so a wait can always be given up.
 
 use std::{
     cell::Cell,
@@ -31,7 +31,7 @@ impl CudaGpu {
     pub(super) fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {
         self.enter()?;
         let mut s = ptr::null_mut();
-        // CUDA counts as we do: the lower number runs first.
+        // As in our contract, CUDA runs the lower number first.
         let priority = priority.clamp(self.priorities.0, self.priorities.1.max(self.priorities.0));
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the pointer is to a live handle.
@@ -68,12 +68,12 @@ impl CudaGpu {
     pub(super) fn stream_wait_event(&self, s: RawStream, e: RawEvent) -> DriverResult {
         self.enter()?;
         self.check_no_capture(s)?;
-        // SAFETY: a live stream of this device and a live event, of whichever device.
+        // SAFETY: a live stream of this device, and a live event of any device.
         self.check_shared(s, unsafe { sys::cuStreamWaitEvent(stream(s), event(e), 0) })
     }
 
-    /// [`check`](Self::check) for a call that names something of another device as well: a loss that it reports is
-    /// remembered as this device's only if this device's own stream says so too.
+    /// [`check`](Self::check) for a call that also names an object of another device. A reported loss counts as a loss
+    /// of this device only if this device's own stream reports it, too.
     pub(super) fn check_shared(&self, s: RawStream, result: CUresult) -> DriverResult {
         let reported = fault::fault(fault::code(result), "");
         if reported.kind != FaultKind::DeviceLost {
@@ -126,7 +126,7 @@ impl CudaGpu {
                 // SAFETY: the symbol's own type; live events of this device; the pointer is to a live number.
                 self.check_code(unsafe { elapsed(&mut ms, event(start), event(end)) }, String::new)?;
             }
-            // libcuda was linked, with the names that the bindings know.
+            // libcuda was linked, so the bindings' names exist.
             // SAFETY: live events of this device.
             None => match unsafe { result::event::elapsed(event(start), event(end)) } {
                 Ok(v) => ms = v,
@@ -136,7 +136,7 @@ impl CudaGpu {
         Duration::try_from_secs_f64(f64::from(ms) / 1000.0).map_err(|_| fault::invalid(RECORDED_BEFORE))
     }
 
-    /// A query's answer.
+    /// Turns the code of a query into its answer.
     fn completed(&self, code: i32) -> DriverResult<bool> {
         match code {
             fault::SUCCESS => Ok(true),
@@ -147,27 +147,28 @@ impl CudaGpu {
 }
 
 thread_local! {
-    /// When a wait of this thread began that its limit has cut short, and when that was: the next one goes on with it.
+    /// The start and the end of this thread's last wait, if its limit has ended it: the next wait continues it.
     static CUT_SHORT: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
-    /// Until when it is taken that others want this thread's core.
+    /// Until this time, the wait assumes that other threads want this thread's core.
     static CONTENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Asks until the answer is yes, an error, or the limit: at once again for 10 ms, then in sleeps that grow from 5 to 50
-/// us (which Linux makes 50 us longer). Somebody waits for that answer: with sleeps from 100 us on, waits of a
-/// millisecond ended 80 us late on a machine with 64 idle cores. CUDA itself spins for as long as it takes where there
-/// are cores enough.
+/// Polls until the answer is yes, an error, or the limit is over. For 10 ms it polls without a pause; then it sleeps in
+/// between, from 5 us growing to 50 us (Linux adds 50 us). The latency matters: with sleeps that began after 100 us,
+/// waits of a millisecond ended 80 us late on a machine with 64 idle cores. CUDA itself spins without end if there are
+/// enough cores.
 ///
-/// When the thread has lost its core meanwhile, others want it, and sleeps begin after 100 us for a while: who sleeps
-/// gets the core back at once, and who spins waits for its turn, milliseconds. It never yields there: on a host whose
-/// cores are all busy with something else, a yield is a time slice of that (4 ms for an all-reduce of 31 us, on 32
-/// cores). Where there are as many device threads as cores it yields from 20 us on, so that they all get to submit.
+/// If the thread has lost its core during the wait, other threads want the core, and for a while sleeps begin after 100
+/// us: a thread that sleeps gets the core back at once, and a thread that spins waits milliseconds for its turn. It
+/// never yields in this case: on a host whose cores are all busy with other work, a yield costs a time slice of that
+/// work (4 ms for an all-reduce of 31 us, on 32 cores). If there are as many device threads as cores, it yields from 20
+/// us on, so that all of them can submit.
 fn poll(limit: Duration, mut done: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
     const CROWDED: Duration = Duration::from_micros(20);
     const NAP: Duration = Duration::from_micros(100);
     const ALONE: Duration = Duration::from_millis(10);
     const LONGEST: Duration = Duration::from_micros(50);
-    /// No look takes so long by itself, unless it waits for a lock of the driver's.
+    /// A poll that takes longer than this has lost its core, or has waited for a lock of the driver.
     const LOST: Duration = Duration::from_micros(500);
     const WARY: Duration = Duration::from_millis(100);
     let cut_short = CUT_SHORT.take();
@@ -231,8 +232,8 @@ mod tests {
         assert_eq!(poll(Duration::MAX, || Err(fault::fault(700, ""))), Err(fault::fault(700, "")));
     }
 
-    /// Whether it is seen at all: on a loaded machine a thread is away at any moment for longer than what is looked for
-    /// takes, and then it need not be seen.
+    /// Whether `look` succeeds in one of several tries. On a busy computer a thread may lose its core for longer than
+    /// the effect lasts, and then a single try proves nothing.
     fn is_seen(mut look: impl FnMut() -> bool) -> bool {
         (0..50).any(|_| look())
     }
@@ -257,7 +258,7 @@ mod tests {
         };
         // 5 ms in sleeps of 50 us and more, from the third slice on.
         assert!(is_seen(|| slices(Duration::ZERO).join().unwrap()[3..].iter().all(|looks| *looks <= 110)));
-        // Others are waits of their own; each ends, however much it sleeps.
+        // Slices far apart are separate waits; each ends, regardless of its sleeps.
         assert!(slices(Duration::from_millis(2)).join().unwrap().iter().all(|looks| *looks >= 2));
     }
 
@@ -279,7 +280,7 @@ mod tests {
             }
             asked
         };
-        // 100 us of looks at once, where there are cores to spare, and 8 ms of sleeps.
+        // 100 us of polls without a pause, if there are idle cores, and 8 ms of sleeps.
         assert!(is_seen(|| thread::spawn(looks).join().unwrap() < 4000));
     }
 }

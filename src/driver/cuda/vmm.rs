@@ -1,9 +1,9 @@
-//! Virtual memory: windows of addresses, and physical memory behind parts of them.
+//! Virtual memory: windows of addresses, and physical memory that is mapped into them.
 //!
-//! What is mapped is accounted for here, by device and for the whole process: the driver gives rights to a mapping and
-//! not, as for `cuMemAlloc`, to a context's memory as a whole (`cuCtxEnablePeerAccess` does not reach it, as PyTorch
-//! notes beside its expandable segments; xla#40852 hung for 56 minutes for want of one). So a right that a peer gets
-//! later has to find the mappings that are there, and a mapping that comes later the peers.
+//! This module keeps a list of all mappings, by device and for the whole process. The driver grants access per mapping,
+//! and not, as for `cuMemAlloc`, to all memory of a context (`cuCtxEnablePeerAccess` does not include mappings, as
+//! PyTorch notes beside its expandable segments; xla#40852 hung for 56 minutes because a right was missing). So a new
+//! right must be applied to all existing mappings, and a new mapping needs the rights of all peers.
 //!
 //! The structs are those of `cuda.h`, since cudarc's differ from version to version of CUDA (13.2 has a union in
 //! `CUmemLocation`); the layout has not changed since 10.2.
@@ -67,15 +67,14 @@ const POSIX_FD: c_int = 1;
 const NO_ACCESS: c_int = 0;
 const READ_WRITE: c_int = 3;
 
-/// What a device's virtual memory is like.
+/// The properties of a device's virtual memory management.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Virtual {
     pub granularity: usize,
     wishes: Wishes,
 }
 
-/// What physical memory is to be good for beside kernels and copies. Wishes that the driver does not grant are given
-/// up.
+/// Optional uses of physical memory beside kernels and copies. A wish that the driver refuses is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wishes {
     /// For other processes, and for NCCL's registration.
@@ -108,30 +107,30 @@ impl Wishes {
     }
 }
 
-/// What is reserved and mapped on one device, by whatever object.
+/// The windows and mappings of one device, of all objects in the process.
 #[derive(Default)]
 pub(super) struct Space {
-    /// Bytes by first address.
+    /// Size in bytes, by first address.
     windows: BTreeMap<Address, u64>,
     mappings: BTreeMap<Address, Mapping>,
-    /// The other devices that may touch it.
+    /// The other devices with access to it.
     readers: BTreeSet<CUdevice>,
 }
 
 #[derive(Clone, Copy)]
 struct Mapping {
     bytes: usize,
-    /// The physical memory. It is kept, since a mapping that moves needs it.
+    /// The physical memory. The handle is kept, because a move maps the memory again.
     handle: Handle,
 }
 
-/// The account of a device.
+/// The list of a device.
 pub(super) fn space(device: CUdevice) -> Arc<Mutex<Space>> {
     static SPACES: Lazy<Mutex<HashMap<CUdevice, Arc<Mutex<Space>>>>> = Lazy::new(Mutex::default);
     SPACES.lock().entry(device).or_default().clone()
 }
 
-/// Asks what a device can do; `None` if it has no virtual memory management.
+/// Queries a device; `None` if it has no virtual memory management.
 pub(super) fn probe(device: CUdevice) -> Option<Virtual> {
     let has = |what: Attribute| {
         let mut value = 0;
@@ -179,7 +178,7 @@ impl CudaGpu {
         self.enter()?;
         let length = usize::try_from(bytes).map_err(|_| fault::invalid("a window larger than all addresses"))?;
         let mut address = 0;
-        // SAFETY: the pointer is to a live integer; no address is wished for.
+        // SAFETY: the pointer is to a live integer; no address is requested.
         self.check(unsafe { sys::cuMemAddressReserve(&mut address, length, ALIGN, 0, 0) })?;
         space(self.device).lock().windows.insert(address, bytes);
         Ok(address)
@@ -197,7 +196,7 @@ impl CudaGpu {
         if space.mappings.range(address..address + bytes).next().is_some() {
             return alive.and_then(|()| Err(fault::invalid("something is mapped in the window")));
         }
-        // SAFETY: a window that was reserved with this size, and has nothing mapped in it.
+        // SAFETY: a window that was reserved with this size and contains no mapping.
         let freed = self.check(unsafe { sys::cuMemAddressFree(address, bytes as usize) });
         if freed.is_ok() {
             space.windows.remove(&address);
@@ -216,7 +215,7 @@ impl CudaGpu {
         let handle = self.create(bytes)?;
         // SAFETY: a place in a window, with nothing mapped there.
         if let Err(fault) = unsafe { self.attach(&space, address, bytes, handle) } {
-            // SAFETY: mapped nowhere.
+            // SAFETY: the memory is not mapped.
             let _ = unsafe { sys::cuMemRelease(handle) };
             return Err(fault);
         }
@@ -224,7 +223,7 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Physical memory.
+    /// Allocates physical memory.
     fn create(&self, bytes: usize) -> DriverResult<Handle> {
         loop {
             let Virtual { wishes, granularity } = self.virtual_memory()?;
@@ -235,7 +234,8 @@ impl CudaGpu {
                 Ok(()) => return Ok(handle),
                 Err(fault) => fault,
             };
-            // Where attributes promise more than there is (containers, MIG, WSL): less, from now on.
+            // The attributes may promise more than the system can do (containers, MIG, WSL). From now on fewer wishes
+            // are made.
             let hopeless = matches!(fault.kind, FaultKind::OutOfMemory | FaultKind::DeviceLost);
             match wishes.fewer().filter(|_| !hopeless) {
                 Some(wishes) => *self.virtual_memory.lock() = Some(Virtual { granularity, wishes }),
@@ -244,19 +244,19 @@ impl CudaGpu {
         }
     }
 
-    /// Maps physical memory, for this device and all that may touch its memory. A failure leaves nothing behind.
+    /// Maps physical memory, with access for this device and its readers. A failure leaves nothing mapped.
     ///
     /// # Safety
-    /// The place is in a window, and nothing is mapped there.
+    /// The range is in a window, and nothing is mapped there.
     unsafe fn attach(&self, space: &Space, address: Address, bytes: usize, handle: Handle) -> DriverResult {
-        // SAFETY: the caller's promise; a handle of this size, from its beginning, which is all that CUDA can map.
+        // SAFETY: the caller's promise; the handle has this size, and offset 0 is the only one that CUDA can map.
         self.check(unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) })?;
         let devices = std::iter::once(self.device).chain(space.readers.iter().copied());
         let rights: Vec<Access> = devices.map(|device| access(device, READ_WRITE)).collect();
         // SAFETY: mapped just now.
         let set = unsafe { set_access(address, bytes, &rights) };
         self.check_code(set, || "access to mapped memory could not be given".into()).inspect_err(|_| {
-            // SAFETY: nobody knows of it yet.
+            // SAFETY: no other code uses the mapping yet.
             let _ = unsafe { sys::cuMemUnmap(address, bytes) };
         })
     }
@@ -271,11 +271,12 @@ impl CudaGpu {
             Ok(mapping) => mapping,
             Err(fault) => return alive.and(Err(fault)),
         };
-        // SAFETY: a whole mapping that nothing uses, says the caller: CUDA does not wait (pytorch#196257).
+        // SAFETY: the caller's promise: a whole mapping that no operation uses. CUDA itself does not wait
+        // (pytorch#196257).
         let unmapped = self.check(unsafe { sys::cuMemUnmap(address, bytes) });
         if unmapped.is_ok() {
             space.mappings.remove(&address);
-            // SAFETY: the handle is ours, and is forgotten.
+            // SAFETY: this module owns the handle and does not use it again.
             let released = self.check(unsafe { sys::cuMemRelease(mapping.handle) });
             return alive.and(released);
         }
@@ -291,12 +292,12 @@ impl CudaGpu {
         let mut space = space.lock();
         let mapping = space.whole(from, bytes)?;
         space.check_place(to, bytes)?;
-        // In two places for a moment, so that a failure of either step leaves it where it was.
-        // SAFETY: a place in a window, with nothing mapped there.
+        // The memory is mapped twice for a moment, so that a failure of either step leaves the old mapping. SAFETY: a
+        // range in a window, with nothing mapped there.
         unsafe { self.attach(&space, to, bytes, mapping.handle)? };
-        // SAFETY: a whole mapping that nothing uses, says the caller.
+        // SAFETY: the caller's promise: a whole mapping that no operation uses.
         if let Err(fault) = self.check(unsafe { sys::cuMemUnmap(from, bytes) }) {
-            // SAFETY: mapped above; nobody knows of it yet.
+            // SAFETY: mapped above; no other code uses it yet.
             let _ = unsafe { sys::cuMemUnmap(to, bytes) };
             return Err(fault);
         }
@@ -305,8 +306,8 @@ impl CudaGpu {
         Ok(())
     }
 
-    /// Makes the context current even when the device is lost; whether it is. What is mapped belongs to the process and
-    /// not to the context, so nobody else would give it back.
+    /// Makes the context current even on a lost device; false if that fails. Mappings belong to the process, not to the
+    /// context, so the end of the context does not free them.
     fn enter_anyhow(&self) -> DriverResult {
         self.enter().inspect_err(|_| {
             let _ = self.set_current();
@@ -334,7 +335,7 @@ impl Space {
         found.ok_or_else(|| fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")))
     }
 
-    /// Gives a device access to all that is mapped, and that will be. All or nothing.
+    /// Gives a device access to all mappings, present and future. A failure changes nothing.
     pub(super) fn admit(&mut self, device: CUdevice) -> Result<(), i32> {
         for (n, (&address, mapping)) in self.mappings.iter().enumerate() {
             // SAFETY: a whole mapping.
@@ -348,13 +349,13 @@ impl Space {
         Ok(())
     }
 
-    /// Takes it back; the first failure's code.
+    /// Revokes a device's access to all mappings. Returns the code of the first failure.
     pub(super) fn expel(&mut self, device: CUdevice) -> i32 {
         self.readers.remove(&device);
         self.revoke(device, usize::MAX)
     }
 
-    /// Takes access to the first mappings back.
+    /// Revokes a device's access to the first `first` mappings.
     fn revoke(&self, device: CUdevice, first: usize) -> i32 {
         let mut result = fault::SUCCESS;
         for (&address, mapping) in self.mappings.iter().take(first) {
@@ -375,7 +376,7 @@ fn access(device: CUdevice, flags: c_int) -> Access {
 /// # Safety
 /// The range is whole mappings.
 unsafe fn set_access(address: Address, bytes: usize, rights: &[Access]) -> i32 {
-    // SAFETY: the caller's promise; the pointer is to that many structs of the layout that the driver reads.
+    // SAFETY: the caller's promise; the pointer is to `rights.len()` structs with the driver's layout.
     fault::code(unsafe { sys::cuMemSetAccess(address, bytes, rights.as_ptr().cast(), rights.len()) })
 }
 

@@ -1,4 +1,4 @@
-//! What the calls of a driver with faults have in common.
+//! Helpers that the calls of a driver with faults (`device`) share.
 
 use super::device::Faulty;
 use super::{
@@ -28,7 +28,7 @@ impl Faulty {
         self.common.alive(self.index)
     }
 
-    /// Judges a call. `Err` if it is to fail; else what is to go wrong with it.
+    /// Asks the plan about a call. `Err` if the call must fail; else the faults that it must show.
     pub(super) fn begin(&self, op: FaultOp, peers: &[usize]) -> DriverResult<Verdict> {
         self.alive()?;
         let verdict = self.plan.decide(self.index, op, peers);
@@ -38,14 +38,14 @@ impl Faulty {
             if injected.is_sticky() {
                 self.common.lose(self.index, fault.clone());
             }
-            // A sticky one outlasts the others, so it is what the caller hears.
+            // A sticky fault stays on the device, so the caller gets it rather than another fault.
             if fails.is_ok() || injected.is_sticky() {
                 fails = Err((injected, fault));
             }
         }
         match fails {
             Ok(()) => Ok(verdict),
-            // A kernel is accepted first, and fails later: the next call reports it.
+            // A failing kernel is accepted; the next call reports the failure.
             Err((Injected::LaunchFailed, _)) if op == FaultOp::Launch => {
                 Ok(std::iter::once((Injected::LaunchFailed, None)).collect())
             }
@@ -53,20 +53,20 @@ impl Faulty {
         }
     }
 
-    /// A call that has no peers, and that goes to no stream.
+    /// A call without peers and without a stream.
     pub(super) fn asks<R>(&self, op: FaultOp, call: impl FnOnce() -> DriverResult<R>) -> DriverResult<R> {
         self.begin(op, &[])?;
         call()
     }
 
-    /// A call that gives something back: it is made in any case.
+    /// A call that frees or destroys something: it is made in any case.
     pub(super) fn give_back(&self, op: FaultOp, call: impl FnOnce() -> DriverResult) -> DriverResult {
         let begun = self.begin(op, &[]);
         let done = call();
         begun.and(done)
     }
 
-    /// A call that waits: what runs on a device that is lost is waited for, too, before the loss is reported.
+    /// A call that waits. On a lost device it waits for the running work before it reports the loss.
     pub(super) fn waits(&self, op: FaultOp, call: impl FnOnce() -> DriverResult<bool>) -> DriverResult<bool> {
         match self.begin(op, &[]) {
             Err(fault) if fault.kind != FaultKind::DeviceLost => Err(fault),
@@ -77,7 +77,7 @@ impl Faulty {
         }
     }
 
-    /// Judges an operation that goes to a stream, and submits what is to go before it.
+    /// Asks the plan about an operation of a stream, and submits injected delays and blocks before it.
     pub(super) fn submit(
         &self,
         op: FaultOp,
@@ -114,7 +114,7 @@ impl Faulty {
         call()
     }
 
-    /// Judges a call about the right to a peer's memory.
+    /// Asks the plan about a call for peer access.
     pub(super) fn peer(&self, op: FaultOp, peer: &dyn Driver) -> DriverResult<Verdict> {
         self.begin(op, self.common.index(peer).as_slice())
     }
@@ -135,7 +135,7 @@ impl Faulty {
     }
 }
 
-/// How much longer a copy of so many bytes takes: times that are too long to be added are all the same.
+/// The delay of a copy. A sum that overflows becomes the longest time.
 fn slowed(per_copy: Duration, per_megabyte: Duration, bytes: usize) -> Duration {
     let megabytes = bytes as f64 / f64::from(1 << 20);
     let moving = Duration::try_from_secs_f64(per_megabyte.as_secs_f64() * megabytes).unwrap_or(Duration::MAX);

@@ -1,4 +1,4 @@
-//! What the devices of one [`wrap`](super::wrap) know of each other.
+//! State that the devices of one [`wrap`](super::wrap) share: lost devices, and the owners of events and memory.
 
 use super::plan::Injected;
 use crate::driver::{Address, Driver, DriverRef, DriverResult, Fault, FaultKind, RawEvent};
@@ -23,7 +23,7 @@ pub(super) struct Common {
 pub(super) struct Owned {
     pub bytes: usize,
     pub device: usize,
-    /// How copies to and from it go wrong in silence.
+    /// The injected lie about copies to and from this mapping.
     pub lie: Option<Injected>,
 }
 
@@ -37,13 +37,13 @@ impl Common {
         }
     }
 
-    /// A device, while it is there.
+    /// The wrapped driver of a device, while the device exists.
     pub fn inner(&self, index: usize) -> Option<DriverRef> {
         self.inner[index].upgrade()
     }
 
-    /// Which of the devices this is, whatever is wrapped around it: by the object inside, since several may be on one
-    /// GPU.
+    /// The index of a device, also if further layers are around it. Compares the innermost objects, since several
+    /// devices may be on one GPU.
     pub fn index(&self, driver: &dyn Driver) -> Option<usize> {
         let is_it = |device: DriverRef| ptr::addr_eq(device.as_any(), driver.as_any());
         self.inner.iter().position(|device| device.upgrade().is_some_and(is_it))
@@ -54,7 +54,7 @@ impl Common {
         self.lost.lock()[index].clone().map_or(Ok(()), Err)
     }
 
-    /// A device is lost; the first reason stays.
+    /// Marks a device as lost; the first reason stays.
     pub fn lose(&self, index: usize, fault: Fault) {
         self.lost.lock()[index].get_or_insert(fault);
     }
@@ -67,7 +67,7 @@ impl Common {
         self.events.lock().remove(&event);
     }
 
-    /// [`alive`](Self::alive) of the device whose event this is.
+    /// [`alive`](Self::alive) for the device of an event.
     pub fn event_alive(&self, event: RawEvent) -> DriverResult {
         let owner = self.events.lock().get(&event).copied();
         owner.map_or(Ok(()), |owner| self.alive(owner))
@@ -81,12 +81,12 @@ impl Common {
         self.memory.lock().remove(&address)
     }
 
-    /// The device whose memory this is; none for memory of the host.
+    /// The device that owns this memory; `None` for host memory.
     pub fn owner(&self, address: Address) -> Option<usize> {
         self.memory(address).map(|owned| owned.device)
     }
 
-    /// What is wrong with copies that begin at these addresses, if anything.
+    /// The injected lie about copies that begin at these addresses, if any.
     pub fn lie(&self, dst: Address, src: Address) -> Option<Injected> {
         [dst, src].into_iter().find_map(|at| self.memory(at)?.lie)
     }
@@ -98,7 +98,7 @@ impl Common {
     }
 }
 
-/// How a device reports a fault that is injected.
+/// The fault that a device reports for an injected one.
 pub(super) fn fault(injected: Injected) -> Option<Fault> {
     let (kind, code, name, detail) = match injected {
         Injected::OutOfMemory => (FaultKind::OutOfMemory, 2, "CUDA_ERROR_OUT_OF_MEMORY", "injected by a fault plan"),

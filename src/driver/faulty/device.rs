@@ -1,8 +1,8 @@
 //! A fault plan as a layer: asks the plan about each call, then makes the call or fails.
 //!
-//! [`wrap`](super::wrap) puts a [`Faulty`] around each device. What the calls have in common is in `calls`.
+//! [`wrap`](super::wrap) puts a [`Faulty`] around each device. `calls` has the helpers that the calls share.
 //!
-//! Invariant: a call that fails has not been made. Calls that give something back are made in any case.
+//! Invariant: a failed call was not made. Calls that free or destroy something are made in any case.
 
 use super::{
     common::{Common, Owned},
@@ -39,7 +39,7 @@ impl Driver for Faulty {
             Ok(address)
         };
         mem_free(address) => this.give_back(FaultOp::Free, || {
-            // Before the call: after it, the address may be another device's.
+            // Before the call, since another device may get the address right after it.
             this.common.freed(address);
             call()
         });
@@ -52,7 +52,7 @@ impl Driver for Faulty {
         vm_reserve(bytes) => this.asks(FaultOp::VmReserve, call);
         vm_release(address, bytes) => this.give_back(FaultOp::VmRelease, call);
         vm_map(address, bytes) => {
-            // A plan in which memory runs out means mappings, too.
+            // A rule about allocations includes mappings.
             this.begin(FaultOp::Alloc, &[])?;
             let verdict = this.begin(FaultOp::VmMap, &[])?;
             call()?;
@@ -125,7 +125,7 @@ impl Driver for Faulty {
             let begun = this.begin(FaultOp::CaptureEnd, &[]);
             let ended = call();
             if let (Err(_), Ok(graph)) = (&begun, &ended) {
-                // SAFETY: the graph was made just now, and no one else knows it.
+                // SAFETY: the graph was just made, and no other code uses it.
                 let _ = unsafe { this.inner.graph_destroy(*graph) };
             }
             begun.and(ended)
@@ -142,7 +142,7 @@ impl Driver for Faulty {
         self.submit(FaultOp::CopyWithin, &[], bytes, stream)?;
         let lie = self.common.lie(dst, src);
         let delivered = if lie == Some(Injected::Drop) { 0 } else { bytes };
-        // SAFETY: the caller's promise is the same, for these bytes or none.
+        // SAFETY: the caller's promise; `delivered` is `bytes` or 0.
         unsafe { self.inner.copy_within(dst, src, delivered, stream)? };
         match lie {
             // SAFETY: what the caller's copy writes.
@@ -164,9 +164,9 @@ impl Driver for Faulty {
         let (op, peer) = if to == Some(self.index) { (FaultOp::CopyFromPeer, from) } else { (FaultOp::CopyToPeer, to) };
         let verdict = self.submit(op, peer.as_slice(), bytes, stream)?;
         let lie = peer.and_then(|peer| lie::about(&verdict, peer)).or_else(|| self.common.lie(dst, src));
-        // A lie is not less strict than the truth: without the right to the peer's memory the call still fails.
+        // The call is made also for a lie: without peer access it must still fail.
         let delivered = if lie == Some(Injected::Drop) { 0 } else { bytes };
-        // SAFETY: the caller's promise is the same, for these bytes or none.
+        // SAFETY: the caller's promise; `delivered` is `bytes` or 0.
         unsafe { self.inner.copy_peer(dst, dst_device, src, src_device, delivered, stream)? };
         match lie {
             // SAFETY: what the caller's copy writes.

@@ -1,4 +1,4 @@
-//! What a peer delivers that says all is well.
+//! Peers that report success but deliver wrong bytes.
 
 use super::{
     common::Common,
@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
-/// What memory holds that nothing was delivered to.
+/// The bytes that a kernel loads instead of data that was dropped.
 const JUNK: u8 = 0xdb;
 /// Alignment that a replaced argument keeps.
 const ALIGN: u64 = 256;
-/// Bytes that a damage takes.
+/// Number of damaged bytes.
 const DAMAGE: usize = 16;
 
-/// The kind of lie that a verdict holds for this peer.
+/// The lie of a verdict about this peer, if any.
 pub(super) fn about(verdict: &Verdict, peer: usize) -> Option<Injected> {
     let lies = verdict.iter().filter(|(_, of)| of.is_none_or(|of| of == peer)).map(|(fault, _)| *fault);
     let mut lies = lies.filter(|fault| matches!(fault, Injected::Drop | Injected::Corrupt)).peekable();
@@ -24,12 +24,12 @@ pub(super) fn about(verdict: &Verdict, peer: usize) -> Option<Injected> {
     lies.find(|lie| *lie == Injected::Drop).or(first)
 }
 
-/// The kind of lie that a verdict holds for a mapping that is made.
+/// The lie of a verdict about a new mapping, if any.
 pub(super) fn of_mapping(verdict: &Verdict) -> Option<Injected> {
     verdict.iter().map(|(fault, _)| *fault).find(|fault| matches!(fault, Injected::Drop | Injected::Corrupt))
 }
 
-/// The means of one device.
+/// Makes the lies of one device.
 pub(super) struct Liar {
     inner: DriverRef,
     index: usize,
@@ -39,9 +39,10 @@ pub(super) struct Liar {
 
 #[derive(Default)]
 struct Scratch {
-    /// Memory that stands in for a peer's, by stream and argument: the next launch on the stream comes after the last.
+    /// Scratch memory that replaces a peer's, by stream and argument. Launches of one stream can share it, since they
+    /// run one after the other.
     current: HashMap<(RawStream, usize), (Address, usize)>,
-    /// What was too small, and may still be in use.
+    /// Scratch memory that became too small and may still be in use.
     outgrown: Vec<Address>,
     damages: u64,
 }
@@ -63,7 +64,7 @@ impl Liar {
         memory.damages += 1;
         let len = bytes.min(DAMAGE);
         let start = self.plan.random(self.index as u64, memory.damages) % (bytes - len + 1) as u64;
-        // Two values, so that a constant does not survive it.
+        // Two values, so that constant data is damaged, too.
         let (half, at) = (len / 2, at + start);
         // SAFETY: within the caller's range.
         unsafe {
@@ -72,7 +73,7 @@ impl Liar {
         }
     }
 
-    /// Launches a kernel about whose slices of peers' memory `verdict` has lies.
+    /// Launches a kernel; `verdict` has lies about its slices of peers' memory.
     ///
     /// # Safety
     /// As [`Driver::launch`](crate::driver::Driver::launch).
@@ -95,7 +96,8 @@ impl Liar {
                 (Some(Injected::Corrupt), true) => damaged.push((*address, *bytes)),
                 (Some(lie), _) => {
                     let scratch = self.scratch(stream, place, *address, *bytes)?;
-                    // SAFETY: the scratch has room, and is this stream's; the slice is live, says the caller.
+                    // SAFETY: the scratch memory is large enough and only this stream uses it; the caller promises that
+                    // the slice is live.
                     unsafe {
                         self.inner.fill_u8(scratch, JUNK, *bytes, stream)?;
                         if let (Injected::Corrupt, Some(owner)) = (lie, common.inner(peer)) {
@@ -107,13 +109,13 @@ impl Liar {
                 }
             }
         }
-        // SAFETY: the caller's promise; what was replaced is as large and as aligned.
+        // SAFETY: the caller's promise; replaced slices have the same size and alignment.
         unsafe { self.inner.launch(&Launch { args: &args, ..*launch }, stream)? };
-        // SAFETY: what the kernel may write.
+        // SAFETY: ranges that the kernel may write.
         damaged.into_iter().try_for_each(|(at, bytes)| unsafe { self.damage(at, bytes, stream) })
     }
 
-    /// Memory of this device that is aligned as `like` is.
+    /// Scratch memory of this device with the alignment of `like`.
     fn scratch(&self, stream: RawStream, place: usize, like: Address, bytes: usize) -> DriverResult<Address> {
         let (mut memory, room) = (self.memory.lock(), bytes + ALIGN as usize);
         let known = memory.current.get(&(stream, place)).copied();
@@ -134,7 +136,7 @@ impl Drop for Liar {
     fn drop(&mut self) {
         let Scratch { current, outgrown, .. } = std::mem::take(self.memory.get_mut());
         for start in current.into_values().map(|(start, _)| start).chain(outgrown) {
-            // SAFETY: allocated here, and the device's last user is gone.
+            // SAFETY: allocated here; the device is being dropped, so no operation uses it.
             let _ = unsafe { self.inner.mem_free(start) };
         }
     }

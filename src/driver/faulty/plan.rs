@@ -1,9 +1,9 @@
-//! A fault plan: rules that say what goes wrong, and when; and the log of what went wrong.
+//! A fault plan: rules that say which calls fail and how, and the log of injected faults.
 //!
-//! Users write it, in code or as text (`text`), and know it from [`testing`](crate::testing). The layer in `device`
-//! asks it about each call.
+//! Users write a plan in code or as text (`text`); [`testing`](crate::testing) exports it. The layer in `device` asks
+//! the plan about each call.
 //!
-//! Invariant: what a call meets depends on the seed, the rule, the device and the count alone, never on time.
+//! Invariant: the faults of a call depend only on the seed, the rule, the device and the count, never on time.
 
 mod ops;
 mod text;
@@ -20,10 +20,10 @@ use std::{
     time::Duration,
 };
 
-/// Entries that the log of a plan keeps: a slow link on a busy pair fires at every copy.
+/// Most entries in the log of a plan: a slow link on a busy pair fires at every copy.
 const LOG: usize = 1 << 16;
 
-/// Faults to come: a list of rules (which device, which operation, when) and what they do. For
+/// Faults to inject: a list of rules, each with a device, an operation, a time and a fault. For
 /// [`Builder::faults`](crate::Builder::faults); works on software GPUs and on CUDA.
 ///
 /// ```
@@ -38,9 +38,9 @@ const LOG: usize = 1 << 16;
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// The same as text, for `GPU_POOL_FAULTS`; rules are parted by `;`, and [`Display`](fmt::Display) writes what
-/// [`FromStr`](std::str::FromStr) reads (which refuses a rule whose operation can never meet its fault, like a slow
-/// launch):
+/// A plan can be written as text, for `GPU_POOL_FAULTS`. Rules are separated by `;`. [`Display`](fmt::Display) writes
+/// the text that [`FromStr`](std::str::FromStr) reads. `FromStr` refuses a rule whose operation can never show its
+/// fault, like a slow launch.
 ///
 /// ```text
 /// seed=7; 1:alloc:3+:oom; *:launch:p0.01:error; 2:any:40:lost; 0>1:copy-peer:*:slow=1ms+10us/MB; 0>1:any:*:drop
@@ -49,11 +49,11 @@ const LOG: usize = 1 << 16;
 /// fault         oom, error, launch-failed, lost, slow=TIME, slow=TIME/MB, slow=TIME+TIME/MB, stuck, drop, corrupt
 /// ```
 ///
-/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](crate::GpuPool::survivors) keep
-/// them, and the plan. Times are counted by rule and device. A clone shares counts and log with its original, until a
-/// rule is added to either. Which call is the third one is as certain as the order of calls: those of one device come
-/// from its own thread, but for staged copies, page-locked memory (of device 0) and drops on other threads, and waits
-/// poll.
+/// Devices are ordinals of the pool that was built with the plan; its [`survivors`](crate::GpuPool::survivors) keep the
+/// ordinals and the plan. Calls are counted by rule and device. A clone shares counts and log with its original, until
+/// a rule is added to either. A count is reproducible if the order of calls is. Calls of a device come from its own
+/// thread, except for staged copies, page-locked memory (of device 0) and drops on other threads; and waits poll, so
+/// the number of their calls depends on time.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     seed: u64,
@@ -61,7 +61,7 @@ pub struct FaultPlan {
     state: Arc<Mutex<State>>,
 }
 
-/// One line of a [`FaultPlan`]: any device, any operation, every time, unless it says more.
+/// One rule of a [`FaultPlan`]. By default it means any device, any operation, every time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "a rule does nothing before it is in a plan"]
 pub struct FaultRule {
@@ -80,11 +80,11 @@ enum When {
     Chance(f64),
 }
 
-/// What goes wrong.
+/// The kind of an injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Injected {
-    /// The call fails with `CUDA_ERROR_OUT_OF_MEMORY`. It had no effect; the next one may succeed.
+    /// The call fails with `CUDA_ERROR_OUT_OF_MEMORY` and has no effect. The next call may succeed.
     OutOfMemory,
     /// The call fails with `CUDA_ERROR_UNKNOWN`, once, without effect.
     Error,
@@ -92,49 +92,49 @@ pub enum Injected {
     LaunchFailed,
     /// The call and every later one of the device fail with `CUDA_ERROR_DEVICE_UNAVAILABLE`: it has fallen off the bus.
     DeviceLost,
-    /// Copies take longer: each by a time, and by a time per megabyte (2^20 bytes). That is real time, also where time
-    /// is virtual.
+    /// Copies take longer: a time per copy, and a time per megabyte (2^20 bytes). The times are real time, also on
+    /// machines with virtual time.
     Slow {
-        /// Per copy.
+        /// Additional time per copy.
         per_copy: Duration,
-        /// Per megabyte.
+        /// Additional time per megabyte.
         per_megabyte: Duration,
     },
-    /// The operation never completes, until [`FaultPlan::release`] or the end of the pool. Any operation that goes to a
-    /// stream. On software GPUs, who waits for it when nothing else goes on gets
-    /// [`Error::Deadlock`](crate::Error::Deadlock) after a second.
+    /// The operation does not complete until [`FaultPlan::release`] or the end of the pool. For any operation of a
+    /// stream. On software GPUs, a wait for it returns [`Error::Deadlock`](crate::Error::Deadlock) after a second in
+    /// which nothing else makes progress.
     Stuck,
-    /// Peer access reports success, and nothing arrives: copies do nothing; a kernel that names the peer's memory loads
-    /// junk, and its stores vanish. At [`FaultOp::VmMap`]: copies between device memories to and from what is mapped do
-    /// nothing, whatever the devices (as with NVIDIA's bug 6098762, CUDA.jl#3112).
+    /// Peer access reports success, but no data arrives: copies do nothing; a kernel that uses the peer's memory loads
+    /// junk, and its stores are lost. At [`FaultOp::VmMap`]: copies between device memories from and to the new mapping
+    /// do nothing, on any device (as with NVIDIA's bug 6098762, CUDA.jl#3112).
     Drop,
-    /// Peer access reports success, and some bytes arrive damaged: of copies, and of a peer's memory that a kernel
-    /// loads or stores; at [`FaultOp::VmMap`], of copies to and from what is mapped.
+    /// Peer access reports success, but some bytes arrive damaged: in copies, and in a peer's memory that a kernel
+    /// loads or stores. At [`FaultOp::VmMap`]: in copies from and to the new mapping.
     Corrupt,
 }
 
-/// A fault that a plan has injected, from [`FaultPlan::fired`].
+/// An injected fault, from [`FaultPlan::fired`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fired {
     /// The device whose driver was called.
     pub device: usize,
-    /// What was called.
+    /// The operation that was called.
     pub op: FaultOp,
-    /// Which of the calls that the rule counts on this device it was, from 1.
+    /// The number of the call among those that the rule counts on this device, from 1.
     pub count: u64,
-    /// What was injected.
+    /// The injected fault.
     pub fault: Injected,
 }
 
-/// What a plan's clones share.
+/// State that the clones of a plan share.
 #[derive(Default)]
 struct State {
     paused: bool,
-    /// Calls that a rule has counted on a device.
+    /// Number of calls that a rule has counted on a device, by (rule, device).
     counts: HashMap<(usize, usize), u64>,
     fired: Vec<Fired>,
-    /// Whoever holds something back for the plan.
+    /// The owners of operations that the plan blocks.
     holding: Vec<Weak<dyn Release>>,
 }
 
@@ -144,13 +144,13 @@ impl fmt::Debug for State {
     }
 }
 
-/// Something that a plan holds back.
+/// The owner of blocked operations.
 pub(crate) trait Release: Send + Sync {
-    /// Lets everything go on.
+    /// Unblocks all operations.
     fn release(&self);
 }
 
-/// The faults that one call is to meet, each with the peer that its rule names.
+/// The faults of one call, each with the peer that its rule names.
 pub(crate) type Verdict = SmallVec<[(Injected, Option<usize>); 2]>;
 
 impl FaultPlan {
@@ -159,7 +159,7 @@ impl FaultPlan {
         Self::default()
     }
 
-    /// What draws of [`FaultRule::chance`] depend on, besides rule, device and count.
+    /// The seed of [`FaultRule::chance`]; its draws also depend on rule, device and count.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -175,7 +175,7 @@ impl FaultPlan {
         self
     }
 
-    /// Does nothing before [`resume`](Self::resume): so that a pool can be built first.
+    /// The plan injects nothing before [`resume`](Self::resume), so that a pool can be built first.
     #[must_use]
     pub fn paused(self) -> Self {
         self.pause();
@@ -187,40 +187,40 @@ impl FaultPlan {
         self.state.lock().paused = true;
     }
 
-    /// Starts, or starts again, with all counts at zero. The log stays.
+    /// Starts or restarts the plan, with all counts at zero. The log stays.
     pub fn resume(&self) {
         let mut state = self.state.lock();
         state.paused = false;
         state.counts.clear();
     }
 
-    /// All counts are at zero again, for another run of the same program; whether it is paused.
+    /// Resets all counts, for another run of the same program. Returns whether the plan is paused.
     pub(crate) fn start_over(&self) -> bool {
         let mut state = self.state.lock();
         state.counts.clear();
         state.paused
     }
 
-    /// What was injected so far, in order; the first 65536 of it.
+    /// The faults injected so far, in order; at most the first 65536.
     pub fn fired(&self) -> Vec<Fired> {
         self.state.lock().fired.clone()
     }
 
-    /// Lets operations go on that are [stuck](Injected::Stuck) now.
+    /// Unblocks all operations that are [stuck](Injected::Stuck) now.
     pub fn release(&self) {
         let holding: Vec<_> = self.state.lock().holding.iter().filter_map(Weak::upgrade).collect();
-        // Outside of the lock: it calls drivers.
+        // Outside of the lock, since it calls drivers.
         holding.iter().for_each(|holder| holder.release());
     }
 
-    /// `holder` is told of [`release`](Self::release).
+    /// Registers `holder` for calls of [`release`](Self::release).
     pub(crate) fn holds(&self, holder: Weak<dyn Release>) {
         let mut state = self.state.lock();
         state.holding.retain(|other| other.strong_count() > 0);
         state.holding.push(holder);
     }
 
-    /// What `device`'s call is to meet. `peers`: the other devices that it involves.
+    /// The faults for a call of `device`. `peers`: the other devices that the call involves.
     pub(crate) fn decide(&self, device: usize, op: FaultOp, peers: &[usize]) -> Verdict {
         let mut verdict = Verdict::new();
         if self.rules.is_empty() {
@@ -253,31 +253,31 @@ impl FaultPlan {
         verdict
     }
 
-    /// A number for the `n`-th of whatever `what` stands for.
+    /// The `n`-th random number of the sequence `what`.
     pub(crate) fn random(&self, what: u64, n: u64) -> u64 {
         mix([self.seed, what, n].into_iter())
     }
 }
 
 impl FaultRule {
-    /// This fault, on any device, at any operation that it fits, every time.
+    /// A rule for this fault: on any device, at any operation that can show it, every time.
     pub fn new(fault: Injected) -> Self {
         FaultRule { device: None, peer: None, op: None, when: When::Always, fault }
     }
 
-    /// Calls to this device only: it is the one that runs the operation. Of a pair, the one that reaches out.
+    /// Only calls to this device, which runs the operation. Of a pair, it is the accessing device.
     pub fn device(mut self, device: usize) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// Calls that involve this other device's memory only: copies, kernels, and peer rights.
+    /// Only calls that involve this other device's memory: copies, kernels, and peer rights.
     pub fn peer(mut self, peer: usize) -> Self {
         self.peer = Some(peer);
         self
     }
 
-    /// This operation only.
+    /// Only this operation.
     pub fn op(mut self, op: FaultOp) -> Self {
         self.op = Some(op);
         self
@@ -318,7 +318,7 @@ impl FaultRule {
 
     fn concerns(&self, device: usize, op: FaultOp, peers: &[usize]) -> bool {
         let lies = matches!(self.fault, Injected::Drop | Injected::Corrupt);
-        // Memory that lies is asked for by name: what is said of peers does not mean it.
+        // Only a rule that names `VmMap` concerns mappings; rules about peers do not.
         let of_mappings = op == FaultOp::VmMap && self.op == Some(op);
         self.fault.fits(op)
             && (!lies || !peers.is_empty() || of_mappings)
@@ -329,7 +329,7 @@ impl FaultRule {
 }
 
 impl Injected {
-    /// Whether the operation can meet it.
+    /// Whether the operation can show this fault.
     fn fits(self, op: FaultOp) -> bool {
         match self {
             Injected::OutOfMemory | Injected::Error | Injected::LaunchFailed | Injected::DeviceLost => true,
@@ -339,13 +339,13 @@ impl Injected {
         }
     }
 
-    /// Whether it takes the device with it.
+    /// Whether the device is lost after this fault.
     pub(crate) fn is_sticky(self) -> bool {
         matches!(self, Injected::LaunchFailed | Injected::DeviceLost)
     }
 }
 
-/// A number from 0 to 1 (exclusive) that depends on `of` alone: the same draw whatever other threads do.
+/// A number from 0 to 1 (exclusive) that depends only on `of`, not on other threads.
 fn draw(of: [u64; 4]) -> f64 {
     (mix(of.into_iter()) >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -1,37 +1,37 @@
-//! Operations that never complete, until they are let go.
+//! Operations that do not complete until they are released.
 //!
-//! A stream is held back by a wait for a word in page-locked memory; where a device has no such waits, by a host
-//! function that blocks. Either way nothing spins and no call of the driver hangs.
+//! A stream is blocked by a wait for a word in page-locked memory; on a device without such waits, by a host function
+//! that blocks. In both cases no thread spins and no driver call hangs.
 
 use super::plan::Release;
 use crate::driver::{DriverRef, DriverResult, RawEvent, RawStream};
 use parking_lot::{Condvar, Mutex};
 use std::{sync::Arc, time::Duration};
 
-/// How long the drop waits for a stream that it has let go, before it gives up the word's memory.
+/// How long the drop waits for a released stream before it leaks the word's memory.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// The means of one device.
+/// Blocks and releases the streams of one device.
 pub(super) struct Stuck {
     inner: DriverRef,
     held: Mutex<Held>,
-    /// For host functions: up to which round they may go on.
+    /// For blocking host functions: the last round that is released.
     gate: Arc<(Mutex<u64>, Condvar)>,
 }
 
 #[derive(Default)]
 struct Held {
-    /// How often everything was let go.
+    /// Number of releases so far.
     released: u64,
     word: Option<Word>,
-    /// Behind each wait for the word.
+    /// Events, recorded behind each wait for the word.
     waits: Vec<RawEvent>,
 }
 
 #[derive(Clone, Copy)]
 struct Word {
     address: u64,
-    /// The stream that writes it.
+    /// The stream that writes the word.
     writer: RawStream,
 }
 
@@ -40,7 +40,7 @@ impl Stuck {
         Stuck { inner: inner.clone(), held: Mutex::default(), gate: Arc::default() }
     }
 
-    /// Later work of the stream waits for [`release`](Release::release).
+    /// Makes later work of the stream wait for [`release`](Release::release).
     pub fn hold(&self, stream: RawStream) -> DriverResult {
         let mut held = self.held.lock();
         let round = held.released + 1;
@@ -67,7 +67,7 @@ impl Stuck {
     fn word(&self) -> DriverResult<Word> {
         let address = self.inner.host_alloc(8)? as u64;
         let writer = self.inner.stream_create(0).inspect_err(|_| {
-            // SAFETY: allocated just now, and named by nobody.
+            // SAFETY: just allocated, and no operation uses it.
             let _ = unsafe { self.inner.host_free(address as *mut u8) };
         })?;
         Ok(Word { address, writer })
@@ -82,15 +82,15 @@ impl Release for Stuck {
         *released.lock() = held.released;
         changed.notify_all();
         if let Some(word) = held.word {
-            // SAFETY: the word is live and aligned; those who wait for it and this one are all that touch it. A device
-            // that is really lost has given its waits up.
+            // SAFETY: the word is live and aligned; only its waits and this write use it. A really lost device has
+            // dropped its waits.
             let _ = unsafe { self.inner.write_value(word.address, held.released, word.writer) };
         }
     }
 }
 
 impl Drop for Stuck {
-    /// Lets everything go on, so that the device inside can come to its end.
+    /// Releases all streams, so that the wrapped device can finish its work.
     fn drop(&mut self) {
         self.release();
         let held = self.held.get_mut();
@@ -98,13 +98,13 @@ impl Drop for Stuck {
         let mut over = self.inner.stream_wait_idle(word.writer, FAREWELL).unwrap_or(true);
         for event in held.waits.drain(..) {
             over &= self.inner.event_wait(event, FAREWELL).unwrap_or(true);
-            // SAFETY: an event of this device that nobody else knows.
+            // SAFETY: an event of this device that no other code uses.
             let _ = unsafe { self.inner.event_destroy(event) };
         }
-        // SAFETY: a stream of this device that nobody else knows.
+        // SAFETY: a stream of this device that no other code uses.
         let _ = unsafe { self.inner.stream_destroy(word.writer) };
         if over {
-            // SAFETY: every wait for the word has passed, and the last write of it.
+            // SAFETY: every wait for the word and its last write have completed.
             let _ = unsafe { self.inner.host_free(word.address as *mut u8) };
         }
     }

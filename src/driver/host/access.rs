@@ -1,9 +1,9 @@
-//! The byte ranges that running operations use.
+//! The byte ranges that running operations use. The scheduler claims and releases them.
 //!
-//! Kernels are handed `&mut [T]` and copies run without a lock, so two operations that touch the same bytes, one of
-//! them writing, must not run at once even if the user's program forgot to order them. An operation claims its ranges
-//! before it runs; one that conflicts stays where it is until another has finished. Ranges are host addresses, so that
-//! device, page-locked and managed memory are all alike.
+//! Host kernels get `&mut [T]` and copies run without a lock. So two operations that touch the same bytes, one of them
+//! writing, must never run at the same time, even if the user's program forgot to order them. An operation claims its
+//! ranges before it runs; an operation that conflicts waits until another one has finished. Ranges are host addresses,
+//! so device, page-locked and managed memory are treated alike.
 
 use super::slab::Key;
 
@@ -35,7 +35,7 @@ impl Active {
         self.ranges.iter().find(excludes).map(|r| r.stream)
     }
 
-    /// Enters a range of the operation that `stream` runs.
+    /// Adds a range of the operation that `stream` runs.
     pub fn claim(&mut self, stream: Key, start: usize, bytes: usize, write: bool) {
         self.ranges.push(Range { stream, start, end: start + bytes, write });
     }

@@ -1,12 +1,13 @@
-//! What the calls of a software GPU have in common.
+//! Helpers that the calls of a software GPU (`gpu`) share: checks, submission, waits, host memory.
 
 use super::{
     HostConfig, HostGpu,
+    block::Block,
     clock::HostCall,
     event::{Progress, Record},
     fault,
     machine::{Owner, State},
-    memory::{Block, HostKind},
+    memory::HostKind,
     op::{Engine, Op, Work},
     pages,
 };
@@ -42,15 +43,15 @@ impl HostGpu {
         self.owner.machine().lock()
     }
 
-    /// The lock, if the device is alive.
+    /// Takes the lock; fails if the device is lost.
     pub(super) fn alive(&self) -> DriverResult<MutexGuard<'_, State>> {
         let state = self.lock();
         state.core.check_alive(self.index)?;
         Ok(state)
     }
 
-    /// Appends an operation. A refused one is dropped after the lock, which is a local and so goes first: it may own a
-    /// closure, whose drop may call the driver.
+    /// Appends an operation. A refused operation is dropped after the lock is released (the guard is a local variable,
+    /// the operation an argument): it may own a closure whose drop calls the driver.
     pub(super) fn submit(&self, stream: RawStream, engine: Engine, work: Work) -> DriverResult {
         let mut state = self.alive()?;
         let captures = state.core.stream(self.index, stream.0)?.capture.is_some();
@@ -72,7 +73,7 @@ impl HostGpu {
         self.submit(stream, engine, Work::Copy { dst, src, bytes })
     }
 
-    /// Words that streams wait for are there, also in a dry machine.
+    /// Refuses a word without memory behind it: streams read such words, also in a dry machine.
     pub(super) fn check_word(&self, address: Address) -> DriverResult {
         if !self.info.stream_values {
             return Err(fault::unsupported("this software GPU was made without stream memory operations"));
@@ -112,7 +113,7 @@ impl HostGpu {
         }
     }
 
-    /// Waits for a record. A lost device is reported only after the operations that still run have ended, or the limit.
+    /// Waits for a record. A lost device is reported only after its running operations have ended, or after the limit.
     pub(super) fn wait(
         &self,
         record: Option<Record>,
@@ -131,7 +132,7 @@ impl HostGpu {
         Ok(done)
     }
 
-    /// Whether a record's work is complete; asking in vain lets a stepped machine go on by a step.
+    /// Whether a record's work is complete. If not, a stepped machine may take one step.
     pub(super) fn query(&self, record: Option<Record>, mut state: MutexGuard<'_, State>) -> DriverResult<bool> {
         let done = record.map_or(Ok(true), |record| Self::progress(&state, record))?;
         let me = thread::current().id();
@@ -165,8 +166,7 @@ impl HostGpu {
     pub(super) fn host_memory(&self, bytes: usize, kind: HostKind) -> DriverResult<*mut u8> {
         check_size(bytes)?;
         drop(self.alive()?);
-        // Pages cannot be locked that are not there; the system would promise them nevertheless, and fail when they are
-        // used.
+        // More pages than the computer has cannot be locked. The operating system would promise them and fail on use.
         if let Some(most) = pages::physical().filter(|&most| bytes as u64 > most) {
             return Err(fault::out_of_memory(bytes as u64, most));
         }
@@ -174,7 +174,7 @@ impl HostGpu {
         Ok(self.alive()?.core.memory.host_insert(block, kind))
     }
 
-    /// Memory is given back even when the device is lost.
+    /// Frees host memory, also when the device is lost.
     pub(super) fn free_host(&self, ptr: *mut u8, kind: HostKind) -> DriverResult {
         let mut state = self.lock();
         let freed = state.core.memory.host_remove(ptr, kind);

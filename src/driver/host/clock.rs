@@ -1,19 +1,18 @@
 //! The virtual clock: when an operation starts and ends on the machine that a [`Topology`] describes.
 //!
-//! It keeps the times of what operations share: engines, ports and the threads of the host. Times of streams are the
-//! scheduler's. An operation that is booked starts as soon as its stream, its submission and its engine allow, and
-//! keeps the engine until its bytes are through. That is when its own path and each port on it have had time for them;
-//! a port takes the bytes of all operations one after the other, in the order of booking. So what a port has room for
-//! goes through it side by side, and when there is too much, the port is busy all the time and the last operation ends
-//! when it would if they shared it.
+//! The clock keeps the times of shared resources: engines, ports and host threads. The scheduler keeps the times of
+//! streams. A booked operation starts as soon as its stream, its submission and its engine allow, and occupies the
+//! engine until its bytes are transferred. The bytes are transferred when the operation's own path and each port on it
+//! have had enough time for them. A port transfers the bytes of all operations one after the other, in the order of
+//! booking. So operations go through a port side by side if it has enough bandwidth for them. If it has not, the port
+//! is always busy, and the last operation ends at the same time as with fair sharing.
 //!
-//! Booking is in the order in which the scheduler chooses, which is that of the starting times; an operation that turns
-//! up late (its thread was slow to submit it) comes after those that were chosen already.
+//! Operations are booked in the order in which the scheduler chooses them: by starting time. A late operation (its
+//! thread was slow to submit it) comes after the operations that were already chosen.
 //!
-//! All arithmetic that decides is on integers, of picoseconds: at 400 GB/s a byte takes 2.5 of them, and 64 bits last
-//! for 213 days. Sums stop at the end of that, and who asks for a time from there is refused. Bandwidths are turned
-//! into integers once for each operation, by IEEE operations that round the same everywhere. So times do not depend on
-//! the computer.
+//! Decisions use only integers, in picoseconds: at 400 GB/s a byte takes 2.5 ps, and 64 bits last for 213 days. Sums
+//! saturate there, and a query for a saturated time is an error. Bandwidths are converted to integers once for each
+//! operation, by IEEE operations that round the same everywhere. So times do not depend on the computer.
 
 use crate::{
     driver::LaunchDims,
@@ -28,7 +27,7 @@ use std::{
 /// Virtual time since the machine was made, in picoseconds.
 pub(super) type Time = u64;
 
-/// Where memory is.
+/// The location of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     /// Page-locked or managed memory.
@@ -36,7 +35,7 @@ pub(super) enum Side {
     Device(usize),
 }
 
-/// An operation, as far as it has a price. The device whose stream it is on comes beside it.
+/// The properties of an operation that determine its cost. The device of its stream is a separate argument.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cost {
     /// Any copy: up, down, within (from == to), peer.
@@ -48,7 +47,7 @@ pub(super) enum Cost {
     Fill {
         bytes: usize,
     },
-    /// With the bytes of the arguments that it reads, and of those that it writes.
+    /// With the bytes of the arguments that it reads, and of the arguments that it writes.
     Kernel {
         name: &'static str,
         dims: LaunchDims,
@@ -63,7 +62,7 @@ pub(super) enum Cost {
         k: usize,
     },
     HostFunction,
-    /// The scheduler has raised `ready` to the end of what is waited for.
+    /// The scheduler has raised `ready` to the time of the awaited record.
     WaitEvent,
     /// A timing event's record.
     Stamp,
@@ -71,24 +70,24 @@ pub(super) enum Cost {
     WaitValue,
 }
 
-/// What costs a thread of the host time but is no operation of a stream.
+/// Calls that cost a host thread time but submit no operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostCall {
     /// Recording an event.
     Record,
-    /// A wait came to its end.
+    /// The end of a wait.
     Wake,
-    /// Asking an event or a stream whether it is done.
+    /// A query of an event or a stream.
     Query,
 }
 
 pub(super) struct VirtualClock {
     devices: Vec<Device>,
-    /// Ways between devices that have a link, by `(from, to)`.
+    /// Paths between linked devices, by `(from, to)`.
     links: HashMap<(usize, usize), Way>,
-    /// When each port can take the next bytes.
+    /// The time from which each port is free.
     ports: Vec<Time>,
-    /// What kernels cost whose cost is not the default.
+    /// Costs of the kernels that do not have the default cost.
     kernels: BTreeMap<String, KernelCost>,
     host: HostCosts,
     threads: HashMap<ThreadId, Time>,
@@ -98,11 +97,11 @@ struct Device {
     model: DeviceModel,
     up: Way,
     down: Way,
-    /// When each engine is free, by [`Engine`].
+    /// The times from which the engines are free, by [`Engine`].
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
 }
 
-/// A clock before a booking.
+/// The state of a clock before a booking.
 pub(super) struct Unbooked {
     device: usize,
     engines: [SmallVec<[Time; 2]>; Engine::COUNT],
@@ -114,7 +113,7 @@ pub(super) struct Unbooked {
 struct Way {
     latency: Time,
     gbps: f64,
-    /// When the destination's engine does it.
+    /// Bandwidth if the destination's engine copies.
     pull_gbps: f64,
     uses: SmallVec<[(usize, f64); 4]>,
 }
@@ -132,14 +131,14 @@ impl Engine {
     const COUNT: usize = 5;
 }
 
-/// What an operation needs.
+/// The resources and times that an operation needs.
 struct Demand {
     engine: Option<Engine>,
-    /// Beside the work, without holding anything.
+    /// Time that the operation takes without occupying a resource.
     latency: Time,
-    /// From the start until the bytes are through or the kernel is done, if no port is busy.
+    /// Time from the start until the bytes are transferred or the kernel has ended, if no port is busy.
     work: Time,
-    /// What each port needs for the bytes.
+    /// The time that each port needs for the bytes.
     ports: SmallVec<[(usize, Time); 4]>,
 }
 
@@ -148,15 +147,15 @@ impl Demand {
         Demand { engine: Some(engine), latency, work, ports: SmallVec::new() }
     }
 
-    /// It takes time, and nothing else.
+    /// An operation that takes time but no resource.
     fn free(latency: Time) -> Self {
         Demand { engine: None, latency, work: 0, ports: SmallVec::new() }
     }
 }
 
 impl VirtualClock {
-    /// The clock of a machine that [`Topology::validate`] has nothing against, with as many devices at least; without
-    /// one, that of [`Topology::nvswitch`].
+    /// The clock of a valid topology ([`Topology::validate`]) with at least `devices` devices; of
+    /// [`Topology::nvswitch`] if `topology` is `None`.
     pub fn new(topology: Option<&Topology>, devices: usize) -> Self {
         match topology {
             Some(topology) => Self::of(topology),
@@ -185,8 +184,8 @@ impl VirtualClock {
 
     // ---- threads of the host ----------------------------------------------------------------------------------------
 
-    /// A thread submits an operation: its clock moves on by what the call costs. The result is when the operation is in
-    /// its stream.
+    /// A thread submits an operation. Adds the cost of the call to the thread's time, and returns the time at which the
+    /// operation is in its stream.
     pub fn submit(&mut self, thread: ThreadId, cost: &Cost) -> Time {
         let host = &self.host;
         self.spend(
@@ -219,27 +218,26 @@ impl VirtualClock {
         *now
     }
 
-    /// A thread goes on after something that ended at `time`.
+    /// A thread continues after something that ended at `time`.
     pub fn raise(&mut self, thread: ThreadId, time: Time) {
         let now = self.threads.entry(thread).or_default();
         *now = time.max(*now);
     }
 
-    /// The thread's clock; 0 for one that has called nothing yet.
+    /// The thread's time; 0 before its first call.
     pub fn now(&self, thread: ThreadId) -> Time {
         self.threads.get(&thread).copied().unwrap_or(0)
     }
 
     // ---- operations -------------------------------------------------------------------------------------------------
 
-    /// When an operation of `device` would start if it were booked now. `ready` is the latest of its submission, the
-    /// end of what comes before it in its stream, and the end of what it waits for.
+    /// The start of an operation of `device` if it were booked now. `ready` is the latest of its submission, the end of
+    /// its predecessor in the stream, and the end of the work that it waits for.
     pub fn start(&self, device: usize, cost: &Cost, ready: Time) -> Time {
         self.with_engine(device, &self.demand(device, cost), ready)
     }
 
-    /// Books engine and ports for an operation: when it starts, as [`start`](Self::start) said, and when it has
-    /// finished.
+    /// Books engine and ports for an operation. Returns its start, equal to [`start`](Self::start), and its end.
     pub fn book(&mut self, device: usize, cost: &Cost, ready: Time) -> (Time, Time) {
         let demand = self.demand(device, cost);
         let start = self.with_engine(device, &demand, ready);
@@ -257,12 +255,12 @@ impl VirtualClock {
         (start, through.saturating_add(demand.latency))
     }
 
-    /// What booking a kernel on `device` changes: its engines; and a time to keep with it.
+    /// Saves the state that the booking of a kernel on `device` changes (its engines), together with `latest`.
     pub fn unbooked(&self, device: usize, latest: Time) -> Unbooked {
         Unbooked { device, engines: self.devices[device].engines.clone(), latest }
     }
 
-    /// As if it had not been booked; the time that was kept.
+    /// Undoes a booking. Returns the `latest` that was saved.
     pub fn restore(&mut self, before: Unbooked) -> Time {
         self.devices[before.device].engines = before.engines;
         before.latest
@@ -307,7 +305,7 @@ impl VirtualClock {
             (Side::Device(from), Side::Host) => (&self.devices[from].down, Engine::Down),
             (Side::Device(from), Side::Device(to)) => match self.links.get(&(from, to)) {
                 Some(way) => (way, Engine::Peer),
-                // Where there is no link but a right all the same, bytes go by way of the host.
+                // Devices with peer access but without a link copy through host memory.
                 None => {
                     detour = self.devices[from].down.then(&self.devices[to].up);
                     (&detour, Engine::Peer)
@@ -338,7 +336,7 @@ impl Device {
 }
 
 impl Way {
-    /// Gives each port that it meets for the first time the next number.
+    /// Numbers the ports of a path: a port that is new gets the next number.
     fn new(path: &Path, numbers: &mut BTreeMap<String, usize>) -> Self {
         let mut number = |port: &str| {
             let next = numbers.len();
@@ -348,7 +346,7 @@ impl Way {
         Way { latency: micro(path.latency_us), gbps: path.gbps, pull_gbps: path.gbps, uses }
     }
 
-    /// This way and then another one, piece by piece.
+    /// This path followed by another one; the copy is pipelined.
     fn then(&self, next: &Way) -> Way {
         let gbps = self.gbps.min(next.gbps);
         let uses = self.uses.iter().chain(&next.uses).copied().collect();
@@ -360,7 +358,7 @@ fn threads(dims: LaunchDims) -> f64 {
     [dims.grid, dims.block].iter().map(|&(x, y, z)| f64::from(x) * f64::from(y) * f64::from(z)).product()
 }
 
-/// Picoseconds of a byte at a rate in GB/s; of an operation at GFLOP/s.
+/// Picoseconds per byte at a rate in GB/s; or per operation at a rate in GFLOP/s.
 fn ps_per_byte(gbps: f64) -> f64 {
     1000.0 / gbps
 }
@@ -369,7 +367,7 @@ fn transfer(bytes: f64, gbps: f64) -> Time {
     pico(bytes * ps_per_byte(gbps))
 }
 
-/// To the next picosecond.
+/// Rounds up to whole picoseconds.
 fn pico(picoseconds: f64) -> Time {
     picoseconds.round() as Time
 }

@@ -1,4 +1,5 @@
-//! The clock on small machines, by hand, and the table of host copies that `Topology::nvswitch` is fitted to.
+//! Tests of the clock: small machines with times calculated by hand, and the measured host copies that
+//! `Topology::nvswitch` is fitted to.
 
 use super::*;
 use crate::topology::Link;
@@ -32,7 +33,7 @@ fn copy(from: usize, to: usize, bytes: usize) -> Cost {
 #[test]
 fn latency_holds_nothing() {
     let mut clock = VirtualClock::new(Some(&machine()), 2);
-    // 5 us + 1000 bytes at a nanosecond each. The second stream's copy starts when the bytes are through.
+    // 5 us + 1000 bytes at a nanosecond each. The second stream's copy starts when these bytes are transferred.
     assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 6 * US));
     assert_eq!(clock.start(0, &copy(0, 1, 1000), 0), US);
     assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (US, 7 * US));
@@ -44,17 +45,17 @@ fn engines_are_apart_and_ports_shared() {
     let up = |to| Cost::Copy { from: Side::Host, to: Side::Device(to), bytes: 4000 };
     let down = |from| Cost::Copy { from: Side::Device(from), to: Side::Host, bytes: 4000 };
     assert_eq!(clock.book(0, &up(0), 0), (0, 5 * US));
-    // Another engine, but the same memory of the host.
+    // Another engine, but the same host memory.
     assert_eq!(clock.book(0, &down(0), 0), (0, 7 * US));
     assert_eq!(clock.book(1, &up(1), 0), (0, 9 * US));
-    // The engine was held for that long.
+    // The engine was occupied until then.
     assert_eq!(clock.start(1, &up(1), 0), 6 * US);
-    // Ports and engines of their own.
+    // Separate ports and engines.
     assert_eq!(clock.book(0, &copy(0, 1, 1000), 0), (0, 6 * US));
     assert_eq!(clock.book(1, &copy(1, 0, 1000), 0), (0, 6 * US));
 }
 
-/// The memory of the host takes two copies side by side, and more are too much for it.
+/// Host memory has enough bandwidth for two copies side by side, but not for more.
 #[test]
 fn a_port_with_room_delays_nobody() {
     let wide = machine().with_devices(|_, device| {
@@ -89,7 +90,7 @@ fn kernels_take_the_longer_of_bytes_and_operations() {
     let kernel = |name| Cost::Kernel { name, dims, read: 20_000, written: 10_000 };
     // 20 000 + 2 * 10 000 bytes at 10 GB/s.
     assert_eq!(clock.book(0, &kernel("bytes"), 0), (0, 6 * US));
-    // 200 threads * 100 operations at 1 GFLOP/s, after the one before.
+    // 200 threads * 100 operations at 1 GFLOP/s, after the previous kernel.
     assert_eq!(clock.book(0, &kernel("flops"), 0), (4 * US, 26 * US));
     // Half the speed: twice the work, the same launch.
     assert_eq!(clock.book(1, &kernel("bytes"), 0), (0, 10 * US));
@@ -165,7 +166,7 @@ fn host_copies_by_several_devices() {
     }
 }
 
-/// Sums stop where counting does: no cost and no number of them wraps around.
+/// Sums saturate: no cost and no number of costs wraps around.
 #[test]
 fn no_time_overflows() {
     let slow = machine()

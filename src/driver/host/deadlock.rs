@@ -1,16 +1,16 @@
-//! Deadlocks: everyone waits, and nothing is under way that could end a wait.
+//! Deadlocks: all threads and streams wait, and nothing runs that could end a wait.
 //!
-//! Whoever has waited for a while looks ([`State::find_deadlock`]): no operation runs, no stream's head operation can
-//! run, every attendee is blocked, and no thread that waits here could return. A false report is worse than a late one,
-//! so nothing is said before the same has been seen again and again, unchanged, for [`CONFIRM`]; and where a stream
-//! waits for a word (or its kernel spins), which a thread of the application might write without a call, for [`WORDS`].
-//! What runs is never reported: a slow host function, kernel or closure is no deadlock, nor is a thread that blocks
-//! where the library cannot see it.
+//! A thread that has waited for a while looks for one ([`State::find_deadlock`]): no operation runs, no head operation
+//! of a stream can run, every attendee is blocked, and no thread that waits in the driver could return. A false report
+//! is worse than a late one, so this state must stay unchanged for [`CONFIRM`]; or for [`WORDS`] if a stream waits for
+//! a word or its kernel spins, since a thread of the application might write the word without a call. Running work is
+//! never reported: a slow host function, kernel or closure is no deadlock, and neither is a thread that blocks in a
+//! call that the library does not see.
 //!
-//! The threads that wait in the driver are told first: the streams that they wait for, and those that these wait for,
-//! are given up (their operations never run) and carry the report as their fault until a wait for the whole stream has
-//! returned it. A thread of the application counts only if its one call has waited for [`WORDS`]. If no thread waits in
-//! the driver, the attendees that wait for each other are told.
+//! If threads wait in the driver, they get the report. The streams that they wait for, and the streams that those wait
+//! for, are given up: their operations never run, and the report is their fault until a wait for the whole stream has
+//! returned it. A thread of the application counts only if its call has waited for [`WORDS`]. If no thread waits in the
+//! driver, the attendees that wait for each other get the report.
 
 use super::{
     event::Progress,
@@ -30,33 +30,33 @@ use std::{
 
 /// How long nothing may move before a deadlock among device threads is reported.
 const CONFIRM: Duration = Duration::from_millis(30);
-/// The same where a word in memory is waited for.
+/// [`CONFIRM`] if a stream waits for a word in memory.
 const WORDS: Duration = Duration::from_secs(1);
 /// The least time between two looks.
 const PACE: Duration = Duration::from_millis(4);
-/// The longest time between two looks that find everybody blocked. (A wait that looks at the clock from time to time is
-/// not blocked for a moment, and on a loaded machine the moment is long. Nobody can have got anything done in between:
-/// that would show in what was submitted, completed or begun.)
+/// The longest time between two looks that find all threads blocked. (A wait that looks at the clock from time to time
+/// is not blocked for a moment, and on a busy computer that moment is long. No thread can have made progress in
+/// between: the counters in [`Suspicion::seen`] would show it.)
 const GAP: Duration = Duration::from_millis(200);
 
-/// What a first look has found.
+/// A possible deadlock, found by a first look.
 pub(super) struct Suspicion {
     since: Instant,
     looked: Instant,
-    /// When everybody was last found blocked.
+    /// When all threads were last found blocked.
     blocked: Instant,
-    /// Operations submitted and completed, and the progress of attendees: all unchanged ever since.
+    /// Operations submitted and completed, and the progress of attendees. All are unchanged since the first look.
     seen: Vec<u64>,
 }
 
 impl State {
-    /// Looks for a deadlock, and resolves one that is certain: gives up streams, or tells attendees.
+    /// Looks for a deadlock. If it is certain, resolves it: gives up streams, or tells attendees.
     pub fn find_deadlock(&mut self) {
         if self.suspicion.as_ref().is_some_and(|s| s.looked.elapsed() < PACE) {
             return;
         }
         if self.crew.retrying > 0 && self.crew.retrying == self.crew.performing {
-            // Neither progress nor rest: kernels that spin in vain are tried again now and then.
+            // A kernel that spins is tried again now and then. That is neither progress nor a blocked state.
             return;
         }
         if self.crew.performing > 0 || self.core.can_go_on() {
@@ -87,7 +87,7 @@ impl State {
         }
     }
 
-    /// Whether there was anybody to tell. All has been found as it is since then.
+    /// Resolves a deadlock that has not changed since `since`. False if no thread could be told.
     fn resolve(&mut self, attendees: &[Arc<dyn Attendee>], since: Instant) -> bool {
         let threads: Vec<_> = attendees.iter().filter_map(|attendee| attendee.thread()).collect();
         let counts = |wait: &&Wait| threads.contains(&wait.thread) || wait.since.max(since).elapsed() >= WORDS;
@@ -110,7 +110,7 @@ impl State {
         for (_, what) in &meeting {
             let _ = write!(report, "\n  {what}");
         }
-        // Also streams that nobody waits for on the host: they may be why somebody was to come.
+        // Also streams that no host thread waits for: other streams may wait for them.
         let mut all = stuck.clone();
         all.extend(self.core.streams.keys().into_iter().filter(|key| !stuck.contains(key)));
         for key in all {
@@ -137,13 +137,13 @@ fn at(report: &mut String, place: Option<OpSite>) {
 }
 
 impl Core {
-    /// Whether a stream waits for something that a thread of the application might do without a call.
+    /// Whether a stream waits for a word that a thread of the application might write without a call.
     fn awaits_words(&self) -> bool {
         let head = |key: &Key| self.streams.get(*key).and_then(|stream| stream.queue.front()).map(|op| &op.work);
         self.streams.keys().iter().any(|key| matches!(head(key), Some(work) if !matches!(work, Work::WaitEvent(_))))
     }
 
-    /// Adds the streams that these wait for.
+    /// Adds all streams that these wait for, directly or not.
     fn close_over(&self, keys: &mut Vec<Key>) {
         let mut i = 0;
         while let Some(&key) = keys.get(i) {
@@ -159,14 +159,14 @@ impl Core {
         keys.dedup();
     }
 
-    /// A stream in words.
+    /// The name of a stream in reports.
     fn name(&self, key: Key) -> String {
         self.streams.get(key).map_or("a stream that is gone".to_owned(), |stream| {
             format!("stream {} of device {}", stream.number, stream.device)
         })
     }
 
-    /// Adds what a stream waits for, if it has anything to do.
+    /// Adds to the report what a stream waits for, if it has an operation.
     fn describe(&self, key: Key, report: &mut String) {
         let Some((stream, op)) = self.streams.get(key).and_then(|s| s.queue.front().map(|op| (s, op))) else { return };
         let _ = write!(report, "\n  {} waits ", self.name(key));

@@ -1,8 +1,8 @@
 //! Events: an event's record is a position in a stream.
 //!
-//! A record captures how many operations have been submitted to its stream; its work is complete once that many have
-//! completed. So a record that needs no time stamp costs the stream nothing, and a wait, which copies the record, is
-//! not touched by a later re-record or by the event's end.
+//! A record stores how many operations have been submitted to its stream; its work is complete once that many have
+//! completed. So a record without a time stamp costs the stream nothing. A wait copies the record, so a later re-record
+//! or the destruction of the event does not change it.
 
 use super::{clock::Time, fault, slab::Key};
 use crate::driver::{DriverResult, Fault, RECORDED_BEFORE};
@@ -14,9 +14,9 @@ pub(super) struct Record {
     /// The device of the stream.
     pub device: usize,
     pub stream: Key,
-    /// The stream's place among those of its device.
+    /// The stream's number on its device, in order of creation.
     pub number: usize,
-    /// How many operations come before.
+    /// The number of operations before the record.
     pub seq: u64,
 }
 
@@ -25,11 +25,11 @@ pub(super) struct Event {
     pub timing: bool,
     /// The latest record.
     pub record: Option<Record>,
-    /// When the latest record was reached, for timing events.
+    /// The time of the latest record, for timing events.
     pub stamp: Option<Stamp>,
 }
 
-/// A moment, in the machine's time.
+/// A time of the machine, real or virtual.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stamp {
     Real(Instant),
@@ -37,7 +37,7 @@ pub(super) enum Stamp {
 }
 
 impl Stamp {
-    /// How much later than `start` it is.
+    /// The time from `start` to this stamp.
     pub fn since(self, start: Stamp) -> DriverResult<Duration> {
         let since = match (start, self) {
             (Stamp::Virtual(start), Stamp::Virtual(end)) if start.max(end) == Time::MAX => {
@@ -48,7 +48,7 @@ impl Stamp {
             }
             (Stamp::Virtual(start), Stamp::Virtual(end)) => end.checked_sub(start).map(duration),
             (Stamp::Real(start), Stamp::Real(end)) => end.checked_duration_since(start),
-            // A machine has time of one kind.
+            // A machine's time is either real or virtual.
             _ => None,
         };
         since.ok_or_else(|| fault::invalid(RECORDED_BEFORE))
@@ -65,10 +65,10 @@ pub(super) fn time(duration: Duration) -> Time {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1000)
 }
 
-/// How far a record's work is.
+/// The progress of a record's work.
 pub(super) enum Progress {
     Pending,
     Done,
-    /// It never will be: its device was lost first, or the stream's work had to be given up.
+    /// It will never complete: the device was lost, or the stream's work was given up.
     Failed(Fault),
 }

@@ -1,7 +1,7 @@
 //! Performing one operation, on a worker thread and without the scheduler's lock.
 
 use super::{
-    memory::Block,
+    block::Block,
     op::{Engine, Op, Work},
     slab::Key,
     watch::{self, Launched, Watched},
@@ -19,12 +19,12 @@ use std::{
     sync::Arc,
 };
 
-/// An operation that has been started: what it does, and the memory that is its own until it is finished.
-/// A worker reuses one for all its operations.
+/// A started operation, with the memory that it has claimed until it is finished. A worker reuses one `Job` for all its
+/// operations.
 #[derive(Default)]
 pub(super) struct Job {
     pub stream: Key,
-    /// The stream's place among those of its device.
+    /// The stream's number on its device, in order of creation.
     pub number: usize,
     pub device: usize,
     pub engine: Option<Engine>,
@@ -33,19 +33,19 @@ pub(super) struct Job {
     args: Vec<HostArg>,
 }
 
-/// How an operation ended that did not fail.
+/// The end of an operation that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
-    /// It is to be tried again; the job has it.
+    /// It must be tried again; the job still has it.
     Again,
 }
 
-/// How an operation failed.
+/// The failure of an operation.
 pub(super) enum Died {
     /// Its code panicked.
     Panicked(String),
-    /// It did what it had declared not to do.
+    /// It wrote to an argument that it had declared as read-only.
     Misused(Box<Report>),
 }
 
@@ -54,13 +54,12 @@ thread_local! {
     static AGAIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be called by the host kernel of a kernel that has found that it cannot finish yet: this call of it was an attempt,
-/// and another will be made when some operation has finished, or after a moment (the host may have written a word,
-/// too).
+/// A host kernel calls this when it cannot finish yet. Then this run of the kernel was an attempt. The machine runs it
+/// again when another operation has finished, or after a moment (the host may have written a word, too).
 ///
-/// So a kernel that spins on a GPU, on a word that another stream's kernel or copy writes, does not keep a worker:
-/// between attempts it holds no thread and no memory. What an attempt has written stays written, so a host kernel must be able
-/// to start over. Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
+/// On a GPU such a kernel spins on a word that a kernel or copy of another stream writes. Here it does not occupy a
+/// worker: between attempts it holds no thread and no memory. The writes of an attempt stay, so a host kernel must be
+/// able to start over. Usually reached through [`Kernel::resumable`](crate::Kernel::resumable).
 pub fn again() {
     AGAIN.set(true);
 }
@@ -75,15 +74,15 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// An empty range: a well aligned pointer to nothing.
+    /// An empty range: a dangling, aligned pointer.
     pub fn empty(write: bool) -> Self {
         Span { ptr: ptr::without_provenance_mut(256), bytes: 0, write, _block: None }
     }
 }
 
 impl Job {
-    /// Performs the work; in a dry machine only host functions. A panic of a kernel or host function comes back as its
-    /// description.
+    /// Performs the work; in a dry machine only host functions. A panic of a kernel or host function is returned as
+    /// text.
     pub fn perform(&mut self, dry: bool, watch_reads: bool) -> Result<Ended, Died> {
         let Some(Op { work, place, engine, submitted }) = self.op.take() else { return Ok(Ended::Done) };
         match work {
@@ -93,9 +92,9 @@ impl Job {
                 self.translate(&args);
                 let watched = if watch_reads { Watched::new(&mut self.args) } else { Watched::default() };
                 AGAIN.set(false);
-                // SAFETY: `launch`'s caller promises that the arguments fit the kernel; each slice is live (the spans
-                // hold their blocks) and claimed in `access`, or a copy of one that is, and those of one launch overlap
-                // only where all are read, which `Core::admit` has checked.
+                // SAFETY: `launch`'s caller promises that the arguments fit the kernel. Each slice is live (the spans
+                // hold their blocks) and claimed in `access`, or it is a copy of such a slice. Slices of one launch
+                // overlap only if all of them are read-only: `Core::admit` has checked it.
                 let done = caught(|| unsafe { kernel(dims, &self.args) }, name);
                 self.args.clear();
                 done?;
@@ -114,7 +113,7 @@ impl Job {
         Ok(Ended::Done)
     }
 
-    /// A kernel's arguments as it runs.
+    /// Translates a kernel's arguments into `self.args`.
     fn translate(&mut self, args: &[KernelArg]) {
         let mut spans = self.spans.iter();
         self.args.extend(args.iter().map(|arg| match arg {
@@ -126,13 +125,13 @@ impl Job {
         }));
     }
 
-    /// What has no code of the user in it.
+    /// Performs copies, fills and matrix products: work without code of the user.
     fn plain(&self, work: &Work) {
         match work {
             Work::Copy { bytes, .. } => {
                 let (dst, src) = (&self.spans[0], &self.spans[1]);
-                // SAFETY: both ranges are live (the spans hold their blocks), `bytes` long, claimed in `access`, and
-                // do not overlap, which `Core::admit` has checked.
+                // SAFETY: both ranges are live (the spans hold their blocks), `bytes` long, and claimed in `access`.
+                // They do not overlap: `Core::admit` has checked it.
                 unsafe { ptr::copy_nonoverlapping(src.ptr, dst.ptr, *bytes) }
             }
             Work::FillU8 { value, bytes, .. } => {
@@ -146,8 +145,8 @@ impl Job {
             }
             #[cfg(feature = "blas")]
             Work::Gemm(gemm) => {
-                // SAFETY: the spans are A, B and C in this order, live, as long as `operands` says, 4-byte aligned
-                // (checked at submit), C exclusively claimed.
+                // SAFETY: the spans are A, B and C in this order. They are live, as long as `operands` says, and 4-byte
+                // aligned (checked at submit); C is exclusively claimed.
                 unsafe { super::gemm::run(gemm, self.spans[0].ptr, self.spans[1].ptr, self.spans[2].ptr) }
             }
             _ => unreachable!("`perform` and the scheduler do the others"),
@@ -169,8 +168,8 @@ fn message(payload: &(dyn Any + Send)) -> String {
     text.unwrap_or("(no message)").to_owned()
 }
 
-/// An 8-byte word that streams and the host use as a flag. Its accesses stand for the stream memory operations of the
-/// hardware, on words that belong to the driver's user.
+/// An 8-byte word that streams and the host use as a flag. The word belongs to the driver's user. The accesses play the
+/// part of the hardware's stream memory operations.
 pub(super) struct Flag(NonNull<u64>);
 
 impl Flag {

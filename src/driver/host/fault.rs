@@ -51,7 +51,7 @@ pub(super) fn launch_failed(detail: impl Into<String>) -> Fault {
     fault(FaultKind::DeviceLost, 719, "CUDA_ERROR_LAUNCH_FAILED", detail)
 }
 
-/// What the watched kernel did; see [`watch`](super::watch).
+/// The fault of a kernel that wrote to a read-only argument; see [`watch`](super::watch).
 pub(super) fn misuse(report: Report) -> Fault {
     let detail = report.to_string();
     Fault { report: Some(Arc::new(report)), ..fault(FaultKind::Misuse, 0, "GPU_POOL_MISUSE", detail) }

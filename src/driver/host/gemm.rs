@@ -18,18 +18,18 @@ pub(super) fn check(g: &Gemm) -> DriverResult {
 }
 
 /// # Safety
-/// `a`, `b` and `c` are aligned, live and of the sizes that `g` says; nobody else uses `c`, nobody writes `a` or `b`.
+/// `a`, `b` and `c` are aligned, live and have the sizes that `g` says. No other code uses `c` or writes `a` or `b`.
 pub(super) unsafe fn run(g: &Gemm, a: *const u8, b: *const u8, c: *mut u8) {
-    // (column stride, row stride) of a row-major matrix with that many columns, or of its transpose.
+    // (column stride, row stride) of a row-major matrix with `columns` columns, or of a transposed one.
     let strides = |transposed: bool, columns: usize, columns_transposed: usize| {
         if transposed { (columns_transposed as isize, 1) } else { (1, columns as isize) }
     };
     let (a_column, a_row) = strides(g.transpose_a, g.k, g.m);
     let (b_column, b_row) = strides(g.transpose_b, g.n, g.k);
-    // With beta == 0 the old C is not read: it may be anything, a NaN too.
+    // With beta == 0 the old C is not read: it may hold anything, NaN, too.
     let read_c = g.beta != 0.0;
-    // SAFETY: the caller's promise; strides and sizes agree. Note that this crate calls the factor of the old matrix
-    // `alpha` and that of the product `beta`.
+    // SAFETY: the caller's promise; strides and sizes agree. Note: the `gemm` crate calls the factor of the old matrix
+    // `alpha` and the factor of the product `beta`.
     unsafe {
         gemm::gemm::<f32>(
             g.m,

@@ -1,4 +1,4 @@
-//! [`Driver`] for a software GPU: checks at submit, then hands the operation to the machine.
+//! [`Driver`] for a software GPU: each call checks its arguments and gives the operation to the machine.
 
 use super::{
     calls::{check_aligned, check_size},
@@ -134,7 +134,7 @@ impl Driver for HostGpu {
         let mut state = self.lock();
         let record = self.record_here(&mut state, stream)?;
         let done = self.wait(Some(record), limit, &mut state);
-        // Told now: what is submitted from here on has nothing to do with it.
+        // The fault is reported now, so it is cleared: later submissions are not affected by it.
         if done.is_err()
             && let Some(stream) = state.core.streams.get_mut(stream.0)
         {
@@ -147,7 +147,8 @@ impl Driver for HostGpu {
         let mut state = self.alive()?;
         state.core.stream(self.index, stream.0)?.check_no_capture()?;
         match Self::record_of(&state, event)? {
-            // One step at a time, what is pending depends on time, and what the stream does must not.
+            // On a stepped machine the wait is always submitted: whether the record is pending depends on time, but the
+            // stream's operations must not.
             Some(record) if state.core.stepped || matches!(state.core.progress(record), Progress::Pending) => {
                 self.owner.push(&mut state, stream.0, Op::new(Engine::None, Work::WaitEvent(record)))
             }

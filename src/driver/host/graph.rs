@@ -1,7 +1,7 @@
-//! Graphs: operations that were noted instead of run, to be submitted together as often as one likes.
+//! Graphs: operations that a stream has recorded instead of run. They can be launched any number of times.
 //!
 //! A graph is a list of operations; a launch appends copies of them to a stream. So order, conflicts, engines and
-//! deadlocks are those of operations that were submitted one by one, and only the host's part is one call.
+//! deadlocks are those of operations that are submitted one by one. Only the number of host calls differs.
 
 use super::{fault, gpu::HostGpu, op::Op, sched::Core, slab::Key, stream::Stream};
 use crate::driver::{DriverResult, RawGraph, RawStream};
@@ -12,7 +12,7 @@ pub(super) struct Graph {
 }
 
 impl Stream {
-    /// For what a graph cannot hold.
+    /// Refuses, during a capture, operations that a graph cannot hold.
     pub fn check_no_capture(&self) -> DriverResult {
         match self.capture {
             Some(_) => Err(fault::unsupported("the stream captures, and a graph cannot hold that")),
@@ -22,11 +22,11 @@ impl Stream {
 }
 
 impl Core {
-    /// Notes an operation of a stream that captures.
+    /// Records an operation of a capturing stream.
     pub fn capture(&mut self, device: usize, key: Key, op: Op) -> DriverResult {
         let stream = self.stream(device, key)?;
         if !op.work.is_capturable() {
-            // It may own a closure, which is dropped without the lock.
+            // The operation may own a closure, which must be dropped without the lock.
             self.graveyard.push(op);
             return Err(fault::unsupported("the stream captures, and a graph cannot hold that"));
         }
@@ -58,7 +58,7 @@ impl HostGpu {
         let found = state.core.graphs.get(graph.0).filter(|graph| graph.device == device);
         let noted = &found.ok_or_else(|| fault::invalid_handle("graph"))?.ops;
         let ops: Vec<Op> = noted.iter().filter_map(Op::again).collect();
-        // All of them, or none: what they name may be gone since.
+        // Either all operations are submitted or none: their memory may have been freed since the capture.
         ops.iter().try_for_each(|op| state.core.admit(device, &op.work))?;
         self.owner().push_all(&mut state, stream.0, ops.into_iter())
     }

@@ -1,12 +1,12 @@
-//! The machine: the scheduler's lock, the worker threads, and threads of the host that wait.
+//! The machine: the scheduler's lock, the worker threads, and the host threads that wait.
 //!
-//! A worker takes ready streams until there are none, looks again for a few yields (work often comes in bursts, and
-//! going to sleep costs more), and then sleeps. Whoever makes a stream ready wakes one worker unless one is looking
-//! already, and a worker that takes a stream while others are ready wakes the next. Workers are started as needed, up
-//! to one per core (at least two), and one more for each host function under way, since those may block. A worker that
-//! has spent some time on a stream leaves it to the next, so that streams take turns.
+//! A worker takes ready streams until there are none. Then it looks again for a few yields (work often comes in bursts,
+//! and sleeping costs more), and then it sleeps. A thread that makes a stream ready wakes one worker, unless a worker
+//! is already looking. A worker that takes a stream while others are ready wakes the next worker. Workers are started
+//! as needed: up to one per core (at least two), and one more for each running host function, since those may block. A
+//! worker leaves a stream after some time, so that streams take turns.
 //!
-//! Where operations run one at a time (`step`) there is one worker, in `steps`.
+//! Where operations run one at a time (`step`), there is one worker; its loop is in `steps`.
 
 mod steps;
 
@@ -31,41 +31,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Operations that a worker performs on one stream before the other ready streams have their turn,
+/// Most operations that a worker performs on one stream before it takes another ready stream.
 const BATCH: usize = 16;
-/// unless they take longer than this.
+/// Most time that a worker spends on one stream before it takes another ready stream.
 const TURN: Duration = Duration::from_micros(200);
-/// Looks that a thread takes before it sleeps, with a yield after each.
+/// How often a thread looks, with a yield after each look, before it sleeps.
 const LOOKS: usize = 32;
-/// How often the words that streams wait for are looked at: the host may write them without a call.
+/// Time between two looks at the words that streams wait for: the host may write them without a call.
 const POLL: Duration = Duration::from_micros(250);
-/// How often a thread that waits looks for a deadlock,
+/// Time between two looks of a waiting thread for a deadlock.
 const SLICE: Duration = Duration::from_millis(10);
-/// and a worker looks whether a program has come to rest: threads go to sleep without telling it.
+/// Time between two looks of a worker for quiescence: threads block without telling the machine.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long the drop of the last handle waits for work that can still run.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 pub(super) struct Machine {
     state: Mutex<State>,
-    /// For workers that sleep.
+    /// Workers sleep here.
     work: Condvar,
-    /// For the drop of the last handle.
+    /// The drop of the last handle waits here for the workers to end.
     ended: Condvar,
-    /// Workers, not counting those for host functions.
+    /// Number of workers, without those for host functions.
     base_workers: usize,
     /// Operations are not performed.
     dry: bool,
-    /// Kernels are watched: see `watch`.
+    /// Kernels run on copies of their read-only arguments: see `watch`.
     watch_reads: bool,
 }
 
-/// What the lock guards.
+/// The data behind the lock.
 pub(super) struct State {
     pub core: Core,
     pub crew: Crew,
     pub threads: HostThreads,
-    /// The order of steps, where operations run one at a time.
+    /// Chooses the steps, where operations run one at a time.
     pub stepper: Option<Stepper>,
     pub suspicion: Option<Suspicion>,
 }
@@ -73,26 +73,26 @@ pub(super) struct State {
 #[derive(Default)]
 pub(super) struct Crew {
     handles: Vec<JoinHandle<()>>,
-    /// Workers that have not ended,
+    /// Number of workers that have not ended.
     alive: usize,
-    /// of them asleep and not yet woken,
+    /// Number of sleeping workers that have not been woken.
     asleep: usize,
-    /// looking for work,
+    /// Number of workers that look for work.
     looking: usize,
-    /// performing an operation,
+    /// Number of workers that perform an operation.
     pub performing: usize,
-    /// among these trying a kernel again though nothing has completed since it was tried last,
+    /// How many of the performing workers try a kernel again although nothing has completed since its last try.
     pub retrying: usize,
-    /// and running a host function.
+    /// Number of workers that run a host function.
     calling: usize,
-    /// Whether one of those asleep looks at awaited words from time to time.
+    /// Whether a sleeping worker looks at awaited words from time to time.
     polling: bool,
-    /// How many operations had completed at the last look whether any did, and since when.
+    /// Number of completed operations when `relieve` last saw it change, and the time.
     pace: Option<(u64, Instant)>,
     shutdown: bool,
 }
 
-/// Held by the devices of a machine together; dropping it ends the workers.
+/// The devices of a machine share this; its drop ends the workers.
 pub(super) struct Owner(Arc<Machine>);
 
 impl Owner {
@@ -127,7 +127,7 @@ impl Owner {
         self.push_all(state, stream, std::iter::once(op))
     }
 
-    /// The same for several operations that one call submits, and that cost the caller one call.
+    /// [`push`](Self::push) for several operations that one call submits. In virtual time the caller pays for one call.
     pub fn push_all(&self, state: &mut State, stream: Key, ops: impl Iterator<Item = Op>) -> DriverResult {
         let mut ops = ops.peekable();
         let Some(first) = ops.peek() else { return Ok(()) };
@@ -152,8 +152,8 @@ impl Owner {
 }
 
 impl Drop for Owner {
-    /// Lets the work that can run finish, within reason, and ends the workers. Never panics; on a worker (whose host
-    /// function held the last handle) it waits for nobody.
+    /// Lets the work that can run finish (for at most [`FAREWELL`]), and ends the workers. Never panics. A worker whose
+    /// host function held the last handle does not wait.
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.crew.shutdown = true;
@@ -199,26 +199,27 @@ impl Machine {
         self.base_workers
     }
 
-    /// Sees to it that a worker will look at what is ready.
+    /// Makes sure that a worker looks at the ready streams.
     fn wake_worker(self: &Arc<Self>, state: &mut State) {
         let crew = &mut state.crew;
         if crew.looking > 0 {
             return;
         }
         if crew.asleep > 0 {
-            // None is woken if the one asleep has just come to the end of a poll; then it will look anyway.
+            // `notify_one` wakes no worker if the sleeping one has just reached the end of a poll; that one looks
+            // anyway.
             if self.work.notify_one() {
                 crew.asleep -= 1;
             }
         } else if crew.alive < self.base_workers + crew.calling && !crew.shutdown {
-            // A worker less makes things slower, not wrong: the first one was started by `push` or not at all.
+            // Without this worker the machine is slower, not wrong: `push` has started the first worker, or has failed.
             let _ = hire(self, crew);
         }
     }
 
-    /// Hires one more worker if streams are ready, and the workers have all been busy with the same operations for a
-    /// while: there may be more streams with long operations than workers, and operations that never end. At most one
-    /// worker for each stream.
+    /// Starts one more worker if streams are ready and all workers have been busy with the same operations for a while.
+    /// There may be more streams with long operations than workers, and some operations never end. At most one worker
+    /// for each stream.
     fn relieve(self: &Arc<Self>, state: &mut State) {
         let State { core, crew, .. } = state;
         let now = Instant::now();
@@ -228,7 +229,7 @@ impl Machine {
             Some((_, since)) if now - since < SLICE => {}
             Some(_) if core.has_ready() && !is_free && !crew.shutdown && crew.alive < core.streams.len() => {
                 crew.pace = None;
-                // Without it things take longer, or the deadline passes.
+                // If no thread can be started, operations take longer, or a deadline expires.
                 let _ = hire(self, crew);
             }
             Some(_) => {}
@@ -259,7 +260,7 @@ impl Machine {
         }
     }
 
-    /// Runs operations of one stream, for a while.
+    /// Runs operations of one stream, for at most [`BATCH`] operations or [`TURN`].
     fn advance(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key, job: &mut Job) {
         let began = Instant::now();
         for _ in 0..BATCH {
@@ -285,7 +286,8 @@ impl Machine {
         state.core.requeue(stream);
     }
 
-    /// Performs an operation that was started, without the lock, and finishes it. Whether it came to its end.
+    /// Performs a started operation without the lock, and finishes it. The flag is false if the operation must be tried
+    /// again.
     fn perform(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) -> (Next, bool) {
         let retries = usize::from(state.core.is_tried(job.stream));
         state.crew.performing += 1;
@@ -297,7 +299,7 @@ impl Machine {
         (state.core.finish(job, result), !again)
     }
 
-    /// Drops operations that will not run, without the lock.
+    /// Drops, without the lock, operations that will not run.
     fn bury(&self, state: &mut MutexGuard<'_, State>) {
         if !state.core.graveyard.is_empty() {
             let dead = mem::take(&mut state.core.graveyard);
@@ -305,7 +307,7 @@ impl Machine {
         }
     }
 
-    /// Looks for work for a moment, then sleeps until woken, or until it is time to look at awaited words again.
+    /// Looks for work for a moment. Then sleeps until the worker is woken or must look at awaited words again.
     fn rest(&self, state: &mut MutexGuard<'_, State>) {
         state.crew.looking += 1;
         for _ in 0..LOOKS {
@@ -336,7 +338,7 @@ impl Machine {
 
     // ---- threads of the host ----------------------------------------------------------------------------------------
 
-    /// Looks for a deadlock, and lets go on whoever can when one was resolved.
+    /// Looks for a deadlock. If one was resolved, wakes the threads and streams that can continue.
     pub fn find_deadlock(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         state.find_deadlock();
         if state.core.has_ready() {
@@ -347,11 +349,11 @@ impl Machine {
         self.bury(state);
     }
 
-    /// Waits until `stream` has completed `seq` operations, or is gone, or `limit` has passed.
+    /// Waits until `stream` has completed `seq` operations, or is destroyed, or `limit` has passed.
     pub fn wait(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, stream: Key, seq: u64, limit: Duration) {
         let done = |state: &State| state.core.has_passed(stream, seq);
         let start = Instant::now();
-        // Where operations run one at a time they wait for this thread to block.
+        // A stepped machine waits until this thread blocks, so looking first would only delay the step.
         let looks = if state.core.stepped { 0 } else { LOOKS };
         for _ in 0..looks {
             if done(state) || start.elapsed() >= limit {

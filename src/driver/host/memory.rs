@@ -1,123 +1,33 @@
-//! Memory: one window of addresses per device, and the host memory that all devices see.
+//! Memory: one window of addresses per device, and the host memory that all devices can access.
 //!
-//! A device address means nothing to the host. It lies in the device's window, 8 TiB wide and not used by another
-//! device of the process while this one lives (nor for long afterwards), far outside what the operating system hands
-//! out, and is translated when an operation runs. The upper half is for addresses that are reserved first and mapped
-//! later (`window`). Page-locked and managed memory keep their host addresses. Addresses of a window are reused as late
-//! as possible, and a gap follows each allocation, so that stale and overshooting addresses find nothing.
+//! A device address is no host address: it is translated when an operation runs. It lies in the device's window, which
+//! is 8 TiB wide and far outside the addresses of the operating system. No other device of the process uses the window
+//! while this one lives, nor for long afterwards. The upper half of a window is for addresses that are reserved first
+//! and mapped later (`window`). Page-locked and managed memory keep their host addresses.
+//!
+//! Invariant: a stale address, or an address past the end of an allocation, finds nothing. So addresses are reused as
+//! late as possible, and a gap follows each allocation.
 
-use super::{clock::Side, fault, pages::Pages, window::Windows};
+use super::{
+    block::{ALIGN, Block},
+    clock::Side,
+    fault,
+    window::Windows,
+};
 use crate::driver::{Address, DriverResult, Fault};
 use parking_lot::Mutex;
-use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
-    collections::BTreeMap,
-    ptr::{self, NonNull},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-/// As the CUDA driver's allocations of some size and page-locked memory are.
-const ALIGN: usize = 4096;
 const BASE: u64 = 1 << 62;
 const WINDOW_BITS: u32 = 43;
-/// The half of a window that allocations lie in.
+/// The lower half of a window, which holds the allocations.
 const WINDOW: u64 = 1 << (WINDOW_BITS - 1);
 
-/// Fresh device memory is filled with this byte in debug builds, for its first [`POISON_LIMIT`] bytes (the rest stays
-/// untouched, so that a large chunk is not committed), lest a program relies on zeroes that a GPU does not give.
-const POISON: u8 = 0xCB;
-const POISON_LIMIT: usize = 1 << 20;
-
-/// Backing memory of one allocation; it lives until its table entry and the last running operation on it are gone.
-pub(super) struct Block {
-    raw: Raw,
-    first: NonNull<u8>,
-    bytes: usize,
-}
-
-/// What a block has to give back.
-enum Raw {
-    Allocated(NonNull<u8>, Layout),
-    /// Of a window: memory is behind the parts of it that are mapped.
-    Reserved(Pages),
-    /// There is no memory behind it: see [`Block::nothing`].
-    Nothing,
-}
-
-// SAFETY: a block is plain memory; accesses to its bytes are ordered by `access` among operations, and by the driver's
-// users between operations and the host.
-unsafe impl Send for Block {}
-// SAFETY: as above.
-unsafe impl Sync for Block {}
-
-impl Block {
-    /// Zeroed and committed lazily: small alignment lets the allocator take untouched pages, so we align by hand.
-    pub fn zeroed(bytes: usize) -> Option<Arc<Block>> {
-        let layout = Layout::from_size_align(bytes.checked_add(ALIGN)?, 16).ok()?;
-        // SAFETY: the size is not zero.
-        let raw = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let pad = raw.as_ptr().align_offset(ALIGN);
-        // SAFETY: `pad < ALIGN`, and the allocation is `ALIGN` larger than asked for.
-        let first = unsafe { raw.add(pad) };
-        Some(Arc::new(Block { raw: Raw::Allocated(raw, layout), first, bytes }))
-    }
-
-    /// Addresses without memory, for a dry machine's sizes that this computer refuses to promise. They are nobody
-    /// else's: they are those of the device's window.
-    pub fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
-        let first = NonNull::new(ptr::without_provenance_mut(address as usize))?;
-        Some(Arc::new(Block { raw: Raw::Nothing, first, bytes }))
-    }
-
-    /// A window, with nothing behind it so far.
-    pub fn reserved(pages: Pages, bytes: usize) -> Arc<Block> {
-        Arc::new(Block { first: pages.first(), raw: Raw::Reserved(pages), bytes })
-    }
-
-    /// Puts memory behind a part of a window; whether there was any.
-    pub fn commit(&self, offset: usize, bytes: usize) -> bool {
-        if let Raw::Reserved(pages) = &self.raw { pages.commit(offset, bytes) } else { true }
-    }
-
-    /// Takes it away. Nobody uses it.
-    pub fn decommit(&self, offset: usize, bytes: usize) {
-        if let Raw::Reserved(pages) = &self.raw {
-            pages.decommit(offset, bytes);
-        }
-    }
-
-    /// Whether there are bytes behind its addresses.
-    pub fn is_real(&self) -> bool {
-        !matches!(self.raw, Raw::Nothing)
-    }
-
-    /// The byte at `offset`.
-    pub fn at(&self, offset: usize) -> *mut u8 {
-        debug_assert!(offset <= self.bytes);
-        self.first.as_ptr().wrapping_add(offset)
-    }
-
-    /// Marks fresh memory as nobody's.
-    fn poison(&self, offset: usize, bytes: usize) {
-        // SAFETY: there is memory there, and no operation names it yet.
-        unsafe { self.at(offset).write_bytes(POISON, bytes.min(POISON_LIMIT)) }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        if let Raw::Allocated(raw, layout) = self.raw {
-            // SAFETY: it came from `alloc_zeroed` with this layout.
-            unsafe { dealloc(raw.as_ptr(), layout) }
-        }
-    }
-}
-
-/// Where memory lives.
+/// The owner of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     Device(usize),
-    /// Page-locked or managed: everyone's.
+    /// The host: page-locked or managed memory, which all devices can access.
     Host,
 }
 
@@ -131,7 +41,7 @@ pub(super) struct Resolved<'a> {
 /// All memory of a machine.
 pub(super) struct Memory {
     first_window: u64,
-    /// Whether fresh memory is touched at all.
+    /// In a dry machine, fresh memory is not touched.
     dry: bool,
     devices: Vec<Space>,
     host: BTreeMap<Address, (Arc<Block>, HostKind)>,
@@ -153,27 +63,27 @@ pub(super) enum HostKind {
 struct Space {
     capacity: u64,
     used: u64,
-    /// Where the search for free addresses starts, relative to the window.
+    /// The search for free addresses starts here, relative to the window.
     cursor: u64,
     /// By address.
     blocks: BTreeMap<Address, Arc<Block>>,
     windows: Windows,
 }
 
-/// The windows of this process.
+/// The numbers of the windows in this process.
 static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { next: 1, end: 1 << 20, free: BTreeMap::new() });
 
-/// Numbers of windows. Those that were given back are handed out again when there are no new ones: what is stale finds
-/// nothing for as long as possible.
+/// Allocator for the numbers of windows. Returned numbers are reused only when there are no new ones, so that a stale
+/// address finds nothing for as long as possible.
 struct Numbers {
     next: u64,
     end: u64,
-    /// Given back: the length of each run by its first number. Runs that touch are one.
+    /// Returned numbers: the length of each run by its first number. Adjacent runs are merged.
     free: BTreeMap<u64, u64>,
 }
 
 impl Numbers {
-    /// The first of `n` numbers in a row that nobody has.
+    /// The first of `n` consecutive free numbers.
     fn take(&mut self, n: u64) -> Option<u64> {
         if n <= self.end - self.next {
             self.next += n;
@@ -224,7 +134,7 @@ impl Memory {
         Ok(Memory { first_window, dry, devices, host: BTreeMap::new() })
     }
 
-    /// A number that no other machine has at the time.
+    /// A number that no other live machine has.
     pub fn first_window(&self) -> u64 {
         self.first_window
     }
@@ -235,7 +145,7 @@ impl Memory {
         (space.capacity - space.used, space.capacity)
     }
 
-    /// Enters an allocation; the poison says that the memory is nobody's yet.
+    /// Makes an allocation. Debug builds fill it with poison.
     pub fn alloc(&mut self, device: usize, bytes: usize) -> DriverResult<Address> {
         let window = window_of(self.first_window + device as u64);
         let space = &mut self.devices[device];
@@ -256,13 +166,13 @@ impl Memory {
         Ok(window + offset)
     }
 
-    /// Forgets an allocation. Operations that run on it right now keep the bytes alive.
+    /// Removes an allocation. Operations that run on it keep the bytes alive.
     pub fn free(&mut self, device: usize, address: Address) -> DriverResult {
         let space = &mut self.devices[device];
         let block = space.blocks.remove(&address).ok_or_else(|| {
             fault::invalid(format!("{address:#x} is not the start of a live allocation of device {device}"))
         })?;
-        space.used -= block.bytes as u64;
+        space.used -= block.len() as u64;
         Ok(())
     }
 
@@ -292,7 +202,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes what one call has mapped away. `busy`: whether a running operation uses it, which keeps it.
+    /// Removes one whole mapping. `busy`: whether a running operation uses the memory; then the bytes stay.
     pub fn unmap(
         &mut self,
         device: usize,
@@ -306,8 +216,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes a mapping away and makes another one of its size. Nobody is to rely on the contents, so they do not come
-    /// along.
+    /// Removes a mapping and makes another one of its size. The contents of a moved mapping are undefined, so they are
+    /// not copied.
     pub fn remap(
         &mut self,
         device: usize,
@@ -333,7 +243,7 @@ impl Memory {
         first
     }
 
-    /// Forgets host memory.
+    /// Removes host memory.
     pub fn host_remove(&mut self, ptr: *mut u8, kind: HostKind) -> DriverResult {
         let address = ptr as Address;
         if self.host.get(&address).is_none_or(|(_, have)| *have != kind) {
@@ -343,7 +253,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Translates a range, which must lie inside one live allocation, or inside mappings side by side.
+    /// Translates a range, which must lie inside one live allocation or inside adjacent mappings.
     pub fn resolve(&self, address: Address, bytes: usize) -> DriverResult<Resolved<'_>> {
         let found = if address < BASE {
             self.host.range(..=address).next_back().map(|(start, (block, _))| (Home::Host, start, block))
@@ -364,14 +274,14 @@ impl Memory {
         };
         if let Some((home, start, block)) = found {
             let offset = (address - start) as usize;
-            if offset <= block.bytes && bytes <= block.bytes - offset {
+            if offset <= block.len() && bytes <= block.len() - offset {
                 return Ok(Resolved { home, block, offset });
             }
         }
         Err(missing(address, bytes))
     }
 
-    /// On whose side an address is; an unknown one counts as the host's.
+    /// The location of an address; an unknown address counts as host memory.
     pub fn side(&self, address: Address) -> Side {
         match self.resolve(address, 0) {
             Ok(Resolved { home: Home::Device(device), .. }) => Side::Device(device),
@@ -379,7 +289,7 @@ impl Memory {
         }
     }
 
-    /// Demands that a range is page-locked or managed, or empty.
+    /// Fails unless a range is page-locked, managed, or empty.
     pub fn check_host(&self, address: Address, bytes: usize) -> DriverResult {
         match self.resolve(address, bytes) {
             _ if bytes == 0 => Ok(()),
@@ -393,13 +303,13 @@ fn missing(address: Address, bytes: usize) -> Fault {
     fault::invalid(format!("no live allocation covers {bytes} bytes at {address:#x}"))
 }
 
-/// Addresses that an allocation takes: whole units of `ALIGN`, and one more as a gap.
+/// Bytes of addresses that an allocation takes: whole units of `ALIGN`, and one more as a gap.
 fn footprint(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(ALIGN as u64)?.checked_add(ALIGN as u64)
 }
 
 impl Space {
-    /// The next hole at or after the cursor, else from the start of the window.
+    /// The first hole at or after the cursor, or else after the start of the window.
     fn find(&self, window: u64, bytes: u64) -> Option<u64> {
         let need = footprint(bytes).filter(|need| *need <= WINDOW)?;
         [self.cursor, 0].into_iter().find_map(|from| {
@@ -408,7 +318,7 @@ impl Space {
                 if start - at >= need {
                     break;
                 }
-                at = start + footprint(block.bytes as u64)?;
+                at = start + footprint(block.len() as u64)?;
             }
             (at + need <= window + WINDOW).then_some(at - window)
         })
@@ -427,7 +337,7 @@ mod tests {
         let b = memory.alloc(0, 1000).unwrap();
         assert_ne!(a, b);
         assert!(memory.resolve(a, 1).is_err() && memory.resolve(b, 1000).is_ok() && memory.resolve(b, 1001).is_err());
-        // At the end of the window the search starts over and steps around what lives.
+        // At the end of the window the search starts over and skips live allocations.
         memory.devices[0].cursor = WINDOW - 256;
         let c = memory.alloc(0, 5000).unwrap();
         let d = memory.alloc(0, 256).unwrap();
@@ -442,12 +352,12 @@ mod tests {
         let [a, b, c] = [3, 2, 2].map(|n| numbers.take(n).unwrap());
         assert_eq!((a, b, c, numbers.take(2)), (1, 4, 6, None));
         numbers.give(b, 2);
-        assert_eq!(numbers.take(1), Some(8), "a new one first");
+        assert_eq!(numbers.take(1), Some(8), "a new number first");
         assert_eq!(
             (numbers.take(3), numbers.take(1), numbers.take(1), numbers.take(1)),
             (None, Some(4), Some(5), None)
         );
-        // In any order, what lies side by side becomes one run.
+        // Adjacent numbers become one run, in any order of return.
         for (first, n) in [(6, 2), (1, 3), (0, 0), (8, 1), (4, 1), (5, 1)] {
             numbers.give(first, n);
         }

@@ -35,6 +35,7 @@
 //! looks for waits that will never end, `watch` for kernels that write to read-only arguments.
 
 mod access;
+mod block;
 mod calls;
 mod clock;
 mod deadlock;

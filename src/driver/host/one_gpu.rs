@@ -1,4 +1,4 @@
-//! Software GPUs that pass for several devices on one GPU, for tests of what goes by a GPU's identity.
+//! Software GPUs with one common UUID, for tests of code that identifies the physical GPU.
 
 use crate::sync::unique_id;
 use std::cell::Cell;
@@ -11,7 +11,7 @@ pub(super) fn here() -> Option<[u8; 16]> {
     UUID.get()
 }
 
-/// The software GPUs that `build` makes have one UUID.
+/// All software GPUs that `build` makes get one UUID.
 pub(crate) fn on_one_gpu<R>(build: impl FnOnce() -> R) -> R {
     let mut uuid = *b"shared\0\0\0\0\0\0\0\0\0\0";
     uuid[8..].copy_from_slice(&unique_id().to_be_bytes());

@@ -11,14 +11,14 @@ use crate::{
 pub(super) struct Op {
     pub engine: Engine,
     pub work: Work,
-    /// Where in the user's code it was submitted, for reports.
+    /// The user's call that submitted it, for reports.
     pub place: Option<OpSite>,
-    /// When it was submitted, in virtual time.
+    /// The virtual time of its submission.
     pub submitted: Time,
 }
 
 impl Op {
-    /// The same operation once more; none of what can be done only once.
+    /// A copy of the operation for a graph's launch; `None` for host functions and others that run only once.
     pub fn again(&self) -> Option<Self> {
         let Op { engine, place, .. } = *self;
         Some(Op { engine, work: self.work.again()?, place, submitted: 0 })
@@ -30,7 +30,7 @@ impl Op {
     }
 }
 
-/// Which part of the device an operation occupies. Each but `Compute` and `None` takes one operation at a time.
+/// The part of the device that an operation occupies. Each but `Compute` and `None` runs one operation at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {
     /// Copies from host memory.
@@ -39,16 +39,16 @@ pub(super) enum Engine {
     Down,
     /// Copies between devices.
     Peer,
-    /// Host functions: CUDA runs them on one thread per context, too.
+    /// Host functions. CUDA, too, runs them on one thread per context.
     HostThread,
-    /// Kernels, fills and copies inside a device; those of different streams may run at once.
+    /// Kernels, fills and copies inside a device. Operations of different streams may run at the same time.
     Compute,
-    /// Bookkeeping that the scheduler does by itself.
+    /// Bookkeeping that the scheduler does without a worker.
     None,
 }
 
 impl Engine {
-    /// The number of engines that take one operation at a time; they come first in the enum.
+    /// The number of engines that run one operation at a time; they come first in the enum.
     pub const EXCLUSIVE: usize = 4;
 
     /// The index of an exclusive engine.
@@ -83,7 +83,7 @@ pub(super) enum Work {
     Gemm(Gemm),
     HostFunction(HostFunction),
     WaitEvent(Record),
-    /// Notes the time in a timing event, unless it was recorded again since.
+    /// Stores the time in a timing event, unless the event was recorded again since.
     Stamp {
         event: Key,
         seq: u64,
@@ -98,8 +98,8 @@ pub(super) enum Work {
     },
 }
 
-/// A function of the user's. It owns values of the user's, so its drop runs their code, on a worker or in a call of the
-/// driver: a panic there ends in the drop.
+/// A function of the user. It owns values of the user, so its drop runs user code, on a worker or in a driver call. A
+/// panic in that code is caught in the drop.
 pub(super) struct HostFunction(Option<Box<dyn FnOnce() + Send>>);
 
 impl HostFunction {
@@ -130,7 +130,7 @@ pub(super) struct Operand {
 }
 
 impl Work {
-    /// The same work once more, for graphs: what only names memory.
+    /// A copy of the work for a graph's launch; `None` unless the work consists only of addresses and values.
     fn again(&self) -> Option<Work> {
         Some(match self {
             &Work::Copy { dst, src, bytes } => Work::Copy { dst, src, bytes },
@@ -147,7 +147,7 @@ impl Work {
         })
     }
 
-    /// Whether a graph can hold it.
+    /// Whether a graph can hold this work.
     pub fn is_capturable(&self) -> bool {
         !matches!(
             self,
@@ -159,7 +159,7 @@ impl Work {
         )
     }
 
-    /// The memory that the operation names, in an order that [`exec`](super::exec) relies on; empty ranges included.
+    /// Calls `each` with the operands, in the order that [`exec`](super::exec) relies on, empty ranges included.
     pub fn operands(&self, each: &mut dyn FnMut(Operand)) {
         let mut range = |address, bytes, write| each(Operand { address, bytes, write });
         match self {

@@ -1,10 +1,11 @@
-//! Address space of the operating system: reserved at once, with memory behind it piece by piece.
+//! Virtual memory of the process for the windows of software GPUs: addresses are reserved at once, memory is committed
+//! piece by piece.
 //!
-//! Mappings that lie side by side must be one piece of memory to a kernel's host kernel, which is handed slices. So what
-//! a software GPU maps lies in one range of the process's own addresses, reserved with the window. Where the system
-//! cannot do that (or we have not tried it) software GPUs have no virtual memory management.
+//! A host kernel gets slices, so adjacent mappings must be contiguous in the process. Therefore each window has one
+//! range of the process's addresses, reserved with the window. On operating systems without this (or where it is
+//! untested), software GPUs have no virtual memory management.
 
-/// Bytes that mappings are multiples of, as on most GPUs; a multiple of every page size.
+/// Every mapping is a multiple of this many bytes, as on most GPUs. It is a multiple of every page size.
 pub(super) const GRANULARITY: usize = 2 << 20;
 
 /// Whether ranges can be reserved.
@@ -14,26 +15,26 @@ pub(super) const SUPPORTED: bool = cfg!(all(any(target_os = "linux", target_os =
 mod system {
     use std::ptr::{self, NonNull};
 
-    /// Bytes of memory that the computer has.
+    /// Bytes of the computer's memory.
     pub fn physical() -> Option<u64> {
-        // SAFETY: asks, and changes nothing.
+        // SAFETY: `sysconf` only reads.
         let (pages, bytes) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         u64::try_from(pages).ok()?.checked_mul(u64::try_from(bytes).ok()?)
     }
 
-    /// A range of addresses; given back when dropped.
+    /// A reserved range of addresses; its drop releases it.
     pub struct Pages {
         first: NonNull<u8>,
         bytes: usize,
     }
 
     const NOTHING: libc::c_int = libc::PROT_NONE;
-    /// Not promised by the system: a window is larger than the memory that is mapped into it at any time.
+    /// `NORESERVE`, since a window is larger than the memory that is ever mapped into it.
     const FRESH: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
 
     impl Pages {
         pub fn reserve(bytes: usize) -> Option<Pages> {
-            // SAFETY: asks for addresses that nobody has.
+            // SAFETY: maps new addresses, which no other code uses.
             let at = unsafe { libc::mmap(ptr::null_mut(), bytes, NOTHING, FRESH, -1, 0) };
             if at == libc::MAP_FAILED {
                 return None;
@@ -48,22 +49,22 @@ mod system {
         pub fn commit(&self, offset: usize, bytes: usize) -> bool {
             debug_assert!(offset + bytes <= self.bytes);
             let at = self.first.as_ptr().wrapping_add(offset);
-            // SAFETY: within the range, which is ours alone.
+            // SAFETY: within the range, which only this value uses.
             unsafe { libc::mprotect(at.cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) == 0 }
         }
 
         pub fn decommit(&self, offset: usize, bytes: usize) {
             debug_assert!(offset + bytes <= self.bytes);
             let at = self.first.as_ptr().wrapping_add(offset);
-            // If it fails (no room for one more range in the system's table) the pages stay, which harms nothing.
-            // SAFETY: within the range, which is ours alone, and nobody has a reference into it, says the caller.
+            // If it fails (the system's table of ranges is full), the pages stay committed, which does no harm. SAFETY:
+            // within the range, which only this value uses; the caller promises that no reference into it exists.
             unsafe { libc::mmap(at.cast(), bytes, NOTHING, FRESH | libc::MAP_FIXED, -1, 0) };
         }
     }
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: the range is ours alone, and its last user is gone.
+            // SAFETY: only this value uses the range, and it is being dropped.
             unsafe { libc::munmap(self.first.as_ptr().cast(), self.bytes) };
         }
     }
@@ -78,7 +79,7 @@ mod system {
         None
     }
 
-    /// There are none.
+    /// Cannot be constructed: this system reserves no ranges.
     pub enum Pages {}
 
     impl Pages {
@@ -110,7 +111,7 @@ mod tests {
     fn memory_comes_and_goes_within_a_range() {
         let pages = Pages::reserve(8 * GRANULARITY).unwrap();
         assert!(pages.commit(GRANULARITY, 2 * GRANULARITY));
-        // SAFETY: committed above, and nobody else's.
+        // SAFETY: committed above, and no other code uses it.
         let all =
             |from: usize, n: usize| unsafe { std::slice::from_raw_parts_mut(pages.first().as_ptr().add(from), n) };
         all(GRANULARITY, 2 * GRANULARITY).fill(7);
@@ -120,7 +121,7 @@ mod tests {
         assert!(all(2 * GRANULARITY, GRANULARITY).iter().all(|&byte| byte == 0), "it had really gone");
     }
 
-    /// More than this computer has, since nothing is behind it.
+    /// The range is larger than the computer's memory; that works because no memory is behind it.
     #[test]
     fn addresses_cost_nothing() {
         let pages: Vec<_> = (0..4).map(|_| Pages::reserve(1 << 40).unwrap()).collect();

@@ -1,4 +1,5 @@
-//! Peer rights. They are directed: that device 0 may touch the memory of device 1 says nothing about the other way.
+//! Peer rights. They have a direction: device 0 may have access to the memory of device 1 while device 1 has no access
+//! to the memory of device 0.
 
 use super::{HostConfig, fault};
 use crate::driver::DriverResult;
@@ -21,12 +22,12 @@ impl Rights {
         Rights { possible: configs.iter().map(row).collect(), enabled: vec![vec![false; n]; n] }
     }
 
-    /// Whether `device` could be given access to the memory of `peer`; never of itself, as CUDA has it.
+    /// Whether `device` can be given access to the memory of `peer`. False for the device itself, as in CUDA.
     pub fn possible(&self, device: usize, peer: usize) -> bool {
         device != peer && self.possible[device][peer]
     }
 
-    /// Whether `device` may touch the memory of `owner` now.
+    /// Whether `device` now has access to the memory of `owner`.
     pub fn allowed(&self, device: usize, owner: usize) -> bool {
         device == owner || self.enabled[device][owner]
     }

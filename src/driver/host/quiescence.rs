@@ -1,13 +1,13 @@
-//! Who takes part: the host threads whose rest a step or a deadlock report waits for.
+//! Quiescence: whether every host thread of a program is blocked, so that only the machine can make progress.
 //!
-//! A *step* must not depend on how fast host threads are. So it is taken only when the program is **quiescent**: every
-//! attendee is blocked, and every thread that waits here still has to wait. Then nothing can be submitted before
-//! something completes. A pool makes its device threads attend ([`attend`]), and whoever is just starting a scope. All
-//! of it is looked at twice under the machine's lock: who was blocked at both looks, with the same number, was so in
-//! between, and so they all were at one moment.
+//! Steps (`machine::steps`) and deadlock reports ask for it. A pool registers its device threads and the threads that
+//! start its scopes as *attendees* ([`attend`]). Other threads of the application are not seen. A machine without
+//! attendees takes steps while any thread waits in the driver or has polled something that is not complete.
 //!
-//! Threads of the application are not seen. A machine without attendees takes steps while any thread waits for it, or
-//! has asked in vain whether something is complete.
+//! Invariant: a step does not depend on the speed of host threads. It is taken only if every attendee is blocked and
+//! every thread that waits in the driver still has to wait: then nothing can be submitted before something completes.
+//! The threads are looked at twice, under the machine's lock. A thread that was blocked with one number at both looks
+//! was blocked in between, so all of them were blocked at one moment.
 
 use super::{gpu::HostGpu, sched::Core, slab::Key};
 use crate::driver::{Driver, check::OpSite};
@@ -17,37 +17,37 @@ use std::{
     time::Instant,
 };
 
-/// A host thread (or several) whose rest steps wait for.
+/// A host thread (or several) that must be blocked before a stepped machine takes a step.
 pub trait Attendee: Send + Sync {
-    /// The thread, by which the machine finds its waits in the driver.
+    /// The thread; the machine uses it to find the thread's waits in the driver.
     fn thread(&self) -> Option<ThreadId>;
 
-    /// Whether it waits outside the driver, and only others can end that, and it has nothing new to look at: then a
-    /// number that is another one once it has gone on.
+    /// A number if the thread waits outside the driver, only other threads can end the wait, and there is nothing new
+    /// for it to look at. The number changes when the thread continues.
     fn blocked(&self) -> Option<u64>;
 
-    /// Whether it has a core or waits for one, as far as the operating system tells; `false` where that is not known.
+    /// Whether the operating system reports the thread as running or runnable; `false` if that is not known.
     fn is_running(&self) -> bool;
 
-    /// For whom it waits outside the driver, if it has work; for reports of deadlocks.
+    /// The peers that the thread waits for outside the driver, if it has work; for deadlock reports.
     fn waits_for(&self) -> Option<String>;
 
-    /// Grows whenever the thread begins something new.
+    /// A counter that grows whenever the thread begins something new.
     fn progress(&self) -> u64;
 
-    /// The wait that [`waits_for`](Self::waits_for) described will never end.
+    /// Called when the wait that [`waits_for`](Self::waits_for) has described will never end.
     fn deadlocked(&self, report: &str);
 }
 
-/// Makes the steps of `device`'s machine wait for the attendee, as long as it lives. Nothing for other devices than
-/// software GPUs.
+/// Registers an attendee at `device`'s machine, for as long as the attendee lives. Does nothing if the device is no
+/// software GPU.
 pub fn attend(device: &dyn Driver, attendee: &Arc<dyn Attendee>) {
     if let Some(gpu) = device.as_any().downcast_ref::<HostGpu>() {
         gpu.lock().threads.attendees.push(Arc::downgrade(attendee));
     }
 }
 
-/// A thread of the host that waits for a stream.
+/// The wait of a host thread for a stream.
 pub(super) struct Wait {
     pub thread: ThreadId,
     pub stream: Key,
@@ -57,19 +57,19 @@ pub(super) struct Wait {
     number: u64,
 }
 
-/// What a machine knows of host threads.
+/// The host threads of a machine: attendees, waits in the driver, and polls.
 #[derive(Default)]
 pub(super) struct HostThreads {
     attendees: Vec<Weak<dyn Attendee>>,
     pub waits: Vec<Wait>,
-    /// Waits so far.
+    /// Number of waits so far.
     numbers: u64,
-    /// Threads that have asked in vain whether something is complete, and may go on asking.
+    /// Threads whose last call was a poll with the answer "not complete".
     polls: Vec<ThreadId>,
 }
 
 impl HostThreads {
-    /// A thread begins to wait; the number is for [`leave`](Self::leave).
+    /// A thread begins to wait. Returns the number for [`leave`](Self::leave).
     pub fn enter(&mut self, thread: ThreadId, stream: Key, seq: u64) -> u64 {
         self.acts(thread);
         self.numbers += 1;
@@ -82,14 +82,14 @@ impl HostThreads {
         self.waits.retain(|wait| wait.number != number);
     }
 
-    /// A thread has asked in vain: one step may be taken as if it waited.
+    /// A thread has polled something that is not complete: the next step treats it as a waiting thread.
     pub fn polls(&mut self, thread: ThreadId) {
         if !self.polls.contains(&thread) {
             self.polls.push(thread);
         }
     }
 
-    /// A thread does something else.
+    /// A thread makes another call than a poll.
     pub fn acts(&mut self, thread: ThreadId) {
         self.polls.retain(|polling| *polling != thread);
     }
@@ -99,19 +99,19 @@ impl HostThreads {
         self.polls.clear();
     }
 
-    /// The attendees that live.
+    /// The attendees that are alive.
     pub fn attendees(&mut self) -> Vec<Arc<dyn Attendee>> {
         let mut alive = Vec::with_capacity(self.attendees.len());
         self.attendees.retain(|attendee| attendee.upgrade().map(|attendee| alive.push(attendee)).is_some());
         alive
     }
 
-    /// Whether a thread that waits here need not wait any longer, but has not come back yet.
+    /// Whether the wait of a thread is over, but the thread has not returned yet.
     pub fn someone_returns(&self, core: &Core) -> bool {
         self.waits.iter().any(|wait| core.has_passed(wait.stream, wait.seq))
     }
 
-    /// Whether nobody can do anything before something completes.
+    /// Whether all host threads are blocked until something completes.
     pub fn is_quiet(&mut self, core: &Core) -> bool {
         if self.someone_returns(core) {
             return false;
@@ -124,14 +124,15 @@ impl HostThreads {
         first.is_some() && first == self.stamps(&attendees)
     }
 
-    /// Whether an attendee that is not blocked is at work, rather than blocked where nobody can see.
+    /// Whether an attendee that does not count as blocked is running (and not blocked in a call that the machine does
+    /// not see).
     pub fn someone_works(&mut self) -> bool {
         let attendees = self.attendees();
         let blocked = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).is_some() || a.blocked().is_some();
         attendees.iter().any(|attendee| !blocked(attendee) && attendee.is_running())
     }
 
-    /// Whether all of these are blocked, for a deadlock: polls do not count.
+    /// Whether all of these are blocked, for a deadlock report: a thread that polls is not.
     pub fn all_blocked(&self, attendees: &[Arc<dyn Attendee>]) -> bool {
         let stamp = |a: &Arc<dyn Attendee>| self.waiting(a.thread()).or_else(|| a.blocked());
         let look = || attendees.iter().map(stamp).collect::<Option<Vec<u64>>>();
@@ -139,7 +140,7 @@ impl HostThreads {
         first.is_some() && first == look()
     }
 
-    /// For each attendee a number that is another one once it has gone on; `None` when one is not blocked.
+    /// One number for each attendee, which changes when the attendee continues; `None` if any attendee is not blocked.
     fn stamps(&self, attendees: &[Arc<dyn Attendee>]) -> Option<Vec<u64>> {
         let stamp = |attendee: &Arc<dyn Attendee>| {
             let thread = attendee.thread();

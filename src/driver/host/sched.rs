@@ -1,8 +1,9 @@
-//! The scheduler: plain data under the machine's lock, and the steps that an operation takes through it.
+//! The scheduler: plain data under the machine's lock, and the states that an operation passes through.
 //!
-//! `push` appends to a stream; `pick_next` chooses a ready stream; `start` takes its head operation if that can run,
-//! does what is mere bookkeeping at once, and parks the stream otherwise; `finish` gives back what the operation held
-//! and lets go on whoever waited for it. What lets streams go on, and how a device ends, is in `wait`.
+//! `push` appends to a stream. `pick_next` chooses a ready stream. `start` takes the stream's head operation if it can
+//! run, completes it at once if it is only bookkeeping, and parks the stream otherwise. `finish` releases the engine
+//! and the byte ranges of the operation and unparks the streams that waited for them. `wait` has the parking, and the
+//! end of a lost device.
 
 use super::{
     HostConfig, MachineConfig, Schedule,
@@ -33,40 +34,40 @@ pub(super) struct Core {
     pub events: Slab<Event>,
     pub modules: Slab<usize>,
     pub graphs: Slab<Graph>,
-    /// Streams whose head operation may be able to run, in order of arrival.
+    /// Streams whose head operation can perhaps run, in order of arrival.
     pub ready: VecDeque<Key>,
     /// Streams whose head operation conflicts with a running one.
     conflicted: Vec<Key>,
     /// Streams that wait for a word in memory.
     pub values: Vec<Awaited>,
     pub active: Active,
-    /// Streams whose head is a kernel that is to be tried again.
+    /// Streams whose head operation is a kernel that must be tried again.
     pub spinning: Vec<Key>,
-    /// Operations run one at a time, and streams are never parked: see `step`.
+    /// Whether operations run one at a time; then streams are never parked: see `step`.
     pub stepped: bool,
-    /// Virtual time, where time is virtual;
+    /// The clock, if time is virtual.
     pub clock: Option<VirtualClock>,
-    /// when the latest of all operations finishes,
+    /// Virtual time at which the last of all operations finishes.
     pub latest: Time,
-    /// when the one that is taking its step does,
+    /// Virtual time at which the operation of the current step finishes.
     pub booked: Time,
-    /// what booking that one has changed, if it may turn out to be an attempt,
+    /// The clock before the current step was booked, if the step may turn out to be an attempt.
     pub unbooked: Option<Unbooked>,
-    /// and when words were written, by address.
+    /// Values and virtual times of the writes to words, by address.
     pub words: HashMap<Address, Vec<(u64, Time)>>,
-    /// Operations ever submitted,
+    /// Number of operations ever submitted.
     pub submissions: u64,
-    /// and completed.
+    /// Number of operations ever completed.
     pub completions: u64,
-    /// Operations that will not run, to be dropped without the lock: they own their user's closures.
+    /// Operations that will not run. They own closures of the user, so they are dropped without the lock.
     pub graveyard: Vec<Op>,
 }
 
 #[derive(Default)]
 pub(super) struct Device {
-    /// Why the device is lost.
+    /// The sticky fault, if the device is lost.
     pub lost: Option<Fault>,
-    /// Streams ever created.
+    /// Number of streams ever created.
     pub streams: usize,
     engines: [EngineState; Engine::EXCLUSIVE],
 }
@@ -75,7 +76,7 @@ pub(super) struct Device {
 struct EngineState {
     busy: bool,
     queue: VecDeque<Key>,
-    /// Operations that it has ended.
+    /// Number of operations that the engine has completed.
     completed: u64,
 }
 
@@ -86,22 +87,22 @@ pub(super) struct Awaited {
     pub value: u64,
 }
 
-/// What became of a stream's head operation.
+/// The result of `start` for a stream's head operation.
 pub(super) enum Start {
-    /// It is the worker's now: perform it, then call `finish`.
+    /// The worker has it: it performs it and then calls `finish`.
     Run,
-    /// It is done already.
+    /// It was bookkeeping and is complete.
     Done,
-    /// The stream has nothing to do, is parked, or is gone.
+    /// The stream is idle, parked, or destroyed.
     Left,
 }
 
-/// What a worker does with its stream after an operation.
+/// The next thing that a worker does with its stream after an operation.
 #[derive(PartialEq, Eq)]
 pub(super) enum Next {
     /// Start its next operation.
     Continue,
-    /// Let others go first: they waited for the engine that this stream held.
+    /// Take other streams first: they waited for the engine that this stream held.
     Yield,
     /// Nothing: the device is lost.
     Left,
@@ -150,8 +151,8 @@ impl Core {
         stream.ok_or_else(|| fault::invalid_handle("stream"))
     }
 
-    /// Checks what an operation of `device` names: live memory, the right to it, and no two overlapping ranges of which
-    /// one is written.
+    /// Checks the operands of an operation of `device`: the memory is live, the device has access to it, and no operand
+    /// that is written overlaps another operand.
     pub fn admit(&self, device: usize, work: &Work) -> DriverResult {
         let mut result = Ok(());
         let mut seen: Vec<Operand> = Vec::new();
@@ -215,7 +216,7 @@ impl Core {
         !self.ready.is_empty()
     }
 
-    /// Chooses the stream whose head operation is looked at next: lowest priority value first, then first come.
+    /// Chooses the stream whose head operation is started next: lowest priority value first, then order of arrival.
     pub fn pick_next(&mut self) -> Option<Key> {
         loop {
             let priority = |key: &Key| self.streams.get(*key).map_or(i32::MIN, |stream| stream.priority);
@@ -339,14 +340,15 @@ impl Core {
         Start::Run
     }
 
-    /// The engine that an operation needs, if others use it now: its number, and how many operations it has ended.
+    /// The engine that an operation needs, if another stream uses it now: its number, and how many operations it has
+    /// completed.
     pub fn engine(&self, device: usize, engine: Engine) -> Option<(usize, u64)> {
         let index = engine.exclusive()?;
         let state = &self.devices[device].engines[index];
         state.busy.then_some((index, state.completed))
     }
 
-    /// Takes note that the job's operation has been performed, or what it died of.
+    /// Records that the job's operation was performed, or how it failed.
     pub fn finish(&mut self, job: &mut Job, result: Result<Ended, Died>) -> Next {
         let (key, device) = (job.stream, job.device);
         let mut next = Next::Continue;
@@ -360,7 +362,8 @@ impl Core {
             let engine = &mut self.devices[device].engines[engine];
             engine.busy = false;
             engine.completed += 1;
-            // All of them: the first might turn out to conflict with something and leave the engine to the next.
+            // All waiting streams are woken: the first may conflict with a running operation and leave the engine to
+            // the next.
             for waiting in mem::take(&mut engine.queue) {
                 self.unpark(waiting);
                 next = Next::Yield;

@@ -1,4 +1,4 @@
-//! A table whose keys are never mistaken: a stale key, or one of another machine, finds nothing.
+//! A table for streams, events and other handles. Invariant: a stale key, or a key of another machine, finds nothing.
 
 use super::fault;
 use crate::driver::DriverResult;
@@ -28,7 +28,7 @@ impl<T> Slab<T> {
         Slab { tag: tag << (2 * BITS), slots: Vec::new(), free: Vec::new(), live: 0, most: 1 << BITS }
     }
 
-    /// A new entry, if there is a key left for it.
+    /// Adds an entry. Fails if no key is left.
     pub fn insert(&mut self, value: T) -> DriverResult<Key> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -65,7 +65,7 @@ impl<T> Slab<T> {
         let index = self.slot(key)?;
         let value = self.slots[index].value.take()?;
         self.live -= 1;
-        // After the last generation its first keys would come again.
+        // After the last generation the slot is not used again: its first keys would be valid again.
         if key >> BITS & MASK < MASK {
             self.free.push(index);
         }
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(a.get(u64::MAX), None);
     }
 
-    /// The key's parts must not run into each other, and no key comes twice.
+    /// The parts of a key must not overflow into each other, and no key is used twice.
     #[test]
     fn keys_run_out_with_a_word() {
         let mut slab = Slab::new(7);

@@ -1,9 +1,9 @@
-//! How far a stream is, and how far that is which it waits for.
+//! The progress of a stream and of the streams, engines and memory that it waits for.
 //!
-//! Who waits for a stream has patience as long as it gets on. A stream also gets on when another one does that it is
-//! queued behind: the stream of an event, those that take their turns at an engine or use the same memory, and all that
-//! have a worker while it has none. A kernel that spins, or a wait for a word, does not tell whom it waits for: that
-//! may be any stream of the machine.
+//! Waits with a deadline use it: the deadline measures missing progress, not time. A stream also makes progress when
+//! its obstacle does: the stream of an event, the users of an engine or of a byte range, and all streams that have a
+//! worker while this one has none. A spinning kernel or a wait for a word has an unknown obstacle: it may be any stream
+//! of the machine.
 
 use super::{
     event::Progress,
@@ -14,34 +14,34 @@ use super::{
 };
 use smallvec::SmallVec;
 
-/// What a stream is waiting for at a moment, itself first, with how much of it is done.
+/// A stream and its obstacles at one moment, each with its count of completed operations. The stream comes first.
 #[derive(Debug, Default)]
 pub(crate) struct Standing(SmallVec<[(Behind, u64); 4]>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
-    /// The operations of a stream.
+    /// Counts the operations of a stream.
     Stream(Key),
-    /// Those of an engine, by device.
+    /// Counts the operations of an engine: device, engine.
     Engine(usize, usize),
-    /// Those of the whole machine.
+    /// Counts the operations of the whole machine.
     Machine,
 }
 
 impl Standing {
-    /// Whether anything has been done of what the stream waited for then and waits for now.
+    /// Whether any counter that both snapshots contain has grown.
     pub(crate) fn has_advanced_since(&self, before: &Standing) -> bool {
         self.0.iter().any(|(what, now)| before.0.iter().any(|(other, then)| other == what && now > then))
     }
 }
 
 impl Core {
-    /// Follows a stream to what keeps it from going on.
+    /// Follows a stream to its obstacle, and the obstacle to the next one.
     pub fn standing(&self, mut key: Key) -> Standing {
         let mut standing = Standing::default();
         while let Some(stream) = self.streams.get(key) {
             let known = (Behind::Stream(key), stream.completed);
-            // Streams that wait for each other: a deadlock, which is found elsewhere.
+            // Streams that wait for each other are a deadlock: `deadlock` finds it.
             if standing.0.contains(&known) {
                 break;
             }
@@ -56,7 +56,7 @@ impl Core {
                     Some((index, completed)) => {
                         return standing.and((Behind::Engine(stream.device, index), completed));
                     }
-                    // It is parked for the memory that it names.
+                    // It is parked because another operation uses its memory.
                     None => match self.user_of(&op.work) {
                         Some(other) => key = other,
                         None => break,

@@ -1,9 +1,9 @@
-//! Steps: which stream goes on next when operations run one at a time.
+//! Steps: the choice of the next stream when operations run one at a time. Called by `machine::steps`.
 //!
-//! The *candidates* are the streams whose head operation can run now. They come by device, then in order of creation;
-//! but the stream of the last step comes first if it is one of them, so that choice 0 always means "no switch". The
-//! rule picks an index: drawn from a seed, read from a list, or that of the earliest start in virtual time. Who could
-//! go on is asked anew at each step; no stream is ever parked.
+//! The *candidates* are the streams whose head operation can run now, sorted by device and then by order of creation.
+//! The stream of the last step comes first if it is a candidate, so choice 0 always means "no switch". The rule picks
+//! an index: a random number from a seed, the next number of a list, or the operation that starts first in virtual
+//! time. The candidates are collected anew at each step; no stream is ever parked.
 
 use super::{
     Schedule,
@@ -45,12 +45,13 @@ impl Stepper {
         Some(Stepper { rule, last: None, trace: Trace::default(), taken: 0, grace: None })
     }
 
-    /// The program has come to rest.
+    /// The program is quiescent.
     pub fn rests(&mut self) {
         self.grace = None;
     }
 
-    /// Whether the program has kept ready work waiting for too long. `works`: whether a thread of it is seen to run.
+    /// Whether ready work has waited too long for the program to become quiescent. `works`: whether a thread of the
+    /// program is seen to run.
     pub fn has_waited(&mut self, submissions: u64, works: impl FnOnce() -> bool) -> bool {
         match &mut self.grace {
             Some(grace) if grace.submissions == submissions => grace.is_over(Instant::now(), works),
@@ -61,7 +62,7 @@ impl Stepper {
         }
     }
 
-    /// Picks one of the candidates, which are not empty and in order; its index in the numbering of choices.
+    /// Picks one of the candidates, which are sorted and not empty. Returns its index as a choice.
     fn pick(&mut self, core: &Core, candidates: &mut [Key]) -> usize {
         if let Some(at) = candidates.iter().position(|key| Some(*key) == self.last) {
             candidates[..=at].rotate_right(1);
@@ -79,7 +80,7 @@ impl Stepper {
         }
     }
 
-    /// Chooses the stream that takes the next step, and notes the choice.
+    /// Chooses the stream of the next step, and records the choice.
     pub fn choose(&mut self, core: &mut Core, mut candidates: Vec<Key>) -> Key {
         let choice = self.pick(core, &mut candidates);
         let key = candidates[choice];
@@ -94,25 +95,26 @@ impl Stepper {
         key
     }
 
-    /// A step has been taken that nobody could choose.
+    /// Records a step for which there was no choice.
     pub fn was_forced(&mut self, key: Key, step: Step) {
         self.trace.push(step);
         self.taken += 1;
         self.last = Some(key);
     }
 
-    /// The step just taken was an attempt of a kernel that has not finished.
+    /// The last step was an attempt of a kernel that has not finished.
     pub fn attempted(&mut self) {
         self.trace.attempted();
     }
 }
 
-/// A small generator (splitmix64), with moods: for a while it mostly stays with a stream, then it switches wildly.
+/// A small random generator (splitmix64) with phases: in some phases it mostly stays with a stream, in others it
+/// switches often.
 struct Draw {
     state: u64,
-    /// Of 64 draws, so many stay.
+    /// How many of 64 draws stay with the stream in this phase.
     stays: u64,
-    /// Draws until the mood changes.
+    /// Draws left in this phase.
     left: u64,
 }
 
@@ -153,24 +155,24 @@ impl Core {
         found.into_iter().map(|(.., key)| key).collect()
     }
 
-    /// Streams whose head is a kernel that has not finished when it was tried.
+    /// Streams whose head operation is a kernel that was tried and has not finished.
     pub fn spinners(&self) -> Vec<Key> {
         let spins = |key: &Key| self.streams.get(*key).is_some_and(|s| s.tried.is_some() && !s.queue.is_empty());
         self.streams.keys().into_iter().filter(spins).collect()
     }
 
-    /// Whether there is any candidate.
+    /// Whether there is a candidate.
     pub fn can_go_on(&self) -> bool {
         let can = |stream: &Stream| stream.queue.front().is_some_and(|op| self.can_run(stream, op));
         self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(can))
     }
 
-    /// Whether any stream has something to do.
+    /// Whether any stream has an operation.
     pub fn has_work(&self) -> bool {
         self.streams.keys().into_iter().any(|key| self.streams.get(key).is_some_and(|s| !s.queue.is_empty()))
     }
 
-    /// The step that the stream would take, booked, where there is no choice.
+    /// Books the step of a stream for which there is no choice.
     pub fn forced_step(&mut self, key: Key) -> Option<Step> {
         let stream = self.streams.get(key)?;
         let what = self.what(stream.queue.front()?);
@@ -182,7 +184,7 @@ impl Core {
     fn can_run(&self, stream: &Stream, op: &Op) -> bool {
         match op.work {
             Work::WaitEvent(record) => !matches!(self.progress(record), Progress::Pending),
-            // Memory that was freed: `start` will say so.
+            // The word's memory was freed: `start` reports that.
             Work::WaitValue { address, value } => match self.flag(address, false) {
                 Ok(flag) => flag.is_some_and(|flag| flag.reached(value)),
                 Err(_) => true,
@@ -196,7 +198,7 @@ impl Core {
         self.streams.get(key).is_some_and(|stream| stream.tried == Some(self.completions))
     }
 
-    /// After a step: what the stream does next.
+    /// Sets the stream's state after a step.
     pub fn settle(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.state = if stream.queue.is_empty() { State::Idle } else { State::Ready };
@@ -205,7 +207,7 @@ impl Core {
         }
     }
 
-    /// For the trace: what an operation is.
+    /// Describes an operation for the trace.
     pub fn what(&self, op: &Op) -> What {
         match &op.work {
             Work::Copy { bytes, .. } => match op.engine {
@@ -231,7 +233,7 @@ impl Core {
 
     // ---- virtual time -----------------------------------------------------------------------------------------------
 
-    /// What an operation costs.
+    /// The cost of an operation.
     pub fn cost(&self, work: &Work) -> Cost {
         match work {
             Work::Copy { dst, src, bytes } => {
@@ -260,7 +262,7 @@ impl Core {
         }
     }
 
-    /// Where time is virtual: the calling thread submits an operation; when that is in its stream.
+    /// The calling thread submits an operation. Returns the virtual time at which the operation is in its stream.
     pub fn price(&mut self, work: &Work) -> Time {
         if self.clock.is_none() {
             return 0;
@@ -269,7 +271,7 @@ impl Core {
         self.clock.as_mut().map_or(0, |clock| clock.submit(thread::current().id(), &cost))
     }
 
-    /// The calling thread makes another call, and has learnt of what finished at `time`.
+    /// The calling thread makes another call, whose result it knows from the virtual time `learnt` on.
     pub fn called(&mut self, call: HostCall, learnt: Time) {
         if let Some(clock) = &mut self.clock {
             let me = thread::current().id();
@@ -278,13 +280,13 @@ impl Core {
         }
     }
 
-    /// When the head operation has all that comes before it.
+    /// The virtual time at which all predecessors of the head operation have finished.
     fn ready_time(&self, stream: &Stream, op: &Op) -> Time {
         let own = stream.finishes.last().copied().unwrap_or(0).max(op.submitted);
         match op.work {
             Work::WaitEvent(record) => own.max(self.streams.get(record.stream).map_or(0, |s| s.finish(record.seq))),
             Work::WaitValue { address, value } => own.max(self.written(address, value)),
-            // It could not have finished before the last thing that let it.
+            // The last try failed, so the kernel can only finish after the latest operation so far.
             Work::Kernel { .. } if stream.tried.is_some() => own.max(self.latest),
             _ => own,
         }
@@ -295,7 +297,7 @@ impl Core {
         clock.start(stream.device, &self.cost(&op.work), self.ready_time(stream, op))
     }
 
-    /// Books the head operation of a stream; when it starts and ends.
+    /// Books the head operation of a stream. Returns its start and end.
     fn book(&mut self, key: Key) -> (Time, Time) {
         let Some(stream) = self.streams.get(key) else { return (0, 0) };
         let (device, Some(op)) = (stream.device, stream.queue.front()) else { return (0, 0) };
@@ -314,8 +316,8 @@ impl Core {
         (start, finish)
     }
 
-    /// The kernel that was booked has not finished: it was an attempt, which takes no time. (How many there are may
-    /// depend on that of the host.)
+    /// The booked kernel has not finished: this was an attempt, which takes no virtual time. (The number of attempts
+    /// may depend on real time.)
     pub fn unbook(&mut self) {
         if let (Some(clock), Some(before)) = (&mut self.clock, self.unbooked.take()) {
             self.latest = clock.restore(before);
@@ -330,7 +332,7 @@ impl Core {
         }
     }
 
-    /// When a word came to be at least `value` by a stream's write; 0 if it was the host's.
+    /// The virtual time at which a stream's write raised a word to at least `value`; 0 if the host wrote it.
     fn written(&self, address: u64, value: u64) -> Time {
         let Some(history) = self.words.get(&address) else { return 0 };
         history.iter().find(|(v, _)| v.wrapping_sub(value) as i64 >= 0).map_or(0, |(_, time)| *time)

@@ -1,7 +1,8 @@
 //! Streams: queues of operations that run one after the other.
 //!
-//! A stream is on exactly one list: none when idle, the ready queue, a worker's hands, or (parked) the list of whatever
-//! lets it go on: another stream's waiters, an engine's queue, the conflicting accesses, the awaited values.
+//! Invariant: an idle stream is on no list, a ready stream is in the ready queue, one worker has an active stream, and
+//! a parked stream is on the list of its obstacle: another stream's waiters, an engine's queue, the conflicting
+//! accesses, or the awaited values.
 
 use super::{clock::Time, op::Op, slab::Key};
 use crate::driver::Fault;
@@ -10,33 +11,33 @@ use std::{collections::VecDeque, sync::Arc};
 
 pub(super) struct Stream {
     pub device: usize,
-    /// Its place among the device's streams in order of creation, from 0.
+    /// Its number on the device, in order of creation, from 0.
     pub number: usize,
     pub priority: i32,
     pub state: State,
     pub queue: VecDeque<Op>,
-    /// While it captures: what would be in the queue.
+    /// The recorded operations, while the stream captures.
     pub capture: Option<Vec<Op>>,
-    /// How many operations were ever submitted,
+    /// Number of operations ever submitted.
     pub submitted: u64,
-    /// and how many of them have completed, in order.
+    /// Number of operations completed; they complete in order.
     pub completed: u64,
-    /// How many had really completed when the device was lost.
+    /// Number of operations that had really completed when the device was lost.
     pub failed_from: Option<u64>,
-    /// To be removed once it is idle.
+    /// The stream is removed once it is idle.
     pub destroyed: bool,
     pub waiters: Vec<Waiter>,
-    /// What has gone wrong with operations of this stream alone, until a wait for the stream has told it.
+    /// A failure of this stream alone, until a wait for the stream has reported it.
     pub harm: Option<Harm>,
-    /// For a kernel at its head that has not finished: how many operations of the machine had, when it was last tried.
+    /// For a kernel at the head that has not finished: the machine's count of completed operations at its last try.
     pub tried: Option<u64>,
-    /// Virtual times at which its operations were finished, by number (from 1).
+    /// Virtual times at which its operations finished, by number (from 1).
     pub finishes: Vec<Time>,
 }
 
 /// A failure that leaves the device alive.
 pub(super) struct Harm {
-    /// The number of the last operation that was well.
+    /// The number of the last operation that succeeded.
     pub after: u64,
     pub fault: Fault,
 }
@@ -47,13 +48,13 @@ pub(super) enum State {
     Idle,
     /// In the ready queue.
     Ready,
-    /// A worker has it, with an operation under way.
+    /// A worker has it and performs its head operation.
     Active,
     /// Its head operation cannot run yet.
     Parked,
 }
 
-/// Who goes on when a stream has completed `seq` operations.
+/// A stream or host thread that continues when another stream has completed `seq` operations.
 pub(super) struct Waiter {
     pub seq: u64,
     pub who: Who,
@@ -90,7 +91,7 @@ impl Stream {
         last.checked_sub(1).map_or(0, |i| self.finishes[i])
     }
 
-    /// Notes a failure of operations after number `after`; an earlier one that has not been told is the one to tell.
+    /// Records a failure of the operations after number `after`. An earlier failure that was not reported yet stays.
     pub fn hurt(&mut self, after: u64, fault: Fault) {
         self.harm.get_or_insert(Harm { after, fault });
     }

@@ -1,12 +1,12 @@
-//! What a machine that runs one operation at a time has done.
+//! The trace of a machine that runs one operation at a time: the list of its steps.
 
 use super::event::duration;
 use std::{fmt, sync::Arc};
 
-/// Steps that a trace holds; of a longer run it has the beginning.
+/// Most steps of a trace; of a longer run it keeps the beginning.
 const MOST: usize = 1 << 20;
 
-/// What an operation was.
+/// The kind of a step's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum What {
@@ -14,34 +14,34 @@ pub enum What {
     Kernel(&'static str),
     /// A [resumable](super::again) kernel was tried and has not finished.
     Attempt(&'static str),
-    /// A copy of so many bytes from host memory,
+    /// A copy from host memory; the number of bytes.
     CopyUp(usize),
-    /// to host memory,
+    /// A copy to host memory; the number of bytes.
     CopyDown(usize),
-    /// within a device,
+    /// A copy within a device; the number of bytes.
     CopyWithin(usize),
-    /// or between devices.
+    /// A copy between devices; the number of bytes.
     CopyPeer(usize),
-    /// A fill of so many bytes.
+    /// A fill; the number of bytes.
     Fill(usize),
     /// A matrix product.
     Gemm,
     /// A host function.
     HostFunction,
-    /// The stream went on after a wait for an operation (by number, from 1) of a stream (by number) of a device.
+    /// The stream continued after a wait for operations of another stream.
     WaitEvent {
-        /// The device
+        /// The device of the other stream.
         device: usize,
-        /// and its stream that was waited for.
+        /// The number of the other stream on its device.
         stream: usize,
-        /// How many of its operations had to be complete.
+        /// The number of operations that the other stream had to complete.
         operations: u64,
     },
-    /// A timing event took the time.
+    /// A timing event stored the time.
     Stamp,
     /// A word was written.
     WriteValue(u64),
-    /// The stream went on after a wait for a word.
+    /// The stream continued after a wait for a word.
     WaitValue(u64),
 }
 
@@ -67,20 +67,20 @@ impl fmt::Display for What {
     }
 }
 
-/// One step: which operation was chosen, and out of how many.
+/// One step: the chosen operation, and the number of candidates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The device, by its ordinal in the machine.
     pub device: usize,
-    /// The stream, by its place among the device's streams in order of creation.
+    /// The stream's number on its device, in order of creation.
     pub stream: usize,
     /// The operation.
     pub what: What,
-    /// The index that was chosen; 0 is the stream of the step before, if it could go on.
+    /// The chosen index. 0 is the stream of the previous step, if that stream was a candidate.
     pub choice: u32,
-    /// Streams that could go on.
+    /// Number of streams that could run.
     pub candidates: u32,
-    /// Start and end in virtual time, in picoseconds; zeros where time is real.
+    /// Start and end in virtual time, in picoseconds; zeros if time is real.
     pub time: (u64, u64),
 }
 
@@ -90,7 +90,7 @@ impl Step {
     }
 }
 
-/// The steps of a machine in order, from [`trace`](super::trace). `Display` has a line for each.
+/// The steps of a machine in order, from [`trace`](super::trace). `Display` writes one line for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     steps: Vec<Step>,
@@ -122,7 +122,7 @@ impl Trace {
         self.steps.iter().map(|step| step.choice).collect()
     }
 
-    /// How often a stream went on although the one of the step before could have: the choices other than 0.
+    /// Number of choices other than 0: the stream of the previous step could run, but another stream was chosen.
     pub fn switches(&self) -> usize {
         self.steps.iter().filter(|step| step.choice != 0).count()
     }

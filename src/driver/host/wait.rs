@@ -1,4 +1,4 @@
-//! Waiting: what parks a stream, what lets it go on, and how a lost device ends all waits for it.
+//! Waiting: how the scheduler parks and unparks streams, and how a lost device ends all waits for it.
 
 use super::{
     event::{Progress, Record},
@@ -14,7 +14,7 @@ use std::mem;
 impl Core {
     // ---- waiting ----------------------------------------------------------------------------------------------------
 
-    /// How far the work of a record is. A stream that is gone has completed all of its work.
+    /// The progress of a record's work. A destroyed stream has completed all of its work.
     pub fn progress(&self, record: Record) -> Progress {
         let Some(stream) = self.streams.get(record.stream) else { return Progress::Done };
         if stream.completed < record.seq {
@@ -30,7 +30,7 @@ impl Core {
         }
     }
 
-    /// Whether the stream has completed `seq` operations, or is gone.
+    /// Whether the stream has completed `seq` operations, or is destroyed.
     pub fn has_passed(&self, stream: Key, seq: u64) -> bool {
         self.streams.get(stream).is_none_or(|stream| stream.completed >= seq)
     }
@@ -41,13 +41,13 @@ impl Core {
         }
     }
 
-    /// Leaves a stream to whatever list the caller has put it on.
+    /// Parks a stream that the caller has put on the list of its obstacle.
     pub fn park(&mut self, key: Key) -> Start {
         self.set_state(key, State::Parked);
         Start::Left
     }
 
-    /// Parks a stream until another one has come to a record.
+    /// Parks a stream until another stream has reached a record.
     pub fn park_behind(&mut self, key: Key, record: Record) -> Start {
         if let Some(awaited) = self.streams.get_mut(record.stream) {
             awaited.waiters.push(Waiter { seq: record.seq, who: Who::Stream(key) });
@@ -55,7 +55,7 @@ impl Core {
         self.park(key)
     }
 
-    /// Makes a parked stream ready to look at its head operation again.
+    /// Makes a parked stream ready, so that its head operation is tried again.
     pub fn unpark(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.state == State::Parked) {
             stream.state = State::Ready;
@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// Lets kernels that have not finished have another try.
+    /// Makes the streams ready whose kernels must be tried again.
     pub fn try_spinners(&mut self) {
         for key in mem::take(&mut self.spinning) {
             self.unpark(key);
@@ -107,25 +107,25 @@ impl Core {
 
     // ---- values -----------------------------------------------------------------------------------------------------
 
-    /// Whether a stream waits for a word that the host might write, too, without telling anyone.
+    /// Whether a stream waits for a word: the host might write it without a call.
     pub fn awaits_values(&self) -> bool {
         !self.values.is_empty() || !self.spinning.is_empty()
     }
 
-    /// Looks whether the host has written something that a stream waits for.
+    /// Looks for words that the host has written and that streams wait for.
     pub fn poll(&mut self) {
         self.check_values();
         self.try_spinners();
     }
 
-    /// Lets streams go on whose word has reached its value.
+    /// Unparks the streams whose word has reached its value.
     pub fn check_values(&mut self) {
         let mut values = mem::take(&mut self.values);
         values.retain(|awaited| {
             let waits = match self.flag(awaited.address, false) {
                 Ok(Some(flag)) => !flag.reached(awaited.value),
                 Ok(None) => true,
-                // Its memory was freed: `start` will say so.
+                // The word's memory was freed: `start` reports that.
                 Err(_) => false,
             };
             if !waits {
@@ -149,9 +149,9 @@ impl Core {
         if self.active.conflicts(ptr as usize, 8, write) {
             return Ok(None);
         }
-        // SAFETY: the word is live while the lock is held, aligned (checked at submit; addresses and pointers agree
-        // modulo 256), and no running operation touches it in a way that excludes this access; the host's own accesses
-        // to flags are atomic, says the contract of `write_value`.
+        // SAFETY: the word is live while the lock is held, and aligned (checked at submit; addresses and pointers agree
+        // modulo 256). No running operation excludes this access. The host's own accesses to flags are atomic: the
+        // contract of `write_value` demands it.
         Ok(Some(unsafe { Flag::new(ptr) }))
     }
 
@@ -170,8 +170,8 @@ impl Core {
         Start::Left
     }
 
-    /// Gives up the queue of a stream whose device is lost; of others, nothing. Who waits for the stream goes on, but
-    /// not before an operation that another worker is performing has ended.
+    /// Drops the queue of a stream if its device is lost. The waiters of the stream continue, but not before an
+    /// operation that another worker performs has ended.
     pub fn abandon(&mut self, key: Key) {
         let Core { streams, devices, graveyard, values, .. } = self;
         let Some(stream) = streams.get_mut(key).filter(|stream| devices[stream.device].lost.is_some()) else { return };
@@ -184,7 +184,7 @@ impl Core {
         self.give_up(key);
     }
 
-    /// Gives up what a parked stream was to do, for a reason that leaves the device alive.
+    /// Drops the queue of a parked stream for a reason that leaves the device alive.
     pub fn forsake(&mut self, key: Key, reason: Fault) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.hurt(stream.completed, reason);
@@ -194,7 +194,7 @@ impl Core {
         self.give_up(key);
     }
 
-    /// A stream whose queue has been emptied counts as done.
+    /// Marks all operations of a stream as completed, after its queue was emptied.
     fn give_up(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.state = State::Idle;

@@ -1,10 +1,11 @@
-//! Kernels watched for writes through arguments that they declare as read.
+//! Finds kernels that write to arguments which they declare as read-only
+//! ([`MachineConfig::watch_reads`](super::MachineConfig::watch_reads)).
 //!
-//! What such a write destroys is seen much later and elsewhere, since the library orders operations by the
-//! declarations. A watched kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared
-//! with the originals afterwards. So the device's memory is unharmed, and the report names kernel and argument.
+//! The library orders operations by these declarations, so the damage of such a write would show much later and in
+//! another place. A watched kernel gets private copies of its `&[T]` slices (each up to [`LIMIT`]), which are compared
+//! with the originals afterwards. So the device's memory stays intact, and the report names kernel and argument.
 
-use super::memory::Block;
+use super::block::Block;
 use crate::driver::{
     HostArg, KernelArg,
     check::{Deed, Kind, OpSite, Report},
@@ -29,7 +30,7 @@ struct Copy {
 }
 
 impl Watched {
-    /// Puts copies in the place of slices that are only read. One that there is no memory for is not watched.
+    /// Replaces read-only slices by copies. A slice is not watched if there is no memory for its copy.
     pub fn new(args: &mut [HostArg]) -> Self {
         let mut watched = Watched::default();
         for (argument, arg) in args.iter_mut().enumerate() {
@@ -41,7 +42,7 @@ impl Watched {
             let Some(copy) = Block::zeroed(bytes) else { continue };
             let original = ptr.cast_const();
             // SAFETY: the slice is live, initialised (all allocations are) and claimed for reading while the kernel
-            // runs; the copy is as long, and nobody else's.
+            // runs. The copy has the same length, and only this launch uses it.
             unsafe { copy.at(0).copy_from_nonoverlapping(original, bytes) };
             *ptr = copy.at(0);
             watched.copies.push(Copy { argument, original, bytes, copy });
@@ -49,11 +50,10 @@ impl Watched {
         watched
     }
 
-    /// What the kernel did to the copies, if anything: the argument, and the range of bytes from the first to the last
-    /// that differs.
+    /// The first argument whose copy the kernel has changed, with the range from the first to the last changed byte.
     pub fn harm(&self) -> Option<(usize, Range<usize>)> {
         self.copies.iter().find_map(|copy| {
-            // SAFETY: as in `new`; the kernel has returned, so nobody writes to the copy.
+            // SAFETY: as in `new`; the kernel has returned, so no code writes to the copy.
             let (was, is) = unsafe {
                 (
                     slice::from_raw_parts(copy.original, copy.bytes),
@@ -71,7 +71,7 @@ impl Watched {
     }
 }
 
-/// Where a launch was made and runs.
+/// The user's call that made a launch, and the stream that runs it.
 #[derive(Clone, Copy)]
 pub(super) struct Launched {
     pub name: &'static str,

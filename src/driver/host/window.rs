@@ -1,8 +1,8 @@
-//! Virtual memory of one device: windows of reserved addresses, and what is mapped into them.
+//! Virtual memory of one device: windows of reserved addresses, and the mappings in them.
 
 use super::{
+    block::Block,
     fault,
-    memory::Block,
     pages::{GRANULARITY, Pages},
 };
 use crate::driver::{Address, DriverResult};
@@ -10,18 +10,18 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// The windows of a device.
 pub(super) struct Windows {
-    /// Where they may lie.
+    /// The addresses that windows are reserved from.
     space: Range<Address>,
-    /// Where the search for free addresses starts: they are reused as late as possible.
+    /// The search for free addresses starts here, so that addresses are reused as late as possible.
     cursor: Address,
     by_address: BTreeMap<Address, Window>,
 }
 
 struct Window {
     bytes: u64,
-    /// All of its addresses, whether there is memory behind them or not. Operations hold on to it while they run.
+    /// All addresses of the window, with or without memory. Running operations keep it alive.
     block: Arc<Block>,
-    /// Bytes by first address.
+    /// The mappings: bytes by first address.
     mapped: BTreeMap<Address, usize>,
 }
 
@@ -30,7 +30,7 @@ impl Windows {
         Windows { cursor: space.start, space, by_address: BTreeMap::new() }
     }
 
-    /// Whether such addresses are reserved here, if anywhere.
+    /// Whether the address belongs to the part of the address space that windows are reserved from.
     pub fn are_at(&self, address: Address) -> bool {
         self.space.contains(&address)
     }
@@ -60,7 +60,7 @@ impl Windows {
                 if *start >= at && start - at >= bytes {
                     break;
                 }
-                // One unit between them, so that what overshoots finds nothing.
+                // A gap of one unit between windows, so that an address past the end of a window finds nothing.
                 at = at.max(start + window.bytes + GRANULARITY as u64);
             }
             (at.checked_add(bytes)? <= self.space.end).then_some(at)
@@ -80,7 +80,7 @@ impl Windows {
         }
     }
 
-    /// The window in which a range lies whole.
+    /// The window that contains the whole range.
     fn around(&mut self, address: Address, bytes: usize) -> DriverResult<(Address, &mut Window)> {
         let found = self.by_address.range_mut(..=address).next_back();
         let found = found.map(|(start, window)| (*start, window));
@@ -92,7 +92,7 @@ impl Windows {
             .ok_or_else(|| fault::invalid(format!("no window was reserved for {bytes} bytes at {address:#x}")))
     }
 
-    /// Whether memory could be mapped here.
+    /// Fails unless memory can be mapped here.
     pub fn check_free(&mut self, address: Address, bytes: usize) -> DriverResult {
         check_multiple("address", address)?;
         check_multiple("bytes", bytes as u64)?;
@@ -119,8 +119,8 @@ impl Windows {
         Ok((window.block.clone(), offset))
     }
 
-    /// `busy` says whether a running operation uses memory: then it is left where it is, until something else comes
-    /// there.
+    /// Removes a mapping. `busy`: whether a running operation uses the memory; then it stays committed until another
+    /// mapping replaces it.
     pub fn unmap(&mut self, address: Address, bytes: usize, busy: impl FnOnce(*mut u8) -> bool) -> DriverResult {
         let (start, window) = self.around(address, bytes)?;
         if window.mapped.get(&address) != Some(&bytes) {
@@ -134,7 +134,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Whether exactly this is mapped.
+    /// Whether exactly this range is one mapping.
     pub fn is_mapping(&self, address: Address, bytes: usize) -> bool {
         let window = self.by_address.range(..=address).next_back();
         window.is_some_and(|(_, window)| window.mapped.get(&address) == Some(&bytes))

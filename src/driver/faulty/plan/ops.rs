@@ -10,7 +10,7 @@ macro_rules! ops {
         }
 
         impl FaultOp {
-            /// All of them.
+            /// All operations.
             pub const ALL: &'static [FaultOp] = &[$(FaultOp::$name),+];
 
             /// Its name in the text of a plan.
@@ -22,53 +22,53 @@ macro_rules! ops {
 }
 
 ops! {
-    /// The context is made current.
+    /// Makes the context current.
     Bind "bind",
-    /// Free and total memory are asked for.
+    /// Queries free and total memory.
     MemoryInfo "memory-info",
-    /// Device memory is taken from the driver, by itself or as a mapping of a window.
+    /// Takes device memory from the driver, as an allocation or as a mapping.
     Alloc "alloc",
-    /// Device memory is freed. It is, also when the call reports a fault.
+    /// Frees device memory. The memory is freed also when the call reports a fault.
     Free "free",
-    /// Page-locked memory is allocated.
+    /// Allocates page-locked memory.
     HostAlloc "host-alloc",
-    /// Page-locked memory is freed.
+    /// Frees page-locked memory.
     HostFree "host-free",
-    /// Managed memory is allocated.
+    /// Allocates managed memory.
     ManagedAlloc "managed-alloc",
-    /// Managed memory is freed.
+    /// Frees managed memory.
     ManagedFree "managed-free",
-    /// A window of addresses is reserved.
+    /// Reserves a window of addresses.
     VmReserve "vm-reserve",
-    /// A window of addresses is given back. It is, also when the call reports a fault.
+    /// Releases a window of addresses. The window is released also when the call reports a fault.
     VmRelease "vm-release",
-    /// Memory is mapped into a window; it is an [`Alloc`](Self::Alloc), too.
+    /// Maps memory into a window. This is an [`Alloc`](Self::Alloc), too.
     VmMap "vm-map",
-    /// Memory is taken out of a window. It is, also when the call reports a fault.
+    /// Unmaps memory from a window. The memory is unmapped also when the call reports a fault.
     VmUnmap "vm-unmap",
-    /// Memory is moved to another place of a window.
+    /// Moves a mapping to other addresses.
     VmMove "vm-move",
-    /// A stream is made.
+    /// Creates a stream.
     StreamCreate "stream-create",
-    /// A stream is destroyed.
+    /// Destroys a stream.
     StreamDestroy "stream-destroy",
-    /// The host asks whether a stream is idle.
+    /// Queries whether a stream is idle.
     StreamQuery "stream-query",
-    /// The host waits for a stream; a long wait is many calls.
+    /// Waits on the host for a stream; a long wait is many calls.
     StreamWait "stream-wait",
-    /// A stream is made to wait for an event.
+    /// Makes a stream wait for an event.
     Wait "wait",
-    /// An event is made.
+    /// Creates an event.
     EventCreate "event-create",
-    /// An event is destroyed.
+    /// Destroys an event.
     EventDestroy "event-destroy",
-    /// An event is recorded.
+    /// Records an event.
     Record "record",
-    /// The host asks whether an event has passed.
+    /// Queries whether an event is complete.
     EventQuery "event-query",
-    /// The host waits for an event; a long wait is many calls.
+    /// Waits on the host for an event; a long wait is many calls.
     EventWait "event-wait",
-    /// The time between two events is asked for.
+    /// Queries the time between two events.
     EventElapsed "event-elapsed",
     /// A copy from page-locked memory.
     CopyUp "copy-up",
@@ -76,48 +76,49 @@ ops! {
     CopyDown "copy-down",
     /// A copy within a device.
     CopyWithin "copy-within",
-    /// A direct copy between devices: either of the next two.
+    /// A direct copy between devices: includes [`CopyToPeer`](Self::CopyToPeer) and
+    /// [`CopyFromPeer`](Self::CopyFromPeer).
     CopyPeer "copy-peer",
     /// A direct copy to a peer's memory, on a stream of the device that owns the source.
     CopyToPeer "copy-to-peer",
     /// A direct copy from a peer's memory, on a stream of the device that owns the destination.
     CopyFromPeer "copy-from-peer",
-    /// Memory is filled.
+    /// Fills memory.
     Fill "fill",
-    /// A device is asked whether it can be a peer of another.
+    /// Queries whether a device can access a peer.
     CanAccessPeer "can-access-peer",
-    /// A right to a peer's memory is given.
+    /// Enables access to a peer's memory.
     EnablePeer "enable-peer",
-    /// A right to a peer's memory is taken back.
+    /// Disables access to a peer's memory.
     DisablePeer "disable-peer",
-    /// A module is loaded.
+    /// Loads a module.
     ModuleLoad "module-load",
-    /// A module is unloaded.
+    /// Unloads a module.
     ModuleUnload "module-unload",
-    /// A kernel is looked up.
+    /// Looks a kernel up.
     Function "function",
-    /// A kernel is launched.
+    /// Launches a kernel.
     Launch "launch",
-    /// A host function is put into a stream.
+    /// Submits a host function to a stream.
     LaunchHost "launch-host",
     /// A matrix product.
     Gemm "gemm",
-    /// A stream begins to capture.
+    /// Begins a capture.
     CaptureBegin "capture-begin",
-    /// A capture becomes a graph. It ends, also when the call reports a fault.
+    /// Ends a capture and makes a graph. The capture ends also when the call reports a fault.
     CaptureEnd "capture-end",
-    /// A graph is launched.
+    /// Launches a graph.
     GraphLaunch "graph-launch",
-    /// A graph is destroyed.
+    /// Destroys a graph.
     GraphDestroy "graph-destroy",
-    /// A word is written in stream order.
+    /// Writes a word in stream order.
     WriteValue "write-value",
-    /// A stream is made to wait for a word.
+    /// Makes a stream wait for a word.
     WaitValue "wait-value",
 }
 
 impl FaultOp {
-    /// Whether it goes to a stream.
+    /// Whether the operation is submitted to a stream.
     pub fn is_submitted(self) -> bool {
         use FaultOp::*;
         let other =
@@ -125,12 +126,12 @@ impl FaultOp {
         other || self.is_copy()
     }
 
-    /// Whether it is a copy.
+    /// Whether the operation is a copy.
     pub fn is_copy(self) -> bool {
         self.is_peer_copy() || matches!(self, FaultOp::CopyUp | FaultOp::CopyDown | FaultOp::CopyWithin)
     }
 
-    /// Whether it is a direct copy between devices.
+    /// Whether the operation is a direct copy between devices.
     pub fn is_peer_copy(self) -> bool {
         matches!(self, FaultOp::CopyPeer | FaultOp::CopyToPeer | FaultOp::CopyFromPeer)
     }

@@ -1,9 +1,9 @@
-//! Plans as text. What is written is read again as the same plan.
+//! Fault plans as text: parser and `Display`. Invariant: the written text is read as an equal plan.
 
 use super::{FaultOp, FaultPlan, FaultRule, Fired, Injected, When};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// A text that is no [`FaultPlan`].
+/// The error of a text that is no [`FaultPlan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{part}` is no part of a fault plan: {why}")]
 pub struct BadFaultPlan {
@@ -30,7 +30,7 @@ fn bad_fault(part: &str) -> BadFaultPlan {
     bad(part, format!("expected a fault: {}, slow=1ms+10us/MB", plain.join(", ")))
 }
 
-/// The operations of which this is true.
+/// The names of the operations that satisfy `of`.
 fn names(of: impl Fn(FaultOp) -> bool) -> String {
     FaultOp::ALL.iter().filter(|op| of(**op)).map(|op| op.name()).collect::<Vec<_>>().join(", ")
 }
@@ -178,7 +178,7 @@ fn duration(text: &str) -> Result<Duration, BadFaultPlan> {
         "s" => Duration::from_secs(number),
         _ => return Err(bad(text, TIME)),
     };
-    // What is written again is a number of nanoseconds.
+    // `Display` writes a number of nanoseconds, which must fit into 64 bits.
     if u64::try_from(time.as_nanos()).is_ok() { Ok(time) } else { Err(bad(text, TIME)) }
 }
 

@@ -15,7 +15,7 @@ impl Machine {
                 }
                 self.rest_between(state, job);
             } else if self.may_step(state) {
-                // Looked for only now: more may have come while the program was coming to rest.
+                // The candidates are collected only now: more may have come while the program was running.
                 let candidates = state.core.candidates();
                 if candidates.is_empty() {
                     continue;
@@ -33,7 +33,7 @@ impl Machine {
         }
     }
 
-    /// Whether the next step may be taken; if not, some time has passed.
+    /// Whether the next step may be taken. Before `false` is returned, this worker has slept for a moment.
     fn may_step(&self, state: &mut MutexGuard<'_, State>) -> bool {
         for look in 0..=LOOKS {
             let State { core, crew, threads, stepper, .. } = &mut **state;
@@ -49,7 +49,8 @@ impl Machine {
                 let start = Instant::now();
                 MutexGuard::unlocked(state, thread::yield_now);
                 if start.elapsed() > PAUSE {
-                    // Others want the core; who sleeps for a moment gets it back sooner than who yields.
+                    // Other threads want the core. A thread that sleeps for a moment gets it back sooner than one that
+                    // yields.
                     break;
                 }
             }
@@ -58,8 +59,8 @@ impl Machine {
         false
     }
 
-    /// Nothing can run: sleeps until something is submitted; and if a stream waits for a word, or a kernel spins, has
-    /// another look from time to time, since the host may have written something.
+    /// Sleeps while nothing can run, until something is submitted. If a stream waits for a word or a kernel spins, it
+    /// also looks from time to time, since the host may have written a word.
     fn rest_between(&self, state: &mut MutexGuard<'_, State>, job: &mut Job) {
         if !state.core.has_work() {
             self.work.wait(state);
@@ -67,7 +68,7 @@ impl Machine {
         }
         if self.work.wait_for(state, POLL).timed_out() && !state.core.can_go_on() {
             for key in state.core.spinners() {
-                // Attempts in vain leave no trace: how many there are depends on time.
+                // Failed attempts are not recorded in the trace: their number depends on time.
                 let Some(step) = state.core.forced_step(key) else { continue };
                 if self.take(state, key, job)
                     && let Some(stepper) = &mut state.stepper
@@ -79,7 +80,7 @@ impl Machine {
         }
     }
 
-    /// Takes the head operation of a stream through; whether it came to its end.
+    /// Runs the head operation of a stream. False if the operation must be tried again.
     fn take(&self, state: &mut MutexGuard<'_, State>, key: Key, job: &mut Job) -> bool {
         state.core.set_state(key, StreamState::Active);
         let ended = match state.core.start(key, job) {

@@ -1,0 +1,109 @@
+//! The backing memory of software GPUs: one [`Block`] per allocation or reserved window.
+//!
+//! `memory` and `window` make blocks; running operations hold them, so the bytes outlive their table entry.
+
+use super::pages::Pages;
+use crate::driver::Address;
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    ptr::{self, NonNull},
+    sync::Arc,
+};
+
+/// Alignment of device allocations (CUDA's for allocations from 64 KiB on) and of page-locked memory.
+pub(super) const ALIGN: usize = 4096;
+
+/// Debug builds fill the first [`POISON_LIMIT`] bytes of fresh device memory with this byte, so that a program does not
+/// rely on zeros that a GPU does not give. The rest stays untouched, so that a large chunk is not committed.
+const POISON: u8 = 0xCB;
+const POISON_LIMIT: usize = 1 << 20;
+
+/// Backing memory of one allocation or window. It lives until its table entry and the last running operation are gone.
+pub(super) struct Block {
+    raw: Raw,
+    first: NonNull<u8>,
+    bytes: usize,
+}
+
+/// The memory that the drop of a block releases.
+enum Raw {
+    Allocated(NonNull<u8>, Layout),
+    /// A window: only its mapped parts have memory.
+    Reserved(Pages),
+    /// No memory: see [`Block::nothing`].
+    Nothing,
+}
+
+// SAFETY: a block is plain memory. `access` orders the accesses of operations; the driver's users order operations and
+// host accesses.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Zeroed memory, committed lazily. With a small alignment the allocator takes untouched pages, so we align by
+    /// hand.
+    pub fn zeroed(bytes: usize) -> Option<Arc<Block>> {
+        let layout = Layout::from_size_align(bytes.checked_add(ALIGN)?, 16).ok()?;
+        // SAFETY: the size is not zero.
+        let raw = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let pad = raw.as_ptr().align_offset(ALIGN);
+        // SAFETY: `pad < ALIGN`, and the allocation is `ALIGN` larger than asked for.
+        let first = unsafe { raw.add(pad) };
+        Some(Arc::new(Block { raw: Raw::Allocated(raw, layout), first, bytes }))
+    }
+
+    /// Addresses without memory, for sizes of a dry machine that this computer refuses to allocate. They lie in the
+    /// device's window, so no other code uses them.
+    pub fn nothing(address: Address, bytes: usize) -> Option<Arc<Block>> {
+        let first = NonNull::new(ptr::without_provenance_mut(address as usize))?;
+        Some(Arc::new(Block { raw: Raw::Nothing, first, bytes }))
+    }
+
+    /// A window, still without memory.
+    pub fn reserved(pages: Pages, bytes: usize) -> Arc<Block> {
+        Arc::new(Block { first: pages.first(), raw: Raw::Reserved(pages), bytes })
+    }
+
+    /// Commits memory for a part of a window; false if there is not enough.
+    pub fn commit(&self, offset: usize, bytes: usize) -> bool {
+        if let Raw::Reserved(pages) = &self.raw { pages.commit(offset, bytes) } else { true }
+    }
+
+    /// Releases the memory of a part of a window. No operation uses it.
+    pub fn decommit(&self, offset: usize, bytes: usize) {
+        if let Raw::Reserved(pages) = &self.raw {
+            pages.decommit(offset, bytes);
+        }
+    }
+
+    /// Whether the addresses have memory.
+    pub fn is_real(&self) -> bool {
+        !matches!(self.raw, Raw::Nothing)
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The byte at `offset`.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset <= self.bytes);
+        self.first.as_ptr().wrapping_add(offset)
+    }
+
+    /// Fills fresh memory with [`POISON`].
+    pub fn poison(&self, offset: usize, bytes: usize) {
+        // SAFETY: the range has memory, and no operation uses it yet.
+        unsafe { self.at(offset).write_bytes(POISON, bytes.min(POISON_LIMIT)) }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Raw::Allocated(raw, layout) = self.raw {
+            // SAFETY: it came from `alloc_zeroed` with this layout.
+            unsafe { dealloc(raw.as_ptr(), layout) }
+        }
+    }
+}
