@@ -1,9 +1,16 @@
-//! Gradient exchange: buckets that are reduced on a stream of their own while the backward pass goes on.
+//! Gradient exchange: gradients live in buckets, and buckets are reduced on their own stream during the backward pass.
 //!
-//! [`layout`] says which gradient lies where, [`access`] gives it to the backward pass, [`readiness`] how far a [`step`]
-//! is, [`start`] sends a bucket on its way, by [`kernels`] for the types of [`element`]; [`settings`] is what members
-//! agree on, and [`replicas`] what they do besides. Nothing below this floor knows of gradients: a bucket is an
-//! [`all_reduce`](Device::all_reduce) of a group.
+//! Users and `parallel::data_parallel` call [`GradientExchange`]. Nothing below this room knows of gradients: a bucket
+//! is an [`all_reduce`](Device::all_reduce) of a group.
+//!
+//! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
+//!   a step are ready.
+//! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
+//!   [`element`].
+//! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
+//!   results.
+//!
+//! Invariant: all members start the same buckets in the same order.
 
 mod access;
 mod element;
@@ -34,14 +41,14 @@ use smallvec::SmallVec;
 use start::{Scratch, Sums};
 use std::sync::Arc;
 
-/// One device's part in the exchange of gradients, step after step: keep it in a [`PerDevice`](crate::PerDevice).
+/// One device's part in the exchange of gradients, step after step. Keep it in a [`PerDevice`](crate::PerDevice).
 ///
-/// Gradients live in buckets, one behind the other, so nothing is flattened: [`grad_mut`](Self::grad_mut) is where the
-/// backward pass writes. When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on a
-/// stream of its own, beside the rest of the backward pass; [`finish`](Self::finish) makes the current stream wait for
-/// all of them. No call waits for the devices (but where sums are the host's,
-/// [`Algorithm::Host`](crate::Algorithm::Host)); `ready`, where it starts a bucket, and `finish` meet the other
-/// members' hosts.
+/// Gradients live in buckets, one behind the other, so nothing is flattened: the backward pass writes to
+/// [`grad_mut`](Self::grad_mut). When the last gradient of a bucket is [`ready`](Self::ready), the bucket is reduced on
+/// a stream of its own, during the rest of the backward pass. [`finish`](Self::finish) makes the current stream wait
+/// for all buckets. No call waits for the devices, except where the host computes the sums
+/// ([`Algorithm::Host`](crate::Algorithm::Host)). `ready` (if it starts a bucket) and `finish` meet the other members'
+/// host threads.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -61,106 +68,106 @@ use std::sync::Arc;
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// **Types.** `f32`, or another by [`of`](GradientExchangeBuilder::of): `f64`, `half::f16`, `half::bf16`, each as it is
-/// or on a narrower [wire](GradientExchangeBuilder::wire). Half types are added up in `f32` and rounded once.
+/// **Types.** `f32`, or another type by [`of`](GradientExchangeBuilder::of): `f64`, `half::f16`, `half::bf16`, each as
+/// it is or on a narrower [wire](GradientExchangeBuilder::wire). Half types are summed in `f32` and rounded once.
 ///
-/// **Groups.** The members are the gang, or those of a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in):
-/// then "all members" is that group here, and "rank 0" its first. A device may have several exchanges, say one for each
-/// dimension of a grid, or two of one group. Then all devices must start the buckets of all exchanges in one order, as
-/// with all collectives, and [`finish`](Self::finish) and [`join`](Self::join) in one order, too: finish a step of the
-/// one before the other's first `ready`, or make gradients ready in the same order everywhere. Exchanges know each
-/// other: members that use two of one group in different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"` if
-/// the groups differ), and nothing is mixed up. Where no two devices see it, in a ring of groups, they wait for each
-/// other until the [deadline](crate::Builder::timeout).
+/// **Groups.** The members are the gang, or a [`Group`] by [`build_in`](GradientExchangeBuilder::build_in). "All
+/// members" then means that group, and "rank 0" its first member. A device may have several exchanges, for example one
+/// for each dimension of a grid, or two in one group. Then all devices must start the buckets of all exchanges in one
+/// order, as with all collectives, and call [`finish`](Self::finish) and [`join`](Self::join) in one order: finish a
+/// step of one exchange before the first `ready` of the other, or make gradients ready in the same order everywhere.
+/// Members that use two exchanges of one group in different orders get [`Error::Mismatch`] (`"exchange"`, or `"group"`
+/// if the groups differ), and no data is mixed up. In a ring of groups no two devices can see the difference: they wait
+/// for each other until the [deadline](crate::Builder::timeout).
 ///
-/// **The same weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members those of one, as DDP
-/// does at the start; [`verify_parameters`](Self::verify_parameters) finds out whether they still are the same.
+/// **Equal weights.** [`broadcast_parameters`](Self::broadcast_parameters) gives all members the parameters of one
+/// member, as DDP does at the start. [`verify_parameters`](Self::verify_parameters) checks that they are still equal.
 ///
-/// **Unused parameters** are no error: a gradient that a member does not make ready counts as zero, and
-/// [`Exchanged::unused`] names those that nobody had. A member without rows says [`nothing`](Self::nothing). (DDP's
-/// "Expected to have finished reduction in the prior iteration" is its best known error.)
+/// **Unused parameters** are no error. A gradient that a member does not make ready counts as zero;
+/// [`Exchanged::unused`] names the gradients that no member had. A member without rows calls
+/// [`nothing`](Self::nothing). (DDP's "Expected to have finished reduction in the prior iteration" is its best known
+/// error.)
 ///
-/// **Uneven batches.** `Avg` gives every member the same weight. Where each has the mean of its own rows, and not as
-/// many rows as the others, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`] and
-/// [`set_weight`](Self::set_weight) with its rows / all rows. Where members have different numbers of batches,
-/// [`join`](Self::join) tells before each step who still has one.
+/// **Uneven batches.** `Avg` gives every member the same weight. If each member has the mean of its own rows, and
+/// members have different numbers of rows, that is biased towards the rows of small shards: use [`ReduceOp::Scaled`]
+/// and [`set_weight`](Self::set_weight) with the member's rows / all rows. If members have different numbers of
+/// batches, [`join`](Self::join) tells before each step how many members still have one.
 ///
-/// **Order.** All members start buckets in the order of their numbers, so it does not matter in which order gradients
-/// become ready where; a bucket that is complete waits for those before it. After the first step buckets follow the
-/// order that rank 0 has had ([`ready_order`](GradientExchangeBuilder::ready_order)).
+/// **Order.** All members start buckets in the order of their numbers, so gradients may become ready in any order on
+/// any member; a complete bucket waits for those before it. After the first step the buckets follow the order of
+/// readiness on rank 0 ([`ready_order`](GradientExchangeBuilder::ready_order)).
 ///
-/// **Accumulation.** With [`set_sync(false)`](Self::set_sync) the same calls exchange nothing, and gradients stay;
-/// [`holds`](Self::holds) says whether to add to one or to write it. Nothing adds by itself, as autograd does for DDP:
-/// what is written over is lost.
+/// **Accumulation.** With [`set_sync(false)`](Self::set_sync) the same calls exchange nothing, and gradients stay.
+/// [`holds`](Self::holds) tells whether to add to a gradient or to write it. Nothing is added automatically, as
+/// autograd does for DDP: a gradient that is written over is lost.
 ///
-/// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture), which changes nothing of the
-/// step. A graph may write gradients, and they are made ready behind its launch; but it writes where they were when it
-/// was captured, and after the first step they move ([`Exchanged::moved`]). A graph that names memory which gradients
-/// have left (also by a [`reset`](Self::reset), or when the exchange is dropped) is [`Error::GraphInvalidated`] at its
-/// next launch, and nothing of it runs. Capture after the first step that was exchanged, or build with
-/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). Memory that is [lent](Self::lend) after a capture is
-/// not what the graph writes to.
+/// **Graphs.** `ready`, `finish` and `reset` are refused in a [capture](Device::capture); the step stays as it is. A
+/// graph may write gradients, which are made ready after its launch. But it writes to the addresses at the time of the
+/// capture, and gradients move after the first step ([`Exchanged::moved`]). A graph that names memory which gradients
+/// have left (also by a [`reset`](Self::reset), or when the exchange is dropped) returns [`Error::GraphInvalidated`] at
+/// its next launch, and none of it runs. So capture after the first step that was exchanged, or build with
+/// [`ready_order(false)`](GradientExchangeBuilder::ready_order). If memory is [lent](Self::lend) after a capture, the
+/// graph does not write to it.
 ///
 /// **Your own buffers.** [`ready_from`](Self::ready_from) takes a buffer in place of the bucket's memory, and
-/// [`take`](Self::take) gives it back with the result. A bucket with such gradients is packed and unpacked by one
-/// kernel each (for up to 64 of them), not by one for each gradient. That they are given away, not borrowed, is why
-/// nobody can change them meanwhile.
+/// [`take`](Self::take) gives it back with the result. One kernel packs all such gradients of a bucket (up to 64 of
+/// them), and one unpacks them. The buffer is given away, not borrowed, so nobody can change it meanwhile.
 ///
-/// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives, and all
-/// members have the same, in every run. (Around a ring, as large buckets go, sums are added up in another order from
-/// place to place and depend on the bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) ends that.) Norms are sums in
-/// `f64` in a fixed order.
+/// **Bits.** With [`Wire::Same`] a gradient has the bits that [`Device::all_reduce`] of its bucket gives. All members
+/// have the same bits, in every run. (Around a ring, as large buckets go, the order of additions depends on the
+/// position in the bucket; [`ReduceOrder::Rank`](crate::ReduceOrder) avoids that.) Norms are sums in `f64` in a fixed
+/// order.
 ///
-/// **Failures.** What fails in a step ends it: until [`reset`](Self::reset), which all members call, everything is
-/// [`Error::InvalidArgument`]. That includes a scope that fails between the first `ready` of a step and its end, also
-/// for members whose part had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not mend it. Wrong
-/// calls that touch nothing (a gradient that is not there, or ready twice) leave the step as it is.
+/// **Failures.** A failure in a step ends the step: every call returns [`Error::InvalidArgument`] until all members
+/// call [`reset`](Self::reset). That includes a scope that fails between the first `ready` of a step and its end, also
+/// for members whose closure had returned; [`clear_poison`](crate::PerDevice::clear_poison) alone does not repair it.
+/// Wrong calls that touch nothing (an unknown gradient, or one that is ready twice) leave the step as it is.
 pub struct GradientExchange<T: Gradient = f32> {
-    /// Which exchange it is, as all members know it.
+    /// Identifies the exchange; the same on all members.
     id: Origin,
     settings: Settings,
     sizes: Box<[usize]>,
     layout: Layout,
     readiness: Readiness,
-    /// The buckets. Each has memory of its own: what is noted of its uses is not mixed up with that of others, and so
-    /// the backward pass never waits for a bucket that it does not touch.
+    /// The buckets. Each has memory of its own, so that uses of one bucket are not noted for another, and the backward
+    /// pass never waits for a bucket that it does not touch.
     memory: Vec<DeviceBuffer<T>>,
-    /// Gradients that lie elsewhere.
+    /// By gradient: memory that the caller has lent.
     lent: Vec<Option<DeviceBuffer<T>>>,
     scratch: Scratch,
     sums: Option<Sums<T>>,
-    /// One for each priority.
+    /// One stream per priority.
     streams: Vec<(i32, Stream)>,
-    /// By bucket: where its last gradient was written, if it had to wait; where each was, if nothing is noted of that.
+    /// By bucket: events behind the writes of its gradients. One event if the bucket had to wait for earlier ones; one
+    /// per gradient if the library does not order the writer's stream.
     written: Vec<SmallVec<[Event; 1]>>,
-    /// By bucket: where it is reduced.
+    /// By bucket: the event behind its reduction.
     reduced: Vec<Option<Event>>,
     normed: Option<Event>,
     weight: f64,
     sync: bool,
-    /// All buckets were started.
+    /// Whether all buckets of this step were started.
     closed: bool,
-    /// Gangs in which something of this step was done, as far as they may have failed.
+    /// Gangs in which parts of this step were done, and which may have failed.
     begun: SmallVec<[Arc<Gang>; 1]>,
-    /// Whether the last step has moved gradients to other places.
+    /// Whether the last step has moved gradients to other addresses.
     moved: bool,
-    /// The order of the buckets is final.
+    /// Whether the order of the buckets is final.
     ordered: bool,
     broken: bool,
     steps: u64,
-    /// Those of them that exchanged: also without [`find_unused`](GradientExchangeBuilder::find_unused) as many on all
-    /// members.
+    /// Steps that exchanged. Equal on all members, also without [`find_unused`](GradientExchangeBuilder::find_unused).
     exchanges: u64,
     unused: Vec<usize>,
     device: Arc<DeviceHandle>,
-    /// Ordinals in the pool, by rank.
+    /// The members' ordinals in the pool, by rank.
     members: Box<[usize]>,
 }
 
 crate::sync::device_thread_only! { [T: Gradient] GradientExchange<T> }
 
 impl GradientExchange {
-    /// Settings to begin with; for other types than `f32` they go on with [`of`](GradientExchangeBuilder::of).
+    /// Default settings. For other types than `f32` continue with [`of`](GradientExchangeBuilder::of).
     pub fn builder() -> GradientExchangeBuilder {
         GradientExchangeBuilder::new()
     }
@@ -206,7 +213,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(exchange)
     }
 
-    /// Makes what goes with the layout, besides the buckets' own memory.
+    /// Allocates what depends on the layout, except the buckets' memory.
     #[track_caller]
     fn allocate_scratch(&mut self, dev: &Device) -> Result<()> {
         self.readiness = Readiness::new(&self.layout);
@@ -227,7 +234,7 @@ impl<T: Gradient> GradientExchange<T> {
             self.sums = Some(Sums { partial: dev.zeros(end)?, slots, norm });
         }
         let buckets = self.layout.buckets.len();
-        // The norm needs a stream also where there is no bucket.
+        // The norm needs a stream even without buckets.
         for bucket in 0..buckets.max(1) {
             let priority = self.settings.priority(bucket);
             if !self.streams.iter().any(|(at, _)| *at == priority) {
@@ -240,13 +247,12 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// What its meetings are for: members that are in another exchange, or not in the same exchange of it, do not
-    /// match.
+    /// The purpose of a meeting: members of another exchange, or in another step of this one, do not match.
     fn origin(&self) -> Origin {
         self.id.in_step(self.exchanges)
     }
 
-    /// The members, on the stream of `dev`.
+    /// The group of the members, on the stream of `dev`.
     #[track_caller]
     fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         match dev.group_of(&self.members) {
@@ -259,22 +265,22 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// How many gradients there are.
+    /// Number of gradients.
     pub fn len(&self) -> usize {
         self.sizes.len()
     }
 
-    /// Whether there are none.
+    /// Whether it has no gradients.
     pub fn is_empty(&self) -> bool {
         self.sizes.is_empty()
     }
 
-    /// How many buckets there are.
+    /// Number of buckets.
     pub fn buckets(&self) -> usize {
         self.layout.buckets.len()
     }
 
-    /// The gradients of a bucket, in the order of their memory. Changes once, at the end of the first step.
+    /// The gradients of a bucket, in memory order. It changes once, at the end of the first step.
     ///
     /// # Panics
     /// When there is no such bucket.
@@ -284,14 +290,14 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// The layout before any order is known.
+/// The layout of the first step: sizes in reverse order.
 #[track_caller]
 fn first_layout<T>(settings: &Settings, sizes: &[usize]) -> Result<Layout> {
     let order: Vec<usize> = (0..sizes.len()).rev().collect();
     Layout::new(Unit::of::<T>(), sizes, &order, settings.bucket_sizes())
 }
 
-/// Zeros for all buckets.
+/// Zeroed memory for all buckets.
 #[track_caller]
 fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuffer<T>>> {
     let mut memory = Vec::with_capacity(layout.buckets.len());
@@ -301,7 +307,7 @@ fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuf
     Ok(memory)
 }
 
-/// Nobody looks at this memory any more; graphs that were captured with it are not to be launched as if somebody did.
+/// Marks memory that the exchange has left: graphs that were captured with it must not be launched any more.
 fn retire<T: DeviceCopy>(memory: &DeviceBuffer<T>) {
     memory.block.retire();
 }

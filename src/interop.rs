@@ -1,11 +1,12 @@
-//! cudarc: our buffers in its calls, its handles of our devices.
+//! Interoperation with cudarc: our buffers in its calls, its handles for our devices.
 //!
-//! The primary context is used, which cudarc, the CUDA runtime, cuBLAS and NCCL share. `dev.cuda()?` gives cudarc's
-//! handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check and order a buffer there.
-//! `DeviceBuffer` and its views implement cudarc's traits themselves, too: given to a foreign stream they join it on
-//! entry, and leave it through `SyncOnDrop`. A kernel that is launched on such a handle by programmatic dependent
-//! launch waits (`griddepcontrol.wait`) in all its threads, as CUDA's own do: collectives that follow count on it.
-//! cudarc's safe `memcpy_dtod` orders only one side of a copy between devices; use [`Device::copy`].
+//! cudarc, the CUDA runtime, cuBLAS and NCCL share the primary context, and so does this crate. `dev.cuda()?` gives
+//! cudarc's handles of the token's device and current stream; [`Cuda::read`] and [`Cuda::write`] check a buffer and
+//! order it on that stream. `DeviceBuffer` and its views also implement cudarc's traits themselves: a foreign stream
+//! joins the buffer's stream on entry, and `SyncOnDrop` leaves it. A kernel that is launched on such a handle by
+//! programmatic dependent launch must wait (`griddepcontrol.wait`) in all its threads, as CUDA's own kernels do: later
+//! collectives rely on it. cudarc's safe `memcpy_dtod` orders only one side of a copy between devices; use
+//! [`Device::copy`].
 
 use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
@@ -19,7 +20,7 @@ use cudarc::driver::{
 };
 use std::{marker::PhantomData, ops::Range, sync::Arc, time::Duration};
 
-/// cudarc's handles of a device: its primary context and the token's current stream.
+/// cudarc's handles for a device: its primary context and the token's current stream.
 pub struct Cuda<'a> {
     dev: &'a Device,
     context: Arc<CudaContext>,
@@ -43,8 +44,8 @@ impl Device {
     /// });
     /// ```
     ///
-    /// What a copy of your own brings to the host may be what a collective has left that was given up:
-    /// [`check`](Self::check), called after the copy is over, says so.
+    /// If your own copy brings the result of a collective to the host, and that collective was given up, the bytes may
+    /// be incomplete. [`check`](Self::check), called after the copy is over, returns the failure.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] on a software GPU; the driver's.
@@ -59,8 +60,8 @@ impl Device {
         let context = handle.check("cuda", gpu.cudarc_context())?;
         // SAFETY: the token's stream is live.
         let stream = handle.check("cuda", unsafe { gpu.cudarc_stream(self.stream.raw) })?;
-        // What the caller submits himself must be waited for at the scope's end: it is numbered here and when `Cuda`
-        // goes.
+        // The scope's end must wait for work that the caller submits himself. So that work gets numbers: one here, and
+        // one when `Cuda` is dropped.
         self.stream.submit();
         Ok(Cuda { dev: self, context, stream })
     }
@@ -79,12 +80,12 @@ impl<'a> Cuda<'a> {
     }
 
     /// The token's current stream. A clone that outlives the pool keeps the stream alive. Do not capture a graph on it
-    /// with this crate's buffers: a graph that is replayed later is not seen by the library.
+    /// with this crate's buffers: the library does not see a later replay.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// `x`, checked to be this device's and ordered on the current stream, for cudarc's functions to read.
+    /// `x` for cudarc's functions to read: checked to belong to this device, and ordered on the current stream.
     ///
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
@@ -96,7 +97,7 @@ impl<'a> Cuda<'a> {
         Ok(CudaRef(ForeignUse::new(self, x, Access::Read)?, PhantomData))
     }
 
-    /// `x`, checked and ordered, for cudarc's functions to write.
+    /// `x` for cudarc's functions to write: checked and ordered.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -110,7 +111,7 @@ impl<'a> Cuda<'a> {
     }
 }
 
-/// Memory lent to cudarc until this is dropped, when the use is noted.
+/// Memory in use by cudarc until this is dropped. The drop notes the use.
 struct ForeignUse<'a> {
     cuda: &'a Cuda<'a>,
     block: &'a BlockRef,
@@ -120,16 +121,16 @@ struct ForeignUse<'a> {
 }
 
 impl<'a> ForeignUse<'a> {
-    /// The use is noted at once, so that it is not lost when this is forgotten instead of dropped.
+    /// The use is noted at once, so that it is not lost if the value is forgotten instead of dropped.
     fn new<T: DeviceCopy>(cuda: &'a Cuda<'a>, view: DeviceView<'a, T>, access: Access) -> Result<Self> {
         let used = ForeignUse { cuda, block: view.block, bytes: view.bytes(), len: view.len(), access };
-        // Dropping it closes the use, also when the checker refuses it.
+        // The drop closes the use, also when the checker refuses it.
         view.block.hazards.open(&cuda.dev.stream, view.bytes(), access);
         used.account()?;
         Ok(used)
     }
 
-    /// With a checker: an operation of the token's stream, made by others.
+    /// Tells a checker of an operation that foreign code submits to the token's stream.
     fn account(&self) -> Result<()> {
         let (stream, handle) = (&self.cuda.dev.stream, &self.cuda.dev.stream.handle);
         let Some(watch) = handle.watch() else { return Ok(()) };
@@ -160,7 +161,8 @@ pub struct CudaRef<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a T>);
 /// A buffer that cudarc may write; from [`Cuda::write`].
 pub struct CudaMut<'a, T: DeviceCopy>(ForeignUse<'a>, PhantomData<&'a mut T>);
 
-/// Given to the token's own stream, nothing is left to order. Another stream waits for ours, and is waited for.
+/// On the token's own stream nothing is left to order. Another stream waits for ours, and cudarc waits for that stream
+/// when the use ends.
 fn join_streams<'s>(own: &CudaStream, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     if own == stream {
         return SyncOnDrop::Record(None);
@@ -196,8 +198,8 @@ impl<T: DeviceCopy> DevicePtrMut<T> for CudaMut<'_, T> {
 
 // ---- the traits on the buffers themselves ---------------------------------------------------------------------------
 
-/// For a bare buffer there is no token that says on which stream the caller is. So the host waits for the buffer's last
-/// uses when it is lent, and cudarc waits for `stream` when it is given back: always right, and slow. `Cuda::read` and
+/// A bare buffer comes without a token, so the caller's stream is unknown. The host therefore waits for the buffer's
+/// last uses on entry, and cudarc waits for `stream` at the end: always correct, and slow. `Cuda::read` and
 /// `Cuda::write` order on the device instead.
 fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) -> SyncOnDrop<'s> {
     let limit = Duration::from_secs(600);
@@ -205,7 +207,7 @@ fn wait_on_host<'s>(block: &BlockRef, access: Access, stream: &'s CudaStream) ->
     SyncOnDrop::Sync(Some(stream))
 }
 
-/// cudarc's handle of the device's stream; cudarc asks for it without a way to fail.
+/// cudarc's handle for a stream of the device. cudarc's trait gives no way to return an error.
 fn default_stream(block: &BlockRef) -> &Arc<CudaStream> {
     block.handle.cudarc_stream(|| {
         let gpu = block.handle.driver.as_any().downcast_ref::<CudaGpu>();
@@ -252,9 +254,10 @@ bare_mut! { DeviceBuffer<T> DeviceViewMut<'_, T> }
 
 macro_rules! argument {
     ($([$($lifetime:lifetime)*] $arg:ty => $field:expr;)+) => {$(
-        // SAFETY: the address is the buffer's own, which is borrowed for the arguments' lifetime; cudarc copies it when
-        // the kernel is launched. `LaunchArgs` hides its stream, so the launch cannot be ordered here: `launch` being
-        // unsafe, the caller launches on `dev.cuda()?.stream()` and has ordered the buffer by `read` or `write`.
+        // SAFETY: the address belongs to the buffer, which is borrowed for the arguments' lifetime; cudarc copies it
+        // when the kernel is launched. `LaunchArgs` hides its stream, so the launch cannot be ordered here. But
+        // `launch` is unsafe: the caller promises to launch on `dev.cuda()?.stream()`, with the buffer ordered by
+        // `read` or `write`.
         unsafe impl<'a, 'b: 'a, $($lifetime: 'b,)* T: DeviceCopy> PushKernelArg<$arg> for LaunchArgs<'a> {
             #[inline(always)]
             fn arg(&mut self, buffer: $arg) -> &mut Self {

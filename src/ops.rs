@@ -1,4 +1,8 @@
-//! The operations that come with the crate; everything else is the user's kernels.
+//! The operations on buffers that come with the crate: fill, scale, axpy, sum, dot, cast, gemm. Users launch kernels of
+//! their own for everything else.
+//!
+//! Each takes views, launches a kernel of `kernel::builtin` (or a fill, or cuBLAS), and is asynchronous on the current
+//! stream.
 
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
@@ -10,13 +14,13 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location};
 
-/// The launch of a sum's first pass.
+/// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };
 
-/// Built-in operations. All are asynchronous on the current stream; errors are [`Error::WrongDevice`],
+/// Built-in operations. All are asynchronous on the current stream. Errors are [`Error::WrongDevice`],
 /// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
 impl Device {
-    /// Sets every element to `value`; elements of 1, 2, 4 or 8 bytes.
+    /// Sets every element to `value`. Elements have 1, 2, 4 or 8 bytes.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of another size; else see above.
@@ -101,8 +105,8 @@ impl Device {
         unsafe { self.launch(X::Elem::AXPY, LaunchDims::stride(n), (x, y, n as u64, a)) }
     }
 
-    /// The sum, as one element on this device. The order of the additions is fixed: the same bits every run. `f32` and
-    /// half types accumulate in `f32`, pairwise, so that the error grows with the logarithm of the length.
+    /// The sum, as one element on this device. The order of the additions is fixed, so every run gives the same bits.
+    /// `f32` and half types are summed in `f32`, pairwise, so that the error grows with the logarithm of the length.
     ///
     /// # Errors
     /// See above.
@@ -120,7 +124,7 @@ impl Device {
         self.sum_partials(&partial)
     }
 
-    /// The dot product, as one element on this device; accumulates as [`sum`](Self::sum) does.
+    /// The dot product, as one element on this device; summed as in [`sum`](Self::sum).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
@@ -181,7 +185,7 @@ pub struct Matrix<'a> {
 
 #[cfg(feature = "blas")]
 impl<'a> Matrix<'a> {
-    /// `rows x cols` elements, densely packed, row after row.
+    /// A matrix of `rows x cols` elements, densely packed, row after row.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the view has another number of elements.
@@ -202,9 +206,9 @@ impl<'a> Matrix<'a> {
 
 #[cfg(feature = "blas")]
 impl Device {
-    /// `c = alpha * a * b + beta * c` in single precision (no TF32), by cuBLAS or, on software GPUs, by the `gemm`
-    /// crate. `c` is row-major with as many rows as `a` and as many columns as `b`; with `beta == 0` its old contents
-    /// are not read.
+    /// `c = alpha * a * b + beta * c` in single precision (no TF32), by cuBLAS, or by the `gemm` crate on software
+    /// GPUs. `c` is row-major, with as many rows as `a` and as many columns as `b`. With `beta == 0` the old contents
+    /// of `c` are not read.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, Matrix};

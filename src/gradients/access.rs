@@ -1,4 +1,7 @@
-//! Between the exchanges: where gradients are, whose memory they have, and what of a step may be set.
+//! Access between exchanges: where gradients lie, whose memory they use, and the settings of the next step.
+//!
+//! Users call it during the backward pass and between steps. It never talks to other members. Invariant: memory that is
+//! being exchanged is not given out.
 
 use super::{GradientExchange, element::Gradient, readiness::State, retire, settings::check_weight, step::failed};
 use crate::{
@@ -9,7 +12,8 @@ use crate::{
 use std::{marker::PhantomData, panic::Location};
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Where the backward pass writes a gradient, and adds to it in further steps if [`holds`](Self::holds).
+    /// Where the backward pass writes a gradient. In further steps without exchange it adds to it, if
+    /// [`holds`](Self::holds).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
@@ -19,7 +23,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(exclusive(self.view(gradient)))
     }
 
-    /// Several at once: what a kernel that writes two gradients needs.
+    /// Several at once, for a kernel that writes several gradients.
     ///
     /// # Errors
     /// As of [`grad_mut`](Self::grad_mut), and when one is named twice.
@@ -34,7 +38,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(gradients.map(|gradient| exclusive(self.view(gradient))))
     }
 
-    /// A gradient: of all members behind [`finish`](Self::finish), this member's own before.
+    /// A gradient: the result of all members after [`finish`](Self::finish), this member's own before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, or it is being exchanged.
@@ -44,7 +48,7 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(self.view(gradient))
     }
 
-    /// What a step that has failed leaves in its midst does not end by `finish`: the refusal names what helps.
+    /// After a failed step `finish` does not help: the error then names `reset`.
     #[track_caller]
     fn unless_failed(&self, op: &'static str, gradient: usize, checked: Result<()>) -> Result<()> {
         match checked {
@@ -60,13 +64,13 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Whether a gradient has something from steps that exchanged nothing: then the backward pass adds to it.
+    /// Whether a gradient has a value from steps that exchanged nothing. Then the backward pass adds to it.
     pub fn holds(&self, gradient: usize) -> bool {
         matches!(self.readiness.check("holds", gradient), Ok(State::Held))
     }
 
-    /// Gives a gradient a memory of the caller's until it is [taken](Self::take) back: [`grad_mut`](Self::grad_mut) and
-    /// all else is about that, then. If it had one of that kind, that is dropped.
+    /// Gives a gradient memory of the caller's, until it is [taken](Self::take) back. [`grad_mut`](Self::grad_mut) and
+    /// all other calls then use that memory. Memory that was lent before is dropped.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
@@ -99,8 +103,8 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Gives a memory back that was [lent](Self::lend), with the gradient in it; the bucket's own takes its place. What
-    /// the gradient held goes with it: it counts when it is lent and ready again.
+    /// Gives memory back that was [lent](Self::lend), with the gradient in it. The bucket's own memory takes its place.
+    /// A value that the gradient held goes with it, and counts when the memory is lent and ready again.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is none, or it is being exchanged.
@@ -114,9 +118,9 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(lent)
     }
 
-    /// This member's weight from the next step on, where gradients are [`Scaled`](crate::ReduceOp::Scaled): say the
-    /// rows it has of the batch, as a part of all rows. A weight of 0 does not silence a gradient, since 0 times NaN is
-    /// NaN: a member whose numbers are not to count says [`nothing`](Self::nothing), and makes none of them ready.
+    /// This member's weight from the next step on, if gradients are [`Scaled`](crate::ReduceOp::Scaled): its rows of
+    /// the batch / all rows. A weight of 0 does not remove a gradient, since 0 times NaN is NaN. A member whose numbers
+    /// must not count calls [`nothing`](Self::nothing), and makes no gradient ready.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for other operations, within a step, and for weights that are not finite.
@@ -131,12 +135,12 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Whether steps from now on exchange what they have. If not, [`ready`](Self::ready) and [`finish`](Self::finish)
-    /// only keep the books: gradients stay where they are, for the next step to add to, and what was ready counts as
-    /// used when gradients are next exchanged. All members do the same. (DDP's `no_sync`.) If they do not, their
-    /// numbers of steps differ, and the next meeting says so by a [`Error::Mismatch`]; with
+    /// Whether steps from now on exchange their gradients. If not, [`ready`](Self::ready) and [`finish`](Self::finish)
+    /// only record: gradients stay where they are, the next step adds to them, and gradients that were ready count as
+    /// used in the next exchange. All members must do the same. (DDP's `no_sync`.) If they do not, their numbers of
+    /// steps differ, and the next meeting returns [`Error::Mismatch`]. With
     /// [`find_unused(false)`](super::GradientExchangeBuilder::find_unused) there is no such meeting after the first
-    /// exchange, and nobody compares.
+    /// exchange, so nothing compares them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] within a step.
@@ -157,7 +161,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// The exclusive borrow is the caller's.
+/// An exclusive view. The caller holds the exclusive borrow.
 pub(super) fn exclusive<T: DeviceCopy>(view: DeviceView<'_, T>) -> DeviceViewMut<'_, T> {
     DeviceViewMut { block: view.block, address: view.address, len: view.len, of: PhantomData }
 }

@@ -1,4 +1,4 @@
-//! Types of gradients, and the kernels that bring them to the wire and back.
+//! Types of gradients, and the kernels that convert them to the wire type and back.
 
 use super::kernels::host_kernels::{norm_host, pack_host, unpack_host};
 use crate::{
@@ -8,14 +8,13 @@ use crate::{
 };
 use half::{bf16, f16};
 
-/// The types of gradients that are exchanged: `f32`, `f64`, `half::f16` and `half::bf16`. Sealed, since the kernels are
-/// in the crate.
+/// The types of gradients: `f32`, `f64`, `half::f16` and `half::bf16`. Sealed, since the kernels are part of the crate.
 #[diagnostic::on_unimplemented(
     message = "gradients of type `{Self}` are not exchanged",
     note = "those of f32, f64, half::f16 and half::bf16 are"
 )]
 pub trait Gradient: Element + private::Kernels {
-    /// What is computed in, and so the type of the [norm](super::Exchanged::norm): `f64` for `f64`, else `f32`.
+    /// The type of computations, and so of the [norm](super::Exchanged::norm): `f64` for `f64`, else `f32`.
     type Norm: DeviceCopy;
 }
 
@@ -25,7 +24,7 @@ pub(super) mod private {
     /// A kernel's name and its host kernel.
     pub type Named = (&'static str, HostKernel);
 
-    /// The kernels of gradients of one type on a wire of another.
+    /// The kernels for one gradient type on one wire type.
     #[derive(Clone, Copy)]
     pub struct Between {
         pub pack: Named,
@@ -35,17 +34,17 @@ pub(super) mod private {
     pub trait Kernels {
         const NORM_KERNEL: Named;
 
-        /// None where the wire would not be narrower.
+        /// None if the wire type is not narrower.
         fn kernels(wire: DType) -> Option<Between>;
-        /// What gradients are multiplied by, as an argument; none unless it is finite in the type that is computed in.
+        /// The factor of the gradients as a kernel argument. None if it is not finite in the type of computations.
         fn factor(factor: f64) -> Option<KernelArg>;
     }
 }
 use private::{Between, Named};
 
-/// Gradients of this type on a wire of type `W`: `kernels/gradients.cu` in Rust.
+/// Conversion to the wire type `W` and back: `kernels/gradients.cu` in Rust.
 pub(super) trait OnWire<W: Element>: Gradient {
-    /// One rounding, to nearest even.
+    /// Rounds once, to nearest even.
     fn narrow(self, factor: Self::Norm) -> W;
     fn wide(wire: W) -> Self;
 }

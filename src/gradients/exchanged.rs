@@ -1,4 +1,4 @@
-//! What a step leaves.
+//! [`Exchanged`]: the results of a step.
 
 use super::{GradientExchange, element::Gradient};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     memory::{AsView, DeviceView},
 };
 
-/// What a step has left, from [`GradientExchange::finish`].
+/// The results of a step, from [`GradientExchange::finish`].
 #[derive(Debug)]
 pub struct Exchanged<'a, T: Gradient = f32> {
     pub(super) exchange: &'a GradientExchange<T>,
@@ -14,22 +14,21 @@ pub struct Exchanged<'a, T: Gradient = f32> {
 }
 
 impl<'a, T: Gradient> Exchanged<'a, T> {
-    /// The root of the sum of the squares of all gradients, as exchanged: one number on the device, with the same bits
-    /// on all members. The host has not waited for it. None unless [asked for](super::GradientExchangeBuilder::norm),
-    /// or when nothing was exchanged. Squares are added up in `f64`: of `f64` gradients, those beyond 1e154 give
-    /// infinity.
+    /// The L2 norm of all gradients, as exchanged: one number on the device, with the same bits on all members. The
+    /// host has not waited for it. None unless [asked for](super::GradientExchangeBuilder::norm), or when nothing was
+    /// exchanged. Squares are summed in `f64`: `f64` gradients beyond 1e154 give infinity.
     pub fn norm(&self) -> Option<DeviceView<'a, T::Norm>> {
         self.exchange.sums.as_ref().filter(|_| self.exchanged).map(|sums| sums.norm.view())
     }
 
-    /// Gradients that no member had since the last exchange; they are zeros. Empty without
+    /// Gradients that no member had since the last exchange; they are zero. Empty without
     /// [`find_unused`](super::GradientExchangeBuilder::find_unused), or when nothing was exchanged.
     pub fn unused(&self) -> &'a [usize] {
         if self.exchanged { &self.exchange.unused } else { &[] }
     }
 
-    /// A gradient of all members, as of [`GradientExchange::grad`]: here, too, so that one kernel can read it and the
-    /// [norm](Self::norm).
+    /// A gradient of all members, like [`GradientExchange::grad`]. It is here, too, so that one kernel can read it and
+    /// the [norm](Self::norm).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no such gradient.
@@ -66,15 +65,16 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
         self.exchange.grad(gradient)
     }
 
-    /// Whether gradients have moved to other places at the end of this step, which happens at most once (and again
-    /// after a [`reset`](GradientExchange::reset)): with [`ready_order`](super::GradientExchangeBuilder::ready_order),
-    /// at the end of the first that was exchanged and of which rank 0 had a part. A graph that was captured before and
-    /// names gradients is [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) from then on: capture it anew.
+    /// Whether gradients have moved to other addresses at the end of this step. With
+    /// [`ready_order`](super::GradientExchangeBuilder::ready_order) that happens once (and again after a
+    /// [`reset`](GradientExchange::reset)): at the end of the first step that was exchanged and of which rank 0 had a
+    /// part. A graph that was captured before and names gradients returns
+    /// [`Error::GraphInvalidated`](crate::Error::GraphInvalidated) from then on: capture it again.
     pub fn moved(&self) -> bool {
         self.exchanged && self.exchange.moved
     }
 
-    /// Whether gradients were exchanged: not while [`set_sync(false)`](GradientExchange::set_sync) holds.
+    /// Whether gradients were exchanged: false while [`set_sync(false)`](GradientExchange::set_sync) holds.
     pub fn was_exchanged(&self) -> bool {
         self.exchanged
     }

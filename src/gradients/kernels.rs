@@ -1,7 +1,7 @@
-//! `kernels/gradients.cu`: its launches and its host kernels.
+//! Launches of `kernels/gradients.cu`: pack, unpack and norm; their host kernels are in [`host_kernels`].
 //!
-//! On a GPU the table has addresses; a host kernel finds the same memory in slices behind the table, which also tell the
-//! checker what is touched. A GPU takes no notice of arguments that its kernel does not have.
+//! On a GPU the table of segments holds addresses. A host kernel finds the same memory as slices behind the table; the
+//! slices also tell the checker what is touched. A GPU ignores arguments that its kernel does not have.
 
 pub(super) mod host_kernels;
 #[cfg(test)]
@@ -24,34 +24,34 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Segments of a launch, at most. Addresses are arguments, not a table in memory: they may change at every step, and a
-/// table would have to be copied there before the launch.
+/// Most segments of a launch. Addresses are arguments, not a table in memory: they may change at every step, and a
+/// table would have to be copied to the device before each launch.
 pub(super) const SEGMENTS: usize = 64;
-/// Blocks of a launch, at most.
+/// Most thread blocks of a launch.
 const BLOCKS: usize = 256;
-/// Threads of a block, as the kernels demand.
+/// Threads per block; the kernels demand this number.
 const THREADS: u32 = 512;
-/// Elements that a block is worth starting for.
+/// Elements per block below which a further block does not pay.
 const PER_BLOCK: usize = 2048;
-/// Arguments of a table: starts, lengths and addresses by eights.
+/// Arguments of a table: starts, lengths and addresses, eight per argument.
 const TABLE: usize = 3 * SEGMENTS / 8;
 
-/// Part of a bucket, and where its gradient is.
+/// Part of a bucket, and the memory of its gradient.
 #[derive(Clone, Copy)]
 pub(super) struct Segment<'a, G: DeviceCopy> {
-    /// In the bucket.
+    /// First element in the bucket.
     pub start: usize,
     pub len: usize,
-    /// None: zeros in, nothing out.
+    /// None: pack writes zeros, unpack writes nothing.
     pub memory: Option<DeviceView<'a, G>>,
 }
 
-/// How many blocks go over so many elements: also how many sums they leave.
+/// Number of blocks for `len` elements; also the number of partial sums.
 pub(super) fn blocks(len: usize) -> usize {
     len.div_ceil(PER_BLOCK).clamp(1, BLOCKS)
 }
 
-/// The kernels of gradients of type `G` on a wire of type `W`.
+/// The kernels for gradient type `G` on wire type `W`.
 #[track_caller]
 fn between<G: Gradient, W: Element>() -> Result<Between> {
     match G::kernels(W::DTYPE) {
@@ -124,7 +124,7 @@ fn norm_args<A: DeviceCopy>(partial: &DeviceView<'_, f64>, out: &DeviceView<'_, 
     args
 }
 
-/// Launches one of the kernels, with what it touches.
+/// Launches one of the kernels; `touched` lists the memory that it uses.
 #[track_caller]
 fn launch(
     dev: &Device,
@@ -140,7 +140,7 @@ fn launch(
     let function = dev.worker.function(&builtin::GRADIENTS, name)?;
     let dims = LaunchDims { grid: (blocks as u32, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
     let launch = Launch { name, function, host: Some(host), dims, args, early: false };
-    // SAFETY: the arguments are the kernel's, and all memory that they name is live, ordered and noted by `op`.
+    // SAFETY: the arguments fit the kernel, and all memory that they name is live, ordered and noted by `op`.
     op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })
 }
 
@@ -150,7 +150,8 @@ fn touched<'a>(wire: (&'a BlockRef, Range<usize>), access: Access) -> Touched<'a
     smallvec![(wire.0, wire.1, access)]
 }
 
-/// Segments to the wire, times `factor`; there are some, in rising order, none of them empty.
+/// Packs segments into the wire, times `factor`. There is at least one segment; they are in rising order, and none is
+/// empty.
 #[track_caller]
 pub(super) fn pack<G: Gradient, W: Element>(
     dev: &Device,
@@ -170,7 +171,8 @@ pub(super) fn pack<G: Gradient, W: Element>(
     launch(dev, between::<G, W>()?.pack, blocks(covered), &args, &touched)
 }
 
-/// `n` elements of the wire, from `first` on, to their segments, and the sums of their squares to `partial`.
+/// Unpacks `n` elements of the wire, from `first` on, into their segments, and writes the sums of their squares to
+/// `partial`.
 #[track_caller]
 pub(super) fn unpack<G: Gradient, W: Element>(
     dev: &Device,
@@ -187,7 +189,7 @@ pub(super) fn unpack<G: Gradient, W: Element>(
     launch(dev, between::<G, W>()?.unpack, blocks(n), &args, &touched)
 }
 
-/// The root of the sum of `partial`.
+/// Writes the root of the sum of `partial`.
 #[track_caller]
 pub(super) fn norm<G: Gradient>(
     dev: &Device,

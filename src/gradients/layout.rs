@@ -1,15 +1,17 @@
-//! Which gradient lies where, in which bucket.
+//! The layout: which gradient lies where, in which bucket. Pure arithmetic.
+//!
+//! Invariant: the gradients of a bucket tile it without gaps, each at a multiple of the grain.
 
 use crate::error::{Error, Result};
 use std::{ops::Range, panic::Location};
 
-/// What depends on the type of the gradients.
+/// Sizes that depend on the gradients' type.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unit {
     /// Bytes of an element.
     bytes: usize,
-    /// Gradients begin at multiples of so many elements: at least 16 bytes, so that products write them at full speed.
-    /// As the kernels have it.
+    /// Gradients begin at multiples of this many elements: at least 16 bytes, so that matrix products write them at
+    /// full speed. The kernels use the same number.
     grain: usize,
 }
 
@@ -18,7 +20,7 @@ impl Unit {
         Unit { bytes: size_of::<T>(), grain: if size_of::<T>() == 2 { 8 } else { 4 } }
     }
 
-    /// In whole grains.
+    /// `len`, rounded up to whole grains.
     pub fn padded(self, len: usize) -> usize {
         len.next_multiple_of(self.grain)
     }
@@ -28,11 +30,11 @@ impl Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     pub bucket: usize,
-    /// The first element, in the bucket.
+    /// First element in the bucket.
     pub start: usize,
-    /// Without the zeros up to the next gradient,
+    /// Elements, without the zeros up to the next gradient.
     pub len: usize,
-    /// and with them.
+    /// Elements, with those zeros.
     pub padded: usize,
 }
 
@@ -47,11 +49,11 @@ impl Extent {
 pub(super) struct Bucket {
     /// Elements.
     pub len: usize,
-    /// In their order in memory.
+    /// In memory order.
     pub gradients: Vec<usize>,
 }
 
-/// All of it.
+/// Places of all gradients, and all buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// By gradient.
@@ -60,9 +62,9 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Fills buckets in the given order, as DDP does: a bucket is full when it has reached its size, so a gradient that
-    /// is larger has its bucket for itself and what came before it. The first one has a size of its own, so that the
-    /// exchange begins early.
+    /// Fills buckets in the given order, as DDP does. A bucket is full when it has reached its size: so a gradient
+    /// larger than that shares its bucket only with the gradients before it. The first bucket has a size of its own, so
+    /// that the exchange begins early.
     #[track_caller]
     pub fn new(unit: Unit, sizes: &[usize], order: &[usize], (first_bytes, bytes): (usize, usize)) -> Result<Self> {
         let site = Location::caller();

@@ -1,39 +1,39 @@
-//! How far a step is: which gradients are there, and which buckets may be started.
+//! Readiness: which gradients of a step are ready, and which buckets may start. Pure bookkeeping, without devices.
 //!
-//! Nothing here knows of devices. All members start buckets in the order of their numbers, whatever the order in which
-//! gradients become ready, so members that differ in that cannot mismatch.
+//! [`step`](super::step) and [`access`](super::access) call it. Invariant: buckets start in the order of their numbers,
+//! in whatever order gradients become ready. So members whose orders differ cannot mismatch.
 
 use super::layout::Layout;
 use crate::error::{Error, Result};
 
-/// What a gradient is within a step.
+/// The state of a gradient within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing yet, in this step.
+    /// Not written in this step yet.
     Idle,
-    /// Written in a step whose exchange was left out.
+    /// Written in an earlier step that exchanged nothing.
     Held,
-    /// Written; its bucket is under way, or waits for others.
+    /// Written. Its bucket is being exchanged, or waits for others.
     Ready,
-    /// Its bucket is over, for the stream that has asked for it.
+    /// Its bucket is complete for the stream that has waited for it.
     Over,
 }
 
-/// The readiness of a step.
+/// The states of all gradients and buckets in a step.
 #[derive(Debug)]
 pub(super) struct Readiness {
     states: Vec<State>,
     /// Whether this member has added to a gradient since the last exchange.
     used: Vec<bool>,
-    /// Gradients that a bucket still waits for.
+    /// By bucket: gradients that it still waits for.
     missing: Vec<usize>,
     /// The first bucket that was not started.
     next: usize,
-    /// In which order they were ready.
+    /// The gradients in the order of their readiness.
     order: Vec<usize>,
-    /// Whether anything was said since the last step.
+    /// Whether a gradient was ready, or `nothing` was called, since the last step.
     begun: bool,
-    /// Nothing more gets ready.
+    /// Whether no further gradient may become ready in this step.
     closed: bool,
 }
 
@@ -46,7 +46,7 @@ impl Readiness {
         Readiness { states, used, missing, next: 0, order, begun: false, closed: false }
     }
 
-    /// `Err` unless there is such a gradient.
+    /// The state of a gradient; `Err` for an unknown one.
     #[track_caller]
     pub fn check(&self, op: &'static str, gradient: usize) -> Result<State> {
         match self.states.get(gradient) {
@@ -55,7 +55,7 @@ impl Readiness {
         }
     }
 
-    /// `Err` unless its memory is the caller's to write.
+    /// `Err` unless the caller may write the gradient.
     #[track_caller]
     pub fn check_open(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
@@ -65,7 +65,7 @@ impl Readiness {
         }
     }
 
-    /// `Err` while its exchange is under way.
+    /// `Err` while the gradient is being exchanged.
     #[track_caller]
     pub fn check_there(&self, op: &'static str, gradient: usize) -> Result<()> {
         match self.check(op, gradient)? {
@@ -74,7 +74,7 @@ impl Readiness {
         }
     }
 
-    /// A gradient is there.
+    /// A gradient is ready.
     #[track_caller]
     pub fn ready(&mut self, op: &'static str, gradient: usize, layout: &Layout) -> Result<()> {
         match self.check(op, gradient)? {
@@ -98,7 +98,7 @@ impl Readiness {
         Ok(())
     }
 
-    /// This member has nothing for this step.
+    /// This member has no gradient in this step.
     pub fn nothing(&mut self) {
         self.begun = true;
     }
@@ -107,12 +107,12 @@ impl Readiness {
         self.begun
     }
 
-    /// Whether a bucket has all it waits for.
+    /// Whether all gradients of a bucket are ready.
     pub fn is_complete(&self, bucket: usize) -> bool {
         self.missing[bucket] == 0
     }
 
-    /// The next bucket to start, if it is complete, or in any case.
+    /// The next bucket to start: if it is complete, or in any case.
     pub fn start_next(&mut self, in_any_case: bool) -> Option<usize> {
         let next = self.next;
         let may = next < self.missing.len() && (in_any_case || self.is_complete(next));
@@ -127,7 +127,7 @@ impl Readiness {
         bucket > self.next
     }
 
-    /// What is not ready never will be, in this step: it is under way like the rest.
+    /// Closes the step: gradients that are not ready are exchanged like the rest.
     pub fn close(&mut self) {
         self.closed = true;
         self.states.iter_mut().filter(|state| **state != State::Over).for_each(|state| *state = State::Ready);
@@ -137,7 +137,7 @@ impl Readiness {
         layout.buckets[bucket].gradients.iter().for_each(|&gradient| self.states[gradient] = State::Over);
     }
 
-    /// What it holds has gone elsewhere.
+    /// The value that a gradient held has left it.
     pub fn forget(&mut self, gradient: usize) {
         if self.states[gradient] == State::Held {
             self.states[gradient] = State::Idle;
@@ -145,7 +145,7 @@ impl Readiness {
         }
     }
 
-    /// Whether this member has added to it since the last exchange.
+    /// Whether this member has written the gradient since the last exchange.
     pub fn is_used(&self, gradient: usize) -> bool {
         self.used[gradient]
     }
@@ -154,14 +154,14 @@ impl Readiness {
         &self.used
     }
 
-    /// In which order gradients were ready in this step; what was not, in the order of `otherwise`.
+    /// The gradients in the order of their readiness in this step; the others follow in the order of `otherwise`.
     pub fn order(&self, otherwise: impl Iterator<Item = usize>) -> Vec<usize> {
         let mut seen = vec![false; self.states.len()];
         self.order.iter().for_each(|&gradient| seen[gradient] = true);
         self.order.iter().copied().chain(otherwise.filter(|&gradient| !seen[gradient])).collect()
     }
 
-    /// The step is over; with `held`, nothing was exchanged and what was written stays.
+    /// Ends the step. With `held` nothing was exchanged, and gradients keep their values.
     pub fn end(&mut self, held: bool, layout: &Layout) {
         for (state, used) in self.states.iter_mut().zip(&mut self.used) {
             *state = if held && *used { State::Held } else { State::Idle };
@@ -191,8 +191,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of readiness starts all buckets, in the order of their numbers, each when it and all before it are
-        /// complete.
+        /// Any order of readiness starts all buckets, in the order of their numbers. Each starts when it and all before
+        /// it are complete.
         #[test]
         fn buckets_start_in_order(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), unused in 0..12usize) {
             let layout = layout(12, 32);

@@ -1,4 +1,6 @@
-//! What members do together besides exchanging gradients: begin with the same parameters, and end together.
+//! Equal replicas: members begin with the same parameters, check that they still have them, and end together.
+//!
+//! Users call it between steps. Uses exchanges of host values and broadcasts of the group.
 
 use super::{GradientExchange, element::Gradient};
 use crate::{
@@ -12,12 +14,12 @@ use std::{
     sync::Arc,
 };
 
-/// What a member says of its parameters.
+/// A member's description of its parameters.
 #[derive(Clone)]
 struct Parameters {
     dtype: DType,
     sizes: Arc<[usize]>,
-    /// Empty where only the sizes count.
+    /// Checksums; empty if only the sizes are compared.
     sums: Arc<[u64]>,
     site: Site,
 }
@@ -27,7 +29,7 @@ impl Parameters {
         Parameters { dtype, sizes, sums: sums.into(), site }
     }
 
-    /// What differs, and both sides of it.
+    /// The first difference, and both sides of it.
     fn differs(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let both = |what, text: &dyn Fn(&Self) -> String| Some((what, text(self), text(other)));
         if self.dtype != other.dtype {
@@ -43,7 +45,7 @@ impl Parameters {
         both("parameters", &|own| format!("parameter {i}, whose bits have the checksum {:016x}", own.sums[i]))
     }
 
-    /// All members say theirs: `Err` on all of them if they differ.
+    /// Compares the descriptions of all members: `Err` on all of them if they differ.
     #[track_caller]
     fn compare(self, group: &Group<'_>) -> Result<()> {
         let all = group.exchange(self)?;
@@ -66,15 +68,15 @@ impl Parameters {
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Before a step in which not every member may have a batch: each says whether it has one, and learns how many
-    /// members do. At 0 all of them end together. Until then who has none says [`nothing`](Self::nothing), still
-    /// [`finish`](Self::finish)es the step, and updates its weights with the others' gradients, so that all keep the
-    /// same ones. One meeting of the hosts.
+    /// For members with different numbers of batches: before each step a member says whether it has a batch, and learns
+    /// how many members do. At 0 all of them stop together. Until then a member without a batch calls
+    /// [`nothing`](Self::nothing), still [`finish`](Self::finish)es the step, and updates its weights with the others'
+    /// gradients, so that all weights stay equal. Costs one meeting of the host threads.
     ///
-    /// `Avg` divides by the number of all members, and gradients of who has nothing count as zero: an average of those
-    /// that have something is `Scaled`, with [`set_weight`](Self::set_weight) of one over what is returned here. (DDP's
-    /// `join`, where members that have ended run shadows of the others' collectives, and the weights of the last one
-    /// are broadcast at the end.)
+    /// `Avg` divides by the number of all members, and missing gradients count as zero. For an average over the members
+    /// that have a batch use `Scaled`, with [`set_weight`](Self::set_weight) of one over the number returned here. (In
+    /// DDP's `join`, members that have ended shadow the others' collectives, and the last member's weights are
+    /// broadcast at the end.)
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange, ReduceOp};
@@ -116,9 +118,9 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(all.iter().filter(|member| member.0).count())
     }
 
-    /// Gives all members the parameters of member `root`, so that they begin with the same ones; likewise whatever else
-    /// a model has, such as running means, whenever it is wanted. Of any type that collectives know, and not only those
-    /// that have gradients. (What DDP does when it is made, and with `broadcast_buffers` in each step.)
+    /// Gives all members the parameters of member `root`, so that they begin with the same ones. It also works for
+    /// other data of a model, such as running means, at any time, and for every type that collectives know, not only
+    /// those of gradients. (DDP does this when it is made, and with `broadcast_buffers` in each step.)
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -146,9 +148,9 @@ impl<T: Gradient> GradientExchange<T> {
     {
         let group = self.here(dev, "broadcast_parameters")?;
         dev.not_in_graph("broadcast_parameters")?;
-        // Also where there is nothing to broadcast.
+        // Checked also if there is nothing to broadcast.
         group.check_root("broadcast_parameters", root)?;
-        // What is compared is what is written.
+        // The compared views are the written ones.
         let mut views: Vec<DeviceViewMut<'_, V::Elem>> = parameters.iter_mut().map(|x| x.view_mut()).collect();
         let sizes = views.iter().map(|x| x.len()).collect();
         Parameters::new(V::Elem::DTYPE, sizes, Vec::new(), Location::caller()).compare(&group)?;
@@ -158,8 +160,8 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(())
     }
 
-    /// Whether all members have the same parameters, bit for bit: replicas that have drifted apart give no error by
-    /// themselves, only worse results. Downloads all of them and waits: something for every thousandth step.
+    /// Checks that all members have the same parameters, bit for bit. Replicas that drift apart give no error by
+    /// themselves, only worse results. It downloads all parameters and waits: call it every thousandth step or so.
     ///
     /// # Errors
     /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and
@@ -184,7 +186,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 }
 
-/// What members tell each other in [`GradientExchange::join`]; a type of its own, so that another exchange of values
-/// does not fit.
+/// What members tell each other in [`GradientExchange::join`]. A type of its own, so that another exchange of values
+/// does not match.
 #[derive(Clone)]
 struct Joins(bool);

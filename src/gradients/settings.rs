@@ -1,4 +1,7 @@
-//! How gradients are to be exchanged, and whether all members say the same.
+//! Settings of an exchange, their builder, and the check that all members use the same ones.
+//!
+//! Users call the builder; `build` meets all members once. Invariant: an exchange exists only if the settings, sizes
+//! and types of all members were equal.
 
 use super::{GradientExchange, element::Gradient};
 use crate::{
@@ -9,25 +12,26 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
-/// What gradients are while they are between devices: the type that they have, or a narrower one.
+/// The type in which gradients travel between devices: their own type, or a narrower one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wire {
-    /// As they are. The result has the bits of [`Device::all_reduce`].
+    /// Their own type. The result has the bits of [`Device::all_reduce`].
     #[default]
     Same,
-    /// `f32`: half the bytes of `f64`. Rounded to 24 bits before the exchange and again behind it; what is beyond
-    /// 3.4e38 becomes infinite. For gradients of `f32` it is [`Same`](Self::Same).
+    /// `f32`: half the bytes of `f64`. Gradients are rounded to 24 bits before the exchange and again after it; values
+    /// beyond 3.4e38 become infinite. For gradients of `f32` it is [`Same`](Self::Same).
     F32,
-    /// `half::bf16`: half the bytes of `f32`. Rounded to 8 bits before the exchange and again behind it, with `f32`
-    /// between. It has the range of `f32` but for its very end: what is beyond 3.39e38 becomes infinite.
+    /// `half::bf16`: half the bytes of `f32`. Gradients are rounded to 8 bits before the exchange and again after it,
+    /// with `f32` between. It has the range of `f32` except at the very end: values beyond 3.39e38 become infinite.
     Bf16,
-    /// `half::f16`: half the bytes of `f32`. Rounded to 11 bits twice; what is beyond 65504 becomes infinite.
+    /// `half::f16`: half the bytes of `f32`. Gradients are rounded to 11 bits twice; values beyond 65504 become
+    /// infinite.
     F16,
 }
 
 impl Wire {
-    /// The type, of gradients of type `own`.
+    /// The wire type for gradients of type `own`.
     pub(super) fn dtype(self, own: DType) -> DType {
         match self {
             Wire::Same => own,
@@ -38,7 +42,7 @@ impl Wire {
     }
 }
 
-/// Plain numbers: the same on all members.
+/// The settings; equal on all members.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Settings {
     pub bucket_bytes: usize,
@@ -51,7 +55,7 @@ pub(super) struct Settings {
     pub priorities: SmallVec<[i32; 4]>,
 }
 
-/// Settings of a [`GradientExchange`], from [`GradientExchange::builder`]. All members give the same.
+/// Settings of a [`GradientExchange`], from [`GradientExchange::builder`]. All members must give the same.
 #[derive(Clone, Debug)]
 pub struct GradientExchangeBuilder<T = f32>(Settings, PhantomData<fn() -> T>);
 
@@ -70,7 +74,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         GradientExchangeBuilder(settings, PhantomData)
     }
 
-    /// For gradients of another type than `f32`, with these settings.
+    /// The same settings for gradients of another type than `f32`.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -90,77 +94,77 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         GradientExchangeBuilder(self.0, PhantomData)
     }
 
-    /// A bucket is full when it has so many bytes of gradients (default: 25 MiB, as in DDP). One that is too small
-    /// costs a meeting and two launches for little; one that is too large waits for the end of the backward pass. On
-    /// fast links more is better (pytorch#118421).
+    /// A bucket is full when it has this many bytes of gradients (default: 25 MiB, as in DDP). A bucket that is too
+    /// small costs a meeting and two launches for little; one that is too large waits for the end of the backward pass.
+    /// On fast links larger is better (pytorch#118421).
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.0.bucket_bytes = bytes;
         self
     }
 
-    /// The same of the first bucket (default: 1 MiB, as in DDP), which is small so that the exchange begins early.
+    /// Size of the first bucket (default: 1 MiB, as in DDP). It is small, so that the exchange begins early.
     pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
         self.0.first_bucket_bytes = bytes;
         self
     }
 
-    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times a weight of its own, for
-    /// uneven batches: its rows / all rows. `Avg` of means over uneven shards is biased. The weight given here is the
-    /// one of the steps before [`GradientExchange::set_weight`].
+    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times the member's own weight. For
+    /// uneven batches the weight is the member's rows / all rows; `Avg` of means over uneven shards is biased. The
+    /// weight given here holds until [`GradientExchange::set_weight`].
     pub fn reduce(mut self, op: ReduceOp) -> Self {
         self.0.reduce = op;
         self
     }
 
-    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may go as
+    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may travel as
     /// `f32`, and `f32` as a half type.
     pub fn wire(mut self, wire: Wire) -> Self {
         self.0.wire = wire;
         self
     }
 
-    /// Whether each exchange leaves the norm of all gradients (default: no). See
+    /// Whether each exchange computes the norm of all gradients (default: no). See
     /// [`Exchanged::norm`](super::Exchanged::norm).
     pub fn norm(mut self, norm: bool) -> Self {
         self.0.norm = norm;
         self
     }
 
-    /// Whether members tell each other at the end of a step which gradients they had (default: yes), so that
-    /// [`Exchanged::unused`](super::Exchanged::unused) knows what nobody had. It is one meeting of the hosts, some
-    /// microseconds. Without it, gradients that nobody had are zeros all the same; but members that are not in the same
-    /// step, since they [left out](GradientExchange::set_sync) different exchanges, are not found out after the first.
+    /// Whether members tell each other at the end of a step which gradients they had (default: yes), for
+    /// [`Exchanged::unused`](super::Exchanged::unused). It costs one meeting of the host threads, some microseconds.
+    /// Without it gradients that no member had are zero all the same. But members in different steps, because they
+    /// [left out](GradientExchange::set_sync) different exchanges, are then not detected after the first exchange.
     pub fn find_unused(mut self, find: bool) -> Self {
         self.0.find_unused = find;
         self
     }
 
-    /// Whether, after the first step, buckets are made anew in the order in which gradients became ready on rank 0
-    /// (default: yes, as in DDP). Before, and otherwise, they are in the reverse of the order in which sizes are given
-    /// to [`build`](Self::build). Gradients move when that happens: what holds their addresses, a graph that was
-    /// captured in the first step say, does not fit any more ([`Exchanged::moved`](super::Exchanged::moved) tells).
+    /// Whether buckets are rebuilt after the first step, in the order in which gradients became ready on rank 0
+    /// (default: yes, as in DDP). Before that, and otherwise, they follow the reverse order of the sizes given to
+    /// [`build`](Self::build). Gradients move when buckets are rebuilt. Whatever holds their addresses, for example a
+    /// graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved) tells).
     pub fn ready_order(mut self, follow: bool) -> Self {
         self.0.ready_order = follow;
         self
     }
 
-    /// The priority of the stream on which gradients are exchanged, as of [`Device::stream_with_priority`] (default:
-    /// -1, before the backward pass: an exchange has few blocks, and everybody waits for it).
+    /// The priority of the stream that exchanges gradients, as in [`Device::stream_with_priority`] (default: -1, before
+    /// the backward pass: an exchange has few blocks, and everything waits for it).
     pub fn priority(self, priority: i32) -> Self {
         self.bucket_priorities(&[priority])
     }
 
-    /// A priority for each bucket; the last is that of all further ones too, and none at all is 0. Say `&[1, -1]`: the
-    /// first bucket, whose gradients are needed last, makes room for the backward pass, and the others go before it. A
-    /// priority decides which kernels a device runs first; buckets start in the order of their numbers in any case,
-    /// since members must agree on that.
+    /// A priority for each bucket. The last one holds for all further buckets; an empty list means 0. Example: `&[1,
+    /// -1]`. The first bucket, whose gradients are needed last, makes room for the backward pass; the others run before
+    /// it. A priority decides which kernels a device runs first. Buckets start in the order of their numbers in any
+    /// case, since members must agree on that.
     pub fn bucket_priorities(mut self, priorities: &[i32]) -> Self {
         self.0.priorities = priorities.into();
         self
     }
 
-    /// Makes this device's part of the exchange, for gradients of so many elements each. All members of the gang call
-    /// it; the order of the sizes is the one in which the forward pass uses the parameters, as far as it is known.
+    /// Makes this device's part of the exchange, for gradients with these numbers of elements. All members of the gang
+    /// call it. Give the sizes in the order in which the forward pass uses the parameters, as far as it is known.
     ///
     /// # Errors
     /// [`Error::Mismatch`] on all members when they differ in type, settings or sizes, naming the first difference;
@@ -172,8 +176,8 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         self.build_in(&dev.everyone(), sizes)
     }
 
-    /// [`build`](Self::build) for the members of a group, which are then all that meet, and that averages are of. In
-    /// later scopes it goes on in any gang that has them.
+    /// [`build`](Self::build) for a group: only its members meet, and averages are over the group. In later scopes the
+    /// exchange works in any gang that contains the members.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, GradientExchange};
@@ -243,7 +247,7 @@ impl Settings {
 
 #[track_caller]
 pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result<()> {
-    // Beyond f32 it would become infinite, and zeros times that are no zeros.
+    // Beyond the range of f32 the weight would become infinite, and zero gradients times it NaN.
     match T::factor(weight) {
         Some(_) => Ok(()),
         None => Err(Error::invalid(op, format_args!("a weight of {weight}"))),
@@ -253,7 +257,7 @@ pub(super) fn check_weight<T: Gradient>(op: &'static str, weight: f64) -> Result
 /// What a member brings to [`GradientExchangeBuilder::build`].
 #[derive(Clone)]
 struct Terms {
-    /// What the exchange will be known by: what the first one says.
+    /// The identity of the exchange; that of the first member counts.
     id: Origin,
     dtype: DType,
     settings: Settings,
@@ -262,7 +266,7 @@ struct Terms {
 }
 
 impl Terms {
-    /// What differs, and both sides of it.
+    /// The first difference, and both sides of it.
     fn differs(&self, other: &Terms) -> Option<(&'static str, String, String)> {
         let both = |what, text: &dyn Fn(&Terms) -> String| {
             let call = |terms| format!("GradientExchange({})", text(terms));
@@ -281,7 +285,7 @@ impl Terms {
         if !a.reduce.matches(b.reduce) {
             return both("reduce op", &|terms| terms.settings.reduce.to_string());
         }
-        // Each has a weight of its own.
+        // Each member has a weight of its own.
         let rest = Settings { reduce: a.reduce, ..b.clone() };
         if *a != rest { both("settings", &|terms| format!("{:?}", terms.settings)) } else { None }
     }

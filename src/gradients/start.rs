@@ -1,4 +1,7 @@
-//! A bucket on its way: packed where it has to be, reduced, and brought back, on the stream of its priority.
+//! Starts a bucket: packs it if needed, reduces it, and unpacks it, on the stream of its priority.
+//!
+//! [`step`](super::step) calls it. Uses [`kernels`] and the all-reduce of the group. Invariant: the bits of results and
+//! norms do not depend on where a member has its gradients.
 
 use super::{
     GradientExchange,
@@ -16,7 +19,7 @@ use half::{bf16, f16};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Where buckets are while they are exchanged in another type; as large as the largest.
+/// Memory for buckets that travel in another type; as large as the largest bucket.
 pub(super) enum Scratch {
     Same,
     F32(DeviceBuffer<f32>),
@@ -37,21 +40,21 @@ impl Scratch {
     }
 }
 
-/// The sums of squares that buckets leave, and what becomes of them.
+/// Sums of squares per bucket, and the norm.
 pub(super) struct Sums<T: Gradient> {
     pub partial: DeviceBuffer<f64>,
-    /// By bucket, where its sums are.
+    /// By bucket: the range of its partial sums.
     pub slots: Vec<Range<usize>>,
     pub norm: DeviceBuffer<T::Norm>,
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// Starts a bucket: what is not ready in it counts as zero. All members come here with the same buckets in the same
-    /// order.
+    /// Starts a bucket; gradients that are not ready count as zero. All members call it with the same buckets in the
+    /// same order.
     #[track_caller]
     pub(super) fn start(&mut self, dev: &Device, bucket: usize) -> Result<()> {
         let written = std::mem::take(&mut self.written[bucket]);
-        // The caller may go without the library's ordering; buckets do not.
+        // The caller's stream may be unordered; buckets are always ordered by the library.
         let ordered = dev.in_order();
         let comm = ordered.on(self.stream(bucket));
         for written in &written {
@@ -74,14 +77,14 @@ impl<T: Gradient> GradientExchange<T> {
         &found.expect("there is one for every priority").1
     }
 
-    /// The bucket's own memory is the wire.
+    /// Exchanges a bucket in its own memory.
     #[track_caller]
     fn start_in_place(&self, comm: &Device, bucket: usize) -> Result<()> {
-        // What is in the bucket already is where it belongs.
+        // Gradients inside the bucket need no packing.
         let away = |i: usize| !self.readiness.is_used(i) || self.lent[i].is_some();
         let segments = self.segments(bucket, &away, &|i| self.readiness.is_used(i));
         let wire = self.memory[bucket].view();
-        // Loops where closures would do: errors name the caller's line.
+        // Loops instead of closures: errors must name the caller's line.
         for some in segments.chunks(SEGMENTS) {
             kernels::pack(comm, some, 1.0, &wire)?;
         }
@@ -94,11 +97,12 @@ impl<T: Gradient> GradientExchange<T> {
         self.bring_back(comm, bucket, &wire, &segments)
     }
 
-    /// The rest of the backward pass goes on beside all buckets but the last, which is waited for.
+    /// All-reduce of a bucket. All buckets but the last overlap with the rest of the backward pass; the last one is
+    /// waited for.
     ///
-    /// Two H200s, a perceptron 784-2048-2048-10 with 8192 rows: a bucket of 17 MB by 64 blocks leaves 116 us of a step
-    /// to be waited for, since the products beside it lose half of the multiprocessors; by 16 blocks 108; by copy
-    /// engines, or 8 blocks, 34.
+    /// Two H200s, a perceptron 784-2048-2048-10 with 8192 rows, a bucket of 17 MB: the exposed time of a step is 116 us
+    /// with 64 blocks, since the matrix products beside it lose half of the multiprocessors; 108 us with 16 blocks; 34
+    /// us by copy engines, or with 8 blocks.
     #[track_caller]
     fn sum<W: Element>(&self, comm: &Device, bucket: usize, wire: DeviceViewMut<'_, W>, op: ReduceOp) -> Result<()> {
         let (group, origin) = (self.group(comm, "all_reduce")?, self.origin().of_bucket(bucket));
@@ -108,10 +112,10 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Through memory of another type.
+    /// Exchanges a bucket through memory of another type.
     #[track_caller]
     fn start_through<W: Element>(&self, comm: &Device, bucket: usize, scratch: &DeviceBuffer<W>) -> Result<()> {
-        // Members are weighted before the type gets narrow; averages are made after the sum, in f32, where nothing
+        // Weights are applied before the type gets narrow. Averages are computed after the sum, in f32, where nothing
         // overflows.
         let (factor, op) = match self.settings.reduce {
             ReduceOp::Scaled(_) => (self.weight, ReduceOp::Sum),
@@ -127,7 +131,7 @@ impl<T: Gradient> GradientExchange<T> {
         self.bring_back(comm, bucket, &wire, &segments)
     }
 
-    /// From the wire to the gradients, and their squares to the sums.
+    /// Unpacks the wire into the gradients, and sums their squares.
     #[track_caller]
     fn bring_back<W: Element>(
         &self,
@@ -141,8 +145,8 @@ impl<T: Gradient> GradientExchange<T> {
         if wire.is_empty() {
             return Ok(());
         }
-        // Whether one launch can do both must not depend on where a member has its gradients: the sums would differ in
-        // their bits.
+        // One launch may do both only if that does not depend on where a member has its gradients: else the bits of the
+        // sums would differ between members.
         if partial.is_some() && self.layout.buckets[bucket].gradients.len() <= SEGMENTS {
             return kernels::unpack(comm, wire, all, segments, partial);
         }
@@ -156,8 +160,8 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// The segments of those gradients of a bucket that are `wanted`, with memory where `filled`. Neighbours in the
-    /// bucket that are neighbours in memory are one.
+    /// The segments of the `wanted` gradients of a bucket, with memory if `filled`. Adjacent gradients that are
+    /// adjacent in memory, too, share a segment.
     fn segments(
         &self,
         bucket: usize,
@@ -166,7 +170,7 @@ impl<T: Gradient> GradientExchange<T> {
     ) -> SmallVec<[Segment<'_, T>; 8]> {
         let memory = &self.memory[bucket];
         let mut found: SmallVec<[Segment<'_, T>; 8]> = SmallVec::new();
-        // Whether the last one lies in the bucket, or nowhere: then the next of its kind goes on where it ends.
+        // Whether the last segment lies in the bucket, or nowhere: then the next gradient of that kind extends it.
         let mut open = None;
         for &gradient in &self.layout.buckets[bucket].gradients {
             let extent = self.layout.extents[gradient];
@@ -199,7 +203,7 @@ impl<T: Gradient> GradientExchange<T> {
         found
     }
 
-    /// Behind the last bucket: the root of all sums.
+    /// Computes the norm behind the last bucket.
     #[track_caller]
     pub(super) fn start_norm(&mut self, dev: &Device) -> Result<()> {
         let Some(sums) = &self.sums else { return Ok(()) };
@@ -218,7 +222,7 @@ mod tests {
     use super::*;
     use crate::GpuPool;
 
-    /// A stream for each priority, and none that was handed out for another.
+    /// Each priority has a stream, which is not one of another priority.
     #[test]
     fn buckets_have_streams_of_their_priority() {
         let pool = GpuPool::builder().host(1).build().unwrap();

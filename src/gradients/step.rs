@@ -1,4 +1,7 @@
 //! A step: gradients become ready, buckets start, and the step ends.
+//!
+//! Users call it from the backward pass. It decides with [`readiness`](super::readiness), starts buckets with
+//! [`start`](super::start), and meets the other members at the end. Invariant: after a failure only `reset` works.
 
 use super::{
     Exchanged, GradientExchange, buckets,
@@ -19,19 +22,19 @@ use std::{panic::Location, sync::Arc};
 struct Report {
     step: u64,
     used: Vec<bool>,
-    /// In which order gradients were ready, while that matters.
+    /// The order of readiness, while it is needed.
     order: Option<Vec<usize>>,
     site: Site,
 }
 
-/// What calls of an exchange whose step has failed are told.
+/// The error of calls after a failed step.
 #[track_caller]
 pub(super) fn failed(op: &'static str) -> Error {
     Error::invalid(op, "a step has failed; all members call `reset` before the next one")
 }
 
 impl<T: Gradient> GradientExchange<T> {
-    /// The members, on the stream of this device, if the exchange is of it.
+    /// The group of the members, if the exchange belongs to `dev`.
     #[track_caller]
     pub(super) fn here<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         let here = &self.device;
@@ -45,15 +48,15 @@ impl<T: Gradient> GradientExchange<T> {
         self.group(dev, op)
     }
 
-    /// Whether a step of this exchange can go on, on this device.
+    /// Whether a step of this exchange can continue on this device.
     #[track_caller]
     pub(super) fn check(&mut self, dev: &Device, op: &'static str) -> Result<()> {
         self.here(dev, op)?;
-        // Marked ready by a capture, a gradient would be exchanged before any launch of the graph has written it.
+        // A gradient that a capture made ready would be exchanged before any launch of the graph has written it.
         dev.not_in_graph(op)?;
-        // A gang that has failed does not finish the step.
+        // A failed gang does not finish the step.
         dev.check().inspect_err(|_| self.broken = true)?;
-        // Nor does a step go on of which a part was done in a scope that has failed since.
+        // Nor does a step continue if a scope that did a part of it has failed since.
         self.broken = self.is_broken();
         match self.broken {
             true => Err(failed(op)),
@@ -66,18 +69,18 @@ impl<T: Gradient> GradientExchange<T> {
         self.broken || self.begun.iter().any(|gang| gang.is_aborted())
     }
 
-    /// Notes that the step has something of this scope.
+    /// Notes that this scope does a part of the step.
     fn note(&mut self, dev: &Device) {
         let gang = &dev.session.gang;
         if !self.begun.iter().any(|known| Arc::ptr_eq(known, gang)) {
-            // In this order: once all its members have ended, a gang fails no more.
+            // In this order: a gang whose members have all ended cannot fail any more.
             self.begun.retain(|known| !known.is_recovered() || known.is_aborted());
             self.begun.push(gang.clone());
         }
     }
 
-    /// A gradient is there: written by what was submitted so far. Starts its bucket, and those behind it that waited,
-    /// when they are complete.
+    /// A gradient is ready: the work submitted so far writes it. Starts its bucket, and later buckets that waited, when
+    /// they are complete.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it was ready already in this step, it comes after
@@ -87,13 +90,12 @@ impl<T: Gradient> GradientExchange<T> {
         self.check(dev, "ready")?;
         self.readiness.ready("ready", gradient, &self.layout)?;
         self.note(dev);
-        // Without exchange, whoever goes without the library's ordering is to be waited for all the same, in a later
-        // step.
+        // Without an exchange a later step must still wait for the writes of a stream that the library does not order.
         if !self.sync && dev.is_ordered() {
             return Ok(());
         }
         let bucket = self.layout.extents[gradient].bucket;
-        // Later the stream has more to do than what the bucket needs.
+        // An event now: later the stream will have more work than the bucket needs.
         let late = self.sync && self.readiness.is_complete(bucket) && self.readiness.is_behind(bucket);
         if late || !dev.is_ordered() {
             let written = dev.record().inspect_err(|_| self.broken = true)?;
@@ -119,14 +121,14 @@ impl<T: Gradient> GradientExchange<T> {
         self.ready(dev, gradient)
     }
 
-    /// This member has no gradient in this step, say for want of rows: all of its gradients that are not ready count as
-    /// zero, but for those that it [`holds`](Self::holds): these count with what they hold. Without it a
-    /// [`finish`](Self::finish) for which nothing was ready is an error, since it mostly is one.
+    /// This member has no gradient in this step, for example because it has no rows. All of its gradients that are not
+    /// ready count as zero; but those that it [`holds`](Self::holds) count with their values. Without this call a
+    /// [`finish`](Self::finish) with no ready gradient is an error, since that is usually a mistake.
     pub fn nothing(&mut self) {
         self.readiness.nothing();
     }
 
-    /// Starts what is left, in order.
+    /// Starts the buckets that are left, in order.
     #[track_caller]
     fn close(&mut self, dev: &Device) -> Result<()> {
         if self.closed {
@@ -140,9 +142,9 @@ impl<T: Gradient> GradientExchange<T> {
         self.start_norm(dev)
     }
 
-    /// Nothing more gets ready: starts all buckets that are left, and makes the current stream wait for this one only.
-    /// So the optimizer can begin with the first bucket while others are under way. Returns its gradients.
-    /// [`finish`](Self::finish) is needed all the same.
+    /// Declares that no further gradient becomes ready: starts all buckets that are left, and makes the current stream
+    /// wait for this bucket only. So the optimizer can begin with the first bucket while others are being exchanged.
+    /// Returns the bucket's gradients. [`finish`](Self::finish) is still needed.
     ///
     /// # Errors
     /// Those of [`finish`](Self::finish); [`Error::InvalidArgument`] for a bucket that is not there, and without
@@ -157,7 +159,7 @@ impl<T: Gradient> GradientExchange<T> {
         if !self.sync {
             return Err(Error::invalid("finish_bucket", "this step exchanges nothing (`set_sync`)"));
         }
-        // Not in a closure: errors name the caller's line.
+        // Not in a closure: errors must name the caller's line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
         if let Some(reduced) = self.reduced[bucket].take() {
             dev.wait(&reduced).inspect_err(|_| self.broken = true)?;
@@ -175,8 +177,8 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Ends the step: what is neither ready nor [held](Self::holds) counts as zero, all buckets are started, and the
-    /// current stream's later work waits for them. All members call it.
+    /// Ends the step. Gradients that are neither ready nor [held](Self::holds) count as zero, all buckets are started,
+    /// and later work of the current stream waits for them. All members call it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when nothing was ready since the last step, nor said to be
@@ -187,11 +189,12 @@ impl<T: Gradient> GradientExchange<T> {
         self.check_end(dev, "finish")?;
         if !self.sync {
             self.readiness.end(true, &self.layout);
-            // Counted too, so that members which leave out different exchanges find that at the next one.
+            // Counted, too, so that members that leave out different exchanges are detected at the next one.
             self.steps += 1;
             return Ok(Exchanged { exchange: self, exchanged: false });
         }
-        // What other members count on: a failure ends the step. Not in a closure: errors name the caller's line.
+        // Other members depend on these calls: a failure ends the step. Not in a closure: errors must name the caller's
+        // line.
         self.close(dev).inspect_err(|_| self.broken = true)?;
         self.wait(dev).inspect_err(|_| self.broken = true)?;
         self.moved = false;
@@ -202,10 +205,10 @@ impl<T: Gradient> GradientExchange<T> {
         Ok(Exchanged { exchange: self, exchanged: true })
     }
 
-    /// Makes the current stream wait for all buckets, and the norm.
+    /// Makes the current stream wait for all buckets and the norm.
     #[track_caller]
     fn wait(&mut self, dev: &Device) -> Result<()> {
-        // The last of each stream stands for those before it.
+        // The last event of each stream covers those before it.
         let mut waited: SmallVec<[i32; 4]> = SmallVec::new();
         for bucket in (0..self.buckets()).rev() {
             let priority = self.settings.priority(bucket);
@@ -220,7 +223,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Learns what nobody had, and after the first step the order of the buckets.
+    /// Learns which gradients no member had, and after the first step the order of the buckets.
     #[track_caller]
     fn meet(&mut self, dev: &Device) -> Result<()> {
         let site = Location::caller();
@@ -228,13 +231,13 @@ impl<T: Gradient> GradientExchange<T> {
             return Ok(());
         }
         let used = self.readiness.used().to_vec();
-        // A member that had nothing has seen no order.
+        // A member without gradients has seen no order.
         let seen = !self.ordered && used.iter().any(|used| *used);
         let order = seen.then(|| self.readiness.order((0..self.len()).rev()));
         let group = self.group(dev, "finish")?;
         let all = group.exchange_from(self.origin(), Arc::new(Report { step: self.steps, used, order, site }))?;
         let other_step = |&rank: &usize| all[rank].step != all[0].step;
-        // Of another exchange, then: the meeting tells them apart by a hash.
+        // Different lengths mean different exchanges; the meeting itself tells exchanges apart only by a hash.
         let other_list = |&rank: &usize| all[rank].used.len() != all[0].used.len();
         let found = (1..all.len()).find(other_list).map(|rank| ("exchange", rank));
         if let Some((what, rank)) = found.or_else(|| Some(("step", (1..all.len()).find(other_step)?))) {
@@ -259,7 +262,7 @@ impl<T: Gradient> GradientExchange<T> {
         }
     }
 
-    /// Buckets in another order, with what is in them.
+    /// Rebuilds the buckets in another order, and moves their contents.
     #[track_caller]
     fn reorder(&mut self, dev: &Device, order: &[usize]) -> Result<()> {
         let layout = Layout::new(Unit::of::<T>(), &self.sizes, order, self.settings.bucket_sizes())?;
@@ -277,10 +280,10 @@ impl<T: Gradient> GradientExchange<T> {
         self.allocate_scratch(dev)
     }
 
-    /// Begins anew after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps
-    /// exchange ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Memory that
-    /// was lent stays, with whatever is in it, and so does the [weight](Self::set_weight). A member that calls it
-    /// without the others is found out by an [`Error::Mismatch`] at its next exchange, if there was one before.
+    /// Starts again after a failure: no gradient is ready or held, all are zero, buckets are as at the start, and steps
+    /// exchange ([`set_sync(true)`](Self::set_sync)). All members call it, in a scope that has not failed. Lent memory
+    /// stays, with its contents, and so does the [weight](Self::set_weight). A member that calls it without the others
+    /// gets an [`Error::Mismatch`] at its next exchange, if there was one before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] in a capture; [`Error::Aborted`], [`Error::OutOfMemory`], the driver's.

@@ -1,4 +1,4 @@
-//! The kernels' host kernels. Their arguments are packed by [`super`].
+//! Host kernels of the gradient kernels, for software GPUs. [`super`] packs their arguments.
 
 use super::{SEGMENTS, TABLE};
 use crate::gradients::{element::OnWire, layout::Unit};
@@ -9,7 +9,7 @@ fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
     bytemuck::pod_read_unaligned(bytes.as_bytes())
 }
 
-/// The `k`-th number of a table's column, whose first eight are `args[at]`.
+/// The `k`-th number of a table's column; `args[at]` holds the column's first eight.
 fn cell(args: &[HostArg], at: usize, k: usize) -> usize {
     read::<[u64; 8]>(&args[at + k / 8])[k % 8] as usize
 }
@@ -38,14 +38,14 @@ fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
 /// `args` are those of [`pack`](super::pack) for these types, with the memory behind them.
 pub(in super::super) unsafe fn pack_host<G: OnWire<W>, W: Element>(_dims: LaunchDims, args: &[HostArg]) {
     let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
-    // SAFETY: the wire is this kernel's alone (the promise of the caller), aligned as device memory is.
+    // SAFETY: only this kernel has the wire (the caller's promise), and it is aligned as device memory is.
     let wire = unsafe { std::slice::from_raw_parts_mut(wire, len) };
     let factor: G::Norm = read(&args[2]);
     for (start, len, memory) in table::<G>(args, 3, read::<u32>(&args[1]) as usize) {
         let (out, zeros) = wire[start..start + Unit::of::<G>().padded(len)].split_at_mut(len);
         zeros.fill(W::zeroed());
         match memory {
-            // SAFETY: a segment has `len` elements that nobody writes meanwhile, and which are not the wire's.
+            // SAFETY: a segment has `len` elements that nobody writes meanwhile, and that are not part of the wire.
             Some(memory) => out
                 .iter_mut()
                 .zip(unsafe { std::slice::from_raw_parts(memory.cast_const(), len) })
@@ -59,11 +59,11 @@ pub(in super::super) unsafe fn pack_host<G: OnWire<W>, W: Element>(_dims: Launch
 /// `args` are those of [`unpack`](super::unpack) for these types, with the memory behind them.
 pub(in super::super) unsafe fn unpack_host<G: OnWire<W>, W: Element + Into<f64>>(dims: LaunchDims, args: &[HostArg]) {
     let (wire, len) = pointer::<W>(&args[0]).expect("packed above");
-    // SAFETY: nobody writes the wire meanwhile (the promise of the caller); aligned as device memory is.
+    // SAFETY: nobody writes the wire meanwhile (the caller's promise), and it is aligned as device memory is.
     let wire = unsafe { std::slice::from_raw_parts(wire.cast_const(), len) };
     for (start, len, memory) in table::<G>(args, 5, read::<u32>(&args[4]) as usize) {
         if let Some(memory) = memory {
-            // SAFETY: a segment has `len` elements that are this kernel's alone, and which are not the wire's.
+            // SAFETY: a segment has `len` elements that only this kernel has, and that are not part of the wire.
             let out = unsafe { std::slice::from_raw_parts_mut(memory, len) };
             out.iter_mut().zip(&wire[start..]).for_each(|(out, x)| *out = G::wide(*x));
         }
@@ -80,7 +80,7 @@ pub(in super::super) unsafe fn unpack_host<G: OnWire<W>, W: Element + Into<f64>>
     }
 }
 
-/// What norms are of.
+/// Types of norms.
 pub(in super::super) trait Norm: DeviceCopy {
     fn of(sum: f64) -> Self;
 }
@@ -99,8 +99,8 @@ impl Norm for f64 {
 /// `args` are those of [`norm`](super::norm), with the memory behind them.
 pub(in super::super) unsafe fn norm_host<A: Norm>(_dims: LaunchDims, args: &[HostArg]) {
     let (Some((partial, len)), Some((out, _))) = (pointer::<f64>(&args[0]), pointer::<A>(&args[1])) else { return };
-    // SAFETY: memory of so many elements that nobody writes meanwhile (the promise of the caller).
+    // SAFETY: memory of `len` elements that nobody writes meanwhile (the caller's promise).
     let partial = unsafe { std::slice::from_raw_parts(partial.cast_const(), len) };
-    // SAFETY: one element, this kernel's alone.
+    // SAFETY: one element, which only this kernel has.
     unsafe { *out = A::of(partial.iter().fold(0.0, |sum, part| sum + part)) };
 }

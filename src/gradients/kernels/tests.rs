@@ -1,4 +1,5 @@
-//! The arguments against the compiled kernels, and the host kernels against arithmetic that is written another way.
+//! Kernel arguments, compared with the compiled kernels; and host kernels, compared with arithmetic written in another
+//! way.
 
 use super::*;
 use crate::{GpuPool, memory::AsView};
@@ -42,7 +43,7 @@ fn fit<G: Gradient, W: Element>(dev: &Device) -> Result<()> {
     Ok(())
 }
 
-/// cuLaunchKernel takes arguments by address and does not know their sizes: a wrong one is garbage in the kernel.
+/// cuLaunchKernel takes arguments by address and does not know their sizes: a wrong size gives garbage in the kernel.
 #[test]
 fn arguments_fit_the_compiled_kernels() {
     let pool = GpuPool::builder().host(1).build().unwrap();
@@ -63,7 +64,7 @@ fn arguments_fit_the_compiled_kernels() {
     assert_eq!(ptx.matches(".entry ").count(), 2 * 7 + 2, "a kernel that nobody launches");
 }
 
-/// On a wire of its own type everything is as it was, with zeros up to whole grains; products are rounded once.
+/// On a wire of its own type every value is unchanged, with zeros up to whole grains. Products are rounded once.
 fn grains<G: Gradient>(dev: &Device, expected: usize, from: fn(f32) -> G) -> Result<()> {
     let a = dev.upload(&[1.0, -2.0, 3.0].map(from))?;
     let wire = dev.upload(&[from(9.0); 16])?;
@@ -88,7 +89,7 @@ fn segments_are_rounded_up_to_grains() {
     found.unwrap();
 }
 
-/// Segments with gaps between them, with and without memory, of any length: what is in no segment stays.
+/// Segments with gaps between them, with and without memory, of any length. Elements outside of all segments stay.
 #[test]
 fn segments_go_where_they_belong() {
     let pool = GpuPool::builder().host(1).build().unwrap();
