@@ -1,4 +1,11 @@
 //! How a scope runs: a gang of device threads, one closure, one outcome.
+//!
+//! [`run`] is the caller's side: it makes the gang, enters the queues, waits for the members and collects the outcome.
+//! `member` is a device thread's side: the closure, then its streams, then the recovery if the gang has failed. Pools
+//! and [`PerDevice`](crate::PerDevice) call this file; it may use everything below them.
+//!
+//! Invariant: when [`run`] returns or unwinds, no closure of the scope runs, and no work of the scope is in flight on a
+//! stream of its devices, unless the gang is [stuck](Gang::is_stuck).
 
 use crate::{
     Device, Shard,
@@ -25,8 +32,8 @@ use std::{cell::Cell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 static ORDER: Lazy<Order> = Lazy::new(Order::new);
-/// How often a waiting scope looks after its members, at least; and by how much it has more patience than they. What
-/// they wait for ends first then, or fails with an error that says more.
+/// A waiting scope looks at its members at least this often. Its deadline is later than the members' deadlines by this
+/// time: so their waits end first, and fail with errors that say more.
 const TICK: Duration = Duration::from_millis(500);
 
 pub(crate) fn check_pid(shared: &Shared) -> Result<()> {
@@ -42,7 +49,7 @@ pub(crate) fn shard(shared: &Shared, rank: usize, members: Option<&[usize]>) -> 
     Shard::new(rank, members.map_or(shared.devices(), <[usize]>::len), weights)
 }
 
-/// The devices of a gang of some, if it can be one.
+/// Checks a list of devices for a gang of some devices.
 #[track_caller]
 pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize]) -> Result<&'d [usize]> {
     for (i, &device) in devices.iter().enumerate() {
@@ -59,8 +66,8 @@ pub(crate) fn members<'d>(shared: &Shared, op: &'static str, devices: &'d [usize
     Ok(devices)
 }
 
-/// Runs a scope. `tell` says to the gang what the caller's error is, by the function that it gets. That one returns
-/// whether this is the gang's first failure, and so does `tell`.
+/// Runs a scope. When a closure fails, `tell` gets its error and a function that poisons the gang; it must call the
+/// function with the error that peers are to see. Both return whether this was the gang's first failure.
 #[track_caller]
 pub(crate) fn run<F, R, E>(
     shared: &Arc<Shared>,
@@ -89,7 +96,7 @@ where
     let gang = Arc::new(if Headlines::are_for(gang.count()) { gang.with_headlines() } else { gang });
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
-    // What threads know goes with the closure and comes back with its outcome.
+    // A checker's knowledge of what has happened before goes along with the closure, and comes back with its outcome.
     let handle = &shared.handles[0];
     let begun = handle.hand_over();
     let ended: Vec<Mutex<Option<Box<Handover>>>> =
@@ -107,14 +114,14 @@ where
     };
     let body: &Body<'_, Rc<Worker>> = &body;
     let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
-    let door = shared.door.enter();
+    let entering = shared.entering.enter();
     ORDER.enter(&waiting.ticket(), &queues, |rank| {
         if rank == 0 {
             gang.enter();
         }
         shared.gpu_order[all[rank]].issue(handle.pool)
     });
-    drop(door);
+    drop(entering);
     let withdrawn = wait(shared, &gang, &waiting);
     drop(waiting);
     for from in ended {
@@ -127,9 +134,9 @@ where
         match CachePadded::into_inner(outcome).into_inner() {
             Some(Outcome::Done(result)) => results.push(Contained::new(result)),
             Some(Outcome::Failed { error, first: true }) => root = Some(error),
-            // Of a peer of the one that failed. Nobody will see it.
+            // The error of a peer of the member that failed first. The caller does not see it.
             Some(Outcome::Failed { error, .. }) => drop(Contained::new(error)),
-            // One that panicked, or was withdrawn.
+            // The member has panicked, or was withdrawn.
             Some(Outcome::Panicked) | None => {}
         }
     }
@@ -144,15 +151,15 @@ where
     }
 }
 
-/// What peers are told of an error of this crate's type: the error.
+/// For errors of this crate's type: peers see the error itself.
 pub(crate) fn as_it_is(error: &Error, poison: &dyn Fn(Error) -> bool) -> bool {
     poison(error.clone())
 }
 
-/// What peers are told of an error of the caller's type: its text.
+/// For errors of the caller's type: peers see the error's text.
 ///
-/// The text is the user's code. So peers hear of the failure first, and only who looks at the text waits for it; it is
-/// asked for once, and not at all where the gang has failed already.
+/// User code makes the text. So peers learn about the failure first, and only a peer that reads the text waits for it.
+/// The text is made once, and only if this failure is the gang's first.
 pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> bool) -> bool {
     let told = Arc::new(Told::default());
     let first = poison(Error::Custom(told.clone()));
@@ -164,7 +171,7 @@ pub(crate) fn by_its_text<E: fmt::Display>(error: &E, poison: &dyn Fn(Error) -> 
     first
 }
 
-/// An error of the caller's type, as its peers see it.
+/// An error of the caller's type, as peers see it.
 #[derive(Debug, Default)]
 struct Told(OnceCell<String>);
 
@@ -176,18 +183,18 @@ impl fmt::Display for Told {
 
 impl std::error::Error for Told {}
 
-/// Where a member leaves what its closure came to.
+/// Where a member puts the outcome of its closure.
 type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;
 
-/// What a member's closure came to. Users' values in it are converted and dropped by the caller, never on the device
-/// thread: that code may panic, and the peers are waiting.
+/// The outcome of a member's closure. The caller converts and drops the user's values in it, never the device thread:
+/// that code may panic while peers wait.
 enum Outcome<R, E> {
     Done(R),
     Failed { error: E, first: bool },
     Panicked,
 }
 
-/// A member's part in its gang: the others wait until it has left and drained. Whatever unwinds, it does both.
+/// A member's part in its gang. Peers wait until the member has left and drained, so the drop does both after a panic.
 struct Part<'g> {
     gang: &'g Arc<Gang>,
     rank: usize,
@@ -216,7 +223,7 @@ impl<'g> Part<'g> {
 impl Drop for Part<'_> {
     fn drop(&mut self) {
         if !self.drained.get() {
-            // Something has unwound. What this member's streams do is not known, nor whether its closure has run.
+            // A panic. It is not known what this member's streams do, nor whether its closure has run.
             let device = self.gang.device(self.rank);
             let (message, place) =
                 ("the device's thread, outside of the closure".to_owned(), panics::UNKNOWN.to_owned());
@@ -228,7 +235,7 @@ impl Drop for Part<'_> {
     }
 }
 
-/// One member's part: the closure, then its streams, then the others if something failed.
+/// A member on its device thread: the closure, then the drain of its streams, then the recovery if the gang has failed.
 fn member<F, R, E>(
     worker: &Rc<Worker>,
     part: &Part<'_>,
@@ -242,7 +249,7 @@ where
 {
     let (device, gang) = (worker.handle.device, part.gang);
     let in_gang = InGang::enter(gang.word());
-    let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.get_well());
+    let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.take_deferred_error());
     let returned = begun.and_then(|()| {
         let dev = Device::new(worker, gang, part.rank);
         let returned = panics::catch(device, || f(&dev, shard));
@@ -259,26 +266,26 @@ where
     };
     part.leave();
     if let Err(error) = panics::catch(device, || drain(worker, gang, known)).and_then(|drained| drained) {
-        // The work failed behind the closure's back; what it returned is worth nothing. Operations that were given up,
-        // or were found out after they had run, are over nevertheless.
+        // The work has failed after the closure returned, so the closure's result is worth nothing. After these two
+        // errors the operations have ended nevertheless: they were cancelled, or were found wrong after they had run.
         if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
             gang.stuck();
         }
         gang.poison(device, error);
     }
     part.drained();
-    // The gang may be over without this member's noticing: too late to fail it.
+    // The gang may have ended already, so it is too late to fail it.
     if let Err(error) = panics::catch(device, || end(worker, gang, in_gang, known)) {
-        worker.fall_ill(error);
+        worker.defer_error(error);
     }
     outcome
 }
 
-/// What comes before the closure.
+/// Before the closure.
 fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
     worker.handle.strike(Panic::BeforeMember);
     worker.progress();
-    // A gang that failed for one of its members only has not been cleared away.
+    // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
     board::forget(worker, gang.place() - 1);
     barrier::make_up_later(worker);
     if let Some(signals) = worker.shared.signals.get() {
@@ -286,7 +293,7 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
     }
 }
 
-/// What comes behind it: this member's streams.
+/// After the closure: drains this member's streams.
 fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
     worker.cache.borrow_mut().begin_audit();
     let drained = worker.drain().inspect(|()| gang.check_kernels(worker.shared.deadline));
@@ -298,19 +305,19 @@ fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) ->
     drained
 }
 
-/// And the others, if something failed.
+/// After the drain: if the gang has failed, waits for all members and recovers.
 fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
     worker.handle.strike(Panic::InRecovery);
     if gang.is_aborted() {
         worker.failures.set(worker.failures.get() + 1);
         let recovering = gang.clone();
         let quiescence = &worker.shared.quiescence[worker.handle.device];
-        quiescence.while_so(move || !recovering.is_recovered(), || gang.recover());
+        quiescence.while_blocked(move || !recovering.is_recovered(), || gang.recover());
         // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
         worker.handle.acquire(known.lock().as_deref());
         board::forget(worker, gang.place());
         if !gang.is_stuck() && barrier::make_up(worker).is_err() {
-            // The device is lost, or its stream is; the next operation says so.
+            // The device or its stream is lost; the next operation reports it.
             gang.stuck();
         }
         for block in worker.suspects.take() {
@@ -323,7 +330,8 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
     worker.cache.borrow_mut().publish_stats();
 }
 
-/// Waits for all members; looks after them meanwhile. Whether anything was withdrawn.
+/// Waits for all members. Withdraws members that cannot start before the deadline, and logs members that make no
+/// progress. Returns whether a member was withdrawn.
 fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
     let progress = || gang.members().iter().map(|&device| shared.gpu_order[device].progress.any()).sum::<u64>();
     let (mut stall, mut seen, mut told) = (StallTimer::new(shared.deadline.saturating_add(TICK)), progress(), false);
@@ -352,7 +360,7 @@ fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool
                 }
             }
         } else if !told {
-            // A closure that has started is always waited for, but not silently.
+            // A scope always waits for a closure that has started, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
             event!(warn, ?missing, waited = ?stall.waited(), "a scope waits for closures that make no progress");
             told = true;
@@ -386,14 +394,14 @@ mod tests {
         match result {
             Err(Error::Panicked { device: at, message, place }) => {
                 assert_eq!(at, device);
-                assert!(message.starts_with("injected") && place.contains("inject.rs"), "{message} at {place}");
+                assert!(message.starts_with("injected") && place.contains("mutation.rs"), "{message} at {place}");
             }
             other => panic!("{other:?}"),
         }
     }
 
-    /// Whatever unwinds on a device thread, and wherever: the scope, or the next one, fails with it, nobody waits for
-    /// ever, and the GPU's other pools get their turns.
+    /// Any panic on a device thread fails this scope or the next one. No thread waits for ever, and the GPU's other pools
+    /// get their turns.
     #[test]
     fn a_device_thread_outlives_every_panic() {
         guarded(|| {
@@ -403,7 +411,7 @@ mod tests {
                 for (device, fails) in [(0, false), (1, false), (0, true), (1, true)] {
                     pool.shared.handles[device].arm(place);
                     let result = pool.run(|dev, _| {
-                        // The other one waits for the device in its closure, or at its end.
+                        // The other member waits for this device in its closure, or at the end of the scope.
                         if fails && dev.rank() != device {
                             return Err(Error::custom("on purpose"));
                         }
@@ -427,7 +435,7 @@ mod tests {
         });
     }
 
-    /// Its place is its own, not that of a panic which the caller has caught.
+    /// The error has the place of the thread's own panic, not of a panic which the caller has caught.
     #[test]
     fn close_tells_how_a_device_thread_ended() {
         guarded(|| {
@@ -435,7 +443,7 @@ mod tests {
             pool.shared.handles[1].arm(Panic::AtEnd);
             assert!(catch_unwind(|| panic!("the caller's own")).is_err());
             assert_planted(pool.close(), 1);
-            // What no scope was told of is told here.
+            // `close` returns an error that could be reported to no scope.
             let pool = GpuPool::builder().host(2).build().unwrap();
             pool.shared.handles[0].arm(Panic::InRecovery);
             works(&pool).unwrap();

@@ -12,7 +12,7 @@ use crate::{
     gang::{
         dispatch::Queue,
         gpu_order::GpuOrder,
-        quiescence::{Door, Quiescence},
+        quiescence::{EnteringScopes, Quiescence},
     },
     memory::{cache::Settings, handle::DeviceHandle, pinned::PinnedPool},
     panics,
@@ -65,18 +65,18 @@ impl Builder {
             .zip(&gpu_order)
             .map(|(queue, gpu_order)| Quiescence::new(queue.waker().clone(), gpu_order.clone()));
         let quiescence: Vec<_> = quiescence.collect();
-        let door = Arc::<Door>::default();
+        let entering = Arc::<EnteringScopes>::default();
         for (handle, quiescence) in handles.iter().zip(&quiescence) {
             host::attend(&*handle.driver, &(quiescence.clone() as Arc<dyn host::Attendee>));
         }
-        host::attend(&*handles[0].driver, &(door.clone() as Arc<dyn host::Attendee>));
+        host::attend(&*handles[0].driver, &(entering.clone() as Arc<dyn host::Attendee>));
         let shared = Arc::new(worker::Shared {
             pid: std::process::id(),
             wakers: queues.iter().map(|queue| queue.waker().clone()).collect(),
             queues,
             gpu_order,
             quiescence,
-            door,
+            entering,
             owners: (0..count).map(|_| OnceCell::new()).collect(),
             pinned: PinnedPool::new(&handles, &memory)?,
             weights,

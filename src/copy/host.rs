@@ -1,11 +1,14 @@
-//! Pageable host memory, through page-locked pieces.
+//! Copies between pageable host memory and a device, through page-locked pieces ([`Piece`]).
 //!
-//! The caller's slice is never seen by the GPU: `upload` has copied it into pieces when it returns, `download` copies
-//! out of pieces after their DMA has landed. Each [`Lane`] has two pieces per direction, so the memcpy of one overlaps
-//! the DMA of the other. One CPU thread copies slower than the bus, so large slices are cut over several lanes, each
-//! driven by a thread of its own; all send on the caller's stream.
+//! `Device::upload` and `Device::download` call this file; it may use the worker's staging memory and streams.
 //!
-//! Small uploads share a piece: they are packed one behind the other, and only a full piece is waited for.
+//! Invariant: the GPU never accesses the caller's slice. `upload` has copied the slice into pieces when it returns, and
+//! `download` copies out of a piece after the DMA into it has ended.
+//!
+//! Each [`Lane`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies slower than
+//! the bus, so a large slice is split over several lanes. Each lane has a thread of its own, and all of them send on the
+//! caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full piece is waited
+//! for.
 
 use crate::{
     Device, Event,
@@ -22,9 +25,9 @@ use crate::{
 };
 use std::{cell::RefMut, ptr, sync::Arc, time::Duration};
 
-/// Where packed small uploads start within a piece.
+/// Packed small uploads start at multiples of this many bytes.
 const PACK: usize = 256;
-/// From this many bytes on, several threads copy.
+/// Several threads copy at least this many bytes.
 const PARALLEL: usize = 8 << 20;
 
 /// How to wait for a piece, and when to give up. Helper threads use it, so it does not borrow the token.
@@ -54,7 +57,7 @@ impl Wait {
     }
 }
 
-/// Sends `src` to `dst`. When it returns, also with an error, `src` is not needed any more.
+/// Sends `src` to `dst`. When it returns, even with an error, `src` is not needed any more.
 pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
     let (stream, wait) = (&dev.stream, Wait::of(dev, true));
     let mut lanes = lanes(&dev.worker.staging.up, &dev.worker, src.len())?;
@@ -75,7 +78,7 @@ pub(crate) fn upload(dev: &Device, src: &[u8], dst: Address) -> Result<()> {
     })
 }
 
-/// A small slice, behind others in the current piece if it fits there.
+/// Sends a small slice: packed into the current piece if it fits there, else in the other piece.
 fn pack(lane: &mut Lane, wait: &Wait, stream: &Arc<StreamCore>, src: &[u8], dst: Address) -> Result<()> {
     if src.is_empty() {
         return Ok(());
@@ -101,18 +104,18 @@ fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Ad
     let at = piece.at(offset);
     debug_assert!(offset + bytes.len() <= PIECE);
     stream.handle.host_access("upload", at as u64, bytes.len(), true)?;
-    // SAFETY: `offset + bytes.len() <= PIECE`, and no DMA uses this part of the piece: it was free, or never given out
-    // since it was.
+    // SAFETY: `offset + bytes.len() <= PIECE`. No DMA uses this part of the piece: the piece was free, and this part was
+    // not given to a DMA since then.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     let driver = &stream.handle.driver;
-    // SAFETY: the piece is page-locked and is not touched again before its event; `dst` is live, and ordered by the
-    // caller's `Op`.
+    // SAFETY: the piece is page-locked, and the host does not touch this part before the piece's event. `dst` is live
+    // and ordered by the caller's `Op`.
     stream.handle.check("upload", unsafe { driver.copy_to_device(dst, at, bytes.len(), stream.raw) })?;
     stream.submit();
     Ok(())
 }
 
-/// Brings `src` to `dst`; waits until it is there.
+/// Copies `src` to `dst`, and waits until the data has arrived.
 pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()> {
     if dst.is_empty() {
         return Ok(());
@@ -123,15 +126,15 @@ pub(crate) fn download(dev: &Device, src: Address, dst: &mut [u8]) -> Result<()>
     let whole = Whole(dst.as_mut_ptr());
     in_parallel(&dev.worker.handle, &mut lanes, parts, |lane, part| {
         let whole = &whole;
-        // The pieces are filled one ahead of the one that is emptied.
+        // The DMA fills one piece while the host empties the other.
         let mut arriving: Option<(usize, usize, usize)> = None;
         for start in part.clone().step_by(PIECE) {
             let bytes = part.end.min(start + PIECE) - start;
             let piece = lane.switch();
-            // Free already, except after a failed download.
+            // The piece is free already, except after a failed download.
             wait.free(piece)?;
             piece.streams.push(stream.clone());
-            // SAFETY: `src` is live and ordered by the caller's `Op`; the piece is free, page-locked, large enough.
+            // SAFETY: `src` is live and ordered by the caller's `Op`. The piece is free, page-locked and large enough.
             let copied =
                 unsafe { stream.handle.driver.copy_to_host(piece.at(0), src + start as u64, bytes, stream.raw) };
             stream.handle.check("download", copied)?;
@@ -172,7 +175,7 @@ fn lanes<'a>(all: &'a Lanes, worker: &Worker, bytes: usize) -> Result<RefMut<'a,
     all.take(count, &worker.shared.pinned, worker.handle.device)
 }
 
-/// Contiguous parts of whole pieces, one per lane.
+/// Splits a slice into contiguous parts of whole pieces, one per lane.
 fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
     let pieces = bytes.div_ceil(PIECE);
     (0..lanes)
@@ -181,7 +184,7 @@ fn cut(bytes: usize, lanes: usize) -> Vec<std::ops::Range<usize>> {
         .collect()
 }
 
-/// Runs `f` for each lane and its part; the first on this thread, the others on threads that live inside this call.
+/// Runs `f` for each lane and its part: the first on this thread, the others on threads that end before this call does.
 fn in_parallel<F>(handle: &DeviceHandle, lanes: &mut [Lane], parts: Vec<std::ops::Range<usize>>, f: F) -> Result<()>
 where
     F: Fn(&mut Lane, std::ops::Range<usize>) -> Result<()> + Sync,
@@ -190,7 +193,7 @@ where
     if others.is_empty() {
         return f(own, parts[0].clone());
     }
-    // What this thread knows and where it is, for a checker.
+    // For a checker: what this thread knows to have happened before, and its call site.
     let (known, place) = (handle.release(), OpSite::current());
     crossbeam::thread::scope(|scope| {
         let helpers: Vec<_> = others
@@ -206,7 +209,7 @@ where
             })
             .collect();
         let mine = f(own, parts[0].clone());
-        // All are waited for before anything is returned, so the caller's slice is free when this returns.
+        // Join all threads before returning, so that the caller's slice is free then.
         let theirs: Vec<_> = helpers.into_iter().map(|helper| helper.join()).collect();
         theirs.into_iter().fold(mine, |all, one| {
             let (one, known) = one.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,8 +1,10 @@
-//! Between devices: directly by the copy engines, or staged through the host.
+//! Copies between devices: directly by the copy engines, or staged through the host.
 //!
-//! The staged copy is the schedule of the CUDA Handbook's listing 9.1 (`chMemcpyPeerToPeer`): two portable page-locked
-//! buffers and two events; the source's stream fills one buffer while the destination's stream empties the other, and
-//! nobody waits on the CPU.
+//! `Device::copy` and collectives by copy engines call [`copy`]; it may use the worker's peer staging.
+//!
+//! A staged copy follows the CUDA Handbook's listing 9.1 (`chMemcpyPeerToPeer`): two portable page-locked buffers and
+//! two events. The source's stream fills one buffer while the destination's stream empties the other. The CPU does not
+//! wait.
 //!
 //! ```text
 //! source stream       up 0 | up 1 |   wait empty 0, up 2 | wait empty 1, up 3 | ...
@@ -10,9 +12,10 @@
 //! destination stream      down 0 \----/ down 1 ----------/  down 2 | ...
 //! ```
 //!
-//! One of the two streams is the caller's current one. The other belongs to the pair; it starts after the caller's
-//! stream (which waited for all hazards), and the caller's stream ends after it, so to the rest of the crate a staged
-//! copy is one operation of one stream.
+//! One of the two streams is the caller's current stream. The other one belongs to the pair of devices.
+//!
+//! Invariant: the pair's stream starts after the caller's stream, which has waited for all hazards, and the caller's
+//! stream waits for the pair's stream at the end. So a staged copy is one operation of the caller's stream.
 
 use crate::{
     Device,
@@ -28,10 +31,11 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Smaller copies go in about eight pieces, so that both buses work most of the time; but not in pieces below this.
+/// A smaller copy is split into about eight pieces, so that both buses work most of the time, but not into pieces
+/// smaller than this.
 const SMALLEST: usize = 256 << 10;
 
-/// Submits a copy to `dev`'s current stream; one of the devices is `dev`'s. Hazards are the caller's `Op`'s.
+/// Submits a copy to `dev`'s current stream. One of the two devices is `dev`. The caller's `Op` orders the memory.
 pub(crate) fn copy(
     dev: &Device,
     dst: Address,
@@ -45,7 +49,8 @@ pub(crate) fn copy(
         return Ok(());
     }
     if dst_device == src_device {
-        // SAFETY: both ranges are live, do not overlap (one is borrowed exclusively), ordered by the caller's `Op`.
+        // SAFETY: both ranges are live, the caller's `Op` has ordered them, and they do not overlap: one is borrowed
+        // exclusively.
         let copied = unsafe { handle.driver.copy_within(dst, src, bytes, dev.stream.raw) };
         return handle.check("copy", copied);
     }
@@ -60,7 +65,7 @@ pub(crate) fn copy(
 }
 
 impl PeerStaging {
-    /// Submits the copy. `current` is the caller's stream, on the source's device if `on_source`.
+    /// Submits the copy. `current` is the caller's stream; `on_source` says whether it is on the source's device.
     fn copy(
         &self,
         shared: &Shared,
@@ -81,19 +86,19 @@ impl PeerStaging {
         let other = if on_source { &down } else { &up };
         other.wait_for("staged copy", current, current.submit())?;
         let copied = self.pieces(state, (&up, &down), dst, src, bytes);
-        // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
+        // Even after an error: the work on the other stream belongs to the caller's operation.
         let last = other.submit();
         let joined = current.wait_for("staged copy", other, last);
         if copied.is_err() || joined.is_err() {
             state.spoilt = true;
             for buffer in &state.buffers {
-                // As reads, since a write would stand for what was noted before it.
+                // Noted as reads, since a write would replace the uses that were noted before it.
                 buffer.hazards.note(current, current.submit(), 0..PIECE, Access::Read);
                 buffer.hazards.note(other, last, 0..PIECE, Access::Read);
             }
         }
         if joined.is_err() {
-            // The caller's operation ends before its part on the other stream does, so that must be over now.
+            // The caller's stream does not wait for the other stream, so the work there must end now.
             other.wait_idle("staged copy", shared.deadline, || false)?;
         }
         copied.and(joined)
@@ -116,11 +121,11 @@ impl PeerStaging {
             if !self.source.injected(Bug::OneStagingEvent) {
                 up.wait_raw("staged copy", state.empty[slot], &self.destination)?;
             }
-            // SAFETY: the source is live and ordered before this stream; the buffer is empty once the event has passed.
+            // SAFETY: the source is live and ordered before this stream. The buffer is empty after the event.
             self.up(|driver| unsafe { driver.copy_to_host(buffer, src + at, len, up.raw) })?;
             self.up(|driver| driver.event_record(state.full[slot], up.raw))?;
             down.wait_raw("staged copy", state.full[slot], &self.source)?;
-            // SAFETY: the buffer is full once the event has passed; the destination is live and ordered.
+            // SAFETY: the buffer is full after the event. The destination is live and ordered.
             self.down(|driver| unsafe { driver.copy_to_device(dst + at, buffer, len, down.raw) })?;
             self.down(|driver| driver.event_record(state.empty[slot], down.raw))?;
         }

@@ -3,10 +3,12 @@
 use crate::Device;
 
 impl Device {
-    /// Runs `f`, in which driver calls may be made that wait for running kernels: to allocate, free, map or register
-    /// memory, to load modules, to instantiate graphs, to set up cuBLAS or cuDNN. Kernels of collectives wait for each
-    /// other on the devices, and CUDA runs such calls under a lock that launches need, so the two could wait for each
-    /// other for ever (nccl#744); here they take turns. The crate's own calls do so by themselves.
+    /// Runs `f`, which may make driver calls that wait for running kernels: calls that allocate, free, map or register
+    /// memory, load modules, instantiate graphs, or set up cuBLAS or cuDNN.
+    ///
+    /// CUDA makes such calls under a lock that launches need, too, and kernels of collectives wait for each other on the
+    /// devices. So the call and the kernels could wait for each other for ever (nccl#744). Within `blocking` such calls
+    /// and collectives take turns. The crate's own driver calls take turns without it.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -18,7 +20,8 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// A collective within `f` is [`Error::InvalidArgument`] where its kernels would wait for each other.
+    /// A collective within `f` is [`Error::InvalidArgument`](crate::Error::InvalidArgument) if its kernels would wait for
+    /// each other.
     pub fn blocking<R>(&self, f: impl FnOnce() -> R) -> R {
         #[cfg(feature = "cuda")]
         let _guard = (!self.worker.is_software()).then(crate::driver::gate::blocking);

@@ -1,5 +1,7 @@
 //! Copies to a device, from it, and between devices.
 
+#[cfg(doc)]
+use crate::Error;
 use crate::{
     Device,
     copy::{host, peer},
@@ -9,8 +11,8 @@ use crate::{
 use std::panic::Location;
 
 impl Device {
-    /// A copy of host data. When the call returns, `src` has been read: it was copied into page-locked staging memory,
-    /// two pieces at a time, so that filling one overlaps sending the other; large slices by several threads.
+    /// A copy of host data. When the call returns, `src` is not needed any more: it was copied into page-locked staging
+    /// memory. Two pieces alternate, so that filling one overlaps sending the other. Several threads copy large slices.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Aborted`], [`Error::Timeout`], the driver's.
@@ -22,7 +24,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// [`upload`](Self::upload) into memory that is there already; the lengths must agree.
+    /// [`upload`](Self::upload) into an existing buffer. The lengths must agree.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`upload`](Self::upload).
@@ -33,13 +35,13 @@ impl Device {
         op.writes(&dst)?;
         op.same_len(src.len(), dst.len())?;
         let done = host::upload(self, bytemuck::cast_slice(src), dst.address());
-        // Pieces may be under way even if a later one failed, so the use is noted in any case.
+        // Earlier pieces may be in flight even if a later one failed, so the use is recorded in any case.
         op.submitted();
         done
     }
 
-    /// The contents, on the host. Waits for this stream only. What a collective that has failed leaves is not given out
-    /// as its result: that is an error.
+    /// The contents, on the host. Waits for this stream only. If a collective before it has failed, this is an error, not
+    /// an incomplete result.
     ///
     /// # Errors
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
@@ -52,8 +54,8 @@ impl Device {
         Ok(host)
     }
 
-    /// [`download`](Self::download) into memory that is there already; the lengths must agree. After an error what is
-    /// in `dst` is worth nothing.
+    /// [`download`](Self::download) into an existing slice. The lengths must agree. After an error the contents of `dst`
+    /// are unspecified.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
@@ -68,8 +70,8 @@ impl Device {
         done.and_then(|()| self.check())
     }
 
-    /// A copy of page-locked memory; does not wait. `src` may be dropped at once; its next
-    /// [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits.
+    /// A copy of page-locked memory. It does not wait. `src` may be dropped at once; its next
+    /// [`as_mut_slice`](PinnedBuffer::as_mut_slice) waits for the copy.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::WrongPool`], [`Error::Aborted`], the driver's.
@@ -81,7 +83,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// [`upload_pinned`](Self::upload_pinned) into memory that is there already; the lengths must agree.
+    /// [`upload_pinned`](Self::upload_pinned) into an existing buffer. The lengths must agree.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`upload_pinned`](Self::upload_pinned).
@@ -93,13 +95,13 @@ impl Device {
         op.same_len(src.len(), dst.len())?;
         let bytes = dst.bytes().len();
         op.touch(&src.block, 0..bytes, Access::Read, true)?;
-        // SAFETY: both ranges are live blocks of `bytes` bytes, ordered and noted by `op`; the host waits for the noted
-        // use before it writes the pinned memory.
+        // SAFETY: both ranges are live blocks of `bytes` bytes, which `op` orders and records. The host waits for the
+        // recorded use before it writes the pinned memory.
         op.submit(|driver, stream| unsafe { driver.copy_to_device(dst.address(), src.ptr().cast(), bytes, stream) })
     }
 
-    /// Copies to page-locked memory; does not wait. `dst`'s next [`as_slice`](PinnedBuffer::as_slice) waits; whether a
-    /// collective before it has failed, [`check`](Self::check) says after that.
+    /// Copies to page-locked memory. It does not wait; the next [`as_slice`](PinnedBuffer::as_slice) of `dst` waits for
+    /// the copy. After that, [`check`](Self::check) says whether a collective before the copy has failed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, [`Error::WrongPool`], [`Error::Aborted`], the driver's.
@@ -111,17 +113,20 @@ impl Device {
         op.same_len(src.len(), dst.len())?;
         let bytes = src.bytes().len();
         op.touch(&dst.block, 0..bytes, Access::Write, true)?;
-        // SAFETY: as above; the host waits for the noted use before it reads or writes the pinned memory.
+        // SAFETY: as above. The host waits for the recorded use before it reads or writes the pinned memory.
         op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), src.address(), bytes, stream) })
     }
 
-    /// Copies device memory. One side at least is this device's; the other may be any device's of the pool (a source
-    /// also through [`peer()`](DeviceBuffer::peer), which says so at the call). Between devices the copy is direct
-    /// where the pair was verified, else staged through two page-locked buffers and two events, without a wait of the
-    /// host between pieces (CUDA Handbook, listing 9.1). Asynchronous, ordered on both sides.
+    /// Copies device memory. Source or destination must belong to this device; the other may belong to any device of the
+    /// pool. (A source may be passed as [`peer()`](DeviceBuffer::peer), to say so at the call.)
+    ///
+    /// Between devices the copy is direct if the pool has verified the pair. Otherwise it is staged through two
+    /// page-locked buffers and two events, and the host does not wait between pieces (CUDA Handbook, listing 9.1).
+    /// Asynchronous, ordered on both devices.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] when neither side is this device's, [`Error::InvalidArgument`] for different lengths,
+    /// [`Error::WrongDevice`] when neither side belongs to this device,
+    /// [`Error::InvalidArgument`] for different lengths,
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn copy<S, D>(&self, src: &S, dst: &mut D) -> Result<()>

@@ -7,7 +7,7 @@ use crate::{
 use std::panic::Location;
 
 impl Device {
-    /// Marks this point of the current stream's work.
+    /// Records an event: it marks this point in the current stream's work.
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
@@ -19,7 +19,7 @@ impl Device {
         Event::record(&self.stream, "record", false)
     }
 
-    /// [`record`](Self::record) with the time at which the device gets there.
+    /// [`record`](Self::record) with the time at which the device reaches the event.
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
@@ -31,7 +31,8 @@ impl Device {
         Event::record(&self.stream, "record_timed", true)
     }
 
-    /// All later work of the current stream waits, on the device, for the event. It may be any device's of the pool.
+    /// All later work of the current stream waits, on the device, for the event. The event may belong to any device of
+    /// the pool.
     ///
     /// # Errors
     /// [`Error::WrongPool`] for an event of another pool, [`Error::Aborted`], the driver's.

@@ -9,9 +9,9 @@ use crate::{
 use smallvec::SmallVec;
 
 impl Device {
-    /// Launches a kernel on the current stream. What its signature declares is ordered by the library.
+    /// Launches a kernel on the current stream. The library orders the accesses that the kernel's signature declares.
     ///
-    /// A tuple takes its parts by value. So a variable that is a `&mut` itself moves into it, and is gone:
+    /// A tuple takes its parts by value. So a variable that is a `&mut` moves into the tuple:
     ///
     /// ```compile_fail,E0382
     /// # use gpu_pool::*;
@@ -24,7 +24,7 @@ impl Device {
     /// }
     /// ```
     ///
-    /// Give `&mut *y`, which borrows it for the call:
+    /// Pass `&mut *y`, which borrows the variable for the call:
     ///
     /// ```
     /// # use gpu_pool::*;
@@ -38,14 +38,14 @@ impl Device {
     /// ```
     ///
     /// # Safety
-    /// The device code (and its host kernel) fits the signature and, for these dimensions and arguments, touches nothing
-    /// outside the given slices and writes through no `&[T]`.
+    /// The device code and its host kernel fit the signature. For these dimensions and arguments they access only the
+    /// given slices, and do not write through a `&[T]`.
     ///
     /// # Errors
-    /// [`Error::KernelNotFound`] when the module was not given to the pool's builder, has no such function, or there is
-    /// no host kernel on a software GPU; [`Error::WrongDevice`] for another device's buffer that did not come through
-    /// [`peer()`](crate::DeviceBuffer::peer); [`Error::PeerDenied`] for a peer's memory that this device may not touch;
-    /// [`Error::Aborted`]; the driver's.
+    /// [`Error::KernelNotFound`] when the pool's builder did not get the module, when the module has no such function, or
+    /// when a software GPU finds no host kernel; [`Error::WrongDevice`] for another device's buffer that was not passed
+    /// as [`peer()`](crate::DeviceBuffer::peer); [`Error::PeerDenied`] for a peer's memory that this device may not
+    /// access; [`Error::Aborted`]; the driver's.
     #[track_caller]
     pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
         let args = args.pack();
@@ -70,8 +70,8 @@ impl Device {
             });
         }
         let launch = Launch { name: kernel.name, function, host: kernel.host, dims, args: &raw, early: false };
-        // SAFETY: the arguments are live memory, ordered and noted by `op`; that they fit the kernel is the caller's
-        // promise.
+        // SAFETY: the arguments are live memory, which `op` orders and records. The caller promises that they fit the
+        // kernel.
         op.submit(|driver, stream| unsafe { driver.launch(&launch, stream) })
     }
 }

@@ -23,13 +23,12 @@ impl Device {
         let mut buffer = self.allocate("zeros", len)?;
         let view = buffer.view_mut();
         op.writes(&view)?;
-        // SAFETY: the view lies in a live block of this device, ordered and noted by `op`.
+        // SAFETY: the view lies in a live block of this device, which `op` orders and records.
         op.submit(|driver, stream| unsafe { driver.fill_u8(view.address(), 0, view.bytes().len(), stream) })?;
         Ok(buffer)
     }
 
-    /// `len` elements of whatever was there before. Reading them before they were written yields old bytes (of this
-    /// process's own earlier buffers, or of nobody).
+    /// `len` elements with unspecified contents: old bytes of this process's earlier buffers, or of none.
     #[track_caller]
     pub(crate) fn allocate<T: DeviceCopy>(&self, op: &'static str, len: usize) -> Result<DeviceBuffer<T>> {
         const { crate::memory::fits_blocks::<T>() };
@@ -43,19 +42,19 @@ impl Device {
         Ok(DeviceBuffer::new(block, len))
     }
 
-    /// One function with the whole hot path of the pool in it, for all types.
+    /// One function for all types contains the whole hot path of the memory pool.
     #[inline(never)]
     fn allocate_bytes(&self, op: &'static str, bytes: usize, align: usize, site: Site) -> Result<BlockRef> {
-        // After an abort nothing is handed out: what is freed then may still be written to.
+        // After an abort nothing is allocated: memory that is freed then may still be written.
         self.session.gang.check()?;
         let _here = self.worker.handle.enter(op, site);
         let gang = &self.session.gang;
         let stop = || self.check().is_err();
         let request = Request { op, bytes, align, stream: Some(&self.stream), stop: &stop };
-        // A peer's failure is the reason, not the want of memory that it has brought about.
+        // If a peer has failed, that is the cause, not the lack of memory that it has led to.
         let mut cache = self.worker.cache.borrow_mut();
         let block = cache.allocate(&request).map_err(|e| gang.aborted().unwrap_or(e))?;
-        // What a capture's stream is given runs with the graph, if ever: the zone is laid beside it.
+        // Work on a capture's stream runs when the graph is launched, if ever. So the zone is written on another stream.
         cache.lay_zone(&block, self.recording.is_none().then_some(&self.stream));
         Ok(block)
     }
@@ -63,7 +62,7 @@ impl Device {
     /// A buffer whose contents are unspecified until they are written.
     ///
     /// # Safety
-    /// Nothing reads an element before it was written.
+    /// No element is read before it was written.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Aborted`].
@@ -72,8 +71,8 @@ impl Device {
         self.allocate("uninit", len)
     }
 
-    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned
-    /// to 256 bytes anyway.
+    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned to
+    /// at least 256 bytes.
     ///
     /// # Safety
     /// As [`uninit`](Self::uninit).
@@ -89,7 +88,7 @@ impl Device {
         self.allocate_aligned("uninit_aligned", len, align)
     }
 
-    /// Page-locked host memory, zeroed; the same as [`GpuPool::pinned`](crate::GpuPool::pinned).
+    /// Page-locked host memory, zeroed, as from [`GpuPool::pinned`](crate::GpuPool::pinned).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], the driver's.
@@ -98,15 +97,16 @@ impl Device {
         self.worker.shared.pinned.buffer("pinned", len, Locality::Device(self.index()))
     }
 
-    /// What the device's memory pool holds and has done. Takes in what other threads have freed first.
+    /// Counts of the device's memory pool, including memory that other threads have freed.
     pub fn stats(&self) -> MemoryStats {
         self.worker.cache.borrow_mut().stats()
     }
 
-    /// Gives memory that is free back to the driver, in whole mappings (2 MiB or more each); how many bytes. What
-    /// streams may still use stays with the pool: after [`synchronize`](Self::synchronize) that is less. Allocating
-    /// again then costs driver calls, so this is for phases whose memory others need; `torch.cuda.empty_cache` is the
-    /// like of it.
+    /// Gives free memory back to the driver, in whole mappings of 2 MiB or more each. Returns the number of bytes. Memory
+    /// that streams may still use stays with the pool, so call [`synchronize`](Self::synchronize) first.
+    ///
+    /// Later allocations then cost driver calls. Use this when other libraries or processes need the memory, like
+    /// `torch.cuda.empty_cache`.
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
@@ -118,8 +118,8 @@ impl Device {
         self.check().map(|()| given)
     }
 
-    /// The device's memory as it is now: every chunk and every block, and what happened, with places in the program
-    /// where the pool [records](crate::Builder::record_memory).
+    /// The device's memory at this moment: every chunk, every block, and events. If the pool
+    /// [records](crate::Builder::record_memory), they have their places in the program.
     pub fn memory_snapshot(&self) -> MemorySnapshot {
         self.worker.cache.borrow_mut().snapshot()
     }

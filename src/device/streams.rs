@@ -1,13 +1,13 @@
-//! Further streams of a device, and waiting for a stream.
+//! Streams of a device besides its main stream, and waiting for a stream on the host.
 
 use crate::{
     Device, Stream,
     error::{Error, Result},
-    thread::worker::PooledStream,
+    thread::streams::PooledStream,
 };
 
 impl Device {
-    /// A further stream. Give it back by dropping it; the scope waits for its work in any case.
+    /// A stream besides the main one. Drop it to give it back. The scope waits for its work in any case.
     ///
     /// # Errors
     /// [`Error::Aborted`], the driver's.
@@ -16,9 +16,9 @@ impl Device {
         self.stream_with_priority(0)
     }
 
-    /// [`stream`](Self::stream) whose work goes before that of streams with a higher number, where both wait for the
-    /// device's processors; 0 is what other streams have. What a GPU does not distinguish (an H200: below -5, above 0)
-    /// is the nearest that it does.
+    /// [`stream`](Self::stream) with a priority: if work of several streams waits for the device's processors, streams
+    /// with lower numbers go first. Other streams have priority 0. A priority that the GPU does not support is replaced
+    /// by the nearest one that it does (an H200 supports -5 to 0).
     ///
     /// # Errors
     /// As [`stream`](Self::stream).
@@ -30,16 +30,16 @@ impl Device {
         Ok(Stream { core, _held: held })
     }
 
-    /// The host waits for all work of the current stream. After `Ok` every collective of it has done what it should.
+    /// The host waits for all work of the current stream. After `Ok` the results of all its collectives are complete.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when it does not complete within the pool's deadline, [`Error::Aborted`], the driver's.
+    /// [`Error::Timeout`] when the work does not complete within the pool's deadline, [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let op = self.op("synchronize")?;
         let gang = &self.session.gang;
         let idle = self.stream.wait_idle(op.name, self.worker.shared.deadline, || gang.is_aborted());
-        // A peer's failure is the reason, not the deadline.
+        // If a peer has failed, that is the cause, not the deadline.
         idle.map_err(|e| if matches!(e, Error::Timeout { .. }) { self.check().err().unwrap_or(e) } else { e })?;
         self.check()
     }

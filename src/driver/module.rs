@@ -2,8 +2,8 @@
 
 use super::ModuleImage;
 
-/// Device code, loaded eagerly on every device when a pool is built with it
-/// ([`Builder::module`](crate::Builder::module)). Each pool loads its own, so a module's variables are the pool's.
+/// Device code. A pool that is built with it ([`Builder::module`](crate::Builder::module)) loads it on every device at
+/// once. Each pool loads a copy of its own, so pools do not share a module's variables.
 ///
 /// ```
 /// # use gpu_pool::Module;
@@ -15,22 +15,22 @@ pub struct Module {
 }
 
 impl Module {
-    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU at hand (and caches that).
+    /// PTX text, as from `nvcc -ptx`. The driver compiles it for the GPU, and caches the result.
     pub const fn ptx(ptx: &'static str) -> Self {
         Module { image: ModuleImage { ptx: Some(ptx), cubins: &[], source: None, shared: false } }
     }
 
-    /// Adds compiled images: `(10 * major + minor, cubin)`. One that fits the GPU is preferred to the PTX.
+    /// Adds compiled images: `(10 * major + minor, cubin)`. A pool prefers an image that fits the GPU to the PTX.
     pub const fn with_cubins(self, cubins: &'static [(u32, &'static [u8])]) -> Self {
         Module { image: ModuleImage { cubins, ..self.image } }
     }
 
-    /// One of the crate's own, which have no variables: all pools of a process may have it in common.
+    /// For the crate's own modules. They have no variables, so all pools of a process may share them.
     pub(crate) const fn shared(self) -> Self {
         Module { image: ModuleImage { shared: true, ..self.image } }
     }
 
-    /// CUDA C++ source, compiled by NVRTC when it is loaded. Kernels must be `extern "C"`.
+    /// CUDA C++ source. NVRTC compiles it when it is loaded. Kernels must be `extern "C"`.
     #[cfg(feature = "nvrtc")]
     pub const fn cuda(source: &'static str) -> Self {
         Module { image: ModuleImage { ptx: None, cubins: &[], source: Some(source), shared: false } }

@@ -1,4 +1,4 @@
-//! Which way bytes go between two devices.
+//! How bytes go between two devices, as a pool has found out when it was built. Plain data.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Route {
-    /// Over the link between them: copies by the copy engines, and kernels that name the peer's memory.
+    /// Over the link between the devices. Copy engines and kernels access the peer's memory.
     Direct,
-    /// Through two page-locked host buffers. Kernels cannot name the peer's memory.
+    /// Through two page-locked host buffers. Kernels cannot access the peer's memory.
     Staged,
 }
 
-/// What was found out about one ordered pair of devices when the pool was built.
+/// What the probe found about one ordered pair of devices when the pool was built.
 #[derive(Clone, Debug)]
 pub struct PeerReport {
-    /// The device that reaches out.
+    /// The device that accesses memory.
     pub from: usize,
     /// The owner of the memory.
     pub to: usize,
-    /// Whether the hardware claims that it works.
+    /// Whether the hardware claims to support peer access.
     pub claimed: bool,
-    /// Whether the probe found the data right by load, by store and by copy engine.
+    /// Whether the probe found correct data by loads, by stores and by copy engines.
     pub verified: bool,
-    /// How the pool goes about it.
+    /// How the pool copies between the two devices.
     pub route: Route,
-    /// Time of a small copy by the copy engine, where it was measured.
+    /// Time of a small copy by the copy engine, if it was measured.
     pub latency: Option<Duration>,
-    /// Bandwidth of a larger copy in GB/s, where it was measured.
+    /// Bandwidth of a larger copy in GB/s, if it was measured.
     pub gigabytes_per_second: Option<f64>,
-    /// Why the route is not direct, in words; empty if it is.
+    /// Why the route is not direct. Empty if it is.
     pub note: String,
 }

@@ -1,35 +1,38 @@
-//! How gangs reach device threads: queues, and the one order in which they are entered.
+//! Dispatch: the queues of the device threads, and the one order in which gangs enter them.
 //!
-//! Each device thread has an [`Inbox`] of entries and an [`EventCount`] to sleep on. A gang enters the inboxes of all
-//! its members under one lock, so any two gangs that share devices are in the same order in each of their queues.
-//! Device threads work their queues in order; so no two gangs can each hold a device that the other waits for, whatever
-//! their members and whoever called them (pytorch#8388 is that deadlock). The lock is the process's, not the pool's:
-//! pools that share a GPU are ordered too ([`super::turn`]).
+//! A scope enters its gang into the queues of all members under one lock per process; pools use it, too, to post tasks.
+//! Each device thread has an [`Inbox`] of entries and an [`EventCount`] to sleep on. This file may use `sync` only.
+//!
+//! Invariant: two gangs that share devices are in the same order in each shared queue, and a device thread takes its
+//! entries in order. So two gangs never each hold a device for which the other waits (pytorch#8388 is that deadlock).
+//! The lock belongs to the process, not to the pool, so pools that share a GPU are ordered, too
+//! ([`gpu_order`](super::gpu_order)).
 
 use super::job::Ticket;
 use crate::sync::{EventCount, Inbox, shim::Arc, shim::Mutex};
 use std::collections::VecDeque;
 
-/// What a device thread finds in its queue.
+/// An entry in the queue of a device thread.
 pub enum Entry<C: 'static> {
-    /// Its part of a gang: run `ticket` as `rank`. `turn` is its place in the order of its physical GPU.
+    /// This device's part of a gang: run `ticket` as `rank`.
     Gang {
         /// The scope's ticket.
         ticket: Arc<Ticket<C>>,
         /// This device's rank in the gang.
         rank: usize,
-        /// The place in the queue of the physical GPU: which entries there must be over.
+        /// The turn on the physical GPU: how many entries must have ended there.
         turn: u64,
     },
-    /// A small errand of the pool (drop state, report).
+    /// A small task of the pool, for example to drop state.
     Task(Box<dyn FnOnce(&C) + Send>),
-    /// The last entry: leave the loop.
+    /// The last entry: the thread leaves its loop.
     Stop,
 }
 
-/// The queue of one device thread. Anyone posts, the device thread takes.
+/// The queue of one device thread. Any thread posts; only the device thread takes.
 ///
-/// On cache lines of its own: side by side, a post to one queue would disturb all threads that look at theirs.
+/// Each queue has cache lines of its own: otherwise a post to one queue would slow down the threads that look at the
+/// neighbouring queues.
 #[repr(align(128))]
 pub struct Queue<C: 'static> {
     inbox: Inbox<Entry<C>>,
@@ -43,12 +46,12 @@ impl<C: 'static> Default for Queue<C> {
 }
 
 impl<C: 'static> Queue<C> {
-    /// An empty queue with a waker of its own.
+    /// An empty queue with its own waker.
     pub fn new() -> Self {
         Queue { inbox: Inbox::new(), waker: Arc::new(EventCount::new()) }
     }
 
-    /// What the device thread sleeps on, for all its waits.
+    /// The waker on which the device thread sleeps in all of its waits.
     pub fn waker(&self) -> &Arc<EventCount> {
         &self.waker
     }
@@ -59,8 +62,7 @@ impl<C: 'static> Queue<C> {
         self.waker.notify();
     }
 
-    /// The next entry, in order; waits for one. `taken` is the device thread's own list of entries it has taken
-    /// already.
+    /// Waits for the next entry in order. `taken` is the device thread's own list of entries that it has taken already.
     pub fn next(&self, taken: &mut VecDeque<Entry<C>>) -> Entry<C> {
         if let Some(entry) = taken.pop_front() {
             return entry;
@@ -84,19 +86,19 @@ impl Default for Order {
 }
 
 impl Order {
-    /// One for a process (or a model).
+    /// The order of a process, or of a model.
     pub fn new() -> Self {
         Order(Mutex::new(()))
     }
 
-    /// Enters a gang into the queues of its members. `turn(rank)` is asked under the lock.
+    /// Enters a gang into the queues of its members. Calls `turn(rank)` under the lock.
     pub fn enter<C: 'static>(&self, ticket: &Arc<Ticket<C>>, queues: &[&Queue<C>], turn: impl Fn(usize) -> u64) {
         let order = self.0.lock();
         for (rank, queue) in queues.iter().enumerate() {
             queue.inbox.push(Entry::Gang { ticket: ticket.clone(), rank, turn: turn(rank) });
         }
         drop(order);
-        // Waking is outside: it may cost microseconds a thread, and needs no order.
+        // Outside of the lock: waking may take microseconds per thread, and needs no order.
         for queue in queues {
             queue.waker.notify();
         }

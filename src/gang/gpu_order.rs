@@ -1,15 +1,18 @@
-//! The order of gangs on one physical GPU, over all pools of the process.
+//! The order of gangs on one physical GPU, across all pools of the process: a ticket lock per GPU, keyed by UUID.
 //!
-//! Two pools may hold the same GPU (the process-wide pool and a library's own). Each has its own device thread for it;
-//! a ticket lock per GPU, keyed by UUID, makes their gangs take turns in the order of dispatch. Within one pool the
-//! turn has always come when the device thread gets to the entry.
+//! Two pools may use the same GPU, for example the process-wide pool and the pool of a library. Each pool has a device
+//! thread of its own for the GPU. Dispatch issues turns; device threads wait for their turns.
 //!
-//! The lock is the pool's, not the device's: several devices of a pool may be on one GPU
-//! ([`Builder::share_gpus`](crate::Builder::share_gpus)), and a gang of these is on it as a whole. So entries of one
-//! pool that follow each other hold the GPU together, and only those of another pool before them are waited for:
+//! Invariant: gangs of different pools run on a GPU one after the other, in the order of dispatch. Within one pool a
+//! device thread never waits here: its queue has the order already.
+//!
+//! A pool holds the lock, not a device: several devices of a pool may be on one GPU
+//! ([`Builder::share_gpus`](crate::Builder::share_gpus)), and a gang of these devices runs on the GPU as a whole. So
+//! consecutive entries of one pool hold the GPU together. They wait only for earlier entries of other pools:
 //!
 //! ```text
-//!   entries   A0 A1 A2 | B0 | A1     A0, A1, A2 run side by side; B0 when three are served; the last A1 when four are
+//!   entries   A0 A1 A2 | B0 | A1
+//!   A0, A1 and A2 run side by side. B0 runs when three entries have ended, the last A1 when four have ended.
 //! ```
 
 use super::quiescence::Quiescence;
@@ -26,27 +29,28 @@ use std::{
 
 /// One physical GPU's queue.
 struct Gpu {
-    /// The pool of the last entry, how many entries there were, and how many before the first of those that hold the
-    /// GPU together with the last one. Written under the dispatch lock.
+    /// Written under the dispatch lock: the pool of the last entry; the number of entries so far; the number of entries
+    /// before the last run of entries of one pool.
     line: Mirror<3>,
+    /// Number of entries that have ended.
     served: Sequence,
     changed: EventCount,
 }
 
-/// What is known of a device on a GPU, whichever pools have one there: its turns, and its signs of progress.
+/// A device on a physical GPU: its turns, and its progress. Pools that have the same device there share it.
 pub(crate) struct GpuOrder {
     gpu: Arc<Gpu>,
     pub(crate) progress: Arc<Progress>,
 }
 
-/// By UUID and place. Devices that share a GPU have signs of progress of their own: one that waits for another must see
-/// whether that one gets on.
-type Known = HashMap<([u8; 16], usize), Weak<GpuOrder>>;
+/// By UUID, and position among the devices that share the GPU. Each device has progress of its own: a device that waits
+/// for another one must see whether that one makes progress.
+type Registry = HashMap<([u8; 16], usize), Weak<GpuOrder>>;
 
-static ALL: Lazy<Mutex<Known>> = Lazy::new(Mutex::default);
+static ALL: Lazy<Mutex<Registry>> = Lazy::new(Mutex::default);
 
 impl GpuOrder {
-    /// Those of a device on the GPU with this UUID; `place` counts the devices that a pool has there.
+    /// The order of a device on the GPU with this UUID. `place` is the device's position among the pool's devices there.
     pub(crate) fn of(uuid: [u8; 16], place: usize) -> Arc<GpuOrder> {
         let mut all = ALL.lock();
         if let Some(gpu_order) = all.get(&(uuid, place)).and_then(Weak::upgrade) {
@@ -61,7 +65,8 @@ impl GpuOrder {
         gpu_order
     }
 
-    /// An entry of this pool, under the dispatch lock: how many must have been served when its turn comes.
+    /// Issues a turn to an entry of this pool, under the dispatch lock: the number of entries that must have ended
+    /// before this one runs.
     pub(crate) fn issue(&self, pool: u64) -> u64 {
         let [last, issued, before] = self.gpu.line.read();
         let before = if last == pool { before } else { issued };
@@ -69,17 +74,17 @@ impl GpuOrder {
         before
     }
 
-    /// Waits for a turn. It ends: each entry before it that is another pool's belongs to a gang that is earlier in
-    /// every queue.
-    pub(crate) fn wait(self: &Arc<Self>, turn: u64, quiescence: &Quiescence) -> Done<'_> {
+    /// Waits for a turn. The wait ends: each earlier entry of another pool belongs to a gang that is earlier in every
+    /// queue.
+    pub(crate) fn wait(self: &Arc<Self>, turn: u64, quiescence: &Quiescence) -> Turn<'_> {
         if !self.has_come(turn) {
             let gpu_order = self.clone();
-            quiescence.while_so(
+            quiescence.while_blocked(
                 move || !gpu_order.has_come(turn),
                 || self.gpu.changed.wait_until(None, || self.has_come(turn).then_some(())).unwrap_or(()),
             );
         }
-        Done(&self.gpu)
+        Turn(&self.gpu)
     }
 
     fn has_come(&self, turn: u64) -> bool {
@@ -87,10 +92,10 @@ impl GpuOrder {
     }
 }
 
-/// Passes the turn on when dropped.
-pub(crate) struct Done<'a>(&'a Gpu);
+/// A turn on a GPU. It ends when this is dropped.
+pub(crate) struct Turn<'a>(&'a Gpu);
 
-impl Drop for Done<'_> {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.served.fetch_advance();
         self.0.changed.notify();
@@ -114,24 +119,24 @@ mod tests {
         let later = [b.issue(first), c.issue(first)];
         assert_eq!((gang, other, later), ([0; 3], 3, [4; 2]));
         assert!(b.has_come(gang[1]) && !a.has_come(other) && !b.has_come(later[0]));
-        // The gang is over when all of it is, in whatever order.
-        drop((Done(&c.gpu), Done(&a.gpu)));
+        // The gang has ended when all of its entries have, in any order.
+        drop((Turn(&c.gpu), Turn(&a.gpu)));
         assert!(!a.has_come(other));
-        drop(Done(&b.gpu));
+        drop(Turn(&b.gpu));
         assert!(a.has_come(other) && !b.has_come(later[0]));
-        drop(Done(&a.gpu));
+        drop(Turn(&a.gpu));
         assert!(later.iter().all(|&turn| c.has_come(turn)));
     }
 
     #[test]
-    fn a_gpu_is_one_for_all_of_its_places_and_signs_of_life_are_each_ones_own() {
+    fn devices_on_one_gpu_share_its_order_and_have_progress_of_their_own() {
         let name = b"one for all.....";
         let (a, b) = (gpu(0, name), gpu(1, name));
         assert!(Arc::ptr_eq(&a, &gpu(0, name)) && !Arc::ptr_eq(&a, &b) && Arc::ptr_eq(&a.gpu, &b.gpu));
         b.progress.advance();
         b.progress.relay();
         assert_eq!((a.progress.any(), b.progress.own(), b.progress.any()), (0, 1, 2));
-        // Also when the first of them is gone.
+        // The GPU's order stays the same one after the first device is dropped.
         drop(a);
         assert!(Arc::ptr_eq(&gpu(0, name).gpu, &b.gpu));
         assert!(!Arc::ptr_eq(&gpu(0, b"another one.....").gpu, &b.gpu));

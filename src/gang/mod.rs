@@ -1,12 +1,18 @@
 //! A gang: the devices that run one scope together, and fail together.
 //!
-//! The first member that fails *poisons* the gang: it stores the cause, then raises the abort bit, then wakes everyone
-//! who might wait. Peers see the bit in every wait and in every device call and return
-//! [`Error::Aborted`] with that cause. A collective *commits* its sequence number before it touches data; commit and
-//! abort race on one word ([`CommitWord`]), so either every member sees the operation committed or every member sees it
-//! aborted. The gang is *recovered* when each member has drained its streams ([`Gang::recover`]); only then is memory
-//! that was freed meanwhile used again. A gang is never reused, so there is nothing to reset: the pool's next scope has
-//! a new one with a number never used before.
+//! Scopes make gangs; every operation of a device checks its gang. This room may use memory, the driver and `sync`. It
+//! knows no collectives.
+//!
+//! The first member that fails *poisons* the gang: it stores the cause, then raises the abort bit, then wakes all
+//! threads that may wait. Each wait and each device call of a peer sees the bit and returns [`Error::Aborted`] with that
+//! cause. A collective *commits* its sequence number before it touches data. Commit and abort race on one word
+//! ([`CommitWord`]).
+//!
+//! Invariant: either every member sees a collective committed, or every member sees it aborted.
+//!
+//! The gang has *recovered* when each member has drained its streams ([`Gang::recover`]). Memory that was freed meanwhile
+//! is used again only then. A gang is never reused, so nothing has to be reset: the next scope has a new gang with a
+//! number that was never used before.
 
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
@@ -27,10 +33,10 @@ use std::{panic::Location, time::Duration};
 /// Words of a headline.
 pub(crate) const WORDS: usize = 6;
 
-/// An operation, and where it was called.
+/// An operation, and the place of its call in the program.
 pub(crate) type LastCall = (&'static str, Site);
 
-/// Ranks, and where they commit.
+/// The ranks of a group, and the word on which the group commits.
 type GroupWord = (Box<[usize]>, std::sync::Arc<CommitWord>);
 
 /// The link between a gang and its devices' kernels: kernels learn of a failure, and report a timeout of their own.
@@ -46,23 +52,24 @@ pub trait Alarm: Send + Sync {
 /// The members of one scope. Shared by all of them and by the caller.
 pub struct Gang {
     alarm: Option<std::sync::Arc<dyn Alarm>>,
-    /// The gang's place in the process's order of gangs; marks its messages.
+    /// The gang's place in the process's order of gangs. Its messages carry it.
     place: Sequence,
-    /// Ordinals in the pool, by rank.
+    /// The members' ordinals in the pool, by rank.
     members: Box<[usize]>,
-    /// What wakes each member's device thread, by rank.
+    /// The wakers of the members' device threads, by rank.
     wakers: std::sync::Arc<[Arc<EventCount>]>,
-    /// Where the scope was started.
+    /// The place in the program that started the scope.
     site: Site,
-    /// Ranks whose closure has ended.
+    /// Whether a member's closure has ended, by rank.
     left: Box<[Flag]>,
-    /// What members that have left had called last, by their ranks. For reports.
+    /// The last calls of members whose closures have ended, with their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// What each member says to all, by rank; empty where they do not say it so. The gang's own: a member that has left
-    /// and is in later gangs does not write over what its peers here have not read yet.
+    /// A line per member, by rank, that the member writes and all others read. Empty if this gang has no such lines. Each
+    /// gang has its own: a member that runs a later gang already must not overwrite a line that its peers in this gang
+    /// have not read yet.
     headlines: Box<[Headline<WORDS>]>,
     word: CommitWord,
-    /// Where groups of members commit what they do among themselves, by their ranks.
+    /// The words on which groups of members commit.
     groups: Mutex<Vec<GroupWord>>,
     cause: Mutex<Option<(usize, Error)>>,
     /// Members that have not drained their streams yet.
@@ -94,53 +101,53 @@ impl Gang {
         }
     }
 
-    /// One that tells of its failure.
+    /// Adds a link to the devices' kernels.
     pub fn with_alarm(self, alarm: Option<std::sync::Arc<dyn Alarm>>) -> Self {
         Gang { alarm, ..self }
     }
 
-    /// One of a scope that was started there.
+    /// Sets the place in the program that started the scope.
     pub(crate) fn started_at(self, site: Site) -> Self {
         Gang { site, ..self }
     }
 
-    /// One whose members can speak to all at once.
+    /// Adds the lines that all members read.
     pub(crate) fn with_headlines(self) -> Self {
         Gang { headlines: self.members.iter().map(|_| Headline::new()).collect(), ..self }
     }
 
-    /// A member's headlines, where they have them.
+    /// A member's line, if the gang has them.
     pub(crate) fn headline(&self, rank: usize) -> Option<&Headline<WORDS>> {
         self.headlines.get(rank)
     }
 
-    /// Gives the gang its place in the process's order. Called under the dispatch lock, so that every device sees
-    /// places grow.
+    /// Gives the gang its place in the process's order. Must be called under the dispatch lock, so that every device
+    /// sees places grow.
     pub fn enter(&self) {
         self.place.raise_to(unique_id());
     }
 
-    /// The place that [`enter`](Self::enter) gave.
+    /// The place that [`enter`](Self::enter) has given.
     pub fn place(&self) -> u64 {
         self.place.get()
     }
 
-    /// How many devices take part.
+    /// The number of members.
     pub fn count(&self) -> usize {
         self.members.len()
     }
 
-    /// The ordinal in the pool of a rank.
+    /// A member's ordinal in the pool.
     pub fn device(&self, rank: usize) -> usize {
         self.members[rank]
     }
 
-    /// All ordinals by rank.
+    /// The members' ordinals in the pool, by rank.
     pub fn members(&self) -> &[usize] {
         &self.members
     }
 
-    /// What wakes a member.
+    /// The waker of a member's device thread.
     pub fn waker(&self, rank: usize) -> &EventCount {
         &self.wakers[rank]
     }
@@ -148,13 +155,13 @@ impl Gang {
     /// Fails the gang, unless it has failed already. `by` is the ordinal of the device that failed. Returns whether
     /// this call was the first.
     ///
-    /// The cause is stored before the bit is raised: whoever sees the bit finds the cause.
+    /// The cause is stored before the bit is raised: a thread that sees the bit finds the cause.
     pub fn poison(&self, by: usize, cause: Error) -> bool {
         let mut slot = self.cause.lock();
         let first = slot.is_none();
         if first {
             *slot = Some((by, cause));
-            // Under the lock, so that whoever finds a cause here finds the bit raised too.
+            // Under the lock, so that a thread that finds a cause here finds the bit raised, too.
             self.word.abort();
             for (_, word) in self.groups.lock().iter() {
                 word.abort();
@@ -188,7 +195,7 @@ impl Gang {
         self.word.is_aborted()
     }
 
-    /// What [`is_aborted`](Self::is_aborted) looks at, for those who know nothing of gangs.
+    /// The word behind [`is_aborted`](Self::is_aborted), for code that knows no gangs.
     pub(crate) fn word(&self) -> &CommitWord {
         &self.word
     }
@@ -213,20 +220,20 @@ impl Gang {
         self.cause.lock().clone()
     }
 
-    /// Commits collective number `sequence` (from 1, consecutive): from now on every member carries it through. An
-    /// abort that came first wins, for every member alike.
+    /// Commits the collective with this number (1, 2, ..): from now on every member completes it. If an abort came
+    /// first, every member sees the abort.
     pub fn commit(&self, sequence: u64) -> Result<()> {
         if self.word.commit(sequence) { Ok(()) } else { self.check().and(Err(Error::Closed)) }
     }
 
-    /// The word that a group of members commits on. The same for all of them; aborted with the gang.
+    /// The word on which a group of members commits. All members of the group share it; it is aborted with the gang.
     pub fn group(&self, ranks: &[usize]) -> std::sync::Arc<CommitWord> {
         let mut groups = self.groups.lock();
         if let Some((_, word)) = groups.iter().find(|(known, _)| **known == *ranks) {
             return word.clone();
         }
         let word = std::sync::Arc::new(CommitWord::new());
-        // A failure that came first has aborted the gang's word by now, or will find this one in the list.
+        // A failure that came first has either aborted the gang's word by now, or will find the new word in the list.
         groups.push((ranks.into(), word.clone()));
         if self.word.is_aborted() {
             word.abort();
@@ -234,22 +241,22 @@ impl Gang {
         word
     }
 
-    /// Notes what a member has called last, before it [leaves](Self::leave).
+    /// Notes a member's last call, before the member [leaves](Self::leave).
     pub(crate) fn last_call(&self, rank: usize, call: Option<LastCall>) {
         if let Some(call) = call {
             self.last_calls.lock().push((rank, call));
         }
     }
 
-    /// For a report on a member that [has left](Self::has_left): its last call, if it had any, and the place of that,
-    /// or else of the scope.
+    /// For a report on a member that [has left](Self::has_left): its last call and the place of it. If the member made
+    /// no call, the place is that of the scope.
     pub(crate) fn last_words(&self, rank: usize) -> (Option<&'static str>, Site) {
         let found = self.last_calls.lock().iter().find(|(of, _)| *of == rank).map(|(_, call)| *call);
         found.map_or((None, self.site), |(op, site)| (Some(op), site))
     }
 
-    /// A member's closure has ended; peers that wait for it will not wait any longer. Only members whose own closure
-    /// still runs can wait for it, so only these are woken.
+    /// Notes that a member's closure has ended, which ends its peers' waits for it. Only members whose closures still
+    /// run can wait for it, so only these are woken.
     pub fn leave(&self, rank: usize) {
         self.left[rank].raise();
         for (waker, left) in self.wakers.iter().zip(&self.left) {
@@ -264,37 +271,39 @@ impl Gang {
         self.left[rank].is_raised()
     }
 
-    /// A member's streams could not be drained: what they touch may still be in use after [`recover`](Self::recover).
+    /// Notes that a member's streams could not be drained: memory that they touch may still be in use after
+    /// [`recover`](Self::recover).
     pub fn stuck(&self) {
         self.stuck.raise();
     }
 
-    /// Whether some member's streams could not be drained. Final after [`recover`](Self::recover).
+    /// Whether some member's streams could not be drained. The answer does not change after [`recover`](Self::recover).
     pub fn is_stuck(&self) -> bool {
         self.stuck.is_raised()
     }
 
-    /// Called by each member once, when its own streams have drained.
+    /// Each member calls this once, when its own streams have drained.
     pub fn drained(&self) {
         // SAFETY: the latch lives in `self`, which is borrowed for the whole call.
         unsafe { CountLatch::set(&self.drained) }
     }
 
-    /// Called after [`drained`](Self::drained) by members of a failed gang; returns when every member has drained. From
-    /// then on no operation of the gang is in flight anywhere, and memory freed during the abort may be used again.
+    /// Waits until every member has drained. Members of a failed gang call it after [`drained`](Self::drained). When it
+    /// returns, no operation of the gang is in flight on any device, and memory that was freed during the abort may be
+    /// used again.
     ///
-    /// It cannot deadlock: gangs enter all queues in one order, so a member waits only for gangs that are before or at
-    /// its own place.
+    /// It cannot deadlock: gangs enter all queues in one order, so a member waits only for gangs at or before its own
+    /// place.
     pub fn recover(&self) {
         self.drained.wait(None);
     }
 
-    /// Whether every member has drained: [`recover`](Self::recover) would not wait.
+    /// Whether every member has drained, so that [`recover`](Self::recover) does not wait.
     pub fn is_recovered(&self) -> bool {
         self.drained.is_set()
     }
 
-    /// A member that will never start has left, and has nothing to drain.
+    /// Notes that a member will never start: it has left, and has nothing to drain.
     pub fn withdraw(&self, rank: usize) {
         self.leave(rank);
         self.drained();

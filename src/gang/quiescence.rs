@@ -1,8 +1,10 @@
-//! What the threads of a pool are waiting for, as far as others need to know.
+//! Quiescence: whether each thread of a pool is blocked, and why.
 //!
-//! Software GPUs that run one operation at a time take a step only when every device thread is blocked ([`Attendee`]),
-//! and a deadlock is certain only then. A device thread is blocked when it waits in the driver (which the machine sees
-//! itself), sleeps on its waker ([`EventCount::asleep`]: its queue, its peers), or in [`Quiescence::while_so`].
+//! Software GPUs ask it ([`Attendee`]). If their operations run one at a time, they take a step only when every device
+//! thread is blocked, and only then is a deadlock certain. Device threads, waits for peers and scopes report to it.
+//!
+//! A device thread is blocked when it waits in the driver (the software GPUs see that themselves), when it sleeps on its
+//! waker ([`EventCount::asleep`]) for its queue or its peers, and within [`Quiescence::while_blocked`].
 
 use super::gpu_order::GpuOrder;
 use crate::{
@@ -17,7 +19,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-/// What one device thread is doing.
+/// Whether one device thread is blocked.
 pub(crate) struct Quiescence {
     waker: shim::Arc<EventCount>,
     gpu_order: Arc<GpuOrder>,
@@ -27,70 +29,72 @@ pub(crate) struct Quiescence {
 #[derive(Default)]
 struct State {
     thread: Option<ThreadId>,
-    /// Where Linux tells what the thread does.
+    /// The file in which Linux reports the thread's state.
     stat: Option<PathBuf>,
-    /// The thread has ended, or will never begin.
-    over: bool,
-    /// The thread waits for as long as this holds.
+    /// The thread has ended.
+    ended: bool,
+    /// The thread is blocked as long as this returns true.
     holds: Option<Box<dyn Fn() -> bool + Send>>,
-    /// For whom the thread waits, once it has waited for a while.
+    /// A description of the thread's wait for a peer, if the thread has waited for a while.
     waits_for: Option<String>,
-    /// The report that such a wait will never end.
+    /// The report of a deadlock in which this thread takes part.
     deadlock: Option<String>,
 }
 
 impl Quiescence {
-    /// Of a thread that is about to start.
+    /// For a thread that is about to start.
     pub(crate) fn new(waker: shim::Arc<EventCount>, gpu_order: Arc<GpuOrder>) -> Arc<Self> {
         Arc::new(Quiescence { waker, gpu_order, state: Mutex::default() })
     }
 
-    /// The calling thread is the one; until the guard goes.
-    pub(crate) fn begin(self: &Arc<Self>) -> Present {
+    /// Registers the calling thread as the device thread, until the guard is dropped.
+    pub(crate) fn register(self: &Arc<Self>) -> Registration {
         let mut state = self.state.lock();
         state.thread = Some(thread::current().id());
         let task = fs::read_link("/proc/thread-self").ok();
         state.stat = task.map(|task| Path::new("/proc").join(task).join("stat"));
         drop(state);
-        Present(self.clone())
+        Registration(self.clone())
     }
 
-    /// Runs `wait`, which blocks exactly as long as `holds`; others see it so.
-    pub(crate) fn while_so(&self, holds: impl Fn() -> bool + Send + 'static, wait: impl FnOnce()) {
+    /// Runs `wait`, which blocks exactly as long as `holds` returns true. Meanwhile the thread counts as blocked while
+    /// `holds` returns true.
+    pub(crate) fn while_blocked(&self, holds: impl Fn() -> bool + Send + 'static, wait: impl FnOnce()) {
         self.state.lock().holds = Some(Box::new(holds));
         wait();
         self.state.lock().holds = None;
     }
 
-    /// The thread waits for a peer, on its waker; until the guard goes. `what` says so in a report.
-    pub(crate) fn meeting(&self, what: String) -> Meeting<'_> {
+    /// Notes that the thread waits for a peer on its waker, until the guard is dropped. `what` describes the wait in a
+    /// report.
+    pub(crate) fn wait_for_peer(&self, what: String) -> PeerWait<'_> {
         let mut state = self.state.lock();
         state.waits_for = Some(what);
         state.deadlock = None;
-        Meeting(self)
+        PeerWait(self)
     }
 }
 
-/// Ends a thread's presence.
-pub(crate) struct Present(Arc<Quiescence>);
+/// The registration of a device thread. The thread counts as ended when this is dropped.
+pub(crate) struct Registration(Arc<Quiescence>);
 
-impl Drop for Present {
+impl Drop for Registration {
     fn drop(&mut self) {
-        self.0.state.lock().over = true;
+        self.0.state.lock().ended = true;
     }
 }
 
-/// A wait for a peer that takes its time.
-pub(crate) struct Meeting<'a>(&'a Quiescence);
+/// A long wait for a peer.
+pub(crate) struct PeerWait<'a>(&'a Quiescence);
 
-impl Meeting<'_> {
-    /// The report, if this wait has been found to have no end.
+impl PeerWait<'_> {
+    /// The report of a deadlock, if this wait is part of one.
     pub(crate) fn deadlock(&self) -> Option<String> {
         self.0.state.lock().deadlock.take()
     }
 }
 
-impl Drop for Meeting<'_> {
+impl Drop for PeerWait<'_> {
     fn drop(&mut self) {
         self.0.state.lock().waits_for = None;
     }
@@ -104,7 +108,7 @@ impl Attendee for Quiescence {
     fn blocked(&self) -> Option<u64> {
         let state = self.state.lock();
         let holds = state.holds.as_ref().is_some_and(|holds| holds());
-        (state.over || holds).then_some(u64::MAX).or_else(|| self.waker.asleep())
+        (state.ended || holds).then_some(u64::MAX).or_else(|| self.waker.asleep())
     }
 
     fn is_running(&self) -> bool {
@@ -128,36 +132,37 @@ impl Attendee for Quiescence {
     }
 }
 
-/// Where scopes enter: while one does, device threads that have not heard of it yet must not count as idle.
+/// Scopes that are entering the queues. Meanwhile the pool is not quiescent, even if a device thread has not seen the
+/// scope's entry yet.
 #[derive(Default)]
-pub(crate) struct Door(Mutex<Entering>);
+pub(crate) struct EnteringScopes(Mutex<Counts>);
 
 #[derive(Default)]
-struct Entering {
+struct Counts {
     now: usize,
     ever: u64,
 }
 
-impl Door {
-    /// A scope enters, until the guard goes.
-    pub(crate) fn enter(&self) -> Through<'_> {
+impl EnteringScopes {
+    /// Counts a scope as entering, until the guard is dropped.
+    pub(crate) fn enter(&self) -> Entering<'_> {
         let mut entering = self.0.lock();
         entering.now += 1;
         entering.ever += 1;
-        Through(self)
+        Entering(self)
     }
 }
 
-/// A scope that is entering.
-pub(crate) struct Through<'a>(&'a Door);
+/// A scope that is entering the queues.
+pub(crate) struct Entering<'a>(&'a EnteringScopes);
 
-impl Drop for Through<'_> {
+impl Drop for Entering<'_> {
     fn drop(&mut self) {
         self.0.0.lock().now -= 1;
     }
 }
 
-impl Attendee for Door {
+impl Attendee for EnteringScopes {
     fn thread(&self) -> Option<ThreadId> {
         None
     }

@@ -4,5 +4,7 @@
 //! the state of collectives and of memory, which it owns.
 
 pub(crate) mod graph_exec;
+mod modules;
+pub(crate) mod streams;
 pub(crate) mod wait;
 pub(crate) mod worker;

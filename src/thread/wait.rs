@@ -1,4 +1,9 @@
-//! Waiting on the host for a peer: polls, knows the abort, and has a deadline that means "no progress".
+//! Waiting on the host for a peer.
+//!
+//! Collectives wait here for messages of other members. A wait ends when its answer is there, when the gang fails, when
+//! the software GPUs find a deadlock, or when the pool's deadline passes without progress.
+//!
+//! Invariant: a deadline measures missing progress of the gang, not time. A wait that times out fails the gang.
 
 use super::worker::Worker;
 use crate::{
@@ -9,15 +14,14 @@ use crate::{
 };
 use std::{mem, time::Duration};
 
-/// How often a sleeping wait looks at the clock, at least.
+/// A sleeping wait looks at the clock at least this often.
 const TICK: Duration = Duration::from_millis(10);
-/// A member that waits for a peer stays awake for so long, if it has a core to itself: a device's thread has nothing
-/// else to do, its peers call the same operations at about the same time, and a wake-up costs more than a small
-/// collective.
+/// How long a member that waits for a peer stays awake, if it has a core to itself. A device thread has nothing else to
+/// do, its peers call their operations at about the same time, and a wake-up costs more than a small collective.
 const LINGER: Duration = Duration::from_millis(2);
 
-/// [`LINGER`] where it may pay. Not where time is computed, or operations run one at a time: there the machine goes on
-/// when all are asleep.
+/// [`LINGER`], or zero where it does not pay: without a core to spare, and on software GPUs with computed time or with
+/// one operation at a time, which go on only when all threads are asleep.
 pub(crate) fn linger(cores: usize, devices: usize, computed: bool) -> Duration {
     if computed || cores <= devices { Duration::ZERO } else { LINGER }
 }
@@ -48,24 +52,25 @@ pub(crate) fn for_peer<R>(
     let waker = gang.waker(rank);
     let progress = || gang.members().iter().map(|&d| shared.gpu_order[d].progress.own()).sum::<u64>();
     let (mut stall, mut seen) = (StallTimer::new(shared.deadline), None);
-    let (mut meeting, mut linger) = (None, shared.linger);
+    let (mut wait, mut linger) = (None, shared.linger);
     loop {
         if let Some(answer) = waker.wait_lingering(Some(stall.tick(TICK)), mem::take(&mut linger), &mut poll) {
             return answer;
         }
-        let meeting =
-            meeting.get_or_insert_with(|| shared.quiescence[device].meeting(describe(gang, device, op, peer)));
-        // Whoever looks counts as asleep, or threads that look at the same pace would never find each other so; but
-        // only as long as nobody has sent it anything: then it has something to do, and peers may be waiting for that.
+        let wait =
+            wait.get_or_insert_with(|| shared.quiescence[device].wait_for_peer(describe(gang, device, op, peer)));
+        // While a thread looks for a deadlock it counts as asleep: otherwise threads that look at the same pace would
+        // never find each other asleep. But it does so only while no message has arrived: with a message it has work to
+        // do, and peers may wait for that work.
         if let Some(answer) = waker.while_asleep(&mut poll, || host::find_deadlock(&*worker.handle.driver)) {
             return answer;
         }
-        if let Some(who) = meeting.deadlock() {
+        if let Some(who) = wait.deadlock() {
             return Err(fail(gang, device, Error::Deadlock { device, op, who }));
         }
         let now = Some(progress());
         if now != seen {
-            // Whoever waits for this device, to run a later scope on it, learns that it is not stuck.
+            // Scopes that wait for this device see that it is not stuck.
             shared.gpu_order[device].progress.relay();
             seen = now;
             stall.renew();
@@ -76,7 +81,7 @@ pub(crate) fn for_peer<R>(
     }
 }
 
-/// Fails the gang, so that peers that wait for this member, or for the same one, end with the same cause.
+/// Fails the gang, so that all waits of its members end with one cause.
 fn fail(gang: &Gang, device: usize, error: Error) -> Error {
     gang.poison(device, error.clone());
     gang.cause().map_or(error, |(by, cause)| match by == device {
@@ -85,7 +90,7 @@ fn fail(gang: &Gang, device: usize, error: Error) -> Error {
     })
 }
 
-/// The wait, for a report.
+/// A description of the wait, for a report.
 fn describe(gang: &Gang, device: usize, op: &str, peer: usize) -> String {
     let mut text = format!("device {device} waits in {op} for device {}", gang.device(peer));
     if let Some(place) = OpSite::current() {
@@ -99,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_has_a_core_to_spare_and_a_clock_lingers() {
+    fn only_a_thread_with_a_core_to_spare_and_real_time_lingers() {
         assert_eq!(
             [(32, 2), (3, 2), (2, 2), (1, 2)].map(|(cores, n)| linger(cores, n, false) > Duration::ZERO),
             [true, true, false, false]

@@ -1,9 +1,19 @@
-//! The device thread, and what it owns.
+//! The device thread: its loop, what it owns ([`Worker`]), and what all threads of a pool share ([`Shared`]).
+//!
+//! The builder starts device threads ([`start`]); scopes and pools give them entries; the token borrows the worker. This
+//! file may use memory, the driver, the gang, and the state of collectives (`fabric`).
+//!
+//! Invariant: a worker never leaves its thread. The thread works its entries in order, and only [`Entry::Stop`] ends it.
 
+use super::{
+    graph_exec::GraphExec,
+    modules::Modules,
+    streams::{PooledStream, Streams},
+};
 use crate::gang::{
     dispatch::{Entry, Queue},
     gpu_order::GpuOrder,
-    quiescence::{Door, Quiescence},
+    quiescence::{EnteringScopes, Quiescence},
 };
 use crate::{
     collective::{
@@ -12,7 +22,7 @@ use crate::{
     },
     contain::contain,
     driver::{
-        RawFunction, RawModule,
+        RawFunction,
         module::Module,
         route::{PeerReport, Route},
     },
@@ -31,9 +41,8 @@ use crate::{
     mutation::Panic,
     panics,
     sync::{EventCount, Gate, shim::InCrowd},
-    thread::graph_exec::GraphExec,
 };
-use once_cell::{sync::OnceCell, unsync};
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use std::{
     any::Any,
@@ -45,39 +54,38 @@ use std::{
     time::Duration,
 };
 
-/// What all threads of a pool share.
+/// What all threads of a pool share. Lists are by device, unless a field says otherwise.
 pub(crate) struct Shared {
+    /// The process that has built the pool: after a fork it is of no use.
     pub(crate) pid: u32,
     pub(crate) handles: Vec<Arc<DeviceHandle>>,
     pub(crate) queues: Vec<Queue<Rc<Worker>>>,
-    /// What wakes each device thread: the queues' wakers in one piece, so that a scope of all devices shares them by
-    /// one count instead of touching each, which its thread is looking at.
+    /// The wakers of the queues, in one `Arc`. So a scope of all devices increments one reference count, and does not
+    /// write to each waker's cache line while the device's thread reads it.
     pub(crate) wakers: Arc<[crate::sync::shim::Arc<EventCount>]>,
     pub(crate) gpu_order: Vec<Arc<GpuOrder>>,
-    /// What each device thread is doing,
     pub(crate) quiescence: Vec<Arc<Quiescence>>,
-    /// and whether a scope is on its way to them.
-    pub(crate) door: Arc<Door>,
+    pub(crate) entering: Arc<EnteringScopes>,
     pub(crate) pinned: PinnedPool,
-    /// Where freed blocks go, and what their owners show, by device; there once its thread has begun.
+    /// Where freed blocks of a device go. Set when the device's thread has started.
     pub(crate) owners: Vec<OnceCell<Arc<Owner>>>,
     pub(crate) weights: Option<Arc<[f64]>>,
     pub(crate) modules: Vec<&'static Module>,
     pub(crate) memory: Settings,
     pub(crate) deadline: Duration,
-    /// How collectives are carried out.
+    /// The builder's choice of algorithm for collectives.
     pub(crate) algorithm: Algorithm,
     pub(crate) reduce_order: ReduceOrder,
-    /// Peer access was switched off.
+    /// Whether peer access was switched off, so that all copies between devices are staged.
     pub(crate) staged: bool,
-    /// How often a member looks for a peer's message before it waits as one waits for others.
+    /// How often a member polls for a peer's message before it begins a wait.
     pub(crate) polls: usize,
-    /// How long it stays awake after that.
+    /// How long the wait stays awake.
     pub(crate) linger: Duration,
-    /// Threads that copy one large pageable slice.
+    /// Number of threads that copy one large pageable slice.
     pub(crate) copy_threads: usize,
     pub(crate) gate: Gate,
-    /// What the probe found, by `from * devices + to`. Set once, when the pool is built.
+    /// The results of the probe, by `from * devices + to`. Set once, when the pool is built.
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
     pub(crate) signals: OnceCell<Arc<Signals>>,
@@ -85,8 +93,9 @@ pub(crate) struct Shared {
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.
     pub(crate) tuned: OnceCell<Tuned>,
+    /// What staged copies need, by source and destination. Made when first needed.
     pub(crate) stages: Mutex<HashMap<(usize, usize), Arc<PeerStaging>>>,
-    /// They end with what went wrong on them, outside of any scope.
+    /// The device threads. A thread returns the error that it could report to no scope.
     pub(crate) threads: Mutex<Vec<thread::JoinHandle<Result<()>>>>,
 }
 
@@ -95,7 +104,7 @@ impl Shared {
         self.handles.len()
     }
 
-    /// Whether `device` may touch the memory of `peer`, verified.
+    /// Whether `device` may touch the memory of `peer`. The probe has verified it.
     pub(crate) fn is_direct(&self, device: usize, peer: usize) -> bool {
         device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
     }
@@ -105,7 +114,7 @@ impl Shared {
         self.tuned.get().expect("the pool is built")
     }
 
-    /// Whether each of them may touch the memory of each.
+    /// Whether each of these devices may touch the memory of each other one.
     pub(crate) fn are_direct(&self, devices: &[usize]) -> bool {
         devices.iter().all(|&a| devices.iter().all(|&b| self.is_direct(a, b)))
     }
@@ -127,44 +136,29 @@ pub(crate) fn on_device_thread() -> bool {
     here::device().is_some()
 }
 
-/// A stream of a device besides the token's own, and what is shared by those who hold it.
-#[derive(Clone)]
-pub(crate) struct PooledStream {
-    pub(crate) core: Arc<StreamCore>,
-    pub(crate) held: Rc<()>,
-    priority: i32,
-}
-
-/// Of so many streams one is handed out again even if it still has work.
-const MANY_STREAMS: usize = 32;
-
-/// What a device thread owns. Never leaves it.
+/// What a device thread owns.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: Arc<DeviceHandle>,
-    /// The stream of the token.
+    /// The main stream: the token's stream at the begin of a scope.
     pub(crate) main: Arc<StreamCore>,
-    /// Further streams that were ever handed out; those that nobody holds are handed out again.
-    streams: RefCell<Vec<PooledStream>>,
-    /// See [`engines`](Self::engines).
-    engines: unsync::OnceCell<[PooledStream; 2]>,
+    streams: Streams,
     pub(crate) cache: RefCell<Cache>,
     pub(crate) staging: Staging,
     pub(crate) endpoint: RefCell<Endpoint>,
     pub(crate) spinning: Spinning,
     pub(crate) staging_calls: InFlight,
-    modules: RefCell<HashMap<*const Module, RawModule>>,
-    functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
+    modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) suspects: RefCell<Vec<BlockRef>>,
-    /// How many gangs have failed in which this device was.
+    /// Number of gangs with this device that have failed.
     pub(crate) failures: Cell<u64>,
-    /// Graphs that were dropped in flight.
+    /// Graphs that were dropped while a launch was in flight.
     pub(crate) graphs: RefCell<Vec<GraphExec>>,
     /// `PerDevice` state by handle.
     pub(crate) slots: RefCell<HashMap<u64, Rc<dyn Any>>>,
-    /// What has unwound on this thread where no scope could be told of it. The next one fails with it.
-    ill: RefCell<Option<Error>>,
+    /// A panic of this thread that could be reported to no scope. The next scope fails with it.
+    deferred_error: RefCell<Option<Error>>,
 }
 
 impl Worker {
@@ -181,20 +175,18 @@ impl Worker {
         let _ = shared.owners[device].set(cache.owner.clone());
         let worker = Worker {
             main,
-            streams: RefCell::default(),
-            engines: unsync::OnceCell::new(),
+            streams: Streams::default(),
             cache: RefCell::new(cache),
             staging: Staging::default(),
             endpoint: RefCell::new(endpoint),
             spinning: Spinning::default(),
             staging_calls: InFlight::default(),
-            modules: RefCell::default(),
-            functions: RefCell::default(),
+            modules: Modules::default(),
             suspects: RefCell::default(),
             failures: Cell::default(),
             graphs: RefCell::default(),
             slots: RefCell::default(),
-            ill: RefCell::default(),
+            deferred_error: RefCell::default(),
             shared: shared.clone(),
             handle,
         };
@@ -202,13 +194,12 @@ impl Worker {
             worker.cache.borrow_mut().reserve("build", bytes)?;
         }
         for module in &shared.modules {
-            let loaded = worker.handle.check("load module", worker.handle.driver.module_load(&module.image))?;
-            worker.modules.borrow_mut().insert(*module, loaded);
+            worker.modules.load(&worker.handle, module)?;
         }
         Ok(worker)
     }
 
-    /// Notes that this device's host thread has got further.
+    /// Counts progress of this device's thread.
     pub(crate) fn progress(&self) {
         self.handle.progress.advance();
     }
@@ -217,94 +208,65 @@ impl Worker {
         self.handle.driver.as_any().is::<crate::driver::host::HostGpu>()
     }
 
-    /// A further stream, with what says that somebody holds it: one that nobody holds, if there is one that is idle, or
-    /// if there are many. Memory and events that name a stream do not hold it: its numbers go on.
+    /// A stream besides the main one, with the value that keeps it from being handed out again.
     pub(crate) fn stream(&self, priority: i32) -> Result<PooledStream> {
-        let mut streams = self.streams.borrow_mut();
-        // In steps nothing may depend on what happens to be over.
-        let any = self.handle.stepped || streams.len() >= MANY_STREAMS;
-        let is_idle = |core: &StreamCore| core.is_over(core.submitted());
-        let spare = |pooled: &&PooledStream| {
-            pooled.priority == priority && Rc::strong_count(&pooled.held) == 1 && (any || is_idle(&pooled.core))
-        };
-        if let Some(spare) = streams.iter().find(spare) {
-            return Ok(spare.clone());
-        }
-        let core = StreamCore::with_priority(&self.handle, "stream", priority)?;
-        let pooled = PooledStream { core, held: Rc::new(()), priority };
-        streams.push(pooled.clone());
-        Ok(pooled)
+        self.streams.take(&self.handle, priority)
     }
 
-    /// Two streams for copies that overlap with each other and with what else a collective does. Nobody else gets them.
+    /// Two streams for copies that overlap with each other and with the rest of a collective. Programs do not get them.
     pub(crate) fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
-        let [a, b] = self.engines.get_or_try_init(|| Ok::<_, Error>([self.stream(0)?, self.stream(0)?]))?;
-        Ok([a.core.clone(), b.core.clone()])
+        self.streams.engines(&self.handle)
     }
 
-    /// A kernel's handle on this device.
+    /// The driver's handle of a kernel on this device.
     pub(crate) fn function(&self, module: &'static Module, name: &'static str) -> Result<RawFunction> {
-        let key = (module as *const Module, name);
-        if let Some(&function) = self.functions.borrow().get(&key) {
-            return Ok(function);
-        }
-        let not_found =
-            |why: String| Error::KernelNotFound { device: self.handle.device, kernel: name.to_owned(), why };
-        let Some(&loaded) = self.modules.borrow().get(&key.0) else {
-            return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
-        };
-        let function = self.handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
-            crate::driver::FaultKind::NotFound => not_found(fault.to_string()),
-            _ => self.handle.error("launch", fault),
-        })?;
-        self.functions.borrow_mut().insert(key, function);
-        Ok(function)
+        self.modules.function(&self.handle, module, name)
     }
 
     /// Waits until all streams of this device are idle.
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.shared.deadline;
-        let streams = self.streams.borrow();
+        let streams = self.streams.all();
         let all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
-        // Each is waited for, also after one has failed: the others must not be in use when the scope returns.
+        // Waits for each stream, even after an error: no stream may be in use when the scope returns.
         let drained = all.map(|stream| stream.wait_idle("scope end", limit, || false)).fold(Ok(()), Result::and);
         let over = self.graphs.borrow_mut().extract_if(.., |graph| graph.is_over()).collect::<Vec<_>>();
         drop(over);
         drained
     }
 
-    /// Whether all that was submitted is known to be over.
+    /// Whether all submitted work is known to have ended.
     pub(crate) fn is_idle(&self) -> bool {
-        let streams = self.streams.borrow();
+        let streams = self.streams.all();
         let mut all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
         all.all(|stream| stream.has_completed(stream.submitted()))
     }
 
-    /// Notes what has unwound where no scope could be told of it.
-    pub(crate) fn fall_ill(&self, error: Error) {
+    /// Keeps a panic that could be reported to no scope.
+    pub(crate) fn defer_error(&self, error: Error) {
         event!(error, device = self.handle.device, %error, "a device thread has caught what it should not have to");
-        self.ill.borrow_mut().get_or_insert(error);
+        self.deferred_error.borrow_mut().get_or_insert(error);
     }
 
-    /// What was noted so, for who tells of it.
-    pub(crate) fn get_well(&self) -> Result<()> {
-        self.ill.take().map_or(Ok(()), Err)
+    /// Takes the error that [`defer_error`](Self::defer_error) has kept, to report it.
+    pub(crate) fn take_deferred_error(&self) -> Result<()> {
+        self.deferred_error.take().map_or(Ok(()), Err)
     }
 
-    /// The loop of the device thread. It ends with [`Entry::Stop`] only: if it ended with a panic, the entries behind
-    /// would stay in the queue, and their gangs and the other pools of the GPU would wait for them for ever.
+    /// The loop of the device thread. Only [`Entry::Stop`] ends it: if a panic ended it, later entries would stay in the
+    /// queue, and their gangs and the GPU's other pools would wait for ever.
     fn work(self: Rc<Self>) -> Result<()> {
         let mut taken = VecDeque::new();
         loop {
             match panics::catch(self.handle.device, || self.serve(&mut taken)) {
                 Ok(true) => {}
-                Ok(false) => return self.get_well(),
-                Err(error) => self.fall_ill(error),
+                Ok(false) => return self.take_deferred_error(),
+                Err(error) => self.defer_error(error),
             }
         }
     }
 
-    /// Takes the next entry and does what it says; whether there are more.
+    /// Handles the next entry. Returns false after [`Entry::Stop`].
     fn serve(self: &Rc<Self>, taken: &mut VecDeque<Entry<Rc<Worker>>>) -> bool {
         let (shared, device) = (&self.shared, self.handle.device);
         match shared.queues[device].next(taken) {
@@ -313,20 +275,21 @@ impl Worker {
                 let begun = panics::catch(device, || {
                     self.handle.strike(Panic::BeforeTurn);
                     let turn = wait();
-                    // A user's own driver calls may have left another context current.
+                    // The program's own driver calls may have left another context current.
                     let _ = self.handle.driver.bind();
                     turn
                 });
-                // Whatever happens, the turn is passed on, when it has come, and the gang hears of its member.
+                // Even after a panic, wait for the turn and pass it on, and run the ticket, so that the gang learns
+                // about its member.
                 let turn = begun.unwrap_or_else(|error| {
-                    self.fall_ill(error);
+                    self.defer_error(error);
                     wait()
                 });
                 ticket.run(self, rank);
                 drop(turn);
             }
             Entry::Task(task) => {
-                // Drops of users' values may panic; the thread goes on.
+                // A drop of a user's value may panic; the thread goes on.
                 if !contain(|| task(self)) {
                     event!(error, device, "a value on a device thread panicked when it was dropped");
                 }
@@ -339,27 +302,25 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Users' values go first: they may hold buffers and streams.
+        // Users' values are dropped first: they may hold buffers and streams.
         let slots = std::mem::take(self.slots.get_mut());
         for value in slots.into_values() {
             contain(|| drop(value));
         }
         self.handle.strike(Panic::AtEnd);
         if self.drain().is_err() {
-            // A kernel that runs yet may look for its peers there.
+            // A kernel that still runs may read its peers' flags there.
             if let Some(signals) = self.shared.signals.get() {
                 signals.keep();
             }
             return;
         }
-        for &module in self.modules.get_mut().values() {
-            // SAFETY: the device has drained and the thread that launched its kernels is at its end.
-            let _ = unsafe { self.handle.driver.module_unload(module) };
-        }
+        // SAFETY: the device has drained, and the thread that launches its kernels ends here.
+        unsafe { self.modules.unload(&self.handle) };
     }
 }
 
-/// Starts a device thread; its first message says whether the device could be opened.
+/// Starts a device thread. Its first message on `opened` says whether the device could be opened.
 pub(crate) fn start(
     shared: &Arc<Shared>,
     device: usize,
@@ -367,7 +328,7 @@ pub(crate) fn start(
     opened: std::sync::mpsc::Sender<Result<()>>,
 ) -> Result<thread::JoinHandle<Result<()>>> {
     let shared = shared.clone();
-    let (hushed, present) = (panics::is_hushed(), shared.quiescence[device].clone());
+    let (hushed, quiescence) = (panics::is_hushed(), shared.quiescence[device].clone());
     let live = move || {
         let worker = match Worker::new(&shared, device, endpoint) {
             Ok(worker) => Rc::new(worker),
@@ -388,8 +349,8 @@ pub(crate) fn start(
             let _hushed = panics::inherit(hushed);
             here::enter_device_thread(device);
             let _counted = InCrowd::enter();
-            let _present = present.begin();
-            // Here, where the place of a panic is known. Whoever joins the thread knows the payload only.
+            let _registered = quiescence.register();
+            // Caught on this thread, which knows the place of the panic. A thread that joins it gets only the payload.
             panics::catch(device, live).and_then(|ended| ended)
         })
         .map_err(|e| Error::custom(format!("the thread of device {device} could not be started: {e}")))

@@ -50,7 +50,8 @@ device_thread_only! { [] Device, ['a] OnStream<'a> }
 ///
 /// Operations are asynchronous, except those that return host data. They run in order on the token's current stream:
 /// the device's main stream, or another one through [`on`](Self::on). The library orders operations on the same memory,
-/// across streams and devices. After a member of the gang has failed, every operation returns [`Error::Aborted`](crate::Error::Aborted).
+/// across streams and devices. After a member of the gang has failed, every operation returns
+/// [`Error::Aborted`](crate::Error::Aborted).
 ///
 /// A closure that is bound to a variable before its use needs types: `|dev: &Device, shard: Shard| ...`.
 pub struct Device {

@@ -1,0 +1,61 @@
+//! The modules that a device has loaded, and their functions.
+//!
+//! The worker owns a [`Modules`]: it loads modules when it starts, and launches look functions up.
+//!
+//! Invariant: a module stays loaded until the device has drained for the last time.
+
+use crate::{
+    driver::{FaultKind, RawFunction, RawModule, module::Module},
+    error::{Error, Result},
+    memory::handle::DeviceHandle,
+};
+use std::{cell::RefCell, collections::HashMap};
+
+/// A device's modules, by their addresses.
+#[derive(Default)]
+pub(super) struct Modules {
+    loaded: RefCell<HashMap<*const Module, RawModule>>,
+    functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
+}
+
+impl Modules {
+    pub(super) fn load(&self, handle: &DeviceHandle, module: &'static Module) -> Result<()> {
+        let loaded = handle.check("load module", handle.driver.module_load(&module.image))?;
+        self.loaded.borrow_mut().insert(module, loaded);
+        Ok(())
+    }
+
+    /// The driver's handle of a kernel.
+    pub(super) fn function(
+        &self,
+        handle: &DeviceHandle,
+        module: &'static Module,
+        name: &'static str,
+    ) -> Result<RawFunction> {
+        let key = (module as *const Module, name);
+        if let Some(&function) = self.functions.borrow().get(&key) {
+            return Ok(function);
+        }
+        let not_found = |why: String| Error::KernelNotFound { device: handle.device, kernel: name.to_owned(), why };
+        let Some(&loaded) = self.loaded.borrow().get(&key.0) else {
+            return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
+        };
+        let function = handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
+            FaultKind::NotFound => not_found(fault.to_string()),
+            _ => handle.error("launch", fault),
+        })?;
+        self.functions.borrow_mut().insert(key, function);
+        Ok(function)
+    }
+
+    /// Unloads all modules.
+    ///
+    /// # Safety
+    /// No kernel of these modules is in flight, and none is launched from now on.
+    pub(super) unsafe fn unload(&mut self, handle: &DeviceHandle) {
+        for &module in self.loaded.get_mut().values() {
+            // SAFETY: passed on to the caller.
+            let _ = unsafe { handle.driver.module_unload(module) };
+        }
+    }
+}
