@@ -5,9 +5,9 @@ mod memory;
 use crate::driver::{KernelArg, Launch, LaunchDims};
 use crate::{
     Event, Stream,
-    collective::{group::Groups, headlines::Headlines},
     driver::DeviceInfo,
     error::{Error, Result},
+    fabric::{broadcast::Broadcasts, membership::Groups},
     gang::{Gang, LastCall},
     kernel::{Args, Kernel, Signature},
     memory::{MemorySnapshot, MemoryStats, stream::StreamCore},
@@ -65,7 +65,7 @@ pub(crate) struct Session {
     pub(crate) gang: Arc<Gang>,
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
-    pub(crate) headlines: Headlines,
+    pub(crate) headlines: Broadcasts,
     /// The last call that peers were, or are to be, told of.
     pub(crate) last_call: Cell<Option<LastCall>>,
 }
@@ -99,7 +99,7 @@ impl Device {
                 gang: gang.clone(),
                 rank,
                 groups: Groups::default(),
-                headlines: Headlines::default(),
+                headlines: Broadcasts::default(),
                 last_call: Cell::default(),
             }),
             stream: worker.main.clone(),

@@ -84,6 +84,7 @@ mod copy;
 mod device;
 pub mod driver;
 pub mod error;
+mod fabric;
 mod gang;
 mod gradients;
 mod graph;
@@ -108,11 +109,15 @@ mod token;
 pub mod topology;
 
 pub use builder::{Backend, Builder};
-pub use collective::{Algorithm, DType, Element, Group, ReduceOp, ReduceOrder, Tune};
+pub use collective::Group;
 pub use copy::route::{PeerReport, Route};
 pub use device::{Device, DeviceThreadOnly, OnStream};
 pub use driver::{DeviceInfo, LaunchDims, check::Check, host::Schedule};
 pub use error::{Error, Result, Site};
+pub use fabric::{
+    limits::Tune,
+    types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
+};
 pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]

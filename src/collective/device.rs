@@ -1,6 +1,6 @@
 //! The collectives of a whole gang, with their documentation.
 
-use super::{Element, ReduceOp};
+use crate::fabric::types::{Element, ReduceOp};
 use crate::{
     Device,
     error::Result,

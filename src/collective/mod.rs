@@ -1,59 +1,48 @@
-//! Collectives: operations that every member of a gang, or of a group of its members, calls together.
+//! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
+//! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`].
 //!
-//! From the top: [`device`], [`ops`] and [`many`] are the public face: each call fills a [`request`]. [`choose`] picks
-//! one of the [`algorithm`]s for it, and [`execute`] carries it out. What they need:
+//! From the top: [`device`], [`ops`], [`many`] and [`point`] are the public face: each call fills a [`request`].
+//! [`choose`] picks one of the [`algorithm`]s for it, by what [`machine`] says of the pool. [`execute`] carries it out:
 //!
-//! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before
-//!   all have arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes,
-//!   and [`headlines`]: in one line for all ([`names`] are what few bytes are about). [`talk`]: who tells whom, and
-//!   wakes whom.
-//! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it
-//!   sends all.
-//! * [`stage`]: the plan where everything crosses through the host's memory.
-//! * [`barrier`]: kernels that wait for each other on the devices, over the memory of [`signals`]. [`scratch`]: what
-//!   peers fill.
-//! * [`tuner`]: from which size on which algorithm, and how many blocks.
-//! * [`kernels`]: the kernels, with their host kernels. [`launch`]: their launches.
+//! * [`scratch`] takes the memory that the algorithm needs.
+//! * [`meet`] tells all members what this one calls, by [`exchange`], and compares. [`commit`]: from then on all carry the
+//!   collective out, or none does.
+//! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
+//!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`replay`]: how collectives get into graphs, and run from there.
-//! [`point`] has what goes from one device to one other.
+//! [`replay`] puts collectives into graphs, and runs them from there.
 
-mod algorithm;
+pub(crate) mod algorithm;
 pub(crate) mod barrier;
-pub(crate) mod board;
-mod brief;
-mod call;
 pub(crate) mod choose;
+mod commit;
 mod device;
+mod exchange;
 mod execute;
 pub(crate) mod group;
-pub(crate) mod headlines;
 pub(crate) mod kernels;
 mod launch;
+mod machine;
 mod many;
-mod names;
+mod meet;
 mod ops;
-mod packets;
-pub(crate) mod plan;
 mod point;
 pub(crate) mod replay;
 mod request;
-pub(crate) mod scratch;
-pub(crate) mod signals;
-mod stage;
-mod talk;
-pub(crate) mod tuner;
-mod types;
+mod scratch;
 
-pub(crate) use call::Origin;
 pub use group::Group;
-pub use tuner::Tune;
-pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};
 
-use crate::{Device, contain::Contained, error::Result};
-use board::{Notice, Payload};
-use brief::Brief;
-use call::Call;
+use crate::{
+    Device,
+    contain::Contained,
+    error::Result,
+    fabric::{
+        call::{Call, Origin},
+        compact::CompactDescriptor,
+        descriptor::{Descriptor, Payload},
+    },
+};
 use std::panic::Location;
 
 /// Meetings on the host.
@@ -96,10 +85,10 @@ impl Group<'_> {
     pub fn barrier(&self) -> Result<()> {
         let _here = self.dev.worker.handle.enter("barrier", Location::caller());
         let call = Call::new("barrier");
-        let Some(members) = self.known.in_short else { return self.meet(call, Payload::Nothing, false).map(drop) };
+        let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
         self.dev.not_in_graph(call.op)?;
         self.dev.worker.progress();
-        self.meet_briefly(Brief::of_barrier(&call, members), &call, false).map(drop)
+        self.meet_compact(CompactDescriptor::of_barrier(&call, members), &call, false).map(drop)
     }
 
     /// [`Device::exchange`](crate::Device::exchange); the values come by rank in the group.
@@ -111,18 +100,18 @@ impl Group<'_> {
         self.exchange_from(Origin::default(), value)
     }
 
-    /// The same, of those who say that it is for this.
+    /// [`exchange`](Self::exchange) for a given origin. All members give the same.
     #[track_caller]
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = self.dev.worker.handle.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>().from(origin);
         let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
-        Ok(all.iter().map(|notice| value_of(notice)).collect())
+        Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
     }
 }
 
-fn value_of<T: Clone + 'static>(notice: &Notice) -> T {
-    match &notice.payload {
+fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
+    match &descriptor.payload {
         Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
         _ => unreachable!("the meeting compared the operations"),
     }

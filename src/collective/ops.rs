@@ -4,14 +4,13 @@
 //! A view is asked of the caller's code, which may show other memory at each call. So each argument is asked once, and
 //! call, shape and memory come from that one view.
 
-use super::{
-    Element, Group, ReduceOp,
-    algorithm::Algorithm,
-    board::Area,
+use super::{Group, algorithm::Algorithm, request::Request};
+use crate::fabric::{
     call::{Call, Origin},
+    descriptor::Area,
+    limits::Limits,
     plan::{Counts, Shape},
-    request::Request,
-    tuner::Limits,
+    types::{Element, ReduceOp},
 };
 use crate::{
     error::{Error, Result},
@@ -130,14 +129,14 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
     ) -> Result<()> {
-        let (len, limits) = (x.len(), self.limits().beside());
+        let (len, limits) = (x.len(), self.limits().overlapping());
         let call = Call::new("all_reduce").elements(T::DTYPE, len).from(origin);
         let request = in_place(call, Some(op), Shape::AllReduce { len }, x);
         self.carry(&request, &limits)
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm, for the tuner.
-    pub(super) fn all_reduce_by<T: Element>(
+    pub(crate) fn all_reduce_by<T: Element>(
         &self,
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,

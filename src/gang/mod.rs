@@ -19,13 +19,13 @@ pub(crate) mod quiescence;
 
 use crate::{
     error::{Error, Result, Site},
-    sync::{CommitWord, CountLatch, EventCount, Flag, Headline, Sequence, shim::Arc, shim::Mutex, unique_id},
+    sync::{BroadcastSlot, CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
 use std::panic::Location;
 
-/// Words of a headline.
-pub(crate) const WORDS: usize = 6;
+/// Words of a broadcast.
+pub(crate) const BROADCAST_WORDS: usize = 6;
 
 /// An operation, and where it was called.
 pub(crate) type LastCall = (&'static str, Site);
@@ -54,9 +54,9 @@ pub struct Gang {
     left: Box<[Flag]>,
     /// What members that have left had called last, by their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// What each member says to all, by rank; empty where they do not say it so. The gang's own: a member that has left
-    /// and is in later gangs does not write over what its peers here have not read yet.
-    headlines: Box<[Headline<WORDS>]>,
+    /// The slot in which each member posts what it tells all others, by rank; empty in gangs without broadcasts. Each gang
+    /// has its own: a member that has left, and is in a later gang, must not overwrite what its peers here have not read.
+    broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
     /// Where groups of members commit what they do among themselves, by their ranks.
     groups: Mutex<Vec<GroupWord>>,
@@ -81,7 +81,7 @@ impl Gang {
             wakers,
             last_calls: Mutex::new(Vec::new()),
             left: (0..count).map(|_| Flag::new()).collect(),
-            headlines: Box::default(),
+            broadcast_slots: Box::default(),
             word: CommitWord::new(),
             groups: Mutex::new(Vec::new()),
             cause: Mutex::new(None),
@@ -100,14 +100,14 @@ impl Gang {
         Gang { site, ..self }
     }
 
-    /// One whose members can speak to all at once.
-    pub(crate) fn with_headlines(self) -> Self {
-        Gang { headlines: self.members.iter().map(|_| Headline::new()).collect(), ..self }
+    /// A gang with broadcasts.
+    pub(crate) fn with_broadcasts(self) -> Self {
+        Gang { broadcast_slots: self.members.iter().map(|_| BroadcastSlot::new()).collect(), ..self }
     }
 
-    /// A member's headlines, where they have them.
-    pub(crate) fn headline(&self, rank: usize) -> Option<&Headline<WORDS>> {
-        self.headlines.get(rank)
+    /// The broadcast slot of a member, if the gang has broadcasts.
+    pub(crate) fn broadcast_slot(&self, rank: usize) -> Option<&BroadcastSlot<BROADCAST_WORDS>> {
+        self.broadcast_slots.get(rank)
     }
 
     /// Gives the gang its place in the process's order. Called under the dispatch lock, so that every device sees

@@ -6,10 +6,6 @@ use crate::gang::{
     quiescence::{Door, Quiescence},
 };
 use crate::{
-    collective::{
-        Algorithm, ReduceOrder, Tune, barrier::Spinning, board::Endpoint, scratch::InFlight, signals::Signals,
-        tuner::Tuned,
-    },
     contain::contain,
     copy::{
         host::Staging,
@@ -18,6 +14,14 @@ use crate::{
     },
     driver::{RawFunction, RawModule},
     error::{Error, Result},
+    fabric::{
+        in_flight::InFlight,
+        limits::{Tune, Tuned},
+        mailbox::Endpoint,
+        signal_pad::SignalPad,
+        spinning::Spinning,
+        types::{Algorithm, ReduceOrder},
+    },
     graph::part::Exec,
     here,
     kernel::Module,
@@ -80,7 +84,7 @@ pub(crate) struct Shared {
     /// What the probe found, by `from * devices + to`. Set once, when the pool is built.
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
-    pub(crate) signals: OnceCell<Arc<Signals>>,
+    pub(crate) signals: OnceCell<Arc<SignalPad>>,
     /// Where the collectives' limits are to come from,
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.
@@ -156,7 +160,7 @@ pub(crate) struct Worker {
     modules: RefCell<HashMap<*const Module, RawModule>>,
     functions: RefCell<HashMap<(*const Module, &'static str), RawFunction>>,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
-    pub(crate) suspects: RefCell<Vec<BlockRef>>,
+    pub(crate) quarantine: RefCell<Vec<BlockRef>>,
     /// How many gangs have failed in which this device was.
     pub(crate) failures: Cell<u64>,
     /// Graphs that were dropped in flight.
@@ -190,7 +194,7 @@ impl Worker {
             staging_calls: InFlight::default(),
             modules: RefCell::default(),
             functions: RefCell::default(),
-            suspects: RefCell::default(),
+            quarantine: RefCell::default(),
             failures: Cell::default(),
             graphs: RefCell::default(),
             slots: RefCell::default(),

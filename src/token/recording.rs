@@ -2,11 +2,9 @@
 
 use crate::graph::part::{Part, Segment};
 use crate::{
-    collective::{
-        board::Area,
-        replay::{Captured, Meetings},
-    },
+    collective::replay::{Captured, Meetings},
     error::{Error, Result, Site},
+    fabric::descriptor::Area,
     memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, stream::StreamCore},
 };
 use smallvec::SmallVec;

@@ -7,17 +7,15 @@
 
 use super::{
     super::{
-        DType, ReduceOp,
         choose::Case,
-        kernels::Meet,
         launch::{self, Combination},
         request::{Job, RemotePtr},
-        types,
     },
     Algorithm, Matched, Member, Needs,
-    exchange_ce::join,
 };
-use crate::{Device, copy::peer, device::OnStream, error::Result};
+use crate::fabric::types::{self, DType, ReduceOp};
+use crate::{error::Result, memory::stream::StreamCore};
+use std::sync::Arc;
 
 pub(crate) struct Ce;
 
@@ -56,9 +54,9 @@ impl Algorithm for Ce {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request) = (member.group, member.request);
+        let request = member.request;
         member.ordered_by_events(matched, || {
-            let work = matched.shape.copies(group.count(), group.rank, request.grain());
+            let work = matched.shape.copies(member.count(), member.rank, request.grain());
             if work.is_empty() {
                 return Ok(());
             }
@@ -83,22 +81,21 @@ pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
 
 /// Submits this member's part to the current stream.
 fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
-    let (group, request, name) = (member.group, member.request, member.name());
-    let dev = group.dev;
+    let request = member.request;
     let bytes = match job {
         Job::Combine { len, .. } => len * request.dtype.size(),
         Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
     };
     // A member by itself has nothing for an engine, and may capture it.
-    let streams = match bytes > LITTLE && group.count() > 1 {
-        true => dev.worker.engines()?,
-        false => [dev.stream.clone(), dev.stream.clone()],
+    let streams = match bytes > LITTLE && member.count() > 1 {
+        true => member.executor.engines()?,
+        false => [member.stream.clone(), member.stream.clone()],
     };
     for stream in &streams {
-        stream.wait_for(name, &dev.stream, dev.stream.submit())?;
+        stream.wait_for(member.name(), member.stream, member.stream.submit())?;
     }
-    let [send, fetch] = streams.each_ref().map(|stream| dev.at(stream.clone()));
-    let moves = Moves { dev, name, fetch, send };
+    let [send, fetch] = &streams;
+    let moves = Moves { member, fetch, send };
     let done = match job {
         Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
         Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
@@ -106,38 +103,34 @@ fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
         }
         // Of one member, by a factor.
         Job::Combine { len, sources, destinations, factors } => {
-            let what = (request.dtype, request.reduce);
-            let combination = Combination { name, what, len: *len, sources, destinations, factors };
-            combination.submit(dev, Meet::NONE, launch::blocks(bytes))
+            let combination = Combination { len: *len, sources, destinations, factors };
+            combination.submit(member, (request.dtype, request.reduce), launch::blocks(bytes))
         }
     };
     // Also after a failure: what was submitted to the other streams belongs to the caller's operation.
-    let joined = streams.iter().map(|stream| join(dev, name, stream)).fold(Ok(()), Result::and);
+    let joined = streams.iter().map(|stream| member.join(stream)).fold(Ok(()), Result::and);
     done.and(joined)
 }
 
 struct Moves<'g> {
     /// On the current stream.
-    dev: &'g Device,
-    name: &'static str,
-    fetch: OnStream<'g>,
-    send: OnStream<'g>,
+    member: &'g Member<'g>,
+    fetch: &'g Arc<StreamCore>,
+    send: &'g Arc<StreamCore>,
 }
 
 impl Moves<'_> {
     fn send(&self, from: RemotePtr, to: RemotePtr, bytes: usize) -> Result<()> {
         if from.device != to.device {
-            return copy(&self.send, to, from, bytes);
+            return self.copy(self.send, to, from, bytes);
         }
-        let (what, blocks) = ((DType::U8, ReduceOp::Sum), launch::blocks(bytes));
-        let here =
-            Combination { name: self.name, what, len: bytes, sources: &[from], destinations: &[to], factors: &[] };
-        here.submit(self.dev, Meet::NONE, blocks)
+        let here = Combination { len: bytes, sources: &[from], destinations: &[to], factors: &[] };
+        here.submit(self.member, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
     /// What one member has, to all destinations.
     fn hand_on(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
-        let own = self.dev.index();
+        let own = self.member.index();
         let here = destinations.iter().find(|to| to.device == own).copied();
         let Some(here) = here.filter(|_| source.device != own) else {
             return destinations.iter().try_for_each(|&to| self.send(source, to, bytes));
@@ -146,20 +139,20 @@ impl Moves<'_> {
         for start in (0..bytes).step_by(PIECE) {
             let at = |ptr: RemotePtr| ptr.offset(start);
             let len = PIECE.min(bytes - start);
-            copy(&self.fetch, at(here), at(source), len)?;
-            self.send.stream.wait_for(self.name, &self.fetch.stream, self.fetch.stream.submit())?;
+            self.copy(self.fetch, at(here), at(source), len)?;
+            self.send.wait_for(self.member.name(), self.fetch, self.fetch.submit())?;
             // (Managed memory is at home everywhere, so the device does not tell whose it is.)
             let others = destinations.iter().filter(|to| to.address != here.address);
-            others.copied().try_for_each(|to| copy(&self.send, at(to), at(here), len))?;
+            others.copied().try_for_each(|to| self.copy(self.send, at(to), at(here), len))?;
         }
         Ok(())
     }
-}
 
-/// On the device's current stream.
-fn copy(dev: &Device, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
-    match to.address == from.address {
-        true => Ok(()),
-        false => peer::copy(dev, to.address, to.device, from.address, from.device, bytes),
+    /// Copies on one of the two streams, unless it is a copy onto itself.
+    fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
+        match to.address == from.address {
+            true => Ok(()),
+            false => self.member.executor.copy(stream, to, from, bytes),
+        }
     }
 }

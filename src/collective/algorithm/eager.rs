@@ -7,13 +7,11 @@ use super::{
     super::{
         choose::{Case, KernelBarrier},
         kernels, launch,
-        plan::Side,
-        tuner::Limits,
-        types,
     },
     Algorithm, Matched, Member, Needs, ll,
 };
 use crate::error::Result;
+use crate::fabric::{limits::Limits, plan::Side, types};
 
 pub(crate) struct Eager;
 

@@ -8,17 +8,17 @@ use super::{
     super::{
         choose::{Bulk, Case},
         kernels::{self, EXCHANGE_SLOTS, Pieces, Trade},
-        launch,
-        plan::{Place, Shape},
-        request::GRAIN,
-        tuner::Limits,
-        types,
     },
     Algorithm, Matched, Meeting, Member, Needs, Scratch,
     exchange_ce::Slice,
     fused,
 };
 use crate::error::Result;
+use crate::fabric::{
+    limits::Limits,
+    plan::{GRAIN, Place, Shape},
+    types,
+};
 
 pub(crate) struct Exchange;
 
@@ -36,7 +36,7 @@ impl Algorithm for Exchange {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        let large = case.bulk() == Some(Bulk::Sums) && case.bytes >= case.limits.exchange_kernel;
+        let large = case.bulk() == Some(Bulk::Sums) && case.bytes >= case.limits.exchange;
         (case.meets_on_devices() && case.auto() && large)
             .then_some("at this size kernels that only write to each other are fastest")
     }
@@ -59,12 +59,12 @@ impl Algorithm for Exchange {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request, shape) = (member.group, member.request, matched.shape);
-        let (n, me, size) = (group.count(), group.rank, request.dtype.size());
+        let (request, shape) = (member.request, matched.shape);
+        let (n, me, size) = (member.count(), member.rank, request.dtype.size());
         if (0..n).any(|member| matched.scratch(member).is_none()) {
             return fused::Fused.submit(member, matched);
         }
-        let (largest, room) = (shape.largest(n, request.grain()) * size, matched.least_room(n));
+        let (largest, room) = (shape.largest(n, request.grain()) * size, matched.least_scratch(n));
         let cut = cuttings(largest, blocks(largest, member.limits), n).find(|cut| cut.room <= room);
         let cut = cut.expect("every member has room for one of them");
         let address = |place: &Place| matched.address(place.member, place.side) + (place.start * size) as u64;
@@ -73,7 +73,7 @@ impl Algorithm for Exchange {
             let slice = Slice::of(shape, n, owner, size);
             exchange.from[owner] = address(&slice.sources[me]);
             exchange.bytes[owner] = slice.bytes as u64;
-            exchange.inbox[owner] = matched.room(owner).0;
+            exchange.inbox[owner] = matched.recv_scratch(owner).address;
             for to in slice.destinations.iter().filter(|_| owner == me) {
                 exchange.to[to.member] = address(to);
             }
@@ -86,7 +86,7 @@ impl Algorithm for Exchange {
         let (factors, meet) = (&member.factors(matched), member.barrier);
         let trade = Trade { op: request.reduce, factors, exchange, pieces, meet };
         let entry = kernels::exchange(request.dtype);
-        launch::launch_meeting(group.dev, &meet, member.name(), entry, cut.blocks as u32, &trade.args())
+        member.launch(&entry, cut.blocks as u32, &trade.args())
     }
 }
 

@@ -22,13 +22,15 @@ use super::{
     super::{
         choose::Case,
         launch::{self, Combination},
-        plan::{Place, Shape, Work},
-        request::{GRAIN, RemotePtr},
-        types,
+        request::RemotePtr,
     },
     Algorithm, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
-use crate::{Device, Event, copy::peer, error::Result, memory::stream::StreamCore, mutation::Bug};
+use crate::fabric::{
+    plan::{GRAIN, Place, Shape, Work},
+    types,
+};
+use crate::{Event, error::Result, memory::stream::StreamCore, mutation::Bug};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
@@ -74,11 +76,11 @@ impl Algorithm for ExchangeCe {
 
     /// Piece by piece with all others.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request, shape) = (member.group, member.request, matched.shape);
-        let (dev, n, size) = (group.dev, group.count(), request.dtype.size());
-        let software = dev.worker.is_software();
+        let (request, shape) = (member.request, matched.shape);
+        let (n, size) = (member.count(), request.dtype.size());
+        let software = member.is_software();
         let bytes = shape.largest(n, request.grain()) * size;
-        let least = matched.least_room(n);
+        let least = matched.least_scratch(n);
         let fits = |cut: &Cut| cut.scratch() <= least;
         let cut = cuts_of(bytes, n, software).find(fits).expect("every member has taken room for one of them");
         // Nothing to add.
@@ -87,11 +89,11 @@ impl Algorithm for ExchangeCe {
         }
         member.ordered_by_events(matched, || {
             let slices = (0..n).map(|owner| Slice::of(shape, n, owner, size)).collect();
-            let [send, _] = dev.worker.engines()?;
-            send.wait_for(member.name(), &dev.stream, dev.stream.submit())?;
+            let [send, _] = member.executor.engines()?;
+            send.wait_for(member.name(), member.stream, member.stream.submit())?;
             let done = Exchange { member, matched, cut, slices, send: &send }.run();
             // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
-            let joined = join(dev, member.name(), &send);
+            let joined = member.join(&send);
             done.and(joined)
         })
     }
@@ -160,15 +162,6 @@ fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item =
     rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)))
 }
 
-/// What comes next on the current stream comes after what is on `stream`.
-pub(super) fn join(dev: &Device, name: &'static str, stream: &Arc<StreamCore>) -> Result<()> {
-    dev.stream.wait_for(name, stream, stream.submit()).or_else(|error| {
-        // Then it must be over now.
-        stream.wait_idle(name, dev.worker.shared.deadline, || false)?;
-        Err(error)
-    })
-}
-
 /// What an owner adds up.
 pub(super) struct Slice {
     pub bytes: usize,
@@ -197,7 +190,8 @@ struct Exchange<'g> {
 
 impl Exchange<'_> {
     fn run(&self) -> Result<()> {
-        let (group, call, me) = (self.member.group, &self.member.request.call, self.member.group.rank);
+        let (member, executor) = (self.member, self.member.executor);
+        let me = member.rank;
         // By piece, then by sender: when its part is here. By piece, then by owner: when its slot is empty again.
         let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces);
         let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces);
@@ -208,12 +202,12 @@ impl Exchange<'_> {
         for j in 0..self.cut.pieces {
             if self.has(me, j) {
                 let emptied = self.add_up(j, &here[j])?;
-                group.others().try_for_each(|peer| group.send_step(call, peer, emptied.clone()))?;
+                member.others().try_for_each(|peer| executor.send_step(peer, emptied.clone()))?;
             }
             let emptied = |owner| {
-                if owner != me && self.has(owner, j) { group.take_step(call, owner).map(Some) } else { Ok(None) }
+                if owner != me && self.has(owner, j) { executor.take_step(owner).map(Some) } else { Ok(None) }
             };
-            empty.push((0..group.count()).map(emptied).collect::<Result<_>>()?);
+            empty.push((0..member.count()).map(emptied).collect::<Result<_>>()?);
             let next = j + self.cut.slots;
             if next < self.cut.pieces {
                 self.send_parts(next, Some(&empty[j]))?;
@@ -227,52 +221,42 @@ impl Exchange<'_> {
         !self.cut.range(j, self.slices[owner].bytes).is_empty()
     }
 
-    /// The others, from the next one on.
-    fn round(&self) -> impl Iterator<Item = usize> {
-        let (me, n) = (self.member.group.rank, self.member.group.count());
-        (1..n).map(move |k| (me + k) % n)
-    }
-
     /// Sends the own elements of everybody's piece `j`, to slots that are empty when `empty` has passed.
     fn send_parts(&self, j: usize, empty: Option<&SmallVec<[Option<Event>; 8]>>) -> Result<()> {
-        let (group, call) = (self.member.group, &self.member.request.call);
-        let me = group.rank;
-        for owner in self.round().filter(|&owner| self.has(owner, j)) {
+        let (member, me) = (self.member, self.member.rank);
+        for owner in self.member.others().filter(|&owner| self.has(owner, j)) {
             if let Some(empty) = empty
-                && !group.dev.worker.handle.injected(Bug::SlotFilledEarly)
+                && !member.handle.injected(Bug::SlotFilledEarly)
             {
                 let empty = empty[owner].as_ref().expect("a slice that has this piece has all before it");
-                self.send.wait_event(call.op(), empty.0.raw, &empty.0.stream, empty.0.covered)?;
+                member.wait(self.send, empty)?;
             }
             let slice = &self.slices[owner];
             let range = self.cut.range(j, slice.bytes);
-            let address = self.matched.room(owner).0 + self.cut.slot(j, room(owner, me));
-            let to = RemotePtr { device: group.ordinal(owner), address };
+            let address = self.matched.recv_scratch(owner).address + self.cut.slot(j, room(owner, me));
+            let to = RemotePtr { device: member.ordinals[owner], address };
             self.copy(to, self.spot(&slice.sources[me], range.start), range.len())?;
             self.send.submit();
-            group.send_step(call, owner, Event::record(self.send, call.op(), false)?)?;
+            member.executor.send_step(owner, Event::record(self.send, member.name(), false)?)?;
         }
         Ok(())
     }
 
     /// When the others' elements of the own piece `j` are here, from the first of them on.
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
-        let (group, call) = (self.member.group, &self.member.request.call);
-        let senders = group.others().filter(|_| self.has(group.rank, j));
-        senders.map(|sender| group.take_step(call, sender)).collect()
+        let member = self.member;
+        let senders = member.others().filter(|_| self.has(member.rank, j));
+        senders.map(|sender| member.executor.take_step(sender)).collect()
     }
 
     /// Adds up the own piece `j` and sends the result. The event says that its slot is empty.
     fn add_up(&self, j: usize, here: &[Event]) -> Result<Event> {
-        let (group, request) = (self.member.group, self.member.request);
-        let (dev, me, name) = (group.dev, group.rank, request.call.op());
-        for event in here {
-            dev.stream.wait_event(name, event.0.raw, &event.0.stream, event.0.covered)?;
-        }
+        let (member, request, me) = (self.member, self.member.request, self.member.rank);
+        here.iter().try_for_each(|event| member.wait(member.stream, event))?;
         let slice = &self.slices[me];
         let range = self.cut.range(j, slice.bytes);
-        let inbox = self.matched.room(me).0;
-        let slot = |room| RemotePtr { device: dev.index(), address: inbox + self.cut.slot(j, room) };
+        let scratch = self.matched.recv_scratch(me).address;
+        let slot = |room| member.local(scratch + self.cut.slot(j, room));
         let source = |(rank, place): (usize, &Place)| match rank == me {
             true => self.spot(place, range.start),
             false => slot(room(me, rank)),
@@ -282,30 +266,28 @@ impl Exchange<'_> {
         // What is not wanted here takes the place of what somebody has sent.
         let result = own.unwrap_or_else(|| slot(0));
         let combination = Combination {
-            name,
-            what: (request.dtype, request.reduce),
             len: range.len() / request.dtype.size(),
             sources: &sources,
             destinations: &[result],
             factors: &self.member.factors(self.matched),
         };
-        combination.submit(dev, self.member.barrier, launch::blocks(range.len()))?;
-        dev.stream.submit();
-        let summed = Event::record(&dev.stream, name, false)?;
-        let others = self.round().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
+        combination.submit(member, (request.dtype, request.reduce), launch::blocks(range.len()))?;
+        member.stream.submit();
+        let summed = member.record()?;
+        let others = self.member.others().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
         let mut others = others.peekable();
         if others.peek().is_none() {
             return Ok(summed);
         }
-        self.send.wait_event(name, summed.0.raw, &summed.0.stream, summed.0.covered)?;
+        member.wait(self.send, &summed)?;
         for to in others {
             self.copy(self.spot(to, range.start), result, range.len())?;
         }
         self.send.submit();
-        if own.is_some() || dev.worker.handle.injected(Bug::ResultMadeEarly) {
+        if own.is_some() || member.handle.injected(Bug::ResultMadeEarly) {
             return Ok(summed);
         }
-        Event::record(self.send, name, false)
+        Event::record(self.send, member.name(), false)
     }
 
     /// Bytes from a place of a member's buffer on.
@@ -315,8 +297,7 @@ impl Exchange<'_> {
     }
 
     fn copy(&self, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
-        let dev = self.member.group.dev.at(self.send.clone());
-        peer::copy(&dev, to.address, to.device, from.address, from.device, bytes)
+        self.member.executor.copy(self.send, to, from, bytes)
     }
 }
 

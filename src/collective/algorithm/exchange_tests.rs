@@ -3,7 +3,7 @@
 //! empty, is a failure, and so is an order in which nobody can go on.
 
 use super::{Cutting, EXCHANGE_SLOTS, GRAIN, LEAST, PIECE, ROOM, blocks, cuttings};
-use crate::collective::tuner::Limits;
+use crate::fabric::limits::Limits;
 use proptest::prelude::*;
 
 fn all(largest: usize, members: usize) -> impl Iterator<Item = Cutting> {

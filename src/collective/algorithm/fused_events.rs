@@ -7,11 +7,9 @@
 //! host                        `-- meet: descriptors with `ready` --'       `-- steps: `done` ----'
 //! ```
 
-use super::{
-    super::{choose::Case, types},
-    Algorithm, Matched, Member, Needs, fused,
-};
+use super::{super::choose::Case, Algorithm, Matched, Member, Needs, fused};
 use crate::error::Result;
+use crate::fabric::types;
 
 pub(crate) struct FusedEvents;
 
@@ -42,9 +40,9 @@ impl Algorithm for FusedEvents {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request) = (member.group, member.request);
+        let request = member.request;
         member.ordered_by_events(matched, || {
-            let work = matched.shape.work(group.count(), group.rank, request.grain());
+            let work = matched.shape.work(member.count(), member.rank, request.grain());
             if work.is_empty() {
                 return Ok(());
             }

@@ -1,6 +1,9 @@
 //! How an all-reduce around a ring is cut: into chunks in either form, and a chunk into pieces for the kernels'.
 
-use super::super::{plan::slice, request::GRAIN, tuner::Limits};
+use crate::fabric::{
+    limits::Limits,
+    plan::{GRAIN, slice},
+};
 use std::ops::Range;
 
 /// Chunk `k` of `n`, in elements of so many bytes. It begins with a line, so that kernels may move 16 bytes at a time.

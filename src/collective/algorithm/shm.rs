@@ -6,20 +6,20 @@
 
 use super::{
     super::{
-        barrier,
         choose::{Case, KernelBarrier},
-        kernels::{self, MOST, Moves, Role, STAGED_BLOCKS, Stage, Staged},
-        launch,
-        plan::Side,
-        request::GRAIN,
-        signals::SLOT,
-        stage::cutting,
-        tuner::Limits,
-        types,
+        kernels::{self, Moves, Role, Stage, Staged},
     },
     Algorithm, Matched, Member, Needs,
 };
 use crate::error::Result;
+use crate::fabric::{
+    layout::{MOST, STAGED_BLOCKS},
+    limits::Limits,
+    plan::{GRAIN, Side},
+    signal_pad::SLOT,
+    staging::cutting,
+    types,
+};
 
 pub(crate) struct Shm;
 
@@ -58,12 +58,11 @@ impl Algorithm for Shm {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request, meet) = (member.group, member.request, member.barrier);
-        let (dev, n, name) = (group.dev, group.count(), member.name());
-        let plan = matched.shape.staging(n, group.rank, request.grain());
+        let (request, meet) = (member.request, member.barrier);
+        let plan = matched.shape.staging(member.count(), member.rank, request.grain());
         let size = request.dtype.size();
         if plan.most == 0 {
-            return barrier::count(&dev.worker, &dev.stream, name, meet);
+            return member.launch_counting();
         }
         let cut = cutting(plan.most * size, plan.lanes, most_blocks(member.limits), SLOT);
         let (mut puts, mut pulls) = (Moves::default(), Moves::default());
@@ -85,7 +84,7 @@ impl Algorithm for Shm {
             role.local_to = member.own(Side::Destination, to, len);
             role.local_bytes = (len * size) as u64;
         }
-        let (counts, offset) = member.signals().stage_offsets();
+        let (counts, offset) = member.pad().stage_offsets();
         let stage = Stage {
             offset,
             chunk: cut.chunk as u64,
@@ -99,7 +98,7 @@ impl Algorithm for Shm {
         };
         let factors = &member.factors(matched);
         let staged = Staged { meet, stage, role, op: request.reduce, factors, puts, pulls };
-        launch::launch_meeting(dev, &meet, name, kernels::staged(request.dtype), cut.blocks as u32, &staged.args())
+        member.launch(&kernels::staged(request.dtype), cut.blocks as u32, &staged.args())
     }
 }
 
@@ -111,5 +110,5 @@ pub(super) fn wanted(case: &Case<'_>) -> bool {
 
 /// All at work at once, or those that are would wait for peers' that are not.
 fn most_blocks(limits: &Limits) -> usize {
-    STAGED_BLOCKS.min(limits.push_blocks as usize)
+    STAGED_BLOCKS.min(limits.ll_blocks as usize)
 }

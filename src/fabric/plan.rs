@@ -17,6 +17,9 @@
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
+/// Slices begin at multiples of this many bytes: a cache line, so that no two devices write to the same one.
+pub(crate) const GRAIN: usize = 128;
+
 /// Elements of each member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Counts {
@@ -128,7 +131,7 @@ impl Work {
 
 /// Slice `k` of `n`: as even as can be in units of `grain` elements, so that slices begin where memory is moved in one
 /// piece.
-pub(super) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
+pub(crate) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(grain);
     (k * each).min(len)..((k + 1) * each).min(len)
 }
