@@ -314,7 +314,8 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         let recovering = gang.clone();
         let quiescence = &worker.shared.quiescence[worker.handle.device];
         quiescence.while_so(move || !recovering.is_recovered(), || gang.recover());
-        // With a checker: what the others have waited for is over for this thread, too, as the quarantine below must be.
+        // With a checker: what the others have waited for is over for this thread, too, as the quarantine below must
+        // be.
         worker.handle.acquire(known.lock().as_deref());
         forget(worker, gang.place());
         if !gang.is_stuck() && barrier::resync(worker).is_err() {

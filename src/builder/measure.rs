@@ -83,8 +83,8 @@ struct Measured {
     ll: Option<usize>,
     /// `Limits::large_blocks`; none: there was no time to measure it.
     large_blocks: Option<u32>,
-    /// Whether barriers were faster than packets from some size on. Then they are used for all larger sizes, since the eager
-    /// algorithm is not measured.
+    /// Whether barriers were faster than packets from some size on. Then they are used for all larger sizes, since the
+    /// eager algorithm is not measured.
     barriers: bool,
 }
 
@@ -166,7 +166,8 @@ impl<'d> Trial<'d> {
             };
         }
         if let Some(large) = self.large {
-            // No more blocks than run at once: the others would wait for these to end, and these for their peers' other blocks.
+            // No more blocks than run at once: the others would wait for these to end, and these for their peers' other
+            // blocks.
             let blocks: Vec<u32> = BLOCKS.into_iter().filter(|&blocks| blocks <= default.blocks).collect();
             // Software GPUs are not tuned, but tests measure them.
             let meets = self.group.device().worker.shared.signals.get().is_some();
@@ -183,8 +184,8 @@ impl<'d> Trial<'d> {
         Ok(measured)
     }
 
-    /// The time of a call of each side, in microseconds: the slowest device's median. None when measuring would take too
-    /// long.
+    /// The time of a call of each side, in microseconds: the slowest device's median. None when measuring would take
+    /// too long.
     fn contest(&mut self, sides: &[Side], bytes: usize) -> Result<Option<Vec<f64>>> {
         let dev = self.group.device();
         // The first turn pays for what is new to the device and for threads that sleep.

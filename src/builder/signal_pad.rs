@@ -17,8 +17,8 @@ use crate::{
 use std::sync::Arc;
 
 /// Makes the signal pads if kernels of these devices can wait for each other: GPUs that run what was launched while the
-/// host goes on, and that no checker watches (a checker knows no flags). They are in the host's memory unless all devices
-/// have access to each other's memory.
+/// host goes on, and that no checker watches (a checker knows no flags). They are in the host's memory unless all
+/// devices have access to each other's memory.
 pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<SignalPad>>> {
     if can_meet(&pool.shared) { make(pool).map(Some) } else { Ok(None) }
 }
@@ -57,8 +57,8 @@ pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
     Ok(Arc::new(SignalPad::new(devices, pages, words, layout)))
 }
 
-/// Makes the pads as new, but with every pair of devices at `epoch`: tests use it to pass the last number. It also removes
-/// what earlier barriers have left, since some of that may have numbers that come again.
+/// Makes the pads as new, but with every pair of devices at `epoch`: tests use it to pass the last number. It also
+/// removes what earlier barriers have left, since some of that may have numbers that come again.
 pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()> {
     let bytes = pad.layout().bytes(pool.devices());
     let restarted = pool.run(|dev, _| {

@@ -1,23 +1,23 @@
-//! Collectives whose kernels wait for each other on the devices: by a start and an end barrier over flags in each other's
-//! memory, by flags in the data, or by flags behind the data. One launch is the whole collective, with no event and no
-//! second meeting of the host threads.
+//! Collectives whose kernels wait for each other on the devices: by a start and an end barrier over flags in each
+//! other's memory, by flags in the data, or by flags behind the data. One launch is the whole collective, with no event
+//! and no second meeting of the host threads.
 //!
 //! Such a kernel spins until its peers' kernels run. So all of them must get to run, and these rules see to it:
 //!
 //! * No member launches before all have arrived and match (the [meeting](super::meet)). From the commit on each member
 //!   launches.
 //! * Meanwhile no thread of the process is in a driver call that waits for kernels. The [launch
-//!   gate](crate::sync::LaunchGate) keeps such calls out: the member that commits opens it for all, and each member closes
-//!   it for itself when it has launched ([`commit`](super::commit)).
+//!   gate](crate::sync::LaunchGate) keeps such calls out: the member that commits opens it for all, and each member
+//!   closes it for itself when it has launched ([`commit`](super::commit)).
 //! * On each device these kernels run one at a time, in the gang's order, which is one for all members, whatever their
 //!   streams are.
 //! * All blocks of a kernel are on the device at once. On a shared GPU, all blocks of all its devices' kernels are.
 //! * A device that shares its GPU submits nothing between its launch and its peers' launches
-//!   ([`LaunchWindow`](super::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one that waits for
-//!   its peer never runs.
+//!   ([`LaunchWindow`](super::commit::LaunchWindow)). Streams share hardware queues, and a kernel behind one that waits
+//!   for its peer never runs.
 //!
-//! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by pair. A
-//! member that has skipped one launches it when the gang has drained ([`resync`]).
+//! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
+//! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
 
 use super::{
     Group,
@@ -37,8 +37,8 @@ use crate::{
     thread::worker::Worker,
 };
 
-/// Called before a meeting. Checks that this thread may wait for others' launches, and puts the current stream behind the
-/// last kernel that spins.
+/// Called before a meeting. Checks that this thread may wait for others' launches, and puts the current stream behind
+/// the last kernel that spins.
 pub(super) fn prepare(dev: &Device, name: &'static str, site: Site) -> Result<()> {
     check_not_blocked(dev, name, site)?;
     dev.worker.spinning.order(name, &dev.stream)

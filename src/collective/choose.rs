@@ -1,7 +1,7 @@
 //! Chooses the algorithm that carries a collective out, and says why.
 //!
-//! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain) and
-//! the tuner ask here. A [`Case`] holds plain data only; `machine.rs` fills in what the pool can do.
+//! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain)
+//! and the tuner ask here. A [`Case`] holds plain data only; `machine.rs` fills in what the pool can do.
 //!
 //! Invariant: everything here is pure. All members must come to one answer, so it depends only on what they have in
 //! common: the call, the group, the pool.
@@ -19,8 +19,8 @@ use crate::fabric::{
 pub(crate) enum KernelBarrier {
     /// Nowhere: events order them.
     None,
-    /// In the devices' memory, which all devices of the pool can access. The LL algorithm carries up to `ll` bytes to one
-    /// peer, the eager algorithm up to `eager`.
+    /// In the devices' memory, which all devices of the pool can access. The LL algorithm carries up to `ll` bytes to
+    /// one peer, the eager algorithm up to `eager`.
     OnDevices { ll: usize, eager: usize },
     /// In page-locked memory of the host. The LL algorithm carries up to `ll` bytes to one peer.
     InHost { ll: usize },
@@ -33,7 +33,8 @@ pub(crate) struct Machine {
     pub software: bool,
     pub virtual_time: bool,
     pub barrier: KernelBarrier,
-    /// Every device has a GPU of its own. Known only where kernels wait for each other in the host's memory; else false.
+    /// Every device has a GPU of its own. Known only where kernels wait for each other in the host's memory; else
+    /// false.
     pub alone: bool,
     /// [`Builder::algorithm`](crate::Builder::algorithm).
     pub wish: Wish,
@@ -64,8 +65,8 @@ pub(crate) struct Case<'a> {
     pub reduce: ReduceOp,
     /// None for `all_to_all_v`: its shape is known when the members have met.
     pub shape: Option<&'a Shape>,
-    /// Whether the call is captured in a graph. By a kernel it stays one launch and one meeting. The bits do not depend on
-    /// it.
+    /// Whether the call is captured in a graph. By a kernel it stays one launch and one meeting. The bits do not depend
+    /// on it.
     pub captured: bool,
     /// Bytes of the largest buffer.
     pub bytes: usize,
@@ -136,14 +137,15 @@ impl<'a> Case<'a> {
         self.machine.software || self.members <= MOST
     }
 
-    /// Whether the members' kernels can wait for each other in the devices' memory. (A pool without full peer access has its
-    /// pads in the host's memory. Flags there are slow, so a group with peer access does not use them.)
+    /// Whether the members' kernels can wait for each other in the devices' memory. (A pool without full peer access
+    /// has its pads in the host's memory. Flags there are slow, so a group with peer access does not use them.)
     pub(crate) fn meets_on_devices(&self) -> bool {
         let meets = matches!(self.machine.barrier, KernelBarrier::OnDevices { .. });
         self.direct && (2..=MOST).contains(&self.members) && meets
     }
 
-    /// Whether the members' kernels wait for each other in the host's memory, since some have no access to a peer's memory.
+    /// Whether the members' kernels wait for each other in the host's memory, since some have no access to a peer's
+    /// memory.
     pub(crate) fn meets_in_host(&self) -> bool {
         !self.direct && self.members > 1 && matches!(self.machine.barrier, KernelBarrier::InHost { .. })
     }

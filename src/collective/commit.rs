@@ -17,7 +17,8 @@ use crate::{
 };
 use std::hint;
 
-/// How often the other members look whether the first one has committed, before they commit themselves: some microseconds.
+/// How often the other members look whether the first one has committed, before they commit themselves: some
+/// microseconds.
 const LEAD_POLLS: usize = 64;
 
 /// A launch that this member has committed to. It is dropped after the launch.
@@ -38,13 +39,13 @@ impl Drop for LaunchWindow {
 }
 
 impl Group<'_> {
-    /// Commits the next collective, unless the gang has failed first. From now on every member carries it out. `spins`: by
-    /// kernels that wait for each other.
+    /// Commits the next collective, unless the gang has failed first. From now on every member carries it out. `spins`:
+    /// by kernels that wait for each other.
     pub(super) fn commit(&self, spins: bool) -> Result<()> {
         let (word, number) = (self.word(), self.next_number());
         if self.rank > 0 {
-            // One member commits, and mostly the others only see it. If all wrote to this cache line, it would travel from
-            // core to core.
+            // One member commits, and mostly the others only see it. If all wrote to this cache line, it would travel
+            // from core to core.
             let polls = self.dev.worker.shared.polls.min(LEAD_POLLS);
             (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
         }
@@ -61,8 +62,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Opens the gate for the launches of collective `number` and commits it; unless a peer has done so, or the gang has
-    /// failed. It fails the gang when blocking calls keep the gate closed for the pool's deadline.
+    /// Opens the gate for the launches of collective `number` and commits it; unless a peer has done so, or the gang
+    /// has failed. It fails the gang when blocking calls keep the gate closed for the pool's deadline.
     fn open_gate(&self, word: &CommitWord, number: u64) {
         let (gate, members, dev) = (gate::launches(), self.count(), self.dev);
         let mut stall = StallTimer::new(dev.worker.shared.deadline);

@@ -1,11 +1,11 @@
 //! Sends messages between the members of a group, receives them, and wakes the threads that wait for them.
 //!
-//! [`meet`](super::meet) exchanges descriptors with this file, and [`execute`](super::execute) the steps of a collective.
-//! Messages go through the rings of [`mailbox`](crate::fabric::mailbox), or to all members at once by
+//! [`meet`](super::meet) exchanges descriptors with this file, and [`execute`](super::execute) the steps of a
+//! collective. Messages go through the rings of [`mailbox`](crate::fabric::mailbox), or to all members at once by
 //! [`broadcast`](crate::fabric::broadcast).
 //!
-//! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one fence
-//! for all ([`EventCount::notify_all`]).
+//! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one
+//! fence for all ([`EventCount::notify_all`]).
 
 use super::Group;
 use crate::{
@@ -49,9 +49,9 @@ impl Group<'_> {
         Ok(done)
     }
 
-    /// Posts a descriptor to all others by broadcast. Returns false when that is not possible: the group is not the whole
-    /// gang, the checker wants to know who told whom, or an earlier message is on its way. Then the rings carry it. A
-    /// member that has left does not read it; the members that wait for that one find out.
+    /// Posts a descriptor to all others by broadcast. Returns false when that is not possible: the group is not the
+    /// whole gang, the checker wants to know who told whom, or an earlier message is on its way. Then the rings carry
+    /// it. A member that has left does not read it; the members that wait for that one find out.
     pub(super) fn post_broadcast(&self, descriptor: &CompactDescriptor) -> bool {
         let dev = self.dev;
         let gang = &dev.session.gang;
@@ -108,8 +108,8 @@ impl Group<'_> {
         })
     }
 
-    /// Calls `each` with a message of each of the others, in the order in which they come. Notes in `absent` that a member
-    /// has left.
+    /// Calls `each` with a message of each of the others, in the order in which they come. Notes in `absent` that a
+    /// member has left.
     pub(super) fn receive_all(
         &self,
         call: &Call,
@@ -132,8 +132,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Polls the rings of all members that are `lacking`, again and again. Removes a member from the list when its message
-    /// has come.
+    /// Polls the rings of all members that are `lacking`, again and again. Removes a member from the list when its
+    /// message has come.
     fn look_round(
         &self,
         lacking: &mut SmallVec<[usize; 8]>,

@@ -8,9 +8,9 @@
 //! settle    the uses of the memory are noted; a failure fails the gang
 //! ```
 //!
-//! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more. So
-//! the next work on that stream may write the memory, and the member's memory pool may reuse it, without a look at other
-//! devices.
+//! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more.
+//! So the next work on that stream may write the memory, and the member's memory pool may reuse it, without a look at
+//! other devices.
 
 use super::{
     Group,
@@ -127,9 +127,9 @@ impl Group<'_> {
         submitted.inspect_err(|cause| self.fail_on(blocks(), cause))
     }
 
-    /// Captures the kernels of a collective. The members meet now, on the host; their kernels meet at each launch of the
-    /// graph, in whichever gang. Returns the kernels' barrier and their number. None: the algorithm has no kernels that wait
-    /// for each other, and nothing is captured.
+    /// Captures the kernels of a collective. The members meet now, on the host; their kernels meet at each launch of
+    /// the graph, in whichever gang. Returns the kernels' barrier and their number. None: the algorithm has no kernels
+    /// that wait for each other, and nothing is captured.
     #[track_caller]
     pub(super) fn capture_by(
         &self,

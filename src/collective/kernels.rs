@@ -4,8 +4,8 @@
 //! `kernels/ring.cu` and `kernels/exchange.cu`; `kernels/meet.cuh` says how the kernels of several devices wait for
 //! each other. The host kernels for software GPUs are in [`host kernel`]. They do not meet, since events order them.
 //!
-//! Device and host kernel compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank
-//! order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
+//! Device and host kernel compute the same bits, whatever the launch dimensions and alignment: elements are folded in
+//! rank order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
 mod exchange;
 mod host_kernels;
@@ -253,7 +253,8 @@ fn push_factors(args: &mut Arguments, factors: &[f64], eight: usize) {
 }
 
 /// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range
-/// may appear only once (the host kernel holds it exclusively), so a source that is a destination is named by its number.
+/// may appear only once (the host kernel holds it exclusively), so a source that is a destination is named by its
+/// number.
 fn push_parts(args: &mut Arguments, sources: &[Part], destinations: &[Part], software: bool) {
     debug_assert!(software || sources.len().max(destinations.len()) <= MOST, "a GPU's kernel has {MOST} places");
     let same = |source: &Part| destinations.iter().position(|d| software && d.address == source.address && d.bytes > 0);

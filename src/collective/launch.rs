@@ -1,7 +1,7 @@
 //! Launches of the collectives' kernels, and their numbers of blocks.
 //!
-//! The algorithms launch through [`Member::launch`], which calls [`submit`]; `all_reduce_many` and the barriers' `count`
-//! launch without a member.
+//! The algorithms launch through [`Member::launch`], which calls [`submit`]; `all_reduce_many` and the barriers'
+//! `count` launch without a member.
 
 use super::{
     algorithm::Member,
@@ -75,9 +75,10 @@ pub(super) fn launch_on(
     submit((&worker.handle, stream), name, (entry, function), blocks, args, false)
 }
 
-/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may wait
-/// for a peer's kernel. The peer's kernel may come after other work of this device, or be on the same GPU: both must find
-/// room beside the two. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain little.
+/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may
+/// wait for a peer's kernel. The peer's kernel may come after other work of this device, or be on the same GPU: both
+/// must find room beside the two. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain
+/// little.
 pub(super) fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
     sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
 }

@@ -33,8 +33,8 @@ pub(crate) enum Descriptors {
 }
 
 impl Descriptors {
-    /// Meets the others for a collective whose kernels wait for each other. With `commits`, the launch gate is open when
-    /// this returns `Ok`. Either all members send full descriptors (`in_full`), or all send compact ones.
+    /// Meets the others for a collective whose kernels wait for each other. With `commits`, the launch gate is open
+    /// when this returns `Ok`. Either all members send full descriptors (`in_full`), or all send compact ones.
     pub(crate) fn of(
         group: &Group<'_>,
         request: &Request,
@@ -89,8 +89,8 @@ impl Descriptors {
 }
 
 impl Group<'_> {
-    /// Meets all members of the group. Returns their descriptors by rank, with this member's own. After `Ok` the call is
-    /// committed: every member carries it out. `spins`: by kernels that wait for each other.
+    /// Meets all members of the group. Returns their descriptors by rank, with this member's own. After `Ok` the call
+    /// is committed: every member carries it out. `spins`: by kernels that wait for each other.
     pub(crate) fn meet(&self, call: Call, payload: Payload, spins: bool) -> Result<SmallVec<[Arc<Descriptor>; 8]>> {
         let dev = self.dev;
         if call.origin != Origin::CAPTURE {

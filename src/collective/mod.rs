@@ -5,8 +5,8 @@
 //! [`choose`] picks one of the [`algorithm`]s for it, by what [`machine`] says of the pool. [`execute`] carries it out:
 //!
 //! * [`scratch`] takes the memory that the algorithm needs.
-//! * [`meet`] tells all members what this one calls, by [`exchange`], and compares. [`commit`]: from then on all carry the
-//!   collective out, or none does.
+//! * [`meet`] tells all members what this one calls, by [`exchange`], and compares. [`commit`]: from then on all carry
+//!   the collective out, or none does.
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!

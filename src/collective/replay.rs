@@ -1,15 +1,16 @@
 //! Collectives in graphs.
 //!
-//! While a graph is captured its collectives meet on the host, like all collectives. Members that do not all capture one
-//! sequence of calls learn it there. All members know the number of each meeting, and by it they know that graphs belong
-//! together. What is captured:
+//! While a graph is captured its collectives meet on the host, like all collectives. Members that do not all capture
+//! one sequence of calls learn it there. All members know the number of each meeting, and by it they know that graphs
+//! belong together. What is captured:
 //!
-//! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device, so it can run any
-//!   number of times. A launch of the graph is one meeting of the host threads for all its collectives ([`Group::launch`]),
-//!   and from then on it is like one collective.
-//! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the graph, as
-//!   if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which graph they are of.
-//!   Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for the device.
+//! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device, so it can
+//!   run any number of times. A launch of the graph is one meeting of the host threads for all its collectives
+//!   ([`Group::launch`]), and from then on it is like one collective.
+//! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the
+//!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which
+//!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
+//!   the device.
 
 use super::{Group, barrier, choose::choose, meet::Descriptors, request::Request};
 use crate::{
@@ -92,8 +93,8 @@ impl Group<'_> {
         self.carry(request, self.limits())
     }
 
-    /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls `note`, in
-    /// any case: the part counts as launched. `blocks` are the memory that it touches.
+    /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls
+    /// `note`, in any case: the part counts as launched. `blocks` are the memory that it touches.
     pub(crate) fn launch<'b>(
         &self,
         meetings: &Meetings,

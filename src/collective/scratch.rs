@@ -1,8 +1,8 @@
-//! Scratch memory that an algorithm takes for one collective, before the meeting. So a member that is short of memory says
-//! so before any member has begun, or takes less. The meeting tells the peers.
+//! Scratch memory that an algorithm takes for one collective, before the meeting. So a member that is short of memory
+//! says so before any member has begun, or takes less. The meeting tells the peers.
 //!
-//! [`execute`](super::execute) calls [`take`]. In a graph the scratch is the graph's, like all memory that a graph names.
-//! All collectives of a capture share one, since their kernels run one after the other.
+//! [`execute`](super::execute) calls [`take`]. In a graph the scratch is the graph's, like all memory that a graph
+//! names. All collectives of a capture share one, since their kernels run one after the other.
 
 use super::{
     Group,

@@ -2,8 +2,8 @@
 //! message of a ring or one [broadcast](super::broadcast).
 //!
 //! A [`Descriptor`](super::descriptor::Descriptor) is shared memory: a peer that reads it fetches its lines from the
-//! sender's cache one by one, and drops it by a locked instruction on one more. With a message per peer that is the main
-//! cost of a meeting, so a compact descriptor has no memory behind it.
+//! sender's cache one by one, and drops it by a locked instruction on one more. With a message per peer that is the
+//! main cost of a meeting, so a compact descriptor has no memory behind it.
 //!
 //! Invariant: it need not keep the peers' memory alive. A member's stream passes the collective only after the peers'
 //! kernels (the exit rule), and the member's own hazards keep its memory until then.

@@ -80,8 +80,8 @@ pub(crate) struct Area {
     pub(crate) bytes: Range<usize>,
 }
 
-/// A member's own memory into which peers write: the predecessor in a ring, all members in an exchange. The peers do not
-/// keep this memory alive. Its owner does, because its stream waits for the peers' writes.
+/// A member's own memory into which peers write: the predecessor in a ring, all members in an exchange. The peers do
+/// not keep this memory alive. Its owner does, because its stream waits for the peers' writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecvScratch {
     pub(crate) address: Address,

@@ -1,5 +1,5 @@
-//! The layout that the host and the device kernels of collectives share: sizes of grids, the memory of a signal pad, and
-//! the structs that are passed to a kernel as they are.
+//! The layout that the host and the device kernels of collectives share: sizes of grids, the memory of a signal pad,
+//! and the structs that are passed to a kernel as they are.
 //!
 //! `collective::kernels` passes these structs as kernel arguments, [`signal_pad`](super::signal_pad) and
 //! [`limits`](super::limits) use the sizes. This file uses plain data only.
@@ -123,8 +123,8 @@ pub(crate) struct DeviceBarrier {
     pub signals: Address,
     /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
     pub members: u64,
-    /// The gang's place. The gang has failed when the abort word is `place` or more. 0 in a graph, which reads the place
-    /// from the word beside the abort word.
+    /// The gang's place. The gang has failed when the abort word is `place` or more. 0 in a graph, which reads the
+    /// place from the word beside the abort word.
     pub place: u64,
     /// The kernel gives up when it has waited at one point for so many nanoseconds; 0: never.
     pub deadline: u64,

@@ -6,8 +6,8 @@
 //! depend on time.
 //!
 //! Invariant: **no measured number decides over bits.** An LL kernel and a kernel with barriers add up in one order,
-//! whatever their blocks. A ring adds up in another order, so the size from which on there is a ring comes from the table
-//! or is the default, and one call gives the same bits in every run.
+//! whatever their blocks. A ring adds up in another order, so the size from which on there is a ring comes from the
+//! table or is the default, and one call gives the same bits in every run.
 
 pub(crate) mod table;
 #[cfg(test)]
@@ -98,8 +98,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The limits that were best on H200s (`benches/results`; for the ring on 8 of them, `prototypes/README.md`), for any
-    /// number of members.
+    /// The limits that were best on H200s (`benches/results`; for the ring on 8 of them, `prototypes/README.md`), for
+    /// any number of members.
     pub(crate) fn default_of(members: usize) -> Limits {
         let others = members.saturating_sub(1).max(1);
         Limits {
@@ -110,8 +110,8 @@ impl Limits {
             eager_whole: eager_bytes(members).min((1 << 20) / others),
             // A pack of 16 bytes for each thread, so that all are on their way at once.
             eager_per_block: 512 * 16,
-            // 32 MB on 4 H200s: 156 us, slices with barriers 173. For fewer bytes the hops cost more than the stores gain.
-            // Between two, every byte crosses the link once with each algorithm.
+            // 32 MB on 4 H200s: 156 us, slices with barriers 173. For fewer bytes the hops cost more than the stores
+            // gain. Between two, every byte crosses the link once with each algorithm.
             ring: if members > 2 { 32 << 20 } else { usize::MAX },
             ring_blocks: RING_BLOCKS as u32,
             // (A ring of copies was nowhere faster: 1 GB on 4 H200s in 5008 us, by kernels 4536.)
@@ -127,9 +127,9 @@ impl Limits {
             overlapped_blocks: 16,
             per_block: 16 << 10,
             blocks: 64,
-            // A kernel that reads from several peers and writes to several is faster with few blocks. On 4 H200s, parts of
-            // 2 MB: all-reduce 50 us with 16 blocks, 52 with 64; reduce-scatter 30 and 33; broadcast 40 with 32 blocks and
-            // 41 with 64, and parts of 21 MB 209 and 238.
+            // A kernel that reads from several peers and writes to several is faster with few blocks. On 4 H200s, parts
+            // of 2 MB: all-reduce 50 us with 16 blocks, 52 with 64; reduce-scatter 30 and 33; broadcast 40 with 32
+            // blocks and 41 with 64, and parts of 21 MB 209 and 238.
             large: if members > 2 { 2 << 20 } else { 8 << 20 },
             large_blocks: if members > 2 { 16 } else { 64 },
             relay_blocks: if members > 2 { 32 } else { 64 },
@@ -148,8 +148,8 @@ impl Limits {
         Limits { exchange_ce, blocks, large_blocks, ring_blocks, exchange_blocks, ..self }
     }
 
-    /// The limits with at most so many blocks. All blocks of a kernel that waits for its peers' must be on the device at
-    /// once, and one multiprocessor has room for at least one of them.
+    /// The limits with at most so many blocks. All blocks of a kernel that waits for its peers' must be on the device
+    /// at once, and one multiprocessor has room for at least one of them.
     pub(crate) fn capped(self, multiprocessors: u32) -> Limits {
         let most = multiprocessors.clamp(1, BLOCKS);
         let cap = |blocks: u32| blocks.clamp(1, most);
@@ -167,9 +167,9 @@ impl Limits {
     }
 }
 
-/// Multiprocessors of the smallest device. Devices that share a GPU have its multiprocessors in equal parts: then kernels
-/// of all of them fit on the GPU at once, one block on a multiprocessor. A software GPU counts as large, since its kernels
-/// wait for no others.
+/// Multiprocessors of the smallest device. Devices that share a GPU have its multiprocessors in equal parts: then
+/// kernels of all of them fit on the GPU at once, one block on a multiprocessor. A software GPU counts as large, since
+/// its kernels wait for no others.
 pub(crate) fn multiprocessors(handles: &[Arc<DeviceHandle>]) -> u32 {
     let hardware = handles.iter().filter(|handle| handle.driver.info().compute_capability != (0, 0));
     part(hardware.map(|handle| (handle.driver.info().multiprocessors, handle.sharers)))

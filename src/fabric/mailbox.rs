@@ -1,8 +1,8 @@
 //! The mailboxes of a device: lock-free single-producer rings ([`crate::sync::ring`]), one for each ordered pair of
 //! devices. `collective/exchange.rs` sends and receives through them.
 //!
-//! A slot holds a descriptor or a step's event, never data. A message to all members of a gang that is short goes through
-//! a [broadcast slot](super::broadcast) instead, which is one cache line for all of them.
+//! A slot holds a descriptor or a step's event, never data. A message to all members of a gang that is short goes
+//! through a [broadcast slot](super::broadcast) instead, which is one cache line for all of them.
 //!
 //! Invariant: a message carries the place of its gang. Both ends see gangs in one order (dispatch order). So a message
 //! of an older gang was left by a gang that failed, and is dropped; a message of a newer gang means that its sender has
@@ -26,8 +26,8 @@ use std::{mem, sync::Arc};
 /// neighbour.
 const SLOTS: usize = 16;
 
-/// One message in a ring. It takes two adjacent cache lines, which the hardware fetches together, and shares no line with
-/// another slot.
+/// One message in a ring. It takes two adjacent cache lines, which the hardware fetches together, and shares no line
+/// with another slot.
 #[repr(align(128))]
 pub(crate) struct Message {
     gang: u64,
@@ -62,8 +62,8 @@ pub(crate) struct Endpoint {
     /// A message that was taken from its ring too early: it is of a newer gang, or comes after a broadcast that was not
     /// read yet.
     kept: Vec<Option<Message>>,
-    /// Bits by ordinal, for devices that can be in a gang with broadcasts: something was sent to the device since its ring
-    /// was last seen empty.
+    /// Bits by ordinal, for devices that can be in a gang with broadcasts: something was sent to the device since its
+    /// ring was last seen empty.
     sent: u64,
     /// Whether a message was taken from a ring since the last call of [`took`](Self::took).
     took: bool,
@@ -110,8 +110,9 @@ impl Endpoint {
         self.to[to].as_mut().expect("a device does not send to itself").push(message)
     }
 
-    /// Posts a broadcast to all members of a gang, as the member of this rank. Returns false, and posts nothing, when the
-    /// gang has no broadcasts, or when a member has not taken all messages from its ring: it would read this one first.
+    /// Posts a broadcast to all members of a gang, as the member of this rank. Returns false, and posts nothing, when
+    /// the gang has no broadcasts, or when a member has not taken all messages from its ring: it would read this one
+    /// first.
     pub(crate) fn broadcast(&mut self, (gang, rank): (&Gang, usize), broadcasts: &Broadcasts, words: Words) -> bool {
         self.is_drained(gang.members()) && broadcasts.post(gang, rank, words)
     }
@@ -134,8 +135,8 @@ impl Endpoint {
         mem::take(&mut self.took)
     }
 
-    /// The next message of a gang from a device, if it has arrived. `rank` is the rank of that device in the gang. `Err`
-    /// when the sender is in a newer gang already.
+    /// The next message of a gang from a device, if it has arrived. `rank` is the rank of that device in the gang.
+    /// `Err` when the sender is in a newer gang already.
     pub(crate) fn poll(
         &mut self,
         from: usize,
@@ -144,8 +145,8 @@ impl Endpoint {
     ) -> Result<Option<Message>, NewerGang> {
         let (place, kept) = (gang.place(), &mut self.kept[from]);
         loop {
-            // Mostly the ring is empty and no message is moved. The ring is read before the broadcast slot: a thread that
-            // sees a message also sees the broadcasts that were posted before the message.
+            // Mostly the ring is empty and no message is moved. The ring is read before the broadcast slot: a thread
+            // that sees a message also sees the broadcasts that were posted before the message.
             if kept.is_none()
                 && let Some(message) = self.from[from].as_mut().and_then(Consumer::pop)
             {

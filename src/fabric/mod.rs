@@ -1,8 +1,8 @@
 //! The state of collectives that needs no [`Device`](crate::Device): descriptors and the mailboxes that carry them, the
 //! signal pad, the plans of who moves what, and the limits between algorithms.
 //!
-//! The device thread owns this state (`thread/worker.rs`). [`collective`](crate::collective) has the procedures that use
-//! it, and `builder/` sets it up.
+//! The device thread owns this state (`thread/worker.rs`). [`collective`](crate::collective) has the procedures that
+//! use it, and `builder/` sets it up.
 //!
 //! * What members tell each other: [`call`], [`descriptor`], [`compact`], [`site_id`]. How it gets there: [`mailbox`],
 //!   [`broadcast`], [`parcels`].

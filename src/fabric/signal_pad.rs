@@ -1,11 +1,11 @@
-//! The signal pads of a pool: the memory in which the kernels of a collective wait for each other on the devices, and words
-//! in page-locked memory by which the host ends their waiting.
+//! The signal pads of a pool: the memory in which the kernels of a collective wait for each other on the devices, and
+//! words in page-locked memory by which the host ends their waiting.
 //!
 //! [`layout`](super::layout) and `kernels/meet.cuh` have the layout and the protocol. `builder/signal_pad.rs` makes the
 //! pads; the algorithms give their addresses to kernels; a gang raises the abort words ([`Alarm`]).
 //!
-//! Devices without access to each other's memory keep what others write (flags and packets) and read (stages) in page-locked
-//! memory of the host, one piece per device. Their own memory then has only what they alone write.
+//! Devices without access to each other's memory keep what others write (flags and packets) and read (stages) in
+//! page-locked memory of the host, one piece per device. Their own memory then has only what they alone write.
 //!
 //! Invariant: an abort word only grows. Each device runs one gang at a time, in the order of the gangs' places.
 
@@ -69,8 +69,8 @@ impl DevicePages {
 
 impl Drop for DevicePages {
     fn drop(&mut self) {
-        // SAFETY: either the set-up has failed before any kernel knew the memory; or the pool's devices have drained: its
-        // threads, which had shares of `SignalPad`, are gone, and none of them has called `keep`.
+        // SAFETY: either the set-up has failed before any kernel knew the memory; or the pool's devices have drained:
+        // its threads, which had shares of `SignalPad`, are gone, and none of them has called `keep`.
         let _ = unsafe { self.0.driver.mem_free(self.1) };
     }
 }
@@ -87,8 +87,8 @@ impl HostPages {
         Ok(HostPages { handle: handle.clone(), first })
     }
 
-    /// A signal pad of this layout in the host's memory, with counters and a stage. The calling thread should be near to
-    /// its device.
+    /// A signal pad of this layout in the host's memory, with counters and a stage. The calling thread should be near
+    /// to its device.
     pub(crate) fn for_pad(handle: &Arc<DeviceHandle>, layout: PadLayout, devices: usize) -> Result<Self> {
         HostPages::new(handle, layout.bytes(devices) + STAGED_COUNTS + STAGE)
     }
@@ -209,8 +209,8 @@ impl SignalPad {
         }
     }
 
-    /// Tells the kernels of a graph, which know no gang, in which gang they run. Called on the device's thread before the
-    /// launch. All work of earlier gangs is over.
+    /// Tells the kernels of a graph, which know no gang, in which gang they run. Called on the device's thread before
+    /// the launch. All work of earlier gangs is over.
     pub(crate) fn launches_in(&self, device: usize, place: u64) {
         // SAFETY: a word of `words`, which lives; one thread of the host writes it.
         unsafe { store_word(self.words.place(device), place) };
@@ -239,9 +239,9 @@ impl SignalPad {
 }
 
 impl Alarm for SignalPad {
-    /// Ends the waiting of these devices' kernels, on the devices that are in the gang. A device that is not in the gang
-    /// yet may still be in an earlier one, whose kernels would give up too. A device that has gone on has no kernel of
-    /// this gang left.
+    /// Ends the waiting of these devices' kernels, on the devices that are in the gang. A device that is not in the
+    /// gang yet may still be in an earlier one, whose kernels would give up too. A device that has gone on has no
+    /// kernel of this gang left.
     fn raise(&self, members: &[usize], place: u64) {
         for &device in members {
             let gang = self.gangs[device].lock();

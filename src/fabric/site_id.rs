@@ -1,10 +1,11 @@
-//! Small numbers for the names of operations and for places in the program: a compact descriptor has no room for pointers.
+//! Small numbers for the names of operations and for places in the program: a compact descriptor has no room for
+//! pointers.
 //!
-//! [`compact`](super::compact) uses them. A call finds its own numbers in a cache of its thread, without the lock. Only a
-//! report looks a number up.
+//! [`compact`](super::compact) uses them. A call finds its own numbers in a cache of its thread, without the lock. Only
+//! a report looks a number up.
 //!
-//! Invariant: a number stands for one name, or one place, on all threads, for the life of the process. There are at most
-//! as many numbers as the program's text has calls.
+//! Invariant: a number stands for one name, or one place, on all threads, for the life of the process. There are at
+//! most as many numbers as the program's text has calls.
 
 use crate::error::Site;
 use once_cell::sync::Lazy;

@@ -1,9 +1,10 @@
-//! What a device thread remembers of its kernels that wait for peers' kernels: the last one, and the barriers that it owes.
+//! What a device thread remembers of its kernels that wait for peers' kernels: the last one, and the barriers that it
+//! owes.
 //!
 //! The worker owns a [`Spinning`]; `collective/barrier.rs` fills it and acts on it.
 //!
-//! Invariant: each pair of devices counts its barriers alike. So a barrier that was committed, and for which this device
-//! launched no kernel, stays noted ([`Spinning::skip`]) until a kernel was launched for it.
+//! Invariant: each pair of devices counts its barriers alike. So a barrier that was committed, and for which this
+//! device launched no kernel, stays noted ([`Spinning::skip`]) until a kernel was launched for it.
 
 use super::layout::DeviceBarrier;
 use crate::memory::stream::StreamCore;

@@ -54,8 +54,9 @@ pub struct Gang {
     left: Box<[Flag]>,
     /// What members that have left had called last, by their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// The slot in which each member posts what it tells all others, by rank; empty in gangs without broadcasts. Each gang
-    /// has its own: a member that has left, and is in a later gang, must not overwrite what its peers here have not read.
+    /// The slot in which each member posts what it tells all others, by rank; empty in gangs without broadcasts. Each
+    /// gang has its own: a member that has left, and is in a later gang, must not overwrite what its peers here have
+    /// not read.
     broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
     /// Where groups of members commit what they do among themselves, by their ranks.

@@ -1,17 +1,17 @@
 //! What one thread tells several others at once.
 //!
-//! With a [`ring`](super::ring) per reader there are a slot and an index per reader, in cache lines that have to be fetched
-//! from the readers one by one. Here the writer writes one line, and all readers read it. The writer cannot run ahead, and
-//! the slot does not say who has read it: the members that meet see to that.
+//! With a [`ring`](super::ring) per reader there are a slot and an index per reader, in cache lines that have to be
+//! fetched from the readers one by one. Here the writer writes one line, and all readers read it. The writer cannot run
+//! ahead, and the slot does not say who has read it: the members that meet see to that.
 //!
 //! # Contract
 //!
-//! Broadcasts are numbered from 1 and posted in order by one thread. Two pages take them in turn, so a broadcast stays until
-//! the next but one is posted. That is enough for members that meet again and again, where each member posts one broadcast
-//! and goes on when it has read all members' broadcasts of that number: a member posts number `k + 2` when all have posted
-//! `k + 1`, and they do that when they have read `k`. A reader that does not read in time misses some. It finds out, since it
-//! sees the number of the broadcast that is there. It always reads one broadcast, never parts of two (each page is a
-//! [`Mirror`]).
+//! Broadcasts are numbered from 1 and posted in order by one thread. Two pages take them in turn, so a broadcast stays
+//! until the next but one is posted. That is enough for members that meet again and again, where each member posts one
+//! broadcast and goes on when it has read all members' broadcasts of that number: a member posts number `k + 2` when
+//! all have posted `k + 1`, and they do that when they have read `k`. A reader that does not read in time misses some.
+//! It finds out, since it sees the number of the broadcast that is there. It always reads one broadcast, never parts of
+//! two (each page is a [`Mirror`]).
 
 use super::{Mirror, site::flag};
 
@@ -27,8 +27,8 @@ impl<const N: usize> Default for BroadcastSlot<N> {
     }
 }
 
-/// The page of a broadcast; how many broadcasts that page has had before; and a function from the number of broadcasts that
-/// the page has had to the number of its last one.
+/// The page of a broadcast; how many broadcasts that page has had before; and a function from the number of broadcasts
+/// that the page has had to the number of its last one.
 fn place(number: u64) -> (usize, u64, impl Fn(u64) -> u64) {
     let pages = if flag("broadcast_slot.one_page") { 1 } else { 2 };
     let page = (number - 1) % pages;
@@ -47,8 +47,8 @@ impl<const N: usize> BroadcastSlot<N> {
         self.pages[place(number).0].write(words);
     }
 
-    /// The broadcast with this number, or a later one that has taken its place; with its number. None if it was not posted
-    /// yet, or if its page is being written.
+    /// The broadcast with this number, or a later one that has taken its place; with its number. None if it was not
+    /// posted yet, or if its page is being written.
     #[inline]
     pub fn read(&self, number: u64) -> Option<(u64, [u64; N])> {
         let (page, before, last) = place(number);

@@ -10,10 +10,10 @@
 //! current       all parts 0 here -> sum 0           all parts 1 here -> sum 1   ..
 //! ```
 //!
-//! Who waits for whom, on the devices: `sum j` for everybody's `parts j`, `result j` for the own `sum j`, and `parts j + S` to a member
-//! for that member's `sum j`, which empties the slot (where a result begins in the slot itself, for `result j`). Each is behind
-//! earlier ones only. Events travel through the rings between the threads, at most 2 S of them on the way, in one order for
-//! all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
+//! Who waits for whom, on the devices: `sum j` for everybody's `parts j`, `result j` for the own `sum j`, and `parts j
+//! + S` to a member for that member's `sum j`, which empties the slot (where a result begins in the slot itself, for
+//! `result j`). Each is behind earlier ones only. Events travel through the rings between the threads, at most 2 S of
+//! them on the way, in one order for all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
 //!
 //! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends
 //! to the one after it, then to the next: engines lose much when several send to one.

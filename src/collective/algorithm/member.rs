@@ -1,8 +1,8 @@
 //! One member's part in a collective, as a value: its rank, its memory, its stream, and what its peers have exposed.
 //!
 //! [`execute`](super::super::execute) makes a [`Member`] when the collective is committed, and gives it to
-//! [`Algorithm::submit`](super::Algorithm::submit). A member needs no [`Device`](crate::Device), so callers outside of a
-//! scope can use the algorithms too: they implement [`Executor`].
+//! [`Algorithm::submit`](super::Algorithm::submit). A member needs no [`Device`](crate::Device), so callers outside of
+//! a scope can use the algorithms too: they implement [`Executor`].
 //!
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
@@ -215,8 +215,8 @@ impl Member<'_> {
         })
     }
 
-    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers that
-    /// may touch this member's: the exit rule.
+    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers
+    /// that may touch this member's: the exit rule.
     pub(super) fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let me = self.rank;
         let touched = || self.others().filter(|&peer| matched.shape.touches(me, peer));
@@ -236,9 +236,9 @@ impl Member<'_> {
         self.others().try_for_each(|peer| self.await_step(peer))
     }
 
-    /// Launches a kernel on the member's stream. It takes part in the member's barrier, if there is one; then it may be on
-    /// the device before the kernel in front of it has ended. All kernels with a barrier wait by themselves for what is
-    /// before them (`kernels/build.py` checks that).
+    /// Launches a kernel on the member's stream. It takes part in the member's barrier, if there is one; then it may be
+    /// on the device before the kernel in front of it has ended. All kernels with a barrier wait by themselves for what
+    /// is before them (`kernels/build.py` checks that).
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
         let early = self.barrier.signals != 0
             && launch::comes_early(blocks, self.handle.driver.info().multiprocessors, self.handle.sharers);

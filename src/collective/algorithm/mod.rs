@@ -1,9 +1,9 @@
-//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks its
-//! kernels have, and what a member submits.
+//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks
+//! its kernels have, and what a member submits.
 //!
-//! [`choose`](super::choose) picks one from [`TABLE`], and [`execute`](super::execute) does what all of them need: access to
-//! memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm is a file, a
-//! row in the table, and a line in the test that forces each (`choose_tests.rs`).
+//! [`choose`](super::choose) picks one from [`TABLE`], and [`execute`](super::execute) does what all of them need:
+//! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
+//! is a file, a row in the table, and a line in the test that forces each (`choose_tests.rs`).
 //!
 //! | file | who adds up or moves | how members wait for each other |
 //! |---|---|---|
