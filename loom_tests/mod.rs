@@ -4,12 +4,12 @@
 //! `cargo loom` runs all of them, `cargo loom ring` those with `ring` in their path. No other build compiles them.
 //! `sites.rs` compares the table of mutants with the source; it is the unit test of `src/sync/site.rs`.
 
+mod broadcast_slot;
 mod commit;
 mod dispatch;
 mod event_count;
 mod gang;
 mod gate;
-mod headline;
 mod inbox;
 mod job;
 mod latch;

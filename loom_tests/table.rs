@@ -320,10 +320,10 @@ pub const TEETH: &[Tooth] = &[
         mutants: &[("model.spares.gives_before_the_wait", Race)],
     },
     Tooth {
-        file: "headline",
+        file: "broadcast_slot",
         model: "members_in_step_miss_nothing",
         mutants: &[
-            ("headline.one_page", Assertion),
+            ("broadcast_slot.one_page", Assertion),
             ("mirror.write.store", Assertion),
             ("mirror.read.load", Assertion),
         ],

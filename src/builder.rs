@@ -2,11 +2,13 @@
 
 mod collectives;
 mod environment;
+pub(crate) mod measure;
 mod memory;
 mod open;
 pub(crate) mod probe;
 mod settings;
 mod share;
+pub(crate) mod signal_pad;
 
 pub(crate) use environment::seed;
 

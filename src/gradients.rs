@@ -29,8 +29,8 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
-    collective::Origin,
     error::{Error, Result},
+    fabric::call::Origin,
     gang::Gang,
     memory::handle::DeviceHandle,
 };

@@ -38,9 +38,9 @@
 //! # Mechanism
 //!
 //! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is
-//! launched, so [`Op`](crate::token::op::Op) only notes it then, and the launch does for all of it what an `Op` does for its
-//! operands. [`part`] has what a graph consists of; [`collective::replay`](crate::collective::replay) how collectives
-//! get into it and run from there.
+//! launched, so [`Op`](crate::token::op::Op) only notes it then, and the launch does for all of it what an `Op` does
+//! for its operands. [`part`] has what a graph consists of; [`collective::replay`](crate::collective::replay) how
+//! collectives get into it and run from there.
 
 mod part;
 #[cfg(test)]

@@ -109,8 +109,7 @@ mod token;
 pub mod topology;
 
 pub use builder::{Backend, Builder};
-pub use collective::{Algorithm, DType, Element, Group, ReduceOp, ReduceOrder, Tune};
-
+pub use collective::Group;
 pub use driver::{
     DeviceInfo, LaunchDims,
     check::Check,
@@ -119,6 +118,10 @@ pub use driver::{
     route::{PeerReport, Route},
 };
 pub use error::{Error, Result, Site};
+pub use fabric::{
+    limits::Tune,
+    types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
+};
 pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]

@@ -9,10 +9,11 @@
 
 use crate::{
     Device, Shard,
-    collective::{barrier, board, headlines::Headlines},
+    collective::barrier,
     contain::{Contained, contain},
     driver::check::Token,
     error::{Error, Result},
+    fabric::broadcast::Broadcasts,
     gang::{
         Alarm, Gang,
         dispatch::{Order, Queue},
@@ -93,7 +94,7 @@ where
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
     let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).started_at(Location::caller());
-    let gang = Arc::new(if Headlines::are_for(gang.count()) { gang.with_headlines() } else { gang });
+    let gang = Arc::new(if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang });
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
     // A checker's knowledge of what has happened before goes along with the closure, and comes back with its outcome.
@@ -286,8 +287,8 @@ fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
     worker.handle.strike(Panic::BeforeMember);
     worker.progress();
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
-    board::forget(worker, gang.place() - 1);
-    barrier::make_up_later(worker);
+    forget(worker, gang.place() - 1);
+    barrier::resync_later(worker);
     if let Some(signals) = worker.shared.signals.get() {
         signals.enter(worker.handle.device, gang);
     }
@@ -305,6 +306,13 @@ fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) ->
     drained
 }
 
+/// Drops the messages that gangs up to place `upto` have left unread in a device's mailboxes.
+fn forget(worker: &Worker, upto: u64) {
+    let left = worker.endpoint.borrow_mut().leftovers(upto);
+    // Its drop may use the mailboxes.
+    drop(left);
+}
+
 /// After the drain: if the gang has failed, waits for all members and recovers.
 fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
     worker.handle.strike(Panic::InRecovery);
@@ -313,14 +321,15 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         let recovering = gang.clone();
         let quiescence = &worker.shared.quiescence[worker.handle.device];
         quiescence.while_blocked(move || !recovering.is_recovered(), || gang.recover());
-        // With a checker: what the others have waited for is over for this thread, too, as the suspects below must be.
+        // With a checker: the work that the other members have waited for is over for this thread, too, as the
+        // quarantine below must be.
         worker.handle.acquire(known.lock().as_deref());
-        board::forget(worker, gang.place());
-        if !gang.is_stuck() && barrier::make_up(worker).is_err() {
+        forget(worker, gang.place());
+        if !gang.is_stuck() && barrier::resync(worker).is_err() {
             // The device or its stream is lost; the next operation reports it.
             gang.stuck();
         }
-        for block in worker.suspects.take() {
+        for block in worker.quarantine.take() {
             if gang.is_stuck() {
                 std::mem::forget(block);
             }

@@ -1,14 +1,14 @@
 //! From drivers to a pool: the device threads, the probe of what connects them, and what needs to know it.
 
-use super::{Builder, Weights, share};
+use super::{Builder, Weights, measure, share, signal_pad};
 use crate::{
-    collective::{board::Endpoint, signals::Signals, tuner},
     driver::{
         DriverRef,
         check::{Check, Watch},
         host,
     },
     error::{Error, Result},
+    fabric::mailbox::Endpoint,
     gang::{
         dispatch::Queue,
         gpu_order::GpuOrder,
@@ -114,8 +114,8 @@ impl Builder {
         }
         let peers = crate::builder::probe::peers(&pool, self.staged)?;
         shared.peers.set(peers).map_err(|_| Error::Closed)?;
-        if let Some(signals) = Signals::set_up(&pool)? {
-            shared.signals.set(signals).map_err(|_| Error::Closed)?;
+        if let Some(pad) = signal_pad::set_up(&pool)? {
+            shared.signals.set(pad).map_err(|_| Error::Closed)?;
         }
         if host::is_stepped(&*shared.handles[0].driver) && count <= STAGED_AT_BUILD {
             let pairs = (0..count * count).map(|pair| (pair / count, pair % count));
@@ -124,7 +124,7 @@ impl Builder {
                 .try_for_each(|(from, to)| shared.peer_staging(from, to).map(drop))?;
         }
         if !matches!(self.weights, Weights::Measured) {
-            shared.tuned.set(tuner::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
+            shared.tuned.set(measure::tune(&pool, shared.tune)).map_err(|_| Error::Closed)?;
             return Ok(pool);
         }
         let site = Location::caller();

@@ -6,16 +6,16 @@
 //! ([`DeviceHandle::sharers`](crate::memory::handle::DeviceHandle)).
 //!
 //! **Kernels that wait for each other** must all get to run. Those of one GPU do, if all their blocks fit on it at once
-//! ([`tuner::multiprocessors`](crate::collective::tuner::multiprocessors)), and if none is behind something that waits
-//! for it. Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most),
-//! each in the order of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>).
-//! Kernels of different streams that follow each other in a queue run side by side all the same
+//! ([`tuner::multiprocessors`](crate::fabric::limits::multiprocessors)), and if none is behind something that waits for
+//! it. Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most), each
+//! in the order of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Kernels of
+//! different streams that follow each other in a queue run side by side all the same
 //! (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it); but what waits for a kernel, such as the next one
 //! of its stream, holds up all that is behind it. So a device that shares its GPU submits nothing after such a kernel
-//! before all that are to be launched have been ([`barrier::Window`](crate::collective::barrier::Window)). Then what a
-//! kernel is behind of waits at most for kernels whose peers were all launched before this one, and so, the earliest
-//! first, all of them end. A launch that waits for room in a queue with the context's lock held stops nobody either,
-//! for the same reason. A graph is submitted as a whole: its kernels need queues of their own.
+//! before all that are to be launched have been ([`barrier::LaunchWindow`](crate::collective::barrier::LaunchWindow)).
+//! Then what a kernel is behind of waits at most for kernels whose peers were all launched before this one, and so, the
+//! earliest first, all of them end. A launch that waits for room in a queue with the context's lock held stops nobody
+//! either, for the same reason. A graph is submitted as a whole: its kernels need queues of their own.
 //!
 //! What is left: a device that is no member of a meeting may wait for a member's stream (a copy from its buffer, across
 //! groups) after that one's launch and before another's. With three devices on a GPU and more streams than queues, that
@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use std::collections::HashMap;
 
 /// The most that a GPU is opened: no kernel meets more.
-const MOST: usize = crate::collective::kernels::MOST;
+const MOST: usize = crate::fabric::layout::MOST;
 
 /// Whether a CUDA GPU may be several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,18 +8,21 @@
 //! A body calls nothing in a closure that needs the caller's line: `#[track_caller]` does not reach into closures.
 
 use super::{
-    Element, Group, Origin, ReduceOp,
-    board::{Notice, Payload},
-    brief::Brief,
-    call::Call,
+    Group,
     ops::{between, in_place},
-    plan::{Counts, Shape},
     request::Request,
 };
 use crate::{
     Device,
     contain::Contained,
     error::Result,
+    fabric::{
+        call::{Call, Origin},
+        compact::CompactDescriptor,
+        descriptor::{Descriptor, Payload},
+        plan::{Counts, Shape},
+        types::{Element, ReduceOp},
+    },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::panic::Location;
@@ -473,10 +476,10 @@ collectives! {
     fn barrier(&self) -> Result<()> {
         let _here = self.dev.worker.handle.enter("barrier", Location::caller());
         let call = Call::new("barrier");
-        let Some(members) = self.known.in_short else { return self.meet(call, Payload::Nothing, false).map(drop) };
+        let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
         self.dev.not_in_graph(call.op)?;
         self.dev.worker.progress();
-        self.meet_briefly(Brief::of_barrier(&call, members), &call, false).map(drop)
+        self.meet_compact(CompactDescriptor::of_barrier(&call, members), &call, false).map(drop)
     }
 
     /// Gives a host value to every member and returns all members' values, in rank order. The values are `'static`:
@@ -505,12 +508,12 @@ impl Group<'_> {
         let _here = self.dev.worker.handle.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>().from(origin);
         let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
-        Ok(all.iter().map(|notice| value_of(notice)).collect())
+        Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
     }
 }
 
-fn value_of<T: Clone + 'static>(notice: &Notice) -> T {
-    match &notice.payload {
+fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
+    match &descriptor.payload {
         Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
         _ => unreachable!("the meeting compared the operations"),
     }

@@ -1,7 +1,7 @@
 //! Each algorithm is the right one for some case, and what is asked for comes first.
 
 use super::*;
-use crate::collective::{plan::Counts, types::Algorithm as Wish};
+use crate::fabric::{plan::Counts, types::Algorithm as Wish};
 use std::collections::BTreeSet;
 
 const KB: usize = 1 << 10;

@@ -1,33 +1,40 @@
-//! Carries a collective out: what every algorithm needs is done here, once.
+//! Carries a collective out: it does once what every algorithm needs.
 //!
 //! ```text
 //! access    the member's buffers: the current stream waits for conflicting work
-//! scratch   what the algorithm needs besides
-//! meet      all members have called the same; commit, or nobody begins
+//! scratch   the other memory that the algorithm needs
+//! meet      all members have called one collective; they commit, or nobody begins
 //! submit    the algorithm's part
-//! settle    the uses are noted; a failure fails the gang
+//! settle    the uses of the memory are noted; a failure fails the gang
 //! ```
 //!
 //! **The exit rule**: when a member's stream has passed the collective, no peer touches the member's memory any more.
-//! So what comes next on that stream may write it, and its memory pool may reuse it, without a look at other devices.
+//! So the next work on that stream may write the memory, and the member's memory pool may reuse it, without a look at
+//! other devices.
 
 use super::{
     Group,
-    algorithm::{Algorithm, Matched, Meeting, Member, Scratch},
-    barrier::{self, Met, Missed},
-    board::{Lent, Notice, Payload},
+    algorithm::{Algorithm, Executor, Matched, Meeting, Member, Scratch},
+    barrier,
     choose::{Case, Machine, choose},
-    kernels::Meet,
-    plan::Shape,
-    request::Request,
-    scratch::{self, InFlight},
-    signals::Signals,
-    tuner::Limits,
+    kernels::Entry,
+    meet::Descriptors,
+    request::{RemotePtr, Request},
+    scratch,
 };
 use crate::{
     Event,
+    copy::peer,
+    driver::RawFunction,
     error::{Error, Result},
-    memory::{block::BlockRef, hazard::Access},
+    fabric::{
+        descriptor::{Area, Exposed, Payload, RecvScratch},
+        layout::DeviceBarrier,
+        limits::Limits,
+        signal_pad::SignalPad,
+        spinning::SkippedBarrier,
+    },
+    memory::{block::BlockRef, hazard::Access, stream::StreamCore},
     token::op::Op,
 };
 use std::{cell::Cell, sync::Arc};
@@ -42,14 +49,14 @@ impl Group<'_> {
         }
     }
 
-    /// Carries a collective out, by the algorithm that is right within these limits. All members give the same.
+    /// Carries a collective out by the algorithm that is right within these limits. All members give the same limits.
     #[track_caller]
     pub(super) fn carry(&self, request: &Request, limits: &Limits) -> Result<()> {
         let case = self.case(request, limits);
         self.carry_by(request, &case, choose(&case).0)
     }
 
-    /// [`carry`](Self::carry) by a given algorithm. All members give the same, and one that can.
+    /// [`carry`](Self::carry) by a given algorithm, which can carry it out. All members give the same one.
     #[track_caller]
     pub(super) fn carry_by(&self, request: &Request, case: &Case<'_>, algorithm: &dyn Algorithm) -> Result<()> {
         let (dev, name) = (self.dev, request.call.op());
@@ -61,40 +68,40 @@ impl Group<'_> {
             barrier::prepare(dev, name, request.call.site)?;
         }
         if on_host {
-            InFlight::room(dev, name)?;
+            dev.worker.staging_calls.room(name, dev.worker.shared.deadline, &dev.session.gang)?;
         }
         let scratch = scratch::take(self, request, needs.scratch, &mut access)?;
         let blocks = || request.areas().chain(&scratch).map(|area| &area.block);
-        let mut owed = Missed { meet: Meet::NONE, times: 0 };
+        let mut owed = SkippedBarrier { barrier: DeviceBarrier::NONE, times: 0 };
         let (met, window) = match needs.meeting {
             Meeting::Kernels { launches, in_full } => {
-                // From the commit on the others count on this member's launches, whatever comes of it: each launches,
-                // and each pair counts.
-                owed = Missed { meet: barrier::of(self, self.signals(), dev.session.gang.place()), times: launches };
-                let meeting = || Met::of(self, request, scratch.as_ref(), in_full, true);
-                let (met, window) = barrier::commit_by(self, owed, blocks().cloned(), meeting)?;
+                // From the commit on, the others count on this member's launches, whatever happens here: every member
+                // launches, and every pair counts.
+                owed = SkippedBarrier { barrier: self.barrier_of_kernels(dev.session.gang.place()), times: launches };
+                let meeting = || Descriptors::of(self, request, scratch.as_ref(), in_full, true);
+                let (met, window) = self.commit_to_launch(owed, blocks().cloned(), meeting)?;
                 (met, Some(window))
             }
             Meeting::Events | Meeting::Host => {
                 let events = needs.meeting == Meeting::Events && self.count() > 1;
                 let ready = events.then(|| Event::record(&dev.stream, name, false)).transpose()?;
-                let (stage, inbox) = match &scratch {
+                let (stage, scratch) = match &scratch {
                     Some(area) if on_host => (Some(area.clone()), None),
-                    area => (None, area.as_ref().map(|area| (area.address, area.bytes.len()))),
+                    area => (None, area.as_ref().map(RecvScratch::of)),
                 };
-                let lent = Lent { stage, inbox, ..request.lend(ready) };
-                (Met::InFull(self.meet(request.call.clone(), Payload::Memory(lent), false)?), None)
+                let exposed = Exposed { stage, scratch, ..request.expose(ready) };
+                let met = self.meet(request.call.clone(), Payload::Memory(exposed), false)?;
+                (Descriptors::Full(met), None)
             }
         };
         let shape = match met.shape(self, request) {
             Ok(shape) => shape,
-            // Every member finds the same, and none has begun: nobody touches anything. Kernels are counted all the
-            // same.
+            // Every member finds this error, and none has begun: no memory is touched. The kernels count nevertheless.
             Err(error) => {
                 let counted = match by_kernels {
                     true => {
                         debug_assert_eq!(owed.times, 1, "what launches more is of a shape that is known");
-                        barrier::count(&dev.worker, &dev.stream, name, owed.meet)
+                        barrier::count(&dev.worker, &dev.stream, name, owed.barrier)
                     }
                     false => return Err(error),
                 };
@@ -104,14 +111,8 @@ impl Group<'_> {
                 return Err(counted.inspect_err(|cause| self.fail_on(blocks(), cause)).err().unwrap_or(error));
             }
         };
-        let member = Member {
-            group: self,
-            request,
-            limits: case.limits,
-            scratch: scratch.as_ref(),
-            barrier: owed.meet,
-            launched: Cell::new(0),
-        };
+        let executor = MemberThread { group: self, request };
+        let member = executor.member(case.limits, scratch.as_ref(), owed.barrier);
         let submitted = algorithm.submit(&member, &Matched { met: &met, shape: &shape });
         drop(window);
         access.submitted();
@@ -120,15 +121,15 @@ impl Group<'_> {
             barrier::end(dev, owed, &submitted);
         }
         if on_host {
-            InFlight::note(dev);
+            dev.worker.staging_calls.note(&dev.stream);
         }
-        // Peers may have accesses to these blocks under way that no event of this member covers.
+        // Peers may have accesses to these blocks in flight that no event of this member covers.
         submitted.inspect_err(|cause| self.fail_on(blocks(), cause))
     }
 
-    /// Captures the kernels of a collective. The members meet now, on the host; their kernels do whenever the graph is
-    /// launched, in whichever gang. Returns their barrier, and how many they are; none if the algorithm has no kernels
-    /// that wait for each other: then nothing is captured.
+    /// Captures the kernels of a collective. The members meet now, on the host; their kernels meet at each launch of
+    /// the graph, in whichever gang. Returns the kernels' barrier and their number. None: the algorithm has no kernels
+    /// that wait for each other, and nothing is captured.
     #[track_caller]
     pub(super) fn capture_by(
         &self,
@@ -136,39 +137,44 @@ impl Group<'_> {
         case: &Case<'_>,
         algorithm: &dyn Algorithm,
         access: &mut Op<'_>,
-    ) -> Result<Option<(Meet, usize)>> {
+    ) -> Result<Option<(DeviceBarrier, usize)>> {
         let needs = algorithm.needs(case);
         let Meeting::Kernels { launches, in_full } = needs.meeting else { return Ok(None) };
         barrier::check_not_blocked(self.dev, request.call.op(), request.call.site)?;
         let scratch = scratch::take(self, request, needs.scratch, access)?;
-        let met = Met::of(self, request, scratch.as_ref(), in_full, false)?;
-        let (shape, barrier) = (met.shape(self, request)?, barrier::of(self, self.signals(), 0));
+        let met = Descriptors::of(self, request, scratch.as_ref(), in_full, false)?;
+        let (shape, barrier) = (met.shape(self, request)?, self.barrier_of_kernels(0));
         // Nothing is launched yet, so nothing can be owed.
-        let (limits, launched) = (case.limits, Cell::new(0));
-        let member = Member { group: self, request, limits, scratch: scratch.as_ref(), barrier, launched };
+        let executor = MemberThread { group: self, request };
+        let member = executor.member(case.limits, scratch.as_ref(), barrier);
         algorithm.submit(&member, &Matched { met: &met, shape: &shape })?;
         Ok(Some((barrier, launches)))
     }
 
-    /// The call, as all members see it.
+    /// The call as all members see it.
     pub(super) fn case<'c>(&self, request: &'c Request, limits: &'c Limits) -> Case<'c> {
         Case::new(
             (Machine::of(&self.dev.worker.shared), limits),
-            (self.count(), self.known.direct),
+            (self.count(), self.membership.direct),
             (request.dtype, request.reduce),
             request.shape.as_ref(),
             self.dev.recording.is_some(),
         )
     }
 
-    /// From which size on which algorithm is right for this group.
+    /// The limits between the algorithms, for this group.
     pub(super) fn limits(&self) -> &Limits {
         self.dev.worker.shared.limits().of(self.count())
     }
 
-    /// Where kernels wait for each other.
-    fn signals(&self) -> &Signals {
-        self.dev.worker.shared.signals.get().expect("an algorithm by kernels is chosen where they can meet")
+    /// The barrier of the members' kernels, in the gang at this place (0: in a graph).
+    fn barrier_of_kernels(&self, place: u64) -> DeviceBarrier {
+        let pad = self.pad().expect("an algorithm by kernels is chosen where they can meet");
+        barrier::of(self, pad, place)
+    }
+
+    fn pad(&self) -> Option<&SignalPad> {
+        self.dev.worker.shared.signals.get().map(|pad| &**pad)
     }
 
     /// Announces what a collective touches of this member's memory.
@@ -188,33 +194,68 @@ impl Group<'_> {
     /// drained.
     pub(super) fn fail_on<'b>(&self, blocks: impl Iterator<Item = &'b BlockRef>, cause: &Error) {
         let dev = self.dev;
-        dev.worker.suspects.borrow_mut().extend(blocks.cloned());
+        dev.worker.quarantine.borrow_mut().extend(blocks.cloned());
         // The peers count on this member; they must not wait for it.
         if !matches!(cause, Error::Aborted { .. }) {
             dev.session.gang.poison(dev.index(), cause.clone());
         }
     }
+}
 
-    /// Of `all_to_all_v`: what all members say together.
-    pub(super) fn shape(&self, notices: &[Arc<Notice>]) -> Result<Shape> {
-        let counts = |notice: &Arc<Notice>| barrier::exposed(notice).counts.clone().expect("all_to_all says how much");
-        let (send, receive) = notices.iter().map(counts).unzip();
-        let shape = Shape::AllToAll { send, receive };
-        match shape.disagreement(self.count()) {
-            None => Ok(shape),
-            // Every member finds the same, and none has begun.
-            Some((a, b)) => Err(self.not_what_is_expected((a, b), &shape, notices)),
+/// The device thread of a member, as the algorithm uses it.
+struct MemberThread<'g> {
+    group: &'g Group<'g>,
+    request: &'g Request,
+}
+
+impl<'g> MemberThread<'g> {
+    /// The member's part, as a value.
+    fn member<'a>(&'a self, limits: &'a Limits, scratch: Option<&'a Area>, barrier: DeviceBarrier) -> Member<'a> {
+        let dev = self.group.dev;
+        Member {
+            request: self.request,
+            limits,
+            rank: self.group.rank,
+            ordinals: self.group.ordinals(),
+            handle: &dev.worker.handle,
+            stream: &dev.stream,
+            pad: self.group.pad(),
+            scratch,
+            barrier,
+            launched: Cell::new(0),
+            deadline: dev.worker.shared.deadline,
+            executor: self,
         }
     }
+}
 
-    /// Member `a` sends member `b` another number of elements than `b` expects.
-    fn not_what_is_expected(&self, (a, b): (usize, usize), shape: &Shape, notices: &[Arc<Notice>]) -> Error {
-        let mut error = self.mismatch("counts", (a, &notices[a].call), (b, &notices[b].call));
-        if let (Error::Mismatch { a_call, b_call, .. }, Shape::AllToAll { send, receive }) = (&mut error, shape) {
-            let (out, into) = (send[a].part(b).len(), receive[b].part(a).len());
-            *a_call = format!("all_to_all_v({out} elements for member {b})");
-            *b_call = format!("all_to_all_v({into} elements from member {a})");
-        }
-        error
+impl Executor for MemberThread<'_> {
+    fn send_step(&self, peer: usize, done: Event) -> Result<()> {
+        self.group.post_step(&self.request.call, peer, done)
+    }
+
+    fn take_step(&self, peer: usize) -> Result<Event> {
+        self.group.receive_step(&self.request.call, peer)
+    }
+
+    fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
+        self.group.dev.worker.engines()
+    }
+
+    fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
+        let dev = self.group.dev.at(stream.clone());
+        peer::copy(&dev, to.address, to.device, from.address, from.device, bytes)
+    }
+
+    fn function(&self, entry: &Entry) -> Result<RawFunction> {
+        self.group.dev.worker.function(entry.module, entry.name)
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.group.dev.session.gang.is_aborted()
+    }
+
+    fn aborted(&self) -> Option<Error> {
+        self.group.dev.session.gang.aborted()
     }
 }

@@ -1,21 +1,14 @@
-//! Groups: the members of a gang that run a collective together.
+//! Groups: some members of a gang, which run collectives together. [`Device`] makes a group and all collectives are
+//! methods of it; [`Device::everyone`] is the group of the whole gang.
 
-use super::{barrier, kernels::Meet};
 use crate::{
     Device,
     error::{Error, Result},
+    fabric::{call::Origin, membership::Membership},
     sync::CommitWord,
 };
 use smallvec::SmallVec;
-use std::{
-    cell::{Cell, OnceCell, RefCell},
-    hint,
-    rc::Rc,
-    sync::Arc,
-};
-
-/// How often the others look whether the first member has committed, before they do it themselves: some microseconds.
-const LEAD_POLLS: usize = 64;
+use std::{rc::Rc, sync::Arc};
 
 /// Some of a gang's members, in an order that gives them their ranks among themselves. Made by
 /// [`Device::group`](crate::Device::group); has the collectives of [`Device`].
@@ -41,7 +34,7 @@ const LEAD_POLLS: usize = 64;
 /// ```
 pub struct Group<'d> {
     pub(super) dev: &'d Device,
-    pub(super) known: Rc<Known>,
+    pub(super) membership: Rc<Membership>,
     pub(super) rank: usize,
 }
 
@@ -50,51 +43,6 @@ crate::sync::device_thread_only! { ['d] Group<'d> }
 impl std::fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Group {:?}, rank {}", self.ranks(), self.rank)
-    }
-}
-
-/// A group as one member knows it.
-pub(crate) struct Known {
-    /// Ranks in the gang, by rank in the group.
-    pub(super) ranks: Arc<[usize]>,
-    /// Ordinals in the pool, likewise.
-    ordinals: Box<[usize]>,
-    /// And how many there are: [`Meet::members`], if a message has room for them.
-    pub(super) in_short: Option<(u64, u8)>,
-    /// Whether all have access to each other's memory.
-    pub(super) direct: bool,
-    /// Where the group's collectives are committed; none: the gang's own word.
-    word: Option<std::sync::Arc<CommitWord>>,
-    /// Collectives so far.
-    calls: Cell<u64>,
-}
-
-/// The groups of a device's part in one scope.
-#[derive(Default)]
-pub(crate) struct Groups {
-    everyone: OnceCell<Rc<Known>>,
-    others: RefCell<Vec<Rc<Known>>>,
-}
-
-impl Groups {
-    fn know(&self, dev: &Device, ranks: &[usize]) -> Rc<Known> {
-        let gang = &dev.session.gang;
-        let new = |word| {
-            let ordinals: Box<[usize]> = ranks.iter().map(|&rank| gang.device(rank)).collect();
-            let direct = dev.worker.shared.are_direct(&ordinals);
-            let in_short =
-                Meet::can_name(&ordinals).then(|| (Meet::members(ordinals.iter().copied()), ranks.len() as u8));
-            Rc::new(Known { ranks: ranks.into(), ordinals, in_short, direct, word, calls: Cell::new(0) })
-        };
-        if ranks.len() == gang.count() && ranks.iter().enumerate().all(|(at, &rank)| at == rank) {
-            return self.everyone.get_or_init(|| new(None)).clone();
-        }
-        let mut others = self.others.borrow_mut();
-        if let Some(known) = others.iter().find(|known| *known.ranks == *ranks) {
-            return known.clone();
-        }
-        others.push(new(Some(gang.group(ranks))));
-        others.last().expect("just added").clone()
     }
 }
 
@@ -116,7 +64,7 @@ impl Device {
         let Some(rank) = ranks.iter().position(|&rank| rank == me) else {
             return Err(Error::invalid("group", format_args!("rank {me}, which asks, is not in {ranks:?}")));
         };
-        Ok(Group { dev: self, known: self.session.groups.know(self, ranks), rank })
+        Ok(Group { dev: self, membership: self.membership(ranks), rank })
     }
 
     /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless
@@ -126,15 +74,20 @@ impl Device {
         let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
         let ranks: SmallVec<[usize; 8]> = ordinals.iter().map(rank_of).collect::<Option<_>>()?;
         let rank = ranks.iter().position(|&rank| rank == self.rank())?;
-        Some(Group { dev: self, known: self.session.groups.know(self, &ranks), rank })
+        Some(Group { dev: self, membership: self.membership(&ranks), rank })
     }
 
     /// All members.
     pub(crate) fn everyone(&self) -> Group<'_> {
-        let groups = &self.session.groups;
-        let known = groups.everyone.get().cloned();
-        let known = known.unwrap_or_else(|| groups.know(self, &(0..self.count()).collect::<Vec<_>>()));
-        Group { dev: self, known, rank: self.rank() }
+        let membership = self.session.groups.everyone();
+        let membership = membership.unwrap_or_else(|| self.membership(&(0..self.count()).collect::<Vec<_>>()));
+        Group { dev: self, membership, rank: self.rank() }
+    }
+
+    /// The group of these ranks.
+    fn membership(&self, ranks: &[usize]) -> Rc<Membership> {
+        let are_direct = |ordinals: &[usize]| self.worker.shared.are_direct(ordinals);
+        self.session.groups.look_up(&self.session.gang, ranks, are_direct)
     }
 }
 
@@ -146,7 +99,7 @@ impl<'d> Group<'d> {
 
     /// How many members the group has.
     pub fn count(&self) -> usize {
-        self.known.ranks.len()
+        self.membership.ranks.len()
     }
 
     /// The device, on the stream that the group's collectives run on.
@@ -156,15 +109,15 @@ impl<'d> Group<'d> {
 
     /// The ordinal in the pool of a member.
     pub(crate) fn ordinal(&self, member: usize) -> usize {
-        self.known.ordinals[member]
+        self.membership.ordinals[member]
     }
 
     /// The ordinals in the pool of all members, by rank.
     pub(crate) fn ordinals(&self) -> &[usize] {
-        &self.known.ordinals
+        &self.membership.ordinals
     }
 
-    /// Members that are not this one, each beginning with another.
+    /// All members but this one. Each member begins with the one after it.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (n, me) = (self.count(), self.rank);
         (1..n).map(move |k| (me + k) % n)
@@ -172,44 +125,26 @@ impl<'d> Group<'d> {
 
     /// Ranks in the gang, by rank in the group.
     pub(super) fn ranks(&self) -> &Arc<[usize]> {
-        &self.known.ranks
+        &self.membership.ranks
     }
 
-    /// Whether it is the whole gang, by rank.
+    /// Whether the group is the whole gang, with the same ranks.
     pub(super) fn is_everyone(&self) -> bool {
-        self.known.word.is_none()
+        self.membership.word.is_none()
     }
 
     /// Where the group's collectives are committed.
     pub(super) fn word(&self) -> &CommitWord {
-        self.known.word.as_deref().unwrap_or(self.dev.session.gang.word())
+        self.membership.word.as_deref().unwrap_or(self.dev.session.gang.word())
     }
 
     /// The number of the group's next collective.
     pub(super) fn next_number(&self) -> u64 {
-        self.known.calls.get() + 1
+        self.membership.calls.get() + 1
     }
 
-    /// From now on every member carries the next collective through; or none, when the gang has failed first. `spins`:
-    /// by a kernel that spins for the others'.
-    pub(super) fn commit(&self, spins: bool) -> Result<()> {
-        let (word, number) = (self.word(), self.next_number());
-        if self.rank > 0 {
-            // One of them commits, and mostly the others only see it: a line that all write to goes round from core to
-            // core.
-            let polls = self.dev.worker.shared.polls.min(LEAD_POLLS);
-            (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
-        }
-        if spins {
-            barrier::commit(self, word, number);
-        }
-        match &self.known.word {
-            None => self.dev.session.gang.commit(number)?,
-            Some(word) if word.commit(number) => {}
-            Some(_) => self.dev.session.gang.check().and(Err(Error::Closed))?,
-        }
-        // Only what was committed counts: calls that did not match leave no gap.
-        self.known.calls.set(number);
-        Ok(())
+    /// The origin of the calls of a gradient exchange that is made with the group's next collective.
+    pub(crate) fn new_exchange(&self) -> Origin {
+        Origin::exchange(self.dev.session.gang.place(), self.next_number())
     }
 }

@@ -4,8 +4,8 @@
 //! `kernels/ring.cu` and `kernels/exchange.cu`; `kernels/meet.cuh` says how the kernels of several devices wait for
 //! each other. The host kernels for software GPUs are in [`host kernel`]. They do not meet, since events order them.
 //!
-//! Device and host kernel compute the same bits, whatever the launch dimensions and alignment: elements are folded in rank
-//! order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
+//! Device and host kernel compute the same bits, whatever the launch dimensions and alignment: elements are folded in
+//! rank order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
 
 mod exchange;
 mod host_kernels;
@@ -15,7 +15,10 @@ mod staged;
 #[cfg(test)]
 mod tests;
 
-use super::{DType, ReduceOp};
+use crate::fabric::{
+    layout::{DeviceBarrier, MOST, Route},
+    types::{DType, ReduceOp},
+};
 use crate::{
     Module,
     driver::{Address, HostKernel, KernelArg, ValueBytes},
@@ -24,145 +27,8 @@ use crate::{
 use smallvec::SmallVec;
 
 pub(crate) use exchange::{EXCHANGE_SLOTS, Exchange, Pieces, Trade};
-pub(crate) use ring::{Cut, RING_BLOCKS, Ring, Round};
-pub(crate) use staged::{Moves, Role, STAGED_BLOCKS, STAGED_COUNTS, STAGED_SLOTS, Stage, Staged};
-
-/// Devices that a kernel on a GPU can name.
-pub(crate) const MOST: usize = 16;
-/// Blocks of a kernel that meets, at most.
-pub(crate) const BLOCKS: u32 = 128;
-/// Blocks of a push, at most, that waits for its peers while the next kernel is on the device.
-pub(crate) const FEW: u32 = 32;
-/// Threads of a block, at most. A block of a kernel that meets has more than [`MOST`].
-pub(crate) const THREADS: u32 = 512;
-/// The signals of a device (`kernels/meet.cuh`): a header with addresses and epochs, the flags of barriers, and, for
-/// each other device, the packets of pushes and the rooms of what is sent eagerly.
-pub(crate) mod signals {
-    use super::{BLOCKS, MOST};
-
-    /// What a device alone writes, with the addresses.
-    pub(crate) const HEADER: usize = 256;
-    const FLAGS: usize = 2 * BLOCKS as usize * MOST * 4 + 3 * BLOCKS as usize * MOST * 8;
-
-    /// Packets of each sender and parity in a pool of so many devices, which each send up to `pushed` bytes: as many as
-    /// are worth pushing to all the others.
-    const fn packets(devices: usize, pushed: usize) -> usize {
-        let (most, cap) = (pushed / (8 * (devices - 1)), most_pushed(devices) / 8);
-        if most < cap { most / 512 * 512 } else { cap }
-    }
-
-    /// Bytes that a device sends up to which an all-reduce is pushed: all it has to everyone, with as many bytes of
-    /// flags. On 2 and 4 H200s that was faster than slices with barriers at every size that fits (`benches/results`).
-    pub(crate) const PUSHED: usize = 768 << 10;
-
-    /// The same to one other device: more goes eagerly, 512 KB between two H200s in 7.2 us for 9.0; 256 KB on 4 in 9.5
-    /// for 10.2.
-    pub(crate) const fn most_pushed(devices: usize) -> usize {
-        if devices > 2 { 128 << 10 } else { 256 << 10 }
-    }
-
-    /// The same where packets cross the host's memory: what there is room for. How much is worth it is less
-    /// ([`choose`](super::super::choose)).
-    pub(crate) const PUSHED_THROUGH_HOST: usize = 112 << 10;
-
-    /// Bytes that a device sends another up to which they go eagerly, into a room there. The rooms of many get smaller:
-    /// with all else a device's signals are to stay within 8 MB.
-    pub(crate) const fn eager(devices: usize) -> usize {
-        if devices > 4 { (2 << 20) / (devices - 1) } else { 1 << 20 }
-    }
-
-    /// What each sender and parity has places for.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Places {
-        pub packets: usize,
-        /// Bytes of the room; 0: none.
-        pub room: usize,
-    }
-
-    impl Places {
-        /// In a pool of devices that know each other's memory.
-        pub(crate) const fn direct(devices: usize) -> Places {
-            let each = eager(devices);
-            Places { packets: packets(devices, PUSHED), room: each - each % (16 << 10) }
-        }
-
-        /// In the host's memory: packets alone.
-        pub(crate) const fn through_host(devices: usize) -> Places {
-            Places { packets: packets(devices, PUSHED_THROUGH_HOST), room: 0 }
-        }
-
-        /// All of a device's signals, in a pool of so many.
-        pub(crate) const fn bytes(self, devices: usize) -> usize {
-            HEADER + FLAGS + self.rooms(devices) + (devices - 1) * 2 * self.room
-        }
-
-        /// Bytes from the first packet to the first room: a device has no place for itself.
-        pub(crate) const fn rooms(self, devices: usize) -> usize {
-            (devices - 1) * 2 * self.packets * 16
-        }
-    }
-
-    /// How it begins; all else is zero.
-    pub(crate) fn header(peers: &[u64], abort: u64, report: u64, places: Places) -> Vec<u64> {
-        let mut words = vec![0; HEADER / 8];
-        words[..peers.len()].copy_from_slice(peers);
-        words[MOST] = abort;
-        words[MOST + 1] = report;
-        // Behind the epochs, and the ticket that is the word's lower half.
-        words[MOST + 2 + MOST / 2] = (places.packets as u64) << 32;
-        words[MOST + 3 + MOST / 2] = (places.rooms(peers.len()) as u64) << 32 | places.room as u64;
-        words
-    }
-
-    /// The last meeting with each device, in a header.
-    pub(crate) fn count_up_to(header: &mut [u64], epoch: u32) {
-        header[MOST + 2..][..MOST / 2].fill(u64::from(epoch) << 32 | u64::from(epoch));
-    }
-}
-
-/// What a kernel that has given up leaves in its device's report word: the place of the gang, and whom it waited for.
-pub(crate) fn reported(report: u64) -> Option<(u64, usize)> {
-    (report & 0x80 != 0).then_some((report >> 8, (report & 0x7f) as usize))
-}
-
-/// The meeting that a kernel is part of, as `kernels/meet.cuh` has it.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub(crate) struct Meet {
-    /// The device's own signals; 0: no meeting, events order the kernel.
-    pub signals: Address,
-    /// The members' ordinals in rank order, 4 bits each; see [`members`](Self::members).
-    pub members: u64,
-    /// The gang's place: an abort word of `place` or more means that it has failed; 0 in a graph, where the place is a
-    /// word beside that.
-    pub place: u64,
-    /// Nanoseconds of waiting in one place after which the kernel gives up; 0: never.
-    pub deadline: u64,
-    /// Members.
-    pub count: u32,
-    /// The device's own rank.
-    pub me: u32,
-    /// Nothing yet.
-    pub spare: u64,
-}
-
-impl Meet {
-    /// No meeting.
-    pub(crate) const NONE: Meet = Meet { signals: 0, members: 0, place: 0, deadline: 0, count: 0, me: 0, spare: 0 };
-
-    /// Whether these can be packed.
-    pub(crate) fn can_name(ordinals: &[usize]) -> bool {
-        ordinals.len() <= MOST && ordinals.iter().all(|&ordinal| ordinal < MOST)
-    }
-
-    /// Ordinals in rank order, packed.
-    pub(crate) fn members(ordinals: impl IntoIterator<Item = usize>) -> u64 {
-        ordinals.into_iter().enumerate().fold(0, |all, (rank, ordinal)| {
-            assert!(rank < MOST && ordinal < MOST, "a kernel can meet {MOST} devices");
-            all | (ordinal as u64) << (4 * rank)
-        })
-    }
-}
+pub(crate) use ring::{Cut, Ring, Round};
+pub(crate) use staged::{Moves, Role, Stage, Staged};
 
 /// A device function with its host kernel.
 #[derive(Clone, Copy)]
@@ -287,7 +153,7 @@ pub(crate) struct Combine<'a> {
     pub factors: &'a [f64],
     pub sources: &'a [Part],
     pub destinations: &'a [Part],
-    pub meet: Meet,
+    pub meet: DeviceBarrier,
 }
 
 impl Combine<'_> {
@@ -313,7 +179,7 @@ impl Combine<'_> {
 pub(crate) struct Pairs<'a> {
     pub pairs: &'a [(Part, Part)],
     pub blocks_per_pair: u32,
-    pub meet: Meet,
+    pub meet: DeviceBarrier,
 }
 
 impl Pairs<'_> {
@@ -333,20 +199,6 @@ impl Pairs<'_> {
     }
 }
 
-/// Who sends to whom in a push, as bits by rank, and where what one sends begins: `Route` in `kernels/route.cuh`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub(crate) struct Route {
-    pub senders: u16,
-    pub receivers: u16,
-    /// 1: receivers add up what arrives (then all are senders), 0: they put it in its place.
-    pub folds: u32,
-    /// What a sender has for rank `b` is `b * out` elements after the source's begin.
-    pub out: u64,
-    /// What a receiver has of rank `a` goes `a * into` elements after the destination's begin.
-    pub into: u64,
-}
-
 /// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by
 /// [`eager`] at most what a room has; on GPUs only. Every member launches the same grid. `n` is not 0 and there are at
 /// least two members.
@@ -360,7 +212,7 @@ pub(crate) struct Push<'a> {
     pub source: Part,
     /// This device's own memory; may be the source, part for part.
     pub destination: Part,
-    pub meet: Meet,
+    pub meet: DeviceBarrier,
 }
 
 impl Push<'_> {
@@ -401,7 +253,8 @@ fn push_factors(args: &mut Arguments, factors: &[f64], eight: usize) {
 }
 
 /// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range
-/// may appear only once (the host kernel holds it exclusively), so a source that is a destination is named by its number.
+/// may appear only once (the host kernel holds it exclusively), so a source that is a destination is named by its
+/// number.
 fn push_parts(args: &mut Arguments, sources: &[Part], destinations: &[Part], software: bool) {
     debug_assert!(software || sources.len().max(destinations.len()) <= MOST, "a GPU's kernel has {MOST} places");
     let same = |source: &Part| destinations.iter().position(|d| software && d.address == source.address && d.bytes > 0);

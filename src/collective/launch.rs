@@ -1,27 +1,31 @@
-//! Launches of the collectives' kernels.
+//! Launches of the collectives' kernels, and their numbers of blocks.
+//!
+//! The algorithms launch through [`Member::launch`], which calls [`submit`]; `all_reduce_many` and the barriers'
+//! `count` launch without a member.
 
 use super::{
-    DType, ReduceOp,
-    kernels::{self, Combine, Entry, FEW, Meet, Part, THREADS},
+    algorithm::Member,
+    kernels::{self, Combine, Entry, Part},
     request::RemotePtr,
 };
 use crate::{
-    Device,
-    driver::{KernelArg, Launch, LaunchDims},
+    driver::{KernelArg, Launch, LaunchDims, RawFunction},
     error::Result,
-    memory::stream::StreamCore,
+    fabric::{
+        layout::{FEW, THREADS},
+        types::{DType, ReduceOp},
+    },
+    memory::{handle::DeviceHandle, stream::StreamCore},
     thread::worker::Worker,
 };
 use smallvec::SmallVec;
 
-/// Bytes that a block of a kernel on a device's own memory is worth starting for, and the most blocks.
+/// A kernel that works on its own device's memory has one block for this many bytes, and at most so many blocks.
 const PER_BLOCK: usize = 16 << 10;
 const MOST_BLOCKS: u32 = 64;
 
 /// `len` elements of the sources, combined into all destinations.
 pub(super) struct Combination<'a> {
-    pub name: &'static str,
-    pub what: (DType, ReduceOp),
     pub len: usize,
     pub sources: &'a [RemotePtr],
     pub destinations: &'a [RemotePtr],
@@ -29,87 +33,71 @@ pub(super) struct Combination<'a> {
 }
 
 impl Combination<'_> {
-    pub(super) fn submit(&self, dev: &Device, meet: Meet, blocks: u32) -> Result<()> {
-        let &Combination { name, what: (dtype, op), len, factors, .. } = self;
-        // What is only moved is moved as bytes: a NaN keeps its bits.
+    /// Launches the kernel, for elements and an operation of these types.
+    pub(super) fn submit(&self, member: &Member<'_>, (dtype, op): (DType, ReduceOp), blocks: u32) -> Result<()> {
+        let &Combination { len, factors, .. } = self;
+        // A single source is moved as bytes, so that a NaN keeps its bits.
         let moved = self.sources.len() == 1 && factors.is_empty();
         let (dtype, op, n) = if moved { (DType::U8, ReduceOp::Sum, len * dtype.size()) } else { (dtype, op, len) };
         let bytes = n * dtype.size();
         let part = |at: &RemotePtr| Part { address: at.address, bytes };
         let sources: SmallVec<[Part; 8]> = self.sources.iter().map(part).collect();
         let destinations: SmallVec<[Part; 8]> = self.destinations.iter().map(part).collect();
+        let meet = member.barrier;
         if moved && meet.signals == 0 && destinations.iter().all(|to| to.address == sources[0].address) {
             return Ok(());
         }
         let combine = Combine { n, op, factors, sources: &sources, destinations: &destinations, meet };
-        let args = combine.args(dev.worker.is_software());
-        launch_meeting(dev, &meet, name, kernels::combine(dtype), blocks, &args)
+        member.launch(&kernels::combine(dtype), blocks, &combine.args(member.is_software()))
     }
 }
 
-/// How many blocks a kernel has that works on so many bytes of its own device.
+/// The number of blocks of a kernel that works on so many bytes of its own device's memory.
 pub(crate) fn blocks(bytes: usize) -> u32 {
     blocks_of(bytes, PER_BLOCK, MOST_BLOCKS)
 }
 
+/// One block for each `per_block` bytes, at least one, and at most `most`.
 pub(super) fn blocks_of(bytes: usize, per_block: usize, most: u32) -> u32 {
     bytes.div_ceil(per_block).clamp(1, most as usize) as u32
 }
 
-/// Launches a kernel on memory whose uses the caller has noted.
-pub(super) fn launch(dev: &Device, name: &'static str, entry: Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
-    launch_on(&dev.worker, &dev.stream, name, entry, blocks, args)
-}
-
-/// [`launch`] on a stream of the worker's.
+/// Launches a kernel on a stream of the worker's device. The caller has noted the uses of the memory.
 pub(super) fn launch_on(
     worker: &Worker,
     stream: &StreamCore,
     name: &'static str,
-    entry: Entry,
+    entry: &Entry,
     blocks: u32,
     args: &[KernelArg],
 ) -> Result<()> {
-    submit_to((worker, stream), name, entry, blocks, args, false)
-}
-
-/// [`launch`] of a kernel that meets its peers', if `meet` is a meeting: it may come early. All that take a `Meet` wait
-/// by themselves for what is before them (`kernels/build.py` checks that).
-pub(super) fn launch_meeting(
-    dev: &Device,
-    meet: &Meet,
-    name: &'static str,
-    entry: Entry,
-    blocks: u32,
-    args: &[KernelArg],
-) -> Result<()> {
-    let (worker, handle) = (&dev.worker, &dev.worker.handle);
-    let early = meet.signals != 0 && comes_early(blocks, handle.driver.info().multiprocessors, handle.sharers);
-    submit_to((worker, &dev.stream), name, entry, blocks, args, early)
+    let function = worker.function(entry.module, entry.name)?;
+    submit((&worker.handle, stream), name, (entry, function), blocks, args, false)
 }
 
 /// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may
-/// wait for a peer's, which may come after other work of this device, or be on the same GPU: these must find room,
-/// beside both. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain little.
-fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
+/// wait for a peer's kernel. The peer's kernel may come after other work of this device, or be on the same GPU: both
+/// must find room beside the two. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain
+/// little.
+pub(super) fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
     sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
 }
 
-fn submit_to(
-    (worker, stream): (&Worker, &StreamCore),
+/// Launches a kernel; `early`: it may be on the device before the kernel in front of it has ended.
+pub(super) fn submit(
+    (handle, stream): (&DeviceHandle, &StreamCore),
     name: &'static str,
-    entry: Entry,
+    (entry, function): (&Entry, RawFunction),
     blocks: u32,
     args: &[KernelArg],
     early: bool,
 ) -> Result<()> {
-    let function = worker.function(entry.module, entry.name)?;
     let dims = LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
     let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
     // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered
     // before this launch, by events or by the kernel's own meeting, and no two members are given the same part.
-    let launched = unsafe { worker.handle.driver.launch(&launch, stream.raw) };
-    worker.handle.check(name, launched)
+    let launched = unsafe { handle.driver.launch(&launch, stream.raw) };
+    handle.check(name, launched)
 }
 
 #[cfg(test)]

@@ -5,14 +5,18 @@
 //! with what depends on the list alone.
 
 use super::{
-    Element, Group, ReduceOp,
-    call::Call,
+    Group,
     choose::choose,
-    kernels::{self, MOST, Meet, Pairs, Part},
+    kernels::{self, Pairs, Part},
     launch,
     ops::in_place,
-    plan::Shape,
     request::Request,
+};
+use crate::fabric::{
+    call::Call,
+    layout::{DeviceBarrier, MOST},
+    plan::Shape,
+    types::{Element, ReduceOp},
 };
 use crate::{
     error::Result,
@@ -129,8 +133,8 @@ impl Group<'_> {
         let copied = pairs.chunks(MOST).try_for_each(|pairs| {
             let largest = pairs.iter().map(|(from, _)| from.bytes).max().unwrap_or(0);
             let each = launch::blocks(largest);
-            let args = Pairs { pairs, blocks_per_pair: each, meet: Meet::NONE }.args(dev.worker.is_software());
-            launch::launch(dev, NAME, kernels::pairs(), each * pairs.len() as u32, &args)
+            let args = Pairs { pairs, blocks_per_pair: each, meet: DeviceBarrier::NONE }.args(dev.worker.is_software());
+            launch::launch_on(&dev.worker, &dev.stream, NAME, &kernels::pairs(), each * pairs.len() as u32, &args)
         });
         access.done(&copied);
         // Also after a failure: launches before it touch the memory.

@@ -1,51 +1,34 @@
-//! Collectives: operations that every member of a gang, or of a group of its members, calls together.
+//! Collectives: operations that every member of a gang, or of a group of its members, calls together. This room has the
+//! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`].
 //!
 //! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it. Each call fills a [`request`].
-//! [`choose`] picks one of the [`algorithm`]s for it, and [`execute`] carries it out. What they need:
+//! [`choose`] picks one of the [`algorithm`]s for it, by what [`machine`] says of the pool. [`execute`] carries it out:
 //!
-//! * [`board`]: the meeting. Each member tells each other what it calls, through lock-free rings; nothing runs before
-//!   all have arrived and match, and commit or abort is one compare-and-swap for all. [`brief`]: the same in few bytes,
-//!   and [`headlines`]: in one line for all ([`names`] are what few bytes are about). [`talk`]: who tells whom, and
-//!   wakes whom.
-//! * [`plan`]: which part of a collective a member does, on whose memory; [`packets`]: what it sends to each when it
-//!   sends all.
-//! * [`stage`]: the plan where everything crosses through the host's memory.
-//! * [`barrier`]: kernels that wait for each other on the devices, over the memory of [`signals`]. [`scratch`]: what
-//!   peers fill.
-//! * [`tuner`]: from which size on which algorithm, and how many blocks.
-//! * [`kernels`]: the kernels, with their host kernels. [`launch`]: their launches.
+//! * [`scratch`] takes the memory that the algorithm needs.
+//! * [`meet`] tells all members what this one calls, by [`exchange`], and compares. [`commit`]: from then on all carry
+//!   the collective out, or none does.
+//! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
+//!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`replay`]: how collectives get into graphs, and run from there.
-//! [`point`] has what goes from one device to one other.
+//! [`replay`] puts collectives into graphs, and runs them from there.
 
-mod algorithm;
+pub(crate) mod algorithm;
 mod api;
 pub(crate) mod barrier;
-pub(crate) mod board;
-mod brief;
-mod call;
 pub(crate) mod choose;
+mod commit;
+mod exchange;
 mod execute;
 pub(crate) mod group;
-pub(crate) mod headlines;
 pub(crate) mod kernels;
 mod launch;
+mod machine;
 mod many;
-mod names;
+mod meet;
 mod ops;
-mod packets;
-pub(crate) mod plan;
 mod point;
 pub(crate) mod replay;
 mod request;
-pub(crate) mod scratch;
-pub(crate) mod signals;
-mod stage;
-mod talk;
-pub(crate) mod tuner;
-mod types;
+mod scratch;
 
-pub(crate) use call::Origin;
 pub use group::Group;
-pub use tuner::Tune;
-pub use types::{Algorithm, DType, Element, ReduceOp, ReduceOrder};

@@ -1,14 +1,13 @@
 //! What the public collectives ([`api`](super::api)) check before members meet, and how they fill a [`Request`]. Also
 //! the all-reduces that only this crate calls.
 
-use super::{
-    Element, Group, ReduceOp,
-    algorithm::Algorithm,
-    board::Area,
+use super::{Group, algorithm::Algorithm, request::Request};
+use crate::fabric::{
     call::{Call, Origin},
+    descriptor::Area,
+    limits::Limits,
     plan::{Counts, Shape},
-    request::Request,
-    tuner::Limits,
+    types::{Element, ReduceOp},
 };
 use crate::{
     error::{Error, Result},
@@ -121,11 +120,11 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.carry(&all_reduce(origin, x, op), &self.limits().beside())
+        self.carry(&all_reduce(origin, x, op), &self.limits().overlapping())
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
-    pub(super) fn all_reduce_by<T: Element>(
+    pub(crate) fn all_reduce_by<T: Element>(
         &self,
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,

@@ -6,57 +6,14 @@
 //! memory, some ten times that of a link. The parcel knows who has written it, as all memory does, so the receiver's
 //! copy is ordered after that without an event; and when it is dropped it goes back to its device's pool.
 
-use super::{Element, Group, call::Call};
+use super::Group;
+use crate::fabric::{call::Call, parcels::Parcel, types::Element};
 use crate::{
-    DeviceBuffer,
     error::{Error, Result},
-    memory::{DeviceView, DeviceViewMut, handle::Handover},
-    sync::Inbox,
+    memory::{DeviceView, DeviceViewMut},
     thread::wait,
 };
-use std::{marker::PhantomData, panic::Location, sync::Arc};
-
-/// What is on its way.
-pub(super) struct Parcel {
-    gang: u64,
-    /// The sender's ordinal in the pool.
-    from: usize,
-    /// Ranks in the gang of the group that it was sent in.
-    group: Arc<[usize]>,
-    call: Call,
-    contents: DeviceBuffer<u8>,
-    told: Option<Box<Handover>>,
-}
-
-/// A device's letter box, and everyone's to write to.
-pub(super) struct Post {
-    boxes: Arc<[Inbox<Parcel>]>,
-    own: usize,
-    /// Taken out, and not asked for yet; in the order of arrival.
-    waiting: Vec<Parcel>,
-}
-
-impl Post {
-    pub(super) fn all(count: usize) -> impl Iterator<Item = Post> {
-        let boxes: Arc<[Inbox<Parcel>]> = (0..count).map(|_| Inbox::new()).collect();
-        (0..count).map(move |own| Post { boxes: boxes.clone(), own, waiting: Vec::new() })
-    }
-
-    /// The oldest parcel from a device that was sent in this gang and group.
-    fn take(&mut self, gang: u64, from: usize, group: &[usize]) -> Option<Parcel> {
-        self.waiting.extend(self.boxes[self.own].take());
-        let fits = |parcel: &Parcel| parcel.gang == gang && parcel.from == from && *parcel.group == *group;
-        self.waiting.iter().position(fits).map(|at| self.waiting.remove(at))
-    }
-
-    /// What gangs up to place `upto` have left.
-    pub(super) fn leftovers(&mut self, upto: u64) -> Vec<Parcel> {
-        self.waiting.extend(self.boxes[self.own].take());
-        let (old, new) = std::mem::take(&mut self.waiting).into_iter().partition(|parcel| parcel.gang <= upto);
-        self.waiting = new;
-        old
-    }
-}
+use std::{marker::PhantomData, panic::Location};
 
 impl Group<'_> {
     #[track_caller]
@@ -65,14 +22,14 @@ impl Group<'_> {
         let _here = dev.worker.handle.enter("send", Location::caller());
         self.check_peer("send", to)?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
-        self.calls(&call);
+        self.note_call(&call);
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         dev.copy(&bytes(src), &mut contents)?;
         let gang = &dev.session.gang;
         let (from, group) = (dev.index(), self.ranks().clone());
         let told = dev.worker.handle.hand_over();
         let parcel = Parcel { gang: gang.place(), from, group, call, contents, told };
-        dev.worker.endpoint.borrow().post.boxes[self.ordinal(to)].push(parcel);
+        dev.worker.endpoint.borrow().parcels.send(self.ordinal(to), parcel);
         gang.waker(self.ranks()[to]).notify();
         Ok(())
     }
@@ -85,9 +42,9 @@ impl Group<'_> {
         dev.check()?;
         dev.worker.progress();
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
-        self.calls(&call);
+        self.note_call(&call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
-        let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
+        let take = || dev.worker.endpoint.borrow_mut().parcels.take(gang.place(), ordinal, self.ranks());
         let parcel = wait::for_peer(dev.waiter(), "recv", rank, || {
             // Asked before the box: a member sends before it leaves.
             let left = gang.has_left(rank);

@@ -1,41 +1,39 @@
 //! Collectives in graphs.
 //!
-//! While a graph is captured its collectives meet on the host, as ever: members that do not all capture the same calls
-//! learn it there, and all know by which number they have met, which is how they know each other's graphs again. What
-//! is captured:
+//! While a graph is captured its collectives meet on the host, like all collectives. Members that do not all capture
+//! one sequence of calls learn it there. All members know the number of each meeting, and by it they know that graphs
+//! belong together. What is captured:
 //!
-//! * Where kernels meet on the devices, the kernel. It counts its epochs on the device, so it can run any number of
-//!   times. A launch of the graph is one meeting of the host for all its collectives ([`Group::launch`]), and from then
-//!   on as one of them.
-//! * Elsewhere, nothing: the graph is cut there, and a launch carries the collective out between two parts of the
-//!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which one
-//!   they are of.
-//!
-//! Where sums are the host's ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for the device.
+//! * Where kernels can wait for each other on the devices: the kernel. It counts its epochs on the device, so it can
+//!   run any number of times. A launch of the graph is one meeting of the host threads for all its collectives
+//!   ([`Group::launch`]), and from then on it is like one collective.
+//! * Elsewhere: nothing. The graph is cut there, and a launch carries the collective out between two parts of the
+//!   graph, as if it were called then ([`Captured`]). Members must still launch the same graph: the calls say which
+//!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
+//!   the device.
 
-use super::{
-    Group,
-    barrier::{self, Missed},
-    board::Payload,
-    brief::Brief,
-    call::{Call, LAUNCH, Origin},
-    choose::choose,
-    kernels::Meet,
-    request::Request,
-};
+use super::{Group, barrier, choose::choose, meet::Descriptors, request::Request};
 use crate::{
     error::{Error, Result, Site},
+    fabric::{
+        call::{Call, LAUNCH, Origin},
+        compact::CompactDescriptor,
+        descriptor::Payload,
+        layout::DeviceBarrier,
+        spinning::SkippedBarrier,
+    },
     memory::block::BlockRef,
     token::recording::Recording,
 };
 
-/// The meetings of kernels in a graph, all of one group.
+/// The collectives of a graph whose kernels wait for each other. All are of one group.
 pub(crate) struct Meetings {
     origin: Origin,
-    /// The last one. They differ in nothing.
-    meet: Meet,
-    /// Collectives, and kernels of theirs.
+    /// One barrier for all: they do not differ.
+    barrier: DeviceBarrier,
+    /// Number of collectives.
     count: usize,
+    /// Number of their kernels.
     kernels: usize,
 }
 
@@ -55,11 +53,11 @@ impl Group<'_> {
     pub(super) fn capture(&self, recording: &Recording, mut request: Request) -> Result<()> {
         request.call.origin = Origin::CAPTURE;
         let captured = match self.count() {
-            // It meets nobody, and is an operation like others.
+            // It has no peers, and is an operation like others.
             1 => self.carry(&request, self.limits()),
             _ => self.capture_meeting(recording, request),
         };
-        // A graph that lacks an operation is none, whatever the closure makes of the error.
+        // A graph that lacks an operation is no graph, whatever the closure makes of the error.
         captured.inspect_err(|error| recording.fail(error))
     }
 
@@ -73,20 +71,18 @@ impl Group<'_> {
         let number = self.next_number();
         let origin = Origin::graph(dev.session.gang.place(), number);
         let case = self.case(&request, self.limits());
-        if let Some((meet, more)) = self.capture_by(&request, &case, choose(&case).0, &mut access)? {
+        if let Some((barrier, more)) = self.capture_by(&request, &case, choose(&case).0, &mut access)? {
             access.submitted();
             recording.meets(|before| match before {
-                Some(Meetings { origin, meet, count, kernels }) => {
-                    Meetings { origin: origin.then(number), meet, count: count + 1, kernels: kernels + more }
+                Some(Meetings { origin, barrier, count, kernels }) => {
+                    Meetings { origin: origin.then(number), barrier, count: count + 1, kernels: kernels + more }
                 }
-                None => Meetings { origin, meet, count: 1, kernels: more },
+                None => Meetings { origin, barrier, count: 1, kernels: more },
             });
             return Ok(());
         }
-        let notices = self.meet(request.call.clone(), Payload::Memory(request.lend(None)), false)?;
-        if request.shape.is_none() {
-            self.shape(&notices)?;
-        }
+        let met = self.meet(request.call.clone(), Payload::Memory(request.expose(None)), false)?;
+        Descriptors::Full(met).shape(self, &request)?;
         request.call.origin = origin;
         recording.cut(&dev.worker.handle, Captured(request))
     }
@@ -97,8 +93,8 @@ impl Group<'_> {
         self.carry(request, self.limits())
     }
 
-    /// One meeting for all collectives of a part of a graph, and the launch of it. `launch` makes the call; `note`
-    /// notes it, whatever has come of it: it counts as launched. `blocks` are what it touches.
+    /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls
+    /// `note`, in any case: the part counts as launched. `blocks` are the memory that it touches.
     pub(crate) fn launch<'b>(
         &self,
         meetings: &Meetings,
@@ -108,20 +104,21 @@ impl Group<'_> {
         blocks: impl Iterator<Item = &'b BlockRef>,
     ) -> Result<()> {
         let (dev, place) = (self.dev, self.dev.session.gang.place());
-        let Some(signals) = dev.worker.shared.signals.get() else {
+        let Some(pad) = dev.worker.shared.signals.get() else {
             return Err(Error::invalid_at(site, LAUNCH, "kernels that meet were captured where none can"));
         };
         barrier::prepare(dev, LAUNCH, site)?;
-        signals.launches_in(dev.index(), place);
+        pad.launches_in(dev.index(), place);
         let (origin, count) = (meetings.origin, meetings.count);
-        let (own, call) =
-            (Brief::of_launch(origin, count, site, self.in_short()), Call { origin, count, ..Call::at(LAUNCH, site) });
-        let missed = Missed { meet: Meet { place, ..meetings.meet }, times: meetings.kernels };
-        let (_, window) = barrier::commit_by(self, missed, std::iter::empty(), || self.meet_briefly(own, &call, true))?;
+        let own = CompactDescriptor::of_launch(origin, count, site, self.packed());
+        let call = Call { origin, count, ..Call::at(LAUNCH, site) };
+        let barrier = DeviceBarrier { place, ..meetings.barrier };
+        let owed = SkippedBarrier { barrier, times: meetings.kernels };
+        let (_, window) = self.commit_to_launch(owed, std::iter::empty(), || self.meet_compact(own, &call, true))?;
         let launched = launch();
         drop(window);
         note();
-        barrier::end(dev, missed, &launched);
+        barrier::end(dev, owed, &launched);
         launched.inspect_err(|cause| self.fail_on(blocks, cause))
     }
 }

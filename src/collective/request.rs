@@ -1,14 +1,20 @@
-//! What one call of a collective asks for: the call, its shape, and this member's memory. [`ops`](super::ops) fills it,
-//! and [`execute`](super::execute) carries it out.
+//! What one call of a collective asks for: the call, its shape, and this member's memory.
+//!
+//! [`ops`](super::ops) fills a [`Request`], [`meet`](super::meet) tells the peers of it, and
+//! [`execute`](super::execute) carries it out.
 
-use super::{
-    DType, ReduceOp,
-    board::{Area, Lent},
-    call::Call,
-    plan::{Counts, Pair, Place, Shape, Side, Work},
+use crate::{
+    Event,
+    driver::Address,
+    fabric::{
+        call::Call,
+        compact::CompactDescriptor,
+        descriptor::{Area, Exposed},
+        plan::{Counts, Pair, Place, Shape, Side, Work},
+        tiling::GRAIN,
+        types::{DType, ReduceOp},
+    },
 };
-pub(crate) use crate::fabric::tiling::GRAIN;
-use crate::{Event, driver::Address};
 use smallvec::SmallVec;
 
 /// What a member asks for.
@@ -16,9 +22,9 @@ pub(crate) struct Request {
     pub call: Call,
     pub dtype: DType,
     pub reduce: ReduceOp,
-    /// None for `all_to_all_v`, which depends on what the others say.
+    /// None for `all_to_all_v`: its shape depends on the other members' counts.
     pub shape: Option<Shape>,
-    /// None when it is in place, or this member has none.
+    /// None when the collective is in place, or this member has no source.
     pub source: Option<Area>,
     pub destination: Option<Area>,
     /// Elements that this member sends to each member, and receives from each.
@@ -55,16 +61,23 @@ pub(crate) enum Job {
 
 impl Request {
     /// What peers are told of this member's memory.
-    pub(super) fn lend(&self, ready: Option<Event>) -> Lent {
-        Lent {
+    pub(super) fn expose(&self, ready: Option<Event>) -> Exposed {
+        Exposed {
             source: self.source.clone(),
             destination: self.destination.clone(),
             ready,
             factor: if let ReduceOp::Scaled(factor) = self.reduce { factor } else { 1.0 },
             counts: self.counts.clone(),
             stage: None,
-            inbox: None,
+            scratch: None,
         }
+    }
+
+    /// The compact descriptor, if the request fits into one.
+    pub(super) fn compact(&self, members: (u64, u8)) -> Option<CompactDescriptor> {
+        self.shape.as_ref()?;
+        let address = |side| self.area(side).map_or(0, |area| area.address);
+        CompactDescriptor::of(&self.call, members, [Side::Source, Side::Destination].map(address))
     }
 
     /// A part of the work with addresses. `at` gives where a member's buffer begins; `factors` are those of

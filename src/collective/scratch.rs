@@ -1,24 +1,22 @@
-//! Memory that an algorithm takes for one collective, before the meeting: a member that is short of memory says so
-//! before anybody has begun, or takes less. The meeting tells the peers of it.
+//! Scratch memory that an algorithm takes for one collective, before the meeting. So a member that is short of memory
+//! says so before any member has begun, or takes less. The meeting tells the peers.
 //!
-//! In a graph scratch is the graph's, as all memory that it names; one for all collectives of a capture, since their
-//! kernels run one after the other.
+//! [`execute`](super::execute) calls [`take`]. In a graph the scratch is the graph's, like all memory that a graph
+//! names. All collectives of a capture share one, since their kernels run one after the other.
 
 use super::{
     Group,
     algorithm::{Scratch, Sizes},
-    board::Area,
     request::Request,
 };
 use crate::{
-    Device,
     error::{Error, Result},
-    memory::{hazard::Access, pinned::Locality, stream::StreamCore},
+    fabric::descriptor::Area,
+    memory::{hazard::Access, pinned::Locality},
     token::op::Op,
 };
-use std::{cell::RefCell, collections::VecDeque, sync::Arc};
 
-/// Takes what is needed; `access` notes that the collective touches it.
+/// Takes the memory that an algorithm needs. `access` notes that the collective touches it.
 #[track_caller]
 pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access: &mut Op<'_>) -> Result<Option<Area>> {
     let area = match needed {
@@ -39,7 +37,7 @@ pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access
     Ok(Some(area))
 }
 
-/// The first of these sizes that there is memory for; or what the graph has already.
+/// Memory of the first of these sizes that there is memory for; or the graph's, if that is large enough.
 #[track_caller]
 fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area> {
     let kept = group.dev.recording.as_ref().map(|recording| &recording.inbox);
@@ -63,33 +61,4 @@ fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area>
         }
     }
     Err(short.expect("there is a smallest size"))
-}
-
-/// Stages of calls that a device may not be through with, at most: they are page-locked memory, of which there must not
-/// be as many as somebody may call ahead of his device.
-const AHEAD: usize = 4;
-
-/// Calls with a stage whose work may not be over: their streams, and how many operations these had then.
-#[derive(Default)]
-pub(crate) struct InFlight(RefCell<VecDeque<(Arc<StreamCore>, u64)>>);
-
-impl InFlight {
-    /// Waits on the host until there is room for a further stage: until the gang fails, or nothing completes for as
-    /// long as the pool waits for anything.
-    pub(super) fn room(dev: &Device, name: &'static str) -> Result<()> {
-        let calls = &dev.worker.staging_calls.0;
-        while calls.borrow().len() >= AHEAD {
-            let (stream, last) = calls.borrow_mut().pop_front().expect("there are some");
-            let gang = &dev.session.gang;
-            let waited = stream.wait_host_unless(name, last, dev.worker.shared.deadline, &|| gang.is_aborted());
-            // A peer's failure is the reason, not the deadline.
-            waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })?;
-        }
-        Ok(())
-    }
-
-    /// A call's work is on the current stream.
-    pub(super) fn note(dev: &Device) {
-        dev.worker.staging_calls.0.borrow_mut().push_back((dev.stream.clone(), dev.stream.submitted()));
-    }
 }

@@ -1,3 +1,30 @@
-//! State and plans of collectives that do not know `Device`: the floor below the device threads.
+//! The state of collectives that needs no [`Device`](crate::Device): descriptors and the mailboxes that carry them, the
+//! signal pad, the plans of who moves what, and the limits between algorithms.
+//!
+//! The device thread owns this state (`thread/worker.rs`). [`collective`](crate::collective) has the procedures that
+//! use it, and `builder/` sets it up.
+//!
+//! * What members tell each other: [`call`], [`descriptor`], [`compact`], [`site_id`]. How it gets there: [`mailbox`],
+//!   [`broadcast`], [`parcels`].
+//! * What a member does: [`types`], [`plan`], [`packets`], [`staging`], [`tiling`], [`limits`].
+//! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches: [`spinning`],
+//!   [`in_flight`]. [`membership`]: the groups that a device is in.
 
+pub(crate) mod broadcast;
+pub(crate) mod call;
+pub(crate) mod compact;
+pub(crate) mod descriptor;
+pub(crate) mod in_flight;
+pub(crate) mod layout;
+pub(crate) mod limits;
+pub(crate) mod mailbox;
+pub(crate) mod membership;
+pub(crate) mod packets;
+pub(crate) mod parcels;
+pub(crate) mod plan;
+pub(crate) mod signal_pad;
+pub(crate) mod site_id;
+pub(crate) mod spinning;
+pub(crate) mod staging;
 pub(crate) mod tiling;
+pub(crate) mod types;

@@ -25,13 +25,13 @@ pub(crate) mod quiescence;
 
 use crate::{
     error::{Error, Result, Site},
-    sync::{CommitWord, CountLatch, EventCount, Flag, Headline, Sequence, shim::Arc, shim::Mutex, unique_id},
+    sync::{BroadcastSlot, CommitWord, CountLatch, EventCount, Flag, Sequence, shim::Arc, shim::Mutex, unique_id},
 };
 
 use std::{panic::Location, time::Duration};
 
-/// Words of a headline.
-pub(crate) const WORDS: usize = 6;
+/// Words of a broadcast.
+pub(crate) const BROADCAST_WORDS: usize = 6;
 
 /// An operation, and the place of its call in the program.
 pub(crate) type LastCall = (&'static str, Site);
@@ -64,10 +64,10 @@ pub struct Gang {
     left: Box<[Flag]>,
     /// The last calls of members whose closures have ended, with their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// A line per member, by rank, that the member writes and all others read. Empty if this gang has no such lines. Each
-    /// gang has its own: a member that runs a later gang already must not overwrite a line that its peers in this gang
+    /// The slot in which each member posts what it tells all others, by rank. Empty if this gang has no broadcasts. Each
+    /// gang has its own: a member that runs a later gang already must not overwrite a slot that its peers in this gang
     /// have not read yet.
-    headlines: Box<[Headline<WORDS>]>,
+    broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
     /// The words on which groups of members commit.
     groups: Mutex<Vec<GroupWord>>,
@@ -92,7 +92,7 @@ impl Gang {
             wakers,
             last_calls: Mutex::new(Vec::new()),
             left: (0..count).map(|_| Flag::new()).collect(),
-            headlines: Box::default(),
+            broadcast_slots: Box::default(),
             word: CommitWord::new(),
             groups: Mutex::new(Vec::new()),
             cause: Mutex::new(None),
@@ -111,14 +111,14 @@ impl Gang {
         Gang { site, ..self }
     }
 
-    /// Adds the lines that all members read.
-    pub(crate) fn with_headlines(self) -> Self {
-        Gang { headlines: self.members.iter().map(|_| Headline::new()).collect(), ..self }
+    /// A gang with broadcasts.
+    pub(crate) fn with_broadcasts(self) -> Self {
+        Gang { broadcast_slots: self.members.iter().map(|_| BroadcastSlot::new()).collect(), ..self }
     }
 
-    /// A member's line, if the gang has them.
-    pub(crate) fn headline(&self, rank: usize) -> Option<&Headline<WORDS>> {
-        self.headlines.get(rank)
+    /// The broadcast slot of a member, if the gang has broadcasts.
+    pub(crate) fn broadcast_slot(&self, rank: usize) -> Option<&BroadcastSlot<BROADCAST_WORDS>> {
+        self.broadcast_slots.get(rank)
     }
 
     /// Gives the gang its place in the process's order. Must be called under the dispatch lock, so that every device

@@ -6,8 +6,8 @@
 use super::{GradientExchange, element::Gradient};
 use crate::{
     DType, Device, Group, ReduceOp,
-    collective::Origin,
     error::{Error, Result, Site},
+    fabric::call::Origin,
 };
 use smallvec::{SmallVec, smallvec};
 use std::{marker::PhantomData, panic::Location, sync::Arc};

@@ -2,7 +2,7 @@
 
 use crate::{
     Check, Device, GpuPool, ReduceOp,
-    collective::signals::Signals,
+    builder::signal_pad,
     driver::{
         gate,
         host::{Schedule, What},
@@ -95,7 +95,7 @@ fn a_watched_pool_cuts_its_graphs() {
 fn as_if_kernels_met(faults: &str) -> GpuPool {
     let builder = GpuPool::builder().host(2).check(Check::Off).schedule(Schedule::Seeded(1));
     let pool = builder.faults(faults.parse::<FaultPlan>().unwrap()).build().unwrap();
-    assert!(pool.shared.signals.set(Signals::make(&pool).unwrap()).is_ok(), "software GPUs have none");
+    assert!(pool.shared.signals.set(signal_pad::make(&pool).unwrap()).is_ok(), "software GPUs have none");
     pool
 }
 
@@ -146,7 +146,7 @@ fn a_launch_tells_the_kernels_their_gang() {
 #[test]
 fn only_what_was_called_is_owed() {
     let pool = GpuPool::builder().host(3).check(Check::Off).without_peer_access().build().unwrap();
-    assert!(pool.shared.signals.set(Signals::make(&pool).unwrap()).is_ok());
+    assert!(pool.shared.signals.set(signal_pad::make(&pool).unwrap()).is_ok());
     let owed = |captured: bool| {
         pool.run(|dev, _| {
             let mut x = dev.zeros::<f32>(9000)?;
@@ -154,7 +154,7 @@ fn only_what_was_called_is_owed() {
             let failed = if captured { dev.capture(sum).map(drop) } else { sum(dev) };
             assert!(failed.is_err());
             // By itself, or since another has failed when all were committed.
-            assert_eq!(dev.worker.spinning.missed(), if captured { 0 } else { 2 });
+            assert_eq!(dev.worker.spinning.skipped(), if captured { 0 } else { 2 });
             failed
         })
         .unwrap_err()
@@ -217,8 +217,8 @@ fn what_a_stuck_gang_has_left_is_made_up_later() {
     let plan: FaultPlan = "1:graph-launch:1:error;0:fill:1:stuck".parse().unwrap();
     let timeout = std::time::Duration::from_millis(300);
     let pool = GpuPool::builder().host(2).check(Check::Off).timeout(timeout).faults(plan.clone()).build().unwrap();
-    assert!(pool.shared.signals.set(Signals::make(&pool).unwrap()).is_ok(), "software GPUs have none");
-    let missed = |dev: &Device| dev.worker.spinning.missed();
+    assert!(pool.shared.signals.set(signal_pad::make(&pool).unwrap()).is_ok(), "software GPUs have none");
+    let missed = |dev: &Device| dev.worker.spinning.skipped();
     plan.resume();
     let failed = pool.run(|dev, _| {
         let mut x = dev.zeros::<f32>(0)?;

@@ -2,10 +2,8 @@
 
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
-    collective::{
-        choose::{Case, Machine, choose},
-        plan::Shape,
-    },
+    collective::choose::{Case, Machine, choose},
+    fabric::plan::Shape,
 };
 use std::fmt;
 

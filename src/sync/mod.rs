@@ -21,11 +21,11 @@ const fn rounds(usual: usize) -> usize {
     }
 }
 
+mod broadcast_slot;
 mod commit;
 mod event_count;
 mod full;
 mod gate;
-mod headline;
 mod inbox;
 mod latch;
 mod launch_gate;
@@ -42,10 +42,10 @@ mod thread_only;
 mod turnstile;
 mod word;
 
+pub(crate) use broadcast_slot::BroadcastSlot;
 pub(crate) use commit::CommitWord;
 pub use event_count::EventCount;
 pub(crate) use gate::Gate;
-pub(crate) use headline::Headline;
 pub(crate) use inbox::Inbox;
 pub(crate) use latch::CountLatch;
 #[cfg(feature = "cuda")]

@@ -16,10 +16,6 @@ use crate::gang::{
     quiescence::{EnteringScopes, Quiescence},
 };
 use crate::{
-    collective::{
-        Algorithm, ReduceOrder, Tune, barrier::Spinning, board::Endpoint, scratch::InFlight, signals::Signals,
-        tuner::Tuned,
-    },
     contain::contain,
     driver::{
         RawFunction,
@@ -27,6 +23,14 @@ use crate::{
         route::{PeerReport, Route},
     },
     error::{Error, Result},
+    fabric::{
+        in_flight::InFlight,
+        limits::{Tune, Tuned},
+        mailbox::Endpoint,
+        signal_pad::SignalPad,
+        spinning::Spinning,
+        types::{Algorithm, ReduceOrder},
+    },
     here,
     memory::{
         backing::ProbeContext,
@@ -88,7 +92,7 @@ pub(crate) struct Shared {
     /// The results of the probe, by `from * devices + to`. Set once, when the pool is built.
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
-    pub(crate) signals: OnceCell<Arc<Signals>>,
+    pub(crate) signals: OnceCell<Arc<SignalPad>>,
     /// Where the collectives' limits are to come from,
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.
@@ -150,7 +154,7 @@ pub(crate) struct Worker {
     pub(crate) staging_calls: InFlight,
     modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
-    pub(crate) suspects: RefCell<Vec<BlockRef>>,
+    pub(crate) quarantine: RefCell<Vec<BlockRef>>,
     /// Number of gangs with this device that have failed.
     pub(crate) failures: Cell<u64>,
     /// Graphs that were dropped while a launch was in flight.
@@ -182,7 +186,7 @@ impl Worker {
             spinning: Spinning::default(),
             staging_calls: InFlight::default(),
             modules: Modules::default(),
-            suspects: RefCell::default(),
+            quarantine: RefCell::default(),
             failures: Cell::default(),
             graphs: RefCell::default(),
             slots: RefCell::default(),

@@ -8,9 +8,9 @@
 use super::recording::Recording;
 use crate::{
     Stream,
-    collective::{group::Groups, headlines::Headlines},
     driver::DeviceInfo,
     error::Result,
+    fabric::{broadcast::Broadcasts, membership::Groups},
     gang::{Gang, LastCall},
     memory::stream::StreamCore,
     sync::device_thread_only,
@@ -69,7 +69,7 @@ pub(crate) struct Session {
     pub(crate) gang: Arc<Gang>,
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
-    pub(crate) headlines: Headlines,
+    pub(crate) headlines: Broadcasts,
     /// The last call that this member has announced to its peers.
     pub(crate) last_call: Cell<Option<LastCall>>,
 }
@@ -103,7 +103,7 @@ impl Device {
                 gang: gang.clone(),
                 rank,
                 groups: Groups::default(),
-                headlines: Headlines::default(),
+                headlines: Broadcasts::default(),
                 last_call: Cell::default(),
             }),
             stream: worker.main.clone(),

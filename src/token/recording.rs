@@ -7,8 +7,8 @@
 //! Invariant: each byte that a captured operation touches is in the notes, with at least that access.
 
 use crate::{
-    collective::board::Area,
     error::{Error, Result, Site},
+    fabric::descriptor::Area,
     memory::{block::BlockRef, handle::DeviceHandle, hazard::Access, stream::StreamCore},
     thread::graph_exec::GraphExec,
 };

@@ -7,14 +7,17 @@
 
 use super::{
     super::{
-        DType, ReduceOp,
-        kernels::Meet,
         launch::{self, Combination},
         request::{Job, RemotePtr},
     },
-    About, Algorithm, Case, Matched, Member, Needs, types,
+    About, Algorithm, Case, Matched, Member, Needs,
 };
-use crate::{Device, copy::peer, error::Result, token::OnStream};
+use crate::{
+    error::Result,
+    fabric::types::{self, DType, ReduceOp},
+    memory::stream::StreamCore,
+};
+use std::sync::Arc;
 
 pub(crate) struct Ce;
 
@@ -45,7 +48,7 @@ impl Algorithm for Ce {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let work = matched.shape.copies(member.group.count(), member.group.rank, member.request.grain());
+        let work = matched.shape.copies(member.count(), member.rank, member.request.grain());
         member.carry_out(matched, &work, |job| copy_all(member, job))
     }
 }
@@ -65,19 +68,18 @@ pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
 
 /// Submits this member's part to streams of the copy engines.
 fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
-    let (group, request, name) = (member.group, member.request, member.name());
-    let dev = group.dev;
+    let request = member.request;
     let bytes = match job {
         Job::Combine { len, .. } => len * request.dtype.size(),
         Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
     };
     // A member by itself has nothing for an engine, and may capture it.
-    let streams = match bytes > LITTLE && group.count() > 1 {
-        true => dev.worker.engines()?,
-        false => [dev.stream.clone(), dev.stream.clone()],
+    let streams = match bytes > LITTLE && member.count() > 1 {
+        true => member.executor.engines()?,
+        false => [member.stream.clone(), member.stream.clone()],
     };
-    let [send, fetch] = streams.each_ref().map(|stream| dev.at(stream.clone()));
-    let moves = Moves { dev, name, fetch, send };
+    let [send, fetch] = &streams;
+    let moves = Moves { member, fetch, send };
     member.fork_join(&streams, || match job {
         Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
         Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
@@ -85,35 +87,31 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
         }
         // Of one member, by a factor.
         Job::Combine { len, sources, destinations, factors } => {
-            let what = (request.dtype, request.reduce);
-            let combination = Combination { name, what, len: *len, sources, destinations, factors };
-            combination.submit(dev, Meet::NONE, launch::blocks(bytes))
+            let combination = Combination { len: *len, sources, destinations, factors };
+            combination.submit(member, (request.dtype, request.reduce), launch::blocks(bytes))
         }
     })
 }
 
 struct Moves<'g> {
     /// On the current stream.
-    dev: &'g Device,
-    name: &'static str,
-    fetch: OnStream<'g>,
-    send: OnStream<'g>,
+    member: &'g Member<'g>,
+    fetch: &'g Arc<StreamCore>,
+    send: &'g Arc<StreamCore>,
 }
 
 impl Moves<'_> {
     fn send(&self, from: RemotePtr, to: RemotePtr, bytes: usize) -> Result<()> {
         if from.device != to.device {
-            return copy(&self.send, to, from, bytes);
+            return self.copy(self.send, to, from, bytes);
         }
-        let (what, blocks) = ((DType::U8, ReduceOp::Sum), launch::blocks(bytes));
-        let here =
-            Combination { name: self.name, what, len: bytes, sources: &[from], destinations: &[to], factors: &[] };
-        here.submit(self.dev, Meet::NONE, blocks)
+        let here = Combination { len: bytes, sources: &[from], destinations: &[to], factors: &[] };
+        here.submit(self.member, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
     /// What one member has, to all destinations.
     fn hand_on(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
-        let own = self.dev.index();
+        let own = self.member.index();
         let here = destinations.iter().find(|to| to.device == own).copied();
         let Some(here) = here.filter(|_| source.device != own) else {
             return destinations.iter().try_for_each(|&to| self.send(source, to, bytes));
@@ -122,20 +120,20 @@ impl Moves<'_> {
         for start in (0..bytes).step_by(PIECE) {
             let at = |ptr: RemotePtr| ptr.offset(start);
             let len = PIECE.min(bytes - start);
-            copy(&self.fetch, at(here), at(source), len)?;
-            self.send.stream.wait_for(self.name, &self.fetch.stream, self.fetch.stream.submit())?;
+            self.copy(self.fetch, at(here), at(source), len)?;
+            self.send.wait_for(self.member.name(), self.fetch, self.fetch.submit())?;
             // (Managed memory is at home everywhere, so the device does not tell whose it is.)
             let others = destinations.iter().filter(|to| to.address != here.address);
-            others.copied().try_for_each(|to| copy(&self.send, at(to), at(here), len))?;
+            others.copied().try_for_each(|to| self.copy(self.send, at(to), at(here), len))?;
         }
         Ok(())
     }
-}
 
-/// On the device's current stream.
-fn copy(dev: &Device, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
-    match to.address == from.address {
-        true => Ok(()),
-        false => peer::copy(dev, to.address, to.device, from.address, from.device, bytes),
+    /// Copies on one of the two streams, unless it is a copy onto itself.
+    fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
+        match to.address == from.address {
+            true => Ok(()),
+            false => self.member.executor.copy(stream, to, from, bytes),
+        }
     }
 }

@@ -4,10 +4,11 @@
 //! barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
-    super::{choose::KernelBarrier, kernels, launch, plan::Side, tuner::Limits},
-    About, Algorithm, Case, Matched, Member, Needs, ll, types,
+    super::{choose::KernelBarrier, kernels, launch},
+    About, Algorithm, Case, Matched, Member, Needs, ll,
 };
 use crate::error::Result;
+use crate::fabric::{limits::Limits, plan::Side, types};
 
 pub(crate) struct Eager;
 

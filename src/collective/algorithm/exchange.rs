@@ -8,15 +8,20 @@ use super::{
     super::{
         choose::Bulk,
         kernels::{self, EXCHANGE_SLOTS, Pieces, Trade},
-        launch,
-        plan::{Place, Shape},
-        tuner::Limits,
     },
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch,
     exchange_ce::Slice,
-    fused, types,
+    fused,
 };
-use crate::{error::Result, fabric::tiling::Tiling};
+use crate::fabric::types;
+use crate::{
+    error::Result,
+    fabric::{
+        limits::Limits,
+        plan::{Place, Shape},
+        tiling::Tiling,
+    },
+};
 
 pub(crate) struct Exchange;
 
@@ -26,7 +31,7 @@ impl Algorithm for Exchange {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        let large = case.bulk() == Some(Bulk::Sums) && case.bytes >= case.limits.exchange_kernel;
+        let large = case.bulk() == Some(Bulk::Sums) && case.bytes >= case.limits.exchange;
         (case.meets_on_devices() && case.auto() && large)
             .then_some("at this size kernels that only write to each other are fastest")
     }
@@ -49,12 +54,12 @@ impl Algorithm for Exchange {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request, shape) = (member.group, member.request, matched.shape);
-        let (n, me, size) = (group.count(), group.rank, request.dtype.size());
+        let (request, shape) = (member.request, matched.shape);
+        let (n, me, size) = (member.count(), member.rank, request.dtype.size());
         if (0..n).any(|member| matched.scratch(member).is_none()) {
             return fused::Fused.submit(member, matched);
         }
-        let (largest, room) = (shape.largest(n, request.grain()) * size, matched.least_room(n));
+        let (largest, room) = (shape.largest(n, request.grain()) * size, matched.least_scratch(n));
         let fits = |(_, needed): &(Tiling, usize)| *needed <= room;
         let (cut, _) = cuttings(largest, blocks(largest, member.limits), n)
             .find(fits)
@@ -65,7 +70,7 @@ impl Algorithm for Exchange {
             let slice = Slice::of(shape, n, owner, size);
             exchange.from[owner] = address(&slice.sources[me]);
             exchange.bytes[owner] = slice.bytes as u64;
-            exchange.inbox[owner] = matched.room(owner).0;
+            exchange.inbox[owner] = matched.recv_scratch(owner).address;
             for to in slice.destinations.iter().filter(|_| owner == me) {
                 exchange.to[to.member] = address(to);
             }
@@ -78,7 +83,7 @@ impl Algorithm for Exchange {
         let (factors, meet) = (&member.factors(matched), member.barrier);
         let trade = Trade { op: request.reduce, factors, exchange, pieces, meet };
         let entry = kernels::exchange(request.dtype);
-        launch::launch_meeting(group.dev, &meet, member.name(), entry, cut.abreast as u32, &trade.args())
+        member.launch(&entry, cut.abreast as u32, &trade.args())
     }
 }
 

@@ -10,10 +10,10 @@
 //! current       all parts 0 here -> sum 0           all parts 1 here -> sum 1   ..
 //! ```
 //!
-//! Who waits for whom, on the devices: `sum j` for everybody's `parts j`, `result j` for the own `sum j`, and `parts j + S` to a member
-//! for that member's `sum j`, which empties the slot (where a result begins in the slot itself, for `result j`). Each is behind
-//! earlier ones only. Events travel through the rings between the threads, at most 2 S of them on the way, in one order for
-//! all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
+//! Who waits for whom, on the devices: `sum j` for everybody's `parts j`, `result j` for the own `sum j`, and `parts j
+//! + S` to a member for that member's `sum j`, which empties the slot (where a result begins in the slot itself, for
+//! `result j`). Each is behind earlier ones only. Events travel through the rings between the threads, at most 2 S of
+//! them on the way, in one order for all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
 //!
 //! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends
 //! to the one after it, then to the next: engines lose much when several send to one.
@@ -21,16 +21,18 @@
 use super::{
     super::{
         launch::{self, Combination},
-        plan::{Place, Shape, Work},
         request::RemotePtr,
     },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, Sizes, types,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
+use crate::fabric::types;
 use crate::{
     Event,
-    copy::peer,
     error::Result,
-    fabric::tiling::{self, GRAIN, Tiling},
+    fabric::{
+        plan::{Place, Shape, Work},
+        tiling::{self, GRAIN, Tiling},
+    },
     memory::stream::StreamCore,
     mutation::Bug,
 };
@@ -71,11 +73,11 @@ impl Algorithm for ExchangeCe {
 
     /// Piece by piece with all others.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request, shape) = (member.group, member.request, matched.shape);
-        let (dev, n, size) = (group.dev, group.count(), request.dtype.size());
-        let software = dev.worker.is_software();
+        let (request, shape) = (member.request, matched.shape);
+        let (n, size) = (member.count(), request.dtype.size());
+        let software = member.is_software();
         let bytes = shape.largest(n, request.grain()) * size;
-        let least = matched.least_room(n);
+        let least = matched.least_scratch(n);
         let fits = |cut: &Cut| cut.scratch() <= least;
         let cut = cuts_of(bytes, n, software).find(fits).expect("every member has taken room for one of them");
         // Nothing to add.
@@ -84,7 +86,7 @@ impl Algorithm for ExchangeCe {
         }
         member.ordered_by_events(matched, || {
             let slices = (0..n).map(|owner| Slice::of(shape, n, owner, size)).collect();
-            let [send, _] = dev.worker.engines()?;
+            let [send, _] = member.executor.engines()?;
             let exchange = Exchange { member, matched, cut, slices, send: &send };
             member.fork_join(slice::from_ref(&send), || exchange.run())
         })
@@ -176,7 +178,8 @@ struct Exchange<'g> {
 
 impl Exchange<'_> {
     fn run(&self) -> Result<()> {
-        let (group, call, me) = (self.member.group, &self.member.request.call, self.member.group.rank);
+        let (member, executor) = (self.member, self.member.executor);
+        let me = member.rank;
         // By piece, then by sender: when its part is here. By piece, then by owner: when its slot is empty again.
         let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
         let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
@@ -187,12 +190,12 @@ impl Exchange<'_> {
         for j in 0..self.cut.pieces.rounds {
             if self.has(me, j) {
                 let emptied = self.add_up(j, &here[j])?;
-                group.others().try_for_each(|peer| group.send_step(call, peer, emptied.clone()))?;
+                member.others().try_for_each(|peer| executor.send_step(peer, emptied.clone()))?;
             }
             let emptied = |owner| {
-                if owner != me && self.has(owner, j) { group.take_step(call, owner).map(Some) } else { Ok(None) }
+                if owner != me && self.has(owner, j) { executor.take_step(owner).map(Some) } else { Ok(None) }
             };
-            empty.push((0..group.count()).map(emptied).collect::<Result<_>>()?);
+            empty.push((0..member.count()).map(emptied).collect::<Result<_>>()?);
             let next = j + self.cut.slots();
             if next < self.cut.pieces.rounds {
                 self.send_parts(next, Some(&empty[j]))?;
@@ -208,42 +211,40 @@ impl Exchange<'_> {
 
     /// Sends the own elements of everybody's piece `j`, to slots that are empty when `empty` has passed.
     fn send_parts(&self, j: usize, empty: Option<&SmallVec<[Option<Event>; 8]>>) -> Result<()> {
-        let (group, call) = (self.member.group, &self.member.request.call);
-        let me = group.rank;
-        for owner in group.others().filter(|&owner| self.has(owner, j)) {
+        let (member, me) = (self.member, self.member.rank);
+        for owner in self.member.others().filter(|&owner| self.has(owner, j)) {
             if let Some(empty) = empty
-                && !group.dev.worker.handle.injected(Bug::SlotFilledEarly)
+                && !member.handle.injected(Bug::SlotFilledEarly)
             {
                 let empty = empty[owner].as_ref().expect("a slice that has this piece has all before it");
-                self.member.wait_on(self.send, empty)?;
+                member.wait(self.send, empty)?;
             }
             let slice = &self.slices[owner];
             let range = self.cut.pieces.range(j, slice.bytes);
-            let address = self.matched.room(owner).0 + self.cut.slot(j, room(owner, me));
-            let to = RemotePtr { device: group.ordinal(owner), address };
+            let address = self.matched.recv_scratch(owner).address + self.cut.slot(j, room(owner, me));
+            let to = RemotePtr { device: member.ordinals[owner], address };
             self.copy(to, self.spot(&slice.sources[me], range.start), range.len())?;
             self.send.submit();
-            group.send_step(call, owner, Event::record(self.send, call.op(), false)?)?;
+            member.executor.send_step(owner, Event::record(self.send, member.name(), false)?)?;
         }
         Ok(())
     }
 
     /// When the others' elements of the own piece `j` are here, from the first of them on.
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
-        let (group, call) = (self.member.group, &self.member.request.call);
-        let senders = group.others().filter(|_| self.has(group.rank, j));
-        senders.map(|sender| group.take_step(call, sender)).collect()
+        let member = self.member;
+        let senders = member.others().filter(|_| self.has(member.rank, j));
+        senders.map(|sender| member.executor.take_step(sender)).collect()
     }
 
     /// Adds up the own piece `j` and sends the result. The event says that its slot is empty.
     fn add_up(&self, j: usize, here: &[Event]) -> Result<Event> {
-        let (group, request) = (self.member.group, self.member.request);
-        let (dev, me, name) = (group.dev, group.rank, request.call.op());
-        here.iter().try_for_each(|event| self.member.wait_on(&dev.stream, event))?;
+        let (member, request, me) = (self.member, self.member.request, self.member.rank);
+        here.iter().try_for_each(|event| member.wait(member.stream, event))?;
         let slice = &self.slices[me];
         let range = self.cut.pieces.range(j, slice.bytes);
-        let inbox = self.matched.room(me).0;
-        let slot = |room| RemotePtr { device: dev.index(), address: inbox + self.cut.slot(j, room) };
+        let scratch = self.matched.recv_scratch(me).address;
+        let slot = |room| member.local(scratch + self.cut.slot(j, room));
         let source = |(rank, place): (usize, &Place)| match rank == me {
             true => self.spot(place, range.start),
             false => slot(room(me, rank)),
@@ -253,30 +254,28 @@ impl Exchange<'_> {
         // What is not wanted here takes the place of what somebody has sent.
         let result = own.unwrap_or_else(|| slot(0));
         let combination = Combination {
-            name,
-            what: (request.dtype, request.reduce),
             len: range.len() / request.dtype.size(),
             sources: &sources,
             destinations: &[result],
             factors: &self.member.factors(self.matched),
         };
-        combination.submit(dev, self.member.barrier, launch::blocks(range.len()))?;
-        dev.stream.submit();
-        let summed = self.member.record()?;
-        let others = group.others().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
+        combination.submit(member, (request.dtype, request.reduce), launch::blocks(range.len()))?;
+        member.stream.submit();
+        let summed = member.record()?;
+        let others = self.member.others().filter_map(|k| slice.destinations.iter().find(|to| to.member == k));
         let mut others = others.peekable();
         if others.peek().is_none() {
             return Ok(summed);
         }
-        self.member.wait_on(self.send, &summed)?;
+        member.wait(self.send, &summed)?;
         for to in others {
             self.copy(self.spot(to, range.start), result, range.len())?;
         }
         self.send.submit();
-        if own.is_some() || dev.worker.handle.injected(Bug::ResultMadeEarly) {
+        if own.is_some() || member.handle.injected(Bug::ResultMadeEarly) {
             return Ok(summed);
         }
-        Event::record(self.send, name, false)
+        Event::record(self.send, member.name(), false)
     }
 
     /// Bytes from a place of a member's buffer on.
@@ -286,8 +285,7 @@ impl Exchange<'_> {
     }
 
     fn copy(&self, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
-        let dev = self.member.group.dev.at(self.send.clone());
-        peer::copy(&dev, to.address, to.device, from.address, from.device, bytes)
+        self.member.executor.copy(self.send, to, from, bytes)
     }
 }
 

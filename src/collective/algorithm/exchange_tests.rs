@@ -3,9 +3,9 @@
 //! empty, is a failure, and so is an order in which nobody can go on.
 
 use super::{EXCHANGE_SLOTS, LEAST, PIECE, ROOM, blocks, cuttings};
-use crate::{
-    collective::tuner::Limits,
-    fabric::tiling::{GRAIN, Tiling},
+use crate::fabric::{
+    limits::Limits,
+    tiling::{GRAIN, Tiling},
 };
 use proptest::prelude::*;
 

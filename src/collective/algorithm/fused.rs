@@ -8,14 +8,13 @@
 use super::{
     super::{
         kernels::{self, Pairs, Part},
-        launch::{self, Combination, blocks_of},
-        plan::Shape,
+        launch::{Combination, blocks_of},
         request::{Job, RemotePtr},
-        tuner::Limits,
     },
-    About, Algorithm, Case, Matched, Member, Needs, types,
+    About, Algorithm, Case, Matched, Member, Needs,
 };
 use crate::error::Result;
+use crate::fabric::{limits::Limits, plan::Shape, types};
 
 pub(crate) struct Fused;
 
@@ -37,10 +36,10 @@ impl Algorithm for Fused {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request) = (member.group, member.request);
-        let work = matched.shape.work(group.count(), group.rank, request.grain());
+        let request = member.request;
+        let work = matched.shape.work(member.count(), member.rank, request.grain());
         // Whose memory it is does not matter to a kernel.
-        let at = |rank, side| RemotePtr { device: group.dev.index(), address: matched.address(rank, side) };
+        let at = |rank, side| member.local(matched.address(rank, side));
         launch(member, matched, &request.job(&work, at, member.factors(matched)))
     }
 }
@@ -48,25 +47,24 @@ impl Algorithm for Fused {
 /// Launches one kernel for this member's part. All members must come to the same number of blocks, so the largest part
 /// of any member decides.
 pub(super) fn launch(member: &Member<'_>, matched: &Matched<'_>, job: &Job) -> Result<()> {
-    let (dev, request, limits) = (member.group.dev, member.request, member.limits);
-    let largest = matched.shape.largest(member.group.count(), request.grain()) * request.dtype.size();
+    let (request, limits) = (member.request, member.limits);
+    let largest = matched.shape.largest(member.count(), request.grain()) * request.dtype.size();
     match job {
         Job::Combine { len, sources, destinations, factors } => {
-            let what = (request.dtype, request.reduce);
-            let work = Combination { name: member.name(), what, len: *len, sources, destinations, factors };
+            let work = Combination { len: *len, sources, destinations, factors };
             let blocks = match sources.len() {
                 1 => moving(request.shape.as_ref(), largest, limits),
                 several => combining(largest, several, limits),
             };
-            work.submit(dev, member.barrier, blocks)
+            work.submit(member, (request.dtype, request.reduce), blocks)
         }
         Job::Pairs(pairs) => {
             let part = |at: &RemotePtr, bytes| Part { address: at.address, bytes };
             let parts: Vec<_> = pairs.iter().map(|(from, to, bytes)| (part(from, *bytes), part(to, *bytes))).collect();
             let each = blocks_of(largest, limits.per_block, (limits.blocks / pairs.len() as u32).max(1));
             let args = Pairs { pairs: &parts, blocks_per_pair: each, meet: member.barrier };
-            let (blocks, args) = (each * pairs.len() as u32, args.args(dev.worker.is_software()));
-            launch::launch_meeting(dev, &member.barrier, member.name(), kernels::pairs(), blocks, &args)
+            let (blocks, args) = (each * pairs.len() as u32, args.args(member.is_software()));
+            member.launch(&kernels::pairs(), blocks, &args)
         }
     }
 }
@@ -80,8 +78,8 @@ pub(crate) fn combining(largest: usize, sources: usize, limits: &Limits) -> u32 
 /// Blocks of a kernel that moves one part, of which the largest has so many bytes, to all members.
 fn moving(shape: Option<&Shape>, largest: usize, limits: &Limits) -> u32 {
     let most = match shape {
-        Some(Shape::Broadcast { .. }) if largest >= limits.large => limits.handed_on_blocks,
-        Some(Shape::AllGather { .. }) if largest >= limits.gathered => limits.gathered_blocks,
+        Some(Shape::Broadcast { .. }) if largest >= limits.large => limits.relay_blocks,
+        Some(Shape::AllGather { .. }) if largest >= limits.allgather => limits.allgather_blocks,
         _ => limits.blocks,
     };
     blocks_of(largest, limits.per_block, most)

@@ -7,8 +7,9 @@
 //! host                        `-- meet: descriptors with `ready` --'       `-- steps: `done` ----'
 //! ```
 
-use super::{About, Algorithm, Case, Matched, Member, Needs, fused, types};
+use super::{About, Algorithm, Case, Matched, Member, Needs, fused};
 use crate::error::Result;
+use crate::fabric::types;
 
 pub(crate) struct FusedEvents;
 
@@ -31,7 +32,7 @@ impl Algorithm for FusedEvents {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let work = matched.shape.work(member.group.count(), member.group.rank, member.request.grain());
+        let work = matched.shape.work(member.count(), member.rank, member.request.grain());
         member.carry_out(matched, &work, |job| fused::launch(member, matched, job))
     }
 }

@@ -19,15 +19,8 @@
 //! piece `j`, and the event with it covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought
 //! down after all have told that, and after these events.
 
-use super::{
-    super::{
-        board::Body,
-        kernels::{self, MOST},
-        plan::Side,
-        stage::Staging,
-    },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, types,
-};
+use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch};
+use crate::fabric::{layout::MOST, plan::Side, staging::Staging, types};
 use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream},
@@ -116,8 +109,8 @@ struct Pieces<'g> {
 
 impl<'g> Pieces<'g> {
     fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
-        let (n, request) = (member.group.count(), member.request);
-        let plan = matched.shape.hosted(n, member.group.rank, request.grain());
+        let (n, request) = (member.count(), member.request);
+        let plan = matched.shape.hosted(n, member.rank, request.grain());
         let (stages, room) = matched.stages(n);
         let slot = room / SLOTS;
         let cut = cut(plan.most * request.dtype.size(), plan.lanes, slot);
@@ -150,24 +143,23 @@ impl<'g> Pieces<'g> {
     /// All members' hosts have got here; streams do not wait for anything. (A step comes with an event, and so does
     /// this one.)
     fn meet_hosts(&self, any: &Event) -> Result<()> {
-        let (group, call) = (self.member.group, &self.member.request.call);
-        group.others().try_for_each(|peer| group.tell(call, peer, Body::Step(any.clone())))?;
-        group.others().try_for_each(|peer| group.receive(call, peer).map(drop))
+        let (member, executor) = (self.member, self.member.executor);
+        member.others().try_for_each(|peer| executor.send_step(peer, any.clone()))?;
+        member.others().try_for_each(|peer| executor.take_step(peer).map(drop))
     }
 
     /// The host waits for its device: until the gang fails, or nothing completes for as long as the pool waits for
     /// anything.
     fn wait(&self, event: &Event) -> Result<()> {
-        let (dev, name) = (self.member.group.dev, self.member.request.call.op());
-        let (gang, handle) = (&dev.session.gang, &dev.worker.handle);
+        let (name, handle, executor) = (self.member.name(), self.member.handle, self.member.executor);
         if handle.injected(Bug::FoldedEarly) {
             return Ok(());
         }
         let passed = || handle.check(name, handle.driver.event_wait(event.0.raw, TICK));
-        let limit = dev.worker.shared.deadline;
-        let waited = dev.stream.wait_while_advancing(name, limit, passed, || gang.is_aborted());
+        let limit = self.member.deadline;
+        let waited = self.member.stream.wait_while_advancing(name, limit, passed, || executor.is_aborted());
         // A peer's failure is the reason, not the deadline.
-        waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })
+        waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { executor.aborted().unwrap_or(e) } else { e })
     }
 
     /// Address and bytes of piece `j` of `len` elements of an own buffer.
@@ -182,15 +174,15 @@ impl<'g> Pieces<'g> {
     }
 
     fn submit(&self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
-        let (handle, stream) = (&self.member.group.dev.worker.handle, &self.member.group.dev.stream);
-        handle.check(self.member.request.call.op(), call(&*handle.driver, stream.raw))
+        let (handle, stream) = (self.member.handle, self.member.stream);
+        handle.check(self.member.name(), call(&*handle.driver, stream.raw))
     }
 
     /// Piece `j` to the own stage; and what stays on the device. The event is of that.
     fn down(&self, j: usize) -> Result<Event> {
         for (lane, range) in &self.plan.puts {
             let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
-            let to = self.lane(self.member.group.rank, *lane, j);
+            let to = self.lane(self.member.rank, *lane, j);
             if bytes > 0 {
                 // SAFETY: this member's buffer, ordered before this by its `Op`; the lane is of its own stage, in a
                 // slot that nobody uses any more (see above).
@@ -211,12 +203,11 @@ impl<'g> Pieces<'g> {
     /// This member's slice of piece `j`, of all stages, into its own lane of its own stage.
     fn fold(&self, j: usize) -> Result<()> {
         let Some(fold) = &self.plan.fold else { return Ok(()) };
-        let (me, name, dtype) = (self.member.group.rank, self.member.request.call.op(), self.member.request.dtype);
+        let (me, name, dtype) = (self.member.rank, self.member.request.call.op(), self.member.request.dtype);
         let bytes = self.own(Side::Source, fold.source, fold.len, j).1;
-        let sources: SmallVec<[*mut u8; 8]> =
-            (0..self.member.group.count()).map(|member| self.lane(member, me, j)).collect();
+        let sources: SmallVec<[*mut u8; 8]> = (0..self.member.count()).map(|member| self.lane(member, me, j)).collect();
         for (member, lane) in sources.iter().enumerate() {
-            self.member.group.dev.worker.handle.host_access(name, lane.addr() as u64, bytes, member == me)?;
+            self.member.handle.host_access(name, lane.addr() as u64, bytes, member == me)?;
         }
         // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's:
         // their owners' copies into them are over (each has waited for its own before it told so), nobody copies out of

@@ -12,13 +12,11 @@ use super::{
         choose::KernelBarrier,
         kernels::{self, Entry, Part, Push},
         launch,
-        packets::Packets,
-        plan::Side,
-        tuner::Limits,
     },
-    About, Algorithm, Case, Matched, Member, Needs, types,
+    About, Algorithm, Case, Matched, Member, Needs,
 };
 use crate::error::Result;
+use crate::fabric::{limits::Limits, packets::Packets, plan::Side, types};
 
 pub(crate) struct Ll;
 
@@ -45,7 +43,7 @@ impl Algorithm for Ll {
                 .then_some("small, without peer access: data that carries its flags, through the host's memory");
         }
         match case.machine.barrier {
-            KernelBarrier::OnDevices { ll, .. } if case.meets_on_devices() && each <= case.limits.push.min(ll) => {
+            KernelBarrier::OnDevices { ll, .. } if case.meets_on_devices() && each <= case.limits.ll.min(ll) => {
                 Some("small: data that carries its flags needs one trip and no barrier")
             }
             _ => None,
@@ -75,12 +73,12 @@ pub(super) fn sent_through_host(case: &Case<'_>, each: usize, most: usize) -> bo
 
 /// Blocks of a kernel that sends so many bytes to each peer in packets.
 pub(super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
-    launch::blocks_of(bytes, PER_BLOCK, limits.push_blocks)
+    launch::blocks_of(bytes, PER_BLOCK, limits.ll_blocks)
 }
 
 /// What this member sends and receives.
 pub(super) fn packets(member: &Member<'_>, matched: &Matched<'_>) -> Packets {
-    let packets = matched.shape.packets(member.group.count(), member.group.rank);
+    let packets = matched.shape.packets(member.count(), member.rank);
     packets.expect("chosen for what packets can carry")
 }
 
@@ -114,7 +112,7 @@ pub(super) fn trip(
         destination: part(Side::Destination, packets.destination),
         meet: member.barrier,
     };
-    launch::launch_meeting(member.group.dev, &member.barrier, member.name(), entry, blocks, &push.args())?;
+    member.launch(&entry, blocks, &push.args())?;
     member.launched.set(member.launched.get() + 1);
     Ok(())
 }

@@ -4,15 +4,13 @@
 //! trips are twice `(n - 1) / n`, and need no flag that waits until all data before it have arrived, of which
 //! [`shm`](super::shm) has three, one after the other.
 
-use super::{
-    super::{
-        kernels,
-        packets::Packets,
-        plan::{Counts, Shape, Side},
-    },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ll, types,
-};
+use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ll};
 use crate::error::Result;
+use crate::fabric::{
+    packets::Packets,
+    plan::{Counts, Shape, Side},
+    types,
+};
 
 pub(crate) struct LlTwoShot;
 
@@ -46,8 +44,8 @@ impl Algorithm for LlTwoShot {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let [parts, sums] = two_trips(matched.shape, member.group.count(), member.group.rank)
-            .expect("chosen for what goes in parts of one size");
+        let [parts, sums] =
+            two_trips(matched.shape, member.count(), member.rank).expect("chosen for what goes in parts of one size");
         let entry = kernels::push(member.request.dtype);
         let trip = |packets: &Packets, from| {
             let blocks = ll::blocks(ll::bytes(member, packets), member.limits);

@@ -1,9 +1,9 @@
 //! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks
 //! its kernels have, and what a member submits.
 //!
-//! [`choose`](super::choose) picks one from [`TABLE`] and [`execute`](super::execute) does what all of them need:
-//! access to memory, scratch, the meeting, the commit, the failure. A new algorithm is a file, a row in the table, and
-//! a line in the test that forces each (`choose_tests.rs`).
+//! [`choose`](super::choose) picks one from [`TABLE`], and [`execute`](super::execute) does what all of them need:
+//! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
+//! is a file, a row in the table, and a line in the test that forces each (`choose_tests.rs`).
 //!
 //! | file | who adds up or moves | how members wait for each other |
 //! |---|---|---|
@@ -21,36 +21,27 @@
 //! | [`shm_events`] | the same steps as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
 
-pub(super) mod ce;
-pub(super) mod eager;
-pub(super) mod exchange;
-pub(super) mod exchange_ce;
-pub(super) mod fused;
-pub(super) mod fused_events;
-pub(super) mod host_reduce;
-pub(super) mod ll;
-pub(super) mod ll_two_shot;
-pub(super) mod ring;
-pub(super) mod ring_ce;
-pub(super) mod ring_cut;
-pub(super) mod shm;
-pub(super) mod shm_events;
+pub(crate) mod ce;
+pub(crate) mod eager;
+pub(crate) mod exchange;
+pub(crate) mod exchange_ce;
+pub(crate) mod fused;
+pub(crate) mod fused_events;
+pub(crate) mod host_reduce;
+pub(crate) mod ll;
+pub(crate) mod ll_two_shot;
+mod member;
+pub(crate) mod ring;
+pub(crate) mod ring_ce;
+pub(crate) mod ring_cut;
+pub(crate) mod shm;
+pub(crate) mod shm_events;
 
-use super::{
-    Group, ReduceOp,
-    barrier::Met,
-    board::{Area, Lent},
-    choose::Case,
-    kernels::Meet,
-    plan::{Shape, Side, Work},
-    request::{Job, RemotePtr, Request},
-    signals::Signals,
-    tuner::Limits,
-    types,
-};
-use crate::{Event, driver::Address, error::Result, fabric::tiling::Tiling, memory::stream::StreamCore, mutation::Bug};
+use super::choose::Case;
+use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
-use std::{cell::Cell, sync::Arc};
+
+pub(super) use member::{Executor, Matched, Member};
 
 /// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same
 /// answers.
@@ -178,172 +169,4 @@ impl Needs {
         Needs { meeting: Meeting::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
     /// Events, and no scratch.
     pub(crate) const EVENTS: Needs = Needs { meeting: Meeting::Events, scratch: Scratch::None };
-}
-
-/// One member's own part in a collective that is committed.
-pub(crate) struct Member<'a> {
-    pub group: &'a Group<'a>,
-    pub request: &'a Request,
-    pub limits: &'a Limits,
-    /// Its scratch, if the algorithm needs any and there was memory.
-    pub scratch: Option<&'a Area>,
-    /// Where its kernels wait for the peers'; [`Meet::NONE`] where events order them.
-    pub barrier: Meet,
-    /// Kernels launched so far that wait for the peers': what is missing is made up for after a failure.
-    pub launched: Cell<usize>,
-}
-
-/// What all members have agreed on, and told each other.
-pub(crate) struct Matched<'a> {
-    pub(super) met: &'a Met,
-    pub shape: &'a Shape,
-}
-
-impl Matched<'_> {
-    fn exposed(&self, member: usize) -> &Lent {
-        self.met.exposed(member)
-    }
-
-    /// Address and bytes of the scratch that a member has for what others send it.
-    fn scratch(&self, member: usize) -> Option<(Address, usize)> {
-        self.exposed(member).inbox
-    }
-
-    /// The same of an algorithm that does not go without.
-    fn room(&self, member: usize) -> (Address, usize) {
-        self.scratch(member).expect("every member has scratch")
-    }
-
-    /// The smallest scratch of any member.
-    fn least_room(&self, members: usize) -> usize {
-        (0..members).map(|member| self.scratch(member).map_or(0, |(_, bytes)| bytes)).min().unwrap_or(0)
-    }
-
-    /// Where each member's page-locked memory begins, and the bytes of the smallest. All have as much, but for
-    /// `all_to_all_v`, whose shape was not known when they were made.
-    fn stages(&self, members: usize) -> (SmallVec<[Address; 8]>, usize) {
-        let all = || (0..members).map(|member| self.exposed(member).stage.as_ref().expect("every member has a stage"));
-        (all().map(|stage| stage.address).collect(), all().map(|stage| stage.bytes.len()).min().unwrap_or(0))
-    }
-
-    /// Where a member's buffer begins. Its owner does not matter to a kernel.
-    fn address(&self, member: usize, side: Side) -> Address {
-        self.met.address(member, side)
-    }
-}
-
-impl Member<'_> {
-    fn name(&self) -> &'static str {
-        self.request.call.op()
-    }
-
-    /// Signals of the pool: there, since kernels are to wait for each other.
-    fn signals(&self) -> &Signals {
-        self.group.dev.worker.shared.signals.get().expect("chosen since kernels can meet")
-    }
-
-    /// By rank; empty unless the operation is `Scaled`.
-    fn factors(&self, matched: &Matched<'_>) -> SmallVec<[f64; 8]> {
-        match self.request.reduce {
-            ReduceOp::Scaled(_) => (0..self.group.count()).map(|member| matched.met.factor(member)).collect(),
-            _ => SmallVec::new(),
-        }
-    }
-
-    /// Where a member's buffer begins, and whose memory it is.
-    fn remote(&self, matched: &Matched<'_>, member: usize, side: Side) -> RemotePtr {
-        let area = matched.exposed(member).area(side);
-        // Managed memory is at home everywhere.
-        let device = area.block.device().unwrap_or(self.group.dev.index());
-        RemotePtr { device, address: area.address }
-    }
-
-    /// Later work of the current stream comes after the work that a peer submitted before its call.
-    fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
-        let dev = self.group.dev;
-        if dev.worker.handle.injected(Bug::StartSkipped) {
-            return Ok(());
-        }
-        let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");
-        self.wait_on(&dev.stream, ready)
-    }
-
-    /// Later work of `stream` comes after `event`.
-    fn wait_on(&self, stream: &StreamCore, event: &Event) -> Result<()> {
-        stream.wait_event(self.name(), event.0.raw, &event.0.stream, event.0.covered)
-    }
-
-    /// An event behind all work that the current stream has.
-    fn record(&self) -> Result<Event> {
-        Event::record(&self.group.dev.stream, self.name(), false)
-    }
-
-    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers
-    /// that may touch this member's: the exit rule.
-    fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let (group, call, me) = (self.group, &self.request.call, self.group.rank);
-        let touched = || group.others().filter(|&peer| matched.shape.touches(me, peer));
-        touched().try_for_each(|peer| self.wait_for_start(matched, peer))?;
-        work()?;
-        let done = touched().next().is_some().then(|| self.record()).transpose()?;
-        for peer in touched() {
-            group.send_step(call, peer, done.clone().expect("recorded for them"))?;
-        }
-        group.others().filter(|&peer| matched.shape.touches(peer, me)).try_for_each(|peer| group.await_step(call, peer))
-    }
-
-    /// Carries out this member's work by `submit`, [ordered by events](Self::ordered_by_events).
-    fn carry_out(&self, matched: &Matched<'_>, work: &Work, submit: impl FnOnce(&Job) -> Result<()>) -> Result<()> {
-        self.ordered_by_events(matched, || {
-            if work.is_empty() {
-                return Ok(());
-            }
-            let at = |rank, side| self.remote(matched, rank, side);
-            submit(&self.request.job(work, at, self.factors(matched)))
-        })
-    }
-
-    /// Runs `work`, which submits to `streams`: after the earlier work of the current stream, and before its later
-    /// work.
-    fn fork_join(&self, streams: &[Arc<StreamCore>], work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let (own, name) = (&self.group.dev.stream, self.name());
-        streams.iter().try_for_each(|stream| stream.wait_for(name, own, own.submit()))?;
-        let done = work();
-        // Also after a failure: the work that was submitted to the other streams belongs to the caller's operation.
-        let joined = streams.iter().map(|stream| {
-            own.wait_for(name, stream, stream.submit()).or_else(|error| {
-                // No event orders that work, so it must be over now.
-                stream.wait_idle(name, self.group.dev.worker.shared.deadline, || false)?;
-                Err(error)
-            })
-        });
-        joined.fold(done, Result::and)
-    }
-
-    /// Later work of every member comes after the earlier work of all members.
-    fn barrier_by_events(&self) -> Result<()> {
-        let (group, call) = (self.group, &self.request.call);
-        let done = self.record()?;
-        group.others().try_for_each(|peer| group.send_step(call, peer, done.clone()))?;
-        group.others().try_for_each(|peer| group.await_step(call, peer))
-    }
-
-    /// Where an element of an own buffer is; 0 where there is nothing to touch, and perhaps no buffer.
-    fn own(&self, side: Side, start: usize, len: usize) -> Address {
-        if len == 0 {
-            return 0;
-        }
-        let area = self.request.area(side).expect("a member has the buffers that its part is done on");
-        area.address + (start * self.request.dtype.size()) as u64
-    }
-
-    /// Address and bytes of tile `j` of `len` elements of an own buffer, from element `start` on. Both are 0 if nothing
-    /// is left of them for this tile.
-    fn tile(&self, cut: &Tiling, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
-        let range = cut.range(j, len * self.request.dtype.size());
-        if range.is_empty() {
-            return (0, 0);
-        }
-        (self.own(side, start, len) + range.start as u64, range.len())
-    }
 }

@@ -5,15 +5,14 @@
 //! ([`ring_cut`]). [`ring_ce`](super::ring_ce) has the order of additions; the bits are the same.
 
 use super::{
-    super::{
-        DType, ReduceOp,
-        kernels::{self, Cut, Round},
-        launch,
-        plan::{Shape, Side},
-    },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut, types,
+    super::kernels::{self, Cut, Round},
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
 };
 use crate::error::Result;
+use crate::fabric::{
+    plan::{Shape, Side},
+    types::{self, DType, ReduceOp},
+};
 
 pub(crate) struct Ring;
 
@@ -25,7 +24,7 @@ impl Algorithm for Ring {
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
         // Where copy engines would add up in the order of ranks, kernels in a graph do not go round a ring: the bits
         // are the same.
-        (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring_kernel)
+        (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring)
             .then_some("at this size a kernel that writes to its neighbour alone is fastest")
     }
 
@@ -56,20 +55,20 @@ impl Algorithm for Ring {
         let &Shape::AllReduce { len: len @ 1.. } = matched.shape else {
             return super::fused::Fused.submit(member, matched);
         };
-        let (group, request) = (member.group, member.request);
-        let n = group.count();
+        let request = member.request;
+        let n = member.count();
         let chunk = largest(n, request.dtype, len);
-        let cutting = ring_cut::cutting(chunk, ring_cut::blocks(chunk, member.limits), matched.least_room(n));
+        let cutting = ring_cut::cutting(chunk, ring_cut::blocks(chunk, member.limits), matched.least_scratch(n));
         let sendings = cutting.rounds * cutting.abreast * 2 * (n - 1);
         assert!(u32::try_from(sendings).is_ok(), "they are counted in 32 bits; a terabyte has some millions");
         let own = |side| request.area(side).expect("all_reduce has a buffer").address;
-        let next = (group.rank + 1) % n;
+        let next = (member.rank + 1) % n;
         let ring = kernels::Ring {
             from: own(Side::Source),
             to: own(Side::Destination),
             next_to: matched.address(next, Side::Destination),
-            inbox: matched.room(group.rank).0,
-            next_inbox: matched.room(next).0,
+            inbox: matched.recv_scratch(member.rank).address,
+            next_inbox: matched.recv_scratch(next).address,
         };
         let cut = Cut {
             bytes: (len * request.dtype.size()) as u64,
@@ -83,7 +82,7 @@ impl Algorithm for Ring {
         let factor = if request.reduce == ReduceOp::Avg { 1.0 / n as f64 } else { 1.0 };
         let round = Round { meet: member.barrier, ring, cut, dtype: request.dtype, factor };
         let (entry, blocks) = (kernels::ring(request.dtype), cutting.blocks as u32);
-        launch::launch_meeting(group.dev, &member.barrier, member.name(), entry, blocks, &round.args())
+        member.launch(&entry, blocks, &round.args())
     }
 }
 

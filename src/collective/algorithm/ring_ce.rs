@@ -22,18 +22,15 @@
 //! nobody touches its buffer any more.
 
 use super::{
-    super::{
-        DType, ReduceOp,
-        kernels::Entry,
-        launch,
-        plan::{Shape, Side},
-        request::RemotePtr,
-    },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut, types,
+    super::{kernels::Entry, launch, request::RemotePtr},
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
+};
+use crate::fabric::{
+    plan::{Shape, Side},
+    types::{self, DType, ReduceOp},
 };
 use crate::{
     Kernel, Signature,
-    copy::peer,
     driver::{KernelArg, ValueBytes},
     error::Result,
     kernel::builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
@@ -57,7 +54,7 @@ impl Algorithm for RingCe {
         } else if !case.direct {
             Some("not all members have peer access: a ring keeps every handle of the host busy in turn")
         } else {
-            let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring_kernel;
+            let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring;
             (large && case.nameable() && !case.meets_on_devices())
                 .then_some("large enough for a ring; kernels cannot meet here, so by copies: the bits are the same")
         }
@@ -86,15 +83,13 @@ impl Algorithm for RingCe {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, &Shape::AllReduce { len }) = (member.group, matched.shape) else {
-            unreachable!("a ring is chosen for all-reduces")
-        };
+        let &Shape::AllReduce { len } = matched.shape else { unreachable!("a ring is chosen for all-reduces") };
         // One member, or nothing to add.
         let Some(scratch) = member.scratch else { return Ok(()) };
-        let ranks = group.count();
-        let previous = (group.rank + ranks - 1) % ranks;
+        let ranks = member.count();
+        let previous = (member.rank + ranks - 1) % ranks;
         member.wait_for_start(matched, previous)?;
-        let own = |side| RemotePtr { device: group.dev.index(), address: member.own(side, 0, len) };
+        let own = |side| member.local(member.own(side, 0, len));
         let ring = Ring {
             member,
             first: member.remote(matched, previous, Side::Source),
@@ -102,7 +97,7 @@ impl Algorithm for RingCe {
             source: member.request.source.is_some().then(|| own(Side::Source)),
             own: own(Side::Destination),
         };
-        ring.run(len, RemotePtr { device: group.dev.index(), address: scratch.address })
+        ring.run(len, member.local(scratch.address))
     }
 }
 
@@ -119,15 +114,14 @@ struct Ring<'g> {
 
 impl Ring<'_> {
     fn run(&self, len: usize, scratch: RemotePtr) -> Result<()> {
-        let group = self.member.group;
-        let (n, rank) = (group.count(), group.rank);
-        let call = &self.member.request.call;
+        let member = self.member;
+        let (n, rank) = (member.count(), member.rank);
         let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
         let factor = (self.member.request.reduce == ReduceOp::Avg).then(|| 1.0 / n as f64);
         let chunk = |back: usize| ring_cut::chunk((rank + 2 * n - back) % n, n, len, self.member.request.dtype.size());
         for step in 0..n - 1 {
             if step > 0 {
-                group.await_step(call, previous)?;
+                member.await_step(previous)?;
             }
             let range = chunk(1 + step);
             if !range.is_empty() {
@@ -138,20 +132,20 @@ impl Ring<'_> {
                 let last = step == n - 2;
                 self.add(&range, scratch, factor.filter(|_| last))?;
             }
-            group.send_step(call, next, self.member.record()?)?;
+            member.executor.send_step(next, member.record()?)?;
         }
         for step in 0..n - 1 {
-            group.await_step(call, previous)?;
+            member.await_step(previous)?;
             let range = chunk(step);
             if !range.is_empty() {
                 self.fetch(self.peer, &range, self.at(self.own, &range))?;
             }
             if step < n - 2 {
-                group.send_step(call, next, self.member.record()?)?;
+                member.executor.send_step(next, member.record()?)?;
             }
         }
-        group.send_step(call, previous, self.member.record()?)?;
-        group.await_step(call, next)
+        member.executor.send_step(previous, member.record()?)?;
+        member.await_step(next)
     }
 
     fn at(&self, spot: RemotePtr, range: &Range<usize>) -> RemotePtr {
@@ -161,7 +155,7 @@ impl Ring<'_> {
     /// Copies a chunk of a buffer to this device.
     fn fetch(&self, from: RemotePtr, range: &Range<usize>, to: RemotePtr) -> Result<()> {
         let (from, bytes) = (self.at(from, range), range.len() * self.member.request.dtype.size());
-        peer::copy(self.member.group.dev, to.address, to.device, from.address, from.device, bytes)
+        self.member.executor.copy(self.member.stream, to, from, bytes)
     }
 
     /// Adds what has arrived to the own chunk; with a factor, multiplies the sum.
@@ -188,7 +182,7 @@ impl Ring<'_> {
             }
         };
         let blocks = launch::blocks(range.len() * dtype.size());
-        launch::launch(self.member.group.dev, self.member.name(), entry, blocks, &args)
+        self.member.launch(&entry, blocks, &args)
     }
 }
 

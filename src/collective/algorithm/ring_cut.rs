@@ -4,8 +4,11 @@
 //!
 //! Invariant: all members cut alike, since they know the smallest scratch of any member.
 
-use super::super::{plan::slice, tuner::Limits};
-use crate::fabric::tiling::{self, GRAIN, Tiling};
+use crate::fabric::{
+    limits::Limits,
+    plan::slice,
+    tiling::{self, GRAIN, Tiling},
+};
 use std::ops::Range;
 
 /// Chunk `k` of `n` of a buffer, in elements of `size` bytes. Each begins at a multiple of [`GRAIN`], so that kernels

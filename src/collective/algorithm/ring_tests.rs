@@ -3,7 +3,7 @@
 //! empty, is a failure, and so is an order in which nobody can go on.
 
 use super::{Cutting, blocks, chunk, cutting, inboxes};
-use crate::collective::tuner::Limits;
+use crate::fabric::limits::Limits;
 use proptest::prelude::*;
 use std::ops::Range;
 

@@ -6,18 +6,23 @@
 
 use super::{
     super::{
-        barrier,
         choose::KernelBarrier,
-        kernels::{self, MOST, Moves, Role, STAGED_BLOCKS, Stage, Staged},
-        launch,
-        plan::Side,
-        signals::SLOT,
-        stage::cutting,
-        tuner::Limits,
+        kernels::{self, Moves, Role, Stage, Staged},
     },
-    About, Algorithm, Case, Matched, Member, Needs, types,
+    About, Algorithm, Case, Matched, Member, Needs,
 };
-use crate::{error::Result, fabric::tiling::GRAIN};
+use crate::fabric::types;
+use crate::{
+    error::Result,
+    fabric::{
+        layout::{MOST, STAGED_BLOCKS},
+        limits::Limits,
+        plan::Side,
+        signal_pad::SLOT,
+        staging::cutting,
+        tiling::GRAIN,
+    },
+};
 
 pub(crate) struct Shm;
 
@@ -48,12 +53,11 @@ impl Algorithm for Shm {
     }
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
-        let (group, request, meet) = (member.group, member.request, member.barrier);
-        let (dev, n, name) = (group.dev, group.count(), member.name());
-        let plan = matched.shape.staging(n, group.rank, request.grain());
+        let (request, meet) = (member.request, member.barrier);
+        let plan = matched.shape.staging(member.count(), member.rank, request.grain());
         let size = request.dtype.size();
         if plan.most == 0 {
-            return barrier::count(&dev.worker, &dev.stream, name, meet);
+            return member.launch_counting();
         }
         let cut = cutting(plan.most * size, plan.lanes, most_blocks(member.limits), SLOT);
         let (mut puts, mut pulls) = (Moves::default(), Moves::default());
@@ -75,7 +79,7 @@ impl Algorithm for Shm {
             role.local_to = member.own(Side::Destination, to, len);
             role.local_bytes = (len * size) as u64;
         }
-        let (counts, offset) = member.signals().stage_offsets();
+        let (counts, offset) = member.pad().stage_offsets();
         let stage = Stage {
             offset,
             chunk: cut.tile as u64,
@@ -89,7 +93,7 @@ impl Algorithm for Shm {
         };
         let factors = &member.factors(matched);
         let staged = Staged { meet, stage, role, op: request.reduce, factors, puts, pulls };
-        launch::launch_meeting(dev, &meet, name, kernels::staged(request.dtype), cut.abreast as u32, &staged.args())
+        member.launch(&kernels::staged(request.dtype), cut.abreast as u32, &staged.args())
     }
 }
 
@@ -101,5 +105,5 @@ pub(super) fn wanted(case: &Case<'_>) -> bool {
 
 /// All at work at once, or those that are would wait for peers' that are not.
 fn most_blocks(limits: &Limits) -> usize {
-    STAGED_BLOCKS.min(limits.push_blocks as usize)
+    STAGED_BLOCKS.min(limits.ll_blocks as usize)
 }

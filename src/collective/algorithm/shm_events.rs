@@ -8,13 +8,17 @@
 
 use super::{
     super::{
-        kernels::{self, MOST, Meet, Pairs, Part},
+        kernels::{self, Pairs, Part},
         launch::{self, Combination},
-        plan::Side,
         request::RemotePtr,
-        stage::{Staging, cutting},
     },
-    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, shm, types,
+    About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, shm,
+};
+use crate::fabric::types;
+use crate::fabric::{
+    layout::MOST,
+    plan::Side,
+    staging::{Staging, cutting},
 };
 use crate::{
     driver::Address,
@@ -75,8 +79,8 @@ type Move = (Address, Address, usize);
 
 impl<'g> Steps<'g> {
     fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
-        let (n, request) = (member.group.count(), member.request);
-        let plan = matched.shape.staging(n, member.group.rank, request.grain());
+        let (n, request) = (member.count(), member.request);
+        let plan = matched.shape.staging(n, member.rank, request.grain());
         let (stages, room) = matched.stages(n);
         let cut = cutting(plan.most * request.dtype.size(), plan.lanes, 1, room);
         Steps { member, plan, cut, stages, factors: member.factors(matched) }
@@ -108,7 +112,7 @@ impl<'g> Steps<'g> {
     fn put(&self, j: usize) -> Result<()> {
         let puts = self.plan.puts.iter().map(|(lane, range)| {
             let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
-            (from, self.lane(self.member.group.rank, *lane), bytes)
+            (from, self.lane(self.member.rank, *lane), bytes)
         });
         let stays = self.plan.stays.map(|(from, to, len)| {
             let (from, bytes) = self.own(Side::Source, from, len, j);
@@ -125,7 +129,6 @@ impl<'g> Steps<'g> {
     }
 
     fn moves(&self, moves: impl Iterator<Item = Move>) -> Result<()> {
-        let dev = self.member.group.dev;
         let part = |address, bytes| Part { address, bytes };
         let moves = moves.filter(|(_, _, bytes)| *bytes > 0);
         let pairs: SmallVec<[_; MOST]> = moves.map(|(from, to, bytes)| (part(from, bytes), part(to, bytes))).collect();
@@ -133,8 +136,9 @@ impl<'g> Steps<'g> {
             return Ok(());
         }
         let each = launch::blocks(self.cut.tile);
-        let args = Pairs { pairs: &pairs, blocks_per_pair: each, meet: Meet::NONE }.args(dev.worker.is_software());
-        launch::launch(dev, self.member.request.call.op(), kernels::pairs(), each * pairs.len() as u32, &args)
+        let args = Pairs { pairs: &pairs, blocks_per_pair: each, meet: self.member.barrier };
+        let args = args.args(self.member.is_software());
+        self.member.launch(&kernels::pairs(), each * pairs.len() as u32, &args)
     }
 
     fn fold(&self, j: usize) -> Result<()> {
@@ -143,23 +147,21 @@ impl<'g> Steps<'g> {
         if bytes == 0 {
             return Ok(());
         }
-        let (dev, me) = (self.member.group.dev, self.member.group.rank);
+        let (me, request) = (self.member.rank, self.member.request);
         let lane = if self.plan.lanes == 1 { 0 } else { me };
         // Whose memory it is does not matter to a kernel.
-        let spot = |address| RemotePtr { device: dev.index(), address };
+        let spot = |address| self.member.local(address);
         let source = |rank| spot(if rank == me { own } else { self.lane(rank, lane) });
-        let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.group.count()).map(source).collect();
+        let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.count()).map(source).collect();
         let to = fold.destination.map(|start| self.own(Side::Destination, start, fold.len, j).0);
         let result = fold.result.then(|| self.lane(me, me));
         let destinations: SmallVec<[RemotePtr; 2]> = to.into_iter().chain(result).map(spot).collect();
         let combination = Combination {
-            name: self.member.request.call.op(),
-            what: (self.member.request.dtype, self.member.request.reduce),
-            len: bytes / self.member.request.dtype.size(),
+            len: bytes / request.dtype.size(),
             sources: &sources,
             destinations: &destinations,
             factors: &self.factors,
         };
-        combination.submit(dev, Meet::NONE, launch::blocks(bytes))
+        combination.submit(self.member, (request.dtype, request.reduce), launch::blocks(bytes))
     }
 }

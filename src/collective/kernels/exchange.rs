@@ -1,7 +1,8 @@
 //! The arguments of `kernels/exchange.cu`.
 
-use super::{Arguments, DType, MOST, Meet, ReduceOp, code, push_factors, value};
+use super::{Arguments, DType, ReduceOp, code, push_factors, value};
 use crate::driver::Address;
+use crate::fabric::layout::{DeviceBarrier, MOST};
 
 /// Slots of a block in its member's inbox, for each sender; one is enough for a single piece.
 pub(crate) const EXCHANGE_SLOTS: usize = 2;
@@ -39,7 +40,7 @@ pub(crate) struct Trade<'a> {
     pub factors: &'a [f64],
     pub exchange: Exchange,
     pub pieces: Pieces,
-    pub meet: Meet,
+    pub meet: DeviceBarrier,
 }
 
 impl Trade<'_> {

@@ -1,10 +1,8 @@
 //! The arguments of `kernels/ring.cu`.
 
-use super::{Arguments, DType, Meet, value};
+use super::{Arguments, DType, value};
 use crate::driver::Address;
-
-/// Blocks of such a kernel, at most: those that have words in `Signals::step`.
-pub(crate) const RING_BLOCKS: usize = super::STAGED_BLOCKS;
+use crate::fabric::layout::DeviceBarrier;
 
 /// Where a member reads and writes.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
@@ -43,7 +41,7 @@ pub(crate) struct Cut {
 /// One member's part of an all-reduce of `f32` or `f64` around a ring; on GPUs only. Every member launches the same
 /// grid.
 pub(crate) struct Round {
-    pub meet: Meet,
+    pub meet: DeviceBarrier,
     pub ring: Ring,
     pub cut: Cut,
     pub dtype: DType,

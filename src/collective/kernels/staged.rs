@@ -1,14 +1,8 @@
 //! The arguments of `kernels/staged.cu`.
 
-use super::{Arguments, MOST, Meet, ReduceOp, code, push_factors, value};
+use super::{Arguments, ReduceOp, code, push_factors, value};
 use crate::driver::Address;
-
-/// Blocks of such a kernel, at most.
-pub(crate) const STAGED_BLOCKS: usize = 64;
-/// Slots that each of them has on a stage.
-pub(crate) const STAGED_SLOTS: usize = 4;
-/// Bytes of what a device is told: three steps, for each block, by each device; on lines of their own.
-pub(crate) const STAGED_COUNTS: usize = 3 * STAGED_BLOCKS * MOST * 64;
+use crate::fabric::layout::{DeviceBarrier, MOST};
 
 /// What all members agree on.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -27,7 +21,7 @@ pub(crate) struct Stage {
     /// 1: results of folds are pulled.
     pub two: u32,
     pub spare: u32,
-    /// Bytes from a member's signals to its [`STAGED_COUNTS`].
+    /// Bytes from a member's signals to its counters ([`STAGED_COUNTS`](crate::fabric::layout::STAGED_COUNTS)).
     pub counts: u64,
     pub spares: u64,
 }
@@ -68,7 +62,7 @@ impl Moves {
 /// One member's part of a collective that goes through the host's memory; on GPUs only. Every member launches the same
 /// grid, of blocks whose threads are a multiple of 128.
 pub(crate) struct Staged<'a> {
-    pub meet: Meet,
+    pub meet: DeviceBarrier,
     pub stage: Stage,
     pub role: Role,
     pub op: ReduceOp,

@@ -2,6 +2,9 @@
 
 use super::*;
 use crate::driver::{HostArg, LaunchDims};
+use crate::fabric::layout::{
+    BLOCKS, FEW, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, STAGED_BLOCKS, eager_bytes, reported, set_epochs,
+};
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -129,7 +132,7 @@ fn combined<T: Naive>(
         to.extend_from_slice(&from);
     }
     let factors = if let ReduceOp::Scaled(_) = op { factors } else { &[] };
-    let call = Combine { n, op, factors, sources: &from, destinations: &to, meet: Meet::NONE };
+    let call = Combine { n, op, factors, sources: &from, destinations: &to, meet: DeviceBarrier::NONE };
     launch(combine(T::DTYPE), &call.args(true));
     if inside {
         others.extend(sources);
@@ -260,7 +263,7 @@ fn pairs_are_copied_each_for_itself() {
     let mut to: Vec<Vec<u8>> = from.iter().map(|x| vec![0xee; x.len()]).collect();
     let mut all: Vec<(Part, Part)> = from.iter_mut().zip(&mut to).map(|(from, to)| (part(from), part(to))).collect();
     all[7].1 = all[7].0;
-    launch(pairs(), &Pairs { pairs: &all, blocks_per_pair: 2, meet: Meet::NONE }.args(true));
+    launch(pairs(), &Pairs { pairs: &all, blocks_per_pair: 2, meet: DeviceBarrier::NONE }.args(true));
     from[7] = (0..7).map(|i| 7 ^ i).collect();
     to[7].clone_from(&from[7]);
     assert_eq!(to, from);
@@ -268,8 +271,8 @@ fn pairs_are_copied_each_for_itself() {
 
 #[test]
 fn members_are_packed_in_rank_order() {
-    assert_eq!(Meet::members([5, 0, 15]), 0xf05);
-    assert_eq!(Meet::members(0..16), 0xfedc_ba98_7654_3210);
+    assert_eq!(DeviceBarrier::members([5, 0, 15]), 0xf05);
+    assert_eq!(DeviceBarrier::members(0..16), 0xfedc_ba98_7654_3210);
     assert_eq!((reported(0x38b), reported(0x300)), (Some((3, 11)), None));
 }
 
@@ -282,27 +285,27 @@ fn signals_lie_where_the_kernels_look_for_them() {
     let exchange = include_str!("../../../kernels/exchange.cu");
     assert!(exchange.contains(&format!("const u32 SLOTS = {EXCHANGE_SLOTS};")));
     // `static_assert`ed in kernels/meet.cuh by the same sum.
-    let places = signals::Places::direct(2);
-    assert_eq!(places, signals::Places { packets: 32768, room: 1 << 20 });
-    assert_eq!(places.bytes(2), 256 + 16384 + 49152 + 2 * 32768 * 16 + 2 * (1 << 20));
-    let header = signals::header(&[10, 20], 30, 40, places);
+    let layout = PadLayout::direct(2);
+    assert_eq!(layout, PadLayout { packets: 32768, slot: 1 << 20 });
+    assert_eq!(layout.bytes(2), 256 + 16384 + 49152 + 2 * 32768 * 16 + 2 * (1 << 20));
+    let header = layout.header(&[10, 20], 30, 40);
     assert_eq!((header.len() * 8, &header[..3], &header[16..18]), (256, &[10, 20, 0][..], &[30, 40][..]));
     // A `u32` at byte 212, and two behind it.
     assert_eq!((&header[18..26], &header[28..]), (&[0; 8][..], &[0; 4][..]));
     assert_eq!(header[208 / 8..224 / 8], [32768 << 32, (2 * 32768 * 16) << 32 | 1 << 20]);
     let mut later = header.clone();
-    signals::count_up_to(&mut later, 7);
+    set_epochs(&mut later, 7);
     // `epoch[16]` at byte 144, and nothing else.
     assert_eq!((&later[..18], &later[18..26], &later[26..]), (&header[..18], &[7 << 32 | 7; 8][..], &header[26..]));
     for devices in 2..=MOST {
-        let (direct, through_host) = (signals::Places::direct(devices), signals::Places::through_host(devices));
-        for (places, pushed) in [(direct, signals::PUSHED), (through_host, signals::PUSHED_THROUGH_HOST)] {
-            let sent = (devices - 1) * places.packets * 8;
-            assert!(places.packets > 0 && sent <= pushed && places.bytes(devices) <= 8 << 20, "{devices} devices");
+        let (direct, through_host) = (PadLayout::direct(devices), PadLayout::through_host(devices));
+        for (layout, bytes) in [(direct, LL_BYTES), (through_host, LL_BYTES_THROUGH_HOST)] {
+            let sent = (devices - 1) * layout.packets * 8;
+            assert!(layout.packets > 0 && sent <= bytes && layout.bytes(devices) <= 8 << 20, "{devices} devices");
             // Blocks write packs of 16 bytes there, and stages begin behind it.
-            assert!(places.bytes(devices) % 128 == 0 && places.rooms(devices) % 128 == 0 && places.room % 128 == 0);
+            assert!(layout.bytes(devices) % 128 == 0 && layout.slots(devices) % 128 == 0 && layout.slot % 128 == 0);
         }
-        assert!(direct.room > 0 && direct.room <= signals::eager(devices) && through_host.room == 0);
+        assert!(direct.slot > 0 && direct.slot <= eager_bytes(devices) && through_host.slot == 0);
     }
 }
 
@@ -339,7 +342,7 @@ fn arguments_fit_the_compiled_kernels() {
     let one = Part { address: 256, bytes: 8 };
     let parts = [one; 3];
     for dtype in DTYPES {
-        let (meet, factors) = (Meet { signals: 256, ..Meet::NONE }, &[1.0; 3][..]);
+        let (meet, factors) = (DeviceBarrier { signals: 256, ..DeviceBarrier::NONE }, &[1.0; 3][..]);
         let op = ReduceOp::Scaled(1.0);
         let call = Combine { n: 1, op, factors, sources: &parts, destinations: &parts[..2], meet };
         let entry = combine(dtype);
@@ -361,11 +364,17 @@ fn arguments_fit_the_compiled_kernels() {
     }
     for dtype in [DType::F32, DType::F64] {
         let cut = Cut { rounds: 1, abreast: 1, slots: 2, ..Cut::default() };
-        let call = Round { meet: Meet { signals: 256, ..Meet::NONE }, ring: Ring::default(), cut, dtype, factor: 1.0 };
+        let call = Round {
+            meet: DeviceBarrier { signals: 256, ..DeviceBarrier::NONE },
+            ring: Ring::default(),
+            cut,
+            dtype,
+            factor: 1.0,
+        };
         let entry = super::ring(dtype);
         assert_eq!(sizes(&call.args()), parameters(entry.module.image.ptx.unwrap(), entry.name), "{}", entry.name);
     }
-    let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: Meet::NONE };
+    let call = Pairs { pairs: &[(one, one)], blocks_per_pair: 1, meet: DeviceBarrier::NONE };
     assert_eq!(sizes(&call.args(false)), parameters(pairs().module.image.ptx.unwrap(), pairs().name));
 }
 
@@ -393,7 +402,14 @@ fn software_gpus_run_the_twin() {
         let half = |address: &Address| Part { address: address + 4 * mine.start as u64, bytes: 4 * mine.len() };
         let parts: Vec<Part> = all.iter().map(half).collect();
         let (dtype, op) = (DType::F32, ReduceOp::Avg);
-        let call = Combine { n: mine.len(), op, factors: &[], sources: &parts, destinations: &parts, meet: Meet::NONE };
+        let call = Combine {
+            n: mine.len(),
+            op,
+            factors: &[],
+            sources: &parts,
+            destinations: &parts,
+            meet: DeviceBarrier::NONE,
+        };
         let (entry, worker) = (combine(dtype), &dev.worker);
         let launch = crate::driver::Launch {
             name: entry.name,

@@ -1,12 +1,10 @@
 //! Packets carried on vectors do what the members' work does, which the plan's tests hold against what collectives
 //! promise.
 
-use super::{
-    super::{
-        algorithm::ll_two_shot::two_trips,
-        plan::{Side, Work},
-    },
-    *,
+use super::*;
+use crate::{
+    collective::algorithm::ll_two_shot::two_trips,
+    fabric::plan::{Side, Work},
 };
 use proptest::prelude::*;
 

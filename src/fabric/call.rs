@@ -1,11 +1,11 @@
 //! What a member calls, as the meeting compares it and as reports show it.
 
-use super::{DType, Group, ReduceOp};
+use super::types::{DType, ReduceOp};
 use crate::error::Site;
 use std::{any::TypeId, panic::Location, sync::Arc};
 
 /// The operation that launches a graph's collectives together.
-pub(super) const LAUNCH: &str = "launch_graph";
+pub(crate) const LAUNCH: &str = "launch_graph";
 
 /// Whether a call is made now, or for a graph, or from one, or for a gradient exchange: members must agree on that,
 /// too.
@@ -14,17 +14,17 @@ pub(crate) struct Origin(u64);
 
 impl Origin {
     /// It only goes into a graph.
-    pub(super) const CAPTURE: Origin = Origin(1);
+    pub(crate) const CAPTURE: Origin = Origin(1);
 
     /// From graphs whose first collective was the `number`-th that its group called in the gang at `place`: all members
     /// know that alike, and no other graph has it (nor one of these two numbers).
-    pub(super) fn graph(place: u64, number: u64) -> Self {
+    pub(crate) fn graph(place: u64, number: u64) -> Self {
         Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
 
     /// With a further collective, the group's `number`-th: graphs that were captured inside each other may begin with
     /// the same one and be of one length (a step of FNV-1a).
-    pub(super) fn then(self, number: u64) -> Self {
+    pub(crate) fn then(self, number: u64) -> Self {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
 
@@ -38,7 +38,7 @@ impl Origin {
 
     /// From the gradient exchange that was made when its group called its `number`-th collective in the gang at
     /// `place`. Hashed (Fibonacci), so that it still fits into a meeting in short.
-    fn exchange(place: u64, number: u64) -> Self {
+    pub(crate) fn exchange(place: u64, number: u64) -> Self {
         let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))
     }
@@ -55,11 +55,11 @@ impl Origin {
     }
 
     /// As it goes into a message, and out of it.
-    pub(super) fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> u64 {
         self.0
     }
 
-    pub(super) fn of_bits(bits: u64) -> Self {
+    pub(crate) fn of_bits(bits: u64) -> Self {
         Origin(bits)
     }
 
@@ -87,25 +87,18 @@ impl Origin {
     }
 }
 
-impl Group<'_> {
-    /// Of a gradient exchange that is made with the group's next collective.
-    pub(crate) fn new_exchange(&self) -> Origin {
-        Origin::exchange(self.dev.session.gang.place(), self.next_number())
-    }
-}
-
 /// What a member calls.
 #[derive(Clone)]
 pub(crate) struct Call {
-    pub(super) origin: Origin,
-    pub(super) op: &'static str,
-    pub(super) dtype: Option<DType>,
-    pub(super) count: usize,
-    pub(super) reduce: Option<ReduceOp>,
-    pub(super) root: Option<usize>,
-    pub(super) counts: Option<Arc<[usize]>>,
-    pub(super) of: Option<(TypeId, &'static str)>,
-    pub(super) site: Site,
+    pub(crate) origin: Origin,
+    pub(crate) op: &'static str,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) count: usize,
+    pub(crate) reduce: Option<ReduceOp>,
+    pub(crate) root: Option<usize>,
+    pub(crate) counts: Option<Arc<[usize]>>,
+    pub(crate) of: Option<(TypeId, &'static str)>,
+    pub(crate) site: Site,
 }
 
 impl Call {
@@ -125,28 +118,28 @@ impl Call {
         }
     }
 
-    pub(super) fn from(self, origin: Origin) -> Self {
+    pub(crate) fn from(self, origin: Origin) -> Self {
         Call { origin, ..self }
     }
 
     /// A call made there.
-    pub(super) fn at(op: &'static str, site: Site) -> Self {
+    pub(crate) fn at(op: &'static str, site: Site) -> Self {
         Call { site, ..Call::new(op) }
     }
 
     /// With what may be there.
-    pub(super) fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
+    pub(crate) fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
         Call { reduce, root: root.map(|root| root as usize), ..self }
     }
 
     /// Operation, call site, count, type and root of a call that has no more than these and a reduction.
-    pub(super) fn in_short(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
+    pub(crate) fn in_short(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
         let nothing_else = self.counts.is_none() && self.of.is_none();
         let dtype = self.dtype.filter(|_| nothing_else)?;
         Some((self.op, self.site, self.count, dtype, self.root.map(|root| root as u32)))
     }
 
-    pub(super) fn reduction(&self) -> Option<ReduceOp> {
+    pub(crate) fn reduction(&self) -> Option<ReduceOp> {
         self.reduce
     }
 
@@ -171,17 +164,17 @@ impl Call {
         Call { of: Some((TypeId::of::<T>(), std::any::type_name::<T>())), count: size_of::<T>(), ..self }
     }
 
-    pub(super) fn op(&self) -> &'static str {
+    pub(crate) fn op(&self) -> &'static str {
         self.op
     }
 
     /// What differs between what is sent and what is received.
-    pub(super) fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
+    pub(crate) fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
         if self.dtype != other.dtype { Some("dtype") } else { (self.count != other.count).then_some("count") }
     }
 
     /// What differs, if anything does.
-    pub(super) fn differs(&self, other: &Call) -> Option<&'static str> {
+    pub(crate) fn differs(&self, other: &Call) -> Option<&'static str> {
         let reduces = match (self.reduce, other.reduce) {
             (Some(a), Some(b)) => a.matches(b),
             (a, b) => a.is_none() && b.is_none(),

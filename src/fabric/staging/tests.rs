@@ -2,10 +2,7 @@
 //! that the counts allow, give what the collectives promise; and nobody gets stuck.
 
 use super::*;
-use crate::{
-    collective::{kernels::STAGED_SLOTS as SLOTS, plan::Counts},
-    fabric::tiling::GRAIN,
-};
+use crate::fabric::{layout::STAGED_SLOTS as SLOTS, plan::Counts, tiling::GRAIN};
 use proptest::prelude::*;
 
 /// `[member][element]`

@@ -5,7 +5,7 @@
 //! with one flag for each block (`kernels/eager.cu`).
 
 use super::{
-    kernels::{MOST, Route},
+    layout::{MOST, Route},
     plan::{Counts, Shape},
 };
 

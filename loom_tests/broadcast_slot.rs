@@ -1,13 +1,13 @@
-//! Headlines: members that meet again and again, with two pages each.
+//! Broadcast slots: members that meet again and again, with two pages each.
 
 use super::support::{bite, check_within};
 use crate::sync::{
-    Headline,
+    BroadcastSlot,
     shim::{Arc, thread},
 };
 
-/// Posts its own and reads the other's, time after time.
-fn meet(own: &Headline<1>, peer: &Headline<1>, rounds: u64) {
+/// Posts its own broadcasts and reads the other member's, `rounds` times.
+fn meet(own: &BroadcastSlot<1>, peer: &BroadcastSlot<1>, rounds: u64) {
     for k in 1..=rounds {
         own.post(k, [10 * k]);
         loop {
@@ -22,12 +22,12 @@ fn meet(own: &Headline<1>, peer: &Headline<1>, rounds: u64) {
     }
 }
 
-/// The third takes the page of the first, and it must have been read by then.
+/// The third broadcast takes the page of the first one, which must have been read by then.
 #[test]
 fn members_in_step_miss_nothing() {
     // The third round makes many executions.
     check_within(2, || {
-        let both: Arc<[Headline<1>; 2]> = Arc::default();
+        let both: Arc<[BroadcastSlot<1>; 2]> = Arc::default();
         let other = thread::spawn({
             let both = both.clone();
             move || meet(&both[1], &both[0], 3)
@@ -39,5 +39,5 @@ fn members_in_step_miss_nothing() {
 
 #[test]
 fn teeth() {
-    bite("headline");
+    bite("broadcast_slot");
 }

@@ -1,26 +1,28 @@
-//! What members of a group say to each other: who tells whom, who waits for what, and who is woken.
+//! Sends messages between the members of a group, receives them, and wakes the threads that wait for them.
 //!
-//! It goes through the rings of [`board`](super::board), or to all at once by [headline](super::headlines). A wake-up
-//! costs a fence even when nobody sleeps, so who tells all, or hears all, makes one for all
-//! ([`EventCount::notify_all`]).
+//! [`meet`](super::meet) exchanges descriptors with this file, and [`execute`](super::execute) the steps of a
+//! collective. Messages go through the rings of [`mailbox`](crate::fabric::mailbox), or to all members at once by
+//! [`broadcast`](crate::fabric::broadcast).
+//!
+//! A wake-up costs a fence even when no thread sleeps. So a member that sends to all, or receives from all, makes one
+//! fence for all ([`EventCount::notify_all`]).
 
-use super::{
-    Group,
-    board::{Body, Message, NewerGang},
-    brief::Brief,
-    call::Call,
-};
+use super::Group;
 use crate::{
     Event,
     error::{Error, Result},
-    mutation::Bug,
+    fabric::{
+        call::Call,
+        compact::CompactDescriptor,
+        mailbox::{Body, Message, NewerGang},
+    },
     sync::{EventCount, ring},
     thread::wait,
 };
 use smallvec::SmallVec;
 use std::hint;
 
-/// Keeps the error for a member that has left for later: the first one.
+/// Keeps the first error for a member that has left the gang, and goes on.
 fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Option<R>> {
     match result {
         Err(error @ Error::Mismatch { .. }) => {
@@ -32,70 +34,56 @@ fn unless_absent<R>(result: Result<R>, absent: &mut Option<Error>) -> Result<Opt
 }
 
 impl Group<'_> {
-    /// Tells a peer that a step is done on the current stream.
-    pub(crate) fn send_step(&self, call: &Call, member: usize, done: Event) -> Result<()> {
-        self.tell(call, member, Body::Step(done))
+    /// Tells a peer that a step is done once this event has passed.
+    pub(super) fn post_step(&self, call: &Call, member: usize, done: Event) -> Result<()> {
+        let posted = self.enqueue(call, member, Body::Step(done));
+        self.wake([member]);
+        posted
     }
 
-    /// Waits (on the host) until a peer has submitted a step, then makes the current stream wait for it.
-    pub(crate) fn await_step(&self, call: &Call, member: usize) -> Result<()> {
-        let done = self.take_step(call, member)?;
-        let dev = self.dev;
-        if dev.worker.handle.injected(Bug::StepSkipped) {
-            return Ok(());
-        }
-        dev.stream.wait_event(call.op, done.0.raw, &done.0.stream, done.0.covered)
-    }
-
-    /// Waits (on the host) until a peer has submitted a step: what there is to wait for on a stream.
-    pub(super) fn take_step(&self, call: &Call, member: usize) -> Result<Event> {
+    /// Waits on the host until a peer has submitted a step. Returns the event of that step.
+    pub(super) fn receive_step(&self, call: &Call, member: usize) -> Result<Event> {
         let Body::Step(done) = self.receive(call, member)? else {
             unreachable!("a committed collective is carried through before the next call")
         };
         Ok(done)
     }
 
-    /// Tells all others by a headline: of the whole gang, in which nobody is to learn what this thread knows, when
-    /// nothing is on its way to them. Else the rings are for it. Members that have left do not hear of it; that they
-    /// have, who waits for them finds out.
-    pub(super) fn announce(&self, brief: &Brief) -> bool {
+    /// Posts a descriptor to all others by broadcast. Returns false when that is not possible: the group is not the
+    /// whole gang, the checker wants to know who told whom, or an earlier message is on its way. Then the rings carry
+    /// it. A member that has left does not read it; the members that wait for that one find out.
+    pub(super) fn post_broadcast(&self, descriptor: &CompactDescriptor) -> bool {
         let dev = self.dev;
         let gang = &dev.session.gang;
         if !self.is_everyone() || dev.worker.handle.hands_over() {
             return false;
         }
-        let Some(words) = brief.words() else { return false };
+        let Some(words) = descriptor.words() else { return false };
         let own = (&**gang, self.rank);
-        let posted = dev.worker.endpoint.borrow_mut().announce(own, &dev.session.headlines, words);
+        let posted = dev.worker.endpoint.borrow_mut().broadcast(own, &dev.session.headlines, words);
         if posted {
             self.wake(self.others());
         }
         posted
     }
 
-    /// Tells all others; who has left is noted.
-    pub(super) fn tell_all(&self, call: &Call, body: impl Fn() -> Body, absent: &mut Option<Error>) -> Result<()> {
-        let put = |member| unless_absent(self.put(call, member, body()), absent).map(drop);
-        let told = self.others().try_for_each(put);
+    /// Posts a message to each of the others. Notes in `absent` that a member has left.
+    pub(super) fn post_to_all(&self, call: &Call, body: impl Fn() -> Body, absent: &mut Option<Error>) -> Result<()> {
+        let post = |member| unless_absent(self.enqueue(call, member, body()), absent).map(drop);
+        let posted = self.others().try_for_each(post);
         self.wake(self.others());
-        told
+        posted
     }
 
-    pub(super) fn tell(&self, call: &Call, member: usize, body: Body) -> Result<()> {
-        let put = self.put(call, member, body);
-        self.wake([member]);
-        put
-    }
-
-    /// Members may have something to do, or room for what they have to say. One fence for all of them, when nothing
-    /// else is to be done: it waits until what was written is on its way, and holds up what is to be read.
+    /// Wakes members that may have something to read, or room for what they send. It makes one fence for all of them,
+    /// when nothing else is left to do: a fence waits until earlier writes are visible, and delays later reads.
     fn wake(&self, members: impl IntoIterator<Item = usize>) {
         let gang = &self.dev.session.gang;
         EventCount::notify_all(members.into_iter().map(|member| gang.waker(self.ranks()[member])));
     }
 
-    /// Writes a message to a peer, who is to be woken.
-    fn put(&self, call: &Call, member: usize, body: Body) -> Result<()> {
+    /// Puts a message into the ring to a peer. The caller wakes the peer.
+    fn enqueue(&self, call: &Call, member: usize, body: Body) -> Result<()> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let handover = dev.worker.handle.hand_over();
@@ -107,20 +95,21 @@ impl Group<'_> {
                 Ok(()) => Some(Ok(())),
                 Err(ring::Full(back)) => {
                     message = Some(back);
-                    // Nobody will make room any more.
+                    // A member that has left makes no room any more.
                     gang.has_left(rank).then(|| Err(self.absent(call, rank)))
                 }
             }
         };
         // Mostly there is room, and no need to look at a clock.
         push().unwrap_or_else(|| {
-            // Those who have been told already: this one may be waiting for them.
+            // This peer may be waiting for members that were sent to already.
             self.wake(self.others());
             wait::for_peer(dev.waiter(), call.op, rank, push)
         })
     }
 
-    /// A message of each of the others to `each`, in the order in which they come; who has left is noted.
+    /// Calls `each` with a message of each of the others, in the order in which they come. Notes in `absent` that a
+    /// member has left.
     pub(super) fn receive_all(
         &self,
         call: &Call,
@@ -130,7 +119,7 @@ impl Group<'_> {
         let mut lacking: SmallVec<[usize; 8]> = self.others().collect();
         // Members that run at one pace are here within microseconds.
         let looked = self.look_round(&mut lacking, &mut each);
-        // Senders may wait for a free slot; not for headlines to be read.
+        // Senders may wait for a free slot of a ring. No sender waits for a broadcast to be read.
         if self.dev.worker.endpoint.borrow_mut().took() {
             self.wake(self.others());
         }
@@ -143,8 +132,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Polls the rings of those who are `lacking`, all of them at each look, and takes off the list whose message has
-    /// come.
+    /// Polls the rings of all members that are `lacking`, again and again. Removes a member from the list when its
+    /// message has come.
     fn look_round(
         &self,
         lacking: &mut SmallVec<[usize; 8]>,
@@ -158,7 +147,7 @@ impl Group<'_> {
                         lacking.remove(at);
                         each(member, self.open(message))?;
                     }
-                    // Of members that have gone on, more is said below.
+                    // `await_message` reports a member that is in a newer gang.
                     Ok(None) | Err(NewerGang) => at += 1,
                 }
             }
@@ -170,7 +159,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    pub(super) fn receive(&self, call: &Call, member: usize) -> Result<Body> {
+    /// The next message of a member. The host waits for it.
+    fn receive(&self, call: &Call, member: usize) -> Result<Body> {
         for _ in 0..self.dev.worker.shared.polls {
             if let Ok(Some(message)) = self.poll(member) {
                 self.wake([member]);
@@ -181,11 +171,11 @@ impl Group<'_> {
         self.await_message(call, member)
     }
 
-    /// A member's next message, which may take its time.
+    /// The next message of a member, which may take long to come.
     fn await_message(&self, call: &Call, member: usize) -> Result<Body> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let message = wait::for_peer(dev.waiter(), call.op, rank, || {
-            // Asked before the ring: a member sends before it leaves.
+            // This is read before the ring: a member sends before it leaves.
             let left = dev.session.gang.has_left(rank);
             match self.poll(member) {
                 Ok(Some(message)) => Some(Ok(message)),
@@ -199,17 +189,17 @@ impl Group<'_> {
 
     fn poll(&self, member: usize) -> Result<Option<Message>, NewerGang> {
         let session = &self.dev.session;
-        let whom = (&*session.gang, self.ranks()[member]);
-        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), whom, &session.headlines)
+        let sender = (&*session.gang, self.ranks()[member]);
+        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), sender, &session.headlines)
     }
 
-    /// What a message says; from now on this thread knows what its sender knew.
+    /// The content of a message. From now on this thread knows what its sender knew.
     fn open(&self, message: Message) -> Body {
         self.dev.worker.handle.take_over(message.from.as_deref());
         match message.body {
-            Body::Headline(words) => {
-                let members = self.dev.everyone().known.in_short.expect("the sender has it, too");
-                Body::Brief(Brief::of_words(words, members))
+            Body::Broadcast(words) => {
+                let members = self.dev.everyone().membership.packed.expect("the sender has it, too");
+                Body::Compact(CompactDescriptor::of_words(words, members))
             }
             body => body,
         }
@@ -235,7 +225,7 @@ impl Group<'_> {
     }
 
     /// Notes a call, for reports on a member that has left.
-    pub(super) fn calls(&self, call: &Call) {
+    pub(super) fn note_call(&self, call: &Call) {
         self.dev.session.last_call.set(Some((call.op, call.site)));
     }
 }

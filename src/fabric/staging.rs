@@ -8,10 +8,10 @@
 //! stays   own source -> own destination
 //! ```
 //!
-//! An all-reduce of two members is one exchange: each folds everything (`S` down and `S` up for a buffer of `S` bytes, and
-//! no less is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and
-//! `2 (n - 1) / n` of `S` up, where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan),
-//! and sources are folded by rank, so the bits are those of every other way.
+//! An all-reduce of two members is one exchange: each folds everything (`S` down and `S` up for a buffer of `S` bytes,
+//! and no less is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and `2 (n -
+//! 1) / n` of `S` up, where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan), and
+//! sources are folded by rank, so the bits are those of every other way.
 
 use super::plan::{Shape, slice};
 use crate::fabric::tiling::{self, Tiling};
@@ -66,9 +66,9 @@ impl Shape {
         }
     }
 
-    /// The same for folds by the host's threads ([`host_reduce`](super::algorithm::host_reduce)): the own source has to be on the own stage,
-    /// too, and the own result is pulled from there like the others'. Two members share a fold as more do, since that
-    /// is what takes longest.
+    /// The same for folds by the host's threads ([`host_reduce`](super::algorithm::host_reduce)): the own source has to
+    /// be on the own stage, too, and the own result is pulled from there like the others'. Two members share a fold as
+    /// more do, since that is what takes longest.
     pub(crate) fn hosted(&self, n: usize, me: usize, grain: usize) -> Staging {
         let mut plan = self.in_slices(n, me, grain);
         if let Some(fold) = &mut plan.fold {

@@ -17,55 +17,49 @@ const MB: usize = 1 << 20;
 const TABLE: &[(&str, &[Row])] = &[("NVIDIA H200", &[(2, H200_2), (4, H200_4), (8, H200_8)])];
 
 const H200_2: Limits = Limits {
-    push: 256 * KB,
-    push_blocks: BLOCKS,
+    ll: 256 * KB,
+    ll_blocks: BLOCKS,
     eager: MB,
     eager_whole: MB,
     eager_per_block: 8 * KB,
-    ring_kernel: usize::MAX,
+    ring: usize::MAX,
     ring_blocks: 64,
-    exchange: 64 * MB,
-    exchange_parts: 512 * MB,
-    exchange_kernel: usize::MAX,
+    exchange_ce: 64 * MB,
+    exchange_ce_parts: 512 * MB,
+    exchange: usize::MAX,
     exchange_blocks: BLOCKS,
-    copies: 128 * MB,
-    beside: 8 * MB,
-    beside_blocks: 16,
+    ce: 128 * MB,
+    overlapped: 8 * MB,
+    overlapped_blocks: 16,
     per_block: 16 * KB,
     blocks: 64,
     large: 8 * MB,
     large_blocks: 64,
-    handed_on_blocks: 64,
-    gathered: 8 * MB,
-    gathered_blocks: 64,
+    relay_blocks: 64,
+    allgather: 8 * MB,
+    allgather_blocks: 64,
 };
 const H200_4: Limits = Limits {
-    push: 128 * KB,
+    ll: 128 * KB,
     eager_whole: MB / 3,
-    ring_kernel: 32 * MB,
-    exchange: usize::MAX,
-    exchange_parts: usize::MAX,
-    exchange_kernel: 8 * MB,
-    copies: 128 * MB,
-    beside: usize::MAX,
+    ring: 32 * MB,
+    exchange_ce: usize::MAX,
+    exchange_ce_parts: usize::MAX,
+    exchange: 8 * MB,
+    ce: 128 * MB,
+    overlapped: usize::MAX,
     large: 2 * MB,
     large_blocks: 16,
-    handed_on_blocks: 32,
-    gathered: 4 * MB,
-    gathered_blocks: 96,
+    relay_blocks: 32,
+    allgather: 4 * MB,
+    allgather_blocks: 96,
     ..H200_2
 };
-const H200_8: Limits = Limits {
-    push: 768 * KB / 7,
-    eager: 2 * MB / 7,
-    eager_whole: MB / 7,
-    exchange_kernel: 16 * MB,
-    copies: usize::MAX,
-    ..H200_4
-};
+const H200_8: Limits =
+    Limits { ll: 768 * KB / 7, eager: 2 * MB / 7, eager_whole: MB / 7, exchange: 16 * MB, ce: usize::MAX, ..H200_4 };
 
 /// The rows of a device, by members.
-pub(super) fn of(name: &str) -> Option<&'static [Row]> {
+pub(crate) fn of(name: &str) -> Option<&'static [Row]> {
     TABLE.iter().find(|(device, _)| *device == name).map(|(_, rows)| *rows)
 }
 
@@ -73,15 +67,15 @@ pub(super) fn of(name: &str) -> Option<&'static [Row]> {
 /// logarithmic, and blocks as in the larger row, since fewer are right for more members; and what is only for so many
 /// (a ring of kernels, copy engines) as in the larger row, too. Beyond the last row a device does not send more than
 /// there.
-pub(super) fn between(rows: &[Row], members: usize) -> Limits {
+pub(crate) fn between(rows: &[Row], members: usize) -> Limits {
     let above = rows.iter().position(|&(n, _)| n >= members);
     match above {
         Some(0) => rows[0].1,
         None => {
             let &(n, last) = rows.last().expect("a table has rows");
             let part = |all: usize| all * (n - 1) / (members - 1);
-            let (push, eager, eager_whole) = (part(last.push), part(last.eager), part(last.eager_whole));
-            Limits { push, eager, eager_whole, ..last }
+            let (ll, eager, eager_whole) = (part(last.ll), part(last.eager), part(last.eager_whole));
+            Limits { ll, eager, eager_whole, ..last }
         }
         Some(at) => {
             let ((low_n, low), (high_n, high)) = (rows[at - 1], rows[at]);
@@ -92,7 +86,7 @@ pub(super) fn between(rows: &[Row], members: usize) -> Limits {
                 false => (ln(low.max(1)) * (1.0 - way) + ln(high.max(1)) * way).exp().round() as usize,
             };
             Limits {
-                push: size(low.push, high.push),
+                ll: size(low.ll, high.ll),
                 eager: size(low.eager, high.eager),
                 eager_whole: size(low.eager_whole, high.eager_whole),
                 eager_per_block: size(low.eager_per_block, high.eager_per_block),

@@ -1,6 +1,6 @@
 //! What a device does after its launch. Kernels that spin there are on GPUs only (`tests/crowd.rs`).
 
-use super::Window;
+use super::LaunchWindow;
 use crate::driver::gate;
 use std::{sync::mpsc, thread};
 
@@ -10,17 +10,17 @@ fn who_shares_a_gpu_goes_on_when_all_have_launched() {
     let (tell, told) = mpsc::channel();
     thread::scope(|s| {
         s.spawn(move || {
-            drop(Window { shares: true });
+            drop(LaunchWindow { shares: true });
             tell.send(()).unwrap();
         });
         // One that has a GPU for itself goes on at once.
-        drop(Window { shares: false });
+        drop(LaunchWindow { shares: false });
         // Its own launch is over, and it waits.
         while !gate::launches().is_blocked() {
             thread::yield_now();
         }
         assert!(told.try_recv().is_err(), "it went on before the third one");
-        drop(Window { shares: false });
+        drop(LaunchWindow { shares: false });
         told.recv().unwrap();
     });
 }

@@ -1,38 +1,110 @@
-//! Measuring, on all devices of a pool at once. All come to the same answers: what decides is exchanged before it does.
+//! The collectives' limits of a pool: from the table, measured on all devices at once, or the defaults.
+//!
+//! `builder/open.rs` calls [`tune`] when the pool's peers and its signal pad are known.
+//!
+//! Invariant: all devices come to one answer. They exchange what decides before it does.
 
-use super::{Limits, Measured, multiprocessors};
 use crate::{
-    Device, DeviceBuffer, GpuPool, ReduceOp,
+    Algorithm as Wish, Device, DeviceBuffer, GpuPool, ReduceOp, Tune,
     collective::{
         Group,
         algorithm::{Algorithm, fused::Fused, fused_events::FusedEvents, ll::Ll},
     },
     error::Result,
+    fabric::limits::{Limits, Tuned, multiprocessors, table},
 };
 use std::{
     ops::RangeInclusive,
     time::{Duration, Instant},
 };
 
-/// The least that is pushed, as a power of two of bytes. Below, a push is the shortest way on any machine.
+/// How long measuring may take. A step that would take longer is not begun.
+const BUDGET: Duration = Duration::from_millis(100);
+/// The smallest message that is measured, as a power of two of bytes. Below, the LL algorithm is the fastest on any
+/// machine.
 const LEAST: u32 = 10;
 /// Bytes of an all-reduce with large parts.
-pub(super) const LARGE: usize = 32 << 20;
+const LARGE: usize = 32 << 20;
 /// Bytes that a device's pool may take for large parts to be measured.
 const ROOMY: u64 = 256 << 20;
-/// Numbers of blocks that are tried on large parts, the likeliest first.
+/// Numbers of blocks that are tried on large parts. The likeliest one comes first.
 const BLOCKS: [u32; 4] = [16, 64, 32, 8];
-/// Turns of each side, after one that does not count.
+/// Turns of each side. One more comes before them and does not count.
 const TURNS: usize = 3;
-/// How long a turn should be, within these numbers of calls.
+/// How long a turn should be. It has at least and at most these numbers of calls.
 const TURN: Duration = Duration::from_micros(250);
 const CALLS: RangeInclusive<u32> = 2..=24;
-/// Who is slower by less is not slower: back to back, small ones take the time that the host needs to launch them.
+/// A side that is slower by less than this factor is not slower: back to back, small collectives take the time that the
+/// host needs to launch them.
 const TIE: f64 = 1.05;
 
-/// Measures until the time is up: what each device has found, which is the same. With all-reduces of up to `large`
-/// bytes.
-pub(super) fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<Vec<Measured>> {
+/// The limits of a pool whose peers and signal pad are known. It never fails: a limit that cannot be measured has its
+/// default.
+pub(crate) fn tune(pool: &GpuPool, wish: Tune) -> Tuned {
+    let shared = &pool.shared;
+    let n = shared.devices();
+    let default = |why: &str| Tuned::new(&shared.handles, why, Limits::default_of);
+    let everyone: Vec<usize> = (0..n).collect();
+    let software = shared.handles[0].driver.info().compute_capability == (0, 0);
+    if wish == Tune::Off || software || n < 2 || !shared.are_direct(&everyone) {
+        return default("default");
+    }
+    if shared.handles.iter().any(|handle| handle.sharers > 1) {
+        return default("default, since devices share a GPU");
+    }
+    let name = &shared.handles[0].driver.info().name;
+    let alike = shared.handles.iter().all(|handle| handle.driver.info().name == *name);
+    if wish != Tune::Measure
+        && alike
+        && let Some(rows) = table::of(name)
+    {
+        return Tuned::new(&shared.handles, format!("table for {name}"), |members| table::between(rows, members));
+    }
+    let meets = shared.signals.get().is_some() && matches!(shared.algorithm, Wish::Auto | Wish::Direct);
+    if wish == Tune::Table || !meets {
+        return default("default");
+    }
+    match measure(pool, BUDGET, LARGE).map(|found| found[0]) {
+        Ok(Measured { ll: None, large_blocks: None, .. }) => default("default, since measuring took too long"),
+        Ok(measured) => {
+            Tuned::new(&shared.handles, "measured when the pool was built", |members| measured.limits(n, members))
+        }
+        Err(error) => {
+            event!(warn, %error, "the collectives could not be measured; they go by defaults");
+            default("default, since measuring failed")
+        }
+    }
+}
+
+/// What was measured, for all devices of a pool together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Measured {
+    /// `Limits::ll`; none: there was no time to measure it.
+    ll: Option<usize>,
+    /// `Limits::large_blocks`; none: there was no time to measure it.
+    large_blocks: Option<u32>,
+    /// Whether barriers were faster than packets from some size on. Then they are used for all larger sizes, since the
+    /// eager algorithm is not measured.
+    barriers: bool,
+}
+
+impl Measured {
+    /// The limits for some of a pool's devices. One device then sends as much in all as it does in a collective of all
+    /// devices.
+    fn limits(self, devices: usize, members: usize) -> Limits {
+        let default = Limits::default_of(members);
+        let ll = self.ll.map_or(default.ll, |bytes| bytes * (devices - 1) / members.saturating_sub(1).max(1));
+        // Two devices have one link each. What is best for them says nothing on more, and the reverse.
+        let blocks = self.large_blocks.filter(|_| (members > 2) == (devices > 2));
+        let large_blocks = blocks.unwrap_or(default.large_blocks);
+        let [eager, eager_whole] =
+            [default.eager, default.eager_whole].map(|most| if self.barriers { 0 } else { most });
+        Limits { ll, eager, eager_whole, large_blocks, ..default }
+    }
+}
+
+/// Measures until the time is up, with all-reduces of up to `large` bytes. All devices find the same.
+fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<Vec<Measured>> {
     let end = Instant::now() + budget;
     pool.run(|dev, _| {
         let found = Trial::new(dev, end, large)?.run();
@@ -44,30 +116,30 @@ pub(super) fn measure(pool: &GpuPool, budget: Duration, large: usize) -> Result<
     })
 }
 
-/// What is compared: an algorithm, with limits of which it uses the numbers of blocks.
+/// One side of a comparison: an algorithm, and the limits from which it takes its numbers of blocks.
 type Side = (&'static dyn Algorithm, Limits);
 
 /// One device's part.
 struct Trial<'d> {
     group: Group<'d>,
     x: DeviceBuffer<f32>,
-    /// Bytes that packets have room for,
+    /// Most bytes that packets have room for.
     room: usize,
-    /// and of an all-reduce with large parts, if there is memory for it.
+    /// Bytes of an all-reduce with large parts, if there is memory for it.
     large: Option<usize>,
-    /// What kernels are like that are not on trial.
+    /// The limits that are not on trial.
     default: Limits,
     end: Instant,
 }
 
 impl<'d> Trial<'d> {
     fn new(dev: &'d Device, end: Instant, large: usize) -> Result<Self> {
-        let room = dev.worker.shared.signals.get().map_or(0, |signals| signals.push_bytes());
+        let room = dev.worker.shared.signals.get().map_or(0, |signals| signals.ll_bytes());
         let poor = dev.worker.cache.borrow().limit().is_some_and(|limit| limit < ROOMY);
         // All take the same, or they would not call the same.
         let large = if dev.exchange(poor)?.contains(&true) { None } else { Some(large) };
         let x = noise(dev, room.max(large.unwrap_or(4)) / 4)?;
-        let default = Limits::default_of(dev.count()).capped(multiprocessors(&dev.worker.shared));
+        let default = Limits::default_of(dev.count()).capped(multiprocessors(&dev.worker.shared.handles));
         Ok(Trial { group: dev.everyone(), x, room, large, default, end })
     }
 
@@ -76,16 +148,16 @@ impl<'d> Trial<'d> {
         let mut measured = Measured::default();
         if self.room >> LEAST > 0 {
             let sides: [Side; 2] = [(&Ll, default), (&Fused, default)];
-            let pushed = crossing(LEAST..=self.room.ilog2(), |log| {
+            let ll = crossing(LEAST..=self.room.ilog2(), |log| {
                 let times = self.contest(&sides, 1 << log)?;
                 Ok(times.map(|times| times[0] <= times[1] * TIE))
             })?;
-            measured.barriers = match pushed {
+            measured.barriers = match ll {
                 Crossing::Unknown => false,
                 Crossing::Never => true,
                 Crossing::UpTo(log) => log < self.room.ilog2(),
             };
-            measured.push = match pushed {
+            measured.ll = match ll {
                 Crossing::Unknown => None,
                 Crossing::Never => Some(0),
                 // A power of two that is the last one has room for all.
@@ -94,7 +166,8 @@ impl<'d> Trial<'d> {
             };
         }
         if let Some(large) = self.large {
-            // As many as are at work at once: more would wait for those to end, and those for their peers' others.
+            // No more blocks than run at once: the others would wait for these to end, and these for their peers' other
+            // blocks.
             let blocks: Vec<u32> = BLOCKS.into_iter().filter(|&blocks| blocks <= default.blocks).collect();
             // Software GPUs are not tuned, but tests measure them.
             let meets = self.group.device().worker.shared.signals.get().is_some();
@@ -111,10 +184,11 @@ impl<'d> Trial<'d> {
         Ok(measured)
     }
 
-    /// Times of a call of each side, the slowest device's median, in microseconds; none when it would take too long.
+    /// The time of a call of each side, in microseconds: the slowest device's median. None when measuring would take
+    /// too long.
     fn contest(&mut self, sides: &[Side], bytes: usize) -> Result<Option<Vec<f64>>> {
         let dev = self.group.device();
-        // What is new to the device, and threads that sleep, are in the first.
+        // The first turn pays for what is new to the device and for threads that sleep.
         let mut once = Duration::ZERO;
         for side in sides {
             self.turn(side, bytes, 1)?;
@@ -140,7 +214,7 @@ impl<'d> Trial<'d> {
         Ok(Some((0..sides.len()).map(|k| all.iter().map(|of| of[k]).fold(0.0, f64::max)).collect()))
     }
 
-    /// The time of a call, of so many that depend on one another.
+    /// The time of one of so many calls, each of which depends on the one before.
     fn turn(&mut self, side: &Side, bytes: usize, calls: u32) -> Result<Duration> {
         let dev = self.group.device();
         dev.barrier()?;
@@ -180,14 +254,14 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// The first whose time nobody beats by more than a tie.
-pub(super) fn best(times: impl Iterator<Item = (u32, f64)>) -> (u32, f64) {
+/// The first one whose time no other one beats by more than a tie.
+fn best(times: impl Iterator<Item = (u32, f64)>) -> (u32, f64) {
     times.reduce(|best, next| if next.1 * TIE < best.1 { next } else { best }).expect("somebody plays")
 }
 
 /// Up to where the first of two sides wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Crossing {
+enum Crossing {
     /// Up to this step.
     UpTo(u32),
     /// It loses even at the first step.
@@ -197,7 +271,7 @@ pub(super) enum Crossing {
 }
 
 /// Finds the last step at which `wins`, if it wins up to some step and loses from there on. `None`: no more time.
-pub(super) fn crossing<E>(
+fn crossing<E>(
     steps: RangeInclusive<u32>,
     mut wins: impl FnMut(u32) -> Result<Option<bool>, E>,
 ) -> Result<Crossing, E> {
@@ -213,3 +287,7 @@ pub(super) fn crossing<E>(
     }
     Ok(if low == *steps.start() { Crossing::Never } else { Crossing::UpTo(low - 1) })
 }
+
+#[cfg(test)]
+#[path = "measure_tests.rs"]
+mod tests;

@@ -1,73 +1,21 @@
-use super::{
-    Bytes, Limits, Measured, Tune,
-    measure::{Crossing, best, crossing, measure},
-    part, table,
-};
+use super::*;
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp, ReduceOrder,
-    collective::algorithm::{eager::blocks as sending, fused::combining, ring_cut},
     driver::check::Check,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use proptest::prelude::*;
-use std::{convert::Infallible, time::Duration};
-
-/// Of all kernels.
-fn all_blocks(limits: &Limits) -> [u32; 8] {
-    let Limits { blocks, large_blocks, push_blocks, ring_blocks, .. } = *limits;
-    let Limits { exchange_blocks, beside_blocks, handed_on_blocks, gathered_blocks, .. } = *limits;
-    let large = [large_blocks, handed_on_blocks, gathered_blocks];
-    [[blocks, push_blocks, ring_blocks, exchange_blocks, beside_blocks].as_slice(), &large].concat().try_into().unwrap()
-}
-
-fn h200() -> &'static [(usize, Limits)] {
-    table::of("NVIDIA H200").unwrap()
-}
-
-#[test]
-fn the_table_is_for_one_machine_by_its_whole_name() {
-    assert!(table::of("NVIDIA H200 NVL").is_none() && table::of("NVIDIA H100 80GB HBM3").is_none());
-    // Rows in order, and limits that make sense.
-    assert!(h200().is_sorted_by(|a, b| a.0 < b.0));
-    for (_, limits) in h200() {
-        assert!(limits.push < limits.eager && limits.large_blocks <= limits.blocks, "{limits:?}");
-    }
-}
-
-#[test]
-fn rows_stand_for_themselves_and_others_are_between() {
-    for &(members, limits) in h200() {
-        assert_eq!(table::between(h200(), members), limits);
-    }
-    let [two, three, four, nine] = [2, 3, 4, 9].map(|n| table::between(h200(), n));
-    // On the line from 256 KB for 2 to 128 KB for 4: half as much for twice as many.
-    assert!((two.push / 3 * 2).abs_diff(three.push) < 4, "{three:?}");
-    assert_eq!(three.large_blocks, four.large_blocks);
-    assert_eq!([two, three, four, nine].map(|limits| limits.ring_kernel), [usize::MAX, 32 << 20, 32 << 20, 32 << 20]);
-    // What a device sends in all does not grow any more.
-    let eight = h200().last().unwrap().1;
-    assert_eq!((nine.push, nine.eager), (eight.push * 7 / 8, eight.eager * 7 / 8));
-}
+use std::convert::Infallible;
 
 proptest! {
-    #[test]
-    fn more_members_push_no_more(members in 1usize..64) {
-        let limits = |n| table::between(h200(), n);
-        let (fewer, more, two) = (limits(members), limits(members + 1), Limits::default_of(2));
-        prop_assert!(more.push <= fewer.push && fewer.push <= two.push);
-        prop_assert!(more.eager <= fewer.eager && fewer.eager <= two.eager);
-        // What goes eagerly is what is too much for packets.
-        prop_assert!(fewer.push <= fewer.eager);
-    }
-
     /// On a clock of its own: one side costs a fixed time and a steep slope, the other more at first.
     #[test]
     fn bisection_finds_where_two_lines_cross(first in 0u32..20, len in 0u32..20, crosses in 0u32..50) {
         let (mut asked, last) = (0, first + len);
         let found = crossing(first..=last, |step| {
             asked += 1;
-            let (push, spin) = (f64::from(step) * 2.0, f64::from(step) + f64::from(crosses));
-            Ok::<_, Infallible>(Some(push <= spin))
+            let (ll, spin) = (f64::from(step) * 2.0, f64::from(step) + f64::from(crosses));
+            Ok::<_, Infallible>(Some(ll <= spin))
         });
         let expected = if crosses < first { Crossing::Never } else { Crossing::UpTo(crosses.min(last)) };
         prop_assert_eq!(found.unwrap(), expected);
@@ -96,56 +44,16 @@ proptest! {
     #[test]
     fn groups_send_as_much_in_all_as_the_pool(devices in 2usize..16, members in 2usize..16, log in 0u32..20) {
         let members = members.min(devices);
-        let measured = Measured { push: Some(1 << log), large_blocks: Some(32), barriers: log % 2 == 0 };
+        let measured = Measured { ll: Some(1 << log), large_blocks: Some(32), barriers: log % 2 == 0 };
         let limits = measured.limits(devices, members);
-        prop_assert!(limits.push * (members - 1) <= (devices - 1) << log);
-        prop_assert_eq!(measured.limits(devices, devices).push, 1 << log);
+        prop_assert!(limits.ll * (members - 1) <= (devices - 1) << log);
+        prop_assert_eq!(measured.limits(devices, devices).ll, 1 << log);
         let default = Limits::default_of(members);
         prop_assert_eq!(limits.eager, if log % 2 == 0 { 0 } else { default.eager });
         prop_assert_eq!(limits.large_blocks, if (members > 2) == (devices > 2) { 32 } else { default.large_blocks });
         // It is a question of bits, and not of time.
-        prop_assert_eq!(limits.ring_kernel, default.ring_kernel);
+        prop_assert_eq!(limits.ring, default.ring);
     }
-
-    #[test]
-    fn kernels_fit_on_the_smallest_device(multiprocessors in 0u32..300, members in 1usize..64) {
-        let limits = Limits::default_of(members).capped(multiprocessors);
-        let most = multiprocessors.clamp(1, 128);
-        for blocks in all_blocks(&limits) {
-            prop_assert!((1..=most).contains(&blocks));
-        }
-        prop_assert!(multiprocessors < 128 || limits == Limits::default_of(members));
-        for (_, row) in h200() {
-            prop_assert!(all_blocks(&row.capped(multiprocessors)).iter().all(|blocks| (1..=most).contains(blocks)));
-        }
-    }
-
-    /// Whatever kernel it is: the multiprocessors are left to the work beside, but for what is over in microseconds.
-    #[test]
-    fn few_blocks_beside_other_work(log in 0u32..31, members in 2usize..17, row in 0usize..4) {
-        let limits = h200().get(row).map_or(Limits::default_of(members), |(_, limits)| *limits).beside();
-        let bytes = 1 << log;
-        prop_assert!(combining(bytes, members, &limits) <= limits.beside_blocks);
-        prop_assert!(sending(bytes, &limits) <= limits.beside_blocks);
-        prop_assert!(ring_cut::blocks(bytes, &limits) <= limits.beside_blocks as usize);
-        // Between two, engines do it where that is worth it, and no sooner otherwise.
-        let two = Limits::default_of(2);
-        prop_assert_eq!((two.beside().exchange, two.beside().copies), (two.beside, two.copies));
-        prop_assert!(two.beside < two.exchange);
-    }
-}
-
-// Blocks of devices on one GPU that wait for each other are all on it at once, one on a multiprocessor.
-#[test]
-fn kernels_fit_on_a_gpu_that_is_shared() {
-    assert_eq!(part([(132, 3), (132, 3), (132, 3), (132, 2), (132, 2)].into_iter()), 44);
-    for sharers in 1..=8 {
-        let part = part([(132, sharers); 16].into_iter());
-        for limits in h200().iter().map(|(_, limits)| *limits).chain([Limits::default_of(sharers)]) {
-            assert!(all_blocks(&limits.capped(part)).iter().all(|&blocks| blocks as usize * sharers <= 132));
-        }
-    }
-    assert_eq!(part(std::iter::empty()), u32::MAX);
 }
 
 #[test]
@@ -170,22 +78,6 @@ fn the_first_of_equals_is_the_best() {
     assert_eq!(best([(16, 10.0), (64, 9.9), (32, 9.0), (8, 9.1)].into_iter()), (32, 9.0));
     assert_eq!(best([(16, 10.0), (64, 9.8)].into_iter()).0, 16, "a tie");
     assert_eq!(best([(16, f64::NAN), (64, 9.8)].into_iter()).0, 16, "nonsense");
-}
-
-#[test]
-fn limits_in_words() {
-    let text = Limits::default_of(4).to_string();
-    assert_eq!(
-        text,
-        "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels from 8 MB on, a ring of kernels from 32 MB on, a block for \
-         16 KB, at most 64, 16 for sums in parts of 2 MB"
-    );
-    assert_eq!(
-        Limits::default_of(2).to_string(),
-        "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, beside other work from 8 MB on, \
-         moved by copies from 128 MB on, a block for 16 KB, at most 64"
-    );
-    assert_eq!(Bytes(5).to_string(), "5 B");
 }
 
 /// What software GPUs do must not depend on time, whatever is asked for.
@@ -215,7 +107,7 @@ fn all_devices_find_the_same_and_leave_nothing_behind() {
     let pool = GpuPool::builder().host(3).build().unwrap();
     let found = measure(&pool, Duration::from_secs(60), 100_000).unwrap();
     assert!(found[0].large_blocks.is_some() && found == vec![found[0]; 3], "{found:?}");
-    assert_eq!(found[0].push, None, "software GPUs push nothing");
+    assert_eq!(found[0].ll, None, "software GPUs push nothing");
     // What would take longer is not begun.
     assert_eq!(measure(&pool, Duration::ZERO, 100_000).unwrap(), [Measured::default(); 3]);
     assert!(

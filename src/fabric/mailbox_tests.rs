@@ -1,13 +1,14 @@
-//! What one device says to another, by headlines and through the ring, is heard in the order in which it was said.
+//! What one device says to another, by broadcasts and through the ring, is heard in the order in which it was said.
 
 use super::*;
+use crate::fabric::call::Call;
 use crate::sync::{EventCount, shim};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 
 fn gang(members: &[usize]) -> Gang {
     let wakers: Vec<_> = members.iter().map(|_| shim::Arc::new(EventCount::new())).collect();
-    let gang = Gang::new(members.into(), wakers).with_headlines();
+    let gang = Gang::new(members.into(), wakers).with_broadcasts();
     gang.enter();
     gang
 }
@@ -17,54 +18,54 @@ struct Member<'g> {
     endpoint: &'g mut Endpoint,
     gang: &'g Gang,
     rank: usize,
-    headlines: Headlines,
+    broadcasts: Broadcasts,
 }
 
 impl<'g> Member<'g> {
     fn new(endpoint: &'g mut Endpoint, gang: &'g Gang, device: usize) -> Self {
         let rank = gang.members().iter().position(|member| *member == device).unwrap();
-        Member { endpoint, gang, rank, headlines: Headlines::default() }
+        Member { endpoint, gang, rank, broadcasts: Broadcasts::default() }
     }
 
-    fn brief(what: usize) -> Brief {
-        Brief::of_barrier(&Call { count: what, ..Call::new("barrier") }, (0x10, 2))
+    fn descriptor(what: usize) -> CompactDescriptor {
+        CompactDescriptor::of_barrier(&Call { count: what, ..Call::new("barrier") }, (0x10, 2))
     }
 
     /// To all, if that is possible.
     fn announce(&mut self, what: usize) -> bool {
-        self.endpoint.announce((self.gang, self.rank), &self.headlines, Self::brief(what).words().unwrap())
+        self.endpoint.broadcast((self.gang, self.rank), &self.broadcasts, Self::descriptor(what).words().unwrap())
     }
 
     fn send(&mut self, to: usize, what: usize) -> bool {
-        let body = Body::Brief(Self::brief(what));
-        self.endpoint.push(to, Message::new(self.gang, &self.headlines, body, None)).is_ok()
+        let body = Body::Compact(Self::descriptor(what));
+        self.endpoint.push(to, Message::new(self.gang, &self.broadcasts, body, None)).is_ok()
     }
 
     /// What a device says next; `Err` when it is in a newer gang.
     fn hear(&mut self, from: usize) -> Result<Option<usize>, ()> {
         let rank = self.gang.members().iter().position(|member| *member == from).unwrap();
-        let message = self.endpoint.poll(from, (self.gang, rank), &self.headlines).map_err(|NewerGang| ())?;
+        let message = self.endpoint.poll(from, (self.gang, rank), &self.broadcasts).map_err(|NewerGang| ())?;
         Ok(message.map(|message| match message.body {
-            Body::Headline(words) => Brief::of_words(words, (0x10, 2)).call().count,
-            Body::Brief(brief) => brief.call().count,
+            Body::Broadcast(words) => CompactDescriptor::of_words(words, (0x10, 2)).call().count,
+            Body::Compact(descriptor) => descriptor.call().count,
             _ => unreachable!("nothing else was said"),
         }))
     }
 }
 
 proptest! {
-    // By turns in any way, as long as no headline is the next but one to what was not heard.
+    // By turns in any way, as long as no broadcast is the next but one to what was not heard.
     #[test]
     fn in_the_order_in_which_it_was_said(steps in prop::collection::vec((any::<bool>(), 0usize..3), 1..80)) {
         let gang = gang(&[0, 1]);
         let mut ends = Endpoint::all(2);
         let [a, b] = &mut ends[..] else { unreachable!() };
         let (mut speaker, mut listener) = (Member::new(a, &gang, 0), Member::new(b, &gang, 1));
-        let (mut said, mut heard, mut headlines) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut said, mut heard, mut broadcasts) = (Vec::new(), Vec::new(), Vec::new());
         for (what, (to_all, looks)) in steps.into_iter().enumerate() {
-            let unheard = headlines.iter().filter(|what| !heard.contains(*what)).count();
+            let unheard = broadcasts.iter().filter(|what| !heard.contains(*what)).count();
             if to_all && unheard < 2 && speaker.announce(what) {
-                headlines.push(what);
+                broadcasts.push(what);
                 said.push(what);
             } else if speaker.send(1, what) {
                 said.push(what);
@@ -80,7 +81,7 @@ proptest! {
     }
 }
 
-/// Members that meet again and again and say something more in between, each by headline or through the ring as it
+/// Members that meet again and again and say something more in between, each by broadcast or through the ring as it
 /// comes.
 #[test]
 fn members_that_meet_hear_all_of_it_in_order() {
@@ -91,7 +92,7 @@ fn members_that_meet_hear_all_of_it_in_order() {
     // What member `rank` says in a round: numbers, the first to all if that can be.
     let says =
         |rank: usize, round: usize| (3 * round..3 * round + 1 + (round * 7 + rank * 3) % 5 / 2).collect::<Vec<_>>();
-    let headlines: usize = std::thread::scope(|s| {
+    let broadcasts: usize = std::thread::scope(|s| {
         let both: Vec<_> = ends
             .iter_mut()
             .enumerate()
@@ -126,11 +127,11 @@ fn members_that_meet_hear_all_of_it_in_order() {
             .collect();
         both.into_iter().map(|member| member.join().unwrap()).sum()
     });
-    assert!((1..2 * ROUNDS).contains(&headlines), "{headlines}: both ways");
+    assert!((1..2 * ROUNDS).contains(&broadcasts), "{broadcasts}: both ways");
 }
 
 #[test]
-fn a_headline_waits_for_what_is_in_the_ring() {
+fn a_broadcast_waits_for_what_is_in_the_ring() {
     let gang = gang(&[0, 1, 2]);
     let mut ends = Endpoint::all(3);
     let [a, b, _] = &mut ends[..] else { unreachable!() };
@@ -156,7 +157,7 @@ fn who_has_gone_on_was_heard() {
             let mut speaker = Member::new(a, place, 0);
             // Nobody listens, so one more would be too many where somebody is to.
             for k in 0..2 {
-                // To device 2 it can be a headline; to device 1 it cannot as long as there is something in the ring.
+                // To device 2 it can be a broadcast; to device 1 it cannot as long as there is something in the ring.
                 let said = speaker.announce(what + k);
                 assert_eq!(said, place.members().contains(&2) || !by_ring);
                 assert!(said || speaker.send(1, what + k));

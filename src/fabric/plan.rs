@@ -128,7 +128,7 @@ impl Work {
 
 /// Slice `k` of `n`: as even as can be in units of `grain` elements, so that slices begin where memory is moved in one
 /// piece.
-pub(super) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
+pub(crate) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(grain);
     (k * each).min(len)..((k + 1) * each).min(len)
 }

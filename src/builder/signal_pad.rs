@@ -1,0 +1,150 @@
+//! Sets up the [`SignalPad`] of a pool, when the pool is built.
+//!
+//! `builder/open.rs` calls [`set_up`]; tests call [`make`], and `testing` calls [`restart`].
+
+use crate::{
+    Device, DeviceBuffer, GpuPool,
+    driver::Address,
+    error::Result,
+    fabric::{
+        layout::{self, MOST, PadLayout},
+        limits::multiprocessors,
+        signal_pad::{DevicePages, HostPages, SignalPad, Words},
+    },
+    memory::handle::DeviceHandle,
+    thread::worker::Shared,
+};
+use std::sync::Arc;
+
+/// Makes the signal pads if kernels of these devices can wait for each other: GPUs that run what was launched while the
+/// host goes on, and that no checker watches (a checker knows no flags). They are in the host's memory unless all
+/// devices have access to each other's memory.
+pub(crate) fn set_up(pool: &GpuPool) -> Result<Option<Arc<SignalPad>>> {
+    if can_meet(&pool.shared) { make(pool).map(Some) } else { Ok(None) }
+}
+
+/// Makes the signal pads, whether or not the kernels can wait for each other.
+pub(crate) fn make(pool: &GpuPool) -> Result<Arc<SignalPad>> {
+    let shared = &pool.shared;
+    let n = shared.devices();
+    let direct = shared.are_direct(&(0..n).collect::<Vec<_>>());
+    let layout = if direct { PadLayout::direct(n) } else { PadLayout::through_host(n) };
+    let bytes = if direct { layout.bytes(n) } else { layout::HEADER };
+    let made = pool.run(|dev, _| {
+        let handle = &dev.worker.handle;
+        let own = DevicePages::new(handle, bytes)?;
+        let page = (!direct).then(|| HostPages::for_pad(handle, layout, n)).transpose()?;
+        let address = page.as_ref().map_or(own.address(), HostPages::address);
+        let words = match dev.rank() {
+            0 => Some(Arc::new(Words::new(handle)?)),
+            _ => None,
+        };
+        let (peers, mut words): (Vec<_>, Vec<_>) = dev.exchange((address, words))?.into_iter().unzip();
+        let words = words.swap_remove(0).expect("the first has them");
+        let header = words.header(layout, &peers, dev.index());
+        // SAFETY: fresh memory, whose address nobody uses before this closure has ended.
+        unsafe { lay_out(dev, own.address(), bytes, &header)? };
+        Ok((own, page, words))
+    })?;
+    let (mut devices, mut pages) = (Vec::with_capacity(n), Vec::new());
+    let mut first = None;
+    for (own, page, words) in made {
+        devices.push(own);
+        pages.extend(page);
+        first = Some(words);
+    }
+    let words = first.expect("there are several devices");
+    Ok(Arc::new(SignalPad::new(devices, pages, words, layout)))
+}
+
+/// Makes the pads as new, but with every pair of devices at `epoch`: tests use it to pass the last number. It also
+/// removes what earlier barriers have left, since some of that may have numbers that come again.
+pub(crate) fn restart(pad: &SignalPad, pool: &GpuPool, epoch: u32) -> Result<()> {
+    let bytes = pad.layout().bytes(pool.devices());
+    let restarted = pool.run(|dev, _| {
+        let me = dev.index();
+        let mut header = pad.header(me);
+        layout::set_epochs(&mut header, epoch);
+        // All members are here, and have drained their earlier work: nobody writes flags or packets any more.
+        dev.barrier()?;
+        // SAFETY: the memory is this device's own, and no kernel that knows it runs before the barrier below.
+        unsafe {
+            match pad.have_stages() {
+                false => lay_out(dev, pad.address(me), bytes, &header)?,
+                true => {
+                    lay_out(dev, pad.address(me), layout::HEADER, &header)?;
+                    pad.clear_host_pages(me);
+                }
+            }
+        }
+        dev.barrier()
+    });
+    restarted.map(drop)
+}
+
+/// Zeroes memory of a device and writes a header at its begin. The work is done when this returns.
+///
+/// # Safety
+/// There are so many bytes, and nobody else uses them meanwhile.
+unsafe fn lay_out(dev: &Device, at: Address, bytes: usize, header: &[u64]) -> Result<()> {
+    // Not by `upload`: its pieces are megabytes, and to page-lock them would take most of the time that the set-up of a
+    // pool takes.
+    let mut page = dev.pinned(header.len())?;
+    page.as_mut_slice()?.copy_from_slice(header);
+    let header: DeviceBuffer<u64> = dev.upload_pinned(&page)?;
+    let op = dev.op("signals")?;
+    op.submit(|driver, stream| {
+        // SAFETY: the caller's promise; the header is no longer than the memory.
+        unsafe {
+            driver.fill_u8(at, 0, bytes, stream)?;
+            driver.copy_within(at, header.address(), header.len() * 8, stream)
+        }
+    })?;
+    dev.synchronize()
+}
+
+fn can_meet(shared: &Shared) -> bool {
+    let n = shared.devices();
+    let hardware =
+        |handle: &Arc<DeviceHandle>| handle.driver.info().compute_capability != (0, 0) && handle.watch().is_none();
+    let serial = std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|set| !set.is_empty() && set != "0");
+    // Some kernels cannot have fewer blocks than there are members: one for each (`fused::launch`).
+    let fit = multiprocessors(&shared.handles) as usize >= n;
+    (2..=MOST).contains(&n) && !serial && fit && shared.handles.iter().all(hardware)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Error,
+        gang::Gang,
+        sync::{EventCount, shim},
+    };
+
+    /// A gang may fail before all its devices are through with the gangs before it.
+    #[test]
+    fn a_failed_gang_ends_the_kernels_of_no_other() {
+        let pool = GpuPool::builder().host(3).build().unwrap();
+        let pad = make(&pool).unwrap();
+        let gang = |members: [usize; 2]| {
+            let wakers = members.map(|_| shim::Arc::new(EventCount::new())).to_vec();
+            let gang = Gang::new(members.into(), wakers).with_alarm(Some(pad.clone()));
+            gang.enter();
+            gang
+        };
+        let (first, second) = (gang([0, 1]), gang([0, 2]));
+        let (p, q) = (first.place(), second.place());
+        let aborted = || [0, 1, 2].map(|device| pad.abort(device));
+        for (device, gang) in [(0, &first), (1, &first), (2, &second)] {
+            pad.enter(device, gang);
+        }
+        second.poison(2, Error::Closed);
+        assert_eq!(aborted(), [0, 0, q], "device 0 is still in the first");
+        pad.enter(0, &second);
+        assert_eq!(aborted(), [q, 0, q], "it hears of it when it comes");
+        // Device 0 has gone on when the first fails.
+        first.poison(1, Error::Closed);
+        assert_eq!(aborted(), [q, p, q]);
+    }
+}

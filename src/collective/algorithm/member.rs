@@ -1,0 +1,295 @@
+//! One member's part in a collective, as a value: its rank, its memory, its stream, and what its peers have exposed.
+//!
+//! [`execute`](super::super::execute) makes a [`Member`] when the collective is committed, and gives it to
+//! [`Algorithm::submit`](super::Algorithm::submit). A member needs no [`Device`](crate::Device), so callers outside of
+//! a scope can use the algorithms too: they implement [`Executor`].
+//!
+//! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
+
+use super::super::{
+    barrier,
+    kernels::Entry,
+    launch,
+    meet::Descriptors,
+    request::{Job, RemotePtr, Request},
+};
+use crate::{
+    Event,
+    driver::{Address, KernelArg, RawFunction, host::HostGpu},
+    error::{Error, Result},
+    fabric::{
+        descriptor::{Area, Exposed, RecvScratch},
+        layout::DeviceBarrier,
+        limits::Limits,
+        plan::{Shape, Side, Work},
+        signal_pad::SignalPad,
+        tiling::Tiling,
+        types::ReduceOp,
+    },
+    memory::{handle::DeviceHandle, stream::StreamCore},
+    mutation::Bug,
+};
+use smallvec::SmallVec;
+use std::{cell::Cell, sync::Arc, time::Duration};
+
+/// What a member needs from the thread that executes the collective. Each call is one virtual call, with no lock and no
+/// allocation of its own.
+pub(crate) trait Executor {
+    /// Tells a peer that a step is done once this event has passed.
+    fn send_step(&self, peer: usize, done: Event) -> Result<()>;
+
+    /// Waits on the host until a peer has sent its next step. Returns the event of that step.
+    fn take_step(&self, peer: usize) -> Result<Event>;
+
+    /// Two streams for copies that overlap with each other and with the member's stream. Only collectives use them.
+    fn engines(&self) -> Result<[Arc<StreamCore>; 2]>;
+
+    /// Copies between devices, on a stream of this member's device, which is one of the two.
+    fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()>;
+
+    /// The handle of a kernel on this member's device.
+    fn function(&self, entry: &Entry) -> Result<RawFunction>;
+
+    /// Whether the collective has failed on some member.
+    fn is_aborted(&self) -> bool;
+
+    /// The error for it, if it has.
+    fn aborted(&self) -> Option<Error>;
+}
+
+/// One member's own part in a collective that is committed.
+pub(crate) struct Member<'a> {
+    pub request: &'a Request,
+    pub limits: &'a Limits,
+    pub rank: usize,
+    /// Ordinals in the pool of all members, by rank.
+    pub ordinals: &'a [usize],
+    pub handle: &'a DeviceHandle,
+    /// The stream of the collective.
+    pub stream: &'a Arc<StreamCore>,
+    /// None where kernels cannot wait for each other.
+    pub pad: Option<&'a SignalPad>,
+    /// Its scratch, if the algorithm needs any and there was memory.
+    pub scratch: Option<&'a Area>,
+    /// The barrier that its kernels take part in; [`DeviceBarrier::NONE`] where events order them.
+    pub barrier: DeviceBarrier,
+    /// Kernels launched so far that take part in the barrier. After a failure, `resync` launches the missing ones.
+    pub launched: Cell<usize>,
+    /// A wait on the host in which nothing advances for this long has failed.
+    pub deadline: Duration,
+    pub executor: &'a dyn Executor,
+}
+
+/// What all members have agreed on, and what each has exposed.
+pub(crate) struct Matched<'a> {
+    pub met: &'a Descriptors,
+    pub shape: &'a Shape,
+}
+
+impl Matched<'_> {
+    pub(super) fn exposed(&self, member: usize) -> &Exposed {
+        self.met.exposed(member)
+    }
+
+    /// The scratch into which the others write what they send to this member, if it has any.
+    pub(super) fn scratch(&self, member: usize) -> Option<RecvScratch> {
+        self.exposed(member).scratch
+    }
+
+    /// [`scratch`](Self::scratch) of an algorithm that cannot go without.
+    pub(super) fn recv_scratch(&self, member: usize) -> RecvScratch {
+        self.scratch(member).expect("every member has scratch")
+    }
+
+    /// Bytes of the smallest scratch of any member.
+    pub(super) fn least_scratch(&self, members: usize) -> usize {
+        (0..members).map(|member| self.scratch(member).map_or(0, |scratch| scratch.bytes)).min().unwrap_or(0)
+    }
+
+    /// Where each member's page-locked memory begins, and the bytes of the smallest. All have as much, but for
+    /// `all_to_all_v`, whose shape was not known when they were made.
+    pub(super) fn stages(&self, members: usize) -> (SmallVec<[Address; 8]>, usize) {
+        let all = || (0..members).map(|member| self.exposed(member).stage.as_ref().expect("every member has a stage"));
+        (all().map(|stage| stage.address).collect(), all().map(|stage| stage.bytes.len()).min().unwrap_or(0))
+    }
+
+    /// The address of a member's buffer. A kernel does not need to know its owner.
+    pub(super) fn address(&self, member: usize, side: Side) -> Address {
+        self.met.address(member, side)
+    }
+}
+
+impl Member<'_> {
+    /// The name of the operation, for errors.
+    pub(super) fn name(&self) -> &'static str {
+        self.request.call.op()
+    }
+
+    /// Number of members.
+    pub(super) fn count(&self) -> usize {
+        self.ordinals.len()
+    }
+
+    /// This member's ordinal in the pool.
+    pub(super) fn index(&self) -> usize {
+        self.ordinals[self.rank]
+    }
+
+    /// Ranks of all members but this one. Each member begins with the one after it.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (n, me) = (self.count(), self.rank);
+        (1..n).map(move |k| (me + k) % n)
+    }
+
+    /// The pool's signal pad. It is there, since the members' kernels wait for each other.
+    pub(super) fn pad(&self) -> &SignalPad {
+        self.pad.expect("chosen since kernels can meet")
+    }
+
+    /// Whether the device is a software GPU.
+    pub(crate) fn is_software(&self) -> bool {
+        self.handle.driver.as_any().is::<HostGpu>()
+    }
+
+    /// Factors by rank; empty unless the operation is `Scaled`.
+    pub(super) fn factors(&self, matched: &Matched<'_>) -> SmallVec<[f64; 8]> {
+        match self.request.reduce {
+            ReduceOp::Scaled(_) => (0..self.count()).map(|member| matched.met.factor(member)).collect(),
+            _ => SmallVec::new(),
+        }
+    }
+
+    /// The address of a member's buffer, with its owner.
+    pub(super) fn remote(&self, matched: &Matched<'_>, member: usize, side: Side) -> RemotePtr {
+        let area = matched.exposed(member).area(side);
+        // Managed memory belongs to no device.
+        let device = area.block.device().unwrap_or(self.index());
+        RemotePtr { device, address: area.address }
+    }
+
+    /// An address in this member's own memory.
+    pub(super) fn local(&self, address: Address) -> RemotePtr {
+        RemotePtr { device: self.index(), address }
+    }
+
+    /// The address of an element of an own buffer; 0 where there is nothing to touch, and perhaps no buffer.
+    pub(super) fn own(&self, side: Side, start: usize, len: usize) -> Address {
+        if len == 0 {
+            return 0;
+        }
+        let area = self.request.area(side).expect("a member has the buffers that its part is done on");
+        area.address + (start * self.request.dtype.size()) as u64
+    }
+
+    /// Address and bytes of tile `j` of `len` elements of an own buffer, from element `start` on. Both are 0 if nothing
+    /// is left of them for this tile.
+    pub(super) fn tile(&self, cut: &Tiling, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
+        let range = cut.range(j, len * self.request.dtype.size());
+        if range.is_empty() {
+            return (0, 0);
+        }
+        (self.own(side, start, len) + range.start as u64, range.len())
+    }
+
+    /// Puts the member's stream behind what a peer did before it called.
+    pub(super) fn wait_for_start(&self, matched: &Matched<'_>, peer: usize) -> Result<()> {
+        if self.handle.injected(Bug::StartSkipped) {
+            return Ok(());
+        }
+        let ready = matched.exposed(peer).ready.as_ref().expect("there are several members");
+        self.wait(self.stream, ready)
+    }
+
+    /// An event behind the work of the member's stream.
+    pub(super) fn record(&self) -> Result<Event> {
+        Event::record(self.stream, self.name(), false)
+    }
+
+    /// Puts a stream of this device behind an event.
+    pub(super) fn wait(&self, stream: &Arc<StreamCore>, event: &Event) -> Result<()> {
+        stream.wait_event(self.name(), event.0.raw, &event.0.stream, event.0.covered)
+    }
+
+    /// Waits on the host until a peer has submitted a step, then puts the member's stream behind it.
+    pub(super) fn await_step(&self, peer: usize) -> Result<()> {
+        let done = self.executor.take_step(peer)?;
+        if self.handle.injected(Bug::StepSkipped) {
+            return Ok(());
+        }
+        self.wait(self.stream, &done)
+    }
+
+    /// Runs `work`, which submits to `streams`: after the earlier work of the member's stream, and before its later
+    /// work.
+    pub(super) fn fork_join(&self, streams: &[Arc<StreamCore>], work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (own, name) = (self.stream, self.name());
+        streams.iter().try_for_each(|stream| stream.wait_for(name, own, own.submit()))?;
+        let done = work();
+        // Also after a failure: the work that was submitted to the other streams belongs to the caller's operation.
+        let joined = streams.iter().map(|stream| {
+            own.wait_for(name, stream, stream.submit()).or_else(|error| {
+                // No event orders that work, so it must be over now.
+                stream.wait_idle(name, self.deadline, || false)?;
+                Err(error)
+            })
+        });
+        joined.fold(done, Result::and)
+    }
+
+    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers
+    /// that may touch this member's: the exit rule.
+    pub(super) fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let me = self.rank;
+        let touched = || self.others().filter(|&peer| matched.shape.touches(me, peer));
+        touched().try_for_each(|peer| self.wait_for_start(matched, peer))?;
+        work()?;
+        let done = touched().next().is_some().then(|| self.record()).transpose()?;
+        for peer in touched() {
+            self.executor.send_step(peer, done.clone().expect("recorded for them"))?;
+        }
+        self.others().filter(|&peer| matched.shape.touches(peer, me)).try_for_each(|peer| self.await_step(peer))
+    }
+
+    /// Carries out this member's work by `submit`, [ordered by events](Self::ordered_by_events).
+    pub(super) fn carry_out(
+        &self,
+        matched: &Matched<'_>,
+        work: &Work,
+        submit: impl FnOnce(&Job) -> Result<()>,
+    ) -> Result<()> {
+        self.ordered_by_events(matched, || {
+            if work.is_empty() {
+                return Ok(());
+            }
+            let at = |rank, side| self.remote(matched, rank, side);
+            submit(&self.request.job(work, at, self.factors(matched)))
+        })
+    }
+
+    /// Later work of every member comes after the earlier work of all of them.
+    pub(super) fn barrier_by_events(&self) -> Result<()> {
+        let done = self.record()?;
+        self.others().try_for_each(|peer| self.executor.send_step(peer, done.clone()))?;
+        self.others().try_for_each(|peer| self.await_step(peer))
+    }
+
+    /// Launches a kernel on the member's stream. It takes part in the member's barrier, if there is one; then it may be
+    /// on the device before the kernel in front of it has ended. All kernels with a barrier wait by themselves for what
+    /// is before them (`kernels/build.py` checks that).
+    pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
+        let early = self.barrier.signals != 0
+            && launch::comes_early(blocks, self.handle.driver.info().multiprocessors, self.handle.sharers);
+        self.submit(entry, blocks, args, early)
+    }
+
+    /// Launches a kernel that takes part in the barrier and touches no memory.
+    pub(super) fn launch_counting(&self) -> Result<()> {
+        let (entry, args) = barrier::counting(self.barrier);
+        self.submit(&entry, 1, &args, false)
+    }
+
+    fn submit(&self, entry: &Entry, blocks: u32, args: &[KernelArg], early: bool) -> Result<()> {
+        let function = self.executor.function(entry)?;
+        launch::submit((self.handle, self.stream), self.name(), (entry, function), blocks, args, early)
+    }
+}

@@ -1,0 +1,116 @@
+//! The commit of a collective: the point from which on every member carries it out.
+//!
+//! [`meet`](super::meet) commits when all descriptors match. For collectives whose kernels wait for each other it also
+//! opens the launch gate ([`gate`]).
+//!
+//! Invariant: commit and abort of a sequence number are one compare-and-swap on one word for all members. A member that
+//! commits to a launch either launches or notes the barrier as skipped, whatever fails in between.
+
+use super::Group;
+use crate::{
+    driver::gate,
+    error::{Error, Result},
+    fabric::spinning::SkippedBarrier,
+    memory::block::BlockRef,
+    stall::StallTimer,
+    sync::CommitWord,
+};
+use std::hint;
+
+/// How often the other members look whether the first one has committed, before they commit themselves: some
+/// microseconds.
+const LEAD_POLLS: usize = 64;
+
+/// A launch that this member has committed to. It is dropped after the launch.
+pub(crate) struct LaunchWindow {
+    /// The device shares its GPU, and so may share a hardware queue with a peer.
+    shares: bool,
+}
+
+impl Drop for LaunchWindow {
+    fn drop(&mut self) {
+        gate::launches().close(1);
+        if self.shares {
+            // Waits until all members have launched: what this device submits next must not get in front of a peer's
+            // launch. A launch that waits for room in a queue, with the context's lock held, must not either.
+            drop(gate::launches().block());
+        }
+    }
+}
+
+impl Group<'_> {
+    /// Commits the next collective, unless the gang has failed first. From now on every member carries it out. `spins`:
+    /// by kernels that wait for each other.
+    pub(super) fn commit(&self, spins: bool) -> Result<()> {
+        let (word, number) = (self.word(), self.next_number());
+        if self.rank > 0 {
+            // One member commits, and mostly the others only see it. If all wrote to this cache line, it would travel
+            // from core to core.
+            let polls = self.dev.worker.shared.polls.min(LEAD_POLLS);
+            (0..polls).take_while(|_| word.committed() < number && !word.is_aborted()).for_each(|_| hint::spin_loop());
+        }
+        if spins {
+            self.open_gate(word, number);
+        }
+        match &self.membership.word {
+            None => self.dev.session.gang.commit(number)?,
+            Some(word) if word.commit(number) => {}
+            Some(_) => self.dev.session.gang.check().and(Err(Error::Closed))?,
+        }
+        // Only committed collectives count: calls that did not match leave no gap.
+        self.membership.calls.set(number);
+        Ok(())
+    }
+
+    /// Opens the gate for the launches of collective `number` and commits it; unless a peer has done so, or the gang
+    /// has failed. It fails the gang when blocking calls keep the gate closed for the pool's deadline.
+    fn open_gate(&self, word: &CommitWord, number: u64) {
+        let (gate, members, dev) = (gate::launches(), self.count(), self.dev);
+        let mut stall = StallTimer::new(dev.worker.shared.deadline);
+        while word.committed() < number && !word.is_aborted() {
+            // This thread does not sleep: a peer may open the gate meanwhile, and then a blocking call waits for this
+            // member's launch.
+            if gate.try_open(members) {
+                if word.lead(number) != Some(true) {
+                    gate.close(members);
+                }
+                return;
+            }
+            std::thread::yield_now();
+            if stall.is_over() {
+                // The gang fails before this member gives up: from here on no member can commit.
+                let (device, op) = (dev.index(), "wait for blocking calls of the driver");
+                let waited = stall.waited();
+                dev.session.gang.poison(device, Error::Timeout { device, op, waited, missing: vec![device] });
+            }
+        }
+    }
+
+    /// Runs a meeting that commits to launches. The caller launches, then drops the window. `owed` is skipped when the
+    /// meeting fails after the commit; `blocks` are what peers' kernels touch.
+    pub(super) fn commit_to_launch<R>(
+        &self,
+        owed: SkippedBarrier,
+        blocks: impl Iterator<Item = BlockRef>,
+        meeting: impl FnOnce() -> Result<R>,
+    ) -> Result<(R, LaunchWindow)> {
+        let (number, worker) = (self.next_number(), &self.dev.worker);
+        match meeting() {
+            Ok(met) => Ok((met, LaunchWindow { shares: worker.handle.sharers > 1 })),
+            Err(error) => {
+                // A peer has committed the collective before it, or this member, has seen that the gang has failed.
+                if self.word().committed() >= number {
+                    gate::launches().close(1);
+                    worker.spinning.skip(owed);
+                    // Peers' kernels that are still to come may meet the kernel that `resync` launches.
+                    worker.quarantine.borrow_mut().extend(blocks);
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "commit_tests.rs"]
+mod tests;

@@ -1,0 +1,182 @@
+//! The compact descriptor: all that a peer needs to know of a collective whose kernels meet on the devices, in one
+//! message of a ring or one [broadcast](super::broadcast).
+//!
+//! A [`Descriptor`](super::descriptor::Descriptor) is shared memory: a peer that reads it fetches its lines from the
+//! sender's cache one by one, and drops it by a locked instruction on one more. With a message per peer that is the
+//! main cost of a meeting, so a compact descriptor has no memory behind it.
+//!
+//! Invariant: it need not keep the peers' memory alive. A member's stream passes the collective only after the peers'
+//! kernels (the exit rule), and the member's own hazards keep its memory until then.
+
+use super::{
+    broadcast::Words,
+    call::{Call, LAUNCH, Origin},
+    plan::Side,
+    site_id::{self, OpId, SiteId},
+    types::{DType, ReduceOp},
+};
+use crate::{driver::Address, error::Site};
+
+/// Marks an empty byte of a broadcast.
+const NONE: u64 = 0xff;
+/// Reductions by their number in a broadcast. The one with a factor has the number after them.
+const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
+
+/// What a member tells its peers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CompactDescriptor {
+    origin: Origin,
+    op: OpId,
+    site: SiteId,
+    count: usize,
+    reduce: Option<ReduceOp>,
+    /// Ordinals of the group's members, 4 bits each, by rank; and their number.
+    members: (u64, u8),
+    dtype: Option<DType>,
+    root: Option<u32>,
+    source: Address,
+    destination: Address,
+}
+
+impl CompactDescriptor {
+    /// Of a call on buffers at these addresses; 0: the member has none. None if the call has more parts than fit.
+    pub(crate) fn of(call: &Call, members: (u64, u8), [source, destination]: [Address; 2]) -> Option<Self> {
+        let (op, site, count, dtype, root) = call.in_short()?;
+        let (op, site) = site_id::ids(op, site);
+        Some(CompactDescriptor {
+            origin: call.origin,
+            op,
+            site,
+            count,
+            reduce: call.reduction(),
+            members,
+            dtype: Some(dtype),
+            root,
+            source,
+            destination,
+        })
+    }
+
+    /// Of the launch of a graph with so many collectives.
+    pub(crate) fn of_launch(origin: Origin, count: usize, site: Site, members: (u64, u8)) -> Self {
+        let (reduce, dtype, root, source, destination) = Default::default();
+        let (op, site) = site_id::ids(LAUNCH, site);
+        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, source, destination }
+    }
+
+    /// Of a barrier.
+    pub(crate) fn of_barrier(call: &Call, members: (u64, u8)) -> Self {
+        let (reduce, dtype, root, source, destination) = Default::default();
+        let Call { origin, op, site, count, .. } = *call;
+        let (op, site) = site_id::ids(op, site);
+        CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, source, destination }
+    }
+
+    /// The address of the member's buffer.
+    pub(crate) fn address(&self, side: Side) -> Address {
+        match side {
+            Side::Source => self.source,
+            Side::Destination => self.destination,
+        }
+    }
+
+    /// The factor of the member's elements.
+    pub(crate) fn factor(&self) -> f64 {
+        if let Some(ReduceOp::Scaled(factor)) = self.reduce { factor } else { 1.0 }
+    }
+
+    /// The group's ordinals, packed, and their number.
+    pub(crate) fn members(&self) -> (u64, u8) {
+        self.members
+    }
+
+    /// The call in full, for a report.
+    pub(crate) fn call(&self) -> Call {
+        let plain = Call::at(self.op.text(), self.site.site());
+        let call = Call { origin: self.origin, count: self.count, dtype: self.dtype, ..plain };
+        call.with(self.reduce, self.root)
+    }
+
+    /// The words of a broadcast, if every part fits.
+    pub(crate) fn words(&self) -> Option<Words> {
+        let byte = |x: u64| (x < NONE).then_some(x);
+        let op = byte(self.op.bits())?;
+        let root = self.root.map_or(Some(NONE), |root| byte(root.into()))?;
+        let dtype = self.dtype.map_or(NONE, |dtype| dtype as u64);
+        let (reduce, factor) = match self.reduce {
+            None => (NONE, 0.0),
+            Some(ReduceOp::Scaled(factor)) => (REDUCTIONS.len() as u64, factor),
+            Some(op) => (REDUCTIONS.iter().position(|known| *known == op)? as u64, 0.0),
+        };
+        let what = op | dtype << 8 | reduce << 16 | root << 24 | self.site.bits() << 32;
+        let [origin, factor] = [self.origin.bits(), factor.to_bits()];
+        Some([what, self.count as u64, origin, factor, self.source, self.destination])
+    }
+
+    /// The descriptor of a broadcast to these members.
+    pub(crate) fn of_words(words: Words, members: (u64, u8)) -> Self {
+        let [what, count, origin, factor, source, destination] = words;
+        let byte = |at: u32| Some(what >> at & NONE).filter(|byte| *byte < NONE);
+        let reduction =
+            |code: u64| REDUCTIONS.get(code as usize).copied().unwrap_or(ReduceOp::Scaled(f64::from_bits(factor)));
+        CompactDescriptor {
+            origin: Origin::of_bits(origin),
+            op: OpId::of_bits(what & NONE),
+            site: SiteId::of_bits(what >> 32),
+            count: count as usize,
+            reduce: byte(16).map(reduction),
+            members,
+            dtype: byte(8).map(|code| DType::ALL[code as usize]),
+            root: byte(24).map(|root| root as u32),
+            source,
+            destination,
+        }
+    }
+
+    /// Whether both are of one collective.
+    pub(crate) fn matches(&self, other: &Self) -> bool {
+        let reduces = match (self.reduce, other.reduce) {
+            (Some(a), Some(b)) => a.matches(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let same =
+            (self.count, self.members, self.dtype, self.root) == (other.count, other.members, other.dtype, other.root);
+        same && reduces && (self.op, self.origin) == (other.op, other.origin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::panic::Location;
+
+    proptest! {
+        #[test]
+        fn a_broadcast_says_all_of_it(
+            (count, origin, source, destination, factor) in any::<(usize, u64, u64, u64, f64)>(),
+            (dtype, reduce, root) in (0..=DType::ALL.len(), 0..=REDUCTIONS.len() + 1, prop::option::of(0u32..255)),
+        ) {
+            let members = (0x3210, 4);
+            let call = Call { count, origin: Origin::of_bits(origin), ..Call::at("reduce", Location::caller()) };
+            let reduce = match reduce {
+                0 => None,
+                1 => Some(ReduceOp::Scaled(factor)),
+                k => Some(REDUCTIONS[k - 2]),
+            };
+            let dtype = DType::ALL.get(dtype).copied();
+            let barrier = CompactDescriptor::of_barrier(&call, members);
+            let descriptor = CompactDescriptor { dtype, reduce, root, source, destination, ..barrier };
+            let words = descriptor.words().unwrap();
+            // Compared as text: a factor may be a NaN.
+            prop_assert_eq!(format!("{:?}", CompactDescriptor::of_words(words, members)), format!("{descriptor:?}"));
+        }
+    }
+
+    #[test]
+    fn a_root_that_does_not_fit_goes_another_way() {
+        let barrier = CompactDescriptor::of_barrier(&Call::new("broadcast"), (0x10, 2));
+        let descriptor = CompactDescriptor { root: Some(255), ..barrier };
+        assert_eq!(descriptor.words(), None);
+    }
+}

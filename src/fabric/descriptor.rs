@@ -1,0 +1,95 @@
+//! What a member of a collective tells its peers before anything runs: its call, and the memory that they may touch.
+//!
+//! `collective/meet.rs` makes descriptors and compares them; [`mailbox`](super::mailbox) carries them. A [`Descriptor`]
+//! is shared memory behind an `Arc`; [`CompactDescriptor`](super::compact::CompactDescriptor) is the short form.
+//!
+//! Invariant: a descriptor keeps the memory that it names alive ([`Area::block`]), but for [`RecvScratch`].
+
+use super::{
+    call::Call,
+    plan::{Counts, Side},
+};
+use crate::{Event, contain::Contained, driver::Address, memory::block::BlockRef};
+use std::{any::Any, ops::Range, sync::Arc};
+
+/// What a member tells all its peers. Made once for all of them.
+pub(crate) struct Descriptor {
+    pub(crate) call: Call,
+    /// Ranks in the gang of the members that are to meet.
+    pub(crate) group: Arc<[usize]>,
+    pub(crate) payload: Payload,
+}
+
+impl Descriptor {
+    /// The member's memory.
+    ///
+    /// # Panics
+    /// When the call is not about memory.
+    pub(crate) fn exposed(&self) -> &Exposed {
+        match &self.payload {
+            Payload::Memory(exposed) => exposed,
+            _ => unreachable!("the meeting compared the operations"),
+        }
+    }
+}
+
+/// What goes with a call.
+pub(crate) enum Payload {
+    Nothing,
+    /// Memory that peers will touch.
+    Memory(Exposed),
+    /// A host value.
+    Value(Contained<Box<dyn Any + Send + Sync>>),
+}
+
+/// The memory that a member exposes to its peers for one collective.
+pub(crate) struct Exposed {
+    pub(crate) source: Option<Area>,
+    pub(crate) destination: Option<Area>,
+    /// Peers may touch the memory once this event has passed.
+    pub(crate) ready: Option<Event>,
+    /// The factor of this member's elements.
+    pub(crate) factor: f64,
+    /// Elements that this member sends to each member, and receives from each.
+    pub(crate) counts: Option<(Counts, Counts)>,
+    /// Page-locked memory of the host from which the peers read this member's data.
+    pub(crate) stage: Option<Area>,
+    pub(crate) scratch: Option<RecvScratch>,
+}
+
+impl Exposed {
+    /// The buffer of one side. In place, both sides are one buffer.
+    ///
+    /// # Panics
+    /// When the member exposes none.
+    pub(crate) fn area(&self, side: Side) -> &Area {
+        let area = match side {
+            Side::Source => self.source.as_ref().or(self.destination.as_ref()),
+            Side::Destination => self.destination.as_ref(),
+        };
+        area.expect("every member lends what its part is done on")
+    }
+}
+
+/// Memory of one device.
+#[derive(Clone)]
+pub(crate) struct Area {
+    pub(crate) block: BlockRef,
+    pub(crate) address: Address,
+    /// The range in the block.
+    pub(crate) bytes: Range<usize>,
+}
+
+/// A member's own memory into which peers write: the predecessor in a ring, all members in an exchange. The peers do
+/// not keep this memory alive. Its owner does, because its stream waits for the peers' writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecvScratch {
+    pub(crate) address: Address,
+    pub(crate) bytes: usize,
+}
+
+impl RecvScratch {
+    pub(crate) fn of(area: &Area) -> Self {
+        RecvScratch { address: area.address, bytes: area.bytes.len() }
+    }
+}

@@ -1,0 +1,39 @@
+//! Collectives that use page-locked memory of the host and may not be over yet. A host thread may run far ahead of its
+//! device, and each of its calls would take such memory.
+//!
+//! The worker owns an [`InFlight`]; `collective/execute.rs` asks it for room before a call takes memory.
+//!
+//! Invariant: at most [`AHEAD`] calls of a device hold such memory.
+
+use crate::{
+    error::{Error, Result},
+    gang::Gang,
+    memory::stream::StreamCore,
+};
+use std::{cell::RefCell, collections::VecDeque, sync::Arc, time::Duration};
+
+/// Most calls with page-locked memory that a device may not have finished.
+const AHEAD: usize = 4;
+
+/// The streams of such calls, each with the number of its last operation.
+#[derive(Default)]
+pub(crate) struct InFlight(RefCell<VecDeque<(Arc<StreamCore>, u64)>>);
+
+impl InFlight {
+    /// Waits on the host until there is room for one more call. It fails when the gang fails, or when nothing completes
+    /// for the time `deadline`.
+    pub(crate) fn room(&self, name: &'static str, deadline: Duration, gang: &Gang) -> Result<()> {
+        while self.0.borrow().len() >= AHEAD {
+            let (stream, last) = self.0.borrow_mut().pop_front().expect("there are some");
+            let waited = stream.wait_host_unless(name, last, deadline, &|| gang.is_aborted());
+            // A peer's failure is the reason, not the deadline.
+            waited.map_err(|e| if matches!(e, Error::Timeout { .. }) { gang.aborted().unwrap_or(e) } else { e })?;
+        }
+        Ok(())
+    }
+
+    /// Notes that all work of a call is on this stream.
+    pub(crate) fn note(&self, stream: &Arc<StreamCore>) {
+        self.0.borrow_mut().push_back((stream.clone(), stream.submitted()));
+    }
+}

@@ -1,0 +1,69 @@
+//! The groups that a device is in during one scope, with the state of each: ordinals, commit word, number of calls.
+//!
+//! The token keeps [`Groups`]; `collective/group.rs` looks groups up and commits their calls.
+//!
+//! Invariant: all members of a group count its committed calls alike. A call that did not match is not counted.
+
+use super::layout::DeviceBarrier;
+use crate::{gang::Gang, sync::CommitWord};
+use std::{
+    cell::{Cell, OnceCell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
+
+/// A group as one member knows it.
+pub(crate) struct Membership {
+    /// Ranks in the gang, by rank in the group.
+    pub(crate) ranks: Arc<[usize]>,
+    /// Ordinals in the pool, by rank in the group.
+    pub(crate) ordinals: Box<[usize]>,
+    /// The ordinals packed ([`DeviceBarrier::members`]), and their number, if a compact descriptor has room for them.
+    pub(crate) packed: Option<(u64, u8)>,
+    /// Whether all members have access to each other's memory.
+    pub(crate) direct: bool,
+    /// Where the group's collectives are committed. None: on the gang's own word.
+    pub(crate) word: Option<Arc<CommitWord>>,
+    /// Number of committed collectives.
+    pub(crate) calls: Cell<u64>,
+}
+
+/// The groups of a device in one scope.
+#[derive(Default)]
+pub(crate) struct Groups {
+    everyone: OnceCell<Rc<Membership>>,
+    others: RefCell<Vec<Rc<Membership>>>,
+}
+
+impl Groups {
+    /// The group of all members, if it was looked up before.
+    pub(crate) fn everyone(&self) -> Option<Rc<Membership>> {
+        self.everyone.get().cloned()
+    }
+
+    /// The group of these ranks of the gang. `are_direct` says whether devices with these ordinals have access to each
+    /// other's memory.
+    pub(crate) fn look_up(
+        &self,
+        gang: &Gang,
+        ranks: &[usize],
+        are_direct: impl FnOnce(&[usize]) -> bool,
+    ) -> Rc<Membership> {
+        let new = |word| {
+            let ordinals: Box<[usize]> = ranks.iter().map(|&rank| gang.device(rank)).collect();
+            let direct = are_direct(&ordinals);
+            let packed = DeviceBarrier::can_name(&ordinals)
+                .then(|| (DeviceBarrier::members(ordinals.iter().copied()), ranks.len() as u8));
+            Rc::new(Membership { ranks: ranks.into(), ordinals, packed, direct, word, calls: Cell::new(0) })
+        };
+        if ranks.len() == gang.count() && ranks.iter().enumerate().all(|(at, &rank)| at == rank) {
+            return self.everyone.get_or_init(|| new(None)).clone();
+        }
+        let mut others = self.others.borrow_mut();
+        if let Some(known) = others.iter().find(|known| *known.ranks == *ranks) {
+            return known.clone();
+        }
+        others.push(new(Some(gang.group(ranks))));
+        others.last().expect("just added").clone()
+    }
+}

@@ -1,0 +1,135 @@
+//! Small numbers for the names of operations and for places in the program: a compact descriptor has no room for
+//! pointers.
+//!
+//! [`compact`](super::compact) uses them. A call finds its own numbers in a cache of its thread, without the lock. Only
+//! a report looks a number up.
+//!
+//! Invariant: a number stands for one name, or one place, on all threads, for the life of the process. There are at
+//! most as many numbers as the program's text has calls.
+
+use crate::error::Site;
+use once_cell::sync::Lazy;
+use parking_lot::Mutex;
+use std::{cell::Cell, ptr};
+
+/// The number of an operation's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpId(u16);
+
+/// The number of a place in the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SiteId(u32);
+
+#[derive(Default)]
+struct Table {
+    names: Vec<&'static str>,
+    sites: Vec<Site>,
+}
+
+static TABLE: Lazy<Mutex<Table>> = Lazy::new(Mutex::default);
+
+/// Calls whose numbers a thread keeps.
+const CACHED: usize = 16;
+
+type Cached = (&'static str, Site, OpId, SiteId);
+
+thread_local! {
+    static CACHE: [Cell<Option<Cached>>; CACHED] = const { [const { Cell::new(None) }; CACHED] };
+}
+
+/// The numbers of a call's operation and place.
+#[inline]
+pub(crate) fn ids(op: &'static str, site: Site) -> (OpId, SiteId) {
+    // Several operations may have one place: a `track_caller` function passes its caller's place on.
+    let at = (ptr::from_ref(site).addr() / align_of_val(site) + op.len()) % CACHED;
+    CACHE.with(|cache| match cache[at].get() {
+        Some((known_op, known_site, name, place)) if ptr::eq(known_op, op) && ptr::eq(known_site, site) => {
+            (name, place)
+        }
+        _ => {
+            let (name, place) = enter(op, site);
+            cache[at].set(Some((op, site, name, place)));
+            (name, place)
+        }
+    })
+}
+
+#[cold]
+fn enter(op: &'static str, site: Site) -> (OpId, SiteId) {
+    fn index<T: Copy>(all: &mut Vec<T>, new: T, same: impl Fn(T) -> bool) -> usize {
+        all.iter().position(|&known| same(known)).unwrap_or_else(|| {
+            all.push(new);
+            all.len() - 1
+        })
+    }
+    let mut table = TABLE.lock();
+    // By text: a literal may be there more than once.
+    let name = index(&mut table.names, op, |known| known == op);
+    let place = index(&mut table.sites, site, |known| ptr::eq(known, site));
+    (OpId(name as u16), SiteId(place as u32))
+}
+
+impl OpId {
+    pub(crate) fn text(self) -> &'static str {
+        TABLE.lock().names[usize::from(self.0)]
+    }
+
+    /// The number, for a message.
+    pub(crate) fn bits(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    pub(crate) fn of_bits(bits: u64) -> Self {
+        OpId(bits as u16)
+    }
+}
+
+impl SiteId {
+    pub(crate) fn site(self) -> Site {
+        TABLE.lock().sites[self.0 as usize]
+    }
+
+    /// The number, for a message.
+    pub(crate) fn bits(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    pub(crate) fn of_bits(bits: u64) -> Self {
+        SiteId(bits as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{panic::Location, thread};
+
+    /// All names at all places.
+    fn all(names: &[&'static str], sites: &[Site]) -> Vec<(OpId, SiteId)> {
+        names.iter().flat_map(|name| sites.iter().map(|site| ids(name, site))).collect()
+    }
+
+    #[test]
+    fn numbers_stand_for_what_they_were_made_of_on_every_thread() {
+        // More than the cache has room for, so that some push others out.
+        #[rustfmt::skip]
+        let sites: [Site; 18] = [
+            here(), here(), here(), here(), here(), here(), here(), here(), here(),
+            here(), here(), here(), here(), here(), here(), here(), here(), here(),
+        ];
+        assert!(sites.iter().enumerate().all(|(k, site)| !sites[..k].contains(site)));
+        let names = ["all_reduce", "barrier", "broadcast"];
+        let (first, again) = (all(&names, &sites), all(&names, &sites));
+        let elsewhere = thread::spawn(move || all(&names, &sites)).join().unwrap();
+        assert!(first == again && first == elsewhere);
+        for (k, (name, place)) in first.into_iter().enumerate() {
+            assert_eq!((name.text(), place.site()), (names[k / sites.len()], sites[k % sites.len()]));
+            assert_eq!((OpId::of_bits(name.bits()), SiteId::of_bits(place.bits())), (name, place));
+        }
+    }
+
+    #[track_caller]
+    fn here() -> Site {
+        Location::caller()
+    }
+}

@@ -1,0 +1,99 @@
+//! What a device thread remembers of its kernels that wait for peers' kernels: the last one, and the barriers that it
+//! owes.
+//!
+//! The worker owns a [`Spinning`]; `collective/barrier.rs` fills it and acts on it.
+//!
+//! Invariant: each pair of devices counts its barriers alike. So a barrier that was committed, and for which this
+//! device launched no kernel, stays noted ([`Spinning::skip`]) until a kernel was launched for it.
+
+use super::layout::DeviceBarrier;
+use crate::memory::stream::StreamCore;
+use std::{
+    cell::{Cell, RefCell},
+    iter,
+    sync::Arc,
+};
+
+/// What a device thread knows of its spinning kernels.
+#[derive(Default)]
+pub(crate) struct Spinning {
+    /// The stream of the last one, and its number there.
+    last: RefCell<Option<(Arc<StreamCore>, u64)>>,
+    /// Barriers that were committed and not launched.
+    skipped: RefCell<Vec<SkippedBarrier>>,
+    /// Nested calls of [`Device::blocking`](crate::Device::blocking) that are running.
+    blocked: Cell<u32>,
+}
+
+/// Barriers that were committed, and for which this member has launched no kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct SkippedBarrier {
+    pub barrier: DeviceBarrier,
+    pub times: usize,
+}
+
+impl Spinning {
+    /// Number of barriers that this device owes.
+    #[cfg(test)]
+    pub(crate) fn skipped(&self) -> usize {
+        self.skipped.borrow().iter().map(|skipped| skipped.times).sum()
+    }
+
+    /// Notes barriers that this device owes from now on.
+    pub(crate) fn skip(&self, skipped: SkippedBarrier) {
+        self.skipped.borrow_mut().push(skipped);
+    }
+
+    /// Whether this device owes barriers.
+    pub(crate) fn has_skipped(&self) -> bool {
+        !self.skipped.borrow().is_empty()
+    }
+
+    /// Calls `launch` for each barrier that this device owes. Returns whether there were any. What comes from the first
+    /// error on stays owed.
+    pub(crate) fn resync<E>(&self, mut launch: impl FnMut(DeviceBarrier) -> Result<(), E>) -> Result<bool, E> {
+        let skipped = self.skipped.take();
+        let mut barriers = skipped.iter().flat_map(|skipped| iter::repeat_n(skipped.barrier, skipped.times));
+        while let Some(barrier) = barriers.next() {
+            if let Err(error) = launch(barrier) {
+                let left = iter::once(barrier).chain(barriers).map(|barrier| SkippedBarrier { barrier, times: 1 });
+                *self.skipped.borrow_mut() = left.collect();
+                return Err(error);
+            }
+        }
+        Ok(!skipped.is_empty())
+    }
+
+    /// Notes that the last operation of a stream spins.
+    pub(crate) fn launched_on(&self, stream: &Arc<StreamCore>) {
+        *self.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
+    }
+
+    /// Makes a stream wait for the last kernel that spins, if that is on another stream.
+    pub(crate) fn order(&self, name: &'static str, stream: &Arc<StreamCore>) -> crate::Result<()> {
+        match &*self.last.borrow() {
+            Some((other, last)) if other.id != stream.id => stream.wait_for(name, other, *last),
+            _ => Ok(()),
+        }
+    }
+
+    /// Until the guard is dropped, this thread must not wait for others' launches.
+    pub(crate) fn block(&self) -> Blocked<'_> {
+        self.blocked.set(self.blocked.get() + 1);
+        Blocked(&self.blocked)
+    }
+
+    /// Whether a guard of [`block`](Self::block) is alive.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.get() > 0
+    }
+}
+
+/// See [`Spinning::block`].
+pub(crate) struct Blocked<'s>(&'s Cell<u32>);
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
