@@ -9,8 +9,8 @@
 //! ```
 //!
 //! An all-reduce of two members is one exchange: each folds everything (`S` down and `S` up for a buffer of `S` bytes,
-//! and no less is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and `2 (n -
-//! 1) / n` of `S` up, where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan), and
+//! and no less is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and
+//! `2 (n - 1) / n` of `S` up, where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan), and
 //! sources are folded by rank, so the bits are those of every other way.
 
 use super::plan::{Shape, slice};
