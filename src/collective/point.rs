@@ -1,10 +1,11 @@
-//! From one device to one other: `send`, `recv`, `sendrecv`.
+//! From one device to one other: `send`, `recv`, `sendrecv`, which [`api`](super::api) gives to users.
 //!
-//! A sender copies what it sends on its own device, in stream order, and hands the copy over; the receiver fetches it
-//! over the link. So a sender waits for nobody, and may write to its buffer at once: `send(next); recv(previous)` on
-//! all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the device's
-//! memory, some ten times that of a link. The parcel knows who has written it, as all memory does, so the receiver's
-//! copy is ordered after that without an event; and when it is dropped it goes back to its device's pool.
+//! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
+//! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
+//! on all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the
+//! device's memory, some ten times that of a link. The parcel's memory knows its last writer, as all memory does. So
+//! the receiver's copy is ordered after the sender's without an event. A dropped parcel's memory goes back to its
+//! device's pool.
 
 use super::{Element, Group, call::Call};
 use crate::{
@@ -16,23 +17,23 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 
-/// What is on its way.
+/// A message on its way.
 pub(super) struct Parcel {
     gang: u64,
     /// The sender's ordinal in the pool.
     from: usize,
-    /// Ranks in the gang of the group that it was sent in.
+    /// The group that it was sent in: ranks in the gang.
     group: Arc<[usize]>,
     call: Call,
     contents: DeviceBuffer<u8>,
     told: Option<Box<Handover>>,
 }
 
-/// A device's letter box, and everyone's to write to.
+/// The mailboxes of all devices: a device takes from its own, and writes to all.
 pub(super) struct Post {
     boxes: Arc<[Inbox<Parcel>]>,
     own: usize,
-    /// Taken out, and not asked for yet; in the order of arrival.
+    /// Parcels that were taken out of the mailbox, but that no `recv` has asked for yet, in the order of arrival.
     waiting: Vec<Parcel>,
 }
 
@@ -42,14 +43,14 @@ impl Post {
         (0..count).map(move |own| Post { boxes: boxes.clone(), own, waiting: Vec::new() })
     }
 
-    /// The oldest parcel from a device that was sent in this gang and group.
+    /// The oldest parcel that a device has sent in this gang and group.
     fn take(&mut self, gang: u64, from: usize, group: &[usize]) -> Option<Parcel> {
         self.waiting.extend(self.boxes[self.own].take());
         let fits = |parcel: &Parcel| parcel.gang == gang && parcel.from == from && *parcel.group == *group;
         self.waiting.iter().position(fits).map(|at| self.waiting.remove(at))
     }
 
-    /// What gangs up to place `upto` have left.
+    /// The parcels that nobody has fetched, of gangs up to place `upto`.
     pub(super) fn leftovers(&mut self, upto: u64) -> Vec<Parcel> {
         self.waiting.extend(self.boxes[self.own].take());
         let (old, new) = std::mem::take(&mut self.waiting).into_iter().partition(|parcel| parcel.gang <= upto);
@@ -89,7 +90,7 @@ impl Group<'_> {
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().post.take(gang.place(), ordinal, self.ranks());
         let parcel = wait::for_peer(dev, "recv", rank, || {
-            // Asked before the box: a member sends before it leaves.
+            // This comes before the look into the mailbox: a member sends before it leaves.
             let left = gang.has_left(rank);
             match take() {
                 Some(parcel) => Some(Ok(parcel)),
@@ -98,7 +99,7 @@ impl Group<'_> {
         })?;
         dev.worker.handle.take_over(parcel.told.as_deref());
         if let Some(what) = call.differs_in_elements(&parcel.call) {
-            // The sender has gone on: it does not hear of it otherwise.
+            // The sender has gone on, so only a failed gang tells it of the mismatch.
             let error = self.mismatch(what, (self.rank, &call), (from, &parcel.call));
             gang.poison(dev.index(), error.clone());
             return Err(error);

@@ -1,24 +1,26 @@
-//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks
-//! its kernels have, and what a member submits.
+//! The algorithms of collectives: one file each, behind one trait. A file says when its algorithm fits, what it needs,
+//! how many blocks its kernels have, and what a member submits.
 //!
-//! [`choose`](super::choose) picks one from [`TABLE`] and [`execute`](super::execute) does what all of them need:
+//! [`choose`](super::choose) picks a row of [`TABLE`]. [`execute`](super::execute) does what all algorithms need:
 //! access to memory, scratch, the meeting, the commit, the failure. A new algorithm is a file, a row in the table, and
 //! a line in the test that forces each (`choose_tests.rs`).
 //!
-//! | file | who adds up or moves | how members wait for each other |
+//! Invariant: everything but [`Algorithm::submit`] is pure, so all members come to the same answers.
+//!
+//! | file | how data move and are added up | how members wait for each other |
 //! |---|---|---|
 //! | [`ll`] | one kernel; everything to everyone | flags in the data |
 //! | [`ll_two_shot`] | two kernels; parts to owners, sums to all | flags in the data |
 //! | [`eager`] | one kernel; everything to everyone | one flag per block, behind the data |
 //! | [`fused`] | one kernel: reads, adds up, writes | flags before and after |
-//! | [`fused_events`] | the same kernel | events |
+//! | [`fused_events`] | the kernel of `fused` | events |
 //! | [`ring`] | one kernel, which writes to its successor | one counter per block |
 //! | [`ring_ce`] | copy engines around the same ring, and kernels that add | events |
 //! | [`exchange`] | one kernel, which writes to all peers | one counter per block |
 //! | [`exchange_ce`] | copy engines between all, and kernels that add | events |
 //! | [`ce`] | copy engines; nothing is added up | events |
 //! | [`shm`] | one kernel over the host's memory | flags in the host's memory |
-//! | [`shm_events`] | the same steps as ordinary kernels | events |
+//! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
 
 pub(super) mod ce;
@@ -52,8 +54,7 @@ use crate::{Event, driver::Address, error::Result, fabric::tiling::Tiling, memor
 use smallvec::SmallVec;
 use std::{cell::Cell, sync::Arc};
 
-/// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same
-/// answers.
+/// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {
     fn about(&self) -> About;
 
@@ -139,14 +140,15 @@ pub(crate) struct Needs {
 /// How members meet before anything is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
-    /// Each says when its memory may be touched, by an event.
+    /// The host threads meet. Each member gives an event: after it, peers may touch the member's memory.
     Events,
-    /// By the host threads alone; what orders the devices comes later.
+    /// The host threads meet. The algorithm itself orders the devices later.
     Host,
-    /// Their kernels, so many of each member, wait for each other: the launch gate is open when the members have met.
+    /// The host threads meet, and the launch gate is open afterwards, because the members' kernels wait for each other.
     Kernels {
+        /// Kernels of each member.
         launches: usize,
-        /// Whether more is to be said than a compact descriptor holds.
+        /// Whether members tell each other more than a compact descriptor holds.
         in_full: bool,
     },
 }
@@ -154,18 +156,18 @@ pub(crate) enum Meeting {
 /// Memory that peers fill or read.
 pub(crate) enum Scratch {
     None,
-    /// On the device: one of these sizes in bytes, the first for which there is memory.
+    /// On the device. The sizes are in bytes; the first one for which there is memory is taken.
     Device(Sizes),
-    /// The same, and none if there is no memory for any: the algorithm then goes without.
+    /// As `Device`, but the algorithm can do without if there is no memory for any size.
     Optional(Sizes),
-    /// So many bytes of page-locked memory.
+    /// Bytes of page-locked memory.
     Host(usize),
 }
 
 pub(crate) type Sizes = SmallVec<[usize; 8]>;
 
 impl Scratch {
-    /// None when the best size is 0.
+    /// [`Scratch::Device`], or none when the best size is 0.
     pub(crate) fn device(sizes: impl Iterator<Item = usize>) -> Scratch {
         let sizes: Sizes = sizes.collect();
         if sizes.first().is_none_or(|&bytes| bytes == 0) { Scratch::None } else { Scratch::Device(sizes) }
@@ -173,7 +175,7 @@ impl Scratch {
 }
 
 impl Needs {
-    /// One kernel that waits for its peers', and no scratch.
+    /// One kernel that waits for its peers' kernels, and no scratch.
     pub(crate) const ONE_KERNEL: Needs =
         Needs { meeting: Meeting::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
     /// Events, and no scratch.
@@ -185,15 +187,15 @@ pub(crate) struct Member<'a> {
     pub group: &'a Group<'a>,
     pub request: &'a Request,
     pub limits: &'a Limits,
-    /// Its scratch, if the algorithm needs any and there was memory.
+    /// The own scratch, if the algorithm needs any and there was memory.
     pub scratch: Option<&'a Area>,
-    /// Where its kernels wait for the peers'; [`Meet::NONE`] where events order them.
+    /// Where the own kernels wait for the peers' kernels. [`Meet::NONE`] where events order them.
     pub barrier: Meet,
-    /// Kernels launched so far that wait for the peers': what is missing is made up for after a failure.
+    /// Own kernels launched so far that wait for peers' kernels. After a failure the gang makes up for missing ones.
     pub launched: Cell<usize>,
 }
 
-/// What all members have agreed on, and told each other.
+/// The result of the meeting: the shape that all members have agreed on, and the memory that each exposes.
 pub(crate) struct Matched<'a> {
     pub(super) met: &'a Met,
     pub shape: &'a Shape,
@@ -204,12 +206,12 @@ impl Matched<'_> {
         self.met.exposed(member)
     }
 
-    /// Address and bytes of the scratch that a member has for what others send it.
+    /// Address and bytes of a member's scratch, to which its peers write.
     fn scratch(&self, member: usize) -> Option<(Address, usize)> {
         self.exposed(member).inbox
     }
 
-    /// The same of an algorithm that does not go without.
+    /// [`scratch`](Self::scratch) for an algorithm that cannot do without.
     fn room(&self, member: usize) -> (Address, usize) {
         self.scratch(member).expect("every member has scratch")
     }
@@ -219,14 +221,14 @@ impl Matched<'_> {
         (0..members).map(|member| self.scratch(member).map_or(0, |(_, bytes)| bytes)).min().unwrap_or(0)
     }
 
-    /// Where each member's page-locked memory begins, and the bytes of the smallest. All have as much, but for
-    /// `all_to_all_v`, whose shape was not known when they were made.
+    /// The address of each member's page-locked memory, by rank, and the bytes of the smallest. Their sizes differ only
+    /// for `all_to_all_v`: its shape is not known when members take memory.
     fn stages(&self, members: usize) -> (SmallVec<[Address; 8]>, usize) {
         let all = || (0..members).map(|member| self.exposed(member).stage.as_ref().expect("every member has a stage"));
         (all().map(|stage| stage.address).collect(), all().map(|stage| stage.bytes.len()).min().unwrap_or(0))
     }
 
-    /// Where a member's buffer begins. Its owner does not matter to a kernel.
+    /// The address of a member's buffer. A kernel does not need to know which device owns it.
     fn address(&self, member: usize, side: Side) -> Address {
         self.met.address(member, side)
     }
@@ -237,12 +239,12 @@ impl Member<'_> {
         self.request.call.op()
     }
 
-    /// Signals of the pool: there, since kernels are to wait for each other.
+    /// The signals of the pool. They exist, since the algorithm was chosen because kernels can wait for each other.
     fn signals(&self) -> &Signals {
         self.group.dev.worker.shared.signals.get().expect("chosen since kernels can meet")
     }
 
-    /// By rank; empty unless the operation is `Scaled`.
+    /// The members' factors by rank; empty unless the operation is `Scaled`.
     fn factors(&self, matched: &Matched<'_>) -> SmallVec<[f64; 8]> {
         match self.request.reduce {
             ReduceOp::Scaled(_) => (0..self.group.count()).map(|member| matched.met.factor(member)).collect(),
@@ -250,10 +252,10 @@ impl Member<'_> {
         }
     }
 
-    /// Where a member's buffer begins, and whose memory it is.
+    /// The address of a member's buffer, and the device that owns it.
     fn remote(&self, matched: &Matched<'_>, member: usize, side: Side) -> RemotePtr {
         let area = matched.exposed(member).area(side);
-        // Managed memory is at home everywhere.
+        // Managed memory has no owner: every device may use it as its own.
         let device = area.block.device().unwrap_or(self.group.dev.index());
         RemotePtr { device, address: area.address }
     }
@@ -278,8 +280,8 @@ impl Member<'_> {
         Event::record(&self.group.dev.stream, self.name(), false)
     }
 
-    /// Submits `work` between the starts of all peers whose memory this member may touch, and the ends of all peers
-    /// that may touch this member's: the exit rule.
+    /// Submits `work` after the starts of all peers whose memory this member may touch. Later work of this member comes
+    /// after the ends of all peers that may touch its memory: the exit rule.
     fn ordered_by_events(&self, matched: &Matched<'_>, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let (group, call, me) = (self.group, &self.request.call, self.group.rank);
         let touched = || group.others().filter(|&peer| matched.shape.touches(me, peer));
@@ -328,7 +330,7 @@ impl Member<'_> {
         group.others().try_for_each(|peer| group.await_step(call, peer))
     }
 
-    /// Where an element of an own buffer is; 0 where there is nothing to touch, and perhaps no buffer.
+    /// The address of an element of an own buffer. 0 if `len` is 0: there may be no buffer then.
     fn own(&self, side: Side, start: usize, len: usize) -> Address {
         if len == 0 {
             return 0;
