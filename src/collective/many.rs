@@ -1,8 +1,8 @@
-//! Several buffers in one call: small ones are brought together by one kernel, reduced as one, and brought back by
-//! another. The others go one by one.
+//! `all_reduce_many`: several buffers in one call. One kernel packs small buffers together, they are reduced as one
+//! buffer, and another kernel unpacks them. Large buffers go one by one. [`api`](super::api) calls it.
 //!
-//! What all are told in each meeting is the whole list, so the first one finds lists that differ; and what is packed
-//! with what depends on the list alone.
+//! Invariant: each meeting compares the whole list of lengths, so the first meeting finds lists that differ. Which
+//! buffers are packed together depends on that list alone.
 
 use super::{
     Group,
@@ -26,12 +26,12 @@ use smallvec::SmallVec;
 
 const NAME: &str = "all_reduce_many";
 
-/// Bytes of a buffer up to which it is packed: to copy it twice takes less than a launch of its own.
+/// Most bytes of a buffer that is packed: two copies of it take less time than a launch of its own.
 const SMALL: usize = 256 << 10;
-/// Bytes that are packed together, at most: of scratch.
+/// Most bytes that are packed together, in scratch.
 const PACK: usize = 4 << 20;
 
-/// Whether it takes fewer launches to reduce so many buffers together than one by one.
+/// Whether `buffers` buffers take fewer launches together than one by one.
 fn pays(buffers: usize) -> bool {
     buffers > 1 + 2 * buffers.div_ceil(MOST)
 }
@@ -48,7 +48,7 @@ impl Group<'_> {
     pub(super) fn reduce_many<T: Element>(&self, mut all: Vec<DeviceViewMut<'_, T>>, op: ReduceOp) -> Result<()> {
         let lens: SmallVec<[usize; 64]> = all.iter().map(|x| x.len()).collect();
         let call = Call::new(NAME).elements(T::DTYPE, lens.iter().sum()).counts(&lens);
-        // Nothing to add is no part of it, unless there is nothing else: members meet all the same.
+        // Empty buffers need no work. If all are empty, the members still have to meet.
         all.retain(|x| !x.is_empty());
         if all.is_empty() {
             let mut none = self.dev.allocate::<T>(NAME, 0)?;
@@ -58,13 +58,14 @@ impl Group<'_> {
         let packed = |x: &mut DeviceViewMut<'_, T>| {
             self.count() > 1 && x.len() * size <= SMALL && self.packs(&one(&call, op, x.view_mut()))
         };
-        // First those behind which the next one begins where it is copied at full speed.
+        // First the buffers of a multiple of 16 bytes: the buffer behind such a one is aligned for copies at full
+        // speed.
         all.sort_by_cached_key(|x| x.len() * size % 16 != 0);
         let (mut small, mut rest): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
         for mut x in all {
             if packed(&mut x) { small.push(x) } else { rest.push(x) }
         }
-        // Loops where closures would do: errors name the caller's line.
+        // A loop, not a closure: errors name the caller's line.
         for x in rest {
             self.run(one(&call, op, x))?;
         }
@@ -83,12 +84,12 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Whether a buffer may go together with others.
+    /// Whether the algorithm of this request allows packing.
     fn packs(&self, request: &Request) -> bool {
         choose(&self.case(request, self.limits())).0.packs()
     }
 
-    /// Buffers that go together, if that is worth it.
+    /// Reduces small buffers: packed if that takes fewer launches, else one by one.
     #[track_caller]
     fn pack<T: Element>(&self, call: &Call, op: ReduceOp, xs: &mut [DeviceViewMut<'_, T>]) -> Result<()> {
         if pays(xs.len()) {
@@ -106,7 +107,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// The buffers to the wire, where they stand one behind the other, or back.
+    /// Copies the buffers to the packed buffer, one behind the other, or back.
     #[track_caller]
     fn copy_all<T: Element>(
         &self,
@@ -137,7 +138,7 @@ impl Group<'_> {
             launch::launch_on(&dev.worker, &dev.stream, NAME, &kernels::pairs(), each * pairs.len() as u32, &args)
         });
         access.done(&copied);
-        // Also after a failure: launches before it touch the memory.
+        // Also after a failure: earlier launches touch the memory.
         access.submitted();
         copied
     }
@@ -147,7 +148,7 @@ impl Group<'_> {
 mod tests {
     use super::*;
 
-    /// 16 go by one launch there and one back.
+    /// One launch packs 16 buffers, and one unpacks them.
     #[test]
     fn fewer_launches() {
         let paying: Vec<usize> = (0..20).filter(|count| pays(*count)).collect();

@@ -1,10 +1,11 @@
-//! From one device to one other: `send`, `recv`, `sendrecv`.
+//! From one device to one other: `send`, `recv`, `sendrecv`, which [`api`](super::api) gives to users.
 //!
-//! A sender copies what it sends on its own device, in stream order, and hands the copy over; the receiver fetches it
-//! over the link. So a sender waits for nobody, and may write to its buffer at once: `send(next); recv(previous)` on
-//! all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the device's
-//! memory, some ten times that of a link. The parcel knows who has written it, as all memory does, so the receiver's
-//! copy is ordered after that without an event; and when it is dropped it goes back to its device's pool.
+//! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
+//! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
+//! on all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the
+//! device's memory, some ten times that of a link. The parcel's memory knows its last writer, as all memory does. So
+//! the receiver's copy is ordered after the sender's without an event. A dropped parcel's memory goes back to its
+//! device's pool.
 
 use super::Group;
 use crate::fabric::{call::Call, parcels::Parcel, types::Element};
@@ -46,7 +47,7 @@ impl Group<'_> {
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
         let take = || dev.worker.endpoint.borrow_mut().parcels.take(gang.place(), ordinal, self.ranks());
         let parcel = wait::for_peer(dev.waiter(), "recv", rank, || {
-            // Asked before the box: a member sends before it leaves.
+            // This comes before the look into the mailbox: a member sends before it leaves.
             let left = gang.has_left(rank);
             match take() {
                 Some(parcel) => Some(Ok(parcel)),
@@ -55,7 +56,7 @@ impl Group<'_> {
         })?;
         dev.worker.handle.take_over(parcel.told.as_deref());
         if let Some(what) = call.differs_in_elements(&parcel.call) {
-            // The sender has gone on: it does not hear of it otherwise.
+            // The sender has gone on, so only a failed gang tells it of the mismatch.
             let error = self.mismatch(what, (self.rank, &call), (from, &parcel.call));
             gang.poison(dev.index(), error.clone());
             return Err(error);

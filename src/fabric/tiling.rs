@@ -98,7 +98,7 @@ mod tests {
             let cut = Tiling::new(len, abreast, rounds, least, most);
             check(cut, len, most)?;
             prop_assert!(cut.tile >= least.min(most), "{cut:?}");
-            prop_assert!(cut.rounds <= rounds || cut.tile == most, "more rounds with less than the largest tiles: {cut:?}");
+            prop_assert!(cut.rounds <= rounds || cut.tile == most, "smaller tiles in more rounds: {cut:?}");
         }
 
         #[test]

@@ -1,9 +1,10 @@
-//! What is only moved, by copy engines: for devices without access to each other's memory, and for sizes at which they
-//! are faster than kernels. They leave the processors to other work. What is added up goes by
-//! [`exchange_ce`](super::exchange_ce).
+//! Collectives that only move data, by copy engines: they leave the processors to other work.
 //!
-//! Copies to others are on a stream of their own, beside what a member moves within its own memory: that is a kernel's,
-//! since an engine would be the slower, and has others' data to move.
+//! `choose` picks it for devices without access to each other's memory, and for sizes at which engines are faster than
+//! kernels. Sums go by [`exchange_ce`](super::exchange_ce).
+//!
+//! Copies to other devices are on a stream of their own. Copies within the own memory are made by a kernel beside them:
+//! an engine would be slower, and has the other devices' data to move.
 
 use super::{
     super::{
@@ -21,9 +22,9 @@ use std::sync::Arc;
 
 pub(crate) struct Ce;
 
-/// Bytes of what is handed on at once, at most.
+/// Most bytes that a member relays at once.
 const PIECE: usize = 4 << 20;
-/// As much as is worth another stream.
+/// Most bytes that are not worth another stream.
 const LITTLE: usize = 64 << 10;
 
 impl Algorithm for Ce {
@@ -53,7 +54,7 @@ impl Algorithm for Ce {
     }
 }
 
-/// Why copy engines are to do it.
+/// The reason to use copy engines, if there is one.
 pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     if case.machine.virtual_time {
         Some("virtual time is for copies; what kernels do with peers' memory is not modelled")
@@ -73,7 +74,7 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
         Job::Combine { len, .. } => len * request.dtype.size(),
         Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
     };
-    // A member by itself has nothing for an engine, and may capture it.
+    // A group of one has nothing for an engine, and a capture may hold its call.
     let streams = match bytes > LITTLE && member.count() > 1 {
         true => member.executor.engines()?,
         false => [member.stream.clone(), member.stream.clone()],
@@ -83,9 +84,9 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
     member.fork_join(&streams, || match job {
         Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
         Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
-            moves.hand_on(bytes, sources[0], destinations)
+            moves.relay(bytes, sources[0], destinations)
         }
-        // Of one member, by a factor.
+        // A group of one, with a factor.
         Job::Combine { len, sources, destinations, factors } => {
             let combination = Combination { len: *len, sources, destinations, factors };
             combination.submit(member, (request.dtype, request.reduce), launch::blocks(bytes))
@@ -109,20 +110,20 @@ impl Moves<'_> {
         here.submit(self.member, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
-    /// What one member has, to all destinations.
-    fn hand_on(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
+    /// Copies one member's data to all destinations. If another device has the data, it comes here first, and goes on
+    /// from here.
+    fn relay(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
         let own = self.member.index();
         let here = destinations.iter().find(|to| to.device == own).copied();
         let Some(here) = here.filter(|_| source.device != own) else {
             return destinations.iter().try_for_each(|&to| self.send(source, to, bytes));
         };
-        // Another's: it comes here, and goes on from here.
         for start in (0..bytes).step_by(PIECE) {
             let at = |ptr: RemotePtr| ptr.offset(start);
             let len = PIECE.min(bytes - start);
             self.copy(self.fetch, at(here), at(source), len)?;
             self.send.wait_for(self.member.name(), self.fetch, self.fetch.submit())?;
-            // (Managed memory is at home everywhere, so the device does not tell whose it is.)
+            // (Managed memory has no owner, so only the address tells which destination is here.)
             let others = destinations.iter().filter(|to| to.address != here.address);
             others.copied().try_for_each(|to| self.copy(self.send, at(to), at(here), len))?;
         }

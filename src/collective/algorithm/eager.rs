@@ -1,7 +1,8 @@
-//! Plain data into slots at the receivers, with one flag per block behind them: no barrier before and none after.
+//! The eager protocol: a sender writes plain data into slots at the receivers, with one flag per block behind them. No
+//! barrier before and none after.
 //!
-//! For what is too large for [`ll`], whose flags double the bytes, and too small for [`fused`](super::fused), whose
-//! barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
+//! `choose` picks it for buffers that are too large for [`ll`], whose flags double the bytes, and too small for
+//! [`fused`](super::fused), whose barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
     super::{choose::KernelBarrier, kernels, launch},
@@ -41,7 +42,7 @@ impl Algorithm for Eager {
     }
 }
 
-/// Blocks of a kernel that sends so many bytes to each peer.
+/// Blocks of a kernel that sends `bytes` bytes to each peer.
 pub(crate) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, limits.eager_per_block, limits.blocks)
 }

@@ -1,8 +1,10 @@
-//! Sums by one kernel per member, which only writes to its peers: parts to their owners, and sums back.
-//! `kernels/exchange.cu` has the protocol; [`exchange_ce`](super::exchange_ce) does it by copy engines.
+//! Sums by one kernel per member, which only writes to its peers: parts go to their owners, and sums come back.
+//! `kernels/exchange.cu` has the protocol; [`exchange_ce`](super::exchange_ce) does the same by copy engines.
 //!
-//! What others send goes to a member's scratch. All members know the smallest scratch, and cut alike. Where a member
-//! has no memory for it, [`fused`] carries the sum out, to the same bits.
+//! `choose` picks it for large sums where kernels can wait for each other on the devices. Peers write to a member's
+//! scratch. If a member has no memory for scratch, [`fused`] carries the sum out, with the same bits.
+//!
+//! Invariant: all members know the smallest scratch, so all cut alike.
 
 use super::{
     super::{

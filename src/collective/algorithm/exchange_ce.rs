@@ -1,22 +1,28 @@
-//! Sums by an exchange: every member sends its elements of a slice to the slice's owner, who adds them up and sends the
-//! result back. All that crosses devices is written by copy engines, which is the fastest there is: between two H200s
-//! 373 GB/s, where kernels that load and store at once reach 330 and engines that read 260.
+//! Sums by an exchange of slices: every member sends its elements of a slice to the slice's owner. The owner adds them
+//! up and sends the result back.
 //!
-//! A slice is sent piece by piece into slots of the owner's scratch, which the pieces use in turn. The current stream
-//! adds up, another one sends, so that the links work while sums are made:
+//! `choose` picks it for large sums. Copy engines write all that crosses devices, which is the fastest way: between two
+//! H200s 373 GB/s, where kernels that load and store at once reach 330 and engines that read 260. It uses scratch of
+//! the owners. Sums are in rank order, so the bits are those of [`fused`](super::fused).
+//!
+//! Senders write a slice piece by piece into slots of the owner's scratch, which the pieces use in turn. The current
+//! stream adds up and another stream sends, so that the links work while sums are made:
 //!
 //! ```text
 //! send      parts 0 | parts 1 | .. | parts S-1 | result 0 | parts S | result 1 | parts S+1 | ..
 //! current       all parts 0 here -> sum 0           all parts 1 here -> sum 1   ..
 //! ```
 //!
-//! Who waits for whom, on the devices: `sum j` for everybody's `parts j`, `result j` for the own `sum j`, and `parts j
-//! + S` to a member for that member's `sum j`, which empties the slot (where a result begins in the slot itself, for
-//! `result j`). Each is behind earlier ones only. Events travel through the rings between the threads, at most 2 S of
-//! them on the way, in one order for all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
+//! The waits on the devices:
 //!
-//! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends
-//! to the one after it, then to the next: engines lose much when several send to one.
+//! * `sum j` waits for `parts j` of all members.
+//! * `result j` waits for the own `sum j`.
+//! * `parts j + S` to a member waits for that member's `sum j`, which empties the slot. If a result begins in the slot
+//!   itself, it waits for `result j`.
+//!
+//! So each wait is for earlier work only. Events travel through the rings between the threads, at most `2 S` of them on
+//! the way, in one order for all members: parts 0 to S-1, then, for each j, `sum j` and parts `j + S`. In every round a
+//! member sends to the next rank first, then to the one after it: engines lose much when several send to one device.
 
 use super::{
     super::{
@@ -93,16 +99,17 @@ impl Algorithm for ExchangeCe {
     }
 }
 
-/// Bytes of a slot, for all senders together, at most; of software GPUs, which gain nothing by more.
+/// Most bytes of a slot, for all senders together.
 const ROOM: usize = 64 << 20;
+/// The same limit on software GPUs, which gain nothing by more.
 const ROOM_OF_SOFTWARE: usize = 1 << 20;
-/// With less memory than for this, there is too little.
+/// The smallest limit on a slot that is tried when memory is short.
 const LEAST_ROOM: usize = 16 << 10;
-/// Bytes of a piece, at least, where there are several.
+/// Least bytes of a piece, if a slice has several.
 const LEAST: usize = 512 << 10;
-/// A slice is cut into so many pieces, unless that makes them too small or too large. What is sent first gives the sums
-/// the time they take, so that the links never wait; and between two copies an engine rests for 5 us, so few are best
-/// (of 2, 3, 4 and 6 between two H200s, at every size).
+/// Pieces of a slice, unless they would be too small or too large. While the second piece is sent, the sums of the
+/// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best: of
+/// 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
 const PIECES: usize = 2;
 /// Pieces that are in scratch at once.
 const SLOTS: usize = 2;
@@ -138,19 +145,19 @@ impl Cut {
     }
 }
 
-/// Cuts that take less and less scratch.
+/// The ways to cut a case, each with less scratch than the one before it.
 fn cuts(case: &Case<'_>) -> impl Iterator<Item = Cut> + use<> {
     cuts_of(case.largest(), case.members, case.machine.software)
 }
 
-/// The same for slices of at most so many bytes.
+/// The ways to cut slices of up to `bytes` bytes, each with less scratch than the one before it.
 fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item = Cut> {
     let room = if software { ROOM_OF_SOFTWARE } else { ROOM };
     let rooms = std::iter::successors(Some(room), |room| Some(room / 4)).take_while(|room| *room >= LEAST_ROOM);
     rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)))
 }
 
-/// What an owner adds up.
+/// The slice that an owner adds up.
 pub(super) struct Slice {
     pub bytes: usize,
     /// By rank.
@@ -180,7 +187,7 @@ impl Exchange<'_> {
     fn run(&self) -> Result<()> {
         let (member, executor) = (self.member, self.member.executor);
         let me = member.rank;
-        // By piece, then by sender: when its part is here. By piece, then by owner: when its slot is empty again.
+        // `here`, by piece and sender: the part has arrived. `empty`, by piece and owner: the slot is empty again.
         let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
         let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
         for j in 0..self.cut.slots() {
@@ -209,7 +216,7 @@ impl Exchange<'_> {
         !self.cut.pieces.range(j, self.slices[owner].bytes).is_empty()
     }
 
-    /// Sends the own elements of everybody's piece `j`, to slots that are empty when `empty` has passed.
+    /// Sends the own elements of piece `j` of all owners, to slots that are empty after the events in `empty`.
     fn send_parts(&self, j: usize, empty: Option<&SmallVec<[Option<Event>; 8]>>) -> Result<()> {
         let (member, me) = (self.member, self.member.rank);
         for owner in self.member.others().filter(|&owner| self.has(owner, j)) {
@@ -230,14 +237,14 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// When the others' elements of the own piece `j` are here, from the first of them on.
+    /// The events after which the others' elements of the own piece `j` are here.
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
         let member = self.member;
         let senders = member.others().filter(|_| self.has(member.rank, j));
         senders.map(|sender| member.executor.take_step(sender)).collect()
     }
 
-    /// Adds up the own piece `j` and sends the result. The event says that its slot is empty.
+    /// Adds up the own piece `j` and sends the result. After the event that it returns, the slot is empty.
     fn add_up(&self, j: usize, here: &[Event]) -> Result<Event> {
         let (member, request, me) = (self.member, self.member.request, self.member.rank);
         here.iter().try_for_each(|event| member.wait(member.stream, event))?;
@@ -251,7 +258,7 @@ impl Exchange<'_> {
         };
         let sources: SmallVec<[RemotePtr; 8]> = slice.sources.iter().enumerate().map(source).collect();
         let own = slice.destinations.iter().find(|to| to.member == me).map(|to| self.spot(to, range.start));
-        // What is not wanted here takes the place of what somebody has sent.
+        // If the owner itself does not want the result, the result replaces the first sender's part in the slot.
         let result = own.unwrap_or_else(|| slot(0));
         let combination = Combination {
             len: range.len() / request.dtype.size(),
@@ -278,7 +285,7 @@ impl Exchange<'_> {
         Event::record(self.send, member.name(), false)
     }
 
-    /// Bytes from a place of a member's buffer on.
+    /// The address `bytes` bytes after a place of a member's buffer.
     fn spot(&self, place: &Place, bytes: usize) -> RemotePtr {
         let buffer = self.member.remote(self.matched, place.member, place.side);
         buffer.offset(place.start * self.member.request.dtype.size() + bytes)
@@ -289,7 +296,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Which of an owner's rooms a sender has.
+/// A sender's index among the senders of an owner.
 fn room(owner: usize, sender: usize) -> usize {
     sender - usize::from(sender > owner)
 }

@@ -1,6 +1,7 @@
 //! The kernels of [`fused`] where they cannot wait for each other: events order them.
 //!
-//! On software GPUs, under the race checker, in a group of one, and in a group with peer access of a pool without.
+//! `choose` picks it on software GPUs, under the race checker, in a group of one, and in a group with peer access whose
+//! pool has none.
 //!
 //! ```text
 //! own stream    earlier work | ready | wait for peers' ready | own part | done | wait for peers' done | later work

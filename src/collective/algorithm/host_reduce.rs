@@ -1,23 +1,23 @@
-//! A collective by the host: copy engines bring what members have down to page-locked memory, the device threads add it
-//! up there, each its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of
-//! a parameter server (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"),
-//! with every device thread a server.
+//! A collective by the host: copy engines bring members' data down to page-locked memory, the device threads add up
+//! there, and copy engines bring the results up again. No kernel runs. This is the way of a parameter server (BytePS,
+//! <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"), with every device thread a
+//! server for its own slice of every piece.
 //!
-//! What each member does is planned by [`stage`](super::super::stage), and done piece by piece through stages with two
-//! slots:
+//! `choose` picks it for more members than a kernel can name, and if a user asks for it.
+//! [`stage`](super::super::stage) plans each member's part, which is done piece by piece through stages with two slots:
 //!
 //! ```text
 //! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..
 //! host                 | all here: fold 0 | all folded: fold 1 | ..
 //! ```
 //!
-//! Where there is something to fold, the host waits until its own piece is down before it tells the others so: from
-//! then on they read it. While it folds, the next piece comes down. What is only moved needs no wait: streams wait for
-//! each other's events.
+//! If there is something to fold, the host waits until its own piece is down. Then it tells the others, which read the
+//! piece from then on. While the host folds, the next piece comes down. Data that are only moved need no wait of the
+//! host: streams wait for each other's events.
 //!
-//! Why a slot may be used again: what a member tells its peers when its piece `j + 1` is down comes after its fold of
-//! piece `j`, and the event with it covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought
-//! down after all have told that, and after these events.
+//! Why a slot may be used again: a member tells its peers that its piece `j + 1` is down after its fold of piece `j`.
+//! The event that it sends with this message covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is
+//! brought down after all members have sent that message, and after these events.
 
 use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch};
 use crate::fabric::{layout::MOST, plan::Side, staging::Staging, types};
@@ -33,15 +33,15 @@ use std::{ptr, time::Duration};
 
 pub(crate) struct HostReduce;
 
-/// Bytes of a slot: pieces that the threads have in the host's cache.
+/// Most bytes of a slot: pieces then stay in the host's cache while the threads add up.
 const SLOT: usize = 2 << 20;
 const SLOTS: usize = 2;
-/// Bytes of all lanes below which a piece is not worth the meetings of the hosts, and how many pieces there are above
-/// that: the least for which copies both ways and the fold are under way at once.
+/// Least bytes of all lanes of a piece: a smaller piece is not worth the meetings of the hosts.
 const LEAST: usize = 128 << 10;
+/// Pieces, if they have at least that: the least number for which copies both ways and the fold run at once.
 const PIECES: usize = 3;
 
-/// How often a wait for the device looks whether it should end.
+/// A wait for the device looks this often whether it should end.
 const TICK: Duration = Duration::from_millis(20);
 
 impl Algorithm for HostReduce {
@@ -86,7 +86,7 @@ fn slot(case: &Case<'_>) -> usize {
         let plan = shape.hosted(n, 0, GRAIN / case.dtype.size());
         plan.most.saturating_mul(plan.lanes * case.dtype.size())
     });
-    // Of all_to_all_v the shape is not known yet. At least a line for each lane, and room to round up to one.
+    // The shape of all_to_all_v is not known yet. At least a grain for each lane, and room to round up to one.
     let wanted = wanted.min(SLOT) + n * GRAIN;
     wanted.min(SLOT.max(n * GRAIN)).next_multiple_of(GRAIN)
 }
@@ -140,16 +140,16 @@ impl<'g> Pieces<'g> {
         self.member.barrier_by_events()
     }
 
-    /// All members' hosts have got here; streams do not wait for anything. (A step comes with an event, and so does
-    /// this one.)
+    /// Waits until all members' hosts have come here; streams do not wait. (A step carries an event, so this one
+    /// carries any.)
     fn meet_hosts(&self, any: &Event) -> Result<()> {
         let (member, executor) = (self.member, self.member.executor);
         member.others().try_for_each(|peer| executor.send_step(peer, any.clone()))?;
         member.others().try_for_each(|peer| executor.take_step(peer).map(drop))
     }
 
-    /// The host waits for its device: until the gang fails, or nothing completes for as long as the pool waits for
-    /// anything.
+    /// The host waits for its device. The wait ends early if the gang fails, or if nothing completes on the stream for
+    /// the time that the pool waits for anything.
     fn wait(&self, event: &Event) -> Result<()> {
         let (name, handle, executor) = (self.member.name(), self.member.handle, self.member.executor);
         if handle.injected(Bug::FoldedEarly) {
@@ -167,7 +167,7 @@ impl<'g> Pieces<'g> {
         self.member.tile(&self.cut, side, start, len, j)
     }
 
-    /// Where piece `j` is in a lane of a member's stage.
+    /// The address of piece `j` in a lane of a member's stage.
     fn lane(&self, member: usize, lane: usize, j: usize) -> *mut u8 {
         let address = self.stages[member] as usize + j % SLOTS * self.slot + lane * self.cut.tile;
         ptr::with_exposed_provenance_mut(address)
@@ -178,14 +178,15 @@ impl<'g> Pieces<'g> {
         handle.check(self.member.name(), call(&*handle.driver, stream.raw))
     }
 
-    /// Piece `j` to the own stage; and what stays on the device. The event is of that.
+    /// Copies piece `j` to the own stage, and the elements that stay on this device to their place. The event is behind
+    /// both.
     fn down(&self, j: usize) -> Result<Event> {
         for (lane, range) in &self.plan.puts {
             let (from, bytes) = self.own(Side::Source, range.start, range.len(), j);
             let to = self.lane(self.member.rank, *lane, j);
             if bytes > 0 {
                 // SAFETY: this member's buffer, ordered before this by its `Op`; the lane is of its own stage, in a
-                // slot that nobody uses any more (see above).
+                // slot that no member uses any more (see the module's head).
                 self.submit(|driver, stream| unsafe { driver.copy_to_host(to, from, bytes, stream) })?;
             }
         }
@@ -193,14 +194,14 @@ impl<'g> Pieces<'g> {
             let ((from, bytes), (to, _)) =
                 (self.own(Side::Source, from, len, j), self.own(Side::Destination, to, len, j));
             if bytes > 0 {
-                // SAFETY: this member's buffers, as above; a destination that is no source is borrowed exclusively.
+                // SAFETY: this member's buffers, as above; a destination other than the source is borrowed exclusively.
                 self.submit(|driver, stream| unsafe { driver.copy_within(to, from, bytes, stream) })?;
             }
         }
         self.member.record()
     }
 
-    /// This member's slice of piece `j`, of all stages, into its own lane of its own stage.
+    /// Adds up this member's slice of piece `j` from all stages, into its own lane of its own stage.
     fn fold(&self, j: usize) -> Result<()> {
         let Some(fold) = &self.plan.fold else { return Ok(()) };
         let (me, name, dtype) = (self.member.rank, self.member.request.call.op(), self.member.request.dtype);
@@ -209,9 +210,9 @@ impl<'g> Pieces<'g> {
         for (member, lane) in sources.iter().enumerate() {
             self.member.handle.host_access(name, lane.addr() as u64, bytes, member == me)?;
         }
-        // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's:
-        // their owners' copies into them are over (each has waited for its own before it told so), nobody copies out of
-        // them before this member has told that it has folded, and nobody else folds them.
+        // SAFETY: page-locked memory that the members' notices keep alive, in lanes of whole grains. Only this member
+        // folds these lanes. Their owners' copies into them are over: each owner has waited for its own copy before it
+        // told its peers. No member copies out of them before this member has told that it has folded.
         unsafe {
             kernels::fold_on_host(
                 dtype,
@@ -225,14 +226,15 @@ impl<'g> Pieces<'g> {
         Ok(())
     }
 
-    /// Piece `j` from all stages to the own buffer.
+    /// Copies piece `j` from all stages to the own buffer.
     fn up(&self, j: usize) -> Result<()> {
         for &(member, lane, start, len) in &self.plan.pulls {
             let (to, bytes) = self.own(Side::Destination, start, len, j);
             let from = self.lane(member, lane, j);
             if bytes > 0 {
-                // SAFETY: this member's buffer, as above; the lane is full: by a host that has told so, or by a copy
-                // whose event this stream waits for. Its owner writes to it again behind an event of this stream.
+                // SAFETY: this member's buffer, as above. The lane is full: a host has filled it and told so, or a copy
+                // whose event this stream waits for. The lane's owner writes to it again only behind an event of this
+                // stream.
                 self.submit(|driver, stream| unsafe { driver.copy_to_device(to, from, bytes, stream) })?;
             }
         }
@@ -244,7 +246,7 @@ impl<'g> Pieces<'g> {
 mod tests {
     use super::*;
 
-    /// Pieces fill whole lines, fit their slot, and cover everything.
+    /// Pieces fill whole grains, fit their slot, and cover everything.
     #[test]
     fn pieces_fit() {
         for lanes in [1, 2, 3, 7, 64] {

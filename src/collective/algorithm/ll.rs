@@ -1,8 +1,9 @@
 //! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 bytes of flag, so a receiver needs no
 //! barrier.
 //!
-//! For small messages. Each member sends everything that a peer needs at once ([`packets`](super::super::packets)), by
-//! `kernels/push.cu`. Where members cannot name each other's memory, packets go through the host's.
+//! `choose` picks it for small messages. Each member sends everything that a peer needs at once
+//! ([`packets`](super::super::packets)), by `kernels/push.cu`. It never touches a peer's user buffer. Without peer
+//! access packets go through the host's memory.
 //!
 //! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its
 //! peers.
@@ -20,10 +21,10 @@ use crate::fabric::{limits::Limits, packets::Packets, plan::Side, types};
 
 pub(crate) struct Ll;
 
-/// Bytes of a block: one packet of 8 bytes for each thread, so that all are on their way at once.
+/// Bytes of a block: one packet of 8 bytes for each thread, so that all packets are on their way at once.
 const PER_BLOCK: usize = 512 * 8;
-/// Most bytes that a device sends in packets through the host's memory. A receiver reads all that it waits for again
-/// and again over the bus, so more than a microsecond's worth is slower than a flag.
+/// Most bytes that a device sends in packets through the host's memory. A receiver polls all packets over the bus, so
+/// packets that take more than a microsecond are slower than data with one flag.
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {
@@ -36,7 +37,7 @@ impl Algorithm for Ll {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // A push of nothing would wait for nobody, and so not be counted.
+        // A kernel that sends nothing waits for no peer, so the devices would not count the meeting.
         let each = case.packets.filter(|&each| each > 0)?;
         if case.meets_in_host() {
             return sent_through_host(case, each, THROUGH_HOST)
@@ -65,30 +66,30 @@ impl Algorithm for Ll {
     }
 }
 
-/// Whether what a member sends each peer has room in the host's memory, and is no more than `most` in all.
+/// Whether `each` bytes to every peer have room in the host's memory, and are at most `most` bytes in all.
 pub(super) fn sent_through_host(case: &Case<'_>, each: usize, most: usize) -> bool {
     let KernelBarrier::InHost { ll } = case.machine.barrier else { return false };
     each > 0 && each <= ll && each * (case.members - 1) <= most
 }
 
-/// Blocks of a kernel that sends so many bytes to each peer in packets.
+/// Blocks of a kernel that sends `bytes` bytes to each peer in packets.
 pub(super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, PER_BLOCK, limits.ll_blocks)
 }
 
-/// What this member sends and receives.
+/// The packets that this member sends and receives.
 pub(super) fn packets(member: &Member<'_>, matched: &Matched<'_>) -> Packets {
     let packets = matched.shape.packets(member.count(), member.rank);
     packets.expect("chosen for what packets can carry")
 }
 
-/// Bytes that it sends to each peer.
+/// Bytes that this member sends to each peer.
 pub(super) fn bytes(member: &Member<'_>, packets: &Packets) -> usize {
     packets.each * member.request.dtype.size()
 }
 
-/// Launches one kernel that sends packets from the own buffer on side `from`, and puts what it receives into the own
-/// destination.
+/// Launches one kernel that sends packets from the own buffer on side `from`, and writes the packets that it receives
+/// into the own destination.
 pub(super) fn trip(
     member: &Member<'_>,
     matched: &Matched<'_>,

@@ -1,24 +1,26 @@
-//! The algorithms: one file each, behind one trait. A file says when its algorithm fits, what it needs, how many blocks
-//! its kernels have, and what a member submits.
+//! The algorithms of collectives: one file each, behind one trait. A file says when its algorithm fits, what it needs,
+//! how many blocks its kernels have, and what a member submits.
 //!
-//! [`choose`](super::choose) picks one from [`TABLE`], and [`execute`](super::execute) does what all of them need:
+//! [`choose`](super::choose) picks a row of [`TABLE`]. [`execute`](super::execute) does what all algorithms need:
 //! access to memory, scratch, the meeting, the commit, the failure. An algorithm works on a [`Member`]. A new algorithm
 //! is a file, a row in the table, and a line in the test that forces each (`choose_tests.rs`).
 //!
-//! | file | who adds up or moves | how members wait for each other |
+//! Invariant: everything but [`Algorithm::submit`] is pure, so all members come to the same answers.
+//!
+//! | file | how data move and are added up | how members wait for each other |
 //! |---|---|---|
 //! | [`ll`] | one kernel; everything to everyone | flags in the data |
 //! | [`ll_two_shot`] | two kernels; parts to owners, sums to all | flags in the data |
 //! | [`eager`] | one kernel; everything to everyone | one flag per block, behind the data |
 //! | [`fused`] | one kernel: reads, adds up, writes | flags before and after |
-//! | [`fused_events`] | the same kernel | events |
+//! | [`fused_events`] | the kernel of `fused` | events |
 //! | [`ring`] | one kernel, which writes to its successor | one counter per block |
 //! | [`ring_ce`] | copy engines around the same ring, and kernels that add | events |
 //! | [`exchange`] | one kernel, which writes to all peers | one counter per block |
 //! | [`exchange_ce`] | copy engines between all, and kernels that add | events |
 //! | [`ce`] | copy engines; nothing is added up | events |
 //! | [`shm`] | one kernel over the host's memory | flags in the host's memory |
-//! | [`shm_events`] | the same steps as ordinary kernels | events |
+//! | [`shm_events`] | the steps of `shm` as ordinary kernels | events |
 //! | [`host_reduce`] | copy engines, and the device threads add up | host threads, events |
 
 pub(crate) mod ce;
@@ -43,8 +45,7 @@ use smallvec::SmallVec;
 
 pub(super) use member::{Executor, Matched, Member};
 
-/// One way to carry collectives out. Everything but [`submit`](Self::submit) is pure, and all members get the same
-/// answers.
+/// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {
     fn about(&self) -> About;
 
@@ -130,14 +131,15 @@ pub(crate) struct Needs {
 /// How members meet before anything is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
-    /// Each says when its memory may be touched, by an event.
+    /// The host threads meet. Each member gives an event: after it, peers may touch the member's memory.
     Events,
-    /// By the host threads alone; what orders the devices comes later.
+    /// The host threads meet. The algorithm itself orders the devices later.
     Host,
-    /// Their kernels, so many of each member, wait for each other: the launch gate is open when the members have met.
+    /// The host threads meet, and the launch gate is open afterwards, because the members' kernels wait for each other.
     Kernels {
+        /// Kernels of each member.
         launches: usize,
-        /// Whether more is to be said than a compact descriptor holds.
+        /// Whether members tell each other more than a compact descriptor holds.
         in_full: bool,
     },
 }
@@ -145,18 +147,18 @@ pub(crate) enum Meeting {
 /// Memory that peers fill or read.
 pub(crate) enum Scratch {
     None,
-    /// On the device: one of these sizes in bytes, the first for which there is memory.
+    /// On the device. The sizes are in bytes; the first one for which there is memory is taken.
     Device(Sizes),
-    /// The same, and none if there is no memory for any: the algorithm then goes without.
+    /// As `Device`, but the algorithm can do without if there is no memory for any size.
     Optional(Sizes),
-    /// So many bytes of page-locked memory.
+    /// Bytes of page-locked memory.
     Host(usize),
 }
 
 pub(crate) type Sizes = SmallVec<[usize; 8]>;
 
 impl Scratch {
-    /// None when the best size is 0.
+    /// [`Scratch::Device`], or none when the best size is 0.
     pub(crate) fn device(sizes: impl Iterator<Item = usize>) -> Scratch {
         let sizes: Sizes = sizes.collect();
         if sizes.first().is_none_or(|&bytes| bytes == 0) { Scratch::None } else { Scratch::Device(sizes) }
@@ -164,7 +166,7 @@ impl Scratch {
 }
 
 impl Needs {
-    /// One kernel that waits for its peers', and no scratch.
+    /// One kernel that waits for its peers' kernels, and no scratch.
     pub(crate) const ONE_KERNEL: Needs =
         Needs { meeting: Meeting::Kernels { launches: 1, in_full: false }, scratch: Scratch::None };
     /// Events, and no scratch.

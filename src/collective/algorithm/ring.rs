@@ -1,8 +1,11 @@
-//! All-reduce around a ring, by one kernel per member, which writes to its successor alone: `kernels/ring.cu` has the
+//! All-reduce around a ring by one kernel per member, which writes to its successor alone. `kernels/ring.cu` has the
 //! protocol.
 //!
-//! What has been added up so far goes to the successor's scratch. All members know the smallest scratch, and cut alike
-//! ([`ring_cut`]). [`ring_ce`](super::ring_ce) has the order of additions; the bits are the same.
+//! `choose` picks it for large sums of `f32` and `f64` where kernels can wait for each other on the devices. Partial
+//! sums go to the successor's scratch.
+//!
+//! Invariant: all members know the smallest scratch, so all cut alike ([`ring_cut`]). The order of additions is that of
+//! [`ring_ce`](super::ring_ce), and so are the bits.
 
 use super::{
     super::kernels::{self, Cut, Round},
@@ -22,8 +25,8 @@ impl Algorithm for Ring {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // Where copy engines would add up in the order of ranks, kernels in a graph do not go round a ring: the bits
-        // are the same.
+        // At sizes for which calls use `exchange_ce`, which adds in rank order, a graph must not use a ring: calls and
+        // graphs give the same bits.
         (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring)
             .then_some("at this size a kernel that writes to its neighbour alone is fastest")
     }

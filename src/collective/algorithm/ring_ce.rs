@@ -1,8 +1,8 @@
-//! All-reduce around a ring, by copy engines and events.
+//! All-reduce around a ring by copy engines and events, and by kernels that add. No kernel spins.
 //!
-//! The buffer is cut into as many chunks as there are ranks ([`ring_cut`]), and chunk `c` is added up from rank `c`
-//! onwards: own element plus what has arrived, an average times `1 / n` at the end. [`ring`](super::ring) adds up in
-//! the same order, by kernels.
+//! `choose` picks it for sums of `f32` and `f64` where kernels cannot wait for each other. The buffer has one chunk for
+//! each rank ([`ring_cut`]). Chunk `c` is added up from rank `c` onwards: own element plus arrived partial sum; an
+//! average is multiplied by `1 / n` at the end. [`ring`](super::ring) adds up in the same order, by kernels.
 //!
 //! Rank `r` reads only from its predecessor:
 //!
@@ -12,14 +12,14 @@
 //! ```
 //!
 //! After the first phase rank `r` holds the whole sum of chunk `r + 1`. Each step waits, on the GPU, for the event that
-//! the predecessor recorded after its step before; the event travels through the ring buffer between the two threads.
-//! So no kernel spins. Out of place, the first step reads the predecessor's source, and a chunk of the own source is
-//! copied to the destination before something is added to it.
+//! the predecessor recorded after its previous step. The event travels through the ring buffer between the two threads.
+//! Out of place, the first step reads the predecessor's source, and a chunk of the own source is copied to the
+//! destination before a partial sum is added to it.
 //!
-//! Why nothing else must be waited for: rank `r` overwrites chunk `c` in the second phase only after the complete sum
-//! of `c` came back to it, which happened after the successor had read and added the old contents. The last reads of
-//! the second phase are covered by the final event, which goes to the predecessor: when its stream has passed it,
-//! nobody touches its buffer any more.
+//! Why these events suffice: in the second phase rank `r` overwrites chunk `c` only after the complete sum of `c` came
+//! back to it. That happened after the successor had read and added the old contents. The final event, which goes to
+//! the predecessor, covers the last reads of the second phase: when the predecessor's stream has passed that event, no
+//! member touches its buffer any more.
 
 use super::{
     super::{kernels::Entry, launch, request::RemotePtr},
@@ -66,7 +66,7 @@ impl Algorithm for RingCe {
     }
 
     fn needs(&self, case: &Case<'_>) -> Needs {
-        // Room for the largest chunk, if anything arrives.
+        // Room for the largest chunk.
         let largest = match case.shape {
             Some(Shape::AllReduce { len }) => ring_cut::chunk(0, case.members, *len, case.dtype.size()).len(),
             _ => 0,
@@ -103,11 +103,12 @@ impl Algorithm for RingCe {
 
 struct Ring<'g> {
     member: &'g Member<'g>,
-    /// The predecessor's buffers: what the first step reads, and all others. They are alive: its stream ends after the
-    /// reads of this one.
+    /// The buffer of the predecessor that the first step reads. It stays alive: by the exit rule the predecessor's
+    /// operation ends after these reads.
     first: RemotePtr,
+    /// The buffer of the predecessor that all other steps read. It stays alive for the same reason.
     peer: RemotePtr,
-    /// The own ones; a source only out of place.
+    /// The own source, if the call is out of place.
     source: Option<RemotePtr>,
     own: RemotePtr,
 }
@@ -158,7 +159,7 @@ impl Ring<'_> {
         self.member.executor.copy(self.member.stream, to, from, bytes)
     }
 
-    /// Adds what has arrived to the own chunk; with a factor, multiplies the sum.
+    /// Adds the arrived partial sum to the own chunk, and multiplies the result by the factor, if there is one.
     fn add(&self, range: &Range<usize>, arrived: RemotePtr, factor: Option<f64>) -> Result<()> {
         let dtype = self.member.request.dtype;
         let slice = |spot: RemotePtr, write| KernelArg::Slice {

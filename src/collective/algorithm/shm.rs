@@ -1,8 +1,8 @@
 //! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory,
-//! and reads all others' ([`stage`](super::super::stage) has the plan). For pools without peer access;
-//! `kernels/staged.cu` has the protocol.
+//! and reads the stages of all others. [`stage`](super::super::stage) has the plan, `kernels/staged.cu` the protocol.
 //!
-//! [`shm_events`](super::shm_events) takes the same steps where kernels cannot wait for each other there.
+//! `choose` picks it for pools without peer access. [`shm_events`](super::shm_events) takes the same steps where
+//! kernels cannot wait for each other in the host's memory.
 
 use super::{
     super::{
@@ -97,13 +97,13 @@ impl Algorithm for Shm {
     }
 }
 
-/// Whether stages are asked for, and can be had.
+/// Whether the user has asked for stages, and members can have them.
 pub(super) fn wanted(case: &Case<'_>) -> bool {
     let most = if case.machine.software { usize::MAX } else { MOST };
     case.wants(types::Algorithm::Staged) && (2..=most).contains(&case.members) && !case.machine.virtual_time
 }
 
-/// All at work at once, or those that are would wait for peers' that are not.
+/// Most blocks of a kernel. All blocks must run at once: a block waits for its peers' blocks.
 fn most_blocks(limits: &Limits) -> usize {
     STAGED_BLOCKS.min(limits.ll_blocks as usize)
 }

@@ -1,5 +1,7 @@
-//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events: on software GPUs, under the race
-//! checker, or when asked for on GPUs that have peer access.
+//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events.
+//!
+//! `choose` picks it only if a user asks for it: on software GPUs, under the race checker, or on GPUs that have peer
+//! access.
 //!
 //! ```text
 //! puts | wait for all | fold, pulls | wait for all |     next piece
@@ -29,7 +31,7 @@ use smallvec::SmallVec;
 
 pub(crate) struct ShmEvents;
 
-/// Bytes of a stage of one member, at most.
+/// Most bytes of one member's stage.
 const ROOM: usize = 1 << 20;
 
 impl Algorithm for ShmEvents {
@@ -37,7 +39,7 @@ impl Algorithm for ShmEvents {
         About { name: "shm_events", group: types::Algorithm::Staged, waits_by: "events" }
     }
 
-    /// Copies are better.
+    /// Never: copies are better.
     fn fits(&self, _: &Case<'_>) -> Option<&'static str> {
         None
     }
@@ -149,7 +151,7 @@ impl<'g> Steps<'g> {
         }
         let (me, request) = (self.member.rank, self.member.request);
         let lane = if self.plan.lanes == 1 { 0 } else { me };
-        // Whose memory it is does not matter to a kernel.
+        // A kernel does not need to know which device owns the memory.
         let spot = |address| self.member.local(address);
         let source = |rank| spot(if rank == me { own } else { self.lane(rank, lane) });
         let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.count()).map(source).collect();

@@ -1,35 +1,35 @@
-//! The arguments of `kernels/exchange.cu`.
+//! The arguments of `kernels/exchange.cu`, which [`exchange`](super::super::algorithm::exchange) launches.
 
 use super::{Arguments, DType, ReduceOp, code, push_factors, value};
 use crate::driver::Address;
 use crate::fabric::layout::{DeviceBarrier, MOST};
 
-/// Slots of a block in its member's inbox, for each sender; one is enough for a single piece.
+/// Slots of a block in its member's scratch, for each sender. For a single piece one slot is enough.
 pub(crate) const EXCHANGE_SLOTS: usize = 2;
 
-/// Where a member reads and writes, by rank.
+/// The addresses that a member reads and writes, by rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Exchange {
     /// Own elements of the member's slice.
     pub from: [Address; MOST],
     /// Bytes of the slice.
     pub bytes: [u64; MOST],
-    /// Where the member wants the sums of the own slice; 0: it does not.
+    /// Where the member wants the sums of the own slice; 0 if it does not want them.
     pub to: [Address; MOST],
-    /// Every member's memory for what the others send: by parity of the piece ([`EXCHANGE_SLOTS`] of them), block and
-    /// sender.
+    /// Every member's scratch, to which its peers write: slots by parity of the piece ([`EXCHANGE_SLOTS`]), then by
+    /// block, then by sender.
     pub inbox: [Address; MOST],
 }
 
-/// What all members agree on.
+/// How slices are cut: alike by all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Pieces {
-    /// Bytes of one, and of a slot: a multiple of 128.
+    /// Bytes of a piece and of a slot: a multiple of 128.
     pub piece: u64,
-    /// Of a block's part of the largest slice; not 0.
+    /// Pieces of a block's part of the largest slice; not 0.
     pub count: u32,
-    /// 1: sums go to others than those who make them.
+    /// 1 if sums go to other members than the owners that make them; else 0.
     pub returns: u32,
 }
 
