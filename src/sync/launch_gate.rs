@@ -1,48 +1,49 @@
-//! Kernels that spin for each other against driver calls that wait for kernels: never both at once.
+//! The launch gate: launches of kernels that spin for each other, and driver calls that wait for kernels, exclude each
+//! other.
 //!
-//! Device A's kernel runs and spins for device B's. B's thread cannot launch it, because a third thread is inside
-//! `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel ends. In one process with a thread
-//! per GPU nothing but a time-out gets out of that ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc
-//! and cudaFree wait for the device and its peers;
+//! Without it there is a deadlock: device A's kernel runs and spins for device B's kernel. B's thread cannot launch
+//! that kernel, because a third thread is inside `cuMemAlloc` and holds the driver's lock. And `cuMemAlloc` waits until
+//! A's kernel ends. In one process with a thread per GPU only a time-out ends this
+//! ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc and cudaFree wait for the device and its peers;
 //! [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the loading of a kernel at its
-//! first launch). So, over the whole process, two classes exclude each other:
+//! first launch). So two classes exclude each other in the whole process:
 //!
-//! * **windows**: from the moment that a gang is bound to launch kernels that spin, to the last of these launches. Not
-//!   to the end of the kernels: once all are launched, they end by themselves;
+//! * **windows**: from the moment that a gang must launch spinning kernels, to the last of these launches. A window
+//!   does not include the run of the kernels: once all are launched, they end by themselves;
 //! * **blocking calls**: map, unmap, allocate, free, module load, graph instantiation.
 //!
-//! Any number of either class may be in progress, of any gangs and pools.
+//! Any number of one class may be in progress, of any gangs and pools.
 //!
 //! ```text
-//!   word = blocking calls (running or waiting) << 32 | launches that open windows still lack
+//!   word = blocking calls (running or waiting) << 32 | missing launches of open windows
 //!
-//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n
-//!   block():  + (1 << 32), then wait until no launch is lacking             drop:     - (1 << 32)
+//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n block():  + (1 << 32), then
+//!   wait until no launch is missing             drop:     - (1 << 32)
 //! ```
 //!
-//! # Who waits for whom
+//! # Waits, and why they end
 //!
-//! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to
-//! back cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another
-//! (once inside, who loads a module that another thread is loading waits for that). Thus a thread that is inside one
-//! may begin a second (a module load that maps memory): no window has opened since, none will, and it goes straight
-//! through.
+//! A blocking call announces itself *before* it waits. An announced call stops new windows, so back-to-back collectives
+//! cannot starve it: the number of missing launches only falls. At this gate a blocking call never waits for another
+//! blocking call (but inside the calls, a thread may wait until another thread has loaded the same module). So a thread
+//! inside a blocking call may begin a second one (a module load that maps memory): no window has opened since the
+//! first, none can open, and the second call passes at once.
 //!
-//! There are no deadlines here, since nobody can wait for himself, even round a corner:
+//! The gate needs no deadlines, because no cycle of waits is possible:
 //!
-//! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing
-//!   left to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the
-//!   window is open.
-//! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched:
-//!   their windows were closed when the call was let in. It waits for no thread outside of blocking calls, since one
-//!   that is inside makes the call and nothing else.
+//! * `block` waits for launches of members that have met. Such a member has ended its last blocking call and waits for
+//!   nothing else on the host. Its launch needs the driver's lock, which no blocking call holds while the window is
+//!   open.
+//! * `open` waits for blocking calls. These wait for running kernels. If a running kernel spins, all its peers are
+//!   launched: their windows were closed before the call passed the gate. A blocking call waits for no thread outside
+//!   of blocking calls, since a thread inside makes only the call.
 //!
-//! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking
-//! call, and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
+//! The callers keep two promises. Between its arrival at a meeting and its `close`, a member begins no blocking call.
+//! Inside a blocking call, no thread arrives at a meeting or waits for a thread that does.
 //!
-//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener
-//! misses the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the
-//! nested one.
+//! Windows can starve: blocking calls that overlap, or that follow each other so closely that a sleeping opener misses
+//! the gap, keep windows waiting as long as they continue. The gate cannot hold a call back while others run, because
+//! that would block a nested call.
 
 use super::{
     EventCount,
@@ -58,11 +59,11 @@ const LAUNCHES: u64 = BLOCKING - 1;
 #[derive(Debug)]
 pub struct LaunchGate {
     word: AtomicU64,
-    /// Both classes sleep here: a wake-up that was meant for the other one costs a look at the word.
+    /// Both classes sleep here. A wake-up for the other class only costs a look at the word.
     changed: EventCount,
 }
 
-/// A blocking call in progress; dropping it ends it.
+/// A blocking call in progress; its drop ends the call.
 #[derive(Debug)]
 #[must_use = "the blocking call ends when it is dropped"]
 pub struct Blocking<'a>(&'a LaunchGate);
