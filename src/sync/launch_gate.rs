@@ -87,11 +87,11 @@ impl LaunchGate {
         LaunchGate { word: AtomicU64::new(0), changed: EventCount::new() }
     }
 
-    /// A window opens: `launches` members will each launch one kernel that spins for the others. Waits while a blocking
-    /// call runs or waits. Afterwards all that was done inside blocking calls is visible.
+    /// Opens a window: `launches` members will each launch one kernel that spins for the others. Waits while a blocking
+    /// call runs or waits. Afterwards everything done inside blocking calls is visible.
     ///
-    /// For the one member that commits the collective for all, before any of them launches. The caller must not be
-    /// inside a blocking call: he would wait for himself.
+    /// One member calls it, when it commits the collective for all and before any of them launches. The caller must not
+    /// be inside a blocking call, because it would wait for itself.
     #[cfg(test)]
     pub fn open(&self, launches: usize) {
         if !self.try_open(launches) {
@@ -99,7 +99,7 @@ impl LaunchGate {
         }
     }
 
-    /// As [`open`](Self::open) without waiting: false, and no window, if a blocking call runs or waits.
+    /// [`open`](Self::open) without a wait: false, and no window, if a blocking call runs or waits.
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {
@@ -113,9 +113,9 @@ impl LaunchGate {
         self.word.fetch_update(ord("launch_gate.open", Acquire), Relaxed, open).is_ok()
     }
 
-    /// `launches` of the members of open windows have launched, or will not, since their gang has failed.
+    /// Tells that `launches` members of open windows have launched, or will not launch because their gang has failed.
     ///
-    /// Each member calls it for itself, after its launch; who gives up for others counts them.
+    /// Each member calls it after its own launch. A thread that gives up for other members calls it for them.
     #[inline]
     pub fn close(&self, launches: usize) {
         let launches = launches as u64;
@@ -126,10 +126,11 @@ impl LaunchGate {
         }
     }
 
-    /// A blocking call begins: waits until no window is open; new windows wait meanwhile. Many may run at once, also
-    /// several of one thread inside each other. Afterwards all that was done inside windows is visible.
+    /// Begins a blocking call: waits until no window is open. New windows wait until it ends. Many calls may run at the
+    /// same time, also nested calls of one thread. Afterwards everything done inside windows is visible.
     ///
-    /// Not for a member between its arrival at a meeting and its [`close`](Self::close): he would wait for himself.
+    /// A member must not call it between its arrival at a meeting and its [`close`](Self::close), because it would wait
+    /// for itself.
     pub fn block(&self) -> Blocking<'_> {
         if flag("launch_gate.block.looks_before_adding") {
             self.wait_closed();
@@ -138,7 +139,7 @@ impl LaunchGate {
         }
         let before = self.word.fetch_add(BLOCKING, ord("launch_gate.block", Acquire));
         debug_assert!(before < u64::MAX - BLOCKING, "blocking calls are forgotten by the billion");
-        // From here it is counted, and its drop takes it back also if the wait unwinds.
+        // From here the call is counted; the drop removes it, also if the wait unwinds.
         let blocking = Blocking(self);
         if before & LAUNCHES != 0 || flag("launch_gate.block.waits_for_others") {
             self.wait_closed();
@@ -146,7 +147,7 @@ impl LaunchGate {
         blocking
     }
 
-    /// Whether a blocking call runs or waits, so that a window could not open now. May be outdated when it returns.
+    /// Whether a blocking call runs or waits, so that no window could open now. The answer may be outdated on return.
     #[cfg(test)]
     pub fn is_blocked(&self) -> bool {
         self.word.load(Relaxed) >= BLOCKING
