@@ -1,4 +1,5 @@
-//! User code that must not unwind into the library: drops of users' values, callbacks, the user's `tracing` subscriber.
+//! Catches panics of user code that must not unwind into the library: drops of users' values, callbacks, `tracing`
+//! subscribers.
 
 use std::{
     any::Any,
@@ -7,9 +8,9 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// Runs what must not unwind; whether it came to its end.
+/// Runs `f` and catches its panic. False if `f` panicked.
 ///
-/// In models nothing is caught: there a panic is how loom reports what it has found.
+/// In loom models nothing is caught, since loom reports its findings by panics.
 pub(crate) fn contain(f: impl FnOnce()) -> bool {
     if cfg!(loom) {
         f();
@@ -20,15 +21,15 @@ pub(crate) fn contain(f: impl FnOnce()) -> bool {
     false
 }
 
-/// Drops a panic's payload. That may panic, and the payload of that panic may panic when it is dropped: so that one is
-/// leaked.
+/// Drops the payload of a panic. The drop may panic itself; the payload of that second panic is leaked, since its drop
+/// may panic again.
 pub(crate) fn discard(payload: Box<dyn Any + Send>) {
     if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         mem::forget(another);
     }
 }
 
-/// A value of the user's. Wherever it is dropped, its drop is [contained](contain).
+/// A value of the user. A panic in its drop is [caught](contain).
 #[derive(Clone)]
 pub(crate) struct Contained<T>(Option<T>);
 
@@ -57,8 +58,8 @@ impl<T> Drop for Contained<T> {
     }
 }
 
-/// An event for the user's `tracing` subscriber: `event!(warn, fields, "text")`. A subscriber that panics does not
-/// unwind into the library: many events are emitted in drops, or where other threads wait for this one.
+/// Emits an event to the user's `tracing` subscriber: `event!(warn, fields, "text")`. A panic of the subscriber is
+/// caught: many events are emitted in drops, or while other threads wait for this one.
 macro_rules! event {
     ($level:ident, $($event:tt)+) => {{
         $crate::contain::contain(|| tracing::$level!($($event)+));

@@ -1,7 +1,8 @@
-//! What can go wrong, sorted by what the caller can do about it.
+//! The crate's error type. Its variants are sorted by what the caller can do about them.
 //!
-//! Every variant that concerns a device names it (its ordinal in the pool) and the operation. `Error` is `Clone`, so
-//! that every member of a poisoned gang can hold the one cause; the place in the user's code is kept where it helps.
+//! A variant that concerns a device names the device (its ordinal in the pool) and the operation. `Error` is `Clone`,
+//! so that every member of a poisoned gang can hold the cause. Where it helps, a variant also names the call in the
+//! user's code.
 
 pub(crate) mod misuse;
 pub(crate) mod op_site;
@@ -14,23 +15,23 @@ use misuse::{Kind, Report};
 use out_of_memory::{Indented, OutOfMemoryReport};
 use std::{error::Error as StdError, fmt, panic::Location, sync::Arc, time::Duration};
 
-/// `Result` with this crate's [`Error`] unless another is named.
+/// `Result` with this crate's [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A place in the user's code, as `#[track_caller]` saw it.
+/// A call in the user's code, from `#[track_caller]`.
 pub type Site = &'static Location<'static>;
 
 /// Everything this crate reports. See the [module docs](self) for the principle.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No usable device: no driver library, no GPU, or a requested ordinal that is not there.
+    /// No usable device: no driver library, no GPU, or a requested ordinal that does not exist.
     #[error("no device: {reason}")]
     NoDevice {
-        /// What was looked for and what was found instead.
+        /// What was missing, and what was found instead.
         reason: String,
     },
-    /// The device's memory, or the limit set for it, is used up. Nothing was lost; a smaller request may succeed.
+    /// The device's memory, or the limit set for it, is used up. No data was lost; a smaller request may succeed.
     #[error(
         "device {device} is out of memory in {op}: {requested} bytes requested, {in_use} in use, {free} free of {capacity}{}",
         Indented(.report)
@@ -38,26 +39,26 @@ pub enum Error {
     OutOfMemory {
         /// Ordinal in the pool.
         device: usize,
-        /// The operation that asked.
+        /// The operation that requested memory.
         op: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
         /// Bytes that live buffers of this pool hold on the device.
         in_use: u64,
-        /// Bytes that were free, as the driver or the limit says.
+        /// Free bytes, by the driver or the limit.
         free: u64,
-        /// Bytes of the device, or of the limit.
+        /// Size of the device's memory, or of the limit, in bytes.
         capacity: u64,
-        /// Who holds the memory, what was tried, and what may help.
+        /// The holders of the memory, the attempts to free some, and a hint.
         report: Arc<OutOfMemoryReport>,
     },
-    /// A buffer of one device was given to another device's operation. Copies, and kernels through
-    /// [`peer()`](crate::DeviceBuffer::peer), are all that cross devices.
+    /// A buffer of one device was given to another device's operation. Only copies, and kernels through
+    /// [`peer()`](crate::DeviceBuffer::peer), may use buffers of other devices.
     #[error("{op}: a buffer of device {buffer} was used with device {device} at {site}")]
     WrongDevice {
         /// The operation.
         op: &'static str,
-        /// Where the buffer lives.
+        /// The device that owns the buffer.
         buffer: usize,
         /// The device that was asked to work on it.
         device: usize,
@@ -74,29 +75,29 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
-    /// The devices of a gang called collectives that do not fit together. No buffer was touched.
+    /// The devices of a gang called collectives that do not match. No buffer was changed.
     #[error(
         "collectives do not match ({what}): device {a} called {a_call} at {a_site}, device {b} called {b_call} at {b_site}"
     )]
     Mismatch {
-        /// What differs: "operation", "count", "dtype", "reduce op"; "capture" if one is for a graph and the other is
-        /// not, "graph" if they are of different graphs; "participation" if the second device's closure had ended: its
-        /// place is then that of the last call that it made, and without any that of the scope.
+        /// The difference: "operation", "count", "dtype", "reduce op"; "capture" if only one call is for a graph;
+        /// "graph" if the calls are for different graphs; "participation" if the second device's closure had ended. In
+        /// the last case its site is its last call, or the scope if it made none.
         what: &'static str,
-        /// One device,
+        /// One device.
         a: usize,
-        /// its call,
+        /// The call of device `a`.
         a_call: String,
-        /// and where it stands in the user's code.
+        /// The site of that call in the user's code.
         a_site: Site,
-        /// Another device,
+        /// Another device.
         b: usize,
-        /// its call,
+        /// The call of device `b`.
         b_call: String,
-        /// and where it stands.
+        /// The site of that call in the user's code.
         b_site: Site,
     },
-    /// Another member of the gang failed first; this device stopped because of it.
+    /// Another member of the gang failed first, so this device stopped.
     #[error("aborted by device {by}: {cause}")]
     Aborted {
         /// The device that failed first.
@@ -104,44 +105,44 @@ pub enum Error {
         /// Its failure.
         cause: Arc<Error>,
     },
-    /// A graph that is out of date, and nothing of it was launched: capture it again. Either it has collectives, and
-    /// since it was captured a scope has failed in which this device was, so that what the collectives' memory holds is
-    /// unspecified, and not every member may have the graph (then capture it on all members); or it names memory of a
-    /// [`GradientExchange`](crate::GradientExchange) that gradients have left.
+    /// The graph is out of date, and nothing of it was launched: capture it again. There are two reasons. The graph has
+    /// collectives, and a scope with this device has failed since the capture: then the contents of the collectives'
+    /// memory are unspecified, and some members may not have the graph (so capture it on all members). Or the graph
+    /// uses memory of a [`GradientExchange`](crate::GradientExchange) that has moved its gradients.
     #[error("{op}: the graph is of no use any more on device {device}: {why}; capture it again")]
     GraphInvalidated {
         /// The operation.
         op: &'static str,
         /// The device.
         device: usize,
-        /// What has happened since it was captured.
+        /// The reason: what has happened since the capture.
         why: &'static str,
     },
-    /// Nothing moved for the pool's deadline.
+    /// There was no progress for the time of the pool's deadline.
     #[error("device {device}: no progress for {waited:?} in {op}; missing: {missing:?}")]
     Timeout {
         /// The device that waited.
         device: usize,
-        /// What it waited in.
+        /// The operation that waited.
         op: &'static str,
-        /// For how long nothing had advanced, by the clock; it runs on while a process is stopped.
+        /// Time without progress, by the clock, which also runs while the process is stopped.
         waited: Duration,
-        /// The devices that were waited for: peers that had not come, or the device itself when it waited for its own
-        /// stream. Never empty.
+        /// The awaited devices: peers that had not come, or the device itself if it waited for its own stream. Never
+        /// empty.
         missing: Vec<usize>,
     },
-    /// A device closure panicked; or, by a mistake of this crate, the device's thread did outside of it.
+    /// A device closure panicked; or the device's thread panicked outside of it, by a bug of this crate.
     #[error("the thread of device {device} panicked at {place}: {message}")]
     Panicked {
-        /// The device whose closure it was.
+        /// The device of the closure.
         device: usize,
         /// The panic's message.
         message: String,
-        /// File, line and column of the panic. "an unknown place", where a payload was passed to
-        /// [`resume_unwind`](std::panic::resume_unwind) that no panic of this thread came with.
+        /// File, line and column of the panic; "an unknown place" if the payload was passed to
+        /// [`resume_unwind`](std::panic::resume_unwind) and came from no panic of this thread.
         place: String,
     },
-    /// State that a failed scope had borrowed mutably. Its contents are unspecified until it is reset or cleared.
+    /// A failed scope had borrowed this state mutably. Its contents are unspecified until it is reset or cleared.
     #[error(
         "the state of device {device} was being written when a scope failed: make it anew with `PerDevice::reset` or accept \
          it with `PerDevice::clear_poison`"
@@ -153,7 +154,7 @@ pub enum Error {
     /// A scope, `close` or `per_device` was called on a device thread, where it would wait for itself.
     #[error("{op} was called on a device thread; device closures cannot start scopes")]
     NestedScope {
-        /// What was called.
+        /// The called function.
         op: &'static str,
     },
     /// The pool has been closed.
@@ -169,20 +170,20 @@ pub enum Error {
         /// This process.
         now: u32,
     },
-    /// The device is gone for this process: a sticky error, or a GPU that fell off the bus. What becomes of the others:
-    /// [`GpuPool::survivors`](crate::GpuPool::survivors).
+    /// The process can no longer use the device: a sticky error, or a GPU that fell off the bus.
+    /// [`GpuPool::survivors`](crate::GpuPool::survivors) makes a pool of the other devices.
     #[error("device {device} is lost: {op} reported {name} ({code}); see `GpuPool::survivors`")]
     DeviceLost {
         /// The device.
         device: usize,
-        /// The operation that learned of it.
+        /// The operation that reported the loss.
         op: &'static str,
         /// The driver's code.
         code: i32,
         /// The driver's name for it.
         name: String,
     },
-    /// The device has no right to touch a peer's memory, and the operation cannot be staged through the host.
+    /// The device has no access to a peer's memory, and the operation cannot be staged through the host.
     #[error("{op}: device {device} may not access the memory of device {peer}")]
     PeerDenied {
         /// The device that wanted access.
@@ -193,24 +194,24 @@ pub enum Error {
         op: &'static str,
     },
     /// The checker ([`Builder::check`](crate::Builder::check)) has refused an operation, which did not run; or it has
-    /// found, after the fact, that something was written out of bounds.
+    /// found an earlier write out of bounds.
     #[error("device {device}: {}\n{report}", what_the_checker_did(.op, .report))]
     Misuse {
         /// The device.
         device: usize,
         /// The operation.
         op: &'static str,
-        /// What is wrong, with both operations and their places.
+        /// The mistake, with both operations and their call sites.
         report: Arc<Report>,
     },
-    /// Every device waits and nothing is under way that could end a wait: found at once, not after the deadline.
+    /// Every device waits, and nothing runs that could end a wait. This is found at once, not after the deadline.
     #[error("deadlock, seen by device {device} in {op}: {who}")]
     Deadlock {
         /// The device.
         device: usize,
-        /// What it waited in.
+        /// The operation that waited.
         op: &'static str,
-        /// Who waits for whom, and where.
+        /// The list of all waits, with their call sites.
         who: String,
     },
     /// No such kernel on this device.
@@ -223,14 +224,14 @@ pub enum Error {
         /// What is missing.
         why: String,
     },
-    /// An argument that can never work.
+    /// An invalid argument.
     #[error("{op}: {why} ({}at {site})", on(.device))]
     InvalidArgument {
         /// The operation.
         op: &'static str,
-        /// What is wrong with which argument.
+        /// The argument, and the reason.
         why: String,
-        /// The device on whose thread it was given, by its ordinal in the pool; `None` on any other thread.
+        /// The ordinal of the device on whose thread the call was made; `None` on any other thread.
         device: Option<usize>,
         /// Where in the caller's code.
         site: Site,
@@ -252,7 +253,7 @@ pub enum Error {
         code: i32,
         /// The driver's name for it.
         name: String,
-        /// More, where there is more to say (a compiler's log); empty or starting with ": ".
+        /// Further information (a compiler's log): empty, or a text that starts with ": ".
         detail: String,
     },
     /// The caller's own error, carried through a scope. Make one with [`Error::custom`].
@@ -272,18 +273,19 @@ impl Error {
         Error::Custom(Arc::from(e.into()))
     }
 
-    /// With the place of the user's call: each function between that call and this one is `#[track_caller]`, too.
+    /// An invalid argument at the site of the user's call: each function between that call and this one is
+    /// `#[track_caller]`, too.
     #[track_caller]
     pub(crate) fn invalid(op: &'static str, why: impl fmt::Display) -> Self {
         Error::invalid_at(Location::caller(), op, why)
     }
 
-    /// The same for a place that is known: `#[track_caller]` does not go through closures.
+    /// [`invalid`](Self::invalid) with a known site, because `#[track_caller]` does not work through closures.
     pub(crate) fn invalid_at(site: Site, op: &'static str, why: impl fmt::Display) -> Self {
         Error::InvalidArgument { op, why: why.to_string(), device: here::device(), site }
     }
 
-    /// The same error, where the user's call was at `site` and a closure of the library's own made the error.
+    /// Replaces the error's site by that of the user's call, for errors that were made in a closure of the library.
     pub(crate) fn called_at(mut self, called: Site) -> Self {
         if let Error::InvalidArgument { site, .. } = &mut self {
             *site = called;

@@ -1,4 +1,4 @@
-//! Whose thread this is.
+//! The device of the calling thread, if it is a device thread.
 
 use std::cell::Cell;
 
@@ -6,14 +6,12 @@ thread_local! {
     static DEVICE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// From now on the calling thread is the thread of this device, by its ordinal in its pool: a device thread belongs to
-/// one device for its whole life.
+/// Marks the calling thread as the thread of this device (its ordinal in its pool), for the thread's whole life.
 pub(crate) fn enter_device_thread(device: usize) {
     DEVICE.set(Some(device));
 }
 
-/// The device whose thread this is, of any pool. A thread that ends, and drops its other thread-locals, is nobody's any
-/// more.
+/// The device of the calling thread, of any pool. `None` in a thread that is ending and drops its thread-locals.
 pub(crate) fn device() -> Option<usize> {
     DEVICE.try_with(Cell::get).ok().flatten()
 }

@@ -1,10 +1,11 @@
-//! Bugs and panics that the crate's own tests inject in the library, to prove that the checker and the pool notice them.
+//! Bugs and panics that the crate's own tests inject into the library, to prove that the checker and the pool notice
+//! them.
 //!
 //! Tests inject a bug with [`inject`]. The library asks through `DeviceHandle::injected` and `DeviceHandle::strike`.
 //!
-//! Invariant: outside of those tests nothing is injected, and the compiler removes what depends on it.
+//! Invariant: outside of the crate's tests nothing is injected, and the compiler removes the code.
 
-/// One mistake in the library.
+/// An injected bug of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
     /// A stream does not wait for a conflicting use on another stream.
@@ -15,38 +16,38 @@ pub(crate) enum Bug {
     PieceEmptiedEarly,
     /// A staged copy fills a buffer that the other device may not have emptied: one event instead of two.
     OneStagingEvent,
-    /// A step of a collective does not wait for the peer's step before it.
+    /// A step of a collective does not wait for the peer's previous step.
     StepSkipped,
-    /// A collective begins to read a peer's buffer before the peer's stream has got there.
+    /// A collective begins to read a peer's buffer before the peer's stream has reached the collective.
     StartSkipped,
-    /// An exchange fetches into a slot whose piece may not have been added up.
+    /// An exchange fetches into a slot whose old piece may not have been reduced yet.
     SlotFilledEarly,
-    /// An exchange makes a result in a slot from which the one before may not have been sent.
+    /// An exchange writes a result into a slot whose old result may not have been sent yet.
     ResultMadeEarly,
-    /// A freed block forgets who may still use it.
+    /// A freed block forgets the operations that may still use it.
     UsesForgotten,
-    /// A stream's count of completed operations runs ahead of what was waited for.
+    /// A stream's count of completed operations is higher than the awaited work.
     CompletedTooEarly,
-    /// The host looks at page-locked memory without waiting for the copy into it.
+    /// The host reads page-locked memory without waiting for the copy into it.
     HostDoesNotWait,
-    /// A host thread adds up what may not have come down yet.
+    /// A host thread reduces data that may not have been copied to the host yet.
     FoldedEarly,
     /// A chunk goes back to the driver while operations may still use it.
     ChunkReleasedEarly,
 }
 
-/// A place where a device thread panics.
+/// The point at which a device thread panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Panic {
-    /// Before its entry's turn has come.
+    /// Before its entry may run.
     BeforeTurn,
     /// Before the member's closure.
     BeforeMember,
     /// While the member's streams drain.
     InDrain,
-    /// When all members have drained.
+    /// After all members have drained.
     InRecovery,
-    /// At its own end.
+    /// At the end of the thread.
     AtEnd,
 }
 
@@ -54,13 +55,13 @@ pub(crate) enum Panic {
 #[cfg(test)]
 static ARMED: parking_lot::Mutex<Vec<(u64, usize, Panic)>> = parking_lot::Mutex::new(Vec::new());
 
-/// From now on the device's thread panics there; once.
+/// Makes the device's thread panic once at this point.
 #[cfg(test)]
 pub(crate) fn arm(pool: u64, device: usize, place: Panic) {
     ARMED.lock().push((pool, device, place));
 }
 
-/// Panics, if a test has asked for that.
+/// Panics if a test has armed this point.
 #[cfg(test)]
 pub(crate) fn strike(pool: u64, device: usize, place: Panic) {
     let mut armed = ARMED.lock();
@@ -71,7 +72,7 @@ pub(crate) fn strike(pool: u64, device: usize, place: Panic) {
     }
 }
 
-/// Outside of the crate's own tests there are no such panics.
+/// Does nothing outside of the crate's own tests.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn strike(_pool: u64, _device: usize, _place: Panic) {}
@@ -81,13 +82,13 @@ thread_local! {
     static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
-/// The bug that pools built by this thread shall have.
+/// The bug that this thread injects into the pools that it builds.
 #[cfg(test)]
 pub(crate) fn here() -> Option<Bug> {
     PLANTED.get()
 }
 
-/// Plants a bug in the pools that `build` builds.
+/// Injects a bug into the pools that `build` builds.
 #[cfg(test)]
 pub(crate) fn inject<R>(bug: Bug, build: impl FnOnce() -> R) -> R {
     PLANTED.set(Some(bug));
@@ -107,7 +108,7 @@ mod tests {
 
     type Program = fn(&GpuPool) -> Result<()>;
 
-    /// The program is silent in a pool that is right, and reported in one that has the bug.
+    /// The checker reports nothing in a correct pool, and reports the program in a pool with the bug.
     #[track_caller]
     fn found(bug: Bug, builder: fn() -> Builder, program: Program) -> Arc<Report> {
         let right = builder().check(Check::Races).build().unwrap();
@@ -201,7 +202,7 @@ mod tests {
     fn a_skipped_step_of_a_collective() {
         let report = found(Bug::StepSkipped, ring, sums);
         assert_eq!((report.kind, report.now.op), (Kind::Race, "all_reduce"), "{report}");
-        // Of a kernel over all members' memory, the step is the last: memory goes while peers are in it.
+        // For a kernel over all members' memory, the step is the last one: memory is freed while peers use it.
         assert_eq!(found(Bug::StepSkipped, three, sums).kind, Kind::FreeInUse);
     }
 
@@ -233,7 +234,7 @@ mod tests {
                 let copied = theirs[(dev.rank() + 1) % 3].copy_to(dev)?;
                 drop((lent, theirs));
                 dev.barrier()?;
-                // The last handle may have gone on another thread: one of these is the block in question.
+                // The last handle may have been dropped on another thread, so one of these is the block in question.
                 let next: Result<Vec<_>> = (0..4).map(|_| dev.zeros::<u8>(1 << 20)).collect();
                 drop((copied, next?));
                 Ok(())
@@ -263,14 +264,14 @@ mod tests {
         let hosted = || three().algorithm(Algorithm::Host);
         let report = found(Bug::FoldedEarly, hosted, sums);
         assert_eq!((report.kind, report.now.op), (Kind::HostAccess, "all_reduce"), "{report}");
-        // A slot is filled again that others still copy out of; it takes three pieces.
+        // A slot is filled again while others still copy from it; that needs three pieces.
         let report = found(Bug::StepSkipped, hosted, |pool| {
             pool.run(|dev, _| dev.all_reduce(&mut dev.zeros::<f32>(100_000)?, ReduceOp::Sum)).map(drop)
         });
         assert_eq!((report.kind, report.now.op), (Kind::Race, "all_reduce"), "{report}");
     }
 
-    /// Frees cannot return errors; `close` tells.
+    /// Frees cannot return errors, so `close` reports them.
     #[test]
     fn a_chunk_that_goes_back_too_early() {
         let report = found(Bug::ChunkReleasedEarly, one, |pool| {

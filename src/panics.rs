@@ -1,13 +1,13 @@
-//! Where a device closure panicked.
+//! The source location of panics in device closures.
 //!
-//! `catch_unwind` yields the payload but not the place, and a panic without its place is a complaint of its own
-//! (pytorch#18055). A hook that runs before the user's hook notes place and payload in a thread-local. It changes
-//! nothing else, unless the thread [asked for silence](hush): then the user's hook is not called.
+//! `catch_unwind` returns the payload but not the location, and users complain about panics without a location
+//! (pytorch#18055). So a hook, which runs before the user's hook, stores location and payload in a thread-local. It
+//! changes nothing else, unless the thread has [silenced panics](hush): then the user's hook is not called.
 //!
-//! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the place of the
-//! panic that it came with: the text must be the same, at the same address. A payload that was caught and is passed on
-//! still has its place; a new one has none. What cannot be told apart: two payloads of one type that are not text, and
-//! one literal that is both the text of a panic that was caught and of a payload that was resumed.
+//! `resume_unwind` calls no hook, and a closure may have caught other panics before. So a payload gets the location of
+//! the panic that created it: its text must be equal and at the same address. A payload that was caught and passed on
+//! keeps its location; a new one has none. Two cases cannot be distinguished: two payloads of one type that are not
+//! text; and one string literal that is the text of a caught panic and of a resumed payload.
 
 use crate::{
     contain::discard,
@@ -23,10 +23,10 @@ use std::{
     thread,
 };
 
-/// The place of a panic of which nothing else is known.
+/// The text for an unknown location.
 pub(crate) const UNKNOWN: &str = "an unknown place";
 
-/// The last panics of a thread that are remembered: a closure may catch some before it passes one on.
+/// Number of last panics that are stored per thread: a closure may catch some before it passes one on.
 const REMEMBERED: usize = 8;
 
 thread_local! {
@@ -35,25 +35,25 @@ thread_local! {
     static HUSHED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Those of
-/// other threads do, so that tests beside this one are not touched.
+/// Until it is dropped, panics of this thread, and of the threads of pools that it builds, print nothing. Panics of
+/// other threads do, so that concurrent tests are not affected.
 pub(crate) struct Hushed {
     before: bool,
-    // It belongs to the thread that made it.
+    // The guard must stay on its thread.
     _thread: PhantomData<*const ()>,
 }
 
-/// Silences this thread's panics: for runs that are expected to fail again as they have before.
+/// Silences this thread's panics, for runs that repeat a known failure.
 pub(crate) fn hush() -> Hushed {
     inherit(true)
 }
 
-/// Whether this thread's panics are silent. A thread that is started on behalf of this one [inherits](inherit) it.
+/// Whether this thread's panics are silent. A thread that works for this one [inherits](inherit) the setting.
 pub(crate) fn is_hushed() -> bool {
     HUSHED.try_with(Cell::get).unwrap_or(false)
 }
 
-/// As silent as the thread that started this one.
+/// Takes over the setting of the thread that started this one.
 pub(crate) fn inherit(hushed: bool) -> Hushed {
     Hushed { before: HUSHED.replace(hushed), _thread: PhantomData }
 }
@@ -70,8 +70,8 @@ struct Noted {
     place: String,
 }
 
-/// What tells a payload from others: its type, and of a text the address and what it says. The text is not copied
-/// between the hook and the catch.
+/// The identity of a payload: its type, and for a text also address and content. The text is not copied between the hook
+/// and the catch.
 #[derive(PartialEq, Eq)]
 struct Payload(TypeId, Option<(usize, String)>);
 
@@ -109,8 +109,8 @@ pub(crate) fn note_places() {
             }
         }));
     };
-    // A thread that panics may not change the hook (std panics then, which aborts the process): another one does it.
-    // Nobody waits for that one: if a hook has called this, the change waits until the hook has returned.
+    // A panicking thread must not change the hook (std would panic, which aborts the process), so another thread does
+    // it. No thread waits for it: if a hook has called this, the change waits until that hook has returned.
     let _ = ONCE.get_or_try_init(|| {
         if thread::panicking() {
             return thread::Builder::new().name("gpu-pool:hook".to_owned()).spawn(add).map(drop);
@@ -120,10 +120,10 @@ pub(crate) fn note_places() {
     });
 }
 
-/// Runs a part of what a device thread does: its panic is an error. The payload is dropped here, before anybody hears
-/// of the error, since its drop is the user's code.
+/// Runs a part of a device thread's work, and turns a panic into an error. The payload is dropped here, before the
+/// error is returned, since its drop is user code.
 pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
-    // What was noted before is not about this.
+    // Earlier panics do not belong to this call.
     NOTED.with_borrow_mut(Vec::clear);
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
         let of = Payload::of(&*payload);
@@ -133,7 +133,7 @@ pub(crate) fn catch<R>(device: usize, f: impl FnOnce() -> R) -> Result<R> {
     })
 }
 
-/// The error for the panic that has ended another thread: what that thread had noted of its place is gone.
+/// The error for a panic that has ended another thread. Its location is lost together with that thread.
 pub(crate) fn of_thread(device: usize, payload: Box<dyn Any + Send>) -> Error {
     error(device, payload, None)
 }

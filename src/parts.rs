@@ -1,21 +1,21 @@
-//! Data that splits into one part per device.
+//! Data that [`GpuPool::run_with`](crate::GpuPool::run_with) splits into one part per device.
 
 use crate::{
     error::{Error, Result},
     shard::Shard,
 };
 
-/// Something that [`GpuPool::run_with`](crate::GpuPool::run_with) splits into one part per device: rows of a mutable
-/// slice ([`rows_mut`]), one item per device ([`each_mut`], or a `Vec` by value), rows of a
+/// Data that [`GpuPool::run_with`](crate::GpuPool::run_with) splits into one part per device: rows of a mutable slice
+/// ([`rows_mut`]), one item per device ([`each_mut`], or a `Vec` by value), rows of a
 /// [`UnifiedBuffer`](crate::UnifiedBuffer), and pairs and triples of these.
 pub trait Parts {
-    /// What one device gets.
+    /// The part of one device.
     type Part: Send;
 
-    /// Splits; one part per shard, in order.
+    /// Splits the data into one part per shard, in order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it cannot be split so.
+    /// [`Error::InvalidArgument`] if the data cannot be split in this way.
     #[track_caller]
     fn split(self, shards: &[Shard]) -> Result<Vec<Self::Part>>;
 }

@@ -1,12 +1,11 @@
-//! Which part of the data belongs to which device.
+//! Shards: the division of data among devices.
 //!
-//! The split is balanced: 9 items on 4 devices are 3, 2, 2, 2 (not 3, 3, 3, 0, as `torch.chunk` has it). With weights
-//! the remainder goes to the largest fractions. A shard may be empty: its closure runs all the same, so that
-//! collectives match.
+//! The division is balanced: 9 items on 4 devices are 3, 2, 2, 2 (`torch.chunk` makes 3, 3, 3, 0). With weights the
+//! remainder goes to the largest fractions. A shard may be empty; its closure still runs, so that collectives match.
 
 use std::{ops::Range, sync::Arc};
 
-/// A device's share of a scope's data: given to the closure, cheap to clone, free of lifetimes.
+/// A device's share of a scope's data. The closure gets it; it is cheap to clone and has no lifetime.
 ///
 /// ```
 /// use gpu_pool::{GpuPool, Shard};
@@ -24,7 +23,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// `weights`, when given, has one positive number per member.
+    /// `weights`, if given, has one positive number per member.
     pub(crate) fn new(index: usize, count: usize, weights: Option<Arc<[f64]>>) -> Self {
         debug_assert!(index < count && weights.as_ref().is_none_or(|w| w.len() == count));
         Shard { index, count, weights }
@@ -35,7 +34,7 @@ impl Shard {
         self.index
     }
 
-    /// How many shards there are.
+    /// The number of shards.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -45,8 +44,8 @@ impl Shard {
         self.range_of(self.index, len)
     }
 
-    /// The part of `len` items that the shard with the index `rank` has: where a peer's rows begin and end. The parts
-    /// of all ranks, in order, are `0..len` without a gap.
+    /// The part of `len` items that belongs to the shard with the index `rank`, for example a peer's rows. The parts of
+    /// all ranks, in order, are `0..len` without a gap.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -58,7 +57,7 @@ impl Shard {
     /// ```
     ///
     /// # Panics
-    /// When there is no such rank; in a scope that becomes [`Error::Panicked`](crate::Error::Panicked).
+    /// If there is no such rank; in a scope this becomes [`Error::Panicked`](crate::Error::Panicked).
     #[track_caller]
     pub fn range_of(&self, rank: usize, len: usize) -> Range<usize> {
         assert!(rank < self.count, "rank {rank} of {} shards", self.count);
@@ -76,7 +75,7 @@ impl Shard {
     /// This shard's rows of a row-major matrix with rows of `width` items.
     ///
     /// # Panics
-    /// When `width` is 0 or does not divide the slice's length; in a scope that becomes
+    /// If `width` is 0 or does not divide the slice's length; in a scope this becomes
     /// [`Error::Panicked`](crate::Error::Panicked).
     #[track_caller]
     pub fn rows<'a, T>(&self, all: &'a [T], width: usize) -> &'a [T] {
@@ -97,18 +96,19 @@ pub(crate) fn balanced(index: usize, count: usize, len: usize) -> Range<usize> {
     start..start + each + usize::from(index < more)
 }
 
-/// Up to so many items `f64` gives every share with its fraction, and the splits stay as they have always been. Beyond,
-/// its error would come near to whole items.
+/// Up to this number of items, `f64` gives every share with its fraction, and the splits stay as in earlier versions.
+/// For more items the error of `f64` would come near to whole items.
 const MOST_BY_FLOAT: usize = 1 << 40;
 
-/// Largest remainder (Hare): everyone gets the whole part of its ideal share, the rest goes to the largest fractions.
+/// Largest remainder method (Hare): each rank gets the whole part of its ideal share, and the rest goes to the largest
+/// fractions.
 fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
     let weights = scaled(weights);
     // The whole part, and a number that grows with the fraction.
     let shares: Vec<(usize, u128)> = if len <= MOST_BY_FLOAT {
         let total: f64 = weights.iter().map(|&w| w as f64).sum();
         let ideal = weights.iter().map(|&w| w as f64 / total * len as f64);
-        // The bits of numbers that are not negative are in the order of the numbers.
+        // The bits of non-negative floats are in the order of the floats.
         ideal.map(|x| (x.floor() as usize, x.fract().to_bits().into())).collect()
     } else {
         let total = weights.iter().sum();
@@ -117,8 +117,8 @@ fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
     let mut parts: Vec<usize> = shares.iter().map(|&(whole, _)| whole).collect();
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| shares[b].1.cmp(&shares[a].1).then(a.cmp(&b)));
-    // Whole parts lack less than one item each; rounding may also have given one too many, which the smallest fractions
-    // give back.
+    // Each whole part is less than one item below its share. Rounding may also have given one item too many, which the
+    // smallest fractions give back.
     let given: usize = parts.iter().sum();
     order.iter().take(len.saturating_sub(given)).for_each(|&i| parts[i] += 1);
     let giving = order.iter().rev().filter(|&&i| shares[i].0 > 0);
@@ -127,11 +127,11 @@ fn by_weight(weights: &[f64], index: usize, len: usize) -> Range<usize> {
     start..start + parts[index]
 }
 
-/// The weights as whole numbers with the same ratios, so that no sum of them overflows. What is smaller than the
-/// largest by more than a factor of 2^100 may become 0: its share is less than a billionth of an item.
+/// The weights as integers with the same ratios, small enough that their sum does not overflow. A weight that is
+/// smaller than the largest by more than a factor of 2^100 may become 0: its share is less than a billionth of an item.
 fn scaled(weights: &[f64]) -> Vec<u128> {
-    // A positive number is `mantissa * 2^exponent`, but for a bias; a subnormal one has the exponent 1 and no hidden
-    // bit.
+    // A positive float is `mantissa * 2^exponent`, apart from a bias; a subnormal float has the exponent 1 and no
+    // hidden bit.
     let exponent = |w: f64| (w.to_bits() >> 52).max(1);
     let mantissa = |w: f64| (w.to_bits() & ((1 << 52) - 1)) | (u64::from(w.is_normal()) << 52);
     let largest = weights.iter().map(|&w| exponent(w)).max().unwrap_or(1);
@@ -139,8 +139,8 @@ fn scaled(weights: &[f64]) -> Vec<u128> {
     weights.iter().map(|&w| (u128::from(mantissa(w)) << 50) >> below(w)).collect()
 }
 
-/// The quotient and the remainder of `len * weight / total`. The product may have more than 128 bits: bit by bit, as on
-/// paper.
+/// The quotient and the remainder of `len * weight / total`. The product may have more than 128 bits, so this is a long
+/// division, bit by bit.
 fn divided(len: usize, weight: u128, total: u128) -> (usize, u128) {
     (0..usize::BITS).rev().fold((0, 0), |(quotient, rest), bit| {
         let rest = 2 * rest + if len >> bit & 1 == 1 { weight } else { 0 };
@@ -197,7 +197,7 @@ mod tests {
         Shard::new(0, 2, None).range_of(2, 10);
     }
 
-    /// How weights were split before they could be of any size.
+    /// The split of earlier versions, which took only weights of normal size.
     fn by_plain_floats(weights: &[f64], len: usize) -> Vec<usize> {
         let total: f64 = weights.iter().sum();
         let ideal: Vec<f64> = weights.iter().map(|w| w / total * len as f64).collect();
@@ -216,12 +216,12 @@ mod tests {
         parts
     }
 
-    /// Numbers like those that people write, and like those that are measured.
+    /// Weights as people write them, and measured ones.
     fn sane_weight() -> impl Strategy<Value = f64> {
         prop_oneof![(1u32..20).prop_map(f64::from), (1u32..100).prop_map(|w| f64::from(w) / 10.0), 1e-6f64..1e6]
     }
 
-    /// Every finite number above zero, each exponent as likely as the other.
+    /// Any finite number above zero; all exponents are equally likely.
     fn any_weight() -> impl Strategy<Value = f64> {
         prop_oneof![(1u64..f64::INFINITY.to_bits()).prop_map(f64::from_bits), sane_weight(), Just(f64::MAX)]
     }

@@ -1,21 +1,23 @@
-//! How long a wait puts up with nobody getting on.
+//! Deadlines that measure missing progress, not time: a stopped process (debugger, `SIGSTOP`, paused virtual machine)
+//! does not expire them.
 //!
-//! By the clock alone, a process that was stopped (in a debugger, by `SIGSTOP`, with its virtual machine) would find
-//! all its deadlines passed when it goes on, though those that it waits for could not run either. So a wait looks at
-//! the clock from time to time, and what lies between two looks counts as a quarter of the deadline at most: that
-//! cannot pass before the [`LOOKS`]th look that finds that nobody has got on.
+//! By the clock alone, all deadlines of a stopped process would have passed when it continues, although its peers could
+//! not run either. So a wait looks at the clock from time to time, and the time between two looks counts as at most a
+//! quarter of the deadline.
+//!
+//! Invariant: a deadline passes only after [`LOOKS`] looks without progress.
 
 use std::time::{Duration, Instant};
 
-/// The fewest looks that a deadline takes.
+/// The fewest looks before a deadline passes.
 const LOOKS: u32 = 4;
 
-/// The deadline of one wait; it starts anew whenever somebody gets on.
+/// The deadline of one wait; it restarts after progress.
 pub(crate) struct StallTimer {
     limit: Duration,
     since: Instant,
     looked: Instant,
-    /// Of the time from `since` to `looked`, what counts.
+    /// The part of the time from `since` to `looked` that counts.
     counted: Duration,
 }
 
@@ -24,34 +26,34 @@ impl StallTimer {
         Self::starting(limit, Instant::now())
     }
 
-    /// The same, with the time as an argument.
+    /// [`new`](Self::new) with an explicit current time, for tests.
     pub fn starting(limit: Duration, now: Instant) -> Self {
         StallTimer { limit, since: now, looked: now, counted: Duration::ZERO }
     }
 
-    /// How long to sleep between two looks: `at_most`, or less if that many looks would outlast the deadline.
+    /// How long to sleep between two looks: `at_most`, or less if [`LOOKS`] such sleeps would exceed the deadline.
     pub fn tick(&self, at_most: Duration) -> Duration {
         at_most.min(self.limit / LOOKS)
     }
 
-    /// Somebody has got on.
+    /// Restarts the deadline after progress.
     pub fn renew(&mut self) {
         *self = StallTimer::new(self.limit);
     }
 
-    /// A look that found that nobody has got on: whether the deadline has passed.
+    /// A look without progress. True if the deadline has passed.
     pub fn is_over(&mut self) -> bool {
         self.look(Instant::now())
     }
 
-    /// [`is_over`](Self::is_over), with the time as an argument.
+    /// [`is_over`](Self::is_over) with an explicit current time.
     pub fn look(&mut self, now: Instant) -> bool {
         self.counted += now.saturating_duration_since(self.looked).min(self.limit / LOOKS);
         self.looked = now;
         self.counted >= self.limit / LOOKS * LOOKS
     }
 
-    /// How long nobody has got on, by the clock.
+    /// Time without progress, by the clock.
     pub fn waited(&self) -> Duration {
         self.since.elapsed()
     }
@@ -63,7 +65,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// When a deadline of 100 ms is found to have passed, by looks at these times.
+    /// The time at which a deadline of 100 ms passes, if the looks are at these times.
     fn over(looks: impl IntoIterator<Item = u32>) -> Option<u32> {
         let start = Instant::now();
         let mut stall = StallTimer::starting(100 * MS, start);
@@ -79,7 +81,7 @@ mod tests {
 
     #[test]
     fn time_in_which_nobody_looked_counts_a_quarter_at_most() {
-        // Stopped for an hour at 20 ms: 20 and 25 ms are counted when it goes on.
+        // The process is stopped for an hour at 20 ms: when it continues, 20 + 25 ms are counted.
         assert_eq!(over((0..3).map(|i| 10 * i).chain((0..100).map(|i| 3_600_000 + 10 * i))), Some(3_600_060));
     }
 
@@ -87,7 +89,7 @@ mod tests {
     fn four_looks_are_enough_however_long_they_take() {
         assert_eq!(over([1000, 2000, 3000]), None);
         assert_eq!(over([1000, 2000, 3000, 4000]), Some(4000));
-        // What does not divide by four neither adds a look nor takes one.
+        // A limit that is not a multiple of four needs neither more nor fewer looks.
         let start = Instant::now();
         let mut stall = StallTimer::starting(Duration::from_nanos(103), start);
         assert_eq!([1, 2, 3, 4].map(|s| stall.look(start + s * 1000 * MS)), [false, false, false, true]);

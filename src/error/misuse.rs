@@ -5,81 +5,80 @@
 use super::Site;
 use std::{fmt, ops::Range};
 
-/// What kind of mistake it is.
+/// The kind of a mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Two accesses of the same bytes, one of them a write, that nothing orders.
+    /// Two unordered accesses of the same bytes, one of them a write.
     Race,
-    /// Memory is named that was freed, or that no live buffer holds.
+    /// An operation uses memory that was freed, or that belongs to no live buffer.
     UseAfterFree,
-    /// Memory is freed while an operation that was given it may still run.
+    /// Memory is freed while an operation on it may still run.
     FreeInUse,
-    /// Memory of a buffer that was dropped is used by the next one before its last operations are over.
+    /// The next buffer uses the memory of a dropped buffer before the last operations on that one are complete.
     EarlyReuse,
-    /// The host touches page-locked or managed memory without having waited for a device's operation on it.
+    /// The host accesses page-locked or managed memory without a wait for a device's operation on it.
     HostAccess,
-    /// Bytes are read that nobody has written.
+    /// An operation reads bytes that were never written.
     UninitializedRead,
-    /// An event is waited for that was never recorded: in CUDA such a wait does nothing.
+    /// A wait for an event that was never recorded: in CUDA such a wait does nothing.
     UnrecordedEvent,
-    /// A kernel wrote through an argument that it declares as read.
+    /// A kernel wrote to an argument that it declares as read-only.
     WrongDeclaration,
-    /// Bytes behind the end of a buffer were written: found after the fact, by [`Check::Memory`](crate::Check::Memory).
+    /// Bytes behind the end of a buffer were written. [`Check::Memory`](crate::Check::Memory) finds this afterwards.
     OutOfBounds,
 }
 
-/// One operation, as far as it concerns a report.
+/// One operation in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deed {
-    /// The operation of the public face, like `copy` or `all_reduce`; or the driver's call where there is none.
+    /// The operation of the public API, like `copy` or `all_reduce`; or the driver's call if there is none.
     pub op: &'static str,
-    /// More of it: a kernel's name, which way a copy goes; may be empty.
+    /// Details: a kernel's name, a copy's direction; may be empty.
     pub detail: String,
-    /// Where it was called in the user's code, where that is known.
+    /// The call in the user's code, if known.
     pub site: Option<Site>,
-    /// The device whose stream it was given to; none for the host's own accesses.
+    /// The device of its stream; `None` for accesses of the host.
     pub device: Option<usize>,
-    /// The stream by its place among the device's streams, in order of creation.
+    /// The stream's number on its device, in order of creation.
     pub stream: Option<usize>,
-    /// Whether it writes.
+    /// Whether the operation writes.
     pub write: bool,
 }
 
-/// The memory that a report is about.
+/// The memory in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The device that it belongs to; none for page-locked and managed memory.
+    /// The device that owns it; `None` for page-locked and managed memory.
     pub device: Option<usize>,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: usize,
-    /// The operation that asked for it, and where.
+    /// The operation that allocated it, and its call site.
     pub by: Option<(&'static str, Site)>,
-    /// Whether it has been freed, and where if that is known.
+    /// `None` while it is live; else the operation that freed it and its call site, if known.
     pub freed: Option<Option<(&'static str, Site)>>,
 }
 
-/// A mistake, and where to look for it. Its `Display` is meant for people.
+/// A mistake, with the operations and the memory that it concerns. `Display` writes it as a text for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// What kind of mistake.
+    /// The kind of the mistake.
     pub kind: Kind,
-    /// The operation that was refused; or, where the raising of a flag was refused since it does not order what it was
-    /// hoped to, the later of the two that it leaves in conflict. Of a write out of bounds, where it was found: who
-    /// wrote is not known.
+    /// The refused operation. If the raise of a flag was refused because two operations still conflict: the later of
+    /// the two. For a write out of bounds: the operation that found it, since the writer is not known.
     pub now: Deed,
-    /// The earlier one that it conflicts with.
+    /// The earlier operation that it conflicts with.
     pub before: Option<Deed>,
-    /// The bytes, relative to the start of the allocation; addresses where no allocation is known.
+    /// The bytes, relative to the start of the allocation; addresses if no allocation is known.
     pub bytes: Range<usize>,
     /// The memory.
     pub allocation: Option<Allocation>,
-    /// What is missing, in words.
+    /// What is missing to make it right, as text.
     pub missing: String,
 }
 
-/// The stream, as a reader would call it.
+/// Writes the stream's name.
 struct Where<'a>(&'a Deed);
 
 impl fmt::Display for Where<'_> {
@@ -92,7 +91,7 @@ impl fmt::Display for Where<'_> {
     }
 }
 
-/// The operation in a phrase: `launch (`saxpy`, writes)`.
+/// Writes the operation as a phrase: `launch (`saxpy`, writes)`.
 struct What<'a>(&'a Deed, Kind);
 
 impl fmt::Display for What<'_> {
@@ -114,7 +113,7 @@ fn word(deed: &Deed) -> String {
     if deed.detail.starts_with('`') { deed.detail.clone() } else { format!("`{}`", deed.op) }
 }
 
-/// What would have ordered the two.
+/// The edge that would have ordered the two operations.
 pub(crate) fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
     let (last, at, op) = (word(before), Where(before), now.op);
     if now.device.is_none() {

@@ -1,14 +1,14 @@
-//! The operation in which the calling thread is, and its place in the user's code.
+//! The public operation that the calling thread is in, and its call site in the user's code.
 //!
-//! Each operation of the public face enters its place. Reports of the checker, of the memory pool and of software GPUs
-//! read it.
+//! Each operation of the public API enters its [`OpSite`]. Reports of the checker, of the memory pool and of software
+//! GPUs read it.
 //!
-//! Invariant: the outermost operation stays, since only that one is in the user's code.
+//! Invariant: in nested operations the outermost one stays, since only that call is in the user's code.
 
 use super::Site;
 use std::{cell::Cell, marker::PhantomData, panic::Location};
 
-/// An operation of the public face, and where it was called.
+/// An operation of the public API, and its call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpSite {
     pub(crate) op: &'static str,
@@ -20,13 +20,12 @@ thread_local! {
 }
 
 impl OpSite {
-    /// Where the calling thread is, if it is in an operation.
+    /// The operation of the calling thread, if it is in one.
     pub(crate) fn current() -> Option<OpSite> {
         CURRENT.get()
     }
 
-    /// What the calling thread asks of a driver within `f` belongs to the operation that was there, whatever is there
-    /// now.
+    /// Within `f`, driver calls of this thread belong to the operation `place`, instead of the current one.
     pub(crate) fn revisit<R>(place: Option<OpSite>, f: impl FnOnce() -> R) -> R {
         let now = CURRENT.replace(place);
         let result = f();
@@ -34,8 +33,8 @@ impl OpSite {
         result
     }
 
-    /// Until the guard goes, what the calling thread asks of a driver belongs to this operation; unless it is within
-    /// one already: the outermost is the user's.
+    /// Until the guard is dropped, driver calls of this thread belong to this operation. Within another operation it
+    /// changes nothing.
     pub(crate) fn enter(self) -> OpGuard {
         let outer = CURRENT.get();
         CURRENT.set(outer.or(Some(self)));
@@ -43,7 +42,7 @@ impl OpSite {
     }
 }
 
-/// Leaves the operation when it is dropped.
+/// Its drop leaves the operation.
 pub(crate) struct OpGuard {
     outer: Option<OpSite>,
     stays: PhantomData<*const ()>,
@@ -55,8 +54,8 @@ impl Drop for OpGuard {
     }
 }
 
-/// What `f` asks of a driver is, for the checker's reports, operation `op` called here: for those who use drivers
-/// without a pool. Within an operation of the crate, or another `annotate`, it changes nothing.
+/// Names the driver calls in `f` for the checker's reports: they show operation `op`, called here. For programs that
+/// use drivers without a pool. Within an operation of the crate, or within another `annotate`, it changes nothing.
 ///
 /// ```
 /// # use gpu_pool::driver::{check, host};

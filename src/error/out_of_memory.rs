@@ -1,4 +1,5 @@
-//! Why there is no more memory, and what may help.
+//! The report of [`Error::OutOfMemory`](crate::Error::OutOfMemory): the pool's state, the holders of memory, and a
+//! hint.
 
 use super::{
     site::{CallSite, Holder},
@@ -6,22 +7,21 @@ use super::{
 };
 use std::fmt;
 
-/// How recording is turned on, for hints.
+/// How to turn recording on, for hints.
 pub(crate) const HOW_TO_RECORD: &str = "`Builder::record_memory(true)` or GPU_POOL_RECORD_MEMORY=1";
 
-/// The state of a device's memory pool when it had to refuse a request, in
-/// [`Error::OutOfMemory`](crate::Error::OutOfMemory). Its `Display` is meant for people: one fact to a line, and a
-/// hint.
+/// The state of a device's memory pool when it refused a request, in [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+/// `Display` writes it for people: one fact per line, and a hint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemoryReport {
     /// The device's ordinal in the pool.
     pub device: usize,
-    /// The operation that asked; empty where the driver failed at something that the pool does not serve.
+    /// The operation that requested memory; empty if the driver failed at a call that does not go through the pool.
     pub op: &'static str,
-    /// Where it was called, while recording is on.
+    /// Its call site, if recording is on.
     pub site: Option<CallSite>,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub requested: u64,
     /// The limit set for the pool.
     pub limit: Option<u64>,
@@ -29,21 +29,21 @@ pub struct OutOfMemoryReport {
     pub in_use: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
-    /// Bytes that the pool has and nobody holds, pending ones among them.
+    /// Bytes in the pool that no buffer uses, including pending ones.
     pub free_in_pool: u64,
-    /// The largest piece of them.
+    /// The largest free piece.
     pub largest_free: u64,
-    /// Freed, but still used by queued work.
+    /// Freed memory that queued work still uses.
     pub pending: Vec<PendingOnStream>,
-    /// What the driver says is free on the device.
+    /// Free bytes of the device, by the driver.
     pub driver_free: u64,
-    /// What the device has; 0 where the driver does not say.
+    /// Size of the device's memory; 0 if the driver does not report it.
     pub driver_total: u64,
     /// Whether recording was on.
     pub recorded: bool,
-    /// The ten call sites that hold most. Empty without recording.
+    /// The ten call sites that hold the most bytes. Empty without recording.
     pub holders: Vec<Holder>,
-    /// What the pool tried before it gave up, in order.
+    /// The attempts of the pool before it refused, in order.
     pub rungs: Vec<&'static str>,
 }
 
@@ -51,11 +51,11 @@ pub struct OutOfMemoryReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PendingOnStream {
-    /// The stream's device,
+    /// The stream's device.
     pub device: usize,
-    /// the stream,
+    /// The stream.
     pub stream: u64,
-    /// and how much.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -64,12 +64,12 @@ impl OutOfMemoryReport {
         self.pending.iter().map(|pending| pending.bytes).fold(0, u64::saturating_add)
     }
 
-    /// What the device's memory holds that is not this pool's: contexts, libraries, other pools and processes.
+    /// Used bytes of the device that are not this pool's: contexts, libraries, other pools and processes.
     fn foreign(&self) -> u64 {
         self.driver_total.saturating_sub(self.driver_free).saturating_sub(self.reserved)
     }
 
-    /// The most likely way out.
+    /// The most likely remedy.
     fn hint(&self) -> String {
         let Self { requested, free_in_pool, largest_free, .. } = *self;
         let (asked, pending) = (Bytes(requested), self.pending_bytes());
@@ -151,7 +151,7 @@ impl fmt::Display for OutOfMemoryReport {
     }
 }
 
-/// The report below an error's first line: each line indented.
+/// Writes a report below an error's first line, with each line indented.
 pub(crate) struct Indented<T>(pub(crate) T);
 
 impl<T: fmt::Display> fmt::Display for Indented<T> {

@@ -58,7 +58,7 @@ device 2 is out of memory in upload: 25165824 bytes requested, 41943040 in use, 
     assert_eq!(error.to_string(), expected);
 }
 
-/// What is not known is not said.
+/// Unknown facts are left out.
 #[test]
 fn a_failure_outside_of_the_pool_is_short() {
     let report = OutOfMemoryReport { driver_free: MIB, driver_total: 80 * MIB, ..Default::default() };
@@ -70,17 +70,17 @@ fn a_failure_outside_of_the_pool_is_short() {
     assert_eq!(text.lines().count(), 2, "{text}");
 }
 
-/// Users of other pools could not tell fragmentation from a lack of memory: pytorch#152135, pytorch#35901.
+/// Users of other pools could not distinguish fragmentation from a lack of memory: pytorch#152135, pytorch#35901.
 #[test]
 fn the_hint_knows_fragmentation_from_want() {
     let plain = OutOfMemoryReport { pending: Vec::new(), ..report() };
     let fragmented = OutOfMemoryReport { free_in_pool: 30 * MIB, ..plain.clone() };
     assert!(hint(&fragmented).starts_with("fragmentation: 30.0 MiB are free, but no piece is larger than 2.0 MiB"));
-    // What is pending is not fragmented but late.
+    // Pending memory is not fragmented, but still in use.
     let busy = PendingOnStream { device: 1, stream: 0, bytes: 28 * MIB };
     let pending = OutOfMemoryReport { pending: vec![busy], ..fragmented.clone() };
     assert!(hint(&pending).starts_with("28.0 MiB were freed, but queued work still uses them"), "{}", hint(&pending));
-    // Neither of them: somebody holds it.
+    // Neither of them: live buffers hold the memory.
     assert!(hint(&plain).starts_with("most is held by zeros"));
     let unknown = OutOfMemoryReport { holders: vec![Holder { site: None, blocks: 1, bytes: 9 }], ..plain.clone() };
     assert!(hint(&unknown).contains("before recording began"));

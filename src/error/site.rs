@@ -1,18 +1,18 @@
-//! Places in the user's code as values that can be stored in a file, and the sums of memory by place.
+//! Call sites as values that can be stored in a file, and sums of memory by call site.
 //!
-//! Out-of-memory reports, leak reports and snapshots of memory contain them.
+//! Out-of-memory reports, leak reports and memory snapshots contain them.
 
 use super::op_site::OpSite;
 use std::{borrow::Cow, fmt};
 
-/// An operation, and where in the user's code it was called.
+/// An operation, and its call in the user's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct CallSite {
     /// The operation, like `upload`.
     pub op: Cow<'static, str>,
-    /// The source file, as the compiler was given it.
+    /// The source file, with the path that the compiler got.
     pub file: Cow<'static, str>,
     /// The line, from 1.
     pub line: u32,
@@ -37,11 +37,11 @@ impl fmt::Display for CallSite {
 #[cfg_attr(feature = "insight", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// Who asked for them; none for what was allocated before recording began.
+    /// The call that allocated the blocks; `None` if they were allocated before recording began.
     pub site: Option<CallSite>,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: usize,
-    /// Their bytes.
+    /// Total bytes.
     pub bytes: u64,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A call site, or that there is none.
+/// Writes a call site, or that none was recorded.
 pub(crate) struct Name<'a>(pub(crate) Option<&'a CallSite>);
 
 impl fmt::Display for Name<'_> {
@@ -64,7 +64,7 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-/// Adds blocks up by who asked for them, the most bytes first.
+/// Sums blocks by call site, the most bytes first.
 pub(crate) fn holders(blocks: impl Iterator<Item = (Option<CallSite>, u64)>) -> Vec<Holder> {
     let mut sums = std::collections::HashMap::<Option<CallSite>, (usize, u64)>::new();
     for (site, bytes) in blocks {
@@ -73,7 +73,7 @@ pub(crate) fn holders(blocks: impl Iterator<Item = (Option<CallSite>, u64)>) -> 
     }
     let mut holders: Vec<Holder> =
         sums.into_iter().map(|(site, (blocks, bytes))| Holder { site, blocks, bytes }).collect();
-    // By name where the bytes are equal: the same state must give the same text.
+    // Equal sums are sorted by name, so that the same state gives the same text.
     holders.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
     holders
 }

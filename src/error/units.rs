@@ -1,4 +1,4 @@
-//! Bytes, times and counts as people read them, for reports of memory.
+//! `Display` for bytes, times and counts, for memory reports.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ impl fmt::Display for Bytes {
         }
         let mut units = [("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2), ("PiB", 2), ("EiB", 2)].into_iter().peekable();
         let mut value = self.0 as f64 / 1024.0;
-        // 1023.96 KiB would be printed as 1024.0 KiB: that is 1.0 MiB.
+        // 1023.96 KiB would be rounded to 1024.0 KiB, so it is written as 1.0 MiB.
         while value >= 1023.95 && units.len() > 1 {
             value /= 1024.0;
             units.next();

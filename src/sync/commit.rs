@@ -5,13 +5,13 @@
 //! ```
 //!
 //! Before an operation touches data, each member commits the operation's number. The first member's compare-and-swap
-//! commits it for all; an abort sets the low bit. Both go to one word, so they have one order that everybody sees:
+//! commits it for all; an abort sets the low bit. Both change one word, so all members see them in one order:
 //!
 //! * the commit came first: every member's `commit` of that number is true, also after the abort;
 //! * the abort came first: the word's number can never reach that number, and every member's `commit` is false.
 //!
-//! So never is half a gang in an operation and half of it out. Numbers are consecutive and each member commits them in
-//! order; a member may be behind the word's number, never more than one ahead of it.
+//! So an operation never runs on only a part of the gang. Numbers are consecutive, and each member commits them in
+//! order. A member's number may be behind the word's number, and is at most one ahead of it.
 
 use super::{
     shim::atomic::{AtomicU64, Ordering::*},
@@ -21,7 +21,7 @@ use super::{
 const ABORTED: u64 = 1;
 
 /// The word. `src/sync/README.md` has the protocol.
-// On cache lines of its own: all members write to it at every operation, and read what is beside it.
+// On its own cache lines: all members write the word at every operation, and read the data beside it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CommitWord(AtomicU64);
@@ -38,13 +38,14 @@ impl CommitWord {
         CommitWord(AtomicU64::new(0))
     }
 
-    /// Commits `seq` (from 1, consecutive). True when it is committed, by this member or by a peer before it; false
-    /// when the abort came first. False also shows everything that was done before the abort.
+    /// Commits `seq` (from 1, consecutive). True if this member or an earlier peer has committed it; false if the abort
+    /// came first. After false, everything done before the abort is visible.
     pub fn commit(&self, seq: u64) -> bool {
         self.lead(seq).is_some()
     }
 
-    /// [`commit`](Self::commit), and whether it was this call that committed it; none when the abort came first.
+    /// [`commit`](Self::commit); true if this call has committed the number, false if a peer has; `None` if the abort
+    /// came first.
     pub fn lead(&self, seq: u64) -> Option<bool> {
         loop {
             let word = self.0.load(ord("commit.load", Acquire));
@@ -59,25 +60,25 @@ impl CommitWord {
                 self.0.store(seq << 1, ord("commit.cas", Release));
                 return Some(true);
             }
-            // A failure is not read here: the next round's acquiring load decides.
+            // The value of a failed exchange is not used: the next round's acquiring load decides.
             if self.0.compare_exchange_weak(word, seq << 1, ord("commit.cas", Release), Relaxed).is_ok() {
                 return Some(true);
             }
         }
     }
 
-    /// Aborts: no number is committed from now on. Whether this call was the first.
+    /// Aborts: no number is committed from now on. True if this call was the first.
     pub fn abort(&self) -> bool {
         self.0.fetch_or(ABORTED, ord("commit.abort", Release)) & ABORTED == 0
     }
 
-    /// Whether it is aborted. True shows everything that was done before the abort.
+    /// Whether the word is aborted. After true, everything done before the abort is visible.
     #[inline]
     pub fn is_aborted(&self) -> bool {
         self.0.load(ord("commit.is_aborted", Acquire)) & ABORTED != 0
     }
 
-    /// The highest number committed. Shows everything that was done before it was.
+    /// The highest committed number. Everything done before that commit is visible.
     pub fn committed(&self) -> u64 {
         self.0.load(ord("commit.committed", Acquire)) >> 1
     }

@@ -1,15 +1,14 @@
-//! Waiting for a condition that other threads make true, without a lost wake-up and without a lock around the
-//! condition.
+//! Waits for a condition that other threads make true, without lost wake-ups and without a lock around the condition.
 //!
 //! # Contract
 //!
-//! Who makes the condition true does so with any atomic operation, *then* calls [`EventCount::notify`]. Who waits gives
-//! the condition to [`EventCount::wait_until`], which returns once it holds. The condition is evaluated without a lock
-//! held, so it may take locks and may notify. `notify` costs a fence and a load when nobody waits; the fence is
-//! `SeqCst` and comes first, so it also acquires what the caller's relaxed operations read before. Who makes the
-//! conditions of several event counts true notifies all of them at the end by [`EventCount::notify_all`], for one
-//! fence: a fence waits until all that was written before has left the core, and nothing that is read after it begins
-//! earlier.
+//! A notifier makes the condition true with any atomic operation, and *then* calls [`EventCount::notify`]. A waiter
+//! gives the condition to [`EventCount::wait_until`], which returns once the condition holds. The condition is
+//! evaluated without a lock, so it may take locks and may notify. Without a waiter, `notify` costs a fence and a load;
+//! the fence is `SeqCst` and comes first, so it also acquires the values that the caller's relaxed operations have read
+//! before. A thread that makes the conditions of several event counts true notifies all of them at the end by
+//! [`EventCount::notify_all`], for one fence: a fence waits until all earlier writes have left the core, and no later
+//! read begins before that.
 //!
 //! # Mechanism
 //!
@@ -27,31 +26,32 @@
 //!       wait on the condition variable              notify_all
 //! ```
 //!
-//! The two fences are Dekker's: either the notifier sees the announcement, or the waiter sees the condition; it cannot
-//! be neither. A notifier that sees it ends the epoch *under the lock*, so the waiter either finds the epoch ended or
-//! is inside the condition variable when the wake-up comes. Since ending an epoch takes all its waiters off the count,
-//! a second `notify` before the woken threads have run finds nobody and costs nothing; that matters when each of N
-//! threads notifies N others. The word is [folly's
+//! The two fences are Dekker's: either the notifier sees the announcement, or the waiter sees the condition, or both. A
+//! notifier that sees the announcement ends the epoch *under the lock*. So the waiter either finds the epoch ended, or
+//! it is inside the condition variable when the wake-up comes. The end of an epoch removes all its waiters from the
+//! count, so a second `notify` before the woken threads have run finds no waiter and costs nothing. That matters when
+//! each of N threads notifies N others. The word is [folly's
 //! `EventCount`](https://github.com/facebook/folly/blob/main/folly/synchronization/EventCount.h), the spirit rayon's
 //! [`sleep`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/sleep/README.md).
 //!
-//! # Who asks whether it sleeps
+//! # Asking whether a waiter sleeps
 //!
-//! A waiter that is about to block, having looked in vain after its announcement, notes the epoch under the mutex, and
-//! takes the note back when it goes on. [`EventCount::asleep`] compares the note with the word, under the mutex too: as
-//! long as they agree nobody has ended the epoch since that look. With one waiter at a time that is exact; it is what a
-//! software GPU needs to know before it takes the next step of a program that must not depend on how fast threads are.
+//! A waiter that finds the condition false after its announcement, and is about to block, stores the epoch under the
+//! mutex. It clears this note when it continues. [`EventCount::asleep`] compares the note with the word, also under the
+//! mutex. As long as they agree, no notifier has ended the epoch since the waiter's look. With one waiter at a time the
+//! answer is exact. A software GPU needs it before it takes the next step of a program that must not depend on the
+//! speed of threads.
 //!
 //! # Before blocking
 //!
-//! A waiter first pauses in doubling rounds (skipped on one core, where nobody could make progress meanwhile, and where
-//! there are as many device threads as cores, see `shim::spin_rounds`), then yields, then blocks. On a loaded 2-core
-//! machine a fixed spin of 2000 pauses made a dispatch to 4 threads take 170 us where 6 rounds and 32 yields take 14,
-//! and blocking at once takes 50 where the threads are awake anyway.
+//! A waiter first pauses in doubling rounds, then yields, then blocks. The pauses are skipped on one core, where no
+//! other thread could make progress meanwhile, and if there are as many device threads as cores (`shim::spin_rounds`).
+//! On a busy 2-core machine, a dispatch to 4 threads took 170 us with a fixed spin of 2000 pauses, 14 us with 6 rounds
+//! and 32 yields, and 50 us with blocking at once while the threads were awake anyway.
 //!
-//! Being woken takes long where a core has to be woken too: two GPUs' threads that had gone to sleep for a peer that
-//! was 1 ms late had the sum of 64 KB 47 us after it came, and take 16 for one when awake. So one may *linger*
-//! ([`EventCount::wait_lingering`]): go on yielding for so long, on a core that nobody else wants.
+//! A wake-up is slow if a core must be woken, too. The threads of two GPUs that slept while a peer was 1 ms late
+//! finished the sum of 64 KB 47 us after the peer came; awake threads need 16 us. So a waiter may *linger*
+//! ([`EventCount::wait_lingering`]): it yields for some time before it blocks, on a core that no other thread wants.
 
 use super::{
     shim::{
@@ -65,7 +65,8 @@ use std::time::{Duration, Instant};
 
 const EPOCH: u64 = 1 << 32;
 const WAITERS: u64 = EPOCH - 1;
-/// After a yield that took this long others want the core, and who yields again pays a slice of theirs each time.
+/// A yield that takes this long means that other threads want the core: each further yield would cost one of their time
+/// slices.
 const CROWDED: Duration = Duration::from_micros(500);
 
 /// `src/sync/README.md` has the protocol.
@@ -81,13 +82,13 @@ const CROWDED: Duration = Duration::from_micros(500);
 ///     event.notify(); // then the call
 /// });
 /// ```
-// On cache lines of its own: its waiter looks at it all the time.
+// On its own cache lines: its waiter reads it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct EventCount {
     word: AtomicU64,
-    /// Guards changes of the epoch, so that none falls between a waiter's last look at it and its sleep. Holds one more
-    /// than the epoch in which the waiter has looked in vain and blocks; 0 when it does not.
+    /// Guards changes of the epoch, so that no change comes between a waiter's last look and its sleep. The value is
+    /// one more than the epoch in which the waiter has found the condition false and blocks; 0 if it does not block.
     lock: Mutex<u64>,
     ended: Condvar,
 }
@@ -99,7 +100,7 @@ impl Default for EventCount {
 }
 
 impl EventCount {
-    /// One that nobody waits on.
+    /// An event count without waiters.
     ///
     /// ```
     /// gpu_pool::sync::EventCount::new().notify(); // wakes nobody
@@ -109,13 +110,13 @@ impl EventCount {
         EventCount { word: AtomicU64::new(0), lock: Mutex::new(0), ended: Condvar::new() }
     }
 
-    /// One that nobody waits on. Not `const`, since loom's types are not.
+    /// An event count without waiters. Not `const`, since loom's types are not.
     #[cfg(loom)]
     pub fn new() -> Self {
         EventCount { word: AtomicU64::new(0), lock: Mutex::new(0), ended: Condvar::new() }
     }
 
-    /// Lets everyone who waits look at his condition again. To be called after the condition was made true.
+    /// Makes all waiters evaluate their conditions again. Call it after the condition was made true.
     ///
     /// ```
     /// let event = gpu_pool::sync::EventCount::new();
@@ -129,8 +130,8 @@ impl EventCount {
         self.wake();
     }
 
-    /// As [`notify`](Self::notify) of each, for one fence. To be called after the conditions of all of them were made
-    /// true.
+    /// [`notify`](Self::notify) for each event count, with one fence. Call it after the conditions of all of them were
+    /// made true.
     ///
     /// ```
     /// use gpu_pool::sync::EventCount;
@@ -143,7 +144,7 @@ impl EventCount {
         events.into_iter().for_each(EventCount::wake);
     }
 
-    /// Ends the epoch if anybody waits. After a fence that is after the change.
+    /// Ends the epoch if there is a waiter. The caller has made a fence after its change.
     #[inline]
     fn wake(&self) {
         if self.word.load(Relaxed) & WAITERS != 0 {
@@ -151,8 +152,8 @@ impl EventCount {
         }
     }
 
-    /// Whether the waiter blocks, has found nothing since it announced itself, and has not been notified since: then a
-    /// number that is another one once it was notified. For an event count with one waiter at a time.
+    /// A number if the waiter blocks, has found its condition false after its announcement, and has not been notified
+    /// since. The number changes with a notification. For an event count with one waiter at a time.
     ///
     /// ```
     /// let event = gpu_pool::sync::EventCount::new();
@@ -164,9 +165,10 @@ impl EventCount {
         (*looked == epoch + 1).then_some(epoch)
     }
 
-    /// Waits until `cond` yields something, at most `limit`. `None` when the time ran out; without a limit never.
+    /// Waits at most `limit` until `cond` returns a value. `None` if the limit came first; never `None` without a
+    /// limit.
     ///
-    /// `cond` is called at least once, also with a limit of zero, and is the last thing called before `None`.
+    /// `cond` is called at least once, also with a limit of zero. It is called a last time before `None` is returned.
     ///
     /// ```
     /// use std::time::Duration;
@@ -178,9 +180,9 @@ impl EventCount {
         self.wait_lingering(limit, Duration::ZERO, cond)
     }
 
-    /// As [`wait_until`](Self::wait_until), but a waiter that has a core to itself yields for at least `linger` before
-    /// it blocks: what comes in that time is met within a microsecond. It blocks earlier as soon as a yield takes long,
-    /// and does not linger at all where there are as many device threads as cores.
+    /// [`wait_until`](Self::wait_until), but a waiter with a core of its own yields for at least `linger` before it
+    /// blocks: it sees a change in that time within a microsecond. It blocks earlier if a yield takes long, and does
+    /// not linger at all if there are as many device threads as cores.
     ///
     /// ```
     /// use std::time::Duration;
@@ -204,7 +206,7 @@ impl EventCount {
         if let Some(result) = cond() {
             return Some(result);
         }
-        // A limit beyond the end of time is none.
+        // A limit beyond the range of `Instant` is no limit.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         if cores() > 1 {
             for round in 0..spin_rounds() {
@@ -251,7 +253,7 @@ impl EventCount {
                 return Some(result); // `announced` takes itself back
             }
             let timed_out = announced.sleep(deadline);
-            // A look of its own after the time ran out: the wake-up may have come too late to be seen as one.
+            // One more look after the limit: the condition may have become true just before it.
             if let Some(result) = cond() {
                 return Some(result);
             }
@@ -261,8 +263,8 @@ impl EventCount {
         }
     }
 
-    /// Runs `f` as if it were a sleep: [`asleep`](Self::asleep) holds meanwhile, and ends with a notification. Not if
-    /// `cond` yields something before; else what it yields after.
+    /// Runs `f` as if it were a sleep: meanwhile [`asleep`](Self::asleep) returns a number, until a notification. If
+    /// `cond` returns a value before, `f` does not run; else the result is that of `cond` after `f`.
     ///
     /// ```
     /// let event = gpu_pool::sync::EventCount::new();
@@ -280,7 +282,7 @@ impl EventCount {
             return Some(result);
         }
         *self.lock.lock() = announced.epoch + 1;
-        // Taken back also when `f` panics.
+        // The note is cleared also if `f` panics.
         let noted = Noted(self);
         f();
         drop((noted, announced));
@@ -297,9 +299,10 @@ impl EventCount {
     fn end_epoch(&self) {
         let guard = (!flag("event.notify.no_lock")).then(|| self.lock.lock());
         let next = |word: u64| (word & WAITERS != 0).then(|| (word & !WAITERS).wrapping_add(EPOCH));
-        // Relaxed: the mutex orders this for sleepers, the fences for those who announce themselves in the new epoch.
+        // Relaxed: the mutex orders this for sleepers, the fences for waiters that announce themselves in the new
+        // epoch.
         let ended = self.word.fetch_update(Relaxed, Relaxed, next).is_ok();
-        // Unlocked first: a woken thread does not run into the lock that its waker still holds.
+        // Unlocked first, so that a woken thread does not wait for the lock that its waker still holds.
         drop(guard);
         if ended {
             if flag("event.notify.one") {
@@ -311,7 +314,7 @@ impl EventCount {
     }
 }
 
-/// A note under the mutex. Dropping it takes it back.
+/// The note under the mutex; its drop clears it.
 struct Noted<'a>(&'a EventCount);
 
 impl Drop for Noted<'_> {
@@ -320,20 +323,20 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// A waiter that notifiers can see. Dropping it takes the announcement back, also when the condition panics.
+/// An announced waiter. The drop withdraws the announcement, also if the condition panics.
 struct Announced<'a> {
     event: &'a EventCount,
     epoch: u64,
 }
 
 impl Announced<'_> {
-    /// Blocks until the epoch ends. Whether the time ran out first.
+    /// Blocks until the epoch ends. True if the deadline came first.
     fn sleep(&self, deadline: Option<Instant>) -> bool {
         let event = self.event;
         let mut looked = event.lock.lock();
         *looked = self.epoch + 1;
         let mut timed_out = false;
-        // In the epoch that the announcement is counted in, and only in it, a notifier is bound to end it.
+        // Only while the epoch counts the announcement, a notifier will end the epoch and wake this thread.
         while !timed_out && event.word.load(Relaxed) / EPOCH == self.epoch {
             match deadline {
                 None => event.ended.wait(&mut looked),
@@ -350,7 +353,7 @@ impl Announced<'_> {
 
 impl Drop for Announced<'_> {
     fn drop(&mut self) {
-        // A notifier that has ended the epoch has taken the announcement off the count already.
+        // A notifier that has ended the epoch has already removed the announcement from the count.
         let take_back = |word: u64| (word / EPOCH == self.epoch || flag("event.take_back.always")).then(|| word - 1);
         let _ = self.event.word.fetch_update(Relaxed, Relaxed, take_back);
     }

@@ -82,7 +82,7 @@ fn who_sleeps_is_seen_to_until_he_is_notified() {
                 }
                 thread::yield_now();
             });
-            // A notification for nothing ends the epoch, too; it is asleep again only after another look.
+            // A notification without a change also ends the epoch. The waiter counts as asleep only after another look.
             event.notify();
             epochs.push(loop {
                 if let Some(epoch) = event.asleep() {
@@ -121,7 +121,7 @@ fn a_condition_may_notify_and_may_panic() {
     assert_eq!(result, Some(100));
     let panicking = || {
         event.wait_until(None, || {
-            // At the first look after the announcement, whenever that comes.
+            // The condition holds at the first look after the announcement.
             assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "enough");
             None::<()>
         })
@@ -130,8 +130,8 @@ fn a_condition_may_notify_and_may_panic() {
     assert_eq!(event.word.load(Relaxed) & WAITERS, 0, "the announcement was taken back");
 }
 
-/// A thread that looks around instead of sleeping counts as asleep, but not once it was sent something: with a note "I
-/// am looking" that nobody took back, peers of a thread that had just got its answer were told of a deadlock.
+/// A thread that looks for deadlocks instead of sleeping counts as asleep, but not after a notification. Once, such a
+/// thread kept its note after its answer had come, and its peers got a false deadlock report.
 #[test]
 fn who_looks_around_is_asleep_until_notified() {
     let event = EventCount::new();
@@ -150,7 +150,7 @@ fn who_looks_around_is_asleep_until_notified() {
     assert_eq!(event.asleep(), None);
 }
 
-/// A peer that is late by more than the yields of a waiter, and comes without a word: only who is awake meets it.
+/// A peer comes later than the usual yields of a waiter and does not notify: only a lingering waiter sees it.
 #[test]
 #[cfg_attr(miri, ignore = "each yield takes long there, and a long one ends it")]
 fn who_lingers_meets_without_being_woken() {
@@ -165,7 +165,7 @@ fn who_lingers_meets_without_being_woken() {
         });
         met.map(|()| looks)
     };
-    // A yield that takes long ends it, so on a loaded machine not every time.
+    // A long yield ends the lingering, so on a busy computer not every try succeeds.
     assert!((0..1000).any(|_| is_crowded() || looks_in(Duration::from_secs(1)).is_some()));
     assert_eq!(looks_in(Duration::ZERO), None, "some rounds, some yields, and to sleep");
 }

@@ -1,8 +1,8 @@
-//! What a full ring gives back.
+//! The error of a push to a full ring.
 
 use std::{error::Error, fmt};
 
-/// The ring was full; holds the element that did not fit.
+/// The ring was full. Contains the element.
 ///
 /// ```
 /// let full = gpu_pool::sync::ring::Full(7);

@@ -1,13 +1,13 @@
-//! Shutdown against submission: nobody gets in after the gate was closed and found empty.
+//! Shutdown against submission. Invariant: no thread enters after the gate was closed and found empty.
 //!
 //! ```text
 //!   word = 2 * (passes in flight) + (1 if closed)
 //! ```
 //!
-//! [`Gate::enter`] adds a pass *first* and looks at the closed bit of the very value it added to. Were it to look first
-//! and add then, a close and a drain could slip between the two. [`Gate::close`] sets the bit; [`Gate::wait_drained`]
-//! waits until the word shows no passes. An `enter` that finds the gate closed takes its pass back, and so may wake the
-//! waiter once more than needed, never once less.
+//! [`Gate::enter`] adds a pass *first* and reads the closed bit of the same value. If it read the bit first and then
+//! added, a close and a drain could come in between. [`Gate::close`] sets the bit; [`Gate::wait_drained`] waits until
+//! the word has no passes. An `enter` that finds the gate closed removes its pass again, so it may wake the waiter once
+//! more than needed, never once less.
 
 use super::{
     EventCount,
@@ -26,7 +26,7 @@ pub struct Gate {
     drained: EventCount,
 }
 
-/// The right to be inside a [`Gate`]; dropping it leaves.
+/// The right to be inside a [`Gate`]; its drop leaves the gate.
 #[derive(Debug)]
 #[must_use = "the pass is given back when it is dropped"]
 pub struct Pass<'a>(&'a Gate);
@@ -43,7 +43,7 @@ impl Gate {
         Gate { word: AtomicUsize::new(0), drained: EventCount::new() }
     }
 
-    /// A pass, or `None` when the gate is closed; `None` shows everything that was done before the close.
+    /// A pass, or `None` if the gate is closed. After `None`, everything done before the close is visible.
     pub fn enter(&self) -> Option<Pass<'_>> {
         if flag("gate.looks_before_adding") {
             if self.is_closed() {
@@ -54,12 +54,12 @@ impl Gate {
         }
         let before = self.word.fetch_add(PASS, ord("gate.enter", Acquire));
         debug_assert!(before < usize::MAX - PASS, "passes are forgotten by the billion");
-        // From here the pass is counted, and its drop takes it back on either way out.
+        // From here the pass is counted; its drop removes it on both paths.
         let pass = Pass(self);
         (before & CLOSED == 0).then_some(pass)
     }
 
-    /// Closes the gate, for good. Whether this call was the first.
+    /// Closes the gate for good. True if this call was the first.
     pub fn close(&self) -> bool {
         self.word.fetch_or(CLOSED, ord("gate.close", Release)) & CLOSED == 0
     }
@@ -69,12 +69,12 @@ impl Gate {
         self.word.load(ord("gate.is_closed", Acquire)) & CLOSED != 0
     }
 
-    /// Waits until a closed gate has no passes in flight; false when `limit` ran out. Afterwards everything that was
-    /// done under passes is visible, and nobody will get one again.
+    /// Waits until a closed gate has no passes; false if `limit` came first. After true, everything done under passes
+    /// is visible, and no thread will get a pass again.
     ///
     /// # Panics
     ///
-    /// When the gate is open: emptiness would mean nothing.
+    /// If the gate is open: then "no passes" would mean nothing.
     pub fn wait_drained(&self, limit: Option<Duration>) -> bool {
         assert!(self.is_closed(), "wait_drained on an open gate");
         self.drained

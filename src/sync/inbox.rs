@@ -1,13 +1,13 @@
-//! Many senders, one list, taken as a whole.
+//! A queue for many senders; a receiver takes all elements at once.
 //!
-//! [`Inbox::push`] links a node in front of the list by compare-and-swap; [`Inbox::take`] swaps the whole list for an
-//! empty one and turns it round, so that elements come out in the order in which they went in. Nothing is ever unlinked
-//! from the middle, so there is no ABA problem and nothing to reclaim: a node belongs to its sender before the swap-in,
-//! to the list after it, and to the taker from the swap-out on. It is Treiber's stack used the way of
-//! [mimalloc's `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c).
+//! [`Inbox::push`] links a node in front of the list by compare-and-swap. [`Inbox::take`] swaps the whole list for an
+//! empty one and reverses it, so elements come out in the order of their pushes. No node is ever unlinked from the
+//! middle, so there is no ABA problem and no deferred reclamation: a node belongs to its sender before the exchange,
+//! then to the list, and to the taker after the swap. It is Treiber's stack, used as in [mimalloc's
+//! `xthread_free`](https://github.com/microsoft/mimalloc/blob/master/src/free.c).
 //!
-//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second); this one never makes a sender
-//! wait for a taker that was descheduled with the lock in hand.
+//! A mutex around a `Vec` is faster for one sender (48 against 26 million per second). But here a sender never waits
+//! for a taker that was descheduled while it held the lock.
 
 use super::{
     shim::{
@@ -26,7 +26,7 @@ pub struct Inbox<T> {
     _owns: PhantomData<Node<T>>,
 }
 
-/// One cell for both fields, so that a model sees a read of `next` as well as of `value`.
+/// One cell for both fields, so that a loom model sees reads of `next` and of `value`.
 struct Node<T>(UnsafeCell<Content<T>>);
 
 struct Content<T> {
@@ -35,7 +35,7 @@ struct Content<T> {
     next: *mut Node<T>,
 }
 
-// SAFETY: an inbox hands each `T` from one thread to one other and shares none.
+// SAFETY: an inbox moves each `T` from one thread to another and shares none.
 unsafe impl<T: Send> Send for Inbox<T> {}
 // SAFETY: as above; `push` and `take` only touch the nodes that they own.
 unsafe impl<T: Send> Sync for Inbox<T> {}
@@ -57,14 +57,14 @@ impl<T: Send> Inbox<T> {
         let node = Box::into_raw(Box::new(Node(UnsafeCell::new(Content { value, next: ptr::null_mut() }))));
         let mut head = self.head.load(Relaxed);
         loop {
-            // SAFETY: the node is this thread's until the exchange below succeeds.
+            // SAFETY: the node belongs to this thread until the exchange below succeeds.
             unsafe { (*node).0.with_mut(|content| (*content).next = head) };
             if flag("inbox.push.load_then_store") {
                 self.head.store(node, ord("inbox.push", Release));
                 return;
             }
-            // Release gives the node away. Older nodes' releases stay in force: each exchange continues the release
-            // sequence of the one before it, so one acquiring swap sees the whole list.
+            // Release passes the node on. Each exchange continues the release sequence of the previous one, so the
+            // releases of older nodes stay in force: one acquiring swap sees the whole list.
             match self.head.compare_exchange_weak(head, node, ord("inbox.push", Release), Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
@@ -74,17 +74,17 @@ impl<T: Send> Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Takes everything that is there, oldest first. Any thread may; an element goes to one taker.
+    /// Takes all elements, oldest first. Any thread may call it; each element goes to one taker.
     #[inline]
     pub fn take(&self) -> Drain<T> {
-        // A look before the swap: an empty inbox is the common case, and a swap takes the line away from senders.
+        // A load before the swap: mostly the inbox is empty, and a swap would take the cache line from the senders.
         if self.head.load(Relaxed).is_null() {
             return Drain { oldest: ptr::null_mut(), _owns: PhantomData };
         }
         let mut node = self.head.swap(ptr::null_mut(), ord("inbox.take", Acquire));
         let mut oldest = ptr::null_mut();
         while !node.is_null() {
-            // SAFETY: the swap made this thread the owner of the list, and acquired what its senders wrote.
+            // SAFETY: the swap made this thread the owner of the list, and acquired the senders' writes.
             let older = unsafe { (*node).0.with_mut(|content| mem::replace(&mut (*content).next, oldest)) };
             oldest = node;
             node = older;
@@ -105,7 +105,7 @@ impl<T> fmt::Debug for Inbox<T> {
     }
 }
 
-/// What [`Inbox::take`] took, oldest first. Dropping it drops the rest.
+/// The elements of [`Inbox::take`], oldest first. Its drop drops the rest.
 pub struct Drain<T> {
     oldest: *mut Node<T>,
     _owns: PhantomData<Node<T>>,
@@ -121,7 +121,7 @@ impl<T> Iterator for Drain<T> {
         if self.oldest.is_null() {
             return None;
         }
-        // SAFETY: the drain owns its nodes, which came from `Box::into_raw`; this one is taken off before it is freed.
+        // SAFETY: the drain owns its nodes, which came from `Box::into_raw`; this node is unlinked before it is freed.
         let node = unsafe { Box::from_raw(self.oldest) };
         let Content { value, next } = node.0.into_inner();
         self.oldest = next;
@@ -133,7 +133,7 @@ impl<T> FusedIterator for Drain<T> {}
 
 impl<T> Drop for Drain<T> {
     fn drop(&mut self) {
-        // One that panics does not keep the others from being dropped.
+        // An element whose drop panics does not prevent the drop of the others.
         self.for_each(|value| {
             contain(|| drop(value));
         });

@@ -1,11 +1,11 @@
-//! Counting down to "everyone is done", in memory that may be gone a moment later.
+//! A count-down latch in memory that may be freed right after the last count.
 //!
-//! The waiter owns the frame that holds the latch, and leaves it as soon as the count is zero. So the setter that
-//! brings it to zero must not touch the latch afterwards, not even to wake the waiter: [`CountLatch::set`] takes a raw
-//! pointer, because a reference would assert that the latch lives to the end of the call, and keeps the waker alive by
-//! a clone taken *before* the last decrement. It is rayon's rule
-//! ([`Latch::set`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Setters that are
-//! not the last pay one compare-and-swap and clone nothing.
+//! The waiter owns the stack frame with the latch, and leaves it as soon as the count is zero. So the last setter must
+//! not touch the latch after its decrement, not even to wake the waiter. [`CountLatch::set`] takes a raw pointer,
+//! because a reference would assert that the latch lives to the end of the call; and it clones the waker *before* the
+//! last decrement. This is rayon's rule
+//! ([`Latch::set`](https://github.com/rayon-rs/rayon/blob/main/rayon-core/src/latch.rs), "WARNING"). Setters before the
+//! last one pay one compare-and-swap and clone nothing.
 
 use super::{
     EventCount,
@@ -26,29 +26,29 @@ pub struct CountLatch {
 }
 
 impl CountLatch {
-    /// A latch that `count` calls of [`set`](Self::set) bring to zero; they wake who waits on `waker`.
+    /// A latch that `count` calls of [`set`](Self::set) bring to zero. The last call wakes the waiters of `waker`.
     pub fn new(count: usize, waker: Arc<EventCount>) -> Self {
         CountLatch { remaining: AtomicUsize::new(count), waker, tombstone: Tombstone::new() }
     }
 
-    /// Counts one down; everything done before it is visible to who then finds the latch set.
+    /// Counts down by one. Everything done before is visible to a thread that then finds the latch set.
     ///
     /// # Safety
     ///
     /// `this` points to a latch on which fewer than `count` calls have begun. (Such a latch is alive: its owner waits
-    /// for the rest of them.) During and after the call that is the last one the latch may be freed.
+    /// for the remaining calls.) During and after the last call the latch may be freed.
     pub unsafe fn set(this: *const Self) {
-        // SAFETY: the caller's contract; this call has not been counted yet, so the owner still waits. The reference is
-        // not used after the decrement that counts it.
+        // SAFETY: the caller's contract. This call has not been counted yet, so the owner still waits. The reference is
+        // not used after the decrement of this call.
         let latch = unsafe { &*this };
         let mut remaining = latch.count().load(Relaxed);
         loop {
             debug_assert_ne!(remaining, 0, "set more often than counted");
-            // The count only falls, so whoever brings it to zero has seen it at one, and has the clone.
+            // The count only falls, so the call that brings it to zero has seen it at one, and has the clone.
             let waker = (remaining == 1).then(|| latch.waker().clone());
             match latch.count().compare_exchange_weak(remaining, remaining - 1, ord("latch.set", Release), Relaxed) {
                 Ok(_) => {
-                    // Nothing of `latch` from here on.
+                    // `latch` must not be used from here on.
                     if flag("latch.touches_after_set") {
                         latch.waker().notify();
                     } else if let Some(waker) = waker {
@@ -61,17 +61,17 @@ impl CountLatch {
         }
     }
 
-    /// Whether the count is zero; then everything that was done before the calls of [`set`](Self::set) is visible.
+    /// Whether the count is zero. After true, everything done before the calls of [`set`](Self::set) is visible.
     pub fn is_set(&self) -> bool {
         self.count().load(ord("latch.is_set", Acquire)) == 0
     }
 
-    /// Waits until the count is zero, at most `limit`; whether it is.
+    /// Waits at most `limit` until the count is zero; false if the limit came first.
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         self.waker().wait_until(limit, || self.is_set().then_some(())).is_some()
     }
 
-    // All access to the fields goes through these two, so that a model sees every use of the latch's memory.
+    // All accesses to the fields go through these two functions, so that a model sees every use of the latch's memory.
 
     #[inline(always)]
     fn count(&self) -> &AtomicUsize {
@@ -85,7 +85,8 @@ impl CountLatch {
         &self.waker
     }
 
-    /// The owner's frame ends here. (Its memory stays, so that a mutant's late touch is an error and not a crash.)
+    /// Marks the end of the owner's frame. (The memory stays, so that a mutant's late touch is an error and not a
+    /// crash.)
     #[cfg(all(test, loom))]
     pub fn bury(&self) {
         self.tombstone.bury();
@@ -109,7 +110,7 @@ mod tests {
                 .map(|(i, result)| {
                     let (latch, result) = (&raw const *latch as usize, &raw mut *result as usize);
                     thread::spawn(move || {
-                        // SAFETY: latch and result live until the third set, and this is one of three.
+                        // SAFETY: latch and result live until the third `set`, and this is one of the three.
                         unsafe {
                             *(result as *mut usize) = i + 1;
                             CountLatch::set(latch as *const CountLatch);
@@ -131,7 +132,7 @@ mod tests {
         let latch = CountLatch::new(1, Arc::new(EventCount::new()));
         assert!(!latch.is_set() && !latch.wait(Some(Duration::from_millis(5))));
         assert!(!latch.is_set());
-        // SAFETY: alive, and the only set.
+        // SAFETY: the latch is alive, and this is the only `set`.
         unsafe { CountLatch::set(&latch) };
         assert!(latch.wait(Some(Duration::ZERO)));
     }

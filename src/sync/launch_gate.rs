@@ -1,48 +1,49 @@
-//! Kernels that spin for each other against driver calls that wait for kernels: never both at once.
+//! The launch gate: launches of kernels that spin for each other, and driver calls that wait for kernels, exclude each
+//! other.
 //!
-//! Device A's kernel runs and spins for device B's. B's thread cannot launch it, because a third thread is inside
-//! `cuMemAlloc` and holds the driver's lock; and `cuMemAlloc` waits until A's kernel ends. In one process with a thread
-//! per GPU nothing but a time-out gets out of that ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc
-//! and cudaFree wait for the device and its peers;
+//! Without it there is a deadlock: device A's kernel runs and spins for device B's kernel. B's thread cannot launch
+//! that kernel, because a third thread is inside `cuMemAlloc` and holds the driver's lock. And `cuMemAlloc` waits until
+//! A's kernel ends. In one process with a thread per GPU only a time-out ends this
+//! ([nccl#744](https://github.com/NVIDIA/nccl/issues/744): cudaMalloc and cudaFree wait for the device and its peers;
 //! [torchcomms#2334](https://github.com/meta-pytorch/torchcomms/pull/2334): so does the loading of a kernel at its
-//! first launch). So, over the whole process, two classes exclude each other:
+//! first launch). So two classes exclude each other in the whole process:
 //!
-//! * **windows**: from the moment that a gang is bound to launch kernels that spin, to the last of these launches. Not
-//!   to the end of the kernels: once all are launched, they end by themselves;
+//! * **windows**: from the moment that a gang must launch spinning kernels, to the last of these launches. A window
+//!   does not include the run of the kernels: once all are launched, they end by themselves;
 //! * **blocking calls**: map, unmap, allocate, free, module load, graph instantiation.
 //!
-//! Any number of either class may be in progress, of any gangs and pools.
+//! Any number of one class may be in progress, of any gangs and pools.
 //!
 //! ```text
-//!   word = blocking calls (running or waiting) << 32 | launches that open windows still lack
+//!   word = blocking calls (running or waiting) << 32 | missing launches of open windows
 //!
-//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n
-//!   block():  + (1 << 32), then wait until no launch is lacking             drop:     - (1 << 32)
+//!   open(n):  if no blocking calls: + n, by compare-and-swap; else wait     close(n): - n block():  + (1 << 32), then
+//!   wait until no launch is missing             drop:     - (1 << 32)
 //! ```
 //!
-//! # Who waits for whom
+//! # Waits, and why they end
 //!
-//! A blocking call announces itself *before* it waits, and an announced one stops new windows, so collectives back to
-//! back cannot keep it waiting: the launches that lack only become fewer. Here a blocking call never waits for another
-//! (once inside, who loads a module that another thread is loading waits for that). Thus a thread that is inside one
-//! may begin a second (a module load that maps memory): no window has opened since, none will, and it goes straight
-//! through.
+//! A blocking call announces itself *before* it waits. An announced call stops new windows, so back-to-back collectives
+//! cannot starve it: the number of missing launches only falls. At this gate a blocking call never waits for another
+//! blocking call (but inside the calls, a thread may wait until another thread has loaded the same module). So a thread
+//! inside a blocking call may begin a second one (a module load that maps memory): no window has opened since the
+//! first, none can open, and the second call passes at once.
 //!
-//! There are no deadlines here, since nobody can wait for himself, even round a corner:
+//! The gate needs no deadlines, because no cycle of waits is possible:
 //!
-//! * `block` waits for launches of members that have met. Such a member is past its last blocking call and has nothing
-//!   left to wait for on the host; its launch needs the driver's lock, which no blocking call holds as long as the
-//!   window is open.
-//! * `open` waits for blocking calls. These wait for kernels that run, and of those that spin all peers are launched:
-//!   their windows were closed when the call was let in. It waits for no thread outside of blocking calls, since one
-//!   that is inside makes the call and nothing else.
+//! * `block` waits for launches of members that have met. Such a member has ended its last blocking call and waits for
+//!   nothing else on the host. Its launch needs the driver's lock, which no blocking call holds while the window is
+//!   open.
+//! * `open` waits for blocking calls. These wait for running kernels. If a running kernel spins, all its peers are
+//!   launched: their windows were closed before the call passed the gate. A blocking call waits for no thread outside
+//!   of blocking calls, since a thread inside makes only the call.
 //!
-//! It takes two promises of the callers: between its arrival at a meeting and its `close` a member begins no blocking
-//! call, and nobody arrives at a meeting (or waits for a thread that does) inside a blocking call.
+//! The callers keep two promises. Between its arrival at a meeting and its `close`, a member begins no blocking call.
+//! Inside a blocking call, no thread arrives at a meeting or waits for a thread that does.
 //!
-//! Windows have no such promise: blocking calls that overlap, or follow each other so closely that a sleeping opener
-//! misses the gap, keep them waiting as long as they go on. To hold a call back while others run would be wrong for the
-//! nested one.
+//! Windows can starve: blocking calls that overlap, or that follow each other so closely that a sleeping opener misses
+//! the gap, keep windows waiting as long as they continue. The gate cannot hold a call back while others run, because
+//! that would block a nested call.
 
 use super::{
     EventCount,
@@ -58,11 +59,11 @@ const LAUNCHES: u64 = BLOCKING - 1;
 #[derive(Debug)]
 pub struct LaunchGate {
     word: AtomicU64,
-    /// Both classes sleep here: a wake-up that was meant for the other one costs a look at the word.
+    /// Both classes sleep here. A wake-up for the other class only costs a look at the word.
     changed: EventCount,
 }
 
-/// A blocking call in progress; dropping it ends it.
+/// A blocking call in progress; its drop ends the call.
 #[derive(Debug)]
 #[must_use = "the blocking call ends when it is dropped"]
 pub struct Blocking<'a>(&'a LaunchGate);
@@ -86,11 +87,11 @@ impl LaunchGate {
         LaunchGate { word: AtomicU64::new(0), changed: EventCount::new() }
     }
 
-    /// A window opens: `launches` members will each launch one kernel that spins for the others. Waits while a blocking
-    /// call runs or waits. Afterwards all that was done inside blocking calls is visible.
+    /// Opens a window: `launches` members will each launch one kernel that spins for the others. Waits while a blocking
+    /// call runs or waits. Afterwards everything done inside blocking calls is visible.
     ///
-    /// For the one member that commits the collective for all, before any of them launches. The caller must not be
-    /// inside a blocking call: he would wait for himself.
+    /// One member calls it, when it commits the collective for all and before any of them launches. The caller must not
+    /// be inside a blocking call, because it would wait for itself.
     #[cfg(test)]
     pub fn open(&self, launches: usize) {
         if !self.try_open(launches) {
@@ -98,7 +99,7 @@ impl LaunchGate {
         }
     }
 
-    /// As [`open`](Self::open) without waiting: false, and no window, if a blocking call runs or waits.
+    /// [`open`](Self::open) without a wait: false, and no window, if a blocking call runs or waits.
     #[inline]
     #[must_use = "whether the window is open"]
     pub fn try_open(&self, launches: usize) -> bool {
@@ -112,9 +113,9 @@ impl LaunchGate {
         self.word.fetch_update(ord("launch_gate.open", Acquire), Relaxed, open).is_ok()
     }
 
-    /// `launches` of the members of open windows have launched, or will not, since their gang has failed.
+    /// Tells that `launches` members of open windows have launched, or will not launch because their gang has failed.
     ///
-    /// Each member calls it for itself, after its launch; who gives up for others counts them.
+    /// Each member calls it after its own launch. A thread that gives up for other members calls it for them.
     #[inline]
     pub fn close(&self, launches: usize) {
         let launches = launches as u64;
@@ -125,10 +126,11 @@ impl LaunchGate {
         }
     }
 
-    /// A blocking call begins: waits until no window is open; new windows wait meanwhile. Many may run at once, also
-    /// several of one thread inside each other. Afterwards all that was done inside windows is visible.
+    /// Begins a blocking call: waits until no window is open. New windows wait until it ends. Many calls may run at the
+    /// same time, also nested calls of one thread. Afterwards everything done inside windows is visible.
     ///
-    /// Not for a member between its arrival at a meeting and its [`close`](Self::close): he would wait for himself.
+    /// A member must not call it between its arrival at a meeting and its [`close`](Self::close), because it would wait
+    /// for itself.
     pub fn block(&self) -> Blocking<'_> {
         if flag("launch_gate.block.looks_before_adding") {
             self.wait_closed();
@@ -137,7 +139,7 @@ impl LaunchGate {
         }
         let before = self.word.fetch_add(BLOCKING, ord("launch_gate.block", Acquire));
         debug_assert!(before < u64::MAX - BLOCKING, "blocking calls are forgotten by the billion");
-        // From here it is counted, and its drop takes it back also if the wait unwinds.
+        // From here the call is counted; the drop removes it, also if the wait unwinds.
         let blocking = Blocking(self);
         if before & LAUNCHES != 0 || flag("launch_gate.block.waits_for_others") {
             self.wait_closed();
@@ -145,7 +147,7 @@ impl LaunchGate {
         blocking
     }
 
-    /// Whether a blocking call runs or waits, so that a window could not open now. May be outdated when it returns.
+    /// Whether a blocking call runs or waits, so that no window could open now. The answer may be outdated on return.
     #[cfg(test)]
     pub fn is_blocked(&self) -> bool {
         self.word.load(Relaxed) >= BLOCKING

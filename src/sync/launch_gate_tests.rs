@@ -11,13 +11,13 @@ use std::{
 };
 
 /// The situation of nccl#744: windows of two gangs, whose members close from their own threads, against threads that
-/// allocate. Whoever is inside counts himself, and looks at the other class.
+/// allocate. Each thread inside increments its class's counter, and checks the other class's counter.
 #[test]
 fn spinning_kernels_and_blocking_calls_exclude_each_other() {
     static GATE: LaunchGate = LaunchGate::new();
     static LAUNCHING: AtomicUsize = AtomicUsize::new(0);
     static BLOCKED: AtomicUsize = AtomicUsize::new(0);
-    // Counted, since a panic in there would leave the others waiting.
+    // Overlaps are counted, since a panic inside would leave the other threads waiting.
     static OVERLAPS: AtomicUsize = AtomicUsize::new(0);
     const MEMBERS: usize = 2;
     let gangs = [Barrier::new(MEMBERS), Barrier::new(MEMBERS)];
@@ -58,8 +58,8 @@ fn spinning_kernels_and_blocking_calls_exclude_each_other() {
     assert_eq!(GATE.word.load(Relaxed), 0);
 }
 
-/// Collectives back to back do not keep an allocation waiting: once it has announced itself no window opens, though one
-/// is open and stays so.
+/// Back-to-back collectives do not starve an allocation: after its announcement no window opens, even while another
+/// window stays open.
 #[test]
 fn a_waiting_call_stops_new_windows() {
     let (gate, entered) = (LaunchGate::new(), AtomicBool::new(false));
@@ -83,8 +83,8 @@ fn a_waiting_call_stops_new_windows() {
     });
 }
 
-/// A module load that maps memory, with a window waiting outside: the second call of the thread does not wait for the
-/// window that waits for the first.
+/// A module load that maps memory, while a window waits: the thread's second call does not wait for the window, which
+/// waits for the first call.
 #[test]
 fn a_call_inside_a_call_goes_straight_through() {
     let gate = LaunchGate::new();
@@ -94,7 +94,7 @@ fn a_call_inside_a_call_goes_straight_through() {
             gate.open(1);
             gate.close(1);
         });
-        // Long enough for it to fall asleep, mostly; either way the test must pass.
+        // Mostly long enough for the thread to fall asleep; the test passes in both cases.
         thread::sleep(std::time::Duration::from_millis(2));
         let map = gate.block();
         drop(load); // in the wrong order, as guards in a struct may be
@@ -105,7 +105,7 @@ fn a_call_inside_a_call_goes_straight_through() {
     assert_eq!(gate.word.load(Relaxed), 0);
 }
 
-/// Calls of many threads are in progress at once: each waits for all others to have begun.
+/// Blocking calls of many threads run at the same time: each waits until all others have begun.
 #[test]
 fn blocking_calls_do_not_exclude_each_other() {
     let (gate, all) = (LaunchGate::new(), Barrier::new(4));
@@ -120,8 +120,8 @@ fn blocking_calls_do_not_exclude_each_other() {
     assert!(gate.try_open(1));
 }
 
-/// A gang that fails after the commit: who calls the others off closes for them, and a panic inside a blocking call
-/// ends it.
+/// A gang fails after the commit: the member that gives up closes for the others. A panic inside a blocking call ends
+/// that call.
 #[test]
 fn failures_leave_the_gate_open() {
     let gate = LaunchGate::new();
@@ -147,7 +147,7 @@ fn windows_of_two_gangs_are_open_at_once() {
     assert_eq!(gate.word.load(Relaxed), 0);
 }
 
-/// Nothing to launch is no window: it does not keep blocking calls out.
+/// A window of zero launches does not block blocking calls.
 #[test]
 fn a_window_without_launches_is_none() {
     let gate = LaunchGate::new();

@@ -1,4 +1,4 @@
-//! Boxes that are their own list nodes: no allocation to put one into a list, and none to take it out.
+//! Intrusive lists: a box is its own list node, so a push or a pop does not allocate.
 //!
 //! [`Taken`] is such a list with an owner. [`Returns`](super::Returns) has the lists that threads share.
 
@@ -6,11 +6,10 @@ use super::shim::UnsafeCell;
 use crate::contain::contain;
 use std::{fmt, iter::FusedIterator, marker::PhantomData, ptr};
 
-/// The field that makes a box a node of [`Returns`](super::Returns). Whoever has the box in hand finds nothing of
-/// interest in it.
+/// The field that makes a box a node of [`Returns`](super::Returns). It is used only while the box is in a list.
 pub struct Link<T>(UnsafeCell<*mut T>);
 
-// SAFETY: only this module touches the pointer, and only where it owns the node.
+// SAFETY: only this module uses the pointer, and only while it owns the node.
 unsafe impl<T> Send for Link<T> {}
 // SAFETY: as above: a shared `Link` gives access to nothing.
 unsafe impl<T> Sync for Link<T> {}
@@ -27,25 +26,25 @@ impl<T> fmt::Debug for Link<T> {
     }
 }
 
-/// What can be a node of [`Returns`](super::Returns).
+/// A type that can be a node of [`Returns`](super::Returns).
 ///
 /// # Safety
 ///
-/// [`link`](Self::link) always returns the same field of `self`, and nothing replaces that field's content while the
-/// value is in a [`Returns`](super::Returns), where nobody but its owner gets at it anyhow.
+/// [`link`](Self::link) always returns the same field of `self`. No code replaces the field's content while the value
+/// is in a [`Returns`](super::Returns) (where only the list's owner can reach it).
 pub unsafe trait Linked: Sized + Send {
     /// The field.
     fn link(&self) -> &Link<Self>;
 }
 
-/// What came home, oldest first in each lane. Dropping it drops the rest.
+/// A list of returned boxes, oldest first in each lane. Its drop drops the remaining boxes.
 pub struct Taken<T: Linked> {
-    /// A list of nodes that came from boxes and belong to this.
+    /// The first node. All nodes came from boxes, and this list owns them.
     first: *mut T,
     _owns: PhantomData<Box<T>>,
 }
 
-// SAFETY: it owns its boxes.
+// SAFETY: the list owns its boxes.
 unsafe impl<T: Linked> Send for Taken<T> {}
 
 impl<T: Linked> Taken<T> {
@@ -55,18 +54,18 @@ impl<T: Linked> Taken<T> {
 
     /// # Safety
     ///
-    /// The node came from a box and is the caller's, who gives it away.
+    /// The node came from a box; the caller owns it and passes it on.
     unsafe fn prepend(&mut self, node: *mut T) {
         // SAFETY: the caller's promise.
         unsafe { set_next(node, self.first) };
         self.first = node;
     }
 
-    /// Turns a list round and puts it in front.
+    /// Reverses a list and puts it in front.
     ///
     /// # Safety
     ///
-    /// The nodes of the list, which ends with null, came from boxes and are the caller's, who gives them away.
+    /// The list ends with null. Its nodes came from boxes; the caller owns them and passes them on.
     pub(super) unsafe fn prepend_turned(&mut self, mut list: *mut T) {
         while !list.is_null() {
             // SAFETY: the caller's promise.
@@ -88,7 +87,7 @@ impl<T: Linked> Iterator for Taken<T> {
             return None;
         }
         let node = self.first;
-        // SAFETY: the node is this one's, came from a box, and is taken off the list before it is given away.
+        // SAFETY: this list owns the node, which came from a box; it is unlinked before it is returned.
         unsafe {
             self.first = next_of(node);
             Some(Box::from_raw(node))
@@ -100,7 +99,7 @@ impl<T: Linked> FusedIterator for Taken<T> {}
 
 impl<T: Linked> Drop for Taken<T> {
     fn drop(&mut self) {
-        // One that panics does not keep the others from being dropped.
+        // A box whose drop panics does not prevent the drop of the others.
         self.for_each(|value| {
             contain(|| drop(value));
         });
@@ -118,7 +117,7 @@ impl<T: Linked> fmt::Debug for Taken<T> {
 /// The node is the caller's.
 #[inline(always)]
 pub(super) unsafe fn set_next<T: Linked>(node: *mut T, next: *mut T) {
-    // SAFETY: the caller's promise; only owners of a node touch its link.
+    // SAFETY: the caller's promise; only the owner of a node uses its link.
     unsafe { (*node).link().0.with_mut(|link| *link = next) };
 }
 

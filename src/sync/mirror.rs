@@ -1,13 +1,14 @@
-//! Counters that one thread writes all the time and others look at now and then, all at once.
+//! A seqlock for counters: one thread writes them often, other threads sometimes read all of them at once.
 //!
-//! A pool's numbers belong together: bytes reserved, in use, resting. Read one by one while the owner works they
-//! contradict each other (more in use than reserved). A lock would make the owner pay at each change for a reader that
-//! comes once a second. So the owner writes into plain cells between two stores of a sequence number, odd while it
-//! writes, and the reader looks again if the number was odd or has changed: a seqlock, in Boehm's form for memory
+//! A pool's numbers belong together: bytes reserved, in use, free. If a reader loads them one by one while the owner
+//! works, they contradict each other (more in use than reserved). With a lock the owner would pay at each change for a
+//! reader that comes once a second. So the owner writes the cells between two stores of a sequence number, which is odd
+//! during the write. The reader tries again if the number was odd or has changed. This is Boehm's form of the seqlock
+//! for memory
 //! models ([*Can seqlocks get along with programming language memory
 //! models?*](https://dl.acm.org/doi/10.1145/2247684.2247688);
 //! [crossbeam's](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-utils/src/atomic/seq_lock.rs) has the
-//! same fences). The cells are atomics, so that what the reader reads in vain is old, but no data race.
+//! same fences). The cells are atomics, so a failed read is no data race.
 
 use super::{
     shim::{
@@ -19,7 +20,7 @@ use super::{
 use std::{array, fmt};
 
 /// `N` numbers of one writer. `src/sync/README.md` has the protocol.
-// On cache lines of its own: what lies beside it need not wait when its writer writes.
+// On its own cache lines, so that a write does not delay accesses to neighbouring data.
 #[repr(align(128))]
 pub struct Mirror<const N: usize> {
     /// Odd while the cells change.
@@ -39,24 +40,24 @@ impl<const N: usize> Mirror<N> {
         Mirror { sequence: AtomicU64::new(0), cells: array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Shows `values` from now on. For a single writer: plain stores, no locked instruction. Writers at the same time
-    /// would mix their values; they would not make a reader wait for ever.
+    /// Publishes `values`. For a single writer: plain stores, no locked instruction. Concurrent writers would mix their
+    /// values, but no reader would wait for ever.
     #[inline]
     pub fn write(&self, values: [u64; N]) {
         // Not `+ 1`: two writers that break the contract still leave an even number.
         let odd = self.sequence.load(Relaxed) | 1;
         self.sequence.store(odd, Relaxed);
-        // Who reads one of the values below finds the odd number, or a later one.
+        // A reader that sees one of the values below also sees the odd number, or a later one.
         fence_at("mirror.write.fence", Release);
         for (cell, value) in self.cells.iter().zip(values) {
             cell.store(value, Relaxed);
         }
-        // Who finds the even number reads these values, or later ones.
+        // A reader that sees the even number reads these values, or later ones.
         self.sequence.store(odd.wrapping_add(1), ord("mirror.write.store", Release));
     }
 
-    /// The values of one write. Looks again while the writer writes: a few times at once, then after yielding, since
-    /// the writer may have been taken off its core in the middle.
+    /// The values of one write. Tries again during a write: a few times at once, then with yields, since the writer may
+    /// have lost its core in the middle.
     pub fn read(&self) -> [u64; N] {
         for round in 0..spin_rounds() {
             if let Some(values) = self.try_read() {
@@ -72,20 +73,20 @@ impl<const N: usize> Mirror<N> {
         }
     }
 
-    /// One look: the values of one write, or nothing if the writer was writing.
+    /// One try: the values of one write, or `None` during a write.
     pub fn try_read(&self) -> Option<[u64; N]> {
         self.look().map(|(_, values)| values)
     }
 
-    /// As [`try_read`](Self::try_read), if there were more than `seen` writes: how many, and the values of the last
-    /// one. Who asks again and again in vain looks at one word, which nobody takes away from its cache.
+    /// [`try_read`](Self::try_read) if there were more than `seen` writes: the number of writes, and the values of the
+    /// last one. Without a new write, repeated calls read only one word, which stays in the reader's cache.
     #[inline]
     pub fn try_read_after(&self, seen: u64) -> Option<(u64, [u64; N])> {
-        // Relaxed: the look orders what is read.
+        // Relaxed: `look` orders its reads.
         if self.sequence.load(Relaxed) / 2 <= seen { None } else { self.look() }
     }
 
-    /// How many writes there were, and the values of the last one.
+    /// The number of writes, and the values of the last one.
     #[inline]
     fn look(&self) -> Option<(u64, [u64; N])> {
         let before = self.sequence.load(ord("mirror.read.load", Acquire));
@@ -93,7 +94,7 @@ impl<const N: usize> Mirror<N> {
             return None;
         }
         let values = array::from_fn(|i| self.cells[i].load(Relaxed));
-        // If one of the values is of a later write, then so is the number.
+        // If one of the values is from a later write, the number read below is, too.
         fence_at("mirror.read.fence", Acquire);
         (self.sequence.load(Relaxed) == before).then_some((before / 2, values))
     }
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!((mirror.try_read_after(0), mirror.try_read_after(1)), (Some((1, [7])), None));
     }
 
-    /// The sequence comes round, and a writer who was one of two does not leave readers waiting.
+    /// Also if the sequence wraps around, or if there were two writers: readers must not wait for ever.
     #[test]
     fn the_number_of_a_finished_write_is_even() {
         for start in [u64::MAX - 1, u64::MAX, 1, 2] {

@@ -1,16 +1,17 @@
 //! The lock-free parts of this crate: the only place with atomics.
 //!
-//! Public are the [`ring`], a queue from one thread to another, and [`EventCount`], which lets a thread sleep until a
-//! condition holds. The rest is the crate's own. Nothing here uses another room but `contain`.
+//! The [`ring`] (a queue from one thread to another) and [`EventCount`] (lets a thread sleep until a condition holds)
+//! are public. The rest is private to the crate. This room uses only `contain`.
 //!
-//! Each part is checked by loom (`cargo loom`). Every memory ordering has a name, and a test shows that a model fails
-//! without that ordering. Atomics, locks and threads come from `shim` only. `README.md` beside this file lists the
-//! parts, and has the protocols with their proofs and what loom cannot see.
+//! loom checks each part (`cargo loom`). Every memory ordering has a name, and a test shows that a model fails without
+//! that ordering. Atomics, locks and threads come only from `shim`. `README.md` in this folder lists the parts, their
+//! protocols with proofs, and the limits of loom.
 
-// `cargo loom-lint`: nothing here goes round the shim. The crate's root allows it elsewhere.
+// For `cargo loom-lint`: no code here bypasses the shim. The crate's root allows that elsewhere.
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
-/// Rounds of a test. Miri sees every access, so that few rounds are enough; and it is a thousand times slower.
+/// The number of rounds of a test. Under Miri few rounds are enough, since Miri sees every access; and it is a thousand
+/// times slower.
 #[cfg(all(test, not(loom)))]
 const fn rounds(usual: usize) -> usize {
     match cfg!(miri) {

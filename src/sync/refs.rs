@@ -1,20 +1,19 @@
-//! How many handles share a piece of memory, counted inside it.
+//! A reference count of handles, stored inside the memory that they share.
 //!
-//! An `Arc` would put the count beside a value that it then drops; here the last handle sends the value home (see
-//! [`Returns`](super::Returns)), to be used again with the same count. There are no weak references, and that is what
-//! makes the fast path right: who holds a handle and reads a count of one is alone, and nobody can become the second,
-//! since a handle is only ever made from another. So a buffer that was never shared costs a load and a store when it is
-//! dropped, and no locked instruction. (`Arc::drop` cannot do that: a `Weak` may come back to life between the load and
-//! the store. [folly's `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp)
-//! does.)
+//! An `Arc` drops its value with the last handle. Here the last handle sends the value back to its owner (see
+//! [`Returns`](super::Returns)), which uses it again with the same count. There are no weak references, and so a fast
+//! path is correct: a thread that holds a handle and reads a count of one has the only handle, and no other can appear,
+//! since handles are only made from handles. So the drop of a buffer that was never shared costs a load and a store,
+//! and no locked instruction. (`Arc::drop` cannot do that: a `Weak` may be upgraded between the load and the store.
+//! [folly's `IOBuf::decrementRefcount`](https://github.com/facebook/folly/blob/main/folly/io/IOBuf.cpp) does it.)
 
 use super::{
     shim::atomic::{AtomicU32, Ordering::*},
     site::{fence_at, flag, ord},
 };
 
-/// Handles beyond this number are a leak in a loop: the process is stopped before the count can come round to zero, as
-/// by `Arc`. The distance to the true limit is for the threads that are past the addition, but not yet at the check.
+/// More handles than this are a leak in a loop: as with `Arc`, the process is aborted before the count can wrap around
+/// to zero. The distance to the true limit covers threads that have added but not yet checked.
 const MOST: u32 = u32::MAX / 2;
 
 /// Counts handles. `src/sync/README.md` has the protocol.
@@ -33,10 +32,11 @@ impl RefCount {
         RefCount(AtomicU32::new(1))
     }
 
-    /// Counts one more. Only who holds a handle may call it, on its behalf. Stops the process at 2^31 handles.
+    /// Adds one handle. Only the holder of a handle may call it. Aborts the process at 2^31 handles.
     #[inline]
     pub fn acquire(&self) {
-        // Relaxed: the new handle comes from an old one, and travels to other threads by something that orders more.
+        // Relaxed: the new handle is made from an old one; whatever sends it to another thread has the stronger
+        // ordering.
         let before = self.0.fetch_add(1, Relaxed);
         debug_assert_ne!(before, 0, "a handle was made from none");
         if before > MOST {
@@ -44,11 +44,11 @@ impl RefCount {
         }
     }
 
-    /// Counts one less; true for exactly one call, the last. It sees everything that was done through the other
-    /// handles.
+    /// Removes one handle. True for exactly one call, the last. After true, everything done through the other handles
+    /// is visible.
     #[inline]
     pub fn release(&self) -> bool {
-        // Alone: the others have gone, which the load acquires, and no handle is left that another could be made from.
+        // The only handle: the load acquires the release of all others, and no handle is left to make a new one from.
         if self.0.load(ord("refs.release.alone", Acquire)) == 1 {
             self.0.store(0, Relaxed);
             return true;
@@ -70,7 +70,7 @@ impl RefCount {
         before == 1
     }
 
-    /// Counts one handle again, for a value that came home and goes out anew.
+    /// Sets the count to one handle again, for a value that was returned and is used again.
     #[inline]
     pub fn reset(&mut self) {
         *self = Self::new();
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Leaked handles must not bring the count round to zero while one is alive.
+    /// Leaked handles must not wrap the count around to zero while a handle is alive.
     #[test]
     #[cfg(not(miri))]
     fn too_many_handles_stop_the_process() {

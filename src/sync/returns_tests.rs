@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-/// `token` counts the parcels that live.
+/// `token` counts the live parcels.
 #[derive(Debug)]
 struct Parcel {
     sender: usize,
@@ -17,7 +17,7 @@ struct Parcel {
     link: Link<Parcel>,
 }
 
-// SAFETY: always the same field, and nobody else touches it.
+// SAFETY: always the same field, and no other code uses it.
 unsafe impl Linked for Parcel {
     fn link(&self) -> &Link<Parcel> {
         &self.link
@@ -32,7 +32,7 @@ fn numbers(taken: Taken<Parcel>) -> Vec<usize> {
     taken.map(|parcel| parcel.number).collect()
 }
 
-/// Senders in `lanes[i]`, which is their own or shared, while the owner takes.
+/// Senders push to `lanes[i]`, their own or a shared lane, while the owner takes.
 fn all_come_home(lanes: [usize; 3]) {
     const EACH: usize = crate::sync::rounds(30_000);
     let (home, token) = (Returns::new(4), Arc::new(()));
@@ -75,7 +75,7 @@ fn lanes_come_one_after_the_other_each_oldest_first() {
     assert_eq!(home.take().count(), 0);
 }
 
-/// Handles are dropped with whatever lane they have found.
+/// A push to a lane that does not exist uses lane 0, since pushes happen in drops.
 #[test]
 fn a_lane_that_does_not_exist_is_the_first() {
     let (home, token) = (Returns::new(2), Arc::new(()));
@@ -105,7 +105,7 @@ fn once_closed_boxes_come_back_and_stay_alive() {
     assert!(home.is_empty() && home.push(0, parcel(0, 7, &token)).is_err());
 }
 
-/// Each push against the close: in the last take, or returned.
+/// Each push that races with the close is in the last take or returned.
 #[test]
 fn closing_against_pushing_loses_and_doubles_nothing() {
     for _ in 0..crate::sync::rounds(100) {
@@ -137,7 +137,7 @@ fn closing_against_pushing_loses_and_doubles_nothing() {
     }
 }
 
-/// A take that looks, is overtaken by a close and then swaps must not open the lane again.
+/// A close between the load and the exchange of a take must not be undone by the take.
 #[test]
 fn takers_and_a_closer_share_without_loss() {
     for _ in 0..crate::sync::rounds(100) {
@@ -176,7 +176,7 @@ fn what_nobody_takes_is_dropped_once() {
     assert_eq!(Arc::strong_count(&token), 1);
 }
 
-/// The node is the box: what goes in comes out at the same address.
+/// The node is the box: it comes out at the same address.
 #[test]
 fn the_same_box_goes_round() {
     let (home, token) = (Returns::new(1), Arc::new(()));

@@ -2,9 +2,9 @@
 //!
 //! # Contract
 //!
-//! First in, first out; neither side ever waits for the other; what the producer did before a push is visible to who
-//! pops the element, and what the consumer did before a pop is visible to who reuses the slot. Meant for descriptors (a
-//! pointer, a length, an event), not for the bytes that they describe.
+//! First in, first out. Neither side ever waits for the other. The producer's work before a push is visible after the
+//! pop of the element; the consumer's work before a pop is visible to the producer when it reuses the slot. Meant for
+//! descriptors (a pointer, a length, an event), not for the bytes that they describe.
 //!
 //! # Mechanism
 //!
@@ -14,12 +14,12 @@
 //!   slots   . . . . # # # # # # # # # # # # # # . . . . .      slot of index i: i & mask
 //! ```
 //!
-//! * The capacity is a power of two and the indices run freely: `tail - head` (wrapping) is the fill, from 0 to
-//!   capacity, with no slot wasted and no special case at the end of the array.
-//! * `head` and `tail` live on cache lines of their own. Each side also keeps a private copy of *both*: of its own, so
-//!   that it never reads back a line that it has just given away (on AMD that is worth 10 %,
-//!   [rtrb#132](https://github.com/mgeier/rtrb/pull/132)), and of the other's, so that it reads the shared one only
-//!   when the copy says full or empty ([MCRingBuffer](https://ieeexplore.ieee.org/document/5470368), [rigtorp's
+//! * The capacity is a power of two, and the indices never wrap at the capacity: `tail - head` (wrapping) is the number
+//!   of elements, from 0 to the capacity. No slot is wasted, and the end of the array is no special case.
+//! * `head` and `tail` have separate cache lines. Each side also keeps a private copy of *both*: of its own index, so
+//!   that it never reads back a line that it has just written (on AMD that gains 10 %,
+//!   [rtrb#132](https://github.com/mgeier/rtrb/pull/132)); and of the other index, so that it reads the shared one only
+//!   if the copy says full or empty ([MCRingBuffer](https://ieeexplore.ieee.org/document/5470368), [rigtorp's
 //!   explanation](https://rigtorp.se/ringbuffer/)).
 //! * A batch writes many slots and publishes once: about four times the throughput at 32 elements.
 
@@ -38,8 +38,8 @@ use std::{fmt, mem::MaybeUninit};
 
 /// A ring of at least `capacity` slots, rounded up to a power of two.
 ///
-/// Elements that nobody has popped are dropped with the second of its two sides. A drop of theirs that panics goes no
-/// further.
+/// Elements that were not popped are dropped together with the second of the two sides. A panic in such a drop is
+/// caught.
 ///
 /// # Panics
 ///
@@ -62,7 +62,7 @@ pub fn channel<T: Send>(capacity: usize) -> (Producer<T>, Consumer<T>) {
     channel_from(capacity, 0)
 }
 
-/// As [`channel`], with indices that start at `start`: tests let them wrap.
+/// [`channel`] with indices that start at `start`, so that tests can let them wrap.
 pub(crate) fn channel_from<T: Send>(capacity: usize, start: usize) -> (Producer<T>, Consumer<T>) {
     assert!(capacity > 0, "a ring needs a slot");
     assert!(capacity <= usize::MAX / 2, "a ring has at most half the address space's slots");
@@ -87,27 +87,26 @@ struct Shared<T> {
     tail: CachePadded<AtomicUsize>,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
     mask: usize,
-    /// How many slots ahead the producer prefetches; 0 for rings so small that it would take lines from under the
-    /// consumer.
+    /// How many slots ahead the producer prefetches; 0 for small rings, where it would take cache lines that the
+    /// consumer uses.
     ahead: usize,
     producer_gone: AtomicBool,
     consumer_gone: AtomicBool,
 }
 
-// SAFETY: the slots are the only part that is not `Sync` by itself. A slot from head up to tail belongs to the
-// consumer, the others to the producer, and there is one of each; elements move from one thread to the other, hence `T:
-// Send`.
+// SAFETY: only the slots are not `Sync` by themselves. Slots from head up to tail belong to the one consumer, the
+// others to the one producer. Elements move from one thread to the other, so `T: Send` is needed.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// How far ahead of its tail the producer asks for slots: eight cache lines, found by trying. Two and eight gave
-/// 0.2-1.2 and 0.95-1.7 of rtrb at 1024 slots (three short, noisy runs each).
+/// How far ahead of its tail the producer prefetches slots: eight cache lines, found by experiment. With two lines the
+/// throughput was 0.2-1.2 of rtrb's at 1024 slots, with eight 0.95-1.7 (three short, noisy runs each).
 const PREFETCH_BYTES: usize = 512;
 
 impl<T> Shared<T> {
-    /// Asks for the line of a slot that will be written soon, once per line. A consumer at the producer's heels holds
-    /// the lines ahead as shared copies (its hardware prefetcher fetched them), and each would cost the store buffer a
-    /// round trip (the likely reason; without the prefetch 32, with it 116 million elements a second at 1024 slots of 8
-    /// bytes, two cores of a shared Xeon).
+    /// Prefetches the cache line of a slot that will be written soon, once per line. A consumer close behind the
+    /// producer has shared copies of the lines ahead (its hardware prefetcher loads them), and each would cost the
+    /// store buffer a round trip. This is the likely reason for the effect: 32 million elements per second without the
+    /// prefetch, 116 million with it, at 1024 slots of 8 bytes on two cores of a shared Xeon.
     #[inline(always)]
     fn prefetch(&self, tail: usize) {
         if self.ahead == 0 {
@@ -117,7 +116,7 @@ impl<T> Shared<T> {
         if slot.addr() % 64 < size_of::<T>() {
             prefetch_for_write(slot);
         }
-        // Of a large element, all of it.
+        // All lines of a large element.
         for line in 1..size_of::<T>().div_ceil(64) {
             prefetch_for_write(slot.wrapping_byte_add(64 * line));
         }
@@ -127,7 +126,7 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     ///
-    /// The slot is the producer's, who calls.
+    /// The caller is the producer, and the slot belongs to it.
     #[inline(always)]
     unsafe fn write(&self, index: usize, value: T) {
         // SAFETY: masked by length - 1, so in bounds; the caller owns the slot.
@@ -138,8 +137,8 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     ///
-    /// The slot is the consumer's, who calls, and holds a value; the caller gives it to the producer without reading it
-    /// again.
+    /// The caller is the consumer, and the slot belongs to it and holds a value. The caller passes the slot to the
+    /// producer without another read.
     #[inline(always)]
     unsafe fn read(&self, index: usize) -> T {
         // SAFETY: masked by length - 1, so in bounds; the caller owns the slot, which is initialised.
@@ -150,12 +149,12 @@ impl<T> Shared<T> {
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
-            // Both sides are gone, and the `Arc` ordered what they did before this.
+            // Both sides are dropped, and the `Arc` orders their work before this.
             let (mut head, tail) = (self.head.load(Relaxed), self.tail.load(Relaxed));
             while head != tail {
-                // SAFETY: slots from head to tail hold values, and nobody else is left.
+                // SAFETY: slots from head to tail hold values, and neither side exists any more.
                 let value = unsafe { self.read(head) };
-                // One that panics does not keep the others from being dropped.
+                // An element whose drop panics does not prevent the drop of the others.
                 contain(|| drop(value));
                 head = head.wrapping_add(1);
             }
@@ -178,8 +177,8 @@ impl<T> Drop for Shared<T> {
 /// let (producer, _consumer) = gpu_pool::sync::ring::channel::<u8>(1);
 /// let second = producer.clone();
 /// ```
-// A line of its own: the handles hold the private indices, and side by side in one frame they would share it (a factor
-// of 3 to 10, also for rtrb).
+// On its own cache line: the handles hold the private indices. Two handles in one stack frame would share a line
+// (slower by a factor of 3 to 10, also with rtrb).
 #[repr(align(128))]
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
@@ -216,8 +215,8 @@ impl<T: Send> Producer<T> {
         Ok(())
     }
 
-    /// Adds elements until the ring is full or `items` has no more, and publishes them at once; how many. Takes from
-    /// `items` only what fits.
+    /// Adds elements until the ring is full or `items` ends, and publishes them at once. Returns their number. Takes
+    /// only as many elements from `items` as fit.
     ///
     /// ```
     /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
@@ -228,11 +227,11 @@ impl<T: Send> Producer<T> {
     /// ```
     pub fn push_batch(&mut self, items: &mut impl Iterator<Item = T>) -> usize {
         let start = self.tail;
-        // One look at the other side per batch: a second one would be a miss, mostly for nothing.
+        // The other side's index is read once per batch: a second read would be a cache miss, mostly without gain.
         let want = items.size_hint().1.unwrap_or(usize::MAX).min(self.capacity());
         let free = self.free(want);
         if free == 0 {
-            // Without a store: a producer that spins on a full ring must not take the consumer's copy of the line away.
+            // Without a store, so that a producer that spins on a full ring does not take the line from the consumer.
             return 0;
         }
         let end = self.tail.wrapping_add(free);
@@ -248,7 +247,7 @@ impl<T: Send> Producer<T> {
         batch.0.tail.wrapping_sub(start)
     }
 
-    /// How many elements fit now. More may fit a moment later, never fewer.
+    /// The number of free slots. It may grow at any time; only the producer makes it smaller.
     ///
     /// ```
     /// let (mut producer, consumer) = gpu_pool::sync::ring::channel(4);
@@ -257,11 +256,11 @@ impl<T: Send> Producer<T> {
     /// # drop(consumer);
     /// ```
     pub fn slots(&self) -> usize {
-        // Relaxed: a push loads head again, acquires it, and by coherence finds no older value.
+        // Relaxed: a push loads head again with acquire, and coherence guarantees that it finds no older value.
         self.capacity() - self.tail.wrapping_sub(self.shared.head.load(Relaxed))
     }
 
-    /// Whether the consumer is gone. Then everything it did is visible.
+    /// Whether the consumer was dropped. After true, everything it did is visible.
     ///
     /// ```
     /// let (producer, consumer) = gpu_pool::sync::ring::channel::<u8>(4);
@@ -316,7 +315,7 @@ impl<T> Drop for Producer<T> {
 /// producer.push(1).unwrap();
 /// assert_eq!(consumer.pop(), Some(1));
 /// ```
-// As the producer: see there.
+// On its own cache line, like the producer.
 #[repr(align(128))]
 pub struct Consumer<T> {
     shared: Arc<Shared<T>>,
@@ -326,7 +325,7 @@ pub struct Consumer<T> {
 }
 
 impl<T: Send> Consumer<T> {
-    /// The oldest element, if there is one.
+    /// Removes and returns the oldest element, if there is one.
     ///
     /// ```
     /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(2);
@@ -341,14 +340,14 @@ impl<T: Send> Consumer<T> {
         if flag("ring.frees_before_reading") {
             self.shared.head.store(self.head.wrapping_add(1), ord("ring.head.store", Release));
         }
-        // SAFETY: known_tail is ahead of head, so the slot at head holds a value and is the consumer's.
+        // SAFETY: known_tail is ahead of head, so the slot at head holds a value and belongs to the consumer.
         let value = unsafe { self.shared.read(self.head) };
         self.head = self.head.wrapping_add(1);
         self.shared.head.store(self.head, ord("ring.head.store", Release));
         Some(value)
     }
 
-    /// Gives up to `max` elements to `each`, oldest first, and frees their slots at once; how many.
+    /// Passes up to `max` elements to `each`, oldest first, and frees their slots at once. Returns their number.
     ///
     /// ```
     /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
@@ -364,7 +363,7 @@ impl<T: Send> Consumer<T> {
             return 0;
         }
         let end = start.wrapping_add(max.min(ready));
-        // Frees on drop, so that no element is dropped twice when `each` panics.
+        // Frees on drop, so that no element is dropped twice if `each` panics.
         let batch = PopBatch(self);
         while batch.0.head != end {
             // SAFETY: as in `pop`.
@@ -375,7 +374,7 @@ impl<T: Send> Consumer<T> {
         batch.0.head.wrapping_sub(start)
     }
 
-    /// How many elements are there now. More may be there a moment later, never fewer.
+    /// The number of elements. It may grow at any time; only the consumer makes it smaller.
     ///
     /// ```
     /// let (mut producer, consumer) = gpu_pool::sync::ring::channel(4);
@@ -383,11 +382,11 @@ impl<T: Send> Consumer<T> {
     /// assert_eq!(consumer.len(), 1);
     /// ```
     pub fn len(&self) -> usize {
-        // Relaxed: a pop loads tail again, acquires it, and by coherence finds no older value.
+        // Relaxed: a pop loads tail again with acquire, and coherence guarantees that it finds no older value.
         self.shared.tail.load(Relaxed).wrapping_sub(self.head)
     }
 
-    /// Whether there is nothing to pop now.
+    /// Whether there is no element now.
     ///
     /// ```
     /// let (_producer, consumer) = gpu_pool::sync::ring::channel::<u8>(4);
@@ -397,8 +396,8 @@ impl<T: Send> Consumer<T> {
         self.len() == 0
     }
 
-    /// Whether the producer is gone. Then everything it pushed is visible: once this is true *and* a later
-    /// [`pop`](Self::pop) finds nothing, nothing will ever come.
+    /// Whether the producer was dropped. After true, everything it pushed is visible: if a later [`pop`](Self::pop)
+    /// finds nothing, no element will ever come.
     ///
     /// ```
     /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(4);
@@ -411,7 +410,7 @@ impl<T: Send> Consumer<T> {
         self.shared.producer_gone.load(ord("ring.producer_gone.load", Acquire))
     }
 
-    /// Elements: at least `want`, or as many as there are.
+    /// The number of known elements. Reads the shared index only if fewer than `want` are known.
     #[inline(always)]
     fn ready(&mut self, want: usize) -> usize {
         if self.known_tail.wrapping_sub(self.head) < want {

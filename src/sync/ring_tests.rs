@@ -28,7 +28,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Any sequence of operations does what a bounded `VecDeque` does, also where the indices wrap, and each element is
+    /// Any sequence of operations behaves as on a bounded `VecDeque`, also if the indices wrap, and each element is
     /// dropped once.
     #[test]
     fn behaves_as_a_bounded_deque(steps in steps(), capacity in 1usize..10, behind in 0usize..40) {
@@ -99,7 +99,7 @@ fn two_threads_keep_order_and_drop_each_element_once() {
                 }
             }
         });
-        // Leave some behind: the ring drops them.
+        // Some elements stay in the ring, which drops them.
         let mut next = 0;
         while next < COUNT - capacity {
             let popped = consumer.pop_batch((COUNT - capacity - next).min(5), |(i, _)| {
@@ -143,7 +143,7 @@ fn nothing_sized_works() {
 
 #[test]
 fn both_sides_are_send_and_sync() {
-    // An element that is `Send` only is enough: a shared side gives no access to elements.
+    // Elements need only be `Send`: a shared side gives no access to elements.
     type Element = std::cell::Cell<u8>;
     static_assertions::assert_impl_all!(Producer<Element>: Send, Sync);
     static_assertions::assert_impl_all!(Consumer<Element>: Send, Sync);

@@ -1,14 +1,14 @@
-//! Counters and switches that only go up, and numbers that are never used twice.
+//! Counters and flags that only go up, and numbers that are unique in the process.
 
 use super::{
     shim::atomic::{AtomicBool, AtomicU64, Ordering::*},
     site::ord,
 };
 
-/// A number that only grows. "Has it reached n" is the question to ask of it: then a reader that comes late, or misses
-/// values in between, is right all the same (the reason why GPUs' timeline semaphores are numbers and not booleans).
+/// A number that only grows. Readers ask "has it reached n": this is right also for a reader that comes late or misses
+/// values in between (for the same reason GPUs' timeline semaphores are numbers and not booleans).
 ///
-/// Who reads `n` sees everything that was done before the calls that brought it to `n`.
+/// A thread that reads `n` sees everything done before the calls that raised the number to `n`.
 #[derive(Debug)]
 pub struct Sequence(AtomicU64);
 
@@ -24,14 +24,14 @@ impl Sequence {
         Sequence(AtomicU64::new(0))
     }
 
-    /// Adds one and returns the new value, for any number of writers. Each value is returned once, and its receiver
-    /// sees what the receivers of smaller values had done before they called.
+    /// Adds one and returns the new value, for any number of writers. Each value is returned once. Its receiver sees
+    /// everything that the receivers of smaller values did before their calls.
     #[inline]
     pub fn fetch_advance(&self) -> u64 {
         self.fetch_add(1)
     }
 
-    /// Adds `n` and returns the new value; else as [`fetch_advance`](Self::fetch_advance).
+    /// [`fetch_advance`](Self::fetch_advance) by `n`.
     #[inline]
     pub fn fetch_add(&self, n: u64) -> u64 {
         self.0.fetch_add(n, ord("sequence.fetch_advance", AcqRel)) + n
@@ -50,7 +50,7 @@ impl Sequence {
     }
 }
 
-/// A switch that is turned once. Who sees it turned sees what was done before.
+/// A flag that is raised once. A thread that sees it raised sees everything done before.
 #[derive(Debug)]
 pub struct Flag(AtomicBool);
 
@@ -66,7 +66,7 @@ impl Flag {
         Flag(AtomicBool::new(false))
     }
 
-    /// Raises it, for good.
+    /// Raises the flag for good.
     #[inline]
     pub fn raise(&self) {
         self.0.store(true, ord("flag.raise", Release));
@@ -81,8 +81,8 @@ impl Flag {
 
 /// A number that no other call in this process has returned or will return; never 0.
 ///
-/// It is a plain std atomic: it orders nothing (Relaxed), no protocol reads it back, and loom has no statics. In a
-/// model the numbers therefore go on growing from one execution to the next, which is what unique means.
+/// It is a plain std atomic: it orders nothing (Relaxed), no protocol reads it back, and loom has no statics. So in a
+/// model the numbers keep growing from one execution to the next, and stay unique.
 #[cfg_attr(loom, allow(clippy::disallowed_types, reason = "orders nothing; see above"))]
 pub fn unique_id() -> u64 {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);

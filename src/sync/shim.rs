@@ -1,12 +1,12 @@
-//! The one door to atomics, locks and threads: std and parking_lot, or loom under `cfg(loom)`.
+//! Atomics, locks and threads: std's and parking_lot's, or loom's under `cfg(loom)`.
 //!
-//! Everything in `sync/` and `gang/` takes these names from here, so that loom sees every operation of the code it
-//! checks. An operation that goes round this file is invisible to it: a model over un-shimmed `once_cell` passes
-//! vacuously, one over un-shimmed parking_lot hangs. `cargo loom-lint` finds such bypasses.
+//! `sync/` and `gang/` take these names only from here, so that loom sees every operation of the code that it checks.
+//! loom does not see an operation that bypasses this file: a model over un-shimmed `once_cell` passes without a proof,
+//! and a model over un-shimmed parking_lot hangs. `cargo loom-lint` finds such bypasses.
 //!
-//! The shapes are parking_lot's ([`Mutex::lock`] cannot fail, [`Condvar::wait`] takes the guard by reference), as in
-//! [tokio's shim](https://github.com/tokio-rs/tokio/blob/master/tokio/src/loom/mod.rs); [`UnsafeCell`] gives its
-//! content by closure, as in [crossbeam-epoch's
+//! The signatures are parking_lot's ([`Mutex::lock`] cannot fail, [`Condvar::wait`] takes the guard by reference), as
+//! in [tokio's shim](https://github.com/tokio-rs/tokio/blob/master/tokio/src/loom/mod.rs). [`UnsafeCell`] passes its
+//! content to a closure, as in [crossbeam-epoch's
 //! `primitive`](https://github.com/crossbeam-rs/crossbeam/blob/master/crossbeam-epoch/src/lib.rs).
 
 pub use imp::*;
@@ -26,10 +26,10 @@ mod imp {
         pub use std::thread::yield_now;
     }
 
-    /// Device threads that live, of all pools.
+    /// Number of live device threads, of all pools.
     static CROWD: atomic::AtomicUsize = atomic::AtomicUsize::new(0);
 
-    /// Counts the calling thread as one of those that wait for each other, as long as it lives.
+    /// While it lives, the calling thread counts as a device thread, which waits for other device threads.
     #[derive(Debug)]
     pub struct InCrowd(());
 
@@ -47,9 +47,9 @@ mod imp {
         }
     }
 
-    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, some microseconds. None where there
-    /// are as many device threads as cores: there a pause keeps a core from the thread that is waited for. On 2 cores a
-    /// scope over 2, 4, 8 devices took 6.2, 11.4, 17.8 us with the pauses and takes 3.3, 5.8, 11.7 without.
+    /// Rounds of doubling pauses before a waiter yields: 1 + 2 + .. + 32 pauses, some microseconds. No pauses if there
+    /// are as many device threads as cores: then a pause keeps the core from the awaited thread. On 2 cores a scope
+    /// over 2, 4, 8 devices took 6.2, 11.4, 17.8 us with the pauses and 3.3, 5.8, 11.7 us without.
     #[inline]
     pub fn spin_rounds() -> u32 {
         if is_crowded() { 0 } else { 6 }
@@ -61,13 +61,14 @@ mod imp {
         CROWD.load(atomic::Ordering::Relaxed) >= cores()
     }
 
-    /// Yields before a waiter blocks. The number is rayon's: fewer pay for a futex too often, more burn a core.
+    /// Number of yields before a waiter blocks. It is rayon's number: with fewer yields a waiter often pays for a
+    /// futex, with more it wastes a core.
     #[inline(always)]
     pub fn yield_rounds() -> u32 {
         32
     }
 
-    /// Asks for the cache line at `at`, to be written soon. A hint: it never faults and orders nothing.
+    /// Prefetches the cache line at `at` for a write. A hint: it never faults and orders nothing.
     #[inline(always)]
     pub fn prefetch_for_write<T>(at: *const T) {
         // Not `_mm_prefetch::<_MM_HINT_ET0>`: for the baseline x86-64 LLVM makes that a prefetch for *reading*.
@@ -80,7 +81,7 @@ mod imp {
         let _ = at;
     }
 
-    /// Processors that this process may run on; asked once.
+    /// Number of processors that this process may run on, queried once.
     pub fn cores() -> usize {
         use std::sync::OnceLock;
         static CORES: OnceLock<usize> = OnceLock::new();
@@ -118,7 +119,7 @@ mod imp {
         }
     }
 
-    /// parking_lot's condition variable; a timed wait says whether the time ran out.
+    /// parking_lot's condition variable; a timed wait tells whether the limit came first.
     #[derive(Debug, Default)]
     pub struct Condvar(parking_lot::Condvar);
 
@@ -128,13 +129,13 @@ mod imp {
             Condvar(parking_lot::Condvar::new())
         }
 
-        /// Unlocks, blocks until notified (or for no reason), locks again.
+        /// Unlocks, blocks until notified (or until a spurious wake-up), locks again.
         #[inline]
         pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
             self.0.wait(guard);
         }
 
-        /// As [`wait`](Self::wait), for at most `limit`. Whether the time ran out.
+        /// [`wait`](Self::wait) for at most `limit`. True if the limit came first.
         #[inline]
         pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: std::time::Duration) -> bool {
             self.0.wait_for(guard, limit).timed_out()
@@ -146,14 +147,16 @@ mod imp {
             self.0.notify_one();
         }
 
-        /// Wakes all. parking_lot wakes one and moves the rest to the mutex's queue, so that they do not stampede.
+        /// Wakes all. parking_lot wakes one thread and moves the others to the mutex's queue, so that they do not all
+        /// contend for the mutex at once.
         #[inline]
         pub fn notify_all(&self) {
             self.0.notify_all();
         }
     }
 
-    /// Stands for the memory that holds it, so that a model sees who touches it after it is gone. Nothing outside loom.
+    /// Represents the memory that contains it, so that a model sees a use after the end of that memory. Does nothing
+    /// outside loom.
     #[derive(Debug, Default)]
     pub struct Tombstone;
 
@@ -175,20 +178,20 @@ mod imp {
 
     pub use loom::{cell::UnsafeCell, hint::spin_loop, sync::Arc};
 
-    /// Atomics and fences: loom's, with loads that loom's search takes seriously.
+    /// loom's atomics and fences, with loads that loom's search reorders completely.
     ///
-    /// loom remembers one access per atomic as the last. When thread A loads, then thread B loads *and stores*, B's
-    /// store is compared with B's own load only, so loom never tries the order in which A loads after B's store (loom
+    /// loom remembers one access per atomic as the last. If thread A loads, and then thread B loads *and stores*, loom
+    /// compares B's store only with B's own load. So loom never tries the order in which A loads after B's store (loom
     /// 0.7.2, `rt/atomic.rs`, `last_dependent_access`). Every loop of a load and a compare-and-swap has this shape. So
-    /// a load is preceded by a relaxed no-op on a companion: that orders nothing, but makes any two loads dependent,
-    /// and both orders are tried. Without it, six mutants survived and two models had one execution.
+    /// here a relaxed no-op on a companion atomic comes before each load: it orders nothing, but makes any two loads
+    /// dependent, and loom tries both orders. Without it, six mutants survived and two models had one execution.
     pub mod atomic {
         pub use loom::sync::atomic::{Ordering, fence};
         use std::ops::Deref;
 
         macro_rules! atomics {
             ($($name:ident $(<$t:ident>)?: $value:ty),+ $(,)?) => {$(
-                /// loom's, with a load that is dependent on other loads.
+                /// loom's atomic, with a load that is dependent on other loads.
                 #[derive(Debug)]
                 pub struct $name $(<$t>)? {
                     inner: loom::sync::atomic::$name $(<$t>)?,
@@ -262,7 +265,7 @@ mod imp {
         }
     }
 
-    /// No spinning: two spinners that yield to one another are an endless model.
+    /// No spinning: two spinning threads that yield to each other make a model endless.
     pub fn spin_rounds() -> u32 {
         0
     }
@@ -272,12 +275,12 @@ mod imp {
         0
     }
 
-    /// And nobody lingers.
+    /// No lingering.
     pub fn is_crowded() -> bool {
         true
     }
 
-    /// Nothing: a model has no caches.
+    /// Does nothing: a model has no caches.
     pub fn prefetch_for_write<T>(_at: *const T) {}
 
     /// Two, as in tokio's mock.
@@ -359,7 +362,7 @@ mod imp {
         }
     }
 
-    /// Stands for the memory that holds it: a touch that is not ordered before the burial is a data race for loom.
+    /// Represents the memory that contains it: a `touch` that is not ordered before `bury` is a data race for loom.
     #[derive(Debug)]
     pub struct Tombstone(UnsafeCell<()>);
 

@@ -1,7 +1,7 @@
 //! Named ordering sites: each acquire, release and fence in `sync/` has a name, and each name has a test.
 //!
-//! In a normal build the functions are identities that fold away. Under loom the environment variable
-//! `GPU_POOL_MUTANT` names one site to weaken, and `loom_tests/` demand that the protocol's model then dies:
+//! In a normal build the functions are identities, which the compiler removes. Under loom the environment variable
+//! `GPU_POOL_MUTANT` names one site to weaken, and `loom_tests/` demands that the protocol's model then fails:
 //!
 //! | mutant | effect |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | `site` at [`fence_at`] | no fence |
 //! | `site` at [`flag`] | the wrong logic beside the right one |
 //!
-//! An ordering that survives its removal is either not needed or not tested; neither may stay. Relaxed operations have
-//! no name, since there is nothing to weaken. `loom_tests/sites.rs` holds the list against the source.
+//! If no model fails without an ordering, the ordering is not needed or not tested; neither may stay. Relaxed
+//! operations have no name, since they cannot be weakened. `loom_tests/sites.rs` compares the list with the source.
 
 use super::shim::atomic::{Ordering, fence};
 
@@ -31,7 +31,7 @@ pub fn fence_at(name: &'static str, order: Ordering) {
     fence(order);
 }
 
-/// Whether the wrong logic named `name` is to run: never, outside loom.
+/// Whether the wrong logic named `name` must run: never outside loom.
 #[cfg(not(loom))]
 #[inline(always)]
 pub const fn flag(name: &'static str) -> bool {
@@ -50,7 +50,7 @@ pub fn ord(name: &'static str, order: Ordering) -> Ordering {
     }
 }
 
-/// A fence with a name; left out if it is the mutant.
+/// A fence with a name; omitted if it is the mutant.
 #[cfg(loom)]
 pub fn fence_at(name: &'static str, order: Ordering) {
     if mutant() != Some(name) {
@@ -58,7 +58,7 @@ pub fn fence_at(name: &'static str, order: Ordering) {
     }
 }
 
-/// Whether the wrong logic named `name` is to run.
+/// Whether the wrong logic named `name` must run.
 #[cfg(loom)]
 pub fn flag(name: &'static str) -> bool {
     mutant() == Some(name)
@@ -67,7 +67,7 @@ pub fn flag(name: &'static str) -> bool {
 #[cfg(loom)]
 fn mutant() -> Option<&'static str> {
     use std::sync::OnceLock;
-    // Outside the model on purpose: it is set before the process starts and never changes.
+    // A std type on purpose, invisible to loom: the value is set before the process starts and never changes.
     static MUTANT: OnceLock<Option<String>> = OnceLock::new();
     MUTANT.get_or_init(|| std::env::var("GPU_POOL_MUTANT").ok()).as_deref()
 }

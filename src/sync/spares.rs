@@ -1,20 +1,21 @@
-//! Things that are dear to make and can be used again, such as events.
+//! A pool of objects that are expensive to create and can be reused, such as events.
 //!
-//! A lock around a `Vec`: it is held for a push or a pop, by threads that have just made a driver call that costs more.
-//! What was given last is taken first, since it is the warmest. Making events while other threads do takes milliseconds
-//! ([sglang#39960](https://github.com/sgl-project/sglang/issues/39960)), taking a spare one nanoseconds.
+//! It is a lock around a `Vec`. The lock is held for a push or a pop, by threads that have just made a driver call,
+//! which costs more. The object that was returned last is taken first, since it is most likely in the cache. The
+//! creation of events by several threads at once takes milliseconds
+//! ([sglang#39960](https://github.com/sgl-project/sglang/issues/39960)); the reuse of one takes nanoseconds.
 //!
 //! # The rule for events
 //!
-//! An event is given back only after every wait on it was *enqueued* (not: is over). A wait captures the record that it
-//! finds; an event that is recorded anew before would make the waiter wait for another stream's work, or for work that
-//! never ends. The lock orders the enqueued wait before the next record. `loom_tests/memory_handles.rs` has it as a
-//! model, with a thread that gives too early.
+//! An event is returned only after every wait on it was *enqueued* (the waits need not be over). A wait captures the
+//! record that it finds. If the event were recorded again before, the waiter would wait for another stream's work, or
+//! for work that never ends. The lock orders the enqueued wait before the next record. `loom_tests/memory_handles.rs`
+//! contains a model of this, with a thread that returns the event too early.
 
 use super::shim::Mutex;
 use std::fmt;
 
-/// Spare things, for any thread. See the module's docs in `src/sync/spares.rs` for the rule that events need.
+/// Spare objects, for any thread. The head of `src/sync/spares.rs` has the rule for events.
 pub struct Spares<T>(Mutex<Vec<T>>);
 
 impl<T> Default for Spares<T> {
@@ -24,17 +25,17 @@ impl<T> Default for Spares<T> {
 }
 
 impl<T> Spares<T> {
-    /// None yet.
+    /// An empty pool.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One that was given back, if there is any. Everything done before it was given back is visible.
+    /// Takes a returned object, if there is one. Everything done before its return is visible.
     pub fn take(&self) -> Option<T> {
         self.0.lock().pop()
     }
 
-    /// Gives one back, whoever took it.
+    /// Returns an object; any thread may return it.
     pub fn give(&self, spare: T) {
         self.0.lock().push(spare);
     }

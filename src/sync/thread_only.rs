@@ -1,11 +1,11 @@
-//! What stays on its device's thread, and what the compiler says to who sends it elsewhere.
+//! Types that must stay on their device's thread, and the compiler's message if a program sends one to another thread.
 //!
-//! Such types hold `Rc`s, so they are neither `Send` nor `Sync` anyway. But rustc then reports each of these private
-//! fields, with the way to it: a hundred lines, none of which names the rule. With an implementation whose condition
-//! never holds, it reports the condition, once, in our words.
+//! Such types contain `Rc`s, so they are neither `Send` nor `Sync` anyway. But then rustc reports each of these private
+//! fields with the path to it: a hundred lines that do not name the rule. With an implementation whose condition never
+//! holds, rustc reports only the condition, in our words.
 
-/// Nothing implements it, and nobody else can: the module is private. Where a value is returned, rustc says in words of
-/// its own that it cannot be sent, and names this trait: hence its name.
+/// No type implements it, and no other crate can, since the module is private. For returned values, rustc uses its own
+/// message, which contains the name of this trait: so the name states the rule.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is `DeviceThreadOnly`: it can neither be sent to another thread nor be shared with one",
     label = "this takes a `{Self}` away from its device's thread",
@@ -17,8 +17,8 @@ pub trait NotDeviceThreadOnly {}
 /// Makes types `!Send` and `!Sync`, with a message of our own.
 macro_rules! device_thread_only {
     ($([$($generics:tt)*] $type:ty),+ $(,)?) => {$(
-        // SAFETY: nothing implements the trait, so the condition never holds, and this implements nothing. (The
-        // lifetime keeps rustc from finding that out at once, which it would refuse.)
+        // SAFETY: no type implements the trait, so the condition never holds, and this implements nothing. (Without the
+        // lifetime, rustc would refuse a condition that is always false.)
         #[doc(hidden)]
         unsafe impl<$($generics)*> Send for $type where for<'never> $type: $crate::sync::NotDeviceThreadOnly {}
         // SAFETY: as above.

@@ -1,15 +1,15 @@
-//! Who gets a queued entry: the thread that would run it or the caller that wants it back.
+//! Decides a race for a queued entry: either the device thread runs it, or the caller withdraws it.
 //!
 //! ```text
 //!            start (device thread)
-//!   QUEUED ------------------------> RUNNING      the body may be touched; the caller must wait
+//!   QUEUED ------------------------> RUNNING      the body may be used; the caller must wait
 //!      |
-//!      +---------------------------> WITHDRAWN    nobody will ever touch the body
+//!      +---------------------------> WITHDRAWN    no thread will ever use the body
 //!            withdraw (caller)
 //! ```
 //!
-//! Both edges are one compare-and-swap from QUEUED, so exactly one of them is taken. The loser sees what the winner had
-//! done before it called.
+//! Both transitions are one compare-and-swap from QUEUED, so exactly one of them happens. The loser sees everything
+//! that the winner did before its call.
 
 use super::{
     shim::atomic::{
@@ -39,17 +39,17 @@ impl Turnstile {
         Turnstile(AtomicU32::new(QUEUED))
     }
 
-    /// QUEUED to RUNNING. False when the entry was withdrawn (or started before).
+    /// QUEUED to RUNNING. False if the entry was withdrawn (or started before).
     pub fn start(&self) -> bool {
         self.leave(RUNNING, ord("turnstile.start", Release), ord("turnstile.start.lost", Acquire))
     }
 
-    /// QUEUED to WITHDRAWN. False when the entry was started (or withdrawn before).
+    /// QUEUED to WITHDRAWN. False if the entry was started (or withdrawn before).
     pub fn withdraw(&self) -> bool {
         self.leave(WITHDRAWN, ord("turnstile.withdraw", Release), ord("turnstile.withdraw.lost", Acquire))
     }
 
-    /// Whether neither has happened yet. True may be outdated when it returns: for reports, not for decisions.
+    /// Whether the entry is still queued. True may be outdated on return, so use it for reports, not for decisions.
     pub fn is_queued(&self) -> bool {
         self.0.load(Relaxed) == QUEUED
     }

@@ -1,40 +1,38 @@
-//! Eight-byte words that a device reads and writes too, such as the number that a stream stores when it has got
-//! somewhere.
+//! Eight-byte words that host and devices share, such as the progress number that a stream stores.
 //!
-//! The memory is not Rust's to lay out: it is page-locked memory of the driver, or a software GPU's, known by address.
-//! So there is no atomic to hold, only one to make for the length of an access (`AtomicU64::from_ptr`).
+//! The memory is page-locked memory of the driver or of a software GPU, known by its address. So no atomic object can
+//! live there; each access makes one for its duration (`AtomicU64::from_ptr`).
 //!
-//! What this promises against other host threads is the language's: acquire and release. What it promises against a GPU
-//! is the hardware's: `cuStreamWriteValue64` (without `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`) makes the stream's
-//! earlier work visible before the word, an aligned 8-byte store arrives whole, and an acquiring load of the host is
-//! followed, not preceded, by its later reads.
+//! Towards other host threads, the language guarantees acquire and release. Towards a GPU, the hardware does:
+//! `cuStreamWriteValue64` (without `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`) makes the stream's earlier work visible
+//! before the word, an aligned 8-byte store is never torn, and later reads of the host come after its acquiring load.
 //!
-//! loom cannot watch memory that it did not make, so under `cfg(loom)` the accesses are volatile ones, which is *not* a
-//! model: no model contains such a word, and none may, since loom would neither see a race nor try an order. It is
-//! listed in `README.md` under what loom cannot see.
+//! loom cannot watch memory that it did not allocate. So under `cfg(loom)` the accesses are volatile, which is *not* a
+//! model: no model may contain such a word, since loom would neither see a race nor try other orders. `README.md` lists
+//! this under the limits of loom.
 
 #[cfg(not(loom))]
 use super::shim::atomic::{AtomicU64, Ordering::*};
 
-/// The word's value. Who reads a value sees what was done before the [`store_word`] that wrote it, or, if a stream
-/// wrote it, what the stream had done.
+/// Reads the word. Everything done before the [`store_word`] of the value is visible; if a stream wrote the value, the
+/// stream's earlier work is visible.
 ///
 /// # Safety
 ///
-/// `ptr` points to eight bytes, aligned to 8, initialised, alive during the call. Host threads access them only through
-/// atomics (of which this and [`store_word`] are) as long as another may write.
+/// `ptr` points to eight bytes that are aligned to 8, initialised, and alive during the call. While another thread may
+/// write them, host threads access them only atomically (as this function and [`store_word`] do).
 #[inline(always)]
 pub unsafe fn load_word(ptr: *const u64) -> u64 {
     debug_assert!(ptr.is_aligned());
     #[cfg(not(loom))]
-    // SAFETY: the caller's promise. The atomic is only read, so that the pointer may be to read-only memory.
+    // SAFETY: the caller's promise. The atomic is only read, so the memory may be read-only.
     return unsafe { AtomicU64::from_ptr(ptr.cast_mut()) }.load(Acquire);
     #[cfg(loom)]
     // SAFETY: the caller's promise; see the module's docs for why this is no atomic.
     return unsafe { ptr.read_volatile() };
 }
 
-/// Stores `value` into the word. Whoever reads it by [`load_word`] sees what was done before.
+/// Stores `value` into the word. A thread that reads it by [`load_word`] sees everything done before.
 ///
 /// # Safety
 ///
@@ -52,8 +50,8 @@ pub unsafe fn store_word(ptr: *mut u64, value: u64) {
     }
 }
 
-/// Stores `value` unless the word is larger already: for a word that several threads raise. Whoever reads the value by
-/// [`load_word`] sees what was done before.
+/// Stores `value` unless the word is already larger, for a word that several threads raise. A thread that reads the
+/// value by [`load_word`] sees everything done before.
 ///
 /// # Safety
 ///
@@ -79,7 +77,7 @@ mod tests {
     fn a_word_is_raised_and_never_lowered() {
         let mut word = 5u64;
         let at = &raw mut word;
-        // SAFETY: alive, aligned, and this thread's.
+        // SAFETY: alive, aligned, and used only by this thread.
         let seen = [7, 6].map(|value| unsafe {
             raise_word(at, value);
             load_word(at)
@@ -87,7 +85,7 @@ mod tests {
         assert_eq!(seen, [7, 7]);
     }
 
-    /// Message passing over a word and plain data beside it: what tsan and miri would call a race if an ordering were
+    /// Message passing through a word, with plain data beside it: tsan and Miri would report a race if an ordering were
     /// missing.
     #[test]
     fn what_was_stored_before_is_seen() {
@@ -99,8 +97,7 @@ mod tests {
         thread::scope(|s| {
             s.spawn(move || {
                 for round in 1..=ROUNDS {
-                    // SAFETY: the words live beyond the scope, are accessed atomically, and hand the data back and
-                    // forth.
+                    // SAFETY: the words outlive the scope, are accessed atomically, and hand the data back and forth.
                     unsafe {
                         at(2).write(round * 3);
                         store_word(at(0), round);

@@ -1,11 +1,11 @@
-//! Many interleavings of one program, and the simplest one on which it fails.
+//! Runs many interleavings of one program, and finds the simplest one that fails.
 //!
-//! Software GPUs take one operation at a time, in an order drawn from a seed ([`Schedule::Seeded`]). A program that is
-//! wrong in one interleaving of many fails for some seeds. The choices of such a run are then replayed with fewer and
-//! fewer of them different from "the stream of the step before goes on", as delta debugging does it (Zeller and
-//! Hildebrandt, "Simplifying and isolating failure-inducing input", 2002), until none can be left out; and if several
-//! remain, single switches are tried, as most bugs need few (Musuvathi and Qadeer, "Iterative context bounding", 2007).
-//! Mostly one or two remain, and they are the bug.
+//! Software GPUs run one operation at a time, in an order drawn from a seed ([`Schedule::Seeded`]). A program that is
+//! wrong in one interleaving of many fails for some seeds. Such a run is then replayed with fewer and fewer switches
+//! between streams, by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
+//! 2002), until no switch can be left out. If several switches remain, single switches are tried, since most bugs need
+//! few (Musuvathi and Qadeer, "Iterative context bounding", 2007). Mostly one or two switches remain, and they show the
+//! bug.
 
 mod shrink;
 
@@ -24,13 +24,13 @@ use std::{
     sync::Arc,
 };
 
-/// Steps that are shown around each switch.
+/// Number of steps that are shown around each switch.
 const AROUND: usize = 3;
-/// Switches that are shown with their surroundings.
+/// Most switches that are shown with the steps around them.
 const SHOWN: usize = 12;
 
-/// Runs `f` on a pool of 4 software GPUs with the checker on, once for each of `seeds` seeds; the order in which their
-/// operations run is drawn from the seed.
+/// Runs `f` once for each of `seeds` seeds, on a pool of 4 software GPUs with the checker on. The seed determines the
+/// order of the operations.
 ///
 /// ```
 /// use gpu_pool::{ReduceOp, testing::explore};
@@ -47,8 +47,8 @@ const SHOWN: usize = 12;
 /// ```
 ///
 /// # Panics
-/// When `f` returns an error or panics for one of the seeds: with the seed, the error, and the shortest failing trace
-/// that was found. See [`Explorer`] for more choice.
+/// If `f` returns an error or panics for one of the seeds. The message has the seed, the error, and the simplest
+/// failing trace that was found. [`Explorer`] has more settings.
 #[track_caller]
 pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
     if let Err(failure) = Explorer::new().seeds(seeds).run(f) {
@@ -58,14 +58,14 @@ pub fn explore(seeds: u64, f: impl Fn(&GpuPool) -> Result<()>) {
 
 /// Settings of an exploration.
 ///
-/// What is deterministic, and what is not, is in [`Schedule`]: the order of operations is a function of the seed, as
-/// long as what each device thread submits does not depend on time.
+/// The order of operations is a function of the seed, as long as each device thread's submissions do not depend on
+/// time. [`Schedule`] lists what is not deterministic.
 ///
 /// The environment does not change backend, number of devices and checker: `GPU_POOL_BACKEND`, `GPU_POOL_DEVICES` and
 /// `GPU_POOL_CHECK=off` have no effect here.
 ///
-/// The run that fails prints its panic as always. Those that make it simpler do not: panics of the calling thread and
-/// of the pool's threads are silent meanwhile (not those of threads that the program starts itself).
+/// The failing run prints its panic as usual. The runs that simplify it do not: meanwhile panics of the calling thread
+/// and of the pool's threads are silent (but not those of threads that the program starts itself).
 #[derive(Clone, Debug)]
 #[must_use = "nothing runs before `run`"]
 pub struct Explorer {
@@ -91,26 +91,27 @@ impl Explorer {
         Explorer { devices: 4, first: 0, seeds: 100, builder, is_configured: false, choices: None, shrink: true }
     }
 
-    /// How many software GPUs.
+    /// Sets the number of software GPUs.
     pub fn devices(mut self, devices: usize) -> Self {
         self.devices = devices;
         self
     }
 
-    /// How many seeds. `GPU_POOL_SEED` in the environment picks one instead.
+    /// Sets the number of seeds. With `GPU_POOL_SEED` in the environment only that seed runs.
     pub fn seeds(mut self, seeds: u64) -> Self {
         self.seeds = seeds;
         self
     }
 
-    /// The first seed (default 0).
+    /// Sets the first seed (default 0).
     pub fn first_seed(mut self, seed: u64) -> Self {
         self.first = seed;
         self
     }
 
-    /// Other settings of the pools. Number of devices and schedule are the explorer's. A topology is refused: its times
-    /// would decide what runs when, and here the schedule does. A plan of faults starts over with each run.
+    /// Changes other settings of the pools. The explorer sets the number of devices and the schedule. A topology is
+    /// refused: its times would determine the order, but here the schedule does. A fault plan starts over with each
+    /// run.
     pub fn configure(mut self, with: impl FnOnce(Builder) -> Builder) -> Self {
         self.builder = with(self.builder);
         self.is_configured = true;
@@ -182,7 +183,7 @@ impl Explorer {
     /// One run on a pool of its own.
     #[track_caller]
     fn once(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
-        // A plan of faults is the same for each run: it counts from zero, and is paused if it was.
+        // A fault plan is equal for each run: it counts from zero, and is paused if it was paused.
         let plan = self.builder.fault_plan().map(|plan| (plan, plan.start_over()));
         let run = self.on_a_pool(schedule, f);
         match plan {
@@ -195,7 +196,8 @@ impl Explorer {
 
     #[track_caller]
     fn on_a_pool(&self, schedule: Schedule, f: &dyn Fn(&GpuPool) -> Result<()>) -> Run {
-        // All of them by name, or `GPU_POOL_DEVICES` would choose. Too many are the builder's to refuse, not to list.
+        // All devices by ordinal, or `GPU_POOL_DEVICES` would choose. The list is limited; the builder refuses too
+        // many.
         let ordinals: Vec<usize> = (0..self.devices).take(1 << 12).collect();
         let builder = self.builder.clone().host(self.devices).devices(&ordinals);
         let pool = match builder.schedule(schedule).build() {
@@ -216,7 +218,7 @@ impl Explorer {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 struct Run {
     failed: Option<Why>,
     trace: Trace,
@@ -228,21 +230,21 @@ struct Failing {
     trace: Trace,
 }
 
-/// What an exploration that found nothing has done.
+/// The statistics of an exploration without a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explored {
-    /// Runs of the program.
+    /// Number of runs of the program.
     pub runs: u64,
-    /// Operations that all runs took together.
+    /// Number of operations in all runs together.
     pub steps: u64,
 }
 
-/// How a program failed.
+/// The kind of a program's failure.
 #[derive(Clone, Debug)]
 pub enum Why {
-    /// It returned this.
+    /// The program returned this error.
     Error(Error),
-    /// It panicked, with this message.
+    /// The program panicked with this message.
     Panic(String),
 }
 
@@ -255,7 +257,7 @@ impl fmt::Display for Why {
     }
 }
 
-/// A program's failure, and the simplest interleaving found on which it fails. `Display` tells all of it.
+/// A program's failure, with the simplest failing interleaving that was found. `Display` shows all of it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     seed: Option<u64>,
@@ -269,28 +271,28 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The seed for which it was found; `None` for a replay.
+    /// The seed of the failing run; `None` for a replay.
     pub fn seed(&self) -> Option<u64> {
         self.seed
     }
 
-    /// How it failed in the run that is reported.
+    /// The failure of the reported run.
     pub fn why(&self) -> &Why {
         &self.why
     }
 
-    /// The steps of that run.
+    /// The steps of the reported run.
     pub fn trace(&self) -> &Trace {
         &self.trace
     }
 
-    /// The choices of that run, for [`Explorer::replay`]; what is left out at the end is 0.
+    /// The choices of the reported run, for [`Explorer::replay`]. Zeros at the end are left out.
     pub fn choices(&self) -> Arc<[u32]> {
         trimmed(&self.trace.choices()).into()
     }
 
-    /// Whether the failing run could be repeated from its choices. If not, what was submitted differed from run to run,
-    /// and the trace is that of the run that failed.
+    /// Whether the failing run could be repeated from its choices. If not, the submissions differed between runs, and
+    /// the trace is that of the first failing run.
     pub fn replays(&self) -> bool {
         self.replays
     }
@@ -350,7 +352,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Without the zeros at the end.
+/// The choices without the zeros at the end.
 fn trimmed(choices: &[u32]) -> &[u32] {
     let end = choices.iter().rposition(|&choice| choice != 0).map_or(0, |last| last + 1);
     &choices[..end]

@@ -1,19 +1,17 @@
 //! Tests of programs for several GPUs, without GPUs.
 //!
-//! A software GPU has asynchronous streams, events, copy engines and directed peer rights, and runs the Rust functions
-//! of your kernels. So the mistakes of such programs happen on it, too, and can be found in `cargo test`:
+//! A software GPU has asynchronous streams, events, copy engines and directed peer rights, and runs your kernels as
+//! Rust functions. So mistakes of multi-GPU programs also happen on software GPUs, and `cargo test` can find them:
 //!
 //! * [`explore`] and [`Explorer`] run a program in many orders, each drawn from a seed, and shorten a failing one to
 //!   the few switches that matter. `GPU_POOL_SEED` runs one seed again.
 //! * [`FaultPlan`] makes calls of a device fail: out of memory, a failed launch, a lost device, a slow or lying link, a
 //!   stuck stream. `GPU_POOL_FAULTS` takes the same text.
-//! * [`Builder::check`](crate::Builder::check) refuses accesses that nothing orders, and finds what was written out of
-//!   bounds. `GPU_POOL_CHECK` does it for a program as it is. [`Kind`](crate::driver::check::Kind) lists what is
-//!   reported.
-//! * [`Topology`](crate::Topology) lets software GPUs run in virtual time, on machines that need not be there.
+//! * [`Builder::check`](crate::Builder::check) refuses unordered accesses, and finds writes out of bounds.
+//!   `GPU_POOL_CHECK` does so for an unchanged program. [`Kind`](crate::driver::check::Kind) lists the reports.
+//! * [`Topology`](crate::Topology) lets software GPUs run in virtual time, on models of machines.
 //! * [`Builder::share_gpus`](crate::Builder::share_gpus) makes several devices of one GPU.
-//! * A state in which every device waits is [`Error::Deadlock`](crate::Error::Deadlock) at once, not after the
-//!   deadline.
+//! * If every device waits, [`Error::Deadlock`](crate::Error::Deadlock) is reported at once, not after the deadline.
 //!
 //! ```
 //! use gpu_pool::{ReduceOp, testing::explore};
@@ -40,8 +38,8 @@ pub use explore::{Explored, Explorer, Failure, Why, explore};
 
 use crate::{GpuPool, builder::signal_pad, error::Result};
 
-/// Every pair of the pool's devices goes on as if its kernels had met so many times. Whether they can: for tests of
-/// counters that wrap around. No scope of the pool may be under way.
+/// Sets the meeting counters of the pool's devices, as if their kernels had met so many times: for tests of counters
+/// that wrap around. False if the pool's devices do not meet in kernels. No scope of the pool may be running.
 #[doc(hidden)]
 pub fn count_meetings_from(pool: &GpuPool, epoch: u32) -> Result<bool> {
     let Some(signals) = pool.shared.signals.get() else { return Ok(false) };

@@ -1,14 +1,15 @@
-//! Texts for the tests of parsers.
+//! Random texts for the tests of parsers, and the number of property test cases.
 
 use proptest::{prelude::*, sample::Index};
 
-/// So many cases of a property; a hundred times more with `GPU_POOL_LONG=1`.
+/// A configuration with `usual` cases of a property, or a hundred times more with `GPU_POOL_LONG=1`.
 pub(crate) fn cases(usual: u32) -> ProptestConfig {
     let long = std::env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1");
     ProptestConfig::with_cases(if long { 100 * usual } else { usual })
 }
 
-/// Any text, and these valid ones with a few changes: characters left out, and others or parts of a valid text put in.
+/// Arbitrary texts, and valid texts with a few changes: characters removed, other characters or parts of a valid text
+/// inserted.
 pub(crate) fn like(valid: &'static [&'static str]) -> impl Strategy<Value = String> {
     let part = (prop::sample::select(valid), any::<Index>(), any::<Index>()).prop_map(|(text, from, to)| {
         let (from, to) = (from.index(text.len() + 1), to.index(text.len() + 1));

@@ -1,4 +1,4 @@
-//! Machine files: TOML, one table for each part of the model.
+//! Machine files in TOML: reads and writes a [`Topology`], one table for each part of the model.
 
 use super::Topology;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ impl Topology {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] says at which line it is no such file, or what of the machine cannot be.
+    /// [`Error::InvalidArgument`] names the line that cannot be read, or the part of the machine that is invalid.
     #[track_caller]
     pub fn parse(text: &str) -> Result<Self> {
         let site = Location::caller();
@@ -36,7 +36,7 @@ impl Topology {
     /// [`parse`](Self::parse)s a file. Only with feature `topology-files`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] also when the file cannot be read; it names the file.
+    /// As [`parse`](Self::parse); also if the file cannot be read. The error names the file.
     #[track_caller]
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let (path, site) = (path.as_ref(), Location::caller());
@@ -52,8 +52,8 @@ impl Topology {
     /// The machine as TOML, which [`parse`](Self::parse) reads. Only with feature `topology-files`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what [`validate`](Self::validate) refuses, and numbers that TOML has no place for
-    /// (memory of more than `i64::MAX` bytes).
+    /// [`Error::InvalidArgument`] if [`validate`](Self::validate) refuses the machine, or if TOML cannot express a
+    /// number (memory of more than `i64::MAX` bytes).
     #[track_caller]
     pub fn to_toml(&self) -> Result<String> {
         self.validate()?;

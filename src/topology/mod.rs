@@ -1,54 +1,53 @@
-//! Machines that need not be there: links, engines and what they cost.
+//! Models of machines, which need not exist: devices, links, engines, and the cost of operations.
 //!
 //! # Contract
 //!
-//! A [`Topology`] says what a machine has and how long things take on it; software GPUs that are built with one
-//! ([`Builder::topology`](crate::Builder::topology)) run in *virtual time*: an operation takes the time that the model
-//! gives it, whatever this computer needs for it. The same program gives the same times on every run and every
-//! computer, and timing events read the virtual clock.
+//! A [`Topology`] describes the parts of a machine and the time of each operation on it. Software GPUs that are built
+//! with a topology ([`Builder::topology`](crate::Builder::topology)) run in *virtual time*: an operation takes the time
+//! that the model gives, regardless of the speed of this computer. The same program gives the same times on every run
+//! and every computer. Timing events read the virtual clock.
 //!
 //! * **Times** are microseconds, **bandwidths** GB/s (1e9 bytes per second), sizes bytes.
-//! * **Pairs without a link have no peer access**: a device may be given access to another one's memory if there is a
-//!   link in both directions ([`Topology::peers`]). The pool stages copies of the other pairs through the host, as on
+//! * **Pairs without a link have no peer access**: a device can be given access to another device's memory if there is
+//!   a link in both directions ([`Topology::peers`]). The pool stages copies of other pairs through the host, as on
 //!   real machines.
-//! * **A path** (a link, or the way between a device and the host's memory) has a latency, a bandwidth of its own, and
-//!   uses *ports* that it shares with others: a switch's uplink, the memory of the host, a network adapter. Each use
-//!   states the rate at which the port takes this path's bytes, so a path may load a port more or less than another.
-//! * [`Topology::validate`] finds what cannot be: it is called when the machine is built and when a file is read.
+//! * **A path** (a link, or the path between a device and host memory) has a latency, its own bandwidth, and *ports*
+//!   that it shares with other paths: a switch's uplink, host memory, a network adapter. Each use of a port states the
+//!   rate at which the port takes this path's bytes, so one path may load a port more than another.
+//! * [`Topology::validate`] finds invalid machines. It is called when the machine is built and when a file is read.
 //!
-//! # What things cost
+//! # Costs
 //!
 //! | operation | waits for and occupies | takes |
 //! |---|---|---|
-//! | copy | its copy engine, until its bytes are through; ports | latency, and bytes / bandwidth or what its ports need, whichever is longer |
+//! | copy | its copy engine, until its bytes are transferred; ports | latency, plus the longer of bytes / bandwidth and the time of its ports |
 //! | kernel, fill, product, copy within a device | the device's compute engine, for its work | launch latency and its work |
 //! | host function | the device's host thread | `host_function_us` |
 //! | wait for an event or a word | nothing | `wait_us`, once it is there |
 //!
-//! The latency occupies nothing: in two streams the next copy's bytes follow at once; in one stream each operation
-//! starts when the one before has finished, so there the latency is paid every time. A port takes the bytes that reach
-//! it one operation after the other: as long as there is room, copies go through it side by side; when there is too
-//! much, it is busy all the time, and the last one ends when it would if they shared it. A kernel's *work* is the
-//! longer of its bytes over the memory's bandwidth and its operations over the arithmetic rate, divided by the device's
-//! speed. Kernels of one device run one after the other: side by side they would share the same bandwidth, and the last
-//! one would end at the same time.
+//! The latency occupies no resource. In two streams the bytes of the next copy follow at once. In one stream each
+//! operation starts when the previous one has finished, so the latency counts every time. A port takes the bytes of one
+//! operation after the other. If it has enough bandwidth, copies go through it side by side. If not, it is always busy,
+//! and the last copy ends at the same time as with fair sharing. The *work* of a kernel is the longer of its bytes /
+//! memory bandwidth and its operations / arithmetic rate, divided by the device's speed. Kernels of one device run one
+//! after the other: side by side they would share the bandwidth, and the last one would end at the same time.
 //!
-//! Each call also costs the host thread that makes it ([`HostCosts`]); an operation does not start before it has been
-//! submitted. What the threads compute themselves, and wait for one another without the driver, costs nothing.
+//! Each call also costs time of its host thread ([`HostCosts`]). An operation does not start before its submission. The
+//! threads' own computations, and their waits for each other without the driver, cost nothing.
 //!
-//! What the model leaves out: caches, clocks that change, copies that slow kernels down, launches too small to fill a
-//! device, and kernels that reach into a peer's memory (they cost as if it were their own).
+//! The model has no caches, no changing clock rates, no slow-down of kernels by copies, no launches that are too small
+//! to fill a device, and no extra cost for kernels that access a peer's memory.
 //!
 //! # A prediction
 //!
-//! The ring all-reduce by copy engines, and what was measured of it (`cargo run --release --example predict`):
+//! The ring all-reduce by copy engines, predicted and measured (`cargo run --release --example predict`):
 //!
 #![doc = include_str!("../../docs/src/plots/predicted_all_reduce.svg")]
 //!
 //! # Mechanism
 //!
-//! [`Topology`] is plain data, made by a preset (`presets`), by hand, or read from a file (feature `topology-files`);
-//! the clock in [`driver::host`](crate::driver::host) compiles it to integers of picoseconds.
+//! [`Topology`] is plain data, made by a preset (`presets`), in code, or from a file (feature `topology-files`). The
+//! clock in [`driver::host`](crate::driver::host) converts it to integers of picoseconds.
 
 #[cfg(feature = "topology-files")]
 mod file;
@@ -64,11 +63,11 @@ use std::{
     panic::Location,
 };
 
-/// A machine: devices, links, and what operations cost. See the [module docs](self).
+/// A machine: devices, links, and the costs of operations. See the [module docs](self).
 ///
 /// ```
 /// use gpu_pool::Topology;
-/// // Eight GPUs on a switch, of which the last is half as fast and has a slow way to its neighbour.
+/// // Eight GPUs on a switch. The last one is half as fast and has a slow link to device 0.
 /// let machine = Topology::nvswitch(8)
 ///     .with_device(7, |device| device.speed = 0.5)
 ///     .with_link(7, 0, |link| link.path.gbps = 50.0);
@@ -91,12 +90,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A machine without devices yet.
+    /// A machine without devices.
     pub fn new(name: impl Into<String>) -> Self {
         Topology { name: name.into(), ..Topology::default() }
     }
 
-    /// Adds a device; its ordinal is how many there were.
+    /// Adds a device; it gets the next ordinal.
     pub fn device(mut self, device: DeviceModel) -> Self {
         self.devices.push(device);
         self
@@ -108,7 +107,7 @@ impl Topology {
         self
     }
 
-    /// The same machine under another name.
+    /// Changes the machine's name.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -148,26 +147,26 @@ impl Topology {
         self
     }
 
-    /// Takes the link of a directed pair away, and with it the peer access of both.
+    /// Removes the link of a directed pair, and with it the peer access in both directions.
     pub fn without_link(mut self, from: usize, to: usize) -> Self {
         self.links.retain(|link| (link.from, link.to) != (from, to));
         self
     }
 
-    /// Changes what calls cost the host.
+    /// Changes the costs of calls for host threads.
     pub fn with_host(mut self, change: impl FnOnce(&mut HostCosts)) -> Self {
         change(&mut self.host);
         self
     }
 
-    /// What the kernels of this name cost, where the default (each byte of a read argument once, of a written one
-    /// twice, no operations) is wrong.
+    /// Sets the cost of the kernels with this name. The default is one transfer for each byte of a read argument, two
+    /// for each byte of a written argument, and no arithmetic.
     pub fn with_kernel(mut self, name: impl Into<String>, cost: KernelCost) -> Self {
         self.kernels.insert(name.into(), cost);
         self
     }
 
-    /// What the machine is called.
+    /// The machine's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -187,22 +186,22 @@ impl Topology {
         &self.devices
     }
 
-    /// The links, in no order that matters.
+    /// The links, in no particular order.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// What calls cost the host.
+    /// The costs of calls for host threads.
     pub fn host(&self) -> &HostCosts {
         &self.host
     }
 
-    /// What kernels cost whose cost is not the default, by name.
+    /// The costs of kernels that do not have the default cost, by name.
     pub fn kernels(&self) -> &BTreeMap<String, KernelCost> {
         &self.kernels
     }
 
-    /// The devices whose memory `device` may be given access to: those with a link there and back.
+    /// The possible peers of `device`: the devices with a link in both directions.
     pub fn peers(&self, device: usize) -> Vec<usize> {
         let from = |device| move |link: &&Link| link.from == device;
         let back: BTreeSet<_> = self.links.iter().filter(|link| link.to == device).map(|link| link.from).collect();
@@ -210,11 +209,11 @@ impl Topology {
         peers.intersection(&back).copied().filter(|&peer| peer < self.len()).collect()
     }
 
-    /// Whether the machine can be: at least one device, links between different devices that are there and at most one
-    /// for each directed pair, 1 to 1024 copy engines of each kind, bandwidths and speeds above zero, times not below.
+    /// Checks the machine: at least one device; links between different, existing devices, at most one for each
+    /// directed pair; 1 to 1024 copy engines of each kind; bandwidths and speeds above zero; no negative times.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] names the first thing that is wrong.
+    /// [`Error::InvalidArgument`] names the first mistake.
     #[track_caller]
     pub fn validate(&self) -> Result<()> {
         let site = Location::caller();

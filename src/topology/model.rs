@@ -8,25 +8,25 @@
     serde(default, deny_unknown_fields)
 )]
 pub struct DeviceModel {
-    /// What the device calls itself.
+    /// The device's name.
     pub name: String,
     /// Bytes of memory.
     pub memory: u64,
-    /// How fast kernels are: 1 is what the other numbers say, 0.5 takes twice as long.
+    /// Factor for the speed of kernels: with 0.5 they take twice as long as the other numbers say.
     pub speed: f64,
     /// Bandwidth of the device's own memory, GB/s.
     pub memory_gbps: f64,
     /// Arithmetic rate, 1e9 operations per second.
     pub gflops: f64,
-    /// From the start of a kernel (or fill, or product) to its first block, microseconds.
+    /// Time from the start of a kernel (or fill, or product) to its first block, microseconds.
     pub launch_us: f64,
-    /// What a stream spends on a wait for an event, once the event's work is done, microseconds.
+    /// Time that a stream needs for a wait after the event's work is complete, microseconds.
     pub wait_us: f64,
-    /// How many copies can be under way at once.
+    /// Number of copies that can run at the same time.
     pub copy_engines: CopyEngines,
-    /// From the host's memory to the device.
+    /// Path from host memory to the device.
     pub up: Path,
-    /// From the device to the host's memory.
+    /// Path from the device to host memory.
     pub down: Path,
 }
 
@@ -70,10 +70,10 @@ impl DeviceModel {
     }
 }
 
-/// More than any GPU has: the clock keeps account of each.
+/// More than any GPU has. There is a limit because the clock stores a time for each engine.
 const MOST_ENGINES: usize = 1024;
 
-/// Copy engines of a device, by what they do: 1 to 1024 of each kind.
+/// Number of copy engines of a device, by direction: 1 to 1024 of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "topology-files",
@@ -85,7 +85,7 @@ pub struct CopyEngines {
     pub up: usize,
     /// For copies to the host.
     pub down: usize,
-    /// For copies between devices that this device's streams ask for.
+    /// For copies between devices on this device's streams.
     pub peer: usize,
 }
 
@@ -95,26 +95,26 @@ impl Default for CopyEngines {
     }
 }
 
-/// A way for bytes.
+/// A path for the bytes of copies.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "topology-files", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Path {
-    /// Microseconds that a copy takes whatever its size.
+    /// Time of a copy that does not depend on its size, microseconds.
     pub latency_us: f64,
-    /// GB/s of one copy that is alone.
+    /// Bandwidth of a single copy, GB/s.
     pub gbps: f64,
-    /// What it shares with other paths.
+    /// The ports that it shares with other paths.
     #[cfg_attr(feature = "topology-files", serde(default))]
     pub uses: Vec<Use>,
 }
 
 impl Path {
-    /// A path that shares nothing.
+    /// A path without ports.
     pub fn new(latency_us: f64, gbps: f64) -> Self {
         Path { latency_us, gbps, uses: Vec::new() }
     }
 
-    /// Shares a port, which takes this path's bytes at `gbps`.
+    /// Adds a port, which takes this path's bytes at `gbps`.
     pub fn through(mut self, port: impl Into<String>, gbps: f64) -> Self {
         self.uses.push(Use { port: port.into(), gbps });
         self
@@ -127,33 +127,34 @@ impl Path {
     }
 }
 
-/// A port that paths share: those that name the same one take turns.
+/// The use of a port. Paths that name the same port share it.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "topology-files", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Use {
-    /// Its name.
+    /// The port's name.
     pub port: String,
-    /// How fast it takes the bytes of this path, GB/s.
+    /// Rate at which the port takes the bytes of this path, GB/s.
     pub gbps: f64,
 }
 
-/// The way from one device's memory to another's.
+/// The link from one device's memory to another's.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "topology-files", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Link {
-    /// The device that the bytes come from.
+    /// The source device.
     pub from: usize,
-    /// The device that they go to.
+    /// The destination device.
     pub to: usize,
-    /// GB/s of a copy by an engine of the device that they go to, where that is slower than pushing them.
+    /// Bandwidth of a copy by an engine of the destination device, GB/s, if that is slower than a copy by the source
+    /// device.
     #[cfg_attr(feature = "topology-files", serde(default, skip_serializing_if = "Option::is_none"))]
     pub pull_gbps: Option<f64>,
-    /// What a copy takes.
+    /// Latency, bandwidth and ports of a copy.
     pub path: Path,
 }
 
 impl Link {
-    /// A link on which pulling is as fast as pushing.
+    /// A link with the same bandwidth for copies by either device.
     pub fn new(from: usize, to: usize, path: Path) -> Self {
         Link { from, to, pull_gbps: None, path }
     }
@@ -164,7 +165,7 @@ impl Link {
     }
 }
 
-/// What a call costs the host thread that makes it, microseconds.
+/// The costs of calls for the calling host thread, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(
     feature = "topology-files",
@@ -182,16 +183,16 @@ pub struct HostCosts {
     pub wait_us: f64,
     /// Making a stream write a word or wait for one.
     pub value_us: f64,
-    /// Asking whether an event or a stream is done.
+    /// A query of an event or a stream.
     pub query_us: f64,
-    /// From the end of what a thread waits for to its going on.
+    /// Time from the end of the awaited work until the waiting thread continues.
     pub wake_us: f64,
-    /// What a host function in a stream takes. (What it computes takes no virtual time.)
+    /// Time of a host function in a stream. (Its computation takes no virtual time.)
     pub host_function_us: f64,
 }
 
 impl Default for HostCosts {
-    /// One thread on the H200 host of this crate's measurements: see [`Topology::nvswitch`](super::Topology::nvswitch).
+    /// Costs of one thread on the measured H200 host: see [`Topology::nvswitch`](super::Topology::nvswitch).
     fn default() -> Self {
         super::presets::host_costs(1)
     }
@@ -223,7 +224,7 @@ impl HostCosts {
     }
 }
 
-/// What a kernel does, for those of one name.
+/// The cost of the kernels with one name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(
     feature = "topology-files",
@@ -231,11 +232,11 @@ impl HostCosts {
     serde(default, deny_unknown_fields)
 )]
 pub struct KernelCost {
-    /// How often each byte of an argument that it reads moves,
+    /// Transfers for each byte of an argument that it reads.
     pub reads: f64,
-    /// and each byte of one that it writes: 2 if it reads it, too.
+    /// Transfers for each byte of an argument that it writes: 2 if it reads the byte, too.
     pub writes: f64,
-    /// Operations of each thread of the launch.
+    /// Arithmetic operations of each thread.
     pub operations: f64,
 }
 
@@ -253,11 +254,11 @@ impl KernelCost {
     }
 }
 
-/// A day, in microseconds: no single cost is longer, so that sums of picoseconds cannot overflow by a typing error.
+/// A day, in microseconds. No single cost may be longer, so that a typing error does not overflow sums of picoseconds.
 const LONGEST_US: f64 = 86_400e6;
 
 fn positive(what: &str, value: f64) -> Result<(), String> {
-    // The lower bound keeps bytes / bandwidth within what the clock can count.
+    // The lower bound keeps bytes / bandwidth within the range of the clock.
     if value.is_finite() && value >= 1e-6 { Ok(()) } else { Err(format!("{what} is {value}: it must be above zero")) }
 }
 

@@ -1,8 +1,8 @@
-//! Machines by name.
+//! Predefined machines.
 //!
-//! # Where the numbers of `nvswitch` come from
+//! # Sources of the numbers of `nvswitch`
 //!
-//! Measured on hosts with H200 GPUs on NVSwitch (driver 580), except where it says otherwise:
+//! Measured on hosts with H200 GPUs on NVSwitch (driver 580), unless the table says otherwise:
 //!
 //! | number | value | source |
 //! |---|---|---|
@@ -17,28 +17,28 @@
 //! | products, operations | 48900 GFLOP/s | 50 products of 4000 x 4000 in 131 ms, measured |
 //! | memory | 141 GB, 4800 GB/s | the data sheet |
 //!
-//! What the fit of `wait_us` is worth: it was made in sight of both measured sizes of that ring on 8 devices, 256 MB
-//! and 1 GB. It was tested later, on 4 H200s, with the predictions written down before: 321, 578, 1091, 2117 and 4169
-//! us for 64 MB to 1 GB, against 328, 583, 1099, 2124 and 4173 measured (`tests/virtual_time/all_reduce.rs`).
-//! Submitting the ring takes 273 us in this model and took 400 (with the threads' waiting for one another): predictions
-//! that are bound by the host, such as 64 devices below 256 MB, are too low rather than too high.
+//! The quality of the fit of `wait_us`: it was made with both measured sizes of that ring on 8 devices (256 MB and 1
+//! GB) known. It was tested later on 4 H200s, with predictions that were written down before: 321, 578, 1091, 2117 and
+//! 4169 us for 64 MB to 1 GB; 328, 583, 1099, 2124 and 4173 us were measured (`tests/virtual_time/all_reduce.rs`). The
+//! submission of the ring takes 273 us in this model; 400 us were measured (with the threads' waits for each other). So
+//! predictions that are limited by the host, such as 64 devices below 256 MB, are too low rather than too high.
 //!
-//! Hosts have eight devices on two sockets; a machine of more devices has more hosts on one switch, as NVLink switch
-//! systems have, and its links are the same. That is an assumption, not a measurement.
+//! A host has eight devices on two sockets. A machine with more devices has more hosts on one switch, as in NVLink
+//! switch systems, with the same links. That is an assumption, not a measurement.
 
 use super::{DeviceModel, HostCosts, Link, Path, Topology};
 
-/// Devices of a host of [`Topology::nvswitch`], and of a socket.
+/// Devices per host of [`Topology::nvswitch`], and per socket.
 const HOST: usize = 8;
 const SOCKET: usize = 4;
 
-/// A number measured with one thread, and with eight threads that call at once.
+/// Interpolates a number that was measured with one thread and with eight concurrent threads.
 fn between(alone: f64, eight: f64, threads: usize) -> f64 {
     alone + (eight - alone) * (threads.clamp(1, 8) - 1) as f64 / 7.0
 }
 
-/// What calls cost when so many threads of a process call the driver. Not measured: a query, taken to cost what a
-/// record does, and a host function, which has a thread to wake.
+/// The costs of calls when `threads` threads of a process call the driver. Two costs are not measured: a query (assumed
+/// to cost as much as a record) and a host function, which has to wake a thread.
 pub(super) fn host_costs(threads: usize) -> HostCosts {
     HostCosts {
         launch_us: between(3.9, 4.7, threads),
@@ -52,7 +52,7 @@ pub(super) fn host_costs(threads: usize) -> HostCosts {
     }
 }
 
-/// A device that is the `place`-th of its host.
+/// A device with the index `place` on its host.
 fn h200(device: usize, host: usize, place: usize) -> DeviceModel {
     let pcie = format!("PCIe of device {device}");
     let memory = format!("memory of host {host}");
@@ -84,9 +84,9 @@ fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Topology {
-    /// `n` H200 GPUs on NVSwitch: every pair has a direct link, and the links of a device share its port. Calibrated;
-    /// the table of sources is at the head of `src/topology/presets.rs`, and `examples/predict` holds it against
-    /// measurements.
+    /// `n` H200 GPUs on NVSwitch: every pair has a direct link, and the links of a device share its port. The numbers
+    /// are calibrated: the head of `src/topology/presets.rs` lists their sources, and `examples/predict` compares
+    /// predictions with measurements.
     ///
     /// ```
     /// # use gpu_pool::Topology;
@@ -148,9 +148,9 @@ impl Topology {
         machine
     }
 
-    /// Two hosts of `per_node` H200 GPUs on NVSwitch. Between them each device has a network adapter of its own, which
-    /// carries `gbps` (1e9 bytes per second) each way after `latency_us`; copies over it are direct, as if one program
-    /// could ask for them.
+    /// Two hosts of `per_node` H200 GPUs on NVSwitch. Each device has its own network adapter, which carries `gbps`
+    /// (1e9 bytes per second) each way after `latency_us`. Copies over the network are direct, as if one program could
+    /// submit them.
     ///
     /// ```
     /// # use gpu_pool::Topology;

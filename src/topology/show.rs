@@ -1,4 +1,4 @@
-//! A machine in a few lines: equal devices and equal links are counted, not listed.
+//! `Display` for a machine, in a few lines: equal devices and equal links are counted, not listed.
 
 use super::{DeviceModel, Link, Path, Topology};
 use std::{
@@ -19,7 +19,7 @@ impl fmt::Display for Topology {
                 _ => writeln!(f)?,
             }
         }
-        // Machines that cannot be are shown, too.
+        // Invalid machines are shown, too.
         let pairs = self.len().saturating_mul(self.len().saturating_sub(1));
         let absent = pairs.saturating_sub(self.links.len());
         if absent > 0 {
@@ -45,7 +45,7 @@ impl fmt::Display for Topology {
     }
 }
 
-/// A port that is more than one path's; those whose names differ in numbers only are alike.
+/// A port of several paths. Ports whose names differ only in numbers are grouped.
 struct Port {
     name: String,
     paths: usize,

@@ -1,4 +1,4 @@
-//! From the choices of a failing run to fewer of them that still fail.
+//! Shrinks a failing run: finds fewer choices with which the program still fails.
 
 use super::{Explorer, Failing, Run};
 use crate::{
@@ -8,9 +8,9 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 
-/// Runs that shrinking may take,
+/// Most runs for shrinking.
 const RUNS: u32 = 200;
-/// and time.
+/// Most time for shrinking.
 const TIME: Duration = Duration::from_secs(20);
 
 /// A search for a simpler list of choices that still fails.
@@ -26,31 +26,31 @@ impl<'a> Shrink<'a> {
         Shrink { explorer, f, tries: 0, until: Instant::now() + TIME }
     }
 
-    /// One more run, if there may be one.
+    /// One more run; `None` if runs or time are used up.
     #[track_caller]
     fn run(&mut self, choices: &[u32]) -> Option<Run> {
         if self.tries >= RUNS || Instant::now() >= self.until {
             return None;
         }
         self.tries += 1;
-        // The failing run has printed its panic; the same again, up to 200 times, would bury it.
+        // The failing run has printed its panic. The shrinking runs print nothing, or 200 copies of it would hide it.
         let _hushed = panics::hush();
         Some(self.explorer.once(Schedule::Replay(choices.into()), self.f))
     }
 
-    /// One more run, if it is made and fails.
+    /// One more run; `None` if it passes or cannot be made.
     #[track_caller]
     fn fails(&mut self, choices: &[u32]) -> Option<Failing> {
         let Run { failed, trace } = self.run(choices)?;
         failed.map(|why| Failing { why, trace })
     }
 
-    /// The simplest failing run found, the number of runs, and whether the first could be repeated at all.
+    /// The simplest failing run, the number of runs, and whether the first failing run could be repeated.
     #[track_caller]
     pub(super) fn shrink(mut self, first: Failing) -> (Failing, u32, bool) {
         let choices = first.trace.choices();
         let Some(mut best) = self.fails(&choices) else { return (first, self.tries, false) };
-        // Without any switch; then the shortest beginning that is needed, by halving.
+        // First without any switch; then the shortest failing prefix, by bisection.
         let straight = match self.run(&[]) {
             Some(Run { failed: Some(why), trace }) => return (Failing { why, trace }, self.tries, true),
             Some(run) => run.trace,
@@ -73,8 +73,9 @@ impl<'a> Shrink<'a> {
         (best, self.tries, true)
     }
 
-    /// One switch in the run that has none and passes: what is left of a failing run by leaving out choices depends on
-    /// what each of them counted from, and need not be the simplest. From the end, where the failure is.
+    /// Tries one switch in the passing run without switches. Leaving out choices of a failing run need not lead to the
+    /// simplest run, since the meaning of a choice depends on the choices before it. Starts at the end, where the
+    /// failure is.
     #[track_caller]
     fn single(&mut self, straight: &Trace) -> Option<Failing> {
         for (at, step) in straight.steps().iter().enumerate().rev() {
@@ -90,7 +91,7 @@ impl<'a> Shrink<'a> {
         None
     }
 
-    /// Delta debugging over the choices that are not 0.
+    /// Delta debugging over the choices other than 0.
     #[track_caller]
     fn minimise(&mut self, mut choices: Vec<u32>, mut best: Failing) -> Failing {
         let mut parts = 2;
