@@ -1,4 +1,4 @@
-//! The page in `docs`, as the run made it.
+//! Writes the page `docs/src/guide/bug_zoo.md` from the results of a run.
 
 use crate::{
     find::{Findings, SEEDS},

@@ -8,7 +8,7 @@
 //! * [`block`]: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
 //!   cache.
 //! * [`numa`]: NUMA nodes for page-locked memory. [`insight`], [`stats`]: snapshots, reports and counters for people.
-//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold.
+//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold; [`host_access`]: how the host reaches them.
 
 pub(crate) mod backing;
 pub(crate) mod block;
@@ -18,6 +18,7 @@ pub(crate) mod event;
 pub(crate) mod handle;
 pub(crate) mod hazard;
 pub(crate) mod heap;
+mod host_access;
 pub(crate) mod insight;
 pub(crate) mod numa;
 pub(crate) mod pinned;
