@@ -30,8 +30,9 @@ kernel! {
     }
 
     /// `dlogits = (softmax(logits) - onehot(label)) * scale`, and the cross-entropy of every row.
-    pub static SOFTMAX_XENT: "softmax_xent" in MLP,
-    fn(logits: &[f32], labels: &[i32], dlogits: &mut [f32], loss: &mut [f32], rows: u32, cols: u32, scale: f32) |_dims| {
+    pub static SOFTMAX_XENT: "softmax_xent" in MLP, fn(
+        logits: &[f32], labels: &[i32], dlogits: &mut [f32], loss: &mut [f32], rows: u32, cols: u32, scale: f32
+    ) |_dims| {
         let cols = cols as usize;
         for r in 0..rows as usize {
             let row = &logits[r * cols..][..cols];

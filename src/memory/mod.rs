@@ -8,7 +8,8 @@
 //! * [`block`]: one allocated piece. Any thread may drop its last handle; the block then goes back to its owner's
 //!   cache.
 //! * [`numa`]: NUMA nodes for page-locked memory. [`insight`], [`stats`]: snapshots, reports and counters for people.
-//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold; [`host_access`]: how the host reaches them.
+//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold. [`host_access`]: how the host reaches
+//!   the contents of the last two.
 
 pub(crate) mod backing;
 pub(crate) mod block;

@@ -61,7 +61,8 @@ macro_rules! exhibits {
         right $right:ident => $mended:literal
     })+) => {
         pub const EXHIBITS: &[Exhibit] = &[$({
-            const fn program(run: fn(&Ground) -> Outcome, name: &'static str, needs: &'static [&'static str]) -> Program {
+            type Run = fn(&Ground) -> Outcome;
+            const fn program(run: Run, name: &'static str, needs: &'static [&'static str]) -> Program {
                 Program { run, name, file: file!(), source: include_str!($source), needs }
             }
             #[allow(unused_mut, unused_assignments, reason = "some wrong programs do not compile")]

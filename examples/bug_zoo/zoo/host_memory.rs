@@ -48,7 +48,10 @@ exhibits! { "host_memory.rs"
     "The host keeps a slice of unified memory over the launch of the kernels that write it."
     seen "vernamlab/cuFHE" issues 2: "the host touches managed memory while a kernel runs: CUDA_EXCEPTION_15"
     wrong =>
-        Caught::DoesNotCompile { file: "tests/compile_fail/unified_is_looked_at_while_its_rows_are_out.rs", code: "E0502" },
+        Caught::DoesNotCompile {
+            file: "tests/compile_fail/unified_is_looked_at_while_its_rows_are_out.rs",
+            code: "E0502"
+        },
         Runs
     right unified_looked_at_right =>
         "The rows are borrowed by the devices while they work, and `as_slice` comes before or after."

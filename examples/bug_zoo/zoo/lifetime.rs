@@ -59,7 +59,7 @@ exhibits! { "lifetime.rs"
 
 }
 
-/// What is free, whoever's it was.
+/// Free blocks of all devices in one list.
 #[derive(Default)]
 struct SharedPool {
     free: Vec<Mem>,
