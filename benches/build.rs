@@ -1,10 +1,10 @@
-//! How long it takes to build a pool, against making the contexts alone, in parallel.
+//! Measures how long it takes to build a pool, compared with creating the contexts alone, in parallel.
 //!
-//! Contexts belong to a process, so each sample is a fresh copy of this program, which times itself from before the
-//! first driver call: either a whole pool (contexts, threads, streams, the crate's modules, the probe of every ordered
-//! pair), or N threads that call `cuDevicePrimaryCtxRetain`. Target: at most 1.3 times the contexts.
+//! Contexts belong to a process, so each sample is a new copy of this program. It times itself from before the first
+//! driver call: either a whole pool (contexts, threads, streams, the crate's modules, the probe of every ordered pair),
+//! or N threads that call `cuDevicePrimaryCtxRetain`. Target: at most 1.3 times the contexts.
 //!
-//! * `gpu/<devices>`: as a user has it; the crate ships cubins, so there is nothing to compile on the GPUs they fit
+//! * `gpu/<devices>`: as users have it; the crate contains cubins, so nothing is compiled on the GPUs that they fit
 //! * `gpu/<devices>/cold_cache`: with an empty cache of compiled PTX (`CUDA_CACHE_PATH`)
 //! * `gpu/<devices>/ptx_cold`, `.../ptx_warm`: all kernels compiled from PTX (`CUDA_FORCE_PTX_JIT`), and then from the
 //!   driver's cache
@@ -30,7 +30,7 @@ fn check(result: sys::CUresult) {
     assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// The contexts of the first `devices` GPUs, side by side.
+/// Creates the contexts of the first `devices` GPUs, in parallel.
 fn contexts(devices: usize) {
     result::init().expect("there is a driver");
     thread::scope(|scope| {
@@ -49,7 +49,7 @@ fn contexts(devices: usize) {
     });
 }
 
-/// Milliseconds that a pool of software GPUs, or of GPUs, takes until it can be used.
+/// Milliseconds until a pool of software GPUs, or of GPUs, is usable.
 fn pool(software: bool, devices: usize) -> f64 {
     let clock = Instant::now();
     let pool = gpus::pool(software, devices);
@@ -59,7 +59,7 @@ fn pool(software: bool, devices: usize) -> f64 {
     millis
 }
 
-/// In the child: prints milliseconds.
+/// In the child process: prints milliseconds.
 fn child(what: &str, devices: usize) {
     let millis = match what {
         "pool" => pool(false, devices),
@@ -72,7 +72,7 @@ fn child(what: &str, devices: usize) {
     println!("{millis}");
 }
 
-/// What the child says that it took, with these environment variables.
+/// Runs a child process with these environment variables, and returns its milliseconds.
 fn spawn(what: &str, devices: usize, variables: &[(&str, &Path)]) -> f64 {
     let output = Command::new(env::current_exe().expect("this program has a path"))
         .args(["--child", what, &devices.to_string()])
@@ -83,7 +83,7 @@ fn spawn(what: &str, devices: usize, variables: &[(&str, &Path)]) -> f64 {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number of milliseconds")
 }
 
-/// A folder for compiled PTX that nobody has used.
+/// An empty folder for compiled PTX.
 fn fresh() -> PathBuf {
     static MADE: AtomicUsize = AtomicUsize::new(0);
     let name = format!("gpu-pool-bench-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
@@ -110,7 +110,7 @@ fn main() {
         );
     }
 
-    // One, and all of them: eight contexts take seconds, so there is no time for more.
+    // One GPU, and all of them: eight contexts take seconds, so there is no time for more cases.
     let most = gpus::count();
     let on = Path::new("1");
     let counts = [1, most.min(8)].into_iter().filter(|&n| n > 0 && n <= most);
@@ -119,7 +119,7 @@ fn main() {
         bench.set_turns(1, bench.size(if devices < 8 { 5 } else { 4 }, 1));
         let ours = Side::new("gpu-pool", || spawn("pool", devices, &[]));
         bench.compare(&format!("gpu/{devices}"), MILLISECONDS, ours, vec![contexts()]);
-        // Nothing to warm up: each cold build has a cache of its own, and the warm one shares one that is filled first.
+        // No warm-up: each cold build has a cache of its own, and the warm builds share one that is filled first.
         bench.set_turns(0, bench.size(2, 1));
         let mut folders = Vec::new();
         let mut cold = |variables: &[(&str, &Path)]| {
@@ -136,7 +136,7 @@ fn main() {
         let forced = ("CUDA_FORCE_PTX_JIT", on);
         let ours = Side::new("gpu-pool", || cold(&[forced]));
         bench.compare(&format!("gpu/{devices}/ptx_cold"), MILLISECONDS, ours, vec![contexts()]);
-        // Filtered out, the cold build has left nothing; then the first warm one fills the folder.
+        // If the cold build was filtered out, its folder is empty; then the first warm build fills it.
         let full = folders.last().cloned().unwrap_or_else(fresh);
         let ours = Side::new("gpu-pool", || spawn("pool", devices, &[forced, ("CUDA_CACHE_PATH", &full)]));
         bench.compare(&format!("gpu/{devices}/ptx_warm"), MILLISECONDS, ours, vec![contexts()]);

@@ -1,10 +1,10 @@
-//! What the checker costs: off, against a build of the crate before it had one; and on, against off. Microseconds per
-//! call, the slowest device's.
+//! Measures the cost of the checker: off, compared with a build of the crate before it had a checker; and on, compared
+//! with off. Microseconds per call of the slowest device.
 //!
-//! Each side is a process of its own with the same pool, which waits for a line on its standard input and answers with
-//! its time; the sides take turns. `GPU_POOL_BEFORE` names the executable of this bench built before the checker
-//! (commit d7439dc with this file, less the line marked below, and this `benches/support`; in a target folder of its
-//! own, since the executables have the same name); without it there is no such side.
+//! Each side is a process with the same pool. It waits for a line on its standard input and answers with its time; the
+//! sides take turns. `GPU_POOL_BEFORE` names the executable of this bench built before the checker existed: commit
+//! d7439dc with this file, less the line marked below, and this `benches/support`, in a target folder of its own, since
+//! the executables have the same name. Without the variable that side is missing.
 //!
 //! * `<gpu or software>/<what>/<devices>`, where `what` is `launch` (`fill_u32` of 8 elements), `copy_4K` (from
 //!   page-locked memory), `record_wait` (an event of one stream, waited for by another), `allocate_free` (4 KB),
@@ -40,7 +40,7 @@ fn check(builder: Builder) -> Builder {
     builder
 }
 
-/// What one device needs for all the loops.
+/// The state of one device for all loops.
 struct State {
     filled: DeviceBuffer<u32>,
     source: PinnedBuffer<u32>,
@@ -66,7 +66,7 @@ impl State {
 /// Microseconds per call of `what`, `rounds` times.
 fn time(dev: &Device, state: &mut State, what: &str, rounds: usize) -> Result<f64> {
     let State { filled, source, target, gradients, other } = state;
-    let mut once = || match what {
+    let once = || match what {
         "launch" => dev.fill(filled, 7),
         "copy_4K" => dev.upload_pinned_into(source, target),
         "record_wait" => dev.on(other).wait(&dev.record()?),
@@ -75,15 +75,7 @@ fn time(dev: &Device, state: &mut State, what: &str, rounds: usize) -> Result<f6
         "all_reduce" => dev.all_reduce(gradients, ReduceOp::Sum),
         _ => panic!("{what}?"),
     };
-    for _ in 0..rounds / 10 + 1 {
-        once()?;
-    }
-    dev.synchronize()?;
-    let clock = Instant::now();
-    for _ in 0..rounds {
-        once()?;
-    }
-    let micros = clock.elapsed().as_secs_f64() * 1e6 / rounds as f64;
+    let micros = support::gpus::micros_per_call(dev, rounds, once)?;
     dev.on(other).synchronize()?;
     dev.synchronize()?;
     Ok(micros)
@@ -105,7 +97,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// The slowest device's time; the devices start together.
+    /// The time of the slowest device. All devices start together.
     fn time(&self, what: &str, rounds: usize) -> f64 {
         if what == "scope" {
             let clock = Instant::now();

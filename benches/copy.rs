@@ -1,16 +1,16 @@
-//! Copies between host and device and between devices, against the driver's own calls on the same bytes.
+//! Measures copies between host and device and between devices, against the driver's own calls on the same bytes.
 //!
 //! Back-to-back copies of one buffer, then one wait; GB/s of payload. The peers of pinned and peer copies are the calls
-//! of [`gpu_pool::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one to one;
-//! of pageable copies `cuMemcpyHtoD` and `cuMemcpyDtoH` from and to a plain `Vec`; of the staged copy the slower of the
-//! two pinned directions that it is made of, each alone. Targets: 0.95 of the driver for pinned and peer copies, 1.0
+//! of [`gpu_pool::driver`], which map to `cuMemcpyHtoDAsync`, `cuMemcpyDtoHAsync` and `cuMemcpyPeerAsync` one to one.
+//! The peers of pageable copies are `cuMemcpyHtoD` and `cuMemcpyDtoH` with a plain `Vec`. The peer of the staged copy
+//! is the slower of its two pinned directions, each alone. Targets: 0.95 of the driver for pinned and peer copies, 1.0
 //! (with helper threads 1.5) for pageable ones of 256 MB, 0.9 for the staged copy.
 //!
 //! * `<gpu or software>/<pinned or pageable>_<up or down>/<size>`
 //! * `<gpu or software>/peer/<size>`: device 0 to device 1, on a stream of device 0
 //! * `<gpu or software>/staged/<size>`: the same in a pool without peer access, through the host
 //!
-//! Software GPUs copy with the CPU: there the numbers say what the library's own work costs, and nothing of a bus.
+//! Software GPUs copy with the CPU: their numbers show the library's own work, and nothing about a bus.
 
 mod support;
 
@@ -27,7 +27,7 @@ const SIZES: [(&str, usize); 5] =
     [("4K", 4 << 10), ("64K", 64 << 10), ("1M", 1 << 20), ("16M", 16 << 20), ("256M", 256 << 20)];
 const LONG: Duration = Duration::from_secs(60);
 
-/// Copies per turn: enough that the wait at the end does not count.
+/// Copies per turn: so many that the wait at the end does not matter.
 fn copies(bytes: usize) -> usize {
     ((64 << 20) / bytes).clamp(1, 500)
 }
@@ -49,7 +49,7 @@ fn ours(pool: &GpuPool, bytes: usize, copy: impl Fn(&Device) -> Result<()> + Syn
     rates.expect("copies succeed")[0]
 }
 
-/// A device as the driver has it: one stream, a device buffer and a page-locked one.
+/// A device through the driver API: one stream, a device buffer and a page-locked buffer.
 struct Raw {
     gpu: DriverRef,
     stream: RawStream,
@@ -64,7 +64,7 @@ impl Raw {
         let stream = gpu.stream_create(0).expect("a stream");
         let device = gpu.mem_alloc(bytes).expect("device memory");
         let host = gpu.host_alloc(bytes).expect("page-locked memory");
-        // SAFETY: `host` has that many bytes, which nobody else knows.
+        // SAFETY: `host` has that many bytes, and nobody else uses them.
         unsafe { host.copy_from_nonoverlapping(data.as_ptr().cast(), bytes) };
         Raw { gpu: gpu.clone(), stream, device, host, bytes }
     }
@@ -101,7 +101,7 @@ impl Raw {
     fn contents(&self) -> Vec<u32> {
         self.down();
         self.wait();
-        // SAFETY: the copy has landed; the buffer is page-aligned.
+        // SAFETY: the copy has arrived; the buffer is page-aligned.
         unsafe { std::slice::from_raw_parts(self.host.cast::<u32>(), self.bytes / 4) }.to_vec()
     }
 }
@@ -109,7 +109,7 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         self.wait();
-        // SAFETY: all are this device's own, idle, and not used again.
+        // SAFETY: all belong to this device, are idle, and are not used again.
         unsafe {
             self.gpu.mem_free(self.device).expect("its own memory");
             self.gpu.host_free(self.host).expect("its own memory");
@@ -146,7 +146,7 @@ fn pinned(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: &DriverRef, size: 
     };
     let peers = vec![Side::new("driver", || raw.timed(|| raw.up()))];
     bench.compare(&format!("{case}/pinned_up/{size}"), GIGABYTES, Side::new("gpu-pool", up), peers);
-    // What the downloads bring is what the uploads, timed or not, have sent.
+    // The downloads return what the uploads, timed or not, have sent.
     up();
     raw.timed(|| raw.up());
     state.lock().unwrap().0.as_mut_slice().expect("the uploads have landed").fill(0);
@@ -157,7 +157,7 @@ fn pinned(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: &DriverRef, size: 
     assert!(raw.contents() == data, "{size}: the driver's data is wrong");
 }
 
-/// Pageable copies, both ways. `gpu` is a GPU, or there is no peer.
+/// Pageable copies, both ways. Without `gpu` there is no peer.
 fn pageable(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: Option<&DriverRef>, size: &str, data: &[u32]) {
     let bytes = size_of_val(data);
     let device = Mutex::new(zeros(pool, data.len()).remove(0));
@@ -185,8 +185,8 @@ fn pageable(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: Option<&DriverRe
         raw.timed(|| raw.up());
         Side::new("driver", || {
             raw.gpu.bind().expect("the device is there");
-            // SAFETY: both ranges are live and `bytes` long, `raw_back` is not touched meanwhile; the call returns when
-            // the data is there.
+            // SAFETY: both ranges are live and `bytes` long, and `raw_back` is not touched meanwhile. The call returns
+            // when the data has arrived.
             raw.timed(|| check(unsafe { sys::cuMemcpyDtoH_v2(into.cast(), raw.device, bytes) }))
         })
     });

@@ -1,11 +1,11 @@
-//! One forward pass of `Linear(5, 2)` over a batch of 30, spread over all devices: the toy of PyTorch's DataParallel
-//! tutorial, where the work is nothing and the cost is all in driving the GPUs.
+//! Measures one forward pass of `Linear(5, 2)` over a batch of 30, spread over all devices: the toy of PyTorch's
+//! DataParallel tutorial. The computation is negligible; the cost is driving the GPUs.
 //!
-//! Ours scatters the rows, multiplies, adds the bias, and gathers, in one scope; the weights stay on their devices. The
-//! peer is `torch.nn.DataParallel` on as many GPUs, in a Python process that answers each of our turns with one of its
-//! own; without torch or GPUs there is none. torch scatters from GPU 0 and gathers there, ours from and to the host; so
-//! torch is given the batch on GPU 0 already, and its time ends with a synchronisation of GPU 0. Target: at most 150 us
-//! on 2 GPUs (torch 2.11: 1263 us on 2, 3.78 ms on 8).
+//! Our side scatters the rows, multiplies, adds the bias and gathers, in one scope; the weights stay on their devices.
+//! The peer is `torch.nn.DataParallel` on as many GPUs, in a Python process that answers each of our turns with one of
+//! its own; without torch or GPUs there is no peer. torch scatters from GPU 0 and gathers there, our side from and to
+//! the host. So torch gets the batch on GPU 0, and its time ends with a synchronisation of GPU 0. Target: at most 150
+//! us on 2 GPUs (torch 2.11: 1263 us on 2, 3.78 ms on 8).
 //!
 //! * `<gpu or software>/forward/<devices>`: microseconds per forward pass
 
@@ -56,7 +56,7 @@ impl Linear {
     }
 }
 
-/// The whole pass, on the host's memory.
+/// The whole pass, from and to host memory.
 fn forward(pool: &GpuPool, model: &PerDevice<Linear>, batch: &[f32], out: &mut [f32]) -> Result<()> {
     pool.run_mut(out, OUTPUTS, |dev, shard, rows| {
         let x = dev.upload(shard.rows(batch, INPUTS))?;
@@ -71,7 +71,7 @@ fn random(len: usize, seed: u64) -> Vec<f32> {
     gpus::noise(len, seed).into_iter().map(|x| x as f32 / 2f32.powi(31) - 1.0).collect()
 }
 
-/// What the CPU makes of it, in double precision.
+/// The CPU's result, in double precision.
 fn reference(batch: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     let product = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
     let row = |x| weight.chunks_exact(INPUTS).zip(bias).map(move |(w, b)| (product(x, w) + f64::from(*b)) as f32);
@@ -110,7 +110,7 @@ for line in sys.stdin:
 ";
 
 impl Torch {
-    /// `None` where there is no Python with torch and two GPUs.
+    /// `None` without a Python with torch and two GPUs.
     fn start() -> Option<Self> {
         let mut child = Command::new("python3")
             .args(["-c", SCRIPT])
@@ -122,11 +122,11 @@ impl Torch {
         let orders = child.stdin.take()?;
         let answers = BufReader::new(child.stdout.take()?);
         let mut torch = Torch { child, orders, answers };
-        // The first passes make contexts, which takes seconds.
+        // The first passes create contexts, which takes seconds.
         (!torch.times(2, 3).is_empty()).then_some(torch)
     }
 
-    /// Microseconds of single passes; none where it cannot.
+    /// Microseconds of single passes; empty if torch cannot run them.
     fn times(&mut self, devices: usize, passes: usize) -> Vec<f64> {
         let mut line = String::new();
         let asked = writeln!(self.orders, "{devices} {passes}").and_then(|()| self.answers.read_line(&mut line));
@@ -166,7 +166,7 @@ fn main() {
                 forward(&pool, &model, &batch, &mut out).expect("a forward pass");
                 let micros = clock.elapsed().as_secs_f64() * 1e6;
                 assert!(out.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{out:?} is not {expected:?}");
-                // The first passes of a turn meet threads that slept through the peer's.
+                // In the first passes of a turn threads still wake up from the peer's turn.
                 if pass >= 5 {
                     samples.push(micros);
                 }

@@ -1,29 +1,16 @@
-//! A thread per GPU against a process per GPU: what single calls cost, microseconds each.
+//! Measures a thread per GPU against a process per GPU: the cost of single calls, in microseconds.
 //!
 //! The threads are the device threads of one pool, each running the loop inside one scope. The processes are copies of
 //! this program, one device and one pool each; they wait for a line on their standard input and answer with their time.
 //! All sides take turns in one run; a turn's sample is the slowest device's. Target: threads within 10 % of processes.
 //!
-//! * `<gpu or software>/<what>/<devices>`, where `what` is
-//!   * `launch`: `fill_u32` of 8 elements through `Device::launch`; `launch_raw`: the same through the driver waist
-//!   * `copy_4K`: 4 KB from page-locked memory
-//!   * `record_wait`: an event recorded on one stream and waited for by another
-//!   * `allocate_free`: 4 KB from the pool and back; there is also the driver's own `cuMemAllocAsync` and
-//!     `cuMemFreeAsync`, called by the same threads
-//!   * `launch_synchronise`: a launch, and the host waits for it
+//! * `launch`: `fill_u32` of 8 elements through `Device::launch`; `launch_raw`: the same through the driver API
 //!
 //! `_raw` cases exist on GPUs only.
 
 mod support;
 
-use std::{
-    cell::RefCell,
-    env,
-    process::Command,
-    ptr,
-    sync::Barrier,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, env, process::Command, ptr, sync::Barrier, time::Duration};
 
 use cudarc::driver::sys;
 use gpu_pool::{
@@ -53,7 +40,7 @@ const COPIED: usize = 1024;
 const LONG: Duration = Duration::from_secs(60);
 const WHAT: [&str; 6] = ["launch", "launch_raw", "copy_4K", "record_wait", "allocate_free", "launch_synchronise"];
 
-/// What one device needs for all the loops.
+/// The state of one device for all loops.
 struct State {
     filled: DeviceBuffer<u32>,
     source: PinnedBuffer<u32>,
@@ -62,7 +49,7 @@ struct State {
     raw: Option<Raw>,
 }
 
-/// The same device, opened anew at the waist; its context is the one that the pool uses.
+/// The same device, opened again through the driver API. It shares the pool's context.
 struct Raw {
     gpu: DriverRef,
     stream: RawStream,
@@ -104,7 +91,7 @@ impl Raw {
         ];
         let dims = LaunchDims::cover(ELEMENTS);
         let launch = Launch { name: "fill_u32", function: self.fill, host: None, dims, args: &args, early: false };
-        // SAFETY: the arguments are those of the kernel; the memory is never given back.
+        // SAFETY: the arguments fit the kernel; the memory is never given back.
         unsafe { self.gpu.launch(&launch, self.stream) }.expect("a launch");
     }
 
@@ -131,7 +118,7 @@ fn time(dev: &Device, state: &mut State, what: &str, rounds: usize) -> Result<f6
         // SAFETY: the kernel writes the elements of `filled` and nothing else.
         unsafe { dev.launch(&FILL, dims, (filled, ELEMENTS as u64, value)) }
     };
-    let mut once = || match what {
+    let once = || match what {
         "launch" => fill(filled, value),
         "launch_raw" => {
             raw().launch(value);
@@ -148,15 +135,7 @@ fn time(dev: &Device, state: &mut State, what: &str, rounds: usize) -> Result<f6
         "launch_synchronise" => fill(filled, value).and_then(|()| dev.synchronize()),
         _ => panic!("{what}?"),
     };
-    for _ in 0..rounds / 10 + 1 {
-        once()?;
-    }
-    dev.synchronize()?;
-    let clock = Instant::now();
-    for _ in 0..rounds {
-        once()?;
-    }
-    let micros = clock.elapsed().as_secs_f64() * 1e6 / rounds as f64;
+    let micros = support::gpus::micros_per_call(dev, rounds, once)?;
     dev.on(other).synchronize()?;
     dev.synchronize()?;
     match what {
@@ -168,12 +147,12 @@ fn time(dev: &Device, state: &mut State, what: &str, rounds: usize) -> Result<f6
     Ok(micros)
 }
 
-/// Calls per turn: some milliseconds' worth, less than what a launch queue holds.
+/// Calls per turn: some milliseconds of work, less than a launch queue holds.
 fn rounds(bench: &Bench, what: &str) -> usize {
     bench.size(if what == "allocate_free" { 5000 } else { 500 }, 50)
 }
 
-/// A pool with what its threads need.
+/// A pool, and the state of its threads.
 struct Threads {
     pool: GpuPool,
     states: PerDevice<State>,
@@ -185,7 +164,7 @@ impl Threads {
         Threads { pool, states }
     }
 
-    /// The slowest of the first `devices`, which start together.
+    /// The time of the slowest of the first `devices`, which start together.
     fn time(&self, devices: usize, what: &str, rounds: usize) -> f64 {
         let start = Barrier::new(devices);
         let all: Vec<usize> = (0..devices).collect();
@@ -197,7 +176,7 @@ impl Threads {
     }
 }
 
-/// This program again, with one device.
+/// Starts this program again, with one device.
 fn start(software: bool, device: usize) -> Process {
     let backend = if software { "host:8" } else { "cuda" };
     let mut command = Command::new(env::current_exe().expect("this program has a path"));
@@ -205,7 +184,7 @@ fn start(software: bool, device: usize) -> Process {
     Process::start(&mut command)
 }
 
-/// The processes' side of a turn: the slowest of the first `devices`.
+/// The processes' turn: the time of the slowest of the first `devices`.
 fn time_processes(all: &mut [Process], what: &str, rounds: usize) -> f64 {
     all.iter_mut().for_each(|process| process.order(what, rounds));
     all.iter_mut().map(Process::answer).fold(0.0, f64::max)

@@ -1,14 +1,14 @@
-//! Data-parallel training steps of a perceptron 784-2048-2048-10 in `f32` (no TF32), with stochastic gradient descent:
-//! how much of the gradient exchange is left to wait for when the backward pass is over.
+//! Measures data-parallel training steps of a perceptron 784-2048-2048-10 in `f32` (no TF32), with stochastic gradient
+//! descent: how much of the gradient exchange is exposed after the backward pass.
 //!
-//! The peer is PyTorch's DistributedDataParallel with views into buckets, started by torchrun (`peers/ddp.py`): one
-//! process for each GPU, on the same GPUs, by turns. Both sides have DDP's sizes of buckets, the same shapes, weights
-//! that lie as torch's do, and cuBLAS for the products. Without torch there is no peer. Times are of rows of steps,
-//! from idle devices to idle devices, of the slowest member.
+//! The peer is PyTorch's DistributedDataParallel with bucket views, started by torchrun (`peers/ddp.py`): one process
+//! per GPU, on the same GPUs, in turn. Both sides have DDP's bucket sizes, the same shapes, weights in torch's layout,
+//! and cuBLAS for the products. Without torch there is no peer. Times are of many steps in a row, from idle devices to
+//! idle devices, of the slowest member.
 //!
 //! * `<gpu or software>/step/<devices>/<batch>`: microseconds per step, `batch` rows over all devices
 //! * `.../alone/...`: the same without exchange (DDP's `no_sync`)
-//! * `.../exposed/...`: the difference of the two, each turn anew
+//! * `.../exposed/...`: the difference of the two, in each turn
 
 #[allow(dead_code, reason = "the example's kernels, of which this needs some")]
 #[path = "../examples/train_digits/kernels.rs"]
@@ -29,7 +29,7 @@ use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
 const WIDTHS: [usize; 4] = [784, 2048, 2048, 10];
 const LAYERS: usize = WIDTHS.len() - 1;
 const RATE: f32 = 0.01;
-/// Parts of the rows in which columns are summed up first.
+/// Parts into which the rows are cut for the first pass of column sums.
 const PARTS: usize = 64;
 
 kernel! {
@@ -44,24 +44,24 @@ kernel! {
     }
 }
 
-/// What a device has, for one size of the batch.
+/// The state of a device, for one batch size.
 struct Replica {
     rows: usize,
     weights: Vec<DeviceBuffer<f32>>,
     biases: Vec<DeviceBuffer<f32>>,
-    /// The input, and what each layer makes of it.
+    /// The input, and the output of each layer.
     outputs: Vec<DeviceBuffer<f32>>,
     /// Gradients of the outputs.
     douts: Vec<DeviceBuffer<f32>>,
     labels: DeviceBuffer<i32>,
     losses: DeviceBuffer<f32>,
-    /// Sums of the parts of the rows.
+    /// Column sums of the parts.
     sums: DeviceBuffer<f32>,
     /// Weight and bias of layer `l` are gradients `2 l` and `2 l + 1`.
     gradients: GradientExchange,
 }
 
-/// A thread for every four of `n` elements.
+/// One thread per four of `n` elements.
 fn fours(n: usize) -> LaunchDims {
     LaunchDims::cover(n.div_ceil(4))
 }
@@ -166,7 +166,7 @@ impl Replica {
     }
 }
 
-/// Microseconds of a step, of so many in a row.
+/// Microseconds per step, over `steps` in a row.
 fn time(model: &mut PerDevice<Replica>, sync: bool, steps: usize) -> f64 {
     let times = model.run(|dev, _, replica| {
         replica.gradients.set_sync(sync)?;
@@ -180,7 +180,7 @@ fn time(model: &mut PerDevice<Replica>, sync: bool, steps: usize) -> f64 {
     times.expect("steps").into_iter().fold(0.0, f64::max) / steps as f64
 }
 
-/// Replicas that have made the same steps are equal, bit for bit.
+/// Replicas with the same steps are equal, bit for bit.
 fn assert_equal(model: &mut PerDevice<Replica>) {
     let weights = model.run(|dev, _, replica| dev.download(&replica.weights[LAYERS - 1]));
     let weights = weights.expect("the weights");
@@ -188,7 +188,7 @@ fn assert_equal(model: &mut PerDevice<Replica>) {
     assert!(weights.iter().all(|x| x[0].is_finite() && bits(x) == bits(&weights[0])), "the replicas drifted apart");
 }
 
-/// torchrun with the peer, if there is one.
+/// Starts torchrun with the peer, if there is one.
 fn ddp(devices: usize) -> Option<Process> {
     let look = format!("import torch, torch.distributed; assert torch.cuda.device_count() >= {devices}");
     let looked = Command::new("python3").args(["-c", &look]).stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -196,12 +196,12 @@ fn ddp(devices: usize) -> Option<Process> {
         return None;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/ddp.py");
-    // Packed benches run elsewhere, in a copy of the repository.
+    // A packed bench runs in a copy of the repository.
     let script = if std::path::Path::new(script).exists() { script } else { "benches/peers/ddp.py" };
     Some(Process::start(Command::new("python3").args([script, &devices.to_string()])))
 }
 
-/// One order for the peer, and its answer.
+/// Sends the peer an order, and returns its answer.
 fn ask(peer: &RefCell<Process>, batch: usize, sync: bool, steps: usize) -> f64 {
     let mut peer = peer.borrow_mut();
     peer.order(&format!("{batch}:{}", if sync { "step" } else { "alone" }), steps);
@@ -234,7 +234,7 @@ fn main() {
             assert_equal(&mut model);
             let model = RefCell::new(model);
             let steps = bench.size((200_000 / batch).clamp(5, 20), 2);
-            // Without exchange replicas drift apart, which costs no time.
+            // Without exchange replicas drift apart, which does not change the time.
             let ours = |sync| time(&mut model.borrow_mut(), sync, steps);
             for (what, sync) in [("step", true), ("alone", false)] {
                 let theirs = |peer| Side::new("DDP", move || ask(peer, batch, sync, steps));

@@ -1,82 +1,78 @@
-"""Draws what `tables.py` shows as SVG, with nothing but the standard library.
+"""Draws the plots of `tables.py` as SVG, with the standard library only.
 
-Two kinds of plots. `dots`: a line for each comparison, a dot for each case in it, at the ratio of the peer's time to
-ours. `curves`: that ratio against the size, a curve for each number of devices.
+`dots`: a line for each comparison, with a dot for each case at the ratio of the peer's time to ours. `curves`: that
+ratio against the size, with a curve for each number of devices.
 """
 import math
 import re
 
 FONT = 'font-family="sans-serif"'
-# Of Paul Tol's "bright" scheme, which people with any kind of colour vision can tell apart.
+# Paul Tol's "bright" scheme: readable with any kind of colour vision.
 COLOURS = ["#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44"]
 
-# By bench: the heading, and the lines: words, the cases, and the beginning of the peer's name.
+
+def against(peers, prefix, cases):
+    """Lines of a plot: for each case, "words: pattern", a line against each peer."""
+    pairs = [case.split(": ") for case in cases]
+    return [(words + suffix, prefix + pattern, peer) for words, pattern in pairs for peer, suffix in peers.items()]
+
+
+def also(*peers):
+    """Peers that the words of a line name."""
+    return {peer: f", against {peer}" for peer in peers}
+
+
+# By bench: the heading, and the lines: words, the pattern of the cases, and the beginning of the peer's name.
 LINES = {
     "scope": ("How many times as fast a scope is", [
-        ("rayon broadcast, threads awake", r"\w+/\d+", "rayon"),
-        ("rayon broadcast, threads asleep", r".*/idle_300us", "rayon"),
-        ("crossbeam spawn, threads awake", r"\w+/\d+", "crossbeam"),
-        ("crossbeam spawn, threads asleep", r".*/idle_300us", "crossbeam"),
+        (f"{peer}, threads {state}", cases, peer.split()[0])
+        for peer in ("rayon broadcast", "crossbeam spawn")
+        for state, cases in (("awake", r"\w+/\d+"), ("asleep", r".*/idle_300us"))
     ]),
     "launch": ("How many times as fast threads are", [
-        ("launch, against processes", r"gpu/launch/\d", "processes"),
-        ("launch (raw), against processes", r"gpu/launch_raw/\d", "processes"),
-        ("launch and wait, against processes", r"gpu/launch_synchronise/\d", "processes"),
-        ("copy of 4 KB, against processes", r"gpu/copy_4K/\d", "processes"),
-        ("record and wait, against processes", r"gpu/record_wait/\d", "processes"),
-        ("allocate and free, against processes", r"gpu/allocate_free/\d", "processes"),
-        ("allocate and free, against cuMemAllocAsync", r"gpu/allocate_free/\d", "cuMemAllocAsync"),
+        *against(also("processes"), "gpu/", [
+            r"launch: launch/\d", r"launch (raw): launch_raw/\d", r"launch and wait: launch_synchronise/\d",
+            r"copy of 4 KB: copy_4K/\d", r"record and wait: record_wait/\d",
+        ]),
+        *against(also("processes", "cuMemAllocAsync"), "gpu/", [r"allocate and free: allocate_free/\d"]),
     ]),
     "copy": ("How many times as fast copies are", [
-        ("pageable memory, up", r"gpu/pageable_up/.*", "driver"),
-        ("pageable memory, down", r"gpu/pageable_down/.*", "driver"),
-        ("pinned memory, up", r"gpu/pinned_up/.*", "driver"),
-        ("pinned memory, down", r"gpu/pinned_down/.*", "driver"),
-        ("between GPUs, direct", r"gpu/peer/.*", "driver"),
+        *against({"driver": ""}, "gpu/", [
+            "pageable memory, up: pageable_up/.*", "pageable memory, down: pageable_down/.*",
+            "pinned memory, up: pinned_up/.*", "pinned memory, down: pinned_down/.*", "between GPUs, direct: peer/.*",
+        ]),
         ("between GPUs, staged through the host", r"gpu/staged/.*", "pinned"),
     ]),
     "data_parallel": ("How many times as fast a forward pass is", [
         (f"torch DataParallel, {n} GPU{'s' * (n > 1)}", rf"gpu/forward/{n}", "torch") for n in (1, 2, 4)
     ]),
     "check": ("What the checker costs", [
-        ("software GPUs: on against off", r"software/.*", "checker on"),
-        ("GPUs: on against off", r"gpu/.*", "checker on"),
-        ("software GPUs: off, against a build without it", r"software/.*", "before"),
-        ("GPUs: off, against a build without it", r"gpu/.*", "before"),
+        (f"{devices}: {what}", cases, peer)
+        for what, peer in (("on against off", "checker on"), ("off, against a build without it", "before"))
+        for devices, cases in (("software GPUs", r"software/.*"), ("GPUs", r"gpu/.*"))
     ]),
     "predict": ("Predicted time for measured time, ring of copies", [
-        ("2 GPUs, 64 MB to 1 GB", r".*/2", "predicted"),
-        ("4 GPUs, 64 MB to 1 GB", r".*/4", "predicted"),
+        (f"{n} GPUs, 64 MB to 1 GB", rf".*/{n}", "predicted") for n in (2, 4)
     ]),
-    "build": ("How many times as fast a pool is built as bare contexts", [
-        ("with the embedded cubins", r"gpu/\d", "contexts"),
-        ("the same, nothing in the driver's cache", r"gpu/\d/cold_cache", "contexts"),
-        ("the driver compiles the PTX, cache empty", r"gpu/\d/ptx_cold", "contexts"),
-        ("the driver has compiled the PTX before", r"gpu/\d/ptx_warm", "contexts"),
-    ]),
+    "build": ("How many times as fast a pool is built as bare contexts", against({"contexts": ""}, r"gpu/\d", [
+        "with the embedded cubins: ", "the same, nothing in the driver's cache: /cold_cache",
+        "the driver compiles the PTX, cache empty: /ptx_cold", "the driver has compiled the PTX before: /ptx_warm",
+    ])),
     "overlap": ("How many times as fast a training step is as DDP's", [
-        ("step, batch 8192", r"gpu/step/\d/8192", "DDP"),
-        ("step, batch 65536", r"gpu/step/\d/65536", "DDP"),
-        ("the same without exchange, batch 8192", r"gpu/alone/\d/8192", "DDP"),
-        ("the same without exchange, batch 65536", r"gpu/alone/\d/65536", "DDP"),
+        (f"{words}, batch {batch}", rf"gpu/{case}/\d/{batch}", "DDP")
+        for words, case in (("step", "step"), ("the same without exchange", "alone")) for batch in (8192, 65536)
     ]),
-    "memory": ("How many times as fast the memory pool is", [
-        (f"{words}, against {peer}", cases, peer)
-        for words, cases in [
-            ("small blocks", r"gpu/small/.*"), ("large blocks", r"gpu/large/\d+"),
-            ("freed by other threads", r"gpu/remote/.*"), ("random sizes", r"gpu/rmm_random/\d+/\d+"),
-        ]
-        for peer in ("cuMemAllocAsync", "PyTorch")
-    ]),
-    "ring": ("How many times as fast the ring is", [
-        (f"{words}, against {peer}", rf"{case}/.*", peer)
-        for words, case in [("single pushes", "single"), ("batches of 32", "batch_32"), ("round trips", "round_trip")]
-        for peer in ("rtrb", "crossbeam-channel", "std sync_channel")
-    ]),
+    "memory": ("How many times as fast the memory pool is", against(also("cuMemAllocAsync", "PyTorch"), "gpu/", [
+        r"small blocks: small/.*", r"large blocks: large/\d+", r"freed by other threads: remote/.*",
+        r"random sizes: rmm_random/\d+/\d+",
+    ])),
+    "ring": ("How many times as fast the ring is", against(also("rtrb", "crossbeam-channel", "std sync_channel"), "", [
+        "single pushes: single/.*", "batches of 32: batch_32/.*", "round trips: round_trip/.*",
+    ])),
 }
 
 
-# What the axis shows, where it is not how many times as fast this crate is.
+# The axis, if it is not how many times as fast this crate is.
 AXES = {
     "check": "the other's time / time with the checker off",
     "predict": "predicted time / measured time",
@@ -101,7 +97,7 @@ def page(width, height, parts):
 
 
 def ticks(low, high):
-    """1, 2 and 5 times the powers of ten from `low` to `high`, thinned out where there are many."""
+    """1, 2 and 5 times the powers of ten from `low` to `high`; fewer if there are many."""
     every = [factor * 10.0**power for power in range(-3, 5) for factor in (1, 2, 5)]
     found = [tick for tick in every if low <= tick <= high]
     return found if len(found) <= 9 else [tick for tick in found if f"{tick:e}"[0] == "1"]
@@ -151,7 +147,7 @@ def dots(bench, rows):
 
 
 def curves(heading, found, name_of_size):
-    """`found`: by name, the ratio at each size."""
+    """Curves of `found`: by name, the ratio at each size."""
     colours = dict(zip(found, COLOURS))
     sizes = sorted({size for points in found.values() for size in points})
     low = min(0.8, *(min(points.values()) for points in found.values())) / 1.05

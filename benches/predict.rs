@@ -1,5 +1,5 @@
-//! What virtual time says of `Device::all_reduce` around a ring of copies, against what it takes on the GPUs that are
-//! there. Microseconds per call, the slowest device's.
+//! Compares the prediction of virtual time for `Device::all_reduce` around a ring of copies with its time on the GPUs
+//! of this machine. Microseconds per call of the slowest device.
 //!
 //! * `all_reduce/<bytes>/<devices>`: f32, sum, in place, back to back. The peer is the prediction of
 //!   `Topology::nvswitch(devices)`; a ratio of 1 means that it was right, above 1 that it was too slow.
@@ -11,9 +11,9 @@ use support::{Bench, MICROSECONDS, Side, gpus};
 
 const SIZES: [usize; 5] = [64, 128, 256, 512, 1024];
 
-/// Microseconds of one call, of some, on the slowest device.
+/// Microseconds per call on the slowest device.
 fn time(builder: Builder, megabytes: usize) -> Result<f64> {
-    // Virtual time is for copies. GPUs go round by kernels, up to some size, unless a checker looks on.
+    // Virtual time models copies. On GPUs the ring uses kernels up to some size, except with a checker.
     let pool = builder.algorithm(Algorithm::Ring).build()?;
     let rounds = 4;
     let times = pool.run(|dev, _| {

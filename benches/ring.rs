@@ -1,15 +1,15 @@
-//! The SPSC ring against rtrb, crossbeam-channel and std's bounded channel: two threads, 8-byte elements.
+//! Measures the SPSC ring against rtrb, crossbeam-channel and std's bounded channel: two threads, 8-byte elements.
 //!
-//! All of them are driven through their non-blocking calls with the same wait (pauses, then yields), so the structures
-//! are compared and not the waiting; parking is the business of the eventcount beside the ring. Targets: at least 0.95
-//! of rtrb and 3 times crossbeam-channel.
+//! All are driven through their non-blocking calls with the same wait (pauses, then yields). So the structures are
+//! compared, not the waiting; parking belongs to the event count, not to the ring. Targets: at least 0.95 of rtrb and 3
+//! times crossbeam-channel.
 //!
-//! Needs two free cores; a third busy thread turns every case into a measurement of the scheduler. `single` depends on
-//! who is ahead: a consumer at the producer's heels fetches lines that are still being written, and a ring that is
-//! mostly full runs several times as fast as the same ring mostly empty.
+//! Needs two free cores: a third busy thread turns every case into a measurement of the scheduler. `single` depends on
+//! which thread is ahead. A consumer right behind the producer fetches lines that are still being written, so a ring
+//! that is mostly full runs several times as fast as the same ring mostly empty.
 //!
 //! * `single/<capacity>`: millions of elements per second, pushed and popped one by one
-//! * `batch_32/<capacity>`: the same by up to 32 per call; the channels have no such call and go one by one
+//! * `batch_32/<capacity>`: the same, up to 32 per call; the channels have no such call and transfer one by one
 //! * `round_trip/<capacity>`: nanoseconds there and back through a pair of rings, means of 64 consecutive trips
 
 mod support;
@@ -26,7 +26,7 @@ use support::{Bench, MOPS, NANOSECONDS, Side};
 
 const BATCH: usize = 32;
 
-/// What the four have in common. `false` and `None` mean full and empty.
+/// The common interface of the four. `false` and `None` mean full and empty.
 trait Spsc {
     const NAME: &'static str;
     type Tx: Send;
@@ -92,7 +92,8 @@ impl Spsc for Rtrb {
     }
     fn push_batch(tx: &mut Self::Tx, first: u64, end: u64) -> usize {
         let wanted = (end - first).min(BATCH as u64) as usize;
-        // The fast path asks for the whole batch and leaves the cached index alone; `slots` reads the other side's.
+        // The fast path asks for the whole batch and does not refresh the cached index; `slots` reads the other side's
+        // index.
         let chunk = match tx.write_chunk_uninit(wanted) {
             Ok(chunk) => chunk,
             Err(rtrb::chunks::ChunkError::TooFewSlots(0)) => return 0,
@@ -150,7 +151,7 @@ impl Spsc for Std {
     }
 }
 
-/// Repeats `step` until it gives something.
+/// Repeats `step` until it returns something.
 #[inline]
 fn until<R>(mut step: impl FnMut() -> Option<R>) -> R {
     let backoff = Backoff::new();
@@ -174,8 +175,9 @@ fn throughput<S: Spsc>(
     thread::scope(|scope| {
         let (start, produce) = (&start, &produce);
         scope.spawn(move || {
-            // Onto this thread's stack: side by side in one frame the two handles share a cache line, and since rings
-            // keep their private indices in them, that cost both rings a factor of 3 to 10 (2 x Xeon, 105 MiB L3).
+            // Moved onto this thread's stack: next to each other in one frame the two handles share a cache line. Since
+            // rings keep their private indices in them, that made both rings 3 to 10 times slower (2 x Xeon, 105 MiB
+            // L3).
             let mut tx = tx;
             start.wait();
             let mut next = 0;

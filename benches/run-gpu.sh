@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
 # Runs the packed benches on a GPU machine, where there is no Rust toolchain:
 #
-#   . .gpu/env.sh; benches/run-gpu.sh [bench...]      default: scope copy launch check predict build data_parallel ring memory
+#   . .gpu/env.sh; benches/run-gpu.sh [bench...]
+#   default: scope copy launch check predict build data_parallel ring memory
 #
-# For `memory`, PyTorch's side is built here from benches/peers/torch_allocator.cpp, with the headers and libraries of the torch
-# that python3 has; if that fails, the Python face stands in for it, and the output says so.
+# For `memory`, PyTorch's side is built here from benches/peers/torch_allocator.cpp, with the headers and libraries of
+# python3's torch. If that fails, the Python program stands in for it, and the output says so.
 #
-# `collectives` is not among them, since it takes minutes by itself: `benches/run-gpu.sh collectives`. NCCL is its peer where
-# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz. Nor is `overlap`, for the same reason; its
-# peer is PyTorch's DDP, started by torchrun where python3 has torch. Run it from the root of the repository.
+# `collectives` is no default, since it takes minutes: `benches/run-gpu.sh collectives`. Its peer is NCCL, if
+# libnccl.so.2 is on LD_LIBRARY_PATH; its pictures come as $OUT/collectives-plots.tar.gz. `overlap` is no default for
+# the same reason. Its peer is PyTorch's DDP, started by torchrun if python3 has torch. Run it from the root of the
+# repository.
 #
-# `benches/run-gpu.sh pair` is the same on the first two GPUs in less than 300 s, with shorter turns, and its results go to
-# $OUT/2x<GPU>/collectives.json: to $OUT/2xH200, where the tables are made from, on H200s.
+# `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
+# go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
 # .gpu/<bench> are the stripped executables. For each bench the table goes to the output and to $OUT/tables.txt, and one
-# JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit and the next one runs;
-# the default ones' limits together are under 8 minutes without `memory`, whose own is 3 more, and the whole takes about 3 without it on
-# 8 x H200.
+# JSON object per case and peer to $OUT/<bench>.json. A bench that hangs is ended after its limit, and the next one
+# runs. The limits of the default benches are under 8 minutes together, without `memory`, whose limit is 3 minutes more.
+# On 8 x H200 all of them take about 3 minutes without `memory`.
 set -uo pipefail
 
 : "${OUT:=benches/results}"
@@ -24,7 +26,7 @@ mkdir -p "$OUT"
 benches=("$@")
 [ ${#benches[@]} -gt 0 ] || benches=(scope copy launch check predict build data_parallel ring memory)
 
-# The GPUs by which the machine is called, and what else the collectives are told.
+# The GPUs that name the machine, and further arguments for the collectives.
 gpus=()
 collectives=()
 limit_of_collectives=480
@@ -47,7 +49,7 @@ fi
 # Without nvidia-smi each bench names the CPU.
 [ -z "$GPU_POOL_MACHINE" ] || export GPU_POOL_MACHINE
 
-# Seconds that a bench may take.
+# Limit per bench, in seconds.
 limit() {
   case "$1" in
     build) echo 150 ;;
@@ -59,7 +61,7 @@ limit() {
   esac
 }
 
-# Where python3's torch has its headers and libraries, and those of the CUDA runtime it was built for: flags for a compiler.
+# Compiler flags for the headers and libraries of python3's torch, and of the CUDA runtime that it was built for.
 torch_flags() {
   python3 - <<'PYTHON'
 import glob, os
@@ -85,7 +87,7 @@ torch_side() {
   local here built flags
   here=$(dirname "${BASH_SOURCE[0]}")/peers
   built=$(mktemp -d)/torch_allocator
-  # The flags are words.
+  # The flags are several words.
   # shellcheck disable=SC2086
   if flags=$(torch_flags) && g++ -std=c++20 -O2 "$here/torch_allocator.cpp" -o "$built" $flags -pthread && allocates "$built"; then
     echo "$built"

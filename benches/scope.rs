@@ -1,12 +1,12 @@
-//! What a scope costs: an empty closure on every device, results collected, against rayon's `broadcast` on a pool of as
-//! many threads, and against threads spawned for the occasion with `crossbeam::thread::scope`.
+//! Measures the cost of a scope: an empty closure on every device, results collected. The peers are rayon's `broadcast`
+//! on a pool of as many threads, and threads spawned for each call with `crossbeam::thread::scope`.
 //!
-//! A scope does more than a broadcast: it takes its place in the order of gangs, makes the context current, drains the
+//! A scope does more than a broadcast: it takes its place in the gang order, makes the context current, drains the
 //! device's streams, and can be aborted. Targets: within 1.25 of rayon, 5 times as fast as spawning, and over 8 GPUs at
 //! most 15 us while the threads are awake.
 //!
 //! * `software/<devices>` and `gpu/<devices>`: back to back, the threads are awake
-//! * `.../idle_300us`: after 300 us of nothing, so that the threads are asleep
+//! * `.../idle_300us`: after 300 idle us, so that the threads are asleep
 
 mod support;
 
@@ -23,7 +23,7 @@ const IDLE: Duration = Duration::from_micros(300);
 /// Times single calls of `dispatch`, each after `idle`.
 fn side<'a>(name: &'a str, calls: usize, idle: Duration, mut dispatch: impl FnMut() -> Vec<usize> + 'a) -> Side<'a> {
     Side::sampling(name, move |samples| {
-        // The first calls of a turn meet threads that slept through the others' turns.
+        // In the first calls of a turn threads still wake up from the others' turns.
         for call in 0..calls + 5 {
             if !idle.is_zero() {
                 thread::sleep(idle);

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Writes the measured numbers and plots of the book and the README from benches/results/<machine>/<bench>.json.
 
-`benches/tables.py` rewrites docs/src/measured.md, README.md and docs/src/plots/*.svg; `benches/tables.py --check` fails if one
-of them would change. They show what the files say. Nothing is typed by hand but what was aimed at.
+`benches/tables.py` rewrites docs/src/measured.md, README.md and docs/src/plots/*.svg; `benches/tables.py --check` fails
+if one of them would change. All numbers come from the files; only the targets are typed by hand.
 
-Both pages have comments that say what goes between them and `<!-- end -->`:
+Both pages have comments that choose the text between them and `<!-- end -->`:
 
 * `measured:<bench>`: a table of everything in the files.
-* `targets:<bench>`: what was aimed at and what came of it. A machine that was aimed at but never ran says "not measured".
-* `sweeps:<bench>`: a line for each sweep over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also `gpu/graph/..` and
-  `gpu/no_peer/..`).
+* `targets:<bench>`: the targets and the results. A machine with targets but without results says "not measured".
+* `sweeps:<bench>`: a line for each sweep over sizes (cases `gpu/<operation>/<type>/<devices>/<bytes>`, also
+  `gpu/graph/..` and `gpu/no_peer/..`).
 * `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
 * `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
 * `headlines:all`: the README's table.
-* `value <bench>; <machine>; <case>`, within a sentence: the value of a case. With `; <peer>` behind it the peer's value.
-* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: of a sweep, NCCL's best time / time here.
+* `value <bench>; <machine>; <case>`, within a sentence: the value of a case. With `; <peer>` after it, the peer's value.
+* `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
+  sweep.
 """
 import json
 import math
@@ -30,8 +31,8 @@ PICTURES = ROOT / "docs/src/plots"
 MARK = re.compile(r"(<!-- (measured|targets|sweeps|sizes|rest|headlines):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
-# What was aimed at: words, the target, the cases (all that match, in their order in the file), and of each the value or, against
-# a peer whose name begins so, the ratio. Where there are many cases, only the worst is shown.
+# Targets: words, the target, the pattern of the cases (in their order in the file), and the beginning of a peer's name:
+# with a peer the ratio counts, without one the value. With many cases only the worst is shown.
 TARGETS = {
     "memory": [
         ("4 KiB from the pool and back, one device thread", "<= 30 ns", r"gpu/small/pair_4K/one", None),
@@ -52,7 +53,7 @@ TARGETS = {
         ("the loops of pytorch#193400 and #35901 under a limit: requests refused, most of 3", "0", r"gpu/fragmentation/.*/refused", None),
         ("asking whether work is over", "<= 5 ns", r"gpu/words/is_complete", None),
     ],
-    # Of sweeps: the curve, and what of NCCL's best / here over all its sizes. Of all devices of a machine.
+    # Sweeps, on all devices of a machine: the curve, and which of the ratios NCCL's best / here over its sizes counts.
     "collectives": [
         *(
             (f"{words}: NCCL's best / here, {what}", target, curve, what)
@@ -96,7 +97,7 @@ TARGETS = {
     ],
 }
 
-# Machines that were aimed at.
+# Machines with targets.
 WANTED = {"collectives": ["8 x NVIDIA H200"], "overlap": ["8 x NVIDIA H200"]}
 
 
@@ -130,7 +131,7 @@ def targets(bench):
 
 
 def cell(bench, rows, machine, target, cases, peer):
-    """What is known of a target on a machine."""
+    """The result for a target on a machine."""
     rows = [row for row in rows if row["machine"] == machine]
     if not rows:
         return "not measured"
@@ -144,10 +145,10 @@ def cell(bench, rows, machine, target, cases, peer):
 
 
 def met(rows, target, cases, peer):
-    """What these rows say of a target."""
+    """The result for a target in these rows."""
     rows = [row for row in rows if re.fullmatch(cases, row["case"])]
     if peer is None:
-        # A case has a row for each peer, with the same value of ours.
+        # A case has a row for each peer, with the same value for this crate.
         values, unit = list({row["case"]: row["value"] for row in rows}.values()), rows[0]["unit"] if rows else ""
     else:
         values = [row["ratio"] for row in rows if (row.get("peer") or "").startswith(peer)]
@@ -184,9 +185,9 @@ def table(bench):
 
 
 SWEEP = re.compile(r"gpu/((?:graph/|no_peer/)?\w+)/(f32|bf16)/(\d+)/(\d+)")
-# Where a sweep was run, in words.
+# The kind of a sweep, in words.
 WHERE = {"graph": " in graphs", "no_peer": " without peer access"}
-# nccl-tests' bus bandwidth: bytes a second times this, of (devices - 1) / devices but for broadcast.
+# nccl-tests' bus bandwidth: bytes per second times this factor, times (devices - 1) / devices except for broadcast.
 BUS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 
 
@@ -197,7 +198,7 @@ def bus(operation, devices, size, micros):
 
 
 def curves(bench):
-    """For each machine and sweep: for each size the time here and those of the peers, by name."""
+    """By machine and sweep, by size: the time of this crate, and the times of the peers by name."""
     found = {}
     for row in read(bench):
         case = SWEEP.fullmatch(row["case"])
@@ -240,7 +241,7 @@ def sweeps(bench):
 
 def sizes(bench):
     found = {key: sizes for key, sizes in curves(bench).items() if key[1:3] == ("all_reduce", "f32")}
-    # Multiprocessors that our kernels are on, where the file says so.
+    # Multiprocessors that our kernels use, if the file has the number.
     blocks = {(row["machine"], row["case"]): row["blocks"] for row in read(bench) if "blocks" in row}
     out = []
     for machine in dict.fromkeys(key[0] for key in found):
@@ -275,7 +276,7 @@ def rest(bench):
     return "\n".join(out) + "\n"
 
 
-# The README's numbers: words, where they are from (bench, machine, case, peer), and the section of the page of tables.
+# The README's numbers: words, source (bench, machine, case, peer), and section in the page of tables.
 HEADLINES = [
     ("a closure on both GPUs and back, against `rayon::broadcast`", ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "a-scope"),
     ("a further pool until its first all-reduce is over, against NCCL", ("collectives", "2 x NVIDIA H200", "gpu/setup/2", "NCCL"), "collectives"),
@@ -298,7 +299,7 @@ def headlines(_):
 
 
 def case(bench, machine, name, peer=""):
-    """The row of a case; a case or a peer that is not there is an error."""
+    """The row of a case. An unknown case or peer is an error."""
     rows = [row for row in read(bench) if (row["machine"], row["case"]) == (machine, name)]
     rows = [row for row in rows if (row.get("peer") or "").startswith(peer)]
     if not rows:
@@ -317,7 +318,7 @@ def ratio(machine, operation, dtype, devices, what):
 
 
 def filled(page):
-    """The page with everything that its comments ask for."""
+    """The page with the text that its comments choose."""
     write = {"measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "headlines": headlines}
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
@@ -325,7 +326,7 @@ def filled(page):
 
 
 def pictures():
-    """Each plot's text by its name."""
+    """The text of each plot, by file name."""
     found = {f"{bench}.svg": plots.dots(bench, read(bench)) for bench in plots.LINES}
     for name, operation, heading in [
         ("all_reduce_ratio.svg", "all_reduce", "all-reduce of f32 against NCCL, called one by one"),

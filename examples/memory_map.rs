@@ -1,12 +1,12 @@
-//! What a memory pool does, as a picture: a small mixed workload on every device, and a page that shows who held which
+//! Shows what a memory pool does: a small mixed workload on every device, and a page that shows which call held which
 //! addresses when.
 //!
-//! `cargo run --release --example memory_map [-- page.html]`, then open the page in a browser; it is one file. GPUs if there
-//! are any, else four software GPUs (`GPU_POOL_BACKEND=host:8` for eight).
+//! `cargo run --release --example memory_map [-- page.html]`, then open the page in a browser; it is one file. It uses
+//! GPUs if there are any, else four software GPUs (`GPU_POOL_BACKEND=host:8` for eight).
 
 use gpu_pool::{Device, GpuPool, MemorySnapshot, ReduceOp, Result};
 
-/// Elements of the layers' activations; what a layer's weights are, too.
+/// Elements of each layer's activations; its weights have as many.
 const LAYERS: [usize; 5] = [800_000, 600_000, 450_000, 300_000, 30_000];
 const STEPS: usize = 12;
 
@@ -31,7 +31,7 @@ fn main() -> anyhow::Result<()> {
 
 type Buffer = gpu_pool::DeviceBuffer<f32>;
 
-/// Lives long: weights, their gradients, and what an optimiser keeps.
+/// Long-lived buffers: weights, gradients, and the optimiser's state.
 struct Model {
     weights: Vec<Buffer>,
     gradients: Vec<Buffer>,
@@ -48,14 +48,14 @@ impl Model {
         })
     }
 
-    /// What a step of training asks of a pool, without the training.
+    /// The allocations of a training step, without the training.
     fn step(&mut self, dev: &Device, step: usize) -> Result<()> {
-        // The last batch is shorter: sizes that differ a little are where pools fragment (pytorch#35901).
+        // Every fourth batch is shorter: sizes that differ a little are what fragments pools (pytorch#35901).
         let rows = if step % 4 == 3 { 330_000 } else { 500_000 };
         let loader = dev.stream()?;
         let batch = dev.on(&loader).upload(&vec![1.0f32; rows])?;
 
-        // Forward: activations pile up, beside temporaries of all sizes.
+        // Forward: activations pile up, next to temporaries of all sizes.
         let mut activations = Vec::new();
         for (layer, &n) in LAYERS.iter().enumerate() {
             let mut x = dev.zeros::<f32>(n)?;
@@ -64,7 +64,7 @@ impl Model {
             drop((dev.sum(&x)?, small));
             activations.push(x);
         }
-        // Backward: they go in reverse, each with a gradient that is exchanged on another stream.
+        // Backward: activations are freed in reverse order; each leaves a gradient, which is added on another stream.
         let side = dev.stream()?;
         for (layer, x) in activations.into_iter().enumerate().rev() {
             let mut local = dev.zeros::<f32>(x.len())?;
@@ -77,7 +77,7 @@ impl Model {
         for (momentum, gradient) in self.momentum.iter_mut().zip(&self.gradients) {
             dev.axpy(0.9, gradient, momentum)?;
         }
-        // The batch ends its life on another device's thread, as what goes through queues does.
+        // The batch is freed on another device's thread, as buffers are that go through queues.
         let neighbours = dev.exchange(std::sync::Arc::new(batch))?;
         drop(neighbours);
         dev.synchronize()

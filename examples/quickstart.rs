@@ -1,6 +1,6 @@
-//! The smallest whole program: a sum over all devices, and what the pool found out about them.
+//! The smallest complete program: a sum over all devices, and the pool's report about them.
 //!
-//! `cargo run --release --example quickstart`; GPUs if there are any, else four software GPUs
+//! `cargo run --release --example quickstart`. It uses GPUs if there are any, else four software GPUs
 //! (`GPU_POOL_BACKEND=host:8` for eight).
 
 use gpu_pool::{GpuPool, ReduceOp};

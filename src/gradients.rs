@@ -29,7 +29,7 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
-    error::{Error, Result},
+    error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
     memory::handle::DeviceHandle,
@@ -305,6 +305,15 @@ fn buckets<T: DeviceCopy>(dev: &Device, layout: &Layout) -> Result<Vec<DeviceBuf
         memory.push(dev.zeros(bucket.len)?);
     }
     Ok(memory)
+}
+
+/// What differs between two members, and both sides of it.
+type Difference = (&'static str, String, String);
+
+/// The error for member 0 and member `rank` of a group, which differ.
+fn mismatch(group: &Group<'_>, rank: usize, (what, a_call, b_call): Difference, sites: [Site; 2]) -> Error {
+    let [a_site, b_site] = sites;
+    Error::Mismatch { what, a: group.ordinal(0), a_call, a_site, b: group.ordinal(rank), b_call, b_site }
 }
 
 /// Marks memory that the exchange has left: graphs that were captured with it must not be launched any more.

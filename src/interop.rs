@@ -39,7 +39,8 @@ impl Device {
     ///     let blas = CudaBlas::new(cuda.stream().clone()).map_err(gpu_pool::Error::custom)?;
     ///     let mut sum = 0.0f32;
     ///     // SAFETY: two elements, as many as the buffer has.
-    ///     unsafe { blas.asum(AsumConfig { n: 2, incx: 1 }, &cuda.read(&x)?, &mut sum) }.map_err(gpu_pool::Error::custom)?;
+    ///     let done = unsafe { blas.asum(AsumConfig { n: 2, incx: 1 }, &cuda.read(&x)?, &mut sum) };
+    ///     done.map_err(gpu_pool::Error::custom)?;
     ///     Ok(sum)
     /// });
     /// ```

@@ -1,5 +1,5 @@
-//! Single all-reduces, each with the wait for it: what a step that needs the sum at once has to wait. On a host that
-//! does nothing else, and while every core is kept busy; what counts here is the 99th percentile.
+//! Single all-reduces, each with the wait for it: how long a step waits if it needs the sum at once. On an idle host,
+//! and with every core busy; the 99th percentile counts.
 
 use std::{
     hint, iter,
@@ -52,7 +52,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     }
 }
 
-/// One after the other; of each, the slowest device's time.
+/// Calls one after the other. Each sample is the time of the slowest device.
 fn singles(bench: &mut Bench, machine: &Machine, case: &str, stage: &Stage<'_, f32>) {
     let repeats = bench.size(50, 10);
     bench.set_turns(1, bench.size(31, 5));
@@ -70,7 +70,7 @@ fn singles(bench: &mut Bench, machine: &Machine, case: &str, stage: &Stage<'_, f
     });
 }
 
-/// Meanwhile every core has something else to do.
+/// Runs `f` while other threads keep every core busy.
 fn beside_load(f: impl FnOnce()) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let over = AtomicBool::new(false);
@@ -82,13 +82,13 @@ fn beside_load(f: impl FnOnce()) {
                 }
             });
         }
-        // Also when the bench panics: the scope waits for them.
+        // Ends the busy threads also if the bench panics: the scope waits for them.
         let _over = Raise(&over);
         f();
     });
 }
 
-/// Sets a flag when it goes.
+/// Sets a flag when it is dropped.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -97,7 +97,7 @@ impl Drop for Raise<'_> {
     }
 }
 
-/// What it costs to build a pool that measures, and to build one that does not.
+/// Measures building a pool that measures its limits, and one that does not.
 fn tune(bench: &mut Bench, machine: &Machine, world: usize) {
     let case = format!("{}/tune/{world}", machine.kind);
     let build = |tune| {

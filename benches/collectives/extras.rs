@@ -1,4 +1,5 @@
-//! What is not a sweep of sizes: set-up, a late member, recovery, the meeting, and a neighbour on the GPU.
+//! Cases that are not sweeps of sizes: set-up, a late member, recovery, the meeting, and matrix products on the same
+//! GPU.
 
 use std::{
     hint,
@@ -22,7 +23,7 @@ const SMALL: usize = 64 << 10;
 const LARGE: usize = 64 << 20;
 const LATE: Duration = Duration::from_millis(1);
 const GEMMS: usize = 5;
-/// No GPU takes part in a meeting, so those of software GPUs are measured everywhere.
+/// A meeting uses no GPU, so software GPUs are measured on every machine.
 const MEETINGS: [usize; 2] = [2, 8];
 
 pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
@@ -51,7 +52,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     let large = if machine.software { SMALL } else { LARGE };
     let club = machine.nccl.map(|nccl| Club::join(nccl, pool, world, large));
     let stage = Stage::<f32>::new(pool, club.as_ref(), world, Op::AllReduce, SMALL);
-    // Connections are made and threads awake.
+    // After this connections exist and threads are awake.
     for who in stage.players() {
         stage.turn(who, 2, 10);
     }
@@ -70,7 +71,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, pool: &GpuPool) {
     }
 }
 
-/// A case with every side that plays on the stage.
+/// Records a case with all sides of the stage.
 pub fn compare<T: Number>(
     bench: &mut Bench,
     case: &str,
@@ -92,7 +93,7 @@ pub fn compare<T: Number>(
     bench.compare(case, unit, side("gpu-pool", Who::Ours), peers);
 }
 
-/// Bytes that are free on each GPU.
+/// Free bytes on each GPU.
 fn free(pool: &GpuPool) -> Vec<usize> {
     let free = pool.run(|dev, _| {
         let _current = dev.cuda()?;
@@ -104,10 +105,10 @@ fn free(pool: &GpuPool) -> Vec<usize> {
     free.expect("GPUs answer")
 }
 
-/// The GPUs have contexts already, by the pool that everything else runs on, so neither side pays for those.
+/// The GPUs have contexts already, from the pool of the other cases. So neither side pays for contexts.
 fn setup(bench: &mut Bench, machine: &Machine, pool: &GpuPool, case: &str) {
     let world = pool.devices();
-    // What each made, how long it took and the most that it took of a GPU.
+    // For each side: the time, and the most memory that it took from a GPU.
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let taken = |before: &[usize], after: &[usize]| {
         let bytes = before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after));
@@ -152,7 +153,7 @@ fn setup(bench: &mut Bench, machine: &Machine, pool: &GpuPool, case: &str) {
     }
 }
 
-/// Host threads that meet, and nothing else.
+/// Host threads that meet, without any work.
 fn meeting(bench: &mut Bench, pool: &GpuPool, case: &str) {
     let (rounds, world) = (bench.size(1000, 50), pool.devices());
     let time = |meet: &(dyn Fn(&Device) -> Result<()> + Sync)| {
@@ -192,7 +193,7 @@ fn abort_recovery(bench: &mut Bench, pool: &GpuPool, case: &str) {
                 *failed.lock() = Some(Instant::now());
                 return Err(Error::custom("on purpose"));
             }
-            // Nobody meets it: it ends when the failure arrives.
+            // No other member meets this call: it ends when the failure arrives.
             dev.all_reduce(&mut x, ReduceOp::Sum)?;
             dev.synchronize()
         });
@@ -210,7 +211,7 @@ fn abort_recovery(bench: &mut Bench, pool: &GpuPool, case: &str) {
     bench.compare(case, MICROSECONDS, ours, Vec::new());
 }
 
-/// Rank 0 calls late; how much longer than that the slowest of the others is in the operation.
+/// Rank 0 calls late. The sample is how much longer than that the slowest other rank is in the operation.
 fn late(stage: &Stage<'_, f32>, who: Who, repeats: usize, samples: &mut Vec<f64>) {
     let line = Line::new(stage.world());
     let extra = stage.each(who, false, |dev, player| {
@@ -230,24 +231,24 @@ fn late(stage: &Stage<'_, f32>, who: Who, repeats: usize, samples: &mut Vec<f64>
     samples.extend(slowest_each(extra));
 }
 
-/// Of each repeat, the slowest device's.
+/// The slowest device of each repeat.
 pub fn slowest_each(times: Result<Vec<Vec<f64>>>) -> impl Iterator<Item = f64> {
     let times = times.expect("every call succeeds");
     let repeats = times.first().map_or(0, Vec::len);
     (0..repeats).map(move |k| times.iter().map(|device| device[k]).fold(f64::MIN, f64::max))
 }
 
-/// Products on the device's own stream, for as long as all-reduces are on another.
+/// Matrix products on the device's own stream, while all-reduces run on another stream.
 fn beside_gemm(bench: &mut Bench, machine: &Machine, case: &str, stage: &Stage<'_, f32>) {
     let side = if machine.software { 256 } else { 4096 };
     bench.set_turns(1, bench.size(7, 3));
     let noise: Vec<f32> = gpus::noise(1 << 16, 1).into_iter().map(|x| x as f32 / 2f32.powi(31) - 1.0).collect();
-    // Microseconds of the products with so many operations beside them.
+    // Microseconds of the products with `calls` operations at the same time.
     let products = |who: Who, calls: usize| {
         let line = Line::new(stage.world());
         slowest(stage.each(who, true, |dev, player| {
             let (mut a, mut c) = (dev.zeros::<f32>(side * side)?, dev.zeros::<f32>(side * side)?);
-            // Zeros would be faster than numbers.
+            // Zeros would be faster than other numbers.
             fill(dev, &mut a, &noise)?;
             let mut product =
                 || dev.gemm(1.0, Matrix::new(&a, side, side)?, Matrix::new(&a, side, side)?.t(), 0.0, &mut c);
@@ -269,7 +270,7 @@ fn beside_gemm(bench: &mut Bench, machine: &Machine, case: &str, stage: &Stage<'
     };
     compare(bench, case, stage, machine.nccl, |who, samples| {
         let alone = products(who, 0);
-        // Longer than the products take, also when both slow down.
+        // More calls than the products last, even if both slow down.
         let calls = (2.0 * alone / stage.turn(who, 1, 3)).ceil() as usize;
         let calls = calls.clamp(1, Op::AllReduce.most_calls(stage.world()));
         samples.push(products(who, calls) / alone);

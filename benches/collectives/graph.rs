@@ -1,5 +1,5 @@
-//! All-reduces in graphs: both sides capture a chain of them, each in place and so dependent on the one before, and
-//! launch it.
+//! All-reduces in graphs: each side captures a chain of them, and launches it. Each is in place, so it depends on the
+//! one before.
 
 use std::{ptr, time::Instant};
 
@@ -15,11 +15,11 @@ use crate::{
     support::{Bench, MICROSECONDS, Side},
 };
 
-/// All-reduces of a graph.
+/// All-reduces in a graph.
 const CHAIN: usize = 20;
-/// Launches of a turn that count, at most; one before them does not.
+/// Most launches per turn, after one that does not count.
 const LAUNCHES: usize = 10;
-/// Bytes that a turn adds up, where that is more than one launch.
+/// Bytes to reduce in a turn, if that is more than one launch.
 const ENOUGH: usize = 12 << 30;
 const SIZES: [usize; 11] =
     [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
@@ -40,7 +40,7 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
     bench.set_turns(1, bench.size(15, 3));
     for bytes in sizes {
         let stage = Stage::<T>::new(pool, club.as_ref(), world, Op::AllReduce, bytes);
-        // Connections are made before anything is captured.
+        // Connections must exist before a capture.
         stage.players().into_iter().for_each(|who| stage.check(who, &case(bytes)));
         let stage = &stage;
         for who in stage.players() {
@@ -66,7 +66,7 @@ fn sweep<T: Number>(bench: &mut Bench, machine: &Machine, pool: &GpuPool, world:
 }
 
 impl Who {
-    /// What the blocks of its kernel are called in the results.
+    /// The name of this side's block count in the results.
     fn blocks_note(self) -> Option<&'static str> {
         match self {
             Who::Ours => None,
@@ -76,7 +76,7 @@ impl Who {
     }
 }
 
-/// Blocks of NCCL's kernel: on how many multiprocessors it is. A graph tells, which NCCL does not.
+/// Thread blocks of NCCL's kernel, so the number of multiprocessors that it uses. Only a captured graph shows it.
 fn blocks<T: Number>(stage: &Stage<'_, T>, who: Who) -> Option<u32> {
     let found = stage.each(who, false, |dev, player| {
         let cuda = dev.cuda()?;
@@ -85,13 +85,13 @@ fn blocks<T: Number>(stage: &Stage<'_, T>, who: Who) -> Option<u32> {
     found.expect("NCCL's calls are captured").into_iter().max().filter(|blocks| *blocks > 0)
 }
 
-/// Of the largest kernel in a graph.
+/// Blocks of the largest kernel in a graph.
 fn largest(graph: CUgraph) -> u32 {
     let mut count = 0;
-    // SAFETY: a live graph; without room for nodes it says how many there are.
+    // SAFETY: a live graph; without room for nodes the call only returns their number.
     check(unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) });
     let mut nodes = vec![ptr::null_mut(); count];
-    // SAFETY: there is room for so many.
+    // SAFETY: there is room for that many.
     check(unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) });
     let blocks = nodes.into_iter().filter_map(|node| {
         let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
@@ -99,7 +99,7 @@ fn largest(graph: CUgraph) -> u32 {
         check(unsafe { sys::cuGraphNodeGetType(node, &mut kind) });
         (kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL).then(|| {
             let mut params = std::mem::MaybeUninit::zeroed();
-            // SAFETY: it is a kernel's; all that is read of the parameters is what the driver writes.
+            // SAFETY: a kernel node; only fields that the driver writes are read.
             let params: sys::CUDA_KERNEL_NODE_PARAMS = unsafe {
                 check(sys::cuGraphKernelNodeGetParams_v2(node, params.as_mut_ptr()));
                 params.assume_init()
@@ -110,13 +110,13 @@ fn largest(graph: CUgraph) -> u32 {
     blocks.max().unwrap_or(0)
 }
 
-/// Microseconds for each all-reduce of the slowest device.
+/// Microseconds per all-reduce of the slowest device.
 fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
     let defined = (Op::AllReduce.most_calls(stage.world()) / CHAIN).saturating_sub(1);
     let launches = defined.min(ENOUGH / CHAIN / stage.bytes()).clamp(1, LAUNCHES);
     let line = Line::new(stage.world());
     let timed = |player: &mut Player<'_>| -> Result<f64> {
-        // Nobody launches while others still make their graphs: NCCL takes no care of that.
+        // No device launches while another one still makes its graph: NCCL does not guard against that.
         line.wait();
         (player.call)()?;
         (player.wait)()?;
@@ -144,12 +144,12 @@ fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
 struct Chain {
     exec: CUgraphExec,
     stream: CUstream,
-    /// Of its largest kernel.
+    /// Blocks of its largest kernel.
     blocks: u32,
 }
 
 impl Chain {
-    /// What `calls` enqueues to the stream.
+    /// Captures what `calls` enqueues to the stream.
     fn capture(stream: CUstream, calls: impl FnOnce() -> Result<()>) -> Result<Self> {
         let (mut graph, mut exec): (CUgraph, CUgraphExec) = (ptr::null_mut(), ptr::null_mut());
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -166,7 +166,7 @@ impl Chain {
         unsafe {
             check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
             check(sys::cuGraphDestroy(graph));
-            // As ours: the first launch is like the others.
+            // Like our side: the first launch costs no more than the others.
             check(sys::cuGraphUpload(exec, stream));
             check(sys::cuStreamSynchronize(stream));
         }
@@ -174,7 +174,7 @@ impl Chain {
     }
 
     fn launch(&self) -> Result<()> {
-        // SAFETY: both live; the memory of the calls stays as long as the stage.
+        // SAFETY: both are live; the memory of the calls lives as long as the stage.
         check(unsafe { sys::cuGraphLaunch(self.exec, self.stream) });
         Ok(())
     }
@@ -182,7 +182,8 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        // SAFETY: the graph's own; its launches have been waited for, or the driver keeps it until they are over.
+        // SAFETY: the handle belongs to this graph. Its launches have been waited for, or the driver keeps it until
+        // they are over.
         let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
     }
 }

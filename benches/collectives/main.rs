@@ -1,20 +1,20 @@
-//! The collectives against NCCL, which is loaded at run time and called by the same device threads, a rank each.
+//! Measures the collectives against NCCL, which is loaded at run time; the same device threads call it, one rank each.
 //!
 //! Both sides take turns in one process. In a turn every device thread warms up, meets the others, enqueues dependent
 //! operations back to back (all-reduce and broadcast in place, so that an output is the next input) and waits for its
-//! stream; the time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool,
-//! and in *windows*, memory of its own registered as symmetric; what counts is the better of the two at each size.
-//! NVLink multicast stays off on both sides (`NCCL_NVLS_ENABLE=0`, see nvls in
+//! stream. The time is the slowest thread's, per operation. NCCL runs twice: *plain*, in ordinary memory of our pool,
+//! and in *windows*, memory of its own registered as symmetric; the better of the two counts at each size. NVLink
+//! multicast stays off on both sides (`NCCL_NVLS_ENABLE=0`, see nvls in
 //! <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>). Results are checked before anything is timed.
 //! Sizes and bus bandwidth are those of
 //! [nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 //!
 //! * `<gpu or software>/<operation>/<f32 or bf16>/<devices>/<bytes>`: microseconds, 1 KB to 1 GB (`--max BYTES`)
-//! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: of each all-reduce of 20 in a graph, NCCL's in one as well
-//! * `.../setup/<devices>`: a further pool on GPUs that are in use already, or communicators there, until the first
-//!   all-reduce is over; `.../memory`: what that has taken of the fullest GPU
-//! * `.../late_1ms/<devices>`: how much longer than that one millisecond the others are in an all-reduce of 64 KB that
-//!   one calls late
+//! * `.../graph/all_reduce/<f32 or bf16>/<devices>/<bytes>`: each all-reduce of 20 in a graph; NCCL's is captured, too
+//! * `.../setup/<devices>`: a further pool (or communicators) on GPUs in use, until the first all-reduce is over;
+//!   `.../memory`: the memory that this takes on the fullest GPU
+//! * `.../late_1ms/<devices>`: one member calls an all-reduce of 64 KB one millisecond late; how much longer than that
+//!   the others are in it
 //! * `.../single/<devices>/<bytes>`: an all-reduce and the wait for it, one after the other; see its p99
 //! * `.../host_load/<devices>/<bytes>`: the same while every core is kept busy
 //! * `.../tune/<devices>`: a pool that measures its limits when it is built, against one that does not
@@ -23,13 +23,14 @@
 //! * `.../meeting/<devices>`: `barrier`, back to back, against `std::sync::Barrier`; `software/meeting/8` also where
 //!   there are GPUs
 //! * `.../no_peer/..`: without access to each other's memory, see `no_peer.rs`
-//! * `.../beside_gemm/<devices>`: times as long as alone that matrix products take beside all-reduces of 64 MB
+//! * `.../beside_gemm/<devices>`: duration of matrix products during all-reduces of 64 MB, as a multiple of their
+//!   duration alone
 //!
-//! `SMs` are the blocks of our kernels. NCCL's are found in the graphs it is captured in: `plain_blocks` and
-//! `windows_blocks` of the results of graphs.
+//! `SMs` are the blocks of our kernels. NCCL's blocks are read from captured graphs: `plain_blocks` and
+//! `windows_blocks` in the results of graphs.
 //!
-//! `--plot DIR` draws each sweep of sizes; `--case-ms MS` is how long each size is measured. Without GPUs only ours
-//! run, on software GPUs, up to 4 MB.
+//! `--plot DIR` draws each sweep of sizes; `--case-ms MS` sets how long each size is measured. Without GPUs only our
+//! side runs, on software GPUs, up to 4 MB.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -50,11 +51,11 @@ use nccl::Nccl;
 use ops::Op;
 use support::{Bench, gpus};
 
-/// What there is to run on.
+/// The devices and peers of this run.
 pub struct Machine {
     /// `gpu` or `software`: the first part of every case's name.
     pub kind: &'static str,
-    /// Whether there are no GPUs, and so no NCCL.
+    /// True without GPUs, and so without NCCL.
     pub software: bool,
     /// The largest size.
     pub most: usize,
@@ -63,12 +64,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A pool of the first so many devices, as a program has it in production: no checker, no records.
+    /// A pool of the first `devices` devices, as in production: no checker, no records.
     pub fn pool(&self, devices: usize) -> GpuPool {
         self.builder(devices).build().expect("the devices can be opened")
     }
 
-    /// The same, before it is built.
+    /// The builder of that pool.
     pub fn builder(&self, devices: usize) -> Builder {
         let builder = match self.software {
             true => GpuPool::builder().host(devices),
@@ -82,16 +83,16 @@ fn main() {
     if no_peer::is_child() {
         return;
     }
-    // SAFETY: the program has one thread yet.
+    // SAFETY: the program still has only one thread.
     unsafe {
-        // Never multicast: on a shared host it can put GPUs of others out of service.
+        // Never use multicast: on a shared host it can put other users' GPUs out of service.
         std::env::set_var("NCCL_NVLS_ENABLE", "0");
-        // NCCL's kernels for symmetric memory, also where one process has several ranks, and for memory that is not
+        // Enables NCCL's kernels for symmetric memory also if one process has several ranks, and for memory that is not
         // registered.
         std::env::set_var("NCCL_SINGLE_PROC_MEM_REG_ENABLE", "1");
         std::env::set_var("NCCL_SYM_NOWIN_ENABLE", "1");
-        // Buffers of graphs are registered only by processes of one GPU each; others may hang (see it in NCCL's
-        // env.html).
+        // Graph buffers may be registered only by processes with one GPU each; others may hang (see this variable in
+        // NCCL's env.html).
         std::env::set_var("NCCL_GRAPH_REGISTER", "0");
     }
     let mut bench = Bench::new("collectives");
@@ -116,7 +117,7 @@ fn main() {
     }
     extras::run(&mut bench, &machine, &pool);
     calls::run(&mut bench, &machine, &pool);
-    // By itself: contexts of other processes come and go.
+    // Runs alone: other processes create and destroy contexts.
     drop(pool);
     no_peer::run(&mut bench, &machine, &counts);
     bench.finish();

@@ -1,4 +1,4 @@
-//! NCCL, loaded at run time: the functions that are called, and communicators of which each device thread has a rank.
+//! NCCL, loaded at run time: the functions that the bench calls, and communicators with one rank per device thread.
 //!
 //! Signatures and constants are those of nccl.h, 2.18 to 2.30.
 
@@ -18,7 +18,7 @@ type Comm = *mut c_void;
 type Window = *mut c_void;
 type Pointer = *mut c_void;
 
-/// `ncclUniqueId`, which goes by value.
+/// `ncclUniqueId`, which is passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([c_char; 128]);
@@ -26,7 +26,7 @@ struct UniqueId([c_char; 128]);
 const SUM: c_int = 0;
 const COLL_SYMMETRIC: c_int = 1;
 
-/// A struct of functions that return `ncclResult_t`, all of which a library must have.
+/// A struct of functions that return `ncclResult_t`. A library must have all of them.
 macro_rules! functions {
     ($of:ident { $($field:ident $name:literal ($($arg:ty),*);)* }) => {
         struct $of {
@@ -74,7 +74,7 @@ functions! { AllToAll {
     all_to_all "ncclAlltoAll" (Pointer, Pointer, usize, c_int, Comm, CUstream);
 } }
 
-/// The library.
+/// The loaded library.
 pub struct Nccl {
     functions: Functions,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
@@ -85,9 +85,9 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// From `LD_LIBRARY_PATH`, to stay; `None`, and a line that says why, where there is none.
+    /// Loads it from `LD_LIBRARY_PATH` for ever. `None`, after a line that says why, if there is none.
     pub fn load() -> Option<&'static Nccl> {
-        // SAFETY: loading NCCL runs nothing but its initialisers.
+        // SAFETY: loading NCCL runs only its initialisers.
         let library = unsafe { Library::new("libnccl.so.2") }.inspect_err(|error| println!("no NCCL: {error}")).ok()?;
         // Its threads may outlive every communicator, so it is never unloaded.
         let library: &'static Library = Box::leak(Box::new(library));
@@ -104,7 +104,7 @@ impl Nccl {
         nccl.check("ncclGetVersion", unsafe { (nccl.functions.version)(&mut version) });
         nccl.name = format!("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
         let without = if nccl.windows.is_none() { ", without windows" } else { "" };
-        // Not among the answers of a process that is a side of a comparison.
+        // On stderr: stdout may carry the answers of a child process.
         eprintln!("the peer is {}{without}, multicast off", nccl.name);
         Some(Box::leak(Box::new(nccl)))
     }
@@ -118,7 +118,7 @@ impl Nccl {
     }
 }
 
-/// A device's part of a communicator. It is used on that device's thread, where the device's context is current.
+/// A device's part of a communicator. Only that device's thread uses it, where the device's context is current.
 pub struct Rank {
     nccl: &'static Nccl,
     comm: Comm,
@@ -139,15 +139,15 @@ impl Rank {
         Rank { nccl, comm, world, windows: None }
     }
 
-    /// Whether it has two windows of so many bytes from now on. All ranks call it together.
+    /// Opens two windows of `bytes` bytes, and returns whether that worked. All ranks call it together.
     fn open_windows(&mut self, bytes: usize) -> bool {
         let Some(functions) = &self.nccl.windows else { return false };
         let windows = [(); 2].map(|()| {
             let (mut memory, mut window) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the pointers are to live places; the memory is as large as is said.
+            // SAFETY: the pointers are to live values; the memory has this size.
             unsafe {
                 self.nccl.check("ncclMemAlloc", (functions.alloc)(&mut memory, bytes));
-                // Where symmetric memory is not supported this may fail, or succeed and give no window.
+                // Without support for symmetric memory this may fail, or succeed and give no window.
                 let code = (functions.register)(self.comm, memory, bytes, &mut window, COLL_SYMMETRIC);
                 (memory, if code == 0 { window } else { ptr::null_mut() })
             }
@@ -163,9 +163,8 @@ impl Rank {
 
     /// Enqueues the operation on `total` elements, as [`Op::lengths`] counts them.
     ///
-    /// # Safety
-    /// The addresses are of as many elements of the type as the operation touches, and stay so until the stream is past
-    /// it; the stream is of the device of this rank, and the context is current. All ranks call the same.
+    /// The addresses point to as many elements as the operation touches, valid until the stream is past it; the stream
+    /// belongs to this rank's device, and the context is current. All ranks make the same call.
     pub unsafe fn call(&self, op: Op, dtype: c_int, [src, dst]: [u64; 2], size: usize, total: usize, stream: CUstream) {
         let (src, dst) = (src as Pointer, dst as Pointer);
         let (part, comm, f) = (total / self.world, self.comm, &self.nccl.functions);
@@ -185,7 +184,7 @@ impl Rank {
         self.nccl.check(op.name(), code);
     }
 
-    /// All-to-all as programs wrote it before there was a function for it.
+    /// All-to-all by pairs of send and receive, for NCCL versions without a function for it.
     ///
     /// # Safety
     /// As for [`call`](Self::call).
@@ -204,7 +203,7 @@ impl Rank {
     }
 
     fn leave(&mut self) {
-        // SAFETY: all are this rank's own, its streams are idle, and they are not used again.
+        // SAFETY: all belong to this rank, its streams are idle, and they are not used again.
         unsafe {
             if let (Some(functions), Some(windows)) = (&self.nccl.windows, self.windows.take()) {
                 for (memory, window) in windows {
@@ -220,7 +219,7 @@ impl Rank {
     }
 }
 
-/// A communicator of the pool's first devices.
+/// A communicator over the pool's first devices.
 pub struct Club {
     pub ranks: Vec<Mutex<Rank>>,
     /// Whether all ranks have windows.
@@ -228,14 +227,14 @@ pub struct Club {
 }
 
 impl Club {
-    /// One of so many ranks; with two windows of so many bytes each, where it can and `bytes` is not 0.
+    /// Makes a communicator of `world` ranks. With two windows of `bytes` bytes each, if possible and `bytes` is not 0.
     pub fn join(nccl: &'static Nccl, pool: &GpuPool, world: usize, bytes: usize) -> Self {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the pointer is to a live place.
         nccl.check("ncclGetUniqueId", unsafe { (nccl.functions.unique_id)(&mut id) });
         let devices: Vec<usize> = (0..world).collect();
         let ranks = pool.run_on(&devices, |dev, _| {
-            // Makes the device's context current, as in all that follows.
+            // Makes the device's context current, for this and all later calls.
             dev.cuda()?;
             Ok(Mutex::new(Rank::join(nccl, id, dev.rank(), world)))
         });
@@ -253,7 +252,7 @@ impl Club {
         club
     }
 
-    /// Ends it.
+    /// Destroys the communicator.
     pub fn leave(self, pool: &GpuPool) {
         let devices: Vec<usize> = (0..self.ranks.len()).collect();
         let left = pool.run_on(&devices, |dev, _| {

@@ -1,10 +1,9 @@
-//! All-reduce where no GPU may name another's memory, against NCCL with `NCCL_P2P_DISABLE=1`; and what the host's links
-//! can carry.
+//! All-reduce where no GPU may access another's memory, against NCCL with `NCCL_P2P_DISABLE=1`; and the bandwidth of
+//! the links to the host.
 //!
-//! NCCL reads its environment once, so it runs in two processes of its own, without and with
-//! `NCCL_SHM_USE_CUDA_MEMCPY=1` (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>), which take
-//! turns with ours; what counts is the better one at each size. Each process checks its results before anything is
-//! timed.
+//! NCCL reads its environment once. So it runs in two child processes, without and with `NCCL_SHM_USE_CUDA_MEMCPY=1`
+//! (<https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html>), which take turns with ours; the better one
+//! counts at each size. Each process checks its results before anything is timed.
 
 use std::{
     cell::RefCell,
@@ -25,15 +24,15 @@ use crate::{
     },
 };
 
-/// How a process is told that it is a child: for so many devices.
+/// The variable that makes a process a child, with the number of devices.
 const CHILD: &str = "GPU_POOL_BENCH_NO_PEER";
-/// As a plain run sweeps; `--max` may say more.
+/// Largest size of a plain run; `--max` may set a larger one.
 const MOST: usize = 256 << 20;
 const WARM_UP: usize = 3;
-/// Pieces of the test of the links.
+/// Piece sizes for the test of the links.
 const PIECES: [usize; 3] = [1 << 20, 2 << 20, 4 << 20];
 
-/// Whether this process is a child, and has done its work.
+/// Whether this process is a child. If so, it has done its work.
 pub fn is_child() -> bool {
     let Ok(world) = std::env::var(CHILD) else { return false };
     let world: usize = world.parse().expect("a number of devices");
@@ -60,7 +59,7 @@ fn start(world: usize, memcpy: bool) -> Process {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.env(CHILD, world.to_string()).env("NCCL_P2P_DISABLE", "1");
     command.env("NCCL_NVLS_ENABLE", "0");
-    // What the parent has set for other comparisons must not decide this one.
+    // Settings of the parent for other comparisons must not affect this one.
     command.env_remove("NCCL_SINGLE_PROC_MEM_REG_ENABLE").env_remove("NCCL_SYM_NOWIN_ENABLE");
     match memcpy {
         true => command.env("NCCL_SHM_USE_CUDA_MEMCPY", "1"),
@@ -69,7 +68,7 @@ fn start(world: usize, memcpy: bool) -> Process {
     Process::start(&mut command)
 }
 
-/// A pool of the first so many devices that keeps them apart.
+/// A pool of the first `world` devices without peer access.
 fn apart(machine: &Machine, world: usize) -> GpuPool {
     let builder = match machine.software {
         true => GpuPool::builder().host(world),
@@ -78,7 +77,7 @@ fn apart(machine: &Machine, world: usize) -> GpuPool {
     builder.without_peer_access().check(Check::Off).record_memory(false).build().expect("the devices can be opened")
 }
 
-/// The cases `<kind>/no_peer/...`; a line for each number of devices at the end.
+/// Runs the cases `<kind>/no_peer/...`, with a summary line for each number of devices.
 pub fn run(bench: &mut Bench, machine: &Machine, counts: &[usize]) {
     for &world in counts {
         let case = |bytes: usize| format!("{}/no_peer/all_reduce/f32/{world}/{bytes}", machine.kind);
@@ -107,7 +106,7 @@ pub fn run(bench: &mut Bench, machine: &Machine, counts: &[usize]) {
     }
 }
 
-/// One size; how many times as fast as the better NCCL ours is.
+/// Measures one size. Returns how many times as fast as the better NCCL our side is.
 fn point(
     bench: &mut Bench,
     case: &str,
@@ -124,7 +123,7 @@ fn point(
         child.answer()
     };
     let peers = children.borrow().len();
-    // The first turn of each side checks, too, and wakes up what sleeps.
+    // The first turn of each side also checks results, and wakes threads up.
     let mut estimates = vec![(stage.turn(Who::Ours, 2, 3), stage.turn(Who::Ours, 1, 3)).1];
     estimates.extend((0..peers).map(|k| (theirs(k, 3), theirs(k, 3)).1));
     let fastest = estimates.iter().copied().fold(f64::MAX, f64::min);
@@ -152,8 +151,8 @@ fn point(
     Some(medians.min_by(f64::total_cmp)? / ours)
 }
 
-/// GB/s that each device's link carries each way, when all carry both ways at once by copy engines: pieces that are
-/// sent again and again from and to the same page-locked memory, which stays in the host's cache where it fits.
+/// GB/s per device and direction, when all links carry both directions at once by copy engines. The pieces are copied
+/// again and again from and to the same page-locked memory, which stays in the host's cache if it fits.
 fn carry(bench: &mut Bench, case: &str, pool: &GpuPool, piece: usize) {
     let time = Duration::from_millis(bench.size(200, 50) as u64);
     bench.set_turns(1, bench.size(7, 3));
@@ -182,7 +181,7 @@ fn carry(bench: &mut Bench, case: &str, pool: &GpuPool, piece: usize) {
     bench.compare(case, GIGABYTES, Side::new("gpu-pool", turn), Vec::new());
 }
 
-/// Both directions until the time is over: a few pieces ahead of the device, so that neither link rests.
+/// Copies in both directions until the time is over, with a few pieces queued, so that neither direction idles.
 fn both(
     down: &Device,
     up: &Device,

@@ -1,11 +1,11 @@
-//! The operations: their operands' lengths, their bus bandwidth, their right results, and the call of ours.
+//! The operations: lengths of operands, bus bandwidth, expected results, and our call.
 
 use std::ffi::c_int;
 
 use gpu_pool::{Device, DeviceBuffer, Element, ReduceOp, Result};
 use half::bf16;
 
-/// An operation of the whole gang; reductions are sums.
+/// An operation of the whole gang. Reductions are sums.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Op {
     AllReduce,
@@ -33,7 +33,7 @@ impl Op {
         matches!(self, Op::AllReduce | Op::Broadcast)
     }
 
-    /// Elements of the input and of the output, of which the larger has `total`, a multiple of `world`.
+    /// Elements of the input and of the output. The larger of the two has `total`, a multiple of `world`.
     pub fn lengths(self, total: usize, world: usize) -> (usize, usize) {
         match self {
             Op::AllReduce | Op::Broadcast | Op::AllToAll => (total, total),
@@ -53,7 +53,7 @@ impl Op {
         factor * bytes as f64 / micros / 1e3
     }
 
-    /// How many in-place operations noise stands before it overflows.
+    /// How many in-place operations the noise survives before it overflows.
     pub fn most_calls(self, world: usize) -> usize {
         match self {
             // It starts near 2^-104 and each sum multiplies it by up to `world`.
@@ -74,7 +74,7 @@ impl Op {
         }
     }
 
-    /// Ours. In-place operations ignore the input.
+    /// Our call. In-place operations ignore the input.
     pub fn ours<T: Number>(self, dev: &Device, input: &DeviceBuffer<T>, output: &mut DeviceBuffer<T>) -> Result<()> {
         match self {
             Op::AllReduce => dev.all_reduce(output, ReduceOp::Sum),
@@ -86,12 +86,12 @@ impl Op {
     }
 }
 
-/// Small integers that differ between ranks and places: sums over 8 ranks are exact in every type, also in bf16.
+/// Small integers that differ between ranks and positions. Sums over 8 ranks are exact in every type, also in bf16.
 pub fn pattern(rank: usize, i: usize) -> u32 {
     (i % PERIOD + rank) as u32
 }
 
-/// After how many elements a pattern repeats; no size of a piece divides it.
+/// The period of the pattern. No piece size is a multiple of it.
 pub const PERIOD: usize = 23;
 
 /// An element type.

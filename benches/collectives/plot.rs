@@ -19,10 +19,10 @@ const PLAIN: RGBColor = RGBColor(208, 92, 20);
 const WINDOWS: RGBColor = RGBColor(20, 140, 110);
 const INK: RGBColor = RGBColor(45, 52, 60);
 
-/// Comes along, so that the picture does not depend on the fonts of the machine (see `examples/data/README.md`).
+/// Included, so that the picture does not depend on the machine's fonts (see `examples/data/README.md`).
 static FONT: &[u8] = include_bytes!("../../examples/data/DejaVuSans-ascii.ttf");
 
-/// Draws it into `folder`, as `all_reduce_f32_8.svg`.
+/// Draws the curve into `folder`, as `all_reduce_f32_8.svg`.
 pub fn draw(folder: &Path, curve: &Curve) {
     let path = folder.join(format!("{}.svg", curve.name().replace('/', "_")));
     let mut svg = String::new();
@@ -36,7 +36,7 @@ pub fn draw(folder: &Path, curve: &Curve) {
 /// A side: its name, its colour, sizes and median microseconds.
 type Line = (String, RGBColor, Vec<(usize, f64)>);
 
-/// The sides that there are.
+/// The sides with results.
 fn lines(curve: &Curve) -> Vec<Line> {
     type Of = fn(&Point) -> Option<f64>;
     let peer = curve.peer.unwrap_or_default();
@@ -56,7 +56,7 @@ fn picture(area: &Area<'_>, curve: &Curve) -> Drawn {
     let title = format!("{name} of {} on {} devices, multicast off", curve.dtype, curve.world);
     let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
     let (left, right) = area.split_horizontally(SIZE.0 / 2);
-    // Axes are logarithmic by drawing logarithms to base 2, so that the marks fall on powers of two.
+    // Both axes are logarithmic: the drawn values are logarithms to base 2, so that the ticks fall on powers of two.
     panel(
         &left,
         curve,
@@ -85,7 +85,7 @@ fn panel(
         .margin(14)
         .x_label_area_size(50)
         .y_label_area_size(78)
-        // Room above them all, for the legend.
+        // Free space at the top, for the legend.
         .build_cartesian_2d(first - 0.2..last + 0.3, low.floor()..high + 0.25 * (high - low))?;
     let mark = |y: &f64| mark(*y);
     let mut mesh = chart.configure_mesh();
@@ -111,7 +111,7 @@ fn text(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&INK)
 }
 
-/// One digit where it is small.
+/// Rounded, with one digit if it is small.
 fn round(x: f64) -> f64 {
     if x < 10.0 { (10.0 * x).round() / 10.0 } else { x.round() }
 }

@@ -1,5 +1,4 @@
-//! Where the sides play: an operation's operands on every device, calls of either side on them, and the check of what
-//! comes out.
+//! A stage: the operands of an operation on every device, calls of either side on them, and the check of the results.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -20,25 +19,25 @@ use crate::{
     support::gpus,
 };
 
-/// Who calls.
+/// The side that calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Who {
     Ours,
     /// NCCL in memory of our pool.
     Plain,
-    /// NCCL in its own, registered.
+    /// NCCL in its own registered memory.
     Windows,
 }
 
-/// Elements of which buffers are filled again and again.
+/// Elements of the block that is repeated to fill buffers.
 const BLOCK: usize = PERIOD << 15;
-/// Results up to this long are checked whole, longer ones in pieces.
+/// Results up to this length are checked wholly, longer ones in pieces.
 const WHOLE: usize = 1 << 20;
 const PIECES: usize = 16;
-/// After this the others are not coming.
+/// After this time the other threads are considered stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A starting line: threads that come are let go together, and spin, since sleepers would start late.
+/// A barrier that starts all threads together. It spins, since sleeping threads would start late.
 pub struct Line {
     threads: usize,
     come: AtomicUsize,
@@ -49,7 +48,7 @@ impl Line {
         Line { threads, come: AtomicUsize::new(0) }
     }
 
-    /// Waits for the others; any number of times.
+    /// Waits for the others. Reusable.
     pub fn wait(&self) {
         let mine = self.come.fetch_add(1, Ordering::AcqRel);
         let all = (mine / self.threads + 1) * self.threads;
@@ -84,14 +83,14 @@ pub struct Stage<'a, T: Number> {
 
 /// A side's operation on one device, ready to be called.
 pub struct Player<'a> {
-    /// Enqueues it.
+    /// Enqueues the operation.
     pub call: &'a mut dyn FnMut() -> Result<()>,
-    /// Waits until all of them are over.
+    /// Waits until all enqueued operations are over.
     pub wait: &'a mut dyn FnMut() -> Result<()>,
 }
 
 impl<'a, T: Number> Stage<'a, T> {
-    /// Operands of so many bytes, rounded down to something that `world` divides; their contents are noise.
+    /// Makes operands of `bytes` bytes, rounded down to a multiple that `world` divides, filled with noise.
     pub fn new(pool: &'a GpuPool, club: Option<&'a Club>, world: usize, op: Op, bytes: usize) -> Self {
         let devices: Vec<usize> = (0..world).collect();
         let total = bytes / size_of::<T>() / world * world;
@@ -108,7 +107,7 @@ impl<'a, T: Number> Stage<'a, T> {
         Stage { club: Some(club), ..self }
     }
 
-    /// The sides that can play here.
+    /// The sides that can run here.
     pub fn players(&self) -> Vec<Who> {
         let mut players = vec![Who::Ours];
         if let Some(club) = self.club {
@@ -123,13 +122,13 @@ impl<'a, T: Number> Stage<'a, T> {
         self.devices.len()
     }
 
-    /// How large the larger operand is.
+    /// Bytes of the larger operand.
     pub fn bytes(&self) -> usize {
         self.total * size_of::<T>()
     }
 
-    /// Runs `f` on every device with the side's operation there, whose operands are as at the beginning. With `aside`
-    /// the operation is on a stream of its own.
+    /// Runs `f` on every device with the side's operation there. The operands are as at the beginning. With `aside` the
+    /// operation has a stream of its own.
     pub fn each<R: Send>(
         &self,
         who: Who,
@@ -154,13 +153,13 @@ impl<'a, T: Number> Stage<'a, T> {
             let operands = self.operands(who, rank, &cuda, seat)?;
             let stream = cuda.stream().cu_stream();
             let call = &mut || {
-                // SAFETY: the seat's buffers, or the windows, are as long as the operation says; they stay, since the
-                // seat is locked and the streams are waited for at the scope's end; the stream is the device's, whose
-                // thread this is.
+                // SAFETY: the seat's buffers, or the windows, are as long as the operation says. They stay, since the
+                // seat is locked and the streams are waited for at the scope's end. The stream belongs to the device of
+                // this thread.
                 unsafe { rank.call(self.op, T::NCCL, operands, size_of::<T>(), self.total, stream) };
                 Ok(())
             };
-            // As a program that uses NCCL waits.
+            // The wait of a program that uses NCCL.
             let wait = &mut || {
                 // SAFETY: the stream lives as long as `cuda`.
                 check(unsafe { sys::cuStreamSynchronize(stream) });
@@ -170,7 +169,7 @@ impl<'a, T: Number> Stage<'a, T> {
         })
     }
 
-    /// Runs `f` on every device with a graph of so many of our operations, one after the other.
+    /// Runs `f` on every device with a graph of several of our operations, one after the other.
     pub fn each_captured<R: Send>(
         &self,
         count: usize,
@@ -188,7 +187,7 @@ impl<'a, T: Number> Stage<'a, T> {
         })
     }
 
-    /// Where NCCL finds input and output; windows get the seat's contents.
+    /// The addresses of NCCL's input and output. Windows get the seat's contents.
     fn operands(&self, who: Who, rank: &Rank, cuda: &Cuda<'_>, seat: &mut Seat<T>) -> Result<[u64; 2]> {
         let (input, mut output) = (cuda.read(&seat.input)?, cuda.write(&mut seat.output)?);
         let stream = cuda.stream();
@@ -198,7 +197,7 @@ impl<'a, T: Number> Stage<'a, T> {
             let (input, output) = self.op.lengths(self.total, self.devices.len());
             for ((window, memory), len) in windows.into_iter().zip(operands).zip([input, output]) {
                 let stream = stream.cu_stream();
-                // SAFETY: both are at least as long as that, and the stream has both in order.
+                // SAFETY: both are at least that long, and the stream orders the accesses to both.
                 check(unsafe { sys::cuMemcpyDtoDAsync_v2(window, memory, len * size_of::<T>(), stream) });
             }
             operands = windows;
@@ -255,24 +254,24 @@ impl<'a, T: Number> Stage<'a, T> {
         self.load_noise();
     }
 
-    /// The output window's contents into the seat's.
+    /// Copies the output window into the seat's output.
     fn fetch(&self, dev: &Device, seat: &mut Seat<T>) -> Result<()> {
         let rank = self.club.expect("NCCL plays").ranks[dev.rank()].lock();
         let bytes = seat.output.len() * size_of::<T>();
         let (cuda, [_, window]) = (dev.cuda()?, rank.windows().expect("this rank has windows"));
         let (mut output, stream) = (cuda.write(&mut seat.output)?, cuda.stream());
         let (memory, _ordered) = output.device_ptr_mut(stream);
-        // SAFETY: both are as long as that, and the stream has both in order.
+        // SAFETY: both are that long, and the stream orders the accesses to both.
         check(unsafe { sys::cuMemcpyDtoDAsync_v2(memory, window, bytes, stream.cu_stream()) });
         Ok(())
     }
 
-    /// Different noise on each rank, which stands many sums before it overflows.
+    /// Loads noise, different on each rank, that survives many sums before it overflows.
     fn load_noise(&self) {
         self.load(|rank| gpus::noise(BLOCK, rank as u64 + 1).into_iter().map(T::tiny).collect());
     }
 
-    /// Inputs made of each rank's block, again and again; outputs are cleared.
+    /// Fills each rank's input by repeating its block. Outputs are cleared.
     fn load(&self, block: impl Fn(usize) -> Vec<T> + Sync) {
         let loaded = self.pool.run_on(&self.devices, |dev, _| {
             let seat = &mut *self.seats[dev.rank()].lock();
@@ -284,13 +283,13 @@ impl<'a, T: Number> Stage<'a, T> {
     }
 }
 
-/// Repeats the block all over the buffer.
+/// Fills the buffer by repeating the block.
 pub fn fill<T: DeviceCopy>(dev: &Device, buffer: &mut DeviceBuffer<T>, block: &[T]) -> Result<()> {
     let len = buffer.len();
     let mut done = block.len().min(len);
     dev.upload_into(&block[..done], &mut buffer.slice_mut(..done))?;
     while done < len {
-        // What is there is whole blocks.
+        // The filled part consists of whole blocks.
         let more = done.min(len - done);
         let (from, to) = buffer.split_at_mut(done);
         dev.copy(&from.slice_mut(..more), &mut to.slice_mut(..more))?;
@@ -299,17 +298,17 @@ pub fn fill<T: DeviceCopy>(dev: &Device, buffer: &mut DeviceBuffer<T>, block: &[
     Ok(())
 }
 
-/// The largest of what the devices took.
+/// The time of the slowest device.
 pub fn slowest(times: Result<Vec<f64>>) -> f64 {
     times.expect("every call succeeds").into_iter().fold(0.0, f64::max)
 }
 
-/// The driver says that it went well.
+/// Panics unless the driver call succeeded.
 pub fn check(result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS);
 }
 
-/// What of so many elements is looked at.
+/// The ranges to check in a result of `len` elements.
 fn pieces(len: usize) -> Vec<std::ops::Range<usize>> {
     if len <= WHOLE {
         return std::iter::once(0..len).collect();

@@ -1,4 +1,4 @@
-//! Sweeps over sizes, both sides in turn.
+//! Sweeps over sizes, with both sides in turn.
 
 use gpu_pool::{GpuPool, ReduceOp};
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 const LEAST: usize = 1 << 10;
-/// Operations that do not count, at the start of each turn.
+/// Warm-up operations at the start of each turn.
 const WARM_UP: usize = 3;
 
 /// Times of one side at one size, best first.
@@ -34,8 +34,8 @@ pub struct Point {
     pub ours: Times,
     pub plain: Option<Times>,
     pub windows: Option<Times>,
-    /// Multiprocessors that our kernels are on, where the pool says so: of all-reduces. NCCL says so only in its log,
-    /// and logging takes time.
+    /// Multiprocessors that our kernels use, for all-reduces, where the pool reports it. NCCL reports it only in its
+    /// log, and logging takes time.
     pub blocks: Option<u32>,
 }
 
@@ -71,7 +71,7 @@ impl Curve {
         self.op.bus(self.world, bytes, micros)
     }
 
-    /// A line each size.
+    /// Prints a line for each size.
     fn print(&self) {
         let or_blank = |number: Option<f64>| number.map(|x| format!("{x:.2}")).unwrap_or_default();
         println!("\n{}: us and GB/s of bus bandwidth", self.name());
@@ -93,7 +93,7 @@ impl Curve {
         }
     }
 
-    /// One line: how it compares to NCCL's best over all sizes.
+    /// Prints one line: the comparison with NCCL's best over all sizes.
     pub fn summarise(&self) {
         let ratios: Vec<(f64, usize)> = self.points.iter().filter_map(|p| Some((p.ratio()?, p.bytes))).collect();
         let Some(&(worst, at)) = ratios.iter().min_by(|a, b| a.0.total_cmp(&b.0)) else { return };
@@ -103,7 +103,7 @@ impl Curve {
     }
 }
 
-/// Sweeps each operation over the sizes that were asked for.
+/// Sweeps each operation over the requested sizes.
 pub fn run<T: Number>(
     bench: &mut Bench,
     machine: &Machine,
@@ -127,7 +127,7 @@ pub fn run<T: Number>(
         for bytes in wanted(bench, op) {
             let (case, stage) = (case(op, bytes), Stage::<T>::new(pool, club.as_ref(), world, op, bytes));
             let mut point = measure(bench, &stage, op, bytes, &case);
-            // What the pool says is of all its devices.
+            // The pool's explanation is about all its devices.
             let explained = op == Op::AllReduce && world == pool.devices();
             point.blocks = explained.then(|| pool.explain(T::DTYPE, ReduceOp::Sum, bytes).blocks);
             record(bench, &case, &point, peer.unwrap_or_default());
@@ -144,7 +144,7 @@ pub fn run<T: Number>(
     curves
 }
 
-/// Powers of two, or every so manieth of them, and the largest in any case.
+/// Powers of two, or every `step`-th of them; the largest in any case.
 fn sizes(most: usize, step: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(LEAST), |bytes| Some(bytes << 1)).take_while(|&bytes| bytes <= most);
     let mut sizes: Vec<usize> = powers.clone().step_by(step).collect();
@@ -153,13 +153,13 @@ fn sizes(most: usize, step: usize) -> Vec<usize> {
     sizes
 }
 
-/// Both sides, in turns that take about a second all together, or `--case-ms`.
+/// Measures both sides, in turns that take about a second in all, or `--case-ms`.
 fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize, case: &str) -> Point {
     let players = stage.players();
     players.iter().for_each(|&who| stage.check(who, case));
 
-    // A turn is a few milliseconds, so that the wait at its end does not count, and at least a few operations. The
-    // first turn is not asked: it may meet threads that sleep, and connections that are not made.
+    // A turn takes a few milliseconds, so that the wait at its end does not matter, and has at least a few operations.
+    // The first turn is no estimate: threads may sleep, and connections may be missing.
     let estimates: Vec<f64> = players.iter().map(|&who| (stage.turn(who, 2, 3), stage.turn(who, 1, 3)).1).collect();
     let fastest = estimates.iter().copied().fold(f64::MAX, f64::min);
     let room = op.most_calls(stage.world()) - WARM_UP;
@@ -189,7 +189,7 @@ fn measure<T: Number>(bench: &Bench, stage: &Stage<'_, T>, op: Op, bytes: usize,
     point
 }
 
-/// A line for NCCL plain, and one in windows.
+/// Records one line for NCCL plain, and one for NCCL in windows.
 fn record(bench: &mut Bench, case: &str, point: &Point, peer: &str) {
     let names = ["plain", "windows"].map(|how| format!("{peer}, {how}"));
     let side = |name, times: &Times| {

@@ -7,11 +7,11 @@ use gpu_pool::Device;
 
 use crate::sides::Source;
 
-/// What it is called in tables.
+/// Its name in tables.
 pub const NAME: &str = "cuMemAllocAsync";
 
-/// The default pool of one device, and a stream of its own to use it on. Its calls are made on the device's thread,
-/// where the device's context is current.
+/// The default pool of one device, and a stream to use it on. Calls are made on the device's thread, where the device's
+/// context is current.
 pub struct DriverPool {
     pool: sys::CUmemoryPool,
     stream: sys::CUstream,
@@ -24,17 +24,17 @@ pub fn check(result: CUresult) {
 }
 
 impl DriverPool {
-    /// An empty pool that keeps what is freed, and starts counting anew.
+    /// Empties the pool, makes it keep freed memory, and resets its counters.
     pub fn new(dev: &Device) -> Self {
         let cuda = dev.cuda().expect("a GPU");
         let (mut pool, mut stream) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the pointers are to live places; the context is current, since `cuda` has seen to it.
+        // SAFETY: the pointers are to live values; the context is current, because of `cuda`.
         unsafe {
             check(sys::cuDeviceGetDefaultMemPool(&mut pool, cuda.context().cu_device()));
             check(sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32));
         }
         let this = DriverPool { pool, stream, context: cuda.context().cu_ctx() };
-        // "Give back what is more than this when somebody synchronises": nothing.
+        // The threshold means: give back what is above it when somebody synchronises. So never.
         this.set(Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX);
         this.trim();
         this.set(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0);
@@ -42,9 +42,9 @@ impl DriverPool {
         this
     }
 
-    /// Gives what is free back.
+    /// Gives free memory back.
     fn trim(&self) {
-        // SAFETY: the stream is this one's, and the pool is the device's.
+        // SAFETY: the stream belongs to this value, and the pool to the device.
         unsafe {
             check(sys::cuStreamSynchronize(self.stream));
             check(sys::cuMemPoolTrimTo(self.pool, 0));
@@ -63,12 +63,12 @@ impl DriverPool {
         value
     }
 
-    /// The most that it has held.
+    /// Maximum of the bytes that it has held.
     pub fn peak_reserved(&self) -> u64 {
         self.get(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
     }
 
-    /// The most that was in use, rounded as it rounds.
+    /// Maximum of the bytes in use, as the driver rounds them.
     pub fn peak_used(&self) -> u64 {
         self.get(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
     }
@@ -112,7 +112,7 @@ impl Source for DriverPool {
 
 impl Drop for DriverPool {
     fn drop(&mut self) {
-        // SAFETY: the stream is this one's, and everything on it is over.
+        // SAFETY: the stream belongs to this value, and all its work is over.
         unsafe {
             let _ = sys::cuStreamSynchronize(self.stream);
             let _ = sys::cuMemPoolTrimTo(self.pool, 0);

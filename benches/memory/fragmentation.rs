@@ -1,4 +1,5 @@
-//! Loops that have run others out of memory with much of it free, under a limit that leaves no room for waste.
+//! Loops that made other allocators run out of memory with much of it free, under a limit that leaves no room for
+//! waste.
 //!
 //! * `keep_last`: [pytorch#193400](https://github.com/pytorch/pytorch/issues/193400): 91 MiB, 45.5 MiB and 2 MiB are
 //!   allocated, the first two freed, the small one kept, a thousand times over. `keep_first`: the small one comes
@@ -6,7 +7,7 @@
 //! * `batches`: one more row in each batch, as in [pytorch#35901](https://github.com/pytorch/pytorch/issues/35901):
 //!   each step's blocks are all a little larger than those which have just been freed.
 //!
-//! Refused requests, and what was held for what was needed: the most of any cycle.
+//! Results: refused requests, and bytes held for bytes needed, the most of any cycle.
 
 use crate::{
     Machine, record,
@@ -16,15 +17,15 @@ use crate::{
 };
 
 const MIB: u64 = 1 << 20;
-/// Above what is needed.
+/// Limit above the needed bytes.
 const ROOM: u64 = 16 * MIB;
 
-/// A loop, and where its cycles end.
+/// A loop, and the ends of its cycles.
 struct Cycles {
     name: &'static str,
     trace: Trace,
     ends: Vec<usize>,
-    /// The most that is live from the beginning until the end of each cycle.
+    /// Maximum of live bytes, from the beginning to the end of each cycle.
     live: Vec<u64>,
 }
 
@@ -49,7 +50,7 @@ impl Cycles {
         Cycles { name, trace, ends, live }
     }
 
-    /// Two large blocks come and go, a small one stays.
+    /// Two large blocks are allocated and freed, a small one stays.
     fn keep(name: &'static str, cycles: usize, first: bool) -> Self {
         Self::new(name, cycles, |trace, cycle| {
             let keep = |trace: &mut Trace, now| {
@@ -66,7 +67,7 @@ impl Cycles {
         })
     }
 
-    /// Twelve layers' activations for one row more at each step.
+    /// Activations of twelve layers, with one more row at each step.
     fn batches(steps: usize) -> Self {
         const LAYERS: usize = 12;
         Self::new("batches", steps, |trace, step| {
@@ -77,16 +78,16 @@ impl Cycles {
     }
 }
 
-/// What became of one side.
+/// The results of one side.
 struct Outcome {
     refused: f64,
-    /// Bytes held, at the end of each cycle.
+    /// Bytes held at the end of each cycle.
     reserved: Vec<f64>,
 }
 
 impl Outcome {
-    /// Bytes held for the most that has been needed so far, at worst. What is held at first is not counted: a chunk may
-    /// be more than the first cycles need.
+    /// Bytes held per maximum of bytes needed so far, in the worst cycle. The first cycles do not count: a chunk may be
+    /// larger than what they need.
     fn worst(&self, cycles: &Cycles) -> f64 {
         let each = self.reserved.iter().zip(&cycles.live).map(|(held, &live)| held / live as f64);
         each.skip(cycles.live.len() / 10).fold(0.0, f64::max)

@@ -1,4 +1,4 @@
-//! Large blocks: split and joined, with few and with many live ones.
+//! Large blocks: split and joined, with few and with many live blocks.
 
 use crate::{
     Machine,
@@ -9,9 +9,9 @@ use crate::{
     trace::Trace,
 };
 
-/// Live blocks, and what sizes they have (MiB): together at most some 30 GB a side.
+/// Live blocks, and their smallest and largest size in MiB: together at most about 30 GB a side.
 const CASES: [(usize, u64, u64); 4] = [(10, 1, 512), (100, 1, 512), (1000, 1, 64), (10_000, 1, 4)];
-/// Replacements of one trace.
+/// Replacements in one trace.
 const STEPS: usize = 2000;
 
 pub fn run(bench: &mut Bench, machine: &Machine) {
@@ -26,7 +26,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
         let driver = (!machine.software).then(|| Contender::with(&pool, &trace, DriverPool::new));
         let work = Work::Trace(&trace);
         let most = bench.size(31, 5);
-        // The first turns, which are not counted.
+        // The first turns do not count.
         pace(bench, most, || {
             ours.time(1, work, 1, &mut Vec::new());
             if let Some(driver) = &driver {

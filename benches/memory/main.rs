@@ -1,21 +1,24 @@
-//! The memory pool against the driver's own, `cuMemAllocAsync` and `cuMemFreeAsync` from the same device threads
-//! (default pool, release threshold raised, so that it keeps what is freed), and against PyTorch's caching allocator.
+//! Measures the memory pool against the driver's own, `cuMemAllocAsync` and `cuMemFreeAsync` from the same device
+//! threads (default pool, release threshold raised, so that it keeps freed memory), and against PyTorch's caching
+//! allocator.
 //!
-//! * `small/<pair_4K or ring_16>/<one or all>`: 4 KiB from the pool and back; sixteen live ones of mixed small sizes,
-//!   of which one after the other is replaced. On one device thread, and on all at once, with the one among the peers.
-//! * `large/<live>`: of so many live blocks a random one is freed, and as much allocated again. Of 1 to 512 MiB each;
-//!   with 1000 live ones of 1 to 64 MiB, with 10,000 of 1 to 4, so that three sides' memory fits on a GPU.
-//! * `remote/<thread or device>/<producers>`: drops on other threads than the owner's; `remote/take`: what they cost
-//!   the owner when he allocates the same memory again, against memory that he has freed himself
+//! * `small/<pair_4K or ring_16>/<one or all>`: 4 KiB from the pool and back; sixteen live blocks of mixed small sizes,
+//!   which are replaced one after the other. On one device thread, and on all at once; the single thread is among the
+//!   peers.
+//! * `large/<live>`: a random one of the live blocks is freed, and as much allocated again. Blocks of 1 to 512 MiB
+//!   each; with 1000 live ones 1 to 64 MiB, with 10,000 1 to 4 MiB, so that the memory of three sides fits on a GPU.
+//! * `remote/<thread or device>/<producers>`: drops on other threads than the owner's; `remote/take`: their cost for
+//!   the owner when it allocates the same memory again, compared with memory that it has freed itself
 //! * `steal/<in_flight, ordered or over>`: memory that one stream has used, for another; the peer is the same stream
 //! * `rmm_random/<allocations>/<most MiB>`, `rmm_streams/<streams>`: RMM's benchmarks `random_allocations` and
 //!   `multi_stream_allocations`, re-implemented (see `trace` and `streams`)
-//! * `fragmentation/<what>`: loops that have run others out of memory, under a limit that leaves no room for waste
+//! * `fragmentation/<what>`: loops that made other allocators run out of memory, under a limit that leaves no room for
+//!   waste
 //! * `waste`: bytes held for bytes asked for, by the rounding of sizes
 //! * `words/is_complete`: asking whether work is over, against `cuEventQuery`
 //!
-//! Operations are nanoseconds each, in batches; medians of many turns. `GPU_POOL_TORCH` names the program that is
-//! PyTorch's side (`benches/peers`). On software GPUs the numbers say what the pool's own books cost.
+//! Results are nanoseconds per operation, in batches; medians of many turns. `GPU_POOL_TORCH` names the program that
+//! runs PyTorch's side (`benches/peers`). On software GPUs the numbers show the cost of the pool's own bookkeeping.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -40,17 +43,17 @@ use std::time::Instant;
 use gpu_pool::{Builder, Check, GpuPool};
 use support::{Bench, Side, Unit, gpus};
 
-/// What a software GPU has: room for every case, and nobody touches it.
+/// Memory of a software GPU: room for every case; it is never touched.
 const SOFTWARE_MEMORY: u64 = 96 << 30;
 
-/// What the turns of a slow peer may take.
+/// Seconds for the turns of a slow peer.
 const SECONDS: f64 = 3.0;
 
-/// What there is to run on.
+/// The devices and peers of this run.
 pub struct Machine {
     /// `gpu` or `software`: the first part of every case's name.
     pub kind: &'static str,
-    /// Whether there are no GPUs, and so no driver.
+    /// True without GPUs, and so without their driver.
     pub software: bool,
     /// How many devices.
     pub devices: usize,
@@ -74,7 +77,7 @@ impl Machine {
         Machine { kind, software, devices, torch }
     }
 
-    /// A pool of the first so many devices, as a program has it in production: no checker, no records.
+    /// A pool of the first `devices` devices, as in production: no checker, no records.
     pub fn builder(&self, devices: usize) -> Builder {
         let builder = match self.software {
             true => GpuPool::builder().host(devices).software_memory(SOFTWARE_MEMORY),
@@ -89,8 +92,8 @@ impl Machine {
     }
 }
 
-/// Sets so many turns as take some seconds, up to `most`; `slowest` is a turn of the slowest side. A peer may be asked
-/// to map gigabytes at each operation.
+/// Sets the number of turns to what takes some seconds, at most `most`. `slowest` is a turn of the slowest side: a peer
+/// may map gigabytes at each operation.
 pub fn pace(bench: &mut Bench, most: usize, slowest: impl FnOnce()) {
     let clock = Instant::now();
     slowest();
@@ -98,7 +101,7 @@ pub fn pace(bench: &mut Bench, most: usize, slowest: impl FnOnce()) {
     bench.set_turns(0, (turns as usize).clamp(3, most));
 }
 
-/// Records what is no measurement of time, and the same at every turn.
+/// Records a value that is no time, and equal in every turn.
 pub fn record(bench: &mut Bench, case: &str, unit: Unit, ours: f64, peers: &[(&str, f64)]) {
     bench.set_turns(0, 1);
     let peers = peers.iter().map(|&(name, value)| Side::new(name, move || value)).collect();

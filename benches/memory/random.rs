@@ -1,4 +1,4 @@
-//! RMM's `random_allocations`: time, calls of the driver once warm, and what is held for what is needed.
+//! RMM's `random_allocations`: time, driver calls once warm, and bytes held for bytes needed.
 
 use crate::{
     Machine,
@@ -12,7 +12,8 @@ use crate::{
 const ALLOCATIONS: [usize; 2] = [1000, 10_000];
 const MOST_MIB: [u64; 6] = [1, 4, 64, 256, 1024, 4096];
 const SEED: u64 = 850;
-/// `Builder::memory_slack`, for requests from this size on: below, the pool is within it anyway.
+/// `Builder::memory_slack`, and the request size (MiB) from which it is measured: below, the pool keeps within it
+/// anyway.
 const SLACK: (f64, u64) = (1.1, 256);
 
 pub fn run(bench: &mut Bench, machine: &Machine) {
@@ -40,7 +41,7 @@ fn one(bench: &mut Bench, machine: &Machine, case: &str, (allocations, most): (u
     let ours = Contender::with(&pool, trace, |_| Ours);
     let driver = (!machine.software).then(|| Contender::with(&pool, trace, DriverPool::new));
     let torch = machine.torch.as_ref();
-    // The first replay takes what it needs; what the second asks for is what a steady state would.
+    // The first replay takes memory from the driver. What the second one takes is what a steady state would.
     let stats = || ours.ask(|dev, _| dev.stats());
     assert_eq!(ours.replay(&trace.again), 0, "there is memory for the trace");
     let before = stats();

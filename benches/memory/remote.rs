@@ -1,7 +1,8 @@
 //! Drops on other threads than the owner's.
 //!
-//! The owner's thread takes a batch and hands it over, outside of what is timed; the producers drop it, all at once.
-//! They are plain threads, which share a lane of the device's returns, or other devices' threads, which have one each.
+//! The owner's thread takes a batch and hands it over, which is not timed. The producers drop it, all at once. They are
+//! plain threads, which share a lane of the owner's remote free list, or other devices' threads, which have a lane
+//! each.
 
 use std::{mem, sync::Barrier, thread, time::Instant};
 
@@ -43,7 +44,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
             bench.compare(&format!("{kind}/remote/device/{producers}"), NANOSECONDS, ours, vec![plain]);
         }
     }
-    // What the owner pays: he takes in all that has come back, then goes on with it.
+    // The owner's cost: it takes all remote frees, and then allocates from them.
     let after = |by: fn(&GpuPool, usize, usize, &mut Vec<f64>), producers| {
         let pool = &pool;
         move |samples: &mut Vec<f64>| {
@@ -117,7 +118,7 @@ fn retake(pool: &GpuPool, blocks: usize) -> f64 {
     times.expect("the memory is there")[0]
 }
 
-/// What may go to another thread: an address, of a stream or of a context.
+/// A handle that may go to another thread: an address, a stream or a context.
 #[derive(Clone, Copy)]
 struct Portable<T>(*mut T);
 // SAFETY: the driver's handles may be used by any thread.
@@ -135,7 +136,7 @@ fn driver_frees(driver: &Contender<'_, DriverPool>, producers: usize, batch: usi
     let start = Barrier::new(producers);
     let free = |addresses: &[sys::CUdeviceptr]| {
         let (Portable(stream), Portable(context)) = (&stream, &context);
-        // SAFETY: the context is the pool's, which is there.
+        // SAFETY: the context belongs to the pool, which lives.
         check(unsafe { sys::cuCtxSetCurrent(*context) });
         start.wait();
         let clock = Instant::now();

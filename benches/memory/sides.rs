@@ -1,17 +1,17 @@
-//! The sides that live in this process, and what they are asked to do.
+//! The sides that run in this process, and the work that they do.
 
 use std::{hint::black_box, sync::Barrier, time::Instant};
 
 use crate::trace::{Step, Trace};
 use gpu_pool::{Device, DeviceBuffer, GpuPool, PerDevice};
 
-/// A round of so many operations needs no other one before it.
+/// A round with this many operations needs no warm-up round.
 const LONG: usize = 1000;
 
 /// A way to get memory of a device on its thread.
 pub trait Source: 'static {
     type Block: 'static;
-    /// None when there is none left.
+    /// None when no memory is left.
     fn take(&self, dev: &Device, bytes: usize) -> Option<Self::Block>;
     fn give(&self, block: Self::Block);
 }
@@ -34,17 +34,17 @@ impl Source for Ours {
     }
 }
 
-/// What is done over and over.
+/// The work of a round.
 #[derive(Clone, Copy)]
 pub enum Work<'t> {
-    /// So many bytes, taken and given back.
+    /// Bytes taken and given back.
     Pair(usize),
-    /// A trace's second part.
+    /// The repeatable part of a trace.
     Trace(&'t Trace),
 }
 
 impl Work<'_> {
-    /// Operations in a round: a pair is one.
+    /// Operations per round; a pair counts as one.
     fn operations(self) -> usize {
         match self {
             Work::Pair(_) => 1,
@@ -59,7 +59,7 @@ struct State<S: Source> {
 }
 
 impl<S: Source> State<S> {
-    /// How many requests were refused.
+    /// Replays the steps. Returns how many requests were refused.
     fn replay(&mut self, dev: &Device, steps: &[Step]) -> usize {
         let mut refused = 0;
         for step in steps {
@@ -99,14 +99,14 @@ impl<S: Source> Drop for State<S> {
     }
 }
 
-/// One side on every device of a pool. What it holds, it holds from turn to turn.
+/// One side on every device of a pool. It keeps its memory from turn to turn.
 pub struct Contender<'p, S: Source> {
     pool: &'p GpuPool,
     states: PerDevice<State<S>>,
 }
 
 impl<'p, S: Source> Contender<'p, S> {
-    /// With room for as many blocks.
+    /// With room for `slots` blocks.
     pub fn new(pool: &'p GpuPool, slots: usize, make: impl Fn(&Device) -> S + Sync) -> Self {
         let empty = || (0..slots).map(|_| None).collect();
         let states = pool.per_device(|dev, _| Ok(State { source: make(dev), slots: empty() }));
@@ -127,7 +127,7 @@ impl<'p, S: Source> Contender<'p, S> {
         let start = Barrier::new(devices);
         let times = self.pool.run_on(&all, |dev, _| {
             let state = &mut *self.states.borrow_mut(dev)?;
-            // Threads and caches wake up; that is not worth a long replay.
+            // A warm-up round for threads and caches; a long replay needs none.
             let mut refused = if work.operations() < LONG { state.round(dev, work) } else { 0 };
             start.wait();
             let clock = Instant::now();
@@ -141,7 +141,7 @@ impl<'p, S: Source> Contender<'p, S> {
         samples.extend(times.expect("every call succeeds"));
     }
 
-    /// Some steps on device 0: how many requests were refused.
+    /// Replays steps on device 0. Returns how many requests were refused.
     pub fn replay(&self, steps: &[Step]) -> usize {
         self.run(|dev, state| state.replay(dev, steps))
     }
@@ -156,7 +156,7 @@ impl<'p, S: Source> Contender<'p, S> {
         done.as_mut().expect("device 0 is healthy").remove(0)
     }
 
-    /// Drops the values on their threads, and waits for that: what they hold is free when this returns.
+    /// Drops the values on their threads, and waits for that: all their memory is free when this returns.
     pub fn end(self) {
         let pool = self.pool;
         drop(self);

@@ -1,4 +1,4 @@
-//! Small blocks: the hot path, alone and on all device threads at once.
+//! Small blocks: the hot path, on one device thread and on all at once.
 
 use crate::{
     Machine,
@@ -18,7 +18,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
     let pool = machine.pool(machine.devices);
     let ring = Trace::small_ring(16, 256, 7);
     for (what, work) in [("pair_4K", Work::Pair(BYTES)), ("ring_16", Work::Trace(&ring))] {
-        // Rounds that take our side a few hundred microseconds, and the driver's as many times longer as it is slower.
+        // Rounds for a few hundred microseconds on our side; the driver takes as many times longer as it is slower.
         let (rounds, slow) = match work {
             Work::Pair(_) => (bench.size(10_000, 1000), bench.size(500, 50)),
             Work::Trace(_) => (bench.size(50, 5), 2),

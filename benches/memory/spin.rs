@@ -1,4 +1,4 @@
-//! A kernel that is busy for some clocks, as RMM's `compute_bound_kernel` is, and then writes to its buffer.
+//! A kernel that is busy for some clock cycles, like RMM's `compute_bound_kernel`, and then writes to its buffer.
 
 use gpu_pool::{
     Device, DeviceBuffer, LaunchDims, Module, Result,
@@ -35,7 +35,7 @@ const ONE: LaunchDims = LaunchDims { grid: (1, 1, 1), block: (1, 1, 1), shared_b
 pub static MODULE: Module = Module::ptx(PTX);
 kernel! {
     static SPIN: "spin" in MODULE, fn(x: &mut [u64], clocks: u64) |_dims| {
-        // 10 GHz, so that a machine with few cores gets on.
+        // Counts as 10 GHz, so that a machine with few cores makes progress.
         let until = Instant::now() + Duration::from_nanos(clocks / 10);
         while Instant::now() < until {
             std::hint::spin_loop();
@@ -44,13 +44,13 @@ kernel! {
     }
 }
 
-/// Keeps a buffer in use for so many clocks.
+/// Keeps a buffer in use for `clocks` cycles.
 pub fn spin(dev: &Device, x: &mut DeviceBuffer<u64>, clocks: u64) -> Result<()> {
     // SAFETY: one thread, which writes the first element.
     unsafe { dev.launch(&SPIN, ONE, (x, clocks)) }
 }
 
-/// The same kernel, launched at the waist.
+/// The same kernel, launched through the driver API.
 pub struct RawSpin {
     pub gpu: DriverRef,
     function: RawFunction,
@@ -72,7 +72,7 @@ impl RawSpin {
             KernelArg::Value(ValueBytes::new(&clocks.to_ne_bytes())),
         ];
         let launch = Launch { name: "spin", function: self.function, host: None, dims: ONE, args: &args, early: false };
-        // SAFETY: the arguments are those of the kernel; the memory is there until the stream is past it.
+        // SAFETY: the arguments fit the kernel; the memory lives until the stream is past the launch.
         unsafe { self.gpu.launch(&launch, stream) }.expect("a launch");
     }
 }

@@ -1,5 +1,5 @@
-//! Memory that one stream has used, for another one, with no other memory left: what the waits cost, and how many there
-//! are.
+//! Memory that one stream has used, taken by another one when no other memory is left: the cost and the number of
+//! waits.
 
 use std::time::Instant;
 
@@ -12,15 +12,15 @@ use crate::{
 
 const BLOCK: usize = 2 << 20;
 const LIMIT: u64 = 64 << 20;
-/// What each block is in use for: some 20 us.
+/// Clock cycles for which each block is in use: about 20 us.
 const CLOCKS: u64 = 40_000;
 
-/// What is known of the work that uses the memory.
+/// The state of the work that uses the memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Last {
-    /// It goes on.
+    /// It is running.
     InFlight,
-    /// It goes on, and the other stream comes after it anyway.
+    /// It is running, and the other stream comes after it anyway.
     Ordered,
     /// It is over.
     Over,
@@ -29,16 +29,16 @@ enum Last {
 struct State {
     first: Stream,
     second: Stream,
-    /// As many as the limit allows.
+    /// The number of blocks that the limit allows.
     blocks: usize,
 }
 
 struct Sample {
-    /// Nanoseconds an allocation.
+    /// Nanoseconds per allocation.
     allocate: f64,
-    /// Microseconds an allocation with its first use, as long as the calls take.
+    /// Microseconds per allocation with its first use, measured on the host.
     first_use: f64,
-    /// Waits an allocation.
+    /// Waits per allocation.
     waits: f64,
 }
 
@@ -67,7 +67,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
     }
 }
 
-/// All that the limit allows.
+/// Allocates all that the limit allows.
 fn fill(dev: &Device) -> Result<Vec<DeviceBuffer<u64>>> {
     let mut all = Vec::new();
     loop {
@@ -80,7 +80,8 @@ fn fill(dev: &Device) -> Result<Vec<DeviceBuffer<u64>>> {
     }
 }
 
-/// All blocks are used on the first stream and dropped, then all of them taken for the second (or the first again).
+/// Uses all blocks on the first stream, drops them, and takes all of them for the second stream (or for the first
+/// again).
 fn sample(pool: &GpuPool, states: &PerDevice<State>, last: Last, same: bool) -> Sample {
     let done = pool.run(|dev, _| {
         let State { first, second, blocks } = &*states.borrow(dev)?;

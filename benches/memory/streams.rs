@@ -3,8 +3,8 @@
 //! four kernels, each with a buffer of 8 bytes of its own, on one stream after the other. The buffer is dropped as soon
 //! as its kernel is launched; the host waits at the end.
 //!
-//! A pool that hands a stream memory which another still uses makes them run one after the other (rmm#850), unless
-//! every stream has got memory of its own before ("prewarmed"). So the time should not depend on that.
+//! If a pool gives a stream memory that another one still uses, the streams run one after the other (rmm#850), unless
+//! every stream has got memory of its own before ("prewarmed"). So the time should not depend on prewarming.
 
 use std::{cell::OnceCell, time::Instant};
 
@@ -28,7 +28,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
             continue;
         }
         bench.set_turns(bench.size(2, 1), bench.size(21, 3));
-        // A pool each: what one of them has is not for the other.
+        // Each has a pool of its own: they must not share memory.
         let (fresh, warm) = (Ours::new(machine, count, false), Ours::new(machine, count, true));
         let raw = OnceCell::new();
         let mut peers = vec![Side::new("prewarmed", || warm.turn())];
@@ -52,7 +52,7 @@ impl Ours {
         let streams = pool.per_device(|dev, _| {
             let streams: Vec<Stream> = (0..count).map(|_| dev.stream()).collect::<Result<_>>()?;
             if prewarmed {
-                // One live beside the other, used and dropped.
+                // All live at the same time, used and dropped.
                 let mut warm = Vec::new();
                 for stream in &streams {
                     let dev = dev.on(stream);
@@ -64,7 +64,7 @@ impl Ours {
         Ours { streams: streams.expect("a few streams"), pool }
     }
 
-    /// Microseconds from the first allocation until all is done.
+    /// Microseconds from the first allocation until all work is done.
     fn turn(&self) -> f64 {
         let times = self.pool.run(|dev, _| {
             let streams = &*self.streams.borrow(dev)?;
@@ -85,11 +85,11 @@ fn step(dev: &Device) -> Result<()> {
     spin::spin(dev, &mut buffer, CLOCKS)
 }
 
-/// The same with the driver's allocator, and the driver's calls.
+/// The same with the driver's allocator and the driver's calls.
 struct Raw {
     spin: RawSpin,
     streams: Vec<RawStream>,
-    /// Keeps the driver's pool as it should be.
+    /// Keeps the settings of the driver's pool.
     _pool: PerDevice<DriverPool>,
 }
 
@@ -124,7 +124,7 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         for &stream in &self.streams {
-            // SAFETY: the streams are this one's, and idle.
+            // SAFETY: the streams belong to this value, and are idle.
             let _ = unsafe { self.spin.gpu.stream_destroy(stream) };
         }
     }

@@ -1,4 +1,4 @@
-//! The peer: PyTorch's caching allocator, in a process of its own, which takes its turns when it is told to.
+//! The peer: PyTorch's caching allocator, in a process of its own, which takes its turns on command.
 
 use std::{
     env, fs,
@@ -13,8 +13,8 @@ use crate::{
     trace::Trace,
 };
 
-/// The program that `GPU_POOL_TORCH` names: `torch_allocator`, built from `benches/peers/torch_allocator.cpp`, or,
-/// where that cannot be built, `torch_allocator.py`. Both understand the same orders, which are in the C++ file.
+/// The program that `GPU_POOL_TORCH` names: `torch_allocator`, built from `benches/peers/torch_allocator.cpp`, or
+/// `torch_allocator.py` where that cannot be built. Both understand the same orders, which the C++ file lists.
 pub struct Torch {
     pub name: &'static str,
     pub program: String,
@@ -23,7 +23,7 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// None where it is not named.
+    /// None if it is not named.
     pub fn start() -> Option<Self> {
         let program = env::var("GPU_POOL_TORCH").ok().filter(|program| !program.is_empty())?;
         let is_script = Path::new(&program).extension().is_some_and(|extension| extension == "py");
@@ -39,14 +39,14 @@ impl Torch {
         })
     }
 
-    /// An order, and its answer.
+    /// Sends an order, and returns the answer.
     pub fn ask(&self, order: &str, number: u64) -> f64 {
         let mut process = self.process.lock();
         process.order(order, number as usize);
         process.answer()
     }
 
-    /// Forgets what was before, and reads a trace for so many devices, each with at most `limit` bytes.
+    /// Resets the peer, and loads a trace for `devices` devices, each with at most `limit` bytes.
     pub fn load(&self, trace: &Trace, devices: usize, limit: Option<u64>) {
         trace.write(&self.trace).expect("there is room for temporary files");
         self.ask("limit", limit.unwrap_or(0));
@@ -60,7 +60,7 @@ impl Torch {
         assert_eq!(self.ask("first", trace.first.len() as u64), 0.0, "there is memory for the trace");
     }
 
-    /// A side that is told the same order at every turn.
+    /// A side that gets the same order at every turn.
     pub fn side<'a>(&'a self, order: String, number: usize) -> Side<'a> {
         Side::new(self.name, move || self.ask(&order, number as u64))
     }

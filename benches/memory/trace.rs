@@ -1,35 +1,35 @@
-//! Traces: what is allocated and freed, in which order. Made once from a seed and replayed by every side, since random
-//! numbers of different libraries differ.
+//! Traces: which bytes are allocated and freed, in which order. A trace is made once from a seed, and every side
+//! replays it, since random numbers of different libraries differ.
 
 use std::{fs, io, ops::Range, path::Path};
 
 const MIB: u64 = 1 << 20;
 
-/// One step: so many bytes into a slot, or, with none, what is in the slot goes.
+/// One step: allocates bytes into a slot, or, with none, frees the slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     pub slot: u32,
     pub bytes: u64,
 }
 
-/// Steps to begin with, and steps that leave the slots as they found them, so that they can be repeated.
+/// First steps, and steps that leave the slots as they found them, so that they can be repeated.
 #[derive(Default)]
 pub struct Trace {
     pub slots: usize,
     pub first: Vec<Step>,
     pub again: Vec<Step>,
-    /// The most that is live at once.
+    /// Maximum of live bytes.
     pub peak: u64,
     /// A replacement (a free and an allocation) counts as one operation, not two.
     replaces: bool,
 }
 
 impl Trace {
-    /// `live` blocks; of these, one after the other (or a random one) is replaced by one of a size from `sizes` (or its
+    /// `live` blocks. One after the other (or a random one) is replaced by a block of a size from `sizes` (or of its
     /// own size).
     pub fn small_ring(live: usize, steps: usize, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
-        // Mostly a few KiB, as launch parameters, sums and biases are; all sizes of a slab.
+        // Usually a few KiB, like launch parameters, sums and biases; all sizes that come from slabs.
         let size = |dice: &mut Dice| 1 << dice.below(8..16) | dice.below(0..256);
         let mut trace = Trace { replaces: true, ..Trace::default() };
         (0..live).for_each(|slot| trace.take_first(slot, size(&mut dice)));
@@ -40,7 +40,7 @@ impl Trace {
         trace.finish()
     }
 
-    /// `live` blocks; a random one is replaced by one of the same size, again and again.
+    /// `live` blocks. A random one is replaced by one of the same size, again and again.
     pub fn churn(live: usize, mib: Range<u64>, steps: usize, seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let sizes: Vec<u64> = (0..live).map(|_| dice.below(mib.start * MIB..mib.end * MIB)).collect();
@@ -55,8 +55,9 @@ impl Trace {
     }
 
     /// RMM's [`random_allocations`](https://github.com/rapidsai/rmm/blob/main/cpp/benchmarks/random_allocations): 2 n
-    /// steps, of which 73 % allocate while there are fewer than n and no more than 16,000 MiB would be live; the others
-    /// free a random one. Sizes are uniform from 1 byte to so many MiB. What is left is freed at the end.
+    /// steps. 73 % of them allocate, while there are fewer than n blocks and at most 16,000 MiB would be live; the
+    /// others free a random block. Sizes are uniform from 1 byte to `most_mib`. The blocks that are left are freed at
+    /// the end.
     pub fn rmm_random(allocations: usize, most_mib: u64, seed: u64) -> Self {
         const USAGE: u64 = 16_000 * MIB;
         let mut dice = Dice::new(seed);
@@ -128,8 +129,8 @@ impl Trace {
         if self.replaces { self.again.len() / 2 } else { self.again.len() }
     }
 
-    /// For other programs: numbers of 64 bits, in this machine's order. Slots, operations, steps of the first part, of
-    /// the second; then slot and bytes of each step.
+    /// Writes the trace for other programs, as numbers of 64 bits in this machine's byte order: slots, operations,
+    /// steps of the first part, steps of the second; then slot and bytes of each step.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let head = [self.slots, self.operations(), self.first.len(), self.again.len()].map(|n| n as u64);
         let steps = self.first.iter().chain(&self.again).flat_map(|step| [step.slot.into(), step.bytes]);

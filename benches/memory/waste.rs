@@ -1,4 +1,4 @@
-//! What rounding costs: bytes held in blocks for bytes asked for, uniform from 256 bytes to 1 MiB.
+//! The cost of rounding: bytes held in blocks for bytes requested, uniform from 256 bytes to 1 MiB.
 
 use gpu_pool::{BlockState, MemorySnapshot};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
         return;
     }
     let trace = Trace::uniform(bench.size(LIVE, LIVE / 10), 256..(1 << 20) + 1, 3);
-    // With records: only they know what each block was asked for.
+    // With recording: only the records know the requested bytes of each block.
     let pool = machine.builder(1).record_memory(true).build().expect("the device can be opened");
     let ours = Contender::with(&pool, &trace, |_| Ours);
     let snapshot = ours.ask(|dev, _| dev.memory_snapshot());

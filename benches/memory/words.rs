@@ -1,4 +1,4 @@
-//! Asking whether work is over: a look at a word that the stream has written, against a call of the driver.
+//! Asking whether work is over: a load of the word that the stream has written, against a driver call.
 
 use std::{hint::black_box, ptr, time::Instant};
 
@@ -32,16 +32,16 @@ impl State {
 impl Drop for State {
     fn drop(&mut self) {
         if let Some(event) = self.driver {
-            // SAFETY: it is this one's, and nobody waits for it.
+            // SAFETY: it belongs to this value, and nobody waits for it.
             let _ = unsafe { sys::cuEventDestroy_v2(event) };
         }
     }
 }
 
-/// The driver's event on the same stream.
+/// Records the driver's event on the same stream.
 fn record(dev: &Device) -> Result<sys::CUevent> {
     let (cuda, mut event) = (dev.cuda()?, ptr::null_mut());
-    // SAFETY: the pointer is to a live place, the stream is live, its context current.
+    // SAFETY: the pointer is to a live value, the stream is live, and its context current.
     unsafe {
         check(sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32));
         check(sys::cuEventRecord(event, cuda.stream().cu_stream()));
@@ -72,7 +72,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
     bench.compare(&case, NANOSECONDS, Side::new("gpu-pool", ours), peers);
 }
 
-/// Nanoseconds a question, all of which must be answered with yes.
+/// Nanoseconds per question. The answer must always be yes.
 fn each(pool: &GpuPool, states: &PerDevice<State>, rounds: usize, question: impl Fn(&State) -> bool + Sync) -> f64 {
     let times = pool.run(|dev, _| {
         let state = &*states.borrow(dev)?;

@@ -3,11 +3,11 @@
 
     python3 benches/peers/ddp.py DEVICES
 
-starts torchrun with a process for each of so many GPUs, and then answers each line `BATCH:WHAT STEPS` of its input with the
-microseconds of a step, of the slowest process. WHAT is `step` or, without exchange (`no_sync`), `alone`.
+starts torchrun with one process per GPU. It then answers each input line `BATCH:WHAT STEPS` with the microseconds of a
+step of the slowest process. WHAT is `step`, or `alone`: without exchange (`no_sync`).
 
-f32 without TF32, buckets as DDP has them by default, gradients as views into them. Orders go through a group of gloo's: a process
-that waits for one leaves its GPU alone.
+f32 without TF32, DDP's default buckets, gradients as views into them. Orders go through a gloo group: a process that
+waits for an order does not use its GPU.
 """
 
 import os
@@ -19,7 +19,7 @@ import time
 
 
 def launch(devices):
-    """Passes orders on to the first process of torchrun, and its answers back."""
+    """Passes orders to the first process of torchrun, and its answers back."""
     folder = tempfile.mkdtemp()
     orders, answers = os.path.join(folder, "orders"), os.path.join(folder, "answers")
     os.mkfifo(orders)
@@ -30,7 +30,8 @@ def launch(devices):
     child = subprocess.Popen(
         command + [os.path.abspath(__file__)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr
     )
-    # Open for both, so that neither waits for the other side to open; a worker that never comes is told by its torchrun.
+    # Opened for both directions, so that neither side waits for the other to open. If a worker never starts, torchrun
+    # reports it.
     to, back = os.fdopen(os.open(orders, os.O_RDWR), "w"), os.fdopen(os.open(answers, os.O_RDWR), "r")
     for line in sys.stdin:
         to.write(line)

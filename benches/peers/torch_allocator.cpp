@@ -1,5 +1,6 @@
-// PyTorch's caching allocator by its C++ face, as a side of `cargo bench --bench memory`: waits for lines `order number` on its
-// standard input and answers each with one number. `benches/run-gpu.sh` builds it; `GPU_POOL_TORCH` names it to the bench.
+// PyTorch's caching allocator through C++, as a side of `cargo bench --bench memory`. It waits for lines `order number` on
+// its standard input and answers each with one number. `benches/run-gpu.sh` builds it; `GPU_POOL_TORCH` names it to the
+// bench.
 //
 //   pair:BYTES:THREADS n     n allocations and frees on each of THREADS devices at once: nanoseconds a pair, the mean of threads
 //   remote:BYTES:THREADS n   n blocks of device 0 for each of THREADS threads, which free them at once: nanoseconds a free
@@ -45,7 +46,7 @@ struct Trace {
   size_t next = 0;  // of `first`
 };
 
-// All meet before they begin.
+// All threads meet before they begin.
 struct Start {
   explicit Start(int parties) : missing(parties) {}
   void wait() {
@@ -58,7 +59,7 @@ struct Start {
 
 static double nanos(Clock::time_point from) { return std::chrono::duration<double, std::nano>(Clock::now() - from).count(); }
 
-// Threads that each have a device, and stay, so that nothing is set up in what is timed.
+// Threads with a device each. They are kept, so that no set-up is timed.
 template <typename F>
 static std::vector<double> on_threads(int threads, F work) {
   std::vector<double> answers(threads);
@@ -81,7 +82,7 @@ static std::vector<double> on_threads(int threads, F work) {
 
 static double mean(const std::vector<double>& all) { return std::accumulate(all.begin(), all.end(), 0.0) / all.size(); }
 
-// The calling thread works on this device from now on.
+// Sets the calling thread's device.
 static cudaStream_t enter(int device) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
   return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();

@@ -1,5 +1,7 @@
-"""PyTorch's caching allocator by its Python face: what `torch_allocator.cpp` is where that cannot be built. The same orders and
-answers; every number has the interpreter's time in it, and its lock when several threads call."""
+"""PyTorch's caching allocator through Python: stands in for `torch_allocator.cpp` where that cannot be built.
+
+The orders and answers are the same. Every number includes the interpreter's time, and its lock if several threads call.
+"""
 
 import struct
 import sys

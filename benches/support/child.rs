@@ -1,4 +1,4 @@
-//! A side of a comparison that is a process of its own: it waits for a line `what rounds` and answers with
+//! A side of a comparison that is a process of its own. It waits for a line `what rounds` and answers with
 //! microseconds.
 
 use std::{
@@ -6,7 +6,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-/// A child that takes orders.
+/// A child process that takes orders.
 pub struct Process {
     child: Child,
     orders: ChildStdin,
@@ -22,7 +22,7 @@ impl Process {
         Process { child, orders, answers }
     }
 
-    /// Lets it begin; [`answer`](Self::answer) waits for its time.
+    /// Sends an order; [`answer`](Self::answer) waits for its time.
     pub fn order(&mut self, what: &str, rounds: usize) {
         writeln!(self.orders, "{what} {rounds}").expect("the child lives");
     }

@@ -1,8 +1,9 @@
-//! What the benches need to know of the machine's GPUs, and data to send to them.
+//! The machine's GPUs, as the benches need them, and test data.
 
-use gpu_pool::GpuPool;
+use gpu_pool::{Device, GpuPool, Result};
+use std::time::Instant;
 
-/// How many GPUs there are; 0 where only software GPUs are to be had.
+/// Number of GPUs; 0 with software GPUs only.
 pub fn count() -> usize {
     #[cfg(feature = "cuda")]
     if std::env::var("GPU_POOL_BACKEND").map_or(true, |backend| !backend.starts_with("host")) {
@@ -11,7 +12,7 @@ pub fn count() -> usize {
     0
 }
 
-/// A pool of the first `devices` GPUs, or of as many software GPUs where `software`.
+/// A pool of the first `devices` GPUs, or of as many software GPUs if `software`.
 pub fn pool(software: bool, devices: usize) -> GpuPool {
     let builder = GpuPool::builder();
     let builder = match software {
@@ -26,7 +27,7 @@ pub fn powers(most: usize) -> impl Iterator<Item = usize> {
     [1, 2, 4, 8].into_iter().filter(move |&n| n <= most)
 }
 
-/// Noise, since zeros can be faster than data. xorshift64*, different for each seed.
+/// Noise, since zeros can be faster than other data. xorshift64*, different for each seed.
 pub fn noise(len: usize, seed: u64) -> Vec<u32> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -36,4 +37,15 @@ pub fn noise(len: usize, seed: u64) -> Vec<u32> {
         (x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
     };
     (0..len).map(|_| next()).collect()
+}
+
+/// Microseconds per call of `once` on the host, over `rounds` calls after a warm-up, without the wait for the device.
+pub fn micros_per_call(dev: &Device, rounds: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
+    (0..rounds / 10 + 1).try_for_each(|_| once())?;
+    dev.synchronize()?;
+    let clock = Instant::now();
+    for _ in 0..rounds {
+        once()?;
+    }
+    Ok(clock.elapsed().as_secs_f64() * 1e6 / rounds as f64)
 }

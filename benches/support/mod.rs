@@ -1,8 +1,8 @@
 //! The harness of the programs under `benches/`.
 //!
-//! A case measures *ours* against any number of peers in one run: after a warm-up the sides take turns, in an order
-//! that rotates, so that a slow spell of the machine meets all of them. Each turn gives one or more samples; the table
-//! shows their medians. Ratios above 1 say that ours is better, whichever direction of the unit is the good one.
+//! A case measures *ours* against any number of peers in one run. After a warm-up the sides take turns, in a rotating
+//! order, so that a slow period of the machine affects all of them. Each turn gives one or more samples; the table
+//! shows their medians. A ratio above 1 means that ours is better, whatever the unit.
 //!
 //! ```text
 //! cargo bench --bench ring                             # everything
@@ -10,7 +10,7 @@
 //! cargo bench --bench ring -- --json results.jsonl     # one line per case and peer, appended
 //! ```
 
-// Each bench compiles this file for itself and uses a part of it.
+// Each bench compiles this file itself and uses a part of it.
 #![allow(dead_code)]
 
 pub mod child;
@@ -32,16 +32,16 @@ struct Options {
     /// Append one JSON object per case and peer to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Fewer and shorter turns: a look, not a measurement
+    /// Fewer and shorter turns: a quick look, not a measurement
     #[arg(long)]
     quick: bool,
-    /// Sizes up to this only, where a bench sweeps over sizes
+    /// Only sizes up to this, in benches that sweep over sizes
     #[arg(long, value_name = "BYTES")]
     max: Option<usize>,
-    /// Draw pictures into this folder, where a bench has some
+    /// Draw pictures into this folder, in benches that have some
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
-    /// How long a case of a sweep over sizes is measured, in milliseconds, where a bench has some
+    /// How long a case of a sweep over sizes is measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     case_ms: u32,
     /// Run only the cases whose name contains this
@@ -52,7 +52,7 @@ struct Options {
     bench: bool,
 }
 
-/// What a sample counts, and which direction is the good one.
+/// What a sample counts, and whether higher is better.
 #[derive(Clone, Copy)]
 pub struct Unit {
     name: &'static str,
@@ -67,7 +67,7 @@ pub const MICROSECONDS: Unit = Unit { name: "us", higher_is_better: false };
 pub const MILLISECONDS: Unit = Unit { name: "ms", higher_is_better: false };
 /// Millions of operations per second.
 pub const MOPS: Unit = Unit { name: "Mop/s", higher_is_better: true };
-/// Calls, waits, failures: things that should not be.
+/// Calls, waits, failures: the fewer, the better.
 pub const COUNT: Unit = Unit { name: "times", higher_is_better: false };
 /// Bytes that are held for each byte that is needed.
 pub const FACTOR: Unit = Unit { name: "x", higher_is_better: false };
@@ -76,7 +76,7 @@ pub const MEGABYTES: Unit = Unit { name: "MB", higher_is_better: false };
 /// 10^9 bytes per second.
 pub const GIGABYTES: Unit = Unit { name: "GB/s", higher_is_better: true };
 
-/// Does its work and pushes what it measured.
+/// Runs one turn and pushes its samples.
 type Turn<'a> = Box<dyn FnMut(&mut Vec<f64>) + 'a>;
 
 /// One contestant: a name, and a closure that takes one turn and pushes its samples.
@@ -87,12 +87,12 @@ pub struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    /// A turn that gives one sample, say the throughput of a million operations.
+    /// A turn that gives one sample, for example the throughput of a million operations.
     pub fn new(name: &'a str, mut turn: impl FnMut() -> f64 + 'a) -> Self {
         Self::sampling(name, move |samples| samples.push(turn()))
     }
 
-    /// A turn that gives many, say the times of single round trips.
+    /// A turn that gives many samples, for example the times of single round trips.
     pub fn sampling(name: &'a str, turn: impl FnMut(&mut Vec<f64>) + 'a) -> Self {
         Self { name, turn: Box::new(turn), samples: Vec::new() }
     }
@@ -101,7 +101,7 @@ impl<'a> Side<'a> {
         self.quantile(0.5)
     }
 
-    /// The sample that 99 of 100 are at least as good as.
+    /// The value that 99 of 100 samples reach or beat.
     fn p99(&self, unit: Unit) -> f64 {
         self.quantile(if unit.higher_is_better { 0.01 } else { 0.99 })
     }
@@ -117,9 +117,9 @@ pub struct Bench {
     options: Options,
     machine: String,
     table: Table,
-    /// Turns that do not count, and turns that do.
+    /// Warm-up turns, and turns that count.
     turns: (usize, usize),
-    /// What else is to be known of the next case.
+    /// Further numbers for the next case.
     notes: Vec<(&'static str, f64)>,
 }
 
@@ -139,7 +139,7 @@ impl Bench {
         Self { name, options, machine, table, turns, notes: Vec::new() }
     }
 
-    /// For turns that take seconds: so many that do not count, and so many that do, from the next case on.
+    /// For turns that take seconds: sets the number of warm-up turns and of turns that count, from the next case on.
     pub fn set_turns(&mut self, warm_up: usize, turns: usize) {
         self.turns = (warm_up, turns);
     }
@@ -149,7 +149,7 @@ impl Bench {
         if self.options.quick { quick } else { full }
     }
 
-    /// The largest size of a sweep that would go up to `most`.
+    /// The largest size of a sweep that goes up to `most` by default.
     pub fn most_bytes(&self, most: usize) -> usize {
         self.options.max.map_or(most, |max| max.min(most))
     }
@@ -169,12 +169,12 @@ impl Bench {
         self.options.max
     }
 
-    /// Where pictures are wanted.
+    /// The folder for pictures, if one was given.
     pub fn plot_folder(&self) -> Option<&Path> {
         self.options.plot.as_deref()
     }
 
-    /// Whether the case was asked for: for those that take long to prepare.
+    /// Whether the case was requested, for cases that take long to prepare.
     pub fn wants(&self, case: &str) -> bool {
         self.options.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
     }
@@ -246,7 +246,7 @@ impl Bench {
         ]);
     }
 
-    /// Writes it at once, so that a bench which hangs later has not measured in vain.
+    /// Writes the line at once, so that nothing is lost if the bench hangs later.
     fn append(&self, line: &str) {
         if let Some(path) = &self.options.json {
             let file = OpenOptions::new().create(true).append(true).open(path);

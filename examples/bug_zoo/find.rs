@@ -1,4 +1,6 @@
-//! Runs the programs, and says what was seen.
+//! Runs an exhibit's programs, and records how each ended.
+//!
+//! Called by `main` for every exhibit. The tour, the table, the page and the JSON file show these [`Findings`].
 
 use crate::zoo::{
     exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen},
@@ -6,35 +8,35 @@ use crate::zoo::{
 };
 use gpu_pool::driver::check::Kind;
 
-/// Orders of operations in which a wrong program is run without the checker.
+/// Number of seeded orders in which a wrong program runs without the checker.
 pub const SEEDS: u64 = 32;
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// In a few words, for tables.
+    /// The result in a few words, for tables.
     pub how: String,
-    /// What was reported.
+    /// The report or the error.
     pub text: Option<String>,
     pub as_expected: bool,
 }
 
-/// What was found of one exhibit on one kind of devices.
+/// The results of one exhibit on one kind of devices.
 pub struct Findings {
     pub exhibit: &'static Exhibit,
-    /// The wrong program without and with the checker.
+    /// The wrong program, without the checker (`off`) and with it (`on`).
     pub off: Finding,
     pub on: Finding,
-    /// The mended one, with the checker.
+    /// The mended program, with the checker.
     pub right: Finding,
-    /// In how many of [`SEEDS`] orders the wrong program ends with wrong numbers and says nothing, on software GPUs;
-    /// `None` where it never ends in silence.
+    /// The number of [`SEEDS`] orders in which the wrong program ends silently with wrong numbers, on software GPUs.
+    /// `None` if it never ends silently.
     pub wrong_numbers: Option<u64>,
 }
 
 impl Findings {
     pub fn of(exhibit: &'static Exhibit, cuda: bool) -> Findings {
-        // A fixed order of operations, so that what is said is the same each time; the tests run others.
+        // A fixed order of operations, so that reports are the same in every run. The tests use other orders.
         let ground = |check| if cuda { Ground::cuda(check) } else { Ground::seeded(check, 0) };
         let twin = |ground: Ground| match (exhibit.right.run)(&ground) {
             Ok(Seen::Right) => finding("silent", None, true),
@@ -59,7 +61,7 @@ fn finding(how: impl Into<String>, text: Option<String>, as_expected: bool) -> F
     Finding { how: how.into(), text, as_expected }
 }
 
-/// The program with the mistake.
+/// Runs the program with the mistake.
 fn wrong(exhibit: &Exhibit, ground: &Ground) -> Finding {
     if let Caught::DoesNotCompile { code, .. } = exhibit.expected {
         return finding(format!("does not compile ({code})"), None, true);
@@ -89,7 +91,7 @@ fn judge(exhibit: &Exhibit, ground: &Ground, outcome: Outcome) -> Finding {
             let caught = trouble.caught();
             let how = match (caught, &trouble) {
                 (Some(caught), _) => words(caught).to_owned(),
-                // A software GPU is stricter than a real one: work that names freed memory is refused, or loses the
+                // A software GPU is stricter than a real one: it refuses work that names freed memory, or loses the
                 // device.
                 (None, _) => "driver error".to_owned(),
             };
@@ -103,7 +105,7 @@ fn judge(exhibit: &Exhibit, ground: &Ground, outcome: Outcome) -> Finding {
     }
 }
 
-/// Addresses differ from run to run, and tell a reader nothing.
+/// Removes addresses: they differ from run to run, and tell a reader nothing.
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split("0x");
     let mut shown = parts.next().unwrap_or_default().to_owned();
@@ -117,7 +119,7 @@ fn without_addresses(text: &str) -> String {
     shown
 }
 
-/// How it is caught, in a few words.
+/// How a mistake is caught, in a few words.
 pub fn words(caught: Caught) -> &'static str {
     match caught {
         Caught::Report(Kind::Race) => "report: race",

@@ -1,5 +1,5 @@
-//! A walk through the mistakes that programs for several GPUs are made of: each with the thread where somebody made it
-//! in public, what becomes of it, how it is caught, and a mended twin.
+//! A tour of typical mistakes in programs for several GPUs. Each comes with a public thread where somebody made it,
+//! what happens, how it is caught, and a mended twin.
 //!
 //! ```sh
 //! cargo run --example bug_zoo                              # all of it; no GPU needed
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! * `zoo`: the programs; `tests/bug_zoo.rs` runs them, too
-//! * `find`: runs them, and says what was seen
-//! * `tour`, `table`, `markdown`, `record`: what is shown, and kept
+//! * `find`: runs the programs and records the results
+//! * `tour`, `table`, `markdown`, `record`: write the results to a terminal, a page, and a JSON file
 
 mod find;
 mod markdown;
@@ -66,10 +66,10 @@ enum Kind {
 fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough: `| head`.
+        // The reader has closed the pipe: `| head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing can be done about a stderr that is gone, too.
+            // If stderr is gone, too, nothing can be done.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
@@ -84,7 +84,7 @@ fn run(options: &Options) -> Result<()> {
     }
     let cuda = options.backend == Kind::Cuda;
     ensure!(!cuda || cuda_devices() >= 2, "--backend cuda: needs two CUDA devices, there are {}", cuda_devices());
-    // As long as somebody has the contexts, they need not be made anew for each program.
+    // While this value holds the contexts, they need not be created again for each program.
     let _kept = if cuda { Ground::cuda(false).bare::<2>().ok() } else { None };
     let tour = !options.table && options.markdown.is_none() && options.json.is_none();
     let mut all = Vec::new();
@@ -131,14 +131,14 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_one))
 }
 
-/// Columns: what the terminal has, and no more than can be read well.
+/// Columns of the output: those of the terminal, at most 100, which can still be read well.
 fn width() -> u16 {
     const MOST: u16 = 100;
-    // The table knows it where stdout is a terminal. One that says 0 columns does not know.
+    // The table library knows the width of a terminal. A terminal that reports 0 columns does not know it.
     comfy_table::Table::new().width().filter(|&width| width > 0).map_or(MOST, |width| width.clamp(40, MOST))
 }
 
-/// Bold, where somebody looks.
+/// Bold text if stdout is a terminal.
 fn bold(text: &str) -> String {
     if stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
 }

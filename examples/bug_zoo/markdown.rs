@@ -1,4 +1,4 @@
-//! The page in `docs`, as the run made it.
+//! Writes the page `docs/src/guide/bug_zoo.md` from the results of a run.
 
 use crate::{
     find::{Findings, SEEDS},
@@ -23,10 +23,10 @@ const HEAD: &str = "\
 
 # The bug zoo
 
-Mistakes that programs for several GPUs are made of. Each comes from a public thread, runs on any computer (software GPUs), is
-caught, and has a mended twin that is silent. `cargo run --example bug_zoo` walks through them; `tests/bug_zoo.rs` holds each to
-its word. Where this crate's public face excludes a mistake, the wrong program is written against bare devices, which look like
-the CUDA driver API.
+Typical mistakes in programs for several GPUs. Each comes from a public thread, runs on any computer (software GPUs),
+is caught, and has a mended twin that is silent. `cargo run --example bug_zoo` walks through them; `tests/bug_zoo.rs`
+checks each of them. Where this crate's public API excludes a mistake, the wrong program is written against bare
+devices, which look like the CUDA driver API.
 
 ";
 

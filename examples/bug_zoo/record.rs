@@ -1,4 +1,4 @@
-//! What was found on other machines, kept in a file.
+//! Results of other machines, kept as JSON: written by `--json`, read for the page.
 
 use crate::find::Findings;
 use anyhow::{Context, Result, ensure};
@@ -6,7 +6,7 @@ use gpu_pool::GpuPool;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Where the results of two H200s are, for the page.
+/// The results of two H200s, for the page.
 pub const H200: &str = "benches/results/2xH200/bug_zoo.json";
 
 pub fn write(all: &[Findings], cuda: bool) -> Result<String> {

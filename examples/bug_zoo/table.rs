@@ -1,4 +1,4 @@
-//! What is caught where.
+//! The table of results: which mistake is caught where, with and without the checker.
 
 use crate::{
     find::{Findings, SEEDS},
@@ -32,7 +32,7 @@ pub fn write(out: &mut impl Write, all: &[Findings], cuda: bool) -> Result<()> {
         }
         table.add_row(row);
     }
-    // Names are for the command line: whole.
+    // Names are arguments of `--only`: never wrapped.
     if let Some(names) = table.column_mut(0) {
         names.set_constraint(ColumnConstraint::ContentWidth);
     }

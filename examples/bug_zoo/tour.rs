@@ -9,7 +9,7 @@ use crate::{
 use anyhow::{Context, Result};
 use std::io::Write;
 
-/// What can be said before anything has run.
+/// Prints the part before a run: the mistake, its thread, the wrong program.
 pub fn before(out: &mut impl Write, exhibit: &Exhibit, place: usize, of: usize) -> Result<()> {
     writeln!(out, "{}", "─".repeat(width().into()))?;
     writeln!(out, "{}", bold(&format!("{place}/{of}  {}", exhibit.title)))?;
@@ -26,7 +26,7 @@ pub fn before(out: &mut impl Write, exhibit: &Exhibit, place: usize, of: usize) 
     Ok(())
 }
 
-/// What was found.
+/// Prints the part after a run: what happened, and the mended program.
 pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
     let exhibit = found.exhibit;
     match exhibit.expected {
@@ -65,7 +65,7 @@ pub fn after(out: &mut impl Write, found: &Findings) -> Result<()> {
     Ok(())
 }
 
-/// What a program does that nobody stops.
+/// What a program does that nothing stops.
 pub fn silence(found: &Findings) -> String {
     match found.wrong_numbers {
         Some(0) => format!("silent, and its own numbers are right in each of {SEEDS} orders of its operations"),
@@ -74,7 +74,7 @@ pub fn silence(found: &Findings) -> String {
     }
 }
 
-/// A program that the compiler refuses.
+/// The source of a program that the compiler refuses.
 pub fn compile_fail(file: &str) -> Result<String> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
@@ -95,7 +95,7 @@ fn source(out: &mut impl Write, what: &str, program: &Program) -> Result<()> {
 fn report(out: &mut impl Write, text: &str) -> Result<()> {
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
-        // Where is not parted from what.
+        // Never breaks a line between an operation and its place in the source.
         let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
         let text = words.join(" ").replace(" at ", " at\u{a0}");
         paragraph(out, &format!("    {}", " ".repeat(indent)), &text, 4)?;
@@ -107,12 +107,12 @@ fn report(out: &mut impl Write, text: &str) -> Result<()> {
 fn labelled(out: &mut impl Write, label: &str, text: &str) -> Result<()> {
     let mut plain = Vec::new();
     paragraph(&mut plain, &format!("  {label} "), text, 0)?;
-    // Only now: what makes it bold takes no columns.
+    // Bold is added after wrapping, because its codes take no columns.
     out.write_all(String::from_utf8(plain)?.replacen(label, &bold(label), 1).as_bytes())?;
     Ok(())
 }
 
-/// Words in lines of [`width`]; `head` begins the first, the others are indented as far, and by `more`.
+/// Wraps words into lines of [`width`]. `head` begins the first line; the others are indented as far, and by `more`.
 pub fn paragraph(out: &mut impl Write, head: &str, text: &str, more: usize) -> Result<()> {
     let indent = " ".repeat(head.chars().count() + more);
     let mut line = head.to_owned();

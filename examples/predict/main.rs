@@ -1,13 +1,13 @@
-//! What an all-reduce would take on a machine that is not here: software GPUs in virtual time, on machines given by a
-//! [`Topology`](gpu_pool::Topology).
+//! Predicts how long an all-reduce takes on a machine that you do not have: software GPUs in virtual time, on machines
+//! described by a [`Topology`](gpu_pool::Topology).
 //!
-//! `cargo run --release --example predict` holds the prediction against what was measured on 8 x H200 and then goes
-//! where nothing was measured: 16 and 64 devices on one switch, two nodes. `--plot
-//! docs/src/plots/predicted_all_reduce.svg` draws that; `--machine FILE` (with `--features topology-files`) predicts
-//! for a machine of your own. Nothing is computed and no memory is touched: the pools are *dry*. The parts:
+//! `cargo run --release --example predict` compares the prediction with measurements on 8 x H200, and then predicts
+//! where nothing was measured: 16 and 64 devices on one switch, and two nodes. `--plot
+//! docs/src/plots/predicted_all_reduce.svg` draws the result; `--machine FILE` (with `--features topology-files`)
+//! predicts for a machine of your own. The pools are *dry*: nothing is computed, and no memory is touched.
 //!
-//! * `ring`: the copy-engine ring that was measured, call for call; `pool`: the crate's own `Device::all_reduce`
-//! * `measured`: what it is held against; `report`, `plot`: what is shown
+//! * `ring`: the copy-engine ring that was measured, call by call; `pool`: the crate's own `Device::all_reduce`
+//! * `measured`: the measurements; `report`, `plot`: tables and the picture
 
 mod measured;
 mod plot;
@@ -25,7 +25,7 @@ use ring::{Ring, Timing};
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 const MB: usize = 1 << 20;
-/// The sizes of the measurements.
+/// The measured sizes.
 const SIZES: [usize; 5] = [64 * MB, 128 * MB, 256 * MB, 512 * MB, 1024 * MB];
 
 /// Predicts all-reduces on machines that are not here.
@@ -68,7 +68,7 @@ fn run(options: &Options) -> Result<()> {
         return own(&Topology::from_file(path)?, options.pieces);
     }
 
-    // The program whose time is predicted does what it says: here with data, on software GPUs that do compute.
+    // First a check with real data, on software GPUs that do compute: the ring must give the right sums.
     ring::check(&host::machine(&vec![host::HostConfig::default(); 4]), options.pieces)?;
     let eight = Topology::nvswitch(8);
     print!("{eight}");
@@ -97,7 +97,7 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// One size on one machine.
+/// The prediction for one size on one machine.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     bytes: usize,
@@ -106,7 +106,8 @@ struct Point {
 }
 
 impl Point {
-    /// Bytes that each device sends and receives for each byte reduced, over the time: nccl-tests' definition.
+    /// Bus bandwidth as nccl-tests defines it: bytes that each device sends and receives per byte reduced, over the
+    /// time.
     fn bus_bandwidth(&self) -> f64 {
         let share = 2.0 * (self.devices - 1) as f64 / self.devices as f64;
         share * self.bytes as f64 / self.timing.call / 1e3
@@ -133,7 +134,7 @@ fn predict(machine: &Topology, bytes: usize, pieces: usize) -> Result<Timing> {
     Ring::new(&gpus, bytes, pieces)?.run(if bytes > 64 * MB { 4 } else { 10 })
 }
 
-/// A machine of the user's: the ring if its neighbours are peers, and the crate's own all-reduce.
+/// Predicts for the user's machine: the ring if its neighbours are peers, and the crate's own all-reduce.
 fn own(machine: &Topology, pieces: usize) -> Result<()> {
     print!("{machine}");
     let linked = (0..machine.len()).all(|d| machine.peers(d).contains(&((d + 1) % machine.len())));

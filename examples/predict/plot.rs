@@ -14,10 +14,10 @@ const COLOURS: [RGBColor; 4] =
     [RGBColor(23, 90, 164), RGBColor(20, 140, 110), RGBColor(208, 92, 20), RGBColor(136, 62, 150)];
 const INK: RGBColor = RGBColor(45, 52, 60);
 
-/// Comes along, so that the picture does not depend on the fonts of the machine (see `examples/data/README.md`).
+/// Included, so that the picture does not depend on the machine's fonts (see `examples/data/README.md`).
 static FONT: &[u8] = include_bytes!("../data/DejaVuSans-ascii.ttf");
 
-/// Whether the name is one that can be drawn to, asked before the predictions and not after them.
+/// Checks the file name's extension before the predictions run, not after.
 pub fn check(path: &Path) -> Result<()> {
     match path.extension().and_then(|e| e.to_str()) {
         Some("svg" | "png") => Ok(()),
@@ -25,11 +25,11 @@ pub fn check(path: &Path) -> Result<()> {
     }
 }
 
-/// Draws a line for each machine, and what was measured.
+/// Draws a line for each machine, and the measurements.
 pub fn draw(path: &Path, curves: &[(String, Vec<Point>)], pieces: usize) -> Result<()> {
     register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| anyhow!("the font is damaged"))?;
     if path.extension().is_some_and(|e| e == "png") {
-        // For the sake of a plain message where the file cannot be written.
+        // Gives a plain message if the file cannot be written.
         fs::File::create(path)?;
         return picture(&BitMapBackend::new(path, SIZE).into_drawing_area(), curves, pieces);
     }
@@ -51,7 +51,7 @@ where
     let title = format!("All-reduce of f32 by a ring of copy engines, {pieces} pieces: predicted in virtual time");
     let area = area.margin(12, 4, 4, 4).titled(&title, text(22))?;
     let (left, right) = area.split_horizontally(SIZE.0 * 53 / 100);
-    // Both axes are logarithmic: what is drawn are logarithms to base 2, so that the marks fall on powers of two.
+    // Both axes are logarithmic. The drawn values are logarithms to base 2, so that the ticks fall on powers of two.
     times(&left, curves)?;
     bandwidths(&right, curves)?;
     area.present()?;
@@ -66,7 +66,7 @@ where
     let all = || curves.iter().flat_map(|(_, points)| points).map(|point| milliseconds(point.timing.call));
     let known = || measured::RING.iter().chain(&measured::NCCL).map(|&(_, us)| milliseconds(us));
     let (low, high) = all().chain(known()).fold((f64::MAX, f64::MIN), |(low, high), y| (low.min(y), high.max(y)));
-    // A mark's room above them all, for the legend.
+    // One tick of free space at the top, for the legend.
     let (low, high) = (low.floor(), high.ceil() + 1.0);
     let mut chart = ChartBuilder::on(area)
         .margin(14)
@@ -143,7 +143,7 @@ fn size(bytes: usize) -> f64 {
     (bytes as f64 / MB as f64).log2()
 }
 
-/// The axis of sizes, with a little room at both ends.
+/// The range of sizes, with a little room at both ends.
 fn sizes(curves: &[(String, Vec<Point>)]) -> std::ops::Range<f64> {
     let all = || curves.iter().flat_map(|(_, points)| points).map(|point| size(point.bytes));
     all().fold(f64::MAX, f64::min) - 0.15..all().fold(f64::MIN, f64::max) + 0.25

@@ -1,4 +1,4 @@
-//! The crate's own all-reduce, through a pool in virtual time.
+//! The crate's own all-reduce, on a pool in virtual time.
 
 use gpu_pool::{GpuPool, ReduceOp, Result, Topology};
 

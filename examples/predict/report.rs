@@ -1,4 +1,4 @@
-//! The tables.
+//! The tables that are printed.
 
 use crate::{MB, Point, Timing, measured, pool};
 use anyhow::Result;
@@ -26,7 +26,7 @@ pub fn against_measured(points: &[Point]) -> Table {
     table
 }
 
-/// How much less the prediction is on a machine on which one thing costs nothing.
+/// By how much the prediction falls on a machine on which one cost is zero.
 pub fn contributions(machine: &Topology, predict: impl Fn(&Topology, usize) -> Result<Timing>) -> Result<Table> {
     const FREE: f64 = 1e12;
     let m = || machine.clone();
@@ -57,7 +57,7 @@ pub fn contributions(machine: &Topology, predict: impl Fn(&Topology, usize) -> R
     Ok(table)
 }
 
-/// The crate's own all-reduce, as it goes and with everything staged through the host.
+/// The crate's own all-reduce.
 pub fn of_the_pool(machine: &Topology, sizes: &[usize]) -> Result<Table> {
     let mut table = table(&["size", "time"]);
     for &bytes in sizes {

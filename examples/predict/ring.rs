@@ -1,16 +1,17 @@
-//! The copy-engine ring all-reduce that was measured on 8 x H200, call for call, on the waist of the crate
-//! ([`gpu_pool::driver`]): it pushes into its neighbour's memory, which the public face has no word for.
+//! The copy-engine ring all-reduce that was measured on 8 x H200, call by call. It uses the driver API of the crate
+//! ([`gpu_pool::driver`]), because it writes into its neighbour's memory, which the public API cannot express.
 //!
 //! Each device has a copy stream and an add stream, and cuts each of its chunks into pieces, so that one piece is added
-//! up while the next one is copied:
+//! while the next one is copied:
 //!
 //! ```text
-//! reduce-scatter, step s:  copy stream: chunk (d - s) goes to the scratch of d + 1     add stream: chunk (d - 1 - s) += scratch
+//! reduce-scatter, step s:  copy stream: chunk (d - s) goes to the scratch of d + 1
+//!                          add stream:  chunk (d - 1 - s) += scratch
 //! all-gather, step s:      copy stream: chunk (d + 1 - s) goes to its place on d + 1
 //! ```
 //!
-//! Every edge is an event. One thread per device submits all that; it may submit a wait only once the other thread has
-//! submitted the record, which a counter says.
+//! Every edge is an event. One thread per device submits all operations. It may submit a wait only after the other
+//! thread has submitted the record; a counter tells.
 
 use anyhow::{Context, Result, ensure};
 use gpu_pool::driver::{
@@ -25,16 +26,16 @@ use std::{
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// What a ring took in virtual time: the mean over back-to-back calls, of the slowest device.
+/// The time of a ring in virtual time: the mean over back-to-back calls, of the slowest device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// Microseconds from call to call.
     pub call: f64,
-    /// Of these, what the host threads spent in submitting.
+    /// The part that the host threads spend in submitting.
     pub submit: f64,
 }
 
-/// A count that only grows, and that other threads wait for.
+/// A counter that only grows, and that other threads wait for.
 #[derive(Default)]
 struct Counter {
     count: Mutex<usize>,
@@ -62,23 +63,23 @@ struct Member {
     main: RawStream,
     copy: RawStream,
     add: RawStream,
-    /// Recorded at the start of a call, after each copy, and after each addition; with how many records there were.
+    /// Events at the start of a call, after each copy, and after each addition; each with the number of records.
     start: (RawEvent, Counter),
     copied: (Vec<RawEvent>, Counter),
     added: (Vec<RawEvent>, Counter),
 }
 
-/// The ring of one size on some devices.
+/// A ring for one size.
 pub struct Ring {
     members: Vec<Member>,
-    /// Bytes of a chunk, and of a piece of it.
+    /// Bytes of a chunk; `piece`: bytes of a piece of it.
     chunk: u64,
     piece: usize,
     pieces: usize,
 }
 
 impl Ring {
-    /// Memory, streams and events for all-reduces of `bytes`.
+    /// Allocates memory, streams and events for all-reduces of `bytes`.
     pub fn new(gpus: &[DriverRef], bytes: usize, pieces: usize) -> Result<Self> {
         let devices = gpus.len();
         ensure!(devices > 1 && pieces > 0, "a ring of {devices} devices, in {pieces} pieces");
@@ -89,7 +90,7 @@ impl Ring {
         let chunk = bytes / devices;
         let copies = 2 * (devices - 1) * pieces;
         for (d, gpu) in gpus.iter().enumerate() {
-            // A member reads its own memory and writes that of the next one.
+            // A member reads its own memory and writes its neighbour's.
             gpu.enable_peer(&*gpus[(d + 1) % devices]).with_context(|| format!("device {d} and its neighbour"))?;
         }
         let member = |gpu: &DriverRef| -> DriverResult<Member> {
@@ -113,7 +114,7 @@ impl Ring {
         Ok(Ring { members, chunk: chunk as u64, piece: chunk / pieces, pieces })
     }
 
-    /// Calls it once to get going, and then `calls` times, as the measurement did.
+    /// Runs one warm-up call, and then `calls` calls, as the measurement did.
     pub fn run(&self, calls: usize) -> Result<Timing> {
         let together = Barrier::new(self.members.len());
         let timings = thread::scope(|scope| {
@@ -126,8 +127,8 @@ impl Ring {
         Ok(Timing { call: slowest(|t| t.call), submit: slowest(|t| t.submit) })
     }
 
-    /// A member's thread. It waits for nothing on the device before all have submitted: virtual time then knows all
-    /// that is to be done. A member that fails takes the others with it by the deadline of their waits at most.
+    /// A member's thread. It waits for the device only after all members have submitted: then virtual time knows all
+    /// the work. If a member fails, the others fail by the deadline of their waits at the latest.
     fn member(&self, d: usize, calls: usize, together: &Barrier) -> Result<Timing> {
         let gpu = &*self.members[d].gpu;
         let now = || host::virtual_now(gpu).map_or(0.0, |now| 1e6 * now.as_secs_f64());
@@ -156,7 +157,7 @@ impl Ring {
         let (n, pieces) = (self.members.len(), self.pieces);
         let (me, next, previous) = (&self.members[d], &self.members[(d + 1) % n], &self.members[(d + n - 1) % n]);
         let gpu = &*me.gpu;
-        // What all calls before this one have recorded.
+        // Records of all earlier calls.
         let copies = call * 2 * (n - 1) * pieces;
         let additions = call * (n - 1) * pieces;
         let chunk = |i: usize| (i % n) as u64 * self.chunk;
@@ -173,11 +174,11 @@ impl Ring {
             for piece in 0..pieces {
                 let (at, offset) = (step * pieces + piece, (piece * self.piece) as u64);
                 if step > 0 {
-                    // The sum of what is sent.
+                    // The chunk is sent after its sum is complete.
                     gpu.stream_wait_event(me.copy, me.added.0[at - pieces])?;
                 }
                 if step > 1 {
-                    // The half of the neighbour's scratch that is written again.
+                    // The neighbour must have read the half of its scratch that is written again.
                     next.added.1.reach(additions + at - 2 * pieces + 1);
                     gpu.stream_wait_event(me.copy, next.added.0[at - 2 * pieces])?;
                 }
@@ -215,8 +216,8 @@ impl Ring {
     }
 
     fn push(&self, me: &Member, next: &Member, dst: Address, src: Address) -> DriverResult {
-        // SAFETY: both ranges are pieces of live memory, freed after the streams are idle; the events of `submit` order
-        // each copy after the additions that it reads and that have read what it overwrites.
+        // SAFETY: both ranges are pieces of live memory, freed after the streams are idle. The events of `submit` order
+        // each copy after the additions that write its source, and after those that read its destination.
         unsafe { me.gpu.copy_peer(dst, &*next.gpu, src, &*me.gpu, self.piece, me.copy) }
     }
 
@@ -226,33 +227,33 @@ impl Ring {
             name: "add_f32",
             function: me.function,
             host: Some(add_f32),
-            // As measured: few blocks, so that the rest of the device is free for others.
+            // As measured: few blocks, so that the rest of the device is free for other work.
             dims: LaunchDims { grid: (48, 1, 1), block: (512, 1, 1), shared_bytes: 0 },
             args: &[slice(sum, true), slice(more, false)],
             early: false,
         };
-        // SAFETY: the arguments are those that `add_f32` takes; memory and order as in `push`.
+        // SAFETY: the arguments fit `add_f32`; memory and order as in `push`.
         unsafe { me.gpu.launch(&launch, me.add) }
     }
 }
 
-/// Whether the ring adds up what it should, with real data on these devices.
+/// Checks the ring's sums, with real data on these devices.
 pub fn check(gpus: &[DriverRef], pieces: usize) -> Result<()> {
     let devices = gpus.len();
     let bytes = 4 * 16 * devices * pieces;
     let ring = Ring::new(gpus, bytes, pieces)?;
     let value = |i: usize| (i % 7 + 1) as f32;
-    // Each device has its share of a sum that a float holds exactly, also after three all-reduces in place.
+    // Each device has its share of a sum that `f32` holds exactly, even after three all-reduces in place.
     let transfer = |d: usize, contents: Option<f32>| -> Result<Vec<f32>> {
         let (gpu, member) = (&gpus[d], &ring.members[d]);
         let host = gpu.host_alloc(bytes)?;
-        // SAFETY: the driver gave out `bytes` bytes, zeroed, page-aligned; nobody else knows them but the copy that is
-        // waited for below.
+        // SAFETY: the driver has allocated `bytes` bytes, zeroed and page-aligned. Only the copy that is waited for
+        // below uses them, too.
         let floats = unsafe { std::slice::from_raw_parts_mut(host.cast::<f32>(), bytes / 4) };
         if let Some(share) = contents {
             floats.iter_mut().enumerate().for_each(|(i, x)| *x = share * value(i));
         }
-        // SAFETY: both ranges are `bytes` long and live, and idle but for this copy.
+        // SAFETY: both ranges are live and `bytes` long, and only this copy uses them.
         unsafe {
             match contents {
                 Some(_) => gpu.copy_to_device(member.data, host, bytes, member.main)?,
@@ -261,7 +262,7 @@ pub fn check(gpus: &[DriverRef], pieces: usize) -> Result<()> {
         }
         ring.wait(d)?;
         let read = floats.to_vec();
-        // SAFETY: it came from there, and the copy is done.
+        // SAFETY: it came from `host_alloc`, and the copy is complete.
         unsafe { gpu.host_free(host)? };
         Ok(read)
     };
@@ -285,7 +286,7 @@ pub fn check(gpus: &[DriverRef], pieces: usize) -> Result<()> {
 impl Drop for Ring {
     fn drop(&mut self) {
         for member in &self.members {
-            // A stream that is stuck, or a device that is lost, keeps what it has.
+            // A stuck stream or a lost device keeps its memory.
             let streams = [member.main, member.copy, member.add];
             let idle = |stream| member.gpu.stream_wait_idle(stream, LONG).unwrap_or(false);
             if !streams.into_iter().all(idle) {
@@ -294,7 +295,8 @@ impl Drop for Ring {
         }
         for member in &self.members {
             let gpu = &member.gpu;
-            // SAFETY: all came from this device, once, and all streams that use them are idle.
+            // SAFETY: all of them came from this device, each is destroyed once, and all streams that use them are
+            // idle.
             unsafe {
                 for stream in [member.main, member.copy, member.add] {
                     drop(gpu.stream_destroy(stream));
@@ -309,14 +311,14 @@ impl Drop for Ring {
     }
 }
 
-/// The Rust twin of the crate's kernel of that name, without its count: the slices have the right length.
+/// The host kernel for the crate's kernel of that name. It needs no count: the slices have the right length.
 unsafe fn add_f32(_: LaunchDims, args: &[HostArg]) {
     let [HostArg::Slice { ptr: sum, bytes, write: true }, HostArg::Slice { ptr: more, .. }] = args else {
         panic!("add_f32 takes a slice that it writes and one that it reads")
     };
     let len = bytes / size_of::<f32>();
-    // SAFETY: the software GPU hands out live ranges, 4-byte aligned since pieces are whole numbers of floats, the
-    // first one exclusively; both are a piece long.
+    // SAFETY: the software GPU gives live ranges, aligned to 4 bytes since pieces are whole numbers of floats; the
+    // first one exclusively. Both are one piece long.
     let (sum, more) = unsafe {
         (std::slice::from_raw_parts_mut(sum.cast::<f32>(), len), std::slice::from_raw_parts(more.cast::<f32>(), len))
     };

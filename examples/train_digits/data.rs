@@ -1,6 +1,7 @@
-//! The digits: 8 x 8 pixels from 0 to 16 and a label from 0 to 9, one image per line of a CSV file (gzipped or not).
+//! The digits: images of 8 x 8 pixels from 0 to 16 and a label from 0 to 9, one image per line of a CSV file (gzipped
+//! or not).
 //!
-//! Everything that can be wrong with a file is said with the file, the line and what was expected there.
+//! Every error names the file, the line and what was expected there.
 
 use crate::rng::Rng;
 use anyhow::{Context, Result, bail, ensure};
@@ -17,15 +18,14 @@ pub const PIXELS: usize = 64;
 pub const CLASSES: usize = 10;
 
 const BRIGHTEST: u8 = 16;
-/// One image in five is held out, as 1437 and 360 of the 1797 that are shipped.
+/// One image in five is held out: of the 1797 included images 360, so that 1437 are left for training.
 const HELD_OUT: usize = 5;
 const SPLIT_SEED: u64 = 7;
-/// Larger data are not what this example is for, and a few bytes of gzip may unpack to any size. So the bytes of all
-/// are limited,
+/// Limit for all bytes. This example is not for larger data, and a few bytes of gzip may unpack to any size.
 const MOST_BYTES: u64 = 64 << 20;
-/// the images, which take more memory than their text does,
+/// Limit for the number of images, which take more memory than their text.
 const MOST_IMAGES: usize = 100_000;
-/// and the text of one, before it is taken apart.
+/// Limit for the text of one image, before it is parsed.
 const MOST_BYTES_OF_A_LINE: u64 = 64 << 10;
 
 static SHIPPED: &[u8] = include_bytes!("../data/digits.csv.gz");
@@ -39,7 +39,7 @@ pub struct Images {
     pub labels: Vec<i32>,
 }
 
-/// What to train on, and what to judge by.
+/// The training images, and the images held out for judging.
 #[derive(Debug)]
 pub struct Digits {
     pub train: Images,
@@ -51,7 +51,7 @@ impl Images {
         self.labels.len()
     }
 
-    /// These rows in this order.
+    /// These rows, in this order.
     pub fn pick(&self, rows: &[usize]) -> Images {
         let pixels = rows.iter().flat_map(|&r| &self.pixels[r * PIXELS..][..PIXELS]).copied().collect();
         Images { pixels, labels: rows.iter().map(|&r| self.labels[r]).collect() }
@@ -59,7 +59,7 @@ impl Images {
 }
 
 impl Digits {
-    /// The file, or the data that comes with the example; shuffled and split always in the same way.
+    /// Loads the file, or the data included in the example; always shuffled and split in the same way.
     pub fn load(path: Option<&Path>) -> Result<Digits> {
         let all = match path {
             None => read(SHIPPED).context("the digits that come with the example")?,
@@ -80,7 +80,7 @@ impl Digits {
     }
 }
 
-/// The images of a file's bytes, gzipped or not.
+/// Parses the bytes of a file, gzipped or not.
 pub fn read(bytes: &[u8]) -> Result<Images> {
     ensure!(!bytes.is_empty(), "it is empty");
     if bytes.starts_with(&[0x1f, 0x8b]) {
@@ -134,7 +134,7 @@ fn expected(line: u64, column: usize, what: &str, most: u8, found: &[u8]) -> Str
     format!("line {line}, column {column}: expected {what}, a whole number from 0 to {most}, found {shown:?}")
 }
 
-/// Gzip's own words ("corrupt deflate stream") do not say what happened to the file.
+/// Gzip's own message ("corrupt deflate stream") does not say what happened to the file.
 fn unreadable(error: csv::Error, line: u64) -> anyhow::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {

@@ -1,18 +1,18 @@
-//! The steps between the matrix products: `kernels/mlp.cu` and its Rust twins.
+//! The kernels between the matrix products: `kernels/mlp.cu`, and a host kernel for each.
 //!
-//! A twin computes the same as its kernel and is what a software GPU runs. Only `expf` and `logf` may differ in the
-//! last bit between the two.
+//! A host kernel computes the same as its kernel; software GPUs run it. Only `expf` and `logf` may differ in the last
+//! bit.
 
 use gpu_pool::{Module, kernel};
 
-/// Compiled ahead of time; a machine needs a driver, no CUDA toolkit.
+/// Compiled ahead of time: a machine needs a driver, no CUDA toolkit.
 pub static MLP: Module = Module::ptx(include_str!("../../kernels/ptx/mlp.ptx")).with_cubins(&[
     (80, include_bytes!("../../kernels/ptx/mlp.sm_80.cubin")),
     (90, include_bytes!("../../kernels/ptx/mlp.sm_90.cubin")),
 ]);
 
 kernel! {
-    /// `h = max(h + b, 0)`, row by row. NaN stays NaN, so that a diverged run shows.
+    /// `h = max(h + b, 0)`, row by row. NaN stays NaN, so that a diverged run is visible.
     pub static BIAS_RELU: "bias_relu" in MLP, fn(h: &mut [f32], b: &[f32], rows: u32, cols: u32) |_dims| {
         for row in h.chunks_exact_mut(cols as usize).take(rows as usize) {
             for (h, b) in row.iter_mut().zip(b) {
@@ -30,8 +30,9 @@ kernel! {
     }
 
     /// `dlogits = (softmax(logits) - onehot(label)) * scale`, and the cross-entropy of every row.
-    pub static SOFTMAX_XENT: "softmax_xent" in MLP,
-    fn(logits: &[f32], labels: &[i32], dlogits: &mut [f32], loss: &mut [f32], rows: u32, cols: u32, scale: f32) |_dims| {
+    pub static SOFTMAX_XENT: "softmax_xent" in MLP, fn(
+        logits: &[f32], labels: &[i32], dlogits: &mut [f32], loss: &mut [f32], rows: u32, cols: u32, scale: f32
+    ) |_dims| {
         let cols = cols as usize;
         for r in 0..rows as usize {
             let row = &logits[r * cols..][..cols];

@@ -5,13 +5,13 @@
 //! cargo run --release --example train_digits -- --backend host --devices 8 --check --plot loss.png
 //! ```
 //!
-//! Every batch is sharded over the devices; each has a replica of the model in a `PerDevice`, computes the gradients of
-//! its rows, exchanges them in buckets while the backward pass goes on (weighted by rows: the last batch is uneven) and
-//! takes the same step, so the replicas stay equal bit for bit. The parts:
+//! Every batch is sharded over the devices. Each device has a replica of the model in a `PerDevice` and computes the
+//! gradients of its rows. It exchanges them in buckets during the backward pass, weighted by rows, since the last batch
+//! is uneven. Then all devices take the same step, so the replicas stay equal bit for bit. The parts:
 //!
-//! * `data`: the digits, read and split; `rng`: one generator with a seed for all that is random
-//! * `kernels`: the device code with its Rust twins; `model`: a replica; `train`: the loop
-//! * `report`, `plot`: what is shown
+//! * `data`: the digits, read and split; `rng`: the seeded generator for everything random
+//! * `kernels`: the device code and its host kernels; `model`: a replica; `train`: the loop
+//! * `report`, `plot`: output for the user
 
 mod data;
 mod kernels;
@@ -32,7 +32,7 @@ use std::{
 };
 use train::{Outcome, Settings};
 
-/// What `--check` demands of the images held out.
+/// The accuracy on held-out images that `--check` demands.
 const ACCURACY: f64 = 0.97;
 
 /// Trains a 64-128-10 perceptron on handwritten digits, data parallel on all devices.
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing can be done about a stderr that is gone, too.
+            // If stderr is gone, too, nothing can be done.
             let _ = writeln!(std::io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
@@ -136,7 +136,7 @@ fn shown(pool: &GpuPool, data: &Digits, set: Settings, what: &'static str) -> Re
     outcome
 }
 
-/// The pool that the options ask for; without any, what the library and its environment variables say.
+/// The pool that the options ask for; without options, the library's default and its environment variables decide.
 fn build(options: &Options) -> Result<GpuPool> {
     let builder = GpuPool::builder().module(&kernels::MLP);
     let first = |count: usize| (0..count).collect::<Vec<_>>();
@@ -151,7 +151,7 @@ fn build(options: &Options) -> Result<GpuPool> {
     pool.context("cannot open the devices")
 }
 
-/// Whether there are GPUs, and the environment does not say to leave them alone.
+/// Whether there are GPUs, and the environment does not choose software GPUs.
 fn gpus() -> bool {
     let software = std::env::var("GPU_POOL_BACKEND").is_ok_and(|backend| backend.trim().starts_with("host"));
     #[cfg(feature = "cuda")]
@@ -161,7 +161,7 @@ fn gpus() -> bool {
     there && !software
 }
 
-/// What the example promises, verified: equal replicas, equal runs, a model that has learnt.
+/// Checks what the example promises: equal replicas, equal runs, and a model that has learned.
 fn check(options: &Options, data: &Digits, set: Settings, outcome: &Outcome) -> Result<()> {
     let mut out = stdout();
     let (first, others) = outcome.weights.split_first().context("no device has weights")?;

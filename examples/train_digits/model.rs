@@ -1,4 +1,4 @@
-//! The model: a perceptron 64-128-10 with ReLU and cross-entropy; one replica lives on each device.
+//! The model: a perceptron 64-128-10 with ReLU and cross-entropy. One replica lives on each device.
 
 use crate::{
     data::{CLASSES, Images, PIXELS},
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// Neurons of the hidden layer.
 pub const HIDDEN: usize = 128;
 
-// All parameters lie in one buffer; their gradients in the buckets of an exchange, under these numbers.
+// All parameters lie in one buffer. Their gradients lie in the buckets of an exchange, under these numbers.
 const W1: Range<usize> = 0..PIXELS * HIDDEN;
 const B1: Range<usize> = W1.end..W1.end + HIDDEN;
 const W2: Range<usize> = B1.end..B1.end + HIDDEN * CLASSES;
@@ -25,7 +25,7 @@ const DB1: usize = 1;
 const DW2: usize = 2;
 const DB2: usize = 3;
 
-/// The weights that training starts from: even (He, 2015) from a fixed seed, biases 0.
+/// Initial weights: uniform (He, 2015) from a fixed seed; biases 0.
 pub fn initial_weights(seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     let mut weights = vec![0.0; PARAMETERS];
@@ -46,29 +46,30 @@ pub struct Replica {
     held_out: (DeviceBuffer<f32>, DeviceBuffer<i32>),
 }
 
-/// Points of a step in time, on the device.
+/// Events of a step, recorded on the device.
 pub struct StepTimes {
-    /// The shard is there,
+    /// The shard is on the device.
     pub uploaded: Event,
-    /// so are its gradients, some of which are on their way already,
+    /// This device's gradients are computed; some of them are being exchanged already.
     pub computed: Event,
-    /// everybody's,
+    /// The gradients are exchanged.
     pub exchanged: Event,
-    /// and the weights are new.
+    /// The weights are updated.
     pub updated: Event,
 }
 
-/// Uninitialised memory for the result of an operation that writes all of it.
+/// Uninitialised memory for an operation that writes all of it.
 fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
-    // SAFETY: every caller here hands it first to a product with beta = 0 or to a kernel that writes each element.
+    // SAFETY: every caller passes it first to a product with beta = 0, or to a kernel that writes each element.
     unsafe { dev.uninit(len) }
 }
 
 impl Replica {
-    /// The same weights everywhere, this device's shard of the images held out, and room for `rows` losses.
+    /// Makes a replica: equal weights on all devices, this device's shard of the held-out images, and room for `rows`
+    /// losses.
     pub fn new(dev: &Device, shard: &Shard, weights: &[f32], held_out: &Images, rows: usize) -> Result<Replica> {
-        // Each device scales by the rows of the whole batch, so the sum is the mean over rows, not over devices. A
-        // bucket for each layer, which is much too small: so there is something to overlap.
+        // Each device scales by the rows of the whole batch, so the sum is the mean over rows, not over devices. One
+        // bucket per layer, which is much too small: so there is something to overlap.
         let exchange = GradientExchange::builder().reduce(ReduceOp::Sum).first_bucket_bytes(4 << 10);
         Ok(Replica {
             weights: dev.upload(weights)?,
@@ -85,7 +86,7 @@ impl Replica {
         let labels = dev.upload(labels)?;
         let uploaded = dev.record_timed()?;
         if labels.is_empty() {
-            // The last batch may have fewer rows than there are devices: nothing is what this one has to add.
+            // The last batch may have fewer rows than there are devices: then this device has no gradient.
             self.gradients.nothing();
         } else {
             self.gradients(dev, &x, &labels, batch)?;
@@ -102,8 +103,8 @@ impl Replica {
         Ok(StepTimes { uploaded, computed, exchanged, updated: dev.record_timed()? })
     }
 
-    /// Forward and backward; leaves the rows' losses behind those of the steps before. The exchange of the second
-    /// layer's gradients begins before the first layer's are computed.
+    /// Forward and backward pass. Appends the losses of the rows. The exchange of the second layer's gradients begins
+    /// before the first layer's are computed.
     fn gradients(
         &mut self,
         dev: &Device,
@@ -166,7 +167,7 @@ impl Replica {
         Ok((h, logits))
     }
 
-    /// How many of this device's held-out images it names rightly. Waits.
+    /// Number of this device's held-out images that it classifies correctly. Waits.
     pub fn correct(&self, dev: &Device) -> Result<usize> {
         let (x, labels) = &self.held_out;
         let rows = labels.len();

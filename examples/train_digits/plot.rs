@@ -15,7 +15,7 @@ const LOSS: RGBColor = RGBColor(23, 90, 164);
 const ACCURACY: RGBColor = RGBColor(208, 92, 20);
 const INK: RGBColor = RGBColor(45, 52, 60);
 
-/// Comes along, so that the picture does not depend on the fonts of the machine (see `examples/data/README.md`).
+/// Included, so that the picture does not depend on the machine's fonts (see `examples/data/README.md`).
 static FONT: &[u8] = include_bytes!("../data/DejaVuSans-ascii.ttf");
 
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ fn format(path: &Path) -> Result<Format> {
     }
 }
 
-/// Whether the picture can be drawn there, asked before the training and not after it.
+/// Checks the path before the training, not after.
 pub fn check(path: &Path) -> Result<()> {
     format(path)?;
     ensure!(!path.is_dir(), "--plot {}: there is a folder of that name", path.display());
@@ -44,7 +44,7 @@ pub fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Draws the loss of every step, smoothed too, and the accuracy after every epoch.
+/// Draws the loss of every step, the smoothed loss, and the accuracy after every epoch.
 pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
     register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| anyhow!("the font is damaged"))?;
     match format(path)? {
@@ -54,7 +54,7 @@ pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
             fs::write(path, svg)?;
         }
         Format::Png => {
-            // For the sake of a plain message where the file cannot be written.
+            // Gives a plain message if the file cannot be written.
             fs::File::create(path)?;
             chart(BitMapBackend::new(path, SIZE).into_drawing_area(), outcome)?;
         }
@@ -140,11 +140,11 @@ where
     Ok(())
 }
 
-/// The mean over about an epoch around each step, geometric since the axis is logarithmic.
+/// The geometric mean over about an epoch around each step; geometric because the axis is logarithmic.
 fn smoothed(points: &[(f64, f64)], window: f64) -> Vec<(f64, f64)> {
     let most = (window / 2.0) as usize;
     let around = |i: usize| {
-        // As far ahead as back, so that the steep start is not lifted; at the end, only back.
+        // As far ahead as back, so that the steep start is not lifted; near the end less far ahead.
         let back = most.min(i);
         let ahead = back.min(points.len() - 1 - i);
         let near = &points[i - back..=i + ahead];

@@ -1,11 +1,11 @@
-//! What the user sees: the progress bar, the closing table, the weights' hash.
+//! Output for the user: the progress bar, the final table, the hash of the weights.
 
 use crate::train::{Outcome, Progress};
 use comfy_table::{Cell, CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
-/// A bar of epochs on stderr; nothing when that is no terminal.
+/// A progress bar over epochs on stderr; nothing if stderr is no terminal.
 pub fn bar(epochs: usize, what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(epochs as u64);
     let style = ProgressStyle::with_template("{prefix} {bar:20} epoch {pos}/{len}  {wide_msg}");
@@ -14,14 +14,14 @@ pub fn bar(epochs: usize, what: &'static str) -> ProgressBar {
     bar
 }
 
-/// Moves the bar on by an epoch.
+/// Advances the bar by an epoch.
 pub fn advance(bar: &ProgressBar, now: Progress) {
     let (loss, accuracy, rate) = (now.loss, 100.0 * now.accuracy, now.rows_per_second);
     bar.inc(1);
     bar.set_message(format!("loss {loss:.4}  held out {accuracy:.1} %  {rate:.0} rows/s"));
 }
 
-/// What every device did.
+/// The work of every device.
 pub fn table(outcome: &Outcome) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
@@ -50,7 +50,7 @@ fn kibibytes(bytes: u64) -> String {
     format!("{:.1} KiB", bytes as f64 / 1024.0)
 }
 
-/// FNV-1a over the bits: two runs whose hashes differ differ.
+/// FNV-1a over the bits: if the hashes of two runs differ, the runs differ.
 pub fn hash(weights: &[f32]) -> u64 {
     let bytes = weights.iter().flat_map(|w| w.to_bits().to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -1,4 +1,4 @@
-//! A small generator with a seed: the same numbers on every machine, in every run, whatever other crates do.
+//! A small seeded generator: the same numbers on every machine and in every run, whatever other crates do.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub struct Rng(u64);
@@ -15,13 +15,13 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Evenly from -`limit` to `limit`: 24 bits, so that every value is exact in `f32`.
+    /// Uniform from -`limit` to `limit`: 24 bits, so that every value is exact in `f32`.
     pub fn symmetric(&mut self, limit: f32) -> f32 {
         let unit = (self.next() >> 40) as f32 / (1u32 << 24) as f32;
         (2.0 * unit - 1.0) * limit
     }
 
-    /// Fisher and Yates. The bias of the remainder is below 2^-40 for any data that fits in memory here.
+    /// Fisher-Yates shuffle. The bias of the remainder is below 2^-40 for any data that fits in memory here.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             let j = self.next() % (i as u64 + 1);

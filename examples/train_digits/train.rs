@@ -24,7 +24,7 @@ pub struct Settings {
     pub lr: f32,
 }
 
-/// What one device did.
+/// The work of one device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceTotals {
     pub name: String,
@@ -35,26 +35,26 @@ pub struct DeviceTotals {
     pub memory_peak: u64,
 }
 
-/// How far training is, after an epoch.
+/// The state of training after an epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// Mean cross-entropy of the epoch's rows.
     pub loss: f64,
-    /// Of the images held out, those named rightly.
+    /// The fraction of held-out images that are classified correctly.
     pub accuracy: f64,
     pub rows_per_second: f64,
 }
 
-/// What came of it.
+/// The result of a training run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Mean cross-entropy of every step's batch.
     pub step_losses: Vec<f64>,
-    /// After every epoch.
+    /// Accuracy after every epoch.
     pub accuracies: Vec<f64>,
     /// The mean loss of the last epoch.
     pub loss: f64,
-    /// Of every device, as it has them.
+    /// The weights of every device.
     pub weights: Vec<Vec<f32>>,
     pub devices: Vec<DeviceTotals>,
     pub elapsed: Duration,
@@ -82,17 +82,17 @@ struct Part {
     memory_peak: u64,
 }
 
-/// The batches of `rows` rows; the last one takes what is left.
+/// The batches of `rows` rows; the last one is the remainder.
 fn batches(rows: usize, batch: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(batch).map(move |start| start..start.saturating_add(batch).min(rows))
 }
 
-/// Rows of one epoch that fall to a device.
+/// Rows of one epoch that a device gets.
 fn rows_of(shard: &Shard, rows: usize, batch: usize) -> usize {
     batches(rows, batch).map(|range| shard.range(range.len()).len()).sum()
 }
 
-/// Trains on all devices of the pool, from the same weights and in the same order every time.
+/// Trains on all devices of the pool. Every run starts from the same weights and uses the same order.
 pub fn train(pool: &GpuPool, data: &Digits, set: Settings, mut tell: impl FnMut(Progress)) -> Result<Outcome> {
     let rows = data.train.len();
     let weights = initial_weights(WEIGHTS_SEED);
@@ -119,7 +119,7 @@ pub fn train(pool: &GpuPool, data: &Digits, set: Settings, mut tell: impl FnMut(
                     let labels = shard.of(&images.labels[batch.clone()]);
                     steps.push(replica.step(dev, pixels, labels, batch.len(), set.lr)?);
                 }
-                // Only here the host waits: the steps above are queued while the device works.
+                // The host waits only here: the steps above are queued while the device works.
                 dev.synchronize()?;
                 let losses = replica.take_losses(dev)?;
                 let correct = replica.correct(dev)?;
@@ -149,7 +149,7 @@ pub fn train(pool: &GpuPool, data: &Digits, set: Settings, mut tell: impl FnMut(
 fn gather(outcome: &mut Outcome, parts: &[Part], data: &Digits, batch: usize) -> (f64, f64) {
     let mut total = 0.0;
     for (step, range) in batches(data.train.len(), batch).enumerate() {
-        // In device order, so that the curve too is the same in every run.
+        // In device order, so that the curve is the same in every run, too.
         let sum: f64 = parts.iter().map(|part| part.losses[step]).sum();
         outcome.step_losses.push(sum / range.len() as f64);
         total += sum;
@@ -178,8 +178,8 @@ fn by_step(mut losses: &[f32], lengths: impl Iterator<Item = usize>) -> Vec<f64>
         .collect()
 }
 
-/// Time in forward, backward and update, and time in which the exchange is all there is to do (which includes waiting
-/// for the slowest device).
+/// The time in forward, backward and update, and the exposed time of the exchange (which includes waiting for the
+/// slowest device).
 fn times(steps: &[StepTimes]) -> gpu_pool::Result<(Duration, Duration)> {
     let (mut compute, mut exchange) = (Duration::ZERO, Duration::ZERO);
     for step in steps {

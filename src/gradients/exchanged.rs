@@ -39,7 +39,8 @@ impl<'a, T: Gradient> Exchanged<'a, T> {
     /// use gpu_pool::{GpuPool, GradientExchange, LaunchDims, Module, kernel};
     /// # static MODULE: Module = Module::ptx("");
     /// kernel! {
-    ///     static UPDATE: "clipped_sgd" in MODULE, fn(w: &mut [f32], g: &[f32], norm: &[f32], n: u64, rate: f32, max: f32) |_| {
+    ///     static UPDATE: "clipped_sgd" in MODULE,
+    ///     fn(w: &mut [f32], g: &[f32], norm: &[f32], n: u64, rate: f32, max: f32) |_| {
     ///         let factor = rate * (max / norm[0]).min(1.0);
     ///         w.iter_mut().zip(g).for_each(|(w, g)| *w -= factor * g);
     ///     }

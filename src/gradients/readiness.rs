@@ -194,7 +194,9 @@ mod tests {
         /// Any order of readiness starts all buckets, in the order of their numbers. Each starts when it and all before
         /// it are complete.
         #[test]
-        fn buckets_start_in_order(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), unused in 0..12usize) {
+        fn buckets_start_in_order(
+            order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle(), unused in 0..12usize,
+        ) {
             let layout = layout(12, 32);
             let mut readiness = Readiness::new(&layout);
             let mut started = Vec::new();
@@ -202,7 +204,8 @@ mod tests {
                 readiness.ready("ready", gradient, &layout).unwrap();
                 prop_assert!(readiness.ready("ready", gradient, &layout).is_err());
                 while let Some(bucket) = readiness.start_next(false) {
-                    prop_assert!(layout.buckets[..=bucket].iter().flat_map(|b| &b.gradients).all(|&g| readiness.is_used(g)));
+                    let mut gradients = layout.buckets[..=bucket].iter().flat_map(|b| &b.gradients);
+                    prop_assert!(gradients.all(|&g| readiness.is_used(g)));
                     started.push(bucket);
                 }
             }

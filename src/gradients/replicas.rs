@@ -2,10 +2,10 @@
 //!
 //! Users call it between steps. Uses exchanges of host values and broadcasts of the group.
 
-use super::{GradientExchange, element::Gradient};
+use super::{Difference, GradientExchange, element::Gradient, mismatch};
 use crate::{
     DType, Device, Element, Group,
-    error::{Error, Result, Site},
+    error::{Result, Site},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::{
@@ -30,7 +30,7 @@ impl Parameters {
     }
 
     /// The first difference, and both sides of it.
-    fn differs(&self, other: &Self) -> Option<(&'static str, String, String)> {
+    fn differs(&self, other: &Self) -> Option<Difference> {
         let both = |what, text: &dyn Fn(&Self) -> String| Some((what, text(self), text(other)));
         if self.dtype != other.dtype {
             return both("dtype", &|own| format!("parameters of {:?}", own.dtype));
@@ -50,17 +50,8 @@ impl Parameters {
     fn compare(self, group: &Group<'_>) -> Result<()> {
         let all = group.exchange(self)?;
         for rank in 1..all.len() {
-            if let Some((what, a_call, b_call)) = all[0].differs(&all[rank]) {
-                let (a, b) = (group.ordinal(0), group.ordinal(rank));
-                return Err(Error::Mismatch {
-                    what,
-                    a,
-                    a_call,
-                    a_site: all[0].site,
-                    b,
-                    b_call,
-                    b_site: all[rank].site,
-                });
+            if let Some(difference) = all[0].differs(&all[rank]) {
+                return Err(mismatch(group, rank, difference, [all[0].site, all[rank].site]));
             }
         }
         Ok(())
@@ -107,9 +98,7 @@ impl<T: Gradient> GradientExchange<T> {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] within a step, in a capture and after a failure; [`Error::Mismatch`],
-    /// [`Error::Timeout`], [`Error::Aborted`].
+    /// `InvalidArgument` within a step, in a capture and after a failure; `Mismatch`, `Timeout`, `Aborted`.
     #[track_caller]
     pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {
         self.check(dev, "join")?;
@@ -136,10 +125,9 @@ impl<T: Gradient> GradientExchange<T> {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// [`Error::Mismatch`] on all members when they differ in the number of parameters, their lengths or their type,
-    /// before anything was written; [`Error::InvalidArgument`] for a root that is no member, in a capture, and in a
-    /// gang without one of the members; else those of [`Device::broadcast`].
+    /// [`Mismatch`](crate::Error::Mismatch) on all members, before anything was written, if they differ in the number
+    /// of parameters, their lengths or their type; `InvalidArgument` for a root that is no member, in a capture, and in
+    /// a gang without one of the members; else the errors of [`Device::broadcast`].
     #[track_caller]
     pub fn broadcast_parameters<V>(&self, dev: &Device, parameters: &mut [V], root: usize) -> Result<()>
     where
@@ -163,9 +151,9 @@ impl<T: Gradient> GradientExchange<T> {
     /// Checks that all members have the same parameters, bit for bit. Replicas that drift apart give no error by
     /// themselves, only worse results. It downloads all parameters and waits: call it every thousandth step or so.
     ///
-    /// # Errors
-    /// [`Error::Mismatch`] on all members, `"parameters"` with the number of the first that differs between rank 0 and
-    /// another, or as of [`broadcast_parameters`](Self::broadcast_parameters); else those of [`Device::download`].
+    /// [`Mismatch`](crate::Error::Mismatch) on all members: `"parameters"` with the number of the first that differs
+    /// between rank 0 and another, or as in [`broadcast_parameters`](Self::broadcast_parameters); else the errors of
+    /// [`Device::download`].
     #[track_caller]
     pub fn verify_parameters<V>(&self, dev: &Device, parameters: &[V]) -> Result<()>
     where

@@ -3,7 +3,7 @@
 //! Users call the builder; `build` meets all members once. Invariant: an exchange exists only if the settings, sizes
 //! and types of all members were equal.
 
-use super::{GradientExchange, element::Gradient};
+use super::{Difference, GradientExchange, element::Gradient, mismatch};
 use crate::{
     DType, Device, Group, ReduceOp,
     error::{Error, Result, Site},
@@ -206,9 +206,8 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         let all = group.exchange(terms)?;
         let (first, others) = all.split_first().expect("this member at least");
         for (rank, other) in (1..).zip(others) {
-            if let Some((what, a_call, b_call)) = first.differs(other) {
-                let (a, b) = (group.ordinal(0), group.ordinal(rank));
-                return Err(Error::Mismatch { what, a, a_call, a_site: first.site, b, b_call, b_site: other.site });
+            if let Some(difference) = first.differs(other) {
+                return Err(mismatch(group, rank, difference, [first.site, other.site]));
             }
         }
         GradientExchange::new(group, first.id, self.0.clone(), sizes)
@@ -267,7 +266,7 @@ struct Terms {
 
 impl Terms {
     /// The first difference, and both sides of it.
-    fn differs(&self, other: &Terms) -> Option<(&'static str, String, String)> {
+    fn differs(&self, other: &Terms) -> Option<Difference> {
         let both = |what, text: &dyn Fn(&Terms) -> String| {
             let call = |terms| format!("GradientExchange({})", text(terms));
             Some((what, call(self), call(other)))

@@ -8,6 +8,7 @@ use super::{
     element::Gradient,
     first_layout,
     layout::{Layout, Unit},
+    mismatch,
     readiness::Readiness,
     retire,
 };
@@ -246,9 +247,7 @@ impl<T: Gradient> GradientExchange<T> {
                 _ => format!("finish of {} gradients", report.used.len()),
             };
             let (first, other) = (&all[0], &all[rank]);
-            let (a, b) = (group.ordinal(0), group.ordinal(rank));
-            let (a_call, b_call) = (call(first), call(other));
-            return Err(Error::Mismatch { what, a, a_call, a_site: first.site, b, b_call, b_site: other.site });
+            return Err(mismatch(&group, rank, (what, call(first), call(other)), [first.site, other.site]));
         }
         self.unused.clear();
         let nobodys = |gradient: &usize| all.iter().all(|report| !report.used[*gradient]);

@@ -9,7 +9,8 @@
 //!   cache.
 //! * [`staging`], [`peer_staging`]: page-locked buffers for copies that pass through the host.
 //! * [`numa`]: NUMA nodes for page-locked memory. [`insight`], [`stats`]: snapshots, reports and counters for people.
-//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold.
+//! * [`buffer`], [`view`], [`pinned`], [`unified`]: the types that users hold. [`host_access`]: how the host reaches
+//!   the contents of the last two.
 
 pub(crate) mod backing;
 pub(crate) mod block;
@@ -19,6 +20,7 @@ pub(crate) mod event;
 pub(crate) mod handle;
 pub(crate) mod hazard;
 pub(crate) mod heap;
+mod host_access;
 pub(crate) mod insight;
 pub(crate) mod numa;
 pub(crate) mod peer_staging;

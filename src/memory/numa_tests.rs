@@ -113,7 +113,7 @@ fn staging_is_near_its_device() {
     pool.close().unwrap();
 }
 
-/// Dropped in flight: the next owner waits, on each node (pytorch#127612).
+/// A buffer dropped in flight: the next owner waits, on each node (pytorch#127612).
 #[test]
 fn memory_in_flight_is_not_used_too_early() {
     for check in [Check::Races, Check::Memory] {

@@ -7,9 +7,9 @@ mod pool;
 
 pub(crate) use pool::{Locality, PinnedPool};
 
-use super::{DeviceCopy, block::BlockRef, hazard::Access};
-use crate::{error::Result, mutation::Bug};
-use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, slice, time::Duration};
+use super::{DeviceCopy, block::BlockRef};
+use crate::error::Result;
+use std::{marker::PhantomData, ops::RangeBounds, time::Duration};
 
 /// `len` elements of `T` in page-locked host memory. Copies from and to it do not wait, and run at the full speed of
 /// the bus.
@@ -33,35 +33,12 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds, panic::Location, slice, ti
 /// ```
 pub struct PinnedBuffer<T: DeviceCopy> {
     pub(crate) block: BlockRef,
-    len: usize,
-    deadline: Duration,
+    pub(super) len: usize,
+    pub(super) deadline: Duration,
     of: PhantomData<T>,
 }
 
 impl<T: DeviceCopy> PinnedBuffer<T> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The contents. Waits for copies that write them.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout) when such a copy does not complete within the pool's deadline, and the
-    /// driver's errors.
-    #[track_caller]
-    pub fn as_slice(&self) -> Result<&[T]> {
-        self.ready("PinnedBuffer::as_slice", Access::Read)?;
-        // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes. No device writes them
-        // any more, and no such copy can start while `self` is borrowed, since it needs `&mut self`.
-        Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
-    }
-
     /// A part of the contents. Waits for copies that write the buffer.
     ///
     /// ```
@@ -86,39 +63,8 @@ impl<T: DeviceCopy> PinnedBuffer<T> {
         Ok(&self.as_slice()?[range])
     }
 
-    /// The contents, for writing. Waits for all copies from and to them.
-    ///
-    /// # Errors
-    /// As [`as_slice`](Self::as_slice).
-    #[track_caller]
-    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
-        self.ready("PinnedBuffer::as_mut_slice", Access::Write)?;
-        // SAFETY: as above, and no device reads them any more.
-        Ok(unsafe { slice::from_raw_parts_mut(self.ptr(), self.len) })
-    }
-
-    #[track_caller]
-    fn ready(&self, op: &'static str, access: Access) -> Result<()> {
-        let handle = &self.block.handle;
-        let _here = handle.enter(op, Location::caller());
-        if !handle.injected(Bug::HostDoesNotWait) {
-            self.block.hazards.wait_host(handle, op, access, self.deadline)?;
-        }
-        handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
-    }
-
     /// Whether a host access might have to wait.
     pub fn in_flight(&self) -> bool {
         self.block.hazards.in_flight()
-    }
-
-    pub(crate) fn ptr(&self) -> *mut T {
-        self.block.address as *mut T
-    }
-}
-
-impl<T: DeviceCopy> fmt::Debug for PinnedBuffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PinnedBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
     }
 }

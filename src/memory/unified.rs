@@ -9,7 +9,7 @@ use super::{
     block::{Block, BlockRef, ChunkKind, Origin},
     fits_blocks,
     handle::DeviceHandle,
-    hazard::{Access, History},
+    hazard::History,
     view::{DeviceView, DeviceViewMut},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     parts::Parts,
     shard::Shard,
 };
-use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 /// `len` elements of `T` in managed memory: one address on the host and on every device.
 ///
@@ -39,9 +39,9 @@ use std::{fmt, marker::PhantomData, panic::Location, slice, sync::Arc, time::Dur
 /// `run_with` replaces the usual loop `for (gpu, dev) in devices() { ..; synchronize() }` over unified memory; it
 /// synchronises by itself.
 pub struct UnifiedBuffer<T: DeviceCopy> {
-    block: BlockRef,
-    len: usize,
-    deadline: Duration,
+    pub(super) block: BlockRef,
+    pub(super) len: usize,
+    pub(super) deadline: Duration,
     of: PhantomData<T>,
 }
 
@@ -59,47 +59,6 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
         let at = (ptr as u64, bytes);
         let block = Block::new_free(handle, ChunkKind::Managed, None, &region, Origin::Region, at, History::default());
         Ok(UnifiedBuffer { block: BlockRef::activate(block), len, deadline, of: PhantomData })
-    }
-
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no elements.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The contents. Waits for devices that write them.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] and the driver's.
-    #[track_caller]
-    pub fn as_slice(&self) -> Result<&[T]> {
-        self.ready("UnifiedBuffer::as_slice", Access::Read)?;
-        // SAFETY: `len` initialised Pod elements. No device writes them any more, and none can start while `self` is
-        // borrowed.
-        Ok(unsafe { slice::from_raw_parts(self.block.address as *const T, self.len) })
-    }
-
-    /// The contents, for writing. Waits for all devices.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] and the driver's.
-    #[track_caller]
-    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
-        self.ready("UnifiedBuffer::as_mut_slice", Access::Write)?;
-        // SAFETY: as above, and no device reads them any more.
-        Ok(unsafe { slice::from_raw_parts_mut(self.block.address as *mut T, self.len) })
-    }
-
-    #[track_caller]
-    fn ready(&self, op: &'static str, access: Access) -> Result<()> {
-        let handle = &self.block.handle;
-        let _here = handle.enter(op, Location::caller());
-        self.block.hazards.wait_host(handle, op, access, self.deadline)?;
-        handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
     }
 
     /// Rows of `width` elements for the devices to read; [`GpuPool::run_with`](crate::GpuPool::run_with) splits them
@@ -137,12 +96,6 @@ impl<T: DeviceCopy> UnifiedBuffer<T> {
             return Err(Error::invalid(op, format_args!("{len} elements are not whole rows of {width}")));
         }
         Ok(len / width)
-    }
-}
-
-impl<T: DeviceCopy> fmt::Debug for UnifiedBuffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UnifiedBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
     }
 }
 

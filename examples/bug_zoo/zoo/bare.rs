@@ -1,13 +1,12 @@
-//! Bare devices: what a program sees that is written against the CUDA driver API, in as few words as possible.
+//! Bare devices: the view of a program that is written against the CUDA driver API, in as few words as possible.
 //!
-//! Handles are plain numbers that may be copied, memory belongs to nobody, and nothing is ordered that the program does
-//! not order itself: the mistakes of the zoo can be written here as they were made. Each call is `#[track_caller]` and
-//! [annotated](annotate), so that reports name the line of the program.
+//! Handles are plain numbers that may be copied, memory has no owner, and only the program itself orders its work. So
+//! the zoo's mistakes can be written here as they were made. Each call is `#[track_caller]` and [annotated](annotate),
+//! so that reports name the line of the program.
 //!
-//! Nothing here makes the process undefined, whatever the program does: device memory is looked at by copies only;
-//! software GPUs refuse addresses that they do not know and exclude conflicting operations in time; and the host
-//! touches page-locked memory through [`Gpu::host_read`] and [`Gpu::host_write`], which on software GPUs are operations
-//! too.
+//! Nothing here makes the process undefined, whatever the program does. Only copies read device memory. Software GPUs
+//! refuse unknown addresses, and run conflicting operations one after the other. The host accesses page-locked memory
+//! through [`Gpu::host_read`] and [`Gpu::host_write`], which are operations on software GPUs, too.
 
 use gpu_pool::{
     LaunchDims,
@@ -22,10 +21,10 @@ use std::{
     time::Duration,
 };
 
-/// Longer than anything here takes; a wait that lasts longer is a hang.
+/// Longer than any wait here takes: a longer wait is a hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Memory by its address, as a program for the driver API has it.
+/// Memory by its address, as in the driver API.
 #[derive(Clone, Copy, Debug)]
 pub struct Mem {
     pub address: Address,
@@ -33,7 +32,7 @@ pub struct Mem {
 }
 
 impl Mem {
-    /// Elements.
+    /// Number of elements.
     pub fn len(self) -> usize {
         self.bytes / size_of::<f32>()
     }
@@ -53,7 +52,7 @@ pub struct Stream(RawStream);
 #[derive(Clone, Copy, Debug)]
 pub struct Event(RawEvent);
 
-/// A bare device. Clones are the same one.
+/// A bare device. Clones name the same device.
 #[derive(Clone)]
 pub struct Gpu {
     driver: DriverRef,
@@ -62,7 +61,7 @@ pub struct Gpu {
     axpy: RawFunction,
 }
 
-/// What kind of memory.
+/// The kind of a piece of memory.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Device,
@@ -70,9 +69,9 @@ enum Kind {
     Managed,
 }
 
-/// What has to be given back in the end, of all devices of one program.
+/// The handles to give back at the end, of all devices of one program.
 struct Yard {
-    /// The devices as they are, without a checker.
+    /// The devices without a checker.
     raw: Vec<DriverRef>,
     software: bool,
     left: Mutex<Left>,
@@ -112,8 +111,8 @@ unsafe fn axpy(_dims: LaunchDims, args: &[HostArg]) {
     let (n, a) = (u64::from_ne_bytes(n) as usize, f32::from_ne_bytes(a));
     let (x, y) = (x.cast::<f32>(), y.cast::<f32>());
     for i in 0..n {
-        // SAFETY: both slices hold `n` numbers and are this kernel's while it runs. By raw pointers, since a program
-        // may declare `y` as read, or give the same memory twice.
+        // SAFETY: both slices hold `n` numbers, and only this kernel uses them while it runs. Raw pointers, since a
+        // program may declare `y` as read, or pass the same memory twice.
         unsafe { y.add(i).write(y.add(i).read() + a * x.add(i).read()) };
     }
 }
@@ -126,7 +125,7 @@ unsafe fn host_copy(_dims: LaunchDims, args: &[HostArg]) {
     let [HostArg::Slice { ptr: src, bytes, .. }, HostArg::Slice { ptr: dst, .. }] = args else {
         unreachable!("launched by `Gpu::as_host` only")
     };
-    // SAFETY: both slices are as long, apart, and this function's while it runs.
+    // SAFETY: both slices have the same length, do not overlap, and only this function uses them while it runs.
     unsafe { dst.copy_from_nonoverlapping(*src, *bytes) };
 }
 
@@ -134,7 +133,7 @@ fn unpack<const N: usize>(value: &ValueBytes) -> [u8; N] {
     value.as_bytes().try_into().expect("the size that was packed")
 }
 
-/// The devices of one program: `drivers` is what it calls, `raw` the same devices without a checker.
+/// The devices of one program. `drivers` are the devices that it calls, `raw` the same devices without a checker.
 pub fn gpus(drivers: Vec<DriverRef>, raw: Vec<DriverRef>, software: bool) -> DriverResult<Vec<Gpu>> {
     let yard = Arc::new(Yard { raw, software, left: Mutex::default() });
     let gpu = |(index, driver): (usize, DriverRef)| {
@@ -146,7 +145,7 @@ pub fn gpus(drivers: Vec<DriverRef>, raw: Vec<DriverRef>, software: bool) -> Dri
 
 /// Memory, streams, events.
 impl Gpu {
-    /// `len` numbers of device memory, with whatever is in it.
+    /// `len` numbers of device memory, uninitialised.
     #[track_caller]
     pub fn alloc(&self, len: usize) -> DriverResult<Mem> {
         let bytes = len * size_of::<f32>();
@@ -175,14 +174,14 @@ impl Gpu {
         memory
     }
 
-    /// Gives memory back, at once.
+    /// Gives memory back at once.
     #[track_caller]
     pub fn free(&self, memory: Mem) -> DriverResult {
         let of =
             |left: &Left| left.memory.iter().find(|(_, _, m)| m.address == memory.address).map(|(_, kind, _)| *kind);
         let kind = of(&self.yard.left()).unwrap_or(Kind::Device);
-        // SAFETY: what is still in use is refused by the checker; without one, this is for software GPUs, which lose
-        // the device whose work names freed memory, or for programs that have waited.
+        // SAFETY: the checker refuses memory that is still in use. Without a checker this runs on software GPUs, which
+        // lose the device whose work names freed memory, or after the program has waited.
         annotate("free", || unsafe {
             match kind {
                 Kind::Device => self.driver.mem_free(memory.address),
@@ -210,13 +209,13 @@ impl Gpu {
         Ok(Event(event))
     }
 
-    /// The event stands for what has been given to the stream so far.
+    /// The event covers the work that the stream has got so far.
     #[track_caller]
     pub fn record(&self, event: Event, stream: Stream) -> DriverResult {
         annotate("record", || self.driver.event_record(event.0, stream.0))
     }
 
-    /// What is given to the stream from now on waits for the event.
+    /// Later work of the stream waits for the event.
     #[track_caller]
     pub fn wait(&self, stream: Stream, event: Event) -> DriverResult {
         annotate("wait", || self.driver.stream_wait_event(stream.0, event.0))
@@ -231,25 +230,25 @@ impl Gpu {
         }
     }
 
-    /// This device may touch `peer`'s memory from now on.
+    /// This device may access `peer`'s memory from now on.
     #[track_caller]
     pub fn enable_peer(&self, peer: &Gpu) -> DriverResult {
         annotate("enable_peer", || self.driver.enable_peer(&*peer.driver))
     }
 
-    /// It may not any more.
+    /// This device may not access `peer`'s memory any more.
     #[track_caller]
     pub fn disable_peer(&self, peer: &Gpu) -> DriverResult {
         annotate("disable_peer", || self.driver.disable_peer(&*peer.driver))
     }
 
-    /// What the driver says of [`enable_peer`](Self::enable_peer).
+    /// Whether the driver claims that [`enable_peer`](Self::enable_peer) works.
     pub fn can_access_peer(&self, peer: &Gpu) -> DriverResult<bool> {
         self.driver.can_access_peer(&*peer.driver)
     }
 }
 
-/// Work. All of it is asynchronous.
+/// Work. All calls are asynchronous.
 impl Gpu {
     /// Sets each number.
     #[track_caller]
@@ -264,7 +263,7 @@ impl Gpu {
         annotate("axpy", || self.launch_axpy(a, x, y, true, stream))
     }
 
-    /// `y += a * x`, with a declaration that says that `y` is only read.
+    /// `y += a * x`, wrongly declared: `y` as only read.
     #[track_caller]
     pub fn axpy_declared_as_reading(&self, a: f32, x: Mem, y: Mem, stream: Stream) -> DriverResult {
         annotate("axpy", || self.launch_axpy(a, x, y, false, stream))
@@ -286,7 +285,7 @@ impl Gpu {
         unsafe { self.driver.launch(&launch, stream.0) }
     }
 
-    /// From page-locked memory.
+    /// Copies from page-locked memory.
     #[track_caller]
     pub fn copy_to_device(&self, dst: Mem, src: Mem, stream: Stream) -> DriverResult {
         let (from, bytes) = (src.address as *const u8, dst.bytes.min(src.bytes));
@@ -294,7 +293,7 @@ impl Gpu {
         annotate("copy_to_device", || unsafe { self.driver.copy_to_device(dst.address, from, bytes, stream.0) })
     }
 
-    /// To page-locked memory.
+    /// Copies to page-locked memory.
     #[track_caller]
     pub fn copy_to_host(&self, dst: Mem, src: Mem, stream: Stream) -> DriverResult {
         let (to, bytes) = (dst.address as *mut u8, dst.bytes.min(src.bytes));
@@ -302,7 +301,7 @@ impl Gpu {
         annotate("copy_to_host", || unsafe { self.driver.copy_to_host(to, src.address, bytes, stream.0) })
     }
 
-    /// From another device's memory to this one's, on a stream of this one.
+    /// Copies from another device's memory to this one's, on a stream of this one.
     #[track_caller]
     pub fn copy_from_peer(&self, dst: Mem, peer: &Gpu, src: Mem, stream: Stream) -> DriverResult {
         let (here, there, bytes) = (&*self.driver, &*peer.driver, dst.bytes.min(src.bytes));
@@ -317,7 +316,7 @@ impl Gpu {
         annotate("raise", || unsafe { self.driver.write_value(flag.address, value, stream.0) })
     }
 
-    /// What is given to the stream from now on spins until the flag is raised.
+    /// Later work of the stream waits, spinning, until the flag is raised.
     #[track_caller]
     pub fn spin(&self, flag: Mem, value: u64, stream: Stream) -> DriverResult {
         // SAFETY: as above.
@@ -355,22 +354,22 @@ impl Gpu {
         })
     }
 
-    /// On software GPUs a load or store of the host would be a data race of this process if an operation were under
-    /// way. So it is an operation, on a stream of its own and past the checker: in order with nothing, and excluded in
-    /// time from what it conflicts with.
+    /// On software GPUs a load or store of the host would be a data race in this process if an operation were running.
+    /// So it is an operation, on a stream of its own and below the checker: ordered with nothing, but never at the same
+    /// time as a conflicting operation.
     fn as_host(&self, memory: Mem, host: &mut [f32], write: bool) -> DriverResult {
         let ptr = memory.address as *mut f32;
         if !self.yard.software {
             for (i, value) in host.iter_mut().enumerate() {
-                // SAFETY: `memory` is host memory of as many numbers. A device may be writing it: volatile, so that no
-                // two loads need agree, and any bytes are a number.
+                // SAFETY: `memory` is host memory of that many numbers. A device may be writing it: the access is
+                // volatile, so two loads need not agree, and any bytes are a number.
                 unsafe { if write { ptr.add(i).write_volatile(*value) } else { *value = ptr.add(i).read_volatile() } };
             }
             return Ok(());
         }
         let raw = &self.yard.raw[self.index];
         let mine = raw.host_alloc(memory.bytes)?;
-        // SAFETY: fresh memory of as many bytes that no operation names yet.
+        // SAFETY: fresh memory of that many bytes; no operation names it yet.
         let seen = unsafe { slice::from_raw_parts_mut(mine.cast::<f32>(), host.len()) };
         if write {
             seen.copy_from_slice(host);
@@ -381,7 +380,7 @@ impl Gpu {
         let (function, dims) = (RawFunction(0), LaunchDims::cover(1));
         let launch = Launch { name: "the host", function, host: Some(host_copy), dims, args: &args, early: false };
         let stream = raw.stream_create(0)?;
-        // SAFETY: both are live and as long as the arguments say; software GPUs exclude what conflicts.
+        // SAFETY: both are live and as long as the arguments say. Software GPUs exclude conflicting operations.
         unsafe { raw.launch(&launch, stream)? };
         if !raw.stream_wait_idle(stream, PATIENCE)? {
             return Err(hung());
@@ -389,14 +388,14 @@ impl Gpu {
         if !write {
             host.copy_from_slice(seen);
         }
-        // SAFETY: the stream is idle, so nothing names either any more.
+        // SAFETY: the stream is idle, so nothing names them any more.
         unsafe {
             raw.stream_destroy(stream)?;
             raw.host_free(mine)
         }
     }
 
-    /// What is in device memory once the stream has come this far: waits.
+    /// The contents of device memory once the stream has come this far. Waits.
     #[track_caller]
     pub fn download(&self, x: Mem, stream: Stream) -> DriverResult<Vec<f32>> {
         annotate("download", || {
@@ -416,13 +415,13 @@ fn hung() -> Fault {
 }
 
 impl Drop for Yard {
-    /// Past the checker: it is not the program that does this. What a lost device answers does not matter here.
+    /// Below the checker: these are not calls of the program. Errors of a lost device do not matter here.
     fn drop(&mut self) {
         let left = std::mem::take(self.left.get_mut().unwrap_or_else(PoisonError::into_inner));
         for &(device, stream) in &left.streams {
             let _ = self.raw[device].stream_wait_idle(stream, PATIENCE);
         }
-        // SAFETY: all streams are idle or their devices lost, and the program that had the handles has ended.
+        // SAFETY: all streams are idle or their devices are lost, and the program that had the handles has ended.
         unsafe {
             for (device, stream) in left.streams {
                 let _ = self.raw[device].stream_destroy(stream);

@@ -1,61 +1,39 @@
-//! Collectives that not everybody calls alike.
+//! Exhibits: collectives that not all devices call alike.
 
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen, Thread};
-use super::ground::Ground;
-use crate::program;
+use super::prelude::*;
 use gpu_pool::ReduceOp;
 
-const SOURCE: &str = include_str!("collectives.rs");
 /// Numbers in a buffer.
 const N: usize = 1 << 12;
 
-pub const EXHIBITS: &[Exhibit] = &[
-    Exhibit {
-        name: "collective-order",
-        title: "Collectives in another order",
-        mistake: "Device 0 reduces and then meets the others at a barrier, the rest do it the other way round. With kernels \
-                  that wait for each other on the devices, both wait for ever.",
-        thread: Thread {
-            label: "NVIDIA/nccl#296: \"Mismatched collective detected\", and no word on where",
-            url: "https://github.com/NVIDIA/nccl/issues/296",
-        },
-        wrong: Some(program!(collective_order_wrong)),
-        right: program!(collective_order_right),
-        mended: "Everybody calls the same collectives in the same order.",
-        expected: Caught::Error(Refusal::Mismatch("operation")),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "collective-count",
-        title: "Collectives of different length",
-        mistake: "The last batch is shorter on one device, and so is what it gives to the reduction. NCCL may hang, or end \
-                  with wrong numbers.",
-        thread: Thread {
-            label: "NVIDIA/nccl#1394: tensors of 1 and 2 rows hang, those of 100 and 200 are \"reduced\"",
-            url: "https://github.com/NVIDIA/nccl/issues/1394",
-        },
-        wrong: Some(program!(collective_count_wrong)),
-        right: program!(collective_count_right),
-        mended: "Sums of equal length are reduced, weighted by rows.",
-        expected: Caught::Error(Refusal::Mismatch("count")),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "leaves-early",
-        title: "One device runs out of batches",
-        mistake: "Seven batches on two devices: device 1 has one less, and ends while the other waits for it in the next \
-                  reduction.",
-        thread: Thread {
-            label: "pytorch/pytorch#33148: with more batches than its peers, a replica hangs",
-            url: "https://github.com/pytorch/pytorch/issues/33148",
-        },
-        wrong: Some(program!(leaves_early_wrong)),
-        right: program!(leaves_early_right),
-        mended: "All devices go through the same number of steps; who has no batch takes part with an empty one.",
-        expected: Caught::Error(Refusal::Mismatch("participation")),
-        cuda: OnCuda::Runs,
-    },
-];
+exhibits! { "collectives.rs"
+
+"collective-order": "Collectives in another order" {
+    "Device 0 reduces and then meets the others at a barrier, the rest do it the other way round. With kernels that \
+     wait for each other on the devices, both wait for ever."
+    seen "NVIDIA/nccl" issues 296: "\"Mismatched collective detected\", and no word on where"
+    wrong collective_order_wrong => Caught::Error(Refusal::Mismatch("operation")), Runs
+    right collective_order_right => "Everybody calls the same collectives in the same order."
+}
+
+"collective-count": "Collectives of different length" {
+    "The last batch is shorter on one device, and so is what it gives to the reduction. NCCL may hang, or end with \
+     wrong numbers."
+    seen "NVIDIA/nccl" issues 1394: "tensors of 1 and 2 rows hang, those of 100 and 200 are \"reduced\""
+    wrong collective_count_wrong => Caught::Error(Refusal::Mismatch("count")), Runs
+    right collective_count_right => "Sums of equal length are reduced, weighted by rows."
+}
+
+"leaves-early": "One device runs out of batches" {
+    "Seven batches on two devices: device 1 has one less, and ends while the other waits for it in the next \
+     reduction."
+    seen "pytorch/pytorch" issues 33148: "with more batches than its peers, a replica hangs"
+    wrong leaves_early_wrong => Caught::Error(Refusal::Mismatch("participation")), Runs
+    right leaves_early_right =>
+        "All devices go through the same number of steps; who has no batch takes part with an empty one."
+}
+
+}
 
 fn collective_order_wrong(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;

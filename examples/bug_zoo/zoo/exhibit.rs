@@ -1,4 +1,6 @@
-//! What an exhibit is, and what counts as caught.
+//! What an exhibit is, how it is declared, and what counts as caught.
+//!
+//! The files of exhibits declare theirs by [`exhibits`]. The example shows them; `tests/bug_zoo.rs` checks each.
 
 use super::ground::Ground;
 use gpu_pool::{
@@ -12,23 +14,23 @@ use std::{fmt, sync::Arc};
 
 /// A mistake: a program that makes it, and one that does not.
 pub struct Exhibit {
-    /// For `--only`, and for links.
+    /// The name, for `--only` and for links.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// The mistake, in a line.
     pub title: &'static str,
-    /// What goes wrong, in a sentence or two.
+    /// The mistake, in a sentence or two.
     pub mistake: &'static str,
-    /// Where it was made in public.
+    /// The public thread where somebody made it.
     pub thread: Thread,
-    /// The program with the mistake, if the compiler lets it pass.
+    /// The program with the mistake, if it compiles.
     pub wrong: Option<Program>,
     /// The mended twin.
     pub right: Program,
-    /// What the twin does otherwise, in a sentence.
+    /// What the twin does differently, in a sentence.
     pub mended: &'static str,
     /// How the mistake is caught.
     pub expected: Caught,
-    /// What happens on real GPUs.
+    /// Which of the programs run on real GPUs.
     pub cuda: OnCuda,
 }
 
@@ -38,29 +40,52 @@ pub struct Thread {
     pub url: &'static str,
 }
 
-/// A program, and where its source is.
+/// A program, and its source.
 pub struct Program {
     pub run: fn(&Ground) -> Outcome,
     pub name: &'static str,
     pub file: &'static str,
     pub source: &'static str,
-    /// How the items begin that it needs and a reader must see.
+    /// Items that a reader must see: how each begins.
     pub needs: &'static [&'static str],
 }
 
-/// A function of this file as a [`Program`], with the items that it needs. The file has its text in `SOURCE`.
-#[macro_export]
-macro_rules! program {
-    ($name:ident $(, $needs:literal)*) => {
-        $crate::zoo::exhibit::Program {
-            run: $name,
-            name: stringify!($name),
-            file: file!(),
-            source: SOURCE,
-            needs: &[$($needs),*],
-        }
+/// The exhibits of a file, as its `EXHIBITS`. Each lists: name and title; the mistake; the public thread; the wrong
+/// program (if it compiles) with the items that a reader must see, how it is caught, and what happens on real GPUs; the
+/// mended twin, and what it does differently. The text of the programs is taken from the file, named first.
+macro_rules! exhibits {
+    ($source:literal $($name:literal: $title:literal {
+        $mistake:literal
+        seen $repo:literal $kind:ident $number:literal: $label:literal
+        wrong $($wrong:ident $(, $needs:literal)*)? => $caught:expr, $cuda:ident
+        right $right:ident => $mended:literal
+    })+) => {
+        pub const EXHIBITS: &[Exhibit] = &[$({
+            type Run = fn(&Ground) -> Outcome;
+            const fn program(run: Run, name: &'static str, needs: &'static [&'static str]) -> Program {
+                Program { run, name, file: file!(), source: include_str!($source), needs }
+            }
+            #[allow(unused_mut, unused_assignments, reason = "some wrong programs do not compile")]
+            let mut wrong = None;
+            $(wrong = Some(program($wrong, stringify!($wrong), &[$($needs),*]));)?
+            Exhibit {
+                name: $name,
+                title: $title,
+                mistake: $mistake,
+                thread: Thread {
+                    label: concat!($repo, "#", $number, ": ", $label),
+                    url: concat!("https://github.com/", $repo, "/", stringify!($kind), "/", $number),
+                },
+                wrong,
+                right: program($right, stringify!($right), &[]),
+                mended: $mended,
+                expected: $caught,
+                cuda: OnCuda::$cuda,
+            }
+        }),+];
     };
 }
+pub(crate) use exhibits;
 
 impl Program {
     /// The function's text, and the line where it begins.
@@ -68,13 +93,13 @@ impl Program {
         self.item(&format!("fn {}(", self.name))
     }
 
-    /// The items that it needs.
+    /// The items that a reader must see.
     pub fn items(&self) -> impl Iterator<Item = &'static str> {
         self.needs.iter().map(|head| self.item(head).1)
     }
 
     fn item(&self, head: &str) -> (usize, &'static str) {
-        // At the start of a line, so that it is neither a call nor a comment.
+        // Only at the start of a line: calls and comments do not count.
         let start = self.source.match_indices(head).map(|(at, _)| at).find(|&at| self.source[..at].ends_with('\n'));
         let start = start.unwrap_or_else(|| panic!("{}: no `{head}`", self.file));
         let end = self.source[start..].find("\n}\n").unwrap_or_else(|| panic!("{}: `{head}` has no end", self.file));
@@ -82,22 +107,22 @@ impl Program {
     }
 }
 
-/// What an exhibit's mistake comes to.
+/// How a mistake is caught.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caught {
     /// The checker refuses an operation.
     Report(Kind),
     /// The pool, or a driver, refuses a call, with or without the checker.
     Error(Refusal),
-    /// It is found that nobody can go on, with or without the checker.
+    /// A deadlock is reported, with or without the checker.
     Deadlock,
-    /// The bare program cannot know; a pool finds out when it is built, and goes another way.
+    /// The bare program cannot know. A pool finds out when it is built, and avoids the broken path.
     Healed,
     /// A file of `tests/compile_fail`, and the compiler's code.
     DoesNotCompile { file: &'static str, code: &'static str },
 }
 
-/// The errors that exhibits end in.
+/// The errors in which exhibits end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     WrongDevice,
@@ -106,23 +131,23 @@ pub enum Refusal {
     NestedScope,
 }
 
-/// Which of its programs can be run on real GPUs.
+/// Which programs of an exhibit can run on real GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCuda {
     /// All.
     Runs,
-    /// The wrong one would kill the context, or hang, if nobody refused it.
+    /// Without the checker the wrong program would kill the context, or hang.
     OnlyChecked,
-    /// The wrong one is not seen there.
+    /// The checker does not see the mistake on real GPUs.
     Unseen,
-    /// The wrong one would hang for ever.
+    /// The wrong program would hang for ever.
     Never,
 }
 
-/// What a program came to.
+/// The result of a program.
 pub type Outcome = Result<Seen, Trouble>;
 
-/// The numbers in the end.
+/// Whether the numbers at the end are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     Right,
@@ -160,7 +185,7 @@ impl From<Fault> for Trouble {
 }
 
 impl Trouble {
-    /// What the checker had to say, if it was the checker.
+    /// The checker's report, if the checker has refused the program.
     pub fn report(&self) -> Option<&Arc<Report>> {
         match self {
             Trouble::Pool(Error::Misuse { report, .. }) => Some(report),
@@ -169,7 +194,7 @@ impl Trouble {
         }
     }
 
-    /// What it counts as.
+    /// How the failure counts.
     pub fn caught(&self) -> Option<Caught> {
         if let Some(report) = self.report() {
             return Some(Caught::Report(report.kind));
@@ -192,7 +217,7 @@ impl Trouble {
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // The checker's report says it all.
+            // The checker's report says everything.
             _ if self.report().is_some() => self.report().expect("just seen").fmt(f),
             Trouble::Pool(error) => error.fmt(f),
             Trouble::Driver(fault) => fault.fmt(f),

@@ -1,4 +1,4 @@
-//! The devices that a program runs on.
+//! The devices that a program runs on: software or CUDA, with or without the checker.
 
 use super::{
     bare::{self, Gpu},
@@ -14,22 +14,22 @@ use gpu_pool::{
 };
 use std::time::Duration;
 
-/// Which devices, and whether somebody looks on.
+/// Which devices, and whether the checker watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ground {
     pub cuda: bool,
     pub check: bool,
-    /// Of software GPUs.
+    /// The schedule of software GPUs.
     pub schedule: Schedule,
 }
 
 impl Ground {
-    /// Software GPUs, as fast as they can.
+    /// Software GPUs, at full speed.
     pub fn software(check: bool) -> Ground {
         Ground { cuda: false, check, schedule: Schedule::Threaded }
     }
 
-    /// Software GPUs, one operation at a time.
+    /// Software GPUs, one operation at a time, in a seeded order.
     pub fn seeded(check: bool, seed: u64) -> Ground {
         Ground { cuda: false, check, schedule: Schedule::Seeded(seed) }
     }
@@ -44,7 +44,7 @@ impl Ground {
         self.bare_with(&FaultPlan::new())
     }
 
-    /// The same, with faults to come.
+    /// The first `N` devices, bare, with planned faults.
     pub fn bare_with<const N: usize>(&self, plan: &FaultPlan) -> Result<[Gpu; N], Trouble> {
         let raw = faulty::wrap(self.drivers(N)?, plan);
         let seen = if self.check { check::wrap(raw.clone()) } else { raw.clone() };
@@ -65,7 +65,7 @@ impl Ground {
         Ok(self.builder(count).build()?)
     }
 
-    /// The same, in the making.
+    /// The builder of that pool.
     pub fn builder(&self, count: usize) -> Builder {
         let builder = GpuPool::builder().timeout(Duration::from_secs(60)).schedule(self.schedule.clone());
         let builder = builder.check(if self.check { Check::Races } else { Check::Off });
@@ -86,13 +86,13 @@ fn open(_count: usize) -> Result<Vec<DriverRef>, Error> {
     Err(Error::NoDevice { reason: "this build has no CUDA".to_owned() })
 }
 
-/// How many CUDA devices there are.
+/// Number of CUDA devices.
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> usize {
     gpu_pool::driver::cuda::device_count().unwrap_or(0)
 }
 
-/// How many CUDA devices there are.
+/// Number of CUDA devices.
 #[cfg(not(feature = "cuda"))]
 pub fn cuda_devices() -> usize {
     0

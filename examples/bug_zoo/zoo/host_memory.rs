@@ -1,94 +1,63 @@
-//! Memory that the host and devices share.
+//! Exhibits: memory that the host and devices share.
 
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Seen, Thread};
-use super::ground::Ground;
-use crate::program;
+use super::prelude::*;
 use gpu_pool::driver::check::Kind;
 
-const SOURCE: &str = include_str!("host_memory.rs");
 /// Numbers in a buffer.
 const N: usize = 1 << 14;
 
-pub const EXHIBITS: &[Exhibit] = &[
-    Exhibit {
-        name: "host-reads-too-early",
-        title: "The host reads before the copy has landed",
-        mistake: "A copy to page-locked memory returns at once. The host reads what is there: a mixture of before and after, \
-                  or all of it from before.",
-        thread: Thread {
-            label: "pytorch/pytorch#86264: `to(\"cpu\", non_blocking=True)` works weird",
-            url: "https://github.com/pytorch/pytorch/issues/86264",
-        },
-        wrong: Some(program!(host_reads_too_early_wrong)),
-        right: program!(host_reads_too_early_right),
-        mended: "`PinnedBuffer::as_slice` waits for the copies that write it; there is no other way to the numbers.",
-        expected: Caught::Report(Kind::HostAccess),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "host-writes-too-early",
-        title: "The host overwrites a batch that is being sent",
-        mistake: "The loader fills the page-locked buffer with the next batch while the copy of the last one reads it: the \
-                  device gets some rows of each.",
-        thread: Thread {
-            label: "pytorch/pytorch#127612: a tensor on the CPU is changed before it was sent",
-            url: "https://github.com/pytorch/pytorch/issues/127612",
-        },
-        wrong: Some(program!(host_writes_too_early_wrong)),
-        right: program!(host_writes_too_early_right),
-        mended: "`PinnedBuffer::as_mut_slice` waits for all copies, from it and to it.",
-        expected: Caught::Report(Kind::HostAccess),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "pinned-freed-in-flight",
-        title: "Page-locked memory is freed during the copy",
-        mistake: "A helper makes a page-locked buffer, starts the copy, and returns: the buffer goes back to its allocator, \
-                  and the next one gets its address, before the copy has read it.",
-        thread: Thread {
-            label: "pytorch/pytorch#130785: `.pin_memory().cuda(non_blocking=True)`, found 94 times in public code",
-            url: "https://github.com/pytorch/pytorch/issues/130785",
-        },
-        wrong: Some(program!(pinned_freed_in_flight_wrong)),
-        right: program!(pinned_freed_in_flight_right),
-        mended: "A `PinnedBuffer` may be dropped at once: its memory rests until the copy is over.",
-        expected: Caught::Report(Kind::FreeInUse),
-        cuda: OnCuda::OnlyChecked,
-    },
-    Exhibit {
-        name: "unified-on-two-devices",
-        title: "Two devices touch the same unified memory",
-        mistake: "Unified memory has one address on all devices, and each works on its slice. The second device also reads the \
-                  last row of the first one's, which is being written.",
-        thread: Thread {
-            label: "JuliaGPU/CUDA.jl#2615: one array in unified memory for several GPUs (there, the slices are apart)",
-            url: "https://github.com/JuliaGPU/CUDA.jl/issues/2615",
-        },
-        wrong: Some(program!(unified_on_two_devices_wrong)),
-        right: program!(unified_on_two_devices_right),
-        mended: "`rows_mut` cuts the memory into parts that do not overlap; what a neighbour needs of a part is handed over \
-                 between two scopes.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "unified-looked-at",
-        title: "The host looks at unified memory while devices work",
-        mistake: "The host keeps a slice of unified memory over the launch of the kernels that write it.",
-        thread: Thread {
-            label: "vernamlab/cuFHE#2: the host touches managed memory while a kernel runs: CUDA_EXCEPTION_15",
-            url: "https://github.com/vernamlab/cuFHE/issues/2",
-        },
-        wrong: None,
-        right: program!(unified_looked_at_right),
-        mended: "The rows are borrowed by the devices while they work, and `as_slice` comes before or after.",
-        expected: Caught::DoesNotCompile {
+exhibits! { "host_memory.rs"
+
+"host-reads-too-early": "The host reads before the copy has landed" {
+    "A copy to page-locked memory returns at once. The host reads what is there: a mixture of before and after, or \
+     all of it from before."
+    seen "pytorch/pytorch" issues 86264: "`to(\"cpu\", non_blocking=True)` works weird"
+    wrong host_reads_too_early_wrong => Caught::Report(Kind::HostAccess), Runs
+    right host_reads_too_early_right =>
+        "`PinnedBuffer::as_slice` waits for the copies that write it; there is no other way to the numbers."
+}
+
+"host-writes-too-early": "The host overwrites a batch that is being sent" {
+    "The loader fills the page-locked buffer with the next batch while the copy of the last one reads it: the \
+     device gets some rows of each."
+    seen "pytorch/pytorch" issues 127612: "a tensor on the CPU is changed before it was sent"
+    wrong host_writes_too_early_wrong => Caught::Report(Kind::HostAccess), Runs
+    right host_writes_too_early_right => "`PinnedBuffer::as_mut_slice` waits for all copies, from it and to it."
+}
+
+"pinned-freed-in-flight": "Page-locked memory is freed during the copy" {
+    "A helper makes a page-locked buffer, starts the copy, and returns: the buffer goes back to its allocator, and \
+     the next one gets its address, before the copy has read it."
+    seen "pytorch/pytorch" issues 130785: "`.pin_memory().cuda(non_blocking=True)`, found 94 times in public code"
+    wrong pinned_freed_in_flight_wrong => Caught::Report(Kind::FreeInUse), OnlyChecked
+    right pinned_freed_in_flight_right =>
+        "A `PinnedBuffer` may be dropped at once: its memory rests until the copy is over."
+}
+
+"unified-on-two-devices": "Two devices touch the same unified memory" {
+    "Unified memory has one address on all devices, and each works on its slice. The second device also reads the \
+     last row of the first one's, which is being written."
+    seen "JuliaGPU/CUDA.jl" issues 2615: "one array in unified memory for several GPUs (there, the slices are apart)"
+    wrong unified_on_two_devices_wrong => Caught::Report(Kind::Race), Runs
+    right unified_on_two_devices_right =>
+        "`rows_mut` cuts the memory into parts that do not overlap; what a neighbour needs of a part is handed over \
+         between two scopes."
+}
+
+"unified-looked-at": "The host looks at unified memory while devices work" {
+    "The host keeps a slice of unified memory over the launch of the kernels that write it."
+    seen "vernamlab/cuFHE" issues 2: "the host touches managed memory while a kernel runs: CUDA_EXCEPTION_15"
+    wrong =>
+        Caught::DoesNotCompile {
             file: "tests/compile_fail/unified_is_looked_at_while_its_rows_are_out.rs",
-            code: "E0502",
+            code: "E0502"
         },
-        cuda: OnCuda::Runs,
-    },
-];
+        Runs
+    right unified_looked_at_right =>
+        "The rows are borrowed by the devices while they work, and `as_slice` comes before or after."
+}
+
+}
 
 fn host_reads_too_early_wrong(ground: &Ground) -> Outcome {
     let [gpu] = ground.bare()?;

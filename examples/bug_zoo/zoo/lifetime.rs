@@ -1,96 +1,65 @@
-//! Memory that is used again, or given back, while somebody still needs it; or that nobody has written.
+//! Exhibits: memory that is reused or freed too early, or read before anything has written it.
 
 use super::bare::{Gpu, Mem};
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Seen, Thread};
-use super::ground::Ground;
-use crate::program;
+use super::prelude::*;
 use gpu_pool::driver::{DriverResult, check::Kind};
 use std::sync::Arc;
 
-const SOURCE: &str = include_str!("lifetime.rs");
 /// Numbers in a buffer.
 const N: usize = 1 << 14;
 
-pub const EXHIBITS: &[Exhibit] = &[
-    Exhibit {
-        name: "shared-pool",
-        title: "One memory pool for two devices",
-        mistake: "A free list that does not know devices hands device 1 a block of device 0's memory, which device 0's \
-                  stream is still writing. Nothing fails: the block is valid everywhere.",
-        thread: Thread {
-            label: "JuliaGPU/CUDA.jl#253: \"Make the memory allocator context-aware\"; until then the manual said \
-                    \"effectively breaking multi-gpu-single-process concurrency\"",
-            url: "https://github.com/JuliaGPU/CUDA.jl/pull/253",
-        },
-        wrong: Some(program!(shared_pool_wrong, "struct SharedPool", "impl SharedPool")),
-        right: program!(shared_pool_right),
-        mended: "Each device has a pool of its own, and a block goes back to the one that it came from.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "missing-record-stream",
-        title: "A block is reused while a side stream reads it",
-        mistake: "The cache hands a block out again on the stream that freed it, which is right as long as no other stream \
-                  has used it. A copy to the host on a side stream has, and the cache was never told.",
-        thread: Thread {
-            label: "meta-pytorch/torchrec#4231: NaNs from a missing `record_stream` for a copy on a side stream",
-            url: "https://github.com/meta-pytorch/torchrec/pull/4231",
-        },
-        wrong: Some(program!(missing_record_stream_wrong, "struct SharedPool", "impl SharedPool")),
-        right: program!(missing_record_stream_right),
-        mended: "A block of a pool remembers its last uses on all streams, and its next owner waits for them.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "free-while-peer-reads",
-        title: "Memory is freed while another device reads it",
-        mistake: "The owner has nothing more to do with the memory and frees it. Its own work is over, but a peer's copy is \
-                  not: `cudaFree` waits for the owner, never for a peer.",
-        thread: Thread {
-            label: "pytorch/pytorch#196257: `cudaFree` does not wait for a peer's queue; late stores corrupt silently",
-            url: "https://github.com/pytorch/pytorch/issues/196257",
-        },
-        wrong: Some(program!(free_while_peer_reads_wrong)),
-        right: program!(free_while_peer_reads_right),
-        mended: "A buffer may be dropped at any time, on any device: the memory rests until every device is done with it.",
-        expected: Caught::Report(Kind::FreeInUse),
-        cuda: OnCuda::OnlyChecked,
-    },
-    Exhibit {
-        name: "replay-after-free",
-        title: "A captured graph outlives the memory that it names",
-        mistake: "A graph is recorded once and holds bare addresses. The scratch memory that was allocated while it was \
-                  captured is freed, then the graph is replayed. (A graph in the small: this crate has no capture yet.)",
-        thread: Thread {
-            label: "beehive-lab/TornadoVM#1006: replays of a graph against addresses from before",
-            url: "https://github.com/beehive-lab/TornadoVM/issues/1006",
-        },
-        wrong: Some(program!(replay_after_free_wrong, "struct Graph", "impl Graph")),
-        right: program!(replay_after_free_right),
-        mended: "The graph owns what it names, and gives it back when it is dropped.",
-        expected: Caught::Report(Kind::UseAfterFree),
-        cuda: OnCuda::OnlyChecked,
-    },
-    Exhibit {
-        name: "uninitialised",
-        title: "Memory that nobody has written",
-        mistake: "The output is allocated without being cleared, since the kernels will write all of it. One expert got no \
-                  rows, so its part keeps whatever was there.",
-        thread: Thread {
-            label: "tgale96/grouped_gemm#36: NaNs in the part of the output whose batch size is 0",
-            url: "https://github.com/tgale96/grouped_gemm/issues/36",
-        },
-        wrong: Some(program!(uninitialised_wrong)),
-        right: program!(uninitialised_right),
-        mended: "`zeros` is the safe way to get memory; `uninit` is unsafe.",
-        expected: Caught::Report(Kind::UninitializedRead),
-        cuda: OnCuda::Runs,
-    },
-];
+exhibits! { "lifetime.rs"
 
-/// What is free, whoever's it was.
+"shared-pool": "One memory pool for two devices" {
+    "A free list that does not know devices hands device 1 a block of device 0's memory, which device 0's stream is \
+     still writing. Nothing fails: the block is valid everywhere."
+    seen "JuliaGPU/CUDA.jl" pull 253:
+        "\"Make the memory allocator context-aware\"; until then the manual said \"effectively breaking \
+         multi-gpu-single-process concurrency\""
+    wrong shared_pool_wrong, "struct SharedPool", "impl SharedPool" => Caught::Report(Kind::Race), Runs
+    right shared_pool_right =>
+        "Each device has a pool of its own, and a block goes back to the one that it came from."
+}
+
+"missing-record-stream": "A block is reused while a side stream reads it" {
+    "The cache hands a block out again on the stream that freed it, which is right as long as no other stream has \
+     used it. A copy to the host on a side stream has, and the cache was never told."
+    seen "meta-pytorch/torchrec" pull 4231: "NaNs from a missing `record_stream` for a copy on a side stream"
+    wrong missing_record_stream_wrong, "struct SharedPool", "impl SharedPool" =>
+        Caught::Report(Kind::Race), Runs
+    right missing_record_stream_right =>
+        "A block of a pool remembers its last uses on all streams, and its next owner waits for them."
+}
+
+"free-while-peer-reads": "Memory is freed while another device reads it" {
+    "The owner has nothing more to do with the memory and frees it. Its own work is over, but a peer's copy is not: \
+     `cudaFree` waits for the owner, never for a peer."
+    seen "pytorch/pytorch" issues 196257: "`cudaFree` does not wait for a peer's queue; late stores corrupt silently"
+    wrong free_while_peer_reads_wrong => Caught::Report(Kind::FreeInUse), OnlyChecked
+    right free_while_peer_reads_right =>
+        "A buffer may be dropped at any time, on any device: the memory rests until every device is done with it."
+}
+
+"replay-after-free": "A captured graph outlives the memory that it names" {
+    "A graph is recorded once and holds bare addresses. The scratch memory that was allocated while it was captured \
+     is freed, then the graph is replayed. (A graph in the small: this crate has no capture yet.)"
+    seen "beehive-lab/TornadoVM" issues 1006: "replays of a graph against addresses from before"
+    wrong replay_after_free_wrong, "struct Graph", "impl Graph" =>
+        Caught::Report(Kind::UseAfterFree), OnlyChecked
+    right replay_after_free_right => "The graph owns what it names, and gives it back when it is dropped."
+}
+
+"uninitialised": "Memory that nobody has written" {
+    "The output is allocated without being cleared, since the kernels will write all of it. One expert got no rows, \
+     so its part keeps whatever was there."
+    seen "tgale96/grouped_gemm" issues 36: "NaNs in the part of the output whose batch size is 0"
+    wrong uninitialised_wrong => Caught::Report(Kind::UninitializedRead), Runs
+    right uninitialised_right => "`zeros` is the safe way to get memory; `uninit` is unsafe."
+}
+
+}
+
+/// Free blocks of all devices in one list.
 #[derive(Default)]
 struct SharedPool {
     free: Vec<Mem>,

@@ -1,8 +1,6 @@
-//! What a machine with several devices is not: one device, or one that tells the truth.
+//! Exhibits: wrong beliefs about a machine with several devices.
 
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen, Thread};
-use super::ground::Ground;
-use crate::program;
+use super::prelude::*;
 use gpu_pool::{
     Route,
     driver::check::Kind,
@@ -10,91 +8,60 @@ use gpu_pool::{
 };
 use std::sync::Arc;
 
-const SOURCE: &str = include_str!("machine.rs");
 /// Numbers in a buffer.
 const N: usize = 1 << 14;
 
-pub const EXHIBITS: &[Exhibit] = &[
-    Exhibit {
-        name: "wrong-device",
-        title: "A kernel is given another device's memory",
-        mistake: "The buffer was made on device 0, and the kernel is launched on device 1. Depending on the machine that is an \
-                  illegal address, which kills the context, or a kernel that runs at the speed of the bus.",
-        thread: Thread {
-            label: "NVIDIA/warp#1693: launches do not look where their arrays are",
-            url: "https://github.com/NVIDIA/warp/issues/1693",
-        },
-        wrong: Some(program!(wrong_device_wrong)),
-        right: program!(wrong_device_right),
-        mended: "A copy on the device that computes. (Or `peer()` in the launch, which says so at the call.)",
-        expected: Caught::Error(Refusal::WrongDevice),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "no-peer-rights",
-        title: "A peer copy without the right to it",
-        mistake: "Peer access is directed, and off until somebody asks for it: for each pair of devices, and with some \
-                  allocators for each allocation. Who forgets gets an error at best, and a hang at worst.",
-        thread: Thread {
-            label: "openxla/xla#40852: mapped memory without access for the peers: a hang of 56 minutes on 8 x B200",
-            url: "https://github.com/openxla/xla/pull/40852",
-        },
-        wrong: Some(program!(no_peer_rights_wrong)),
-        right: program!(no_peer_rights_right),
-        mended: "A pool tries each pair when it is built; where the direct way is closed, copies go through the host.",
-        expected: Caught::Error(Refusal::PeerDenied),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "lying-peer",
-        title: "Peer access that reports success and copies nothing",
-        mistake: "The driver says that the devices are peers, every call succeeds, and the data does not arrive: an IOMMU is in \
-                  the way. A program that believes it trains on garbage. (The fault is injected.)",
-        thread: Thread {
-            label: "NVIDIA/open-gpu-kernel-modules#1257: silent corruption in copies between two RTX 6000 Ada",
-            url: "https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1257",
-        },
-        wrong: Some(program!(lying_peer_wrong, "fn lie(")),
-        right: program!(lying_peer_right),
-        mended: "A pool believes a pair only after a probe of both directions, else it goes through the host, and its report \
-                 says so.",
-        expected: Caught::Healed,
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "wrong-declaration",
-        title: "A kernel writes what it declares as read",
-        mistake: "`y` is declared as an input, and the kernel adds to it. Whoever orders work by declarations, lets others read \
-                  `y` at the same time.",
-        thread: Thread {
-            label: "cupy/cupy#1554: kernels that change their `in_params` should not compile",
-            url: "https://github.com/cupy/cupy/pull/1554",
-        },
-        wrong: Some(program!(wrong_declaration_wrong)),
-        right: program!(wrong_declaration_right),
-        mended: "The signature in `kernel!` is the declaration: `&mut [f32]`, and the Rust twin could not write to `&[f32]`.",
-        expected: Caught::Report(Kind::WrongDeclaration),
-        cuda: OnCuda::Unseen,
-    },
-    Exhibit {
-        name: "device-on-another-thread",
-        title: "A device is used on a thread that has another one",
-        mistake: "The current device belongs to the thread. Work that is handed to a helper thread runs on device 0, or on \
-                  none at all.",
-        thread: Thread {
-            label: "cupy/cupy#72: a pool used on a second thread: CUDA_ERROR_INVALID_CONTEXT",
-            url: "https://github.com/cupy/cupy/issues/72",
-        },
-        wrong: None,
-        right: program!(device_on_another_thread_right),
-        mended: "`&Device` is a token of the device's own thread; helpers get data and give data back.",
-        expected: Caught::DoesNotCompile {
-            file: "tests/compile_fail/device_is_shared_with_a_thread.rs",
-            code: "E0277",
-        },
-        cuda: OnCuda::Runs,
-    },
-];
+exhibits! { "machine.rs"
+
+"wrong-device": "A kernel is given another device's memory" {
+    "The buffer was made on device 0, and the kernel is launched on device 1. Depending on the machine that is an \
+     illegal address, which kills the context, or a kernel that runs at the speed of the bus."
+    seen "NVIDIA/warp" issues 1693: "launches do not look where their arrays are"
+    wrong wrong_device_wrong => Caught::Error(Refusal::WrongDevice), Runs
+    right wrong_device_right =>
+        "A copy on the device that computes. (Or `peer()` in the launch, which says so at the call.)"
+}
+
+"no-peer-rights": "A peer copy without the right to it" {
+    "Peer access is directed, and off until somebody asks for it: for each pair of devices, and with some \
+     allocators for each allocation. Who forgets gets an error at best, and a hang at worst."
+    seen "openxla/xla" pull 40852: "mapped memory without access for the peers: a hang of 56 minutes on 8 x B200"
+    wrong no_peer_rights_wrong => Caught::Error(Refusal::PeerDenied), Runs
+    right no_peer_rights_right =>
+        "A pool tries each pair when it is built; where the direct way is closed, copies go through the host."
+}
+
+"lying-peer": "Peer access that reports success and copies nothing" {
+    "The driver says that the devices are peers, every call succeeds, and the data does not arrive: an IOMMU is in \
+     the way. A program that believes it trains on garbage. (The fault is injected.)"
+    seen "NVIDIA/open-gpu-kernel-modules" issues 1257: "silent corruption in copies between two RTX 6000 Ada"
+    wrong lying_peer_wrong, "fn lie(" => Caught::Healed, Runs
+    right lying_peer_right =>
+        "A pool believes a pair only after a probe of both directions, else it goes through the host, and its \
+         report says so."
+}
+
+"wrong-declaration": "A kernel writes what it declares as read" {
+    "`y` is declared as an input, and the kernel adds to it. Whoever orders work by declarations, lets others read \
+     `y` at the same time."
+    seen "cupy/cupy" pull 1554: "kernels that change their `in_params` should not compile"
+    wrong wrong_declaration_wrong => Caught::Report(Kind::WrongDeclaration), Unseen
+    right wrong_declaration_right =>
+        "The signature in `kernel!` is the declaration: `&mut [f32]`, and the Rust twin could not write to `&[f32]`."
+}
+
+"device-on-another-thread": "A device is used on a thread that has another one" {
+    "The current device belongs to the thread. Work that is handed to a helper thread runs on device 0, or on none \
+     at all."
+    seen "cupy/cupy" issues 72: "a pool used on a second thread: CUDA_ERROR_INVALID_CONTEXT"
+    wrong =>
+        Caught::DoesNotCompile { file: "tests/compile_fail/device_is_shared_with_a_thread.rs", code: "E0277" },
+        Runs
+    right device_on_another_thread_right =>
+        "`&Device` is a token of the device's own thread; helpers get data and give data back."
+}
+
+}
 
 fn wrong_device_wrong(ground: &Ground) -> Outcome {
     let pool = ground.pool(2)?;

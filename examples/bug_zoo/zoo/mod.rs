@@ -1,9 +1,9 @@
-//! The exhibits, and what they need: for the example that shows them, and for the test that holds them to their word.
+//! The exhibits: for the example, which shows them, and for `tests/bug_zoo.rs`, which checks each of them.
 //!
 //! * `exhibit`: what an exhibit is, and what counts as caught
 //! * `ground`: the devices that a program runs on
-//! * `bare`: devices without this crate's order, like the CUDA driver API
-//! * the rest: the programs, by what is wrong with them
+//! * `bare`: devices without this crate's ordering, like the CUDA driver API
+//! * the other files: the programs, by kind of mistake
 
 pub mod bare;
 mod collectives;
@@ -16,6 +16,14 @@ mod order;
 mod waits;
 
 use exhibit::Exhibit;
+
+/// The names that each file of exhibits needs.
+mod prelude {
+    pub(super) use super::{
+        exhibit::{Caught, Exhibit, OnCuda, Outcome, Program, Refusal, Seen, Thread, exhibits},
+        ground::Ground,
+    };
+}
 
 /// All exhibits, in the order of the tour.
 pub fn all() -> Vec<&'static Exhibit> {

@@ -1,108 +1,70 @@
-//! Edges that are missing between streams of two devices.
+//! Exhibits: missing edges between streams of two devices.
 
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Seen, Thread};
-use super::ground::Ground;
-use crate::program;
+use super::prelude::*;
 use gpu_pool::{ReduceOp, driver::check::Kind};
 use std::sync::Arc;
 
-const SOURCE: &str = include_str!("order.rs");
 /// Numbers in a buffer.
 const N: usize = 1 << 14;
 
-pub const EXHIBITS: &[Exhibit] = &[
-    Exhibit {
-        name: "missing-wait",
-        title: "No event between producer and consumer",
-        mistake: "Device 1 copies what device 0 is still computing: streams of two devices are not ordered because one \
-                  call comes after the other in the program.",
-        thread: Thread {
-            label: "ROCm/rocm-systems#10229: a peer copy does not wait for the kernel that fills its source",
-            url: "https://github.com/ROCm/rocm-systems/pull/10229",
-        },
-        wrong: Some(program!(missing_wait_wrong)),
-        right: program!(missing_wait_right),
-        mended: "Buffers remember who used them last; `copy_to` waits, on the devices, for the neighbour's `fill`.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "write-after-read",
-        title: "The source of a peer copy is overwritten",
-        mistake: "The producer waits for nobody before it makes the next batch, while the consumer's copy still reads the \
-                  last one. The copy was ordered after the producer, but not the producer after the copy.",
-        thread: Thread {
-            label: "torch/cutorch#192: off the default stream, nothing orders a peer copy with both devices but events",
-            url: "https://github.com/torch/cutorch/pull/192",
-        },
-        wrong: Some(program!(write_after_read_wrong)),
-        right: program!(write_after_read_right),
-        mended: "A second event: the producer's stream waits for the copy before it overwrites its source.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "one-staging-event",
-        title: "A staging buffer that is refilled too early",
-        mistake: "Data goes from device to device through one page-locked buffer. \"It is full\" has an event, \"it is empty \
-                  again\" has none, so piece 2 overwrites piece 1 on its way. (CUDA Handbook, listing 9.1, needs both.)",
-        thread: Thread {
-            label: "NVIDIA/warp#1384: a copy between devices reads a staging buffer that is used anew",
-            url: "https://github.com/NVIDIA/warp/issues/1384",
-        },
-        wrong: Some(program!(one_staging_event_wrong)),
-        right: program!(one_staging_event_right),
-        mended: "Two events. In a pool, `dev.copy` does this by itself where devices are not peers.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "stale-replica",
-        title: "A replica from before the optimiser's step",
-        mistake: "Device 1 fetches the weights for each step from device 0. It waits for the event of the first step; that of \
-                  the second was recorded, and nobody waited for it again.",
-        thread: Thread {
-            label: "pytorch/pytorch#128975: the gather of weights must wait for an event after the optimiser's step",
-            url: "https://github.com/pytorch/pytorch/pull/128975",
-        },
-        wrong: Some(program!(stale_replica_wrong)),
-        right: program!(stale_replica_right),
-        mended: "No weights travel: each device has its replica in a `PerDevice`, and all take the same step with the same \
-                 reduced gradient.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "event-recorded-twice",
-        title: "One event for two streams",
-        mistake: "An event stands for its latest record. Recorded on a second stream, it has forgotten the first, and who \
-                  waits for it waits for one of the two producers.",
-        thread: Thread {
-            label: "torch/cutorch#222: one event per GPU, recorded on each stream in turn, waits for the last only",
-            url: "https://github.com/torch/cutorch/pull/222",
-        },
-        wrong: Some(program!(event_recorded_twice_wrong)),
-        right: program!(event_recorded_twice_right),
-        mended: "An event of its own for each stream. In a pool, `dev.record()` makes a new one each time.",
-        expected: Caught::Report(Kind::Race),
-        cuda: OnCuda::Runs,
-    },
-    Exhibit {
-        name: "wait-before-record",
-        title: "A wait for an event that was never recorded",
-        mistake: "The consumer is set up before the producer. A wait for an event without a record is no wait: CUDA reports \
-                  success and orders nothing.",
-        thread: Thread {
-            label: "NVIDIA/cuda-python#559: a test expects that such a wait never ends, and fails at random",
-            url: "https://github.com/NVIDIA/cuda-python/pull/559",
-        },
-        wrong: Some(program!(wait_before_record_wrong)),
-        right: program!(wait_before_record_right),
-        mended: "An `Event` of a pool exists only once it is recorded, so there is none to wait for too early.",
-        expected: Caught::Report(Kind::UnrecordedEvent),
-        cuda: OnCuda::Runs,
-    },
-];
+exhibits! { "order.rs"
+
+"missing-wait": "No event between producer and consumer" {
+    "Device 1 copies what device 0 is still computing: streams of two devices are not ordered because one call \
+     comes after the other in the program."
+    seen "ROCm/rocm-systems" pull 10229: "a peer copy does not wait for the kernel that fills its source"
+    wrong missing_wait_wrong => Caught::Report(Kind::Race), Runs
+    right missing_wait_right =>
+        "Buffers remember who used them last; `copy_to` waits, on the devices, for the neighbour's `fill`."
+}
+
+"write-after-read": "The source of a peer copy is overwritten" {
+    "The producer waits for nobody before it makes the next batch, while the consumer's copy still reads the last \
+     one. The copy was ordered after the producer, but not the producer after the copy."
+    seen "torch/cutorch" pull 192: "off the default stream, nothing orders a peer copy with both devices but events"
+    wrong write_after_read_wrong => Caught::Report(Kind::Race), Runs
+    right write_after_read_right =>
+        "A second event: the producer's stream waits for the copy before it overwrites its source."
+}
+
+"one-staging-event": "A staging buffer that is refilled too early" {
+    "Data goes from device to device through one page-locked buffer. \"It is full\" has an event, \"it is empty \
+     again\" has none, so piece 2 overwrites piece 1 on its way. (CUDA Handbook, listing 9.1, needs both.)"
+    seen "NVIDIA/warp" issues 1384: "a copy between devices reads a staging buffer that is used anew"
+    wrong one_staging_event_wrong => Caught::Report(Kind::Race), Runs
+    right one_staging_event_right =>
+        "Two events. In a pool, `dev.copy` does this by itself where devices are not peers."
+}
+
+"stale-replica": "A replica from before the optimiser's step" {
+    "Device 1 fetches the weights for each step from device 0. It waits for the event of the first step; that of \
+     the second was recorded, and nobody waited for it again."
+    seen "pytorch/pytorch" pull 128975: "the gather of weights must wait for an event after the optimiser's step"
+    wrong stale_replica_wrong => Caught::Report(Kind::Race), Runs
+    right stale_replica_right =>
+        "No weights travel: each device has its replica in a `PerDevice`, and all take the same step with the same \
+         reduced gradient."
+}
+
+"event-recorded-twice": "One event for two streams" {
+    "An event stands for its latest record. Recorded on a second stream, it has forgotten the first, and who waits \
+     for it waits for one of the two producers."
+    seen "torch/cutorch" pull 222: "one event per GPU, recorded on each stream in turn, waits for the last only"
+    wrong event_recorded_twice_wrong => Caught::Report(Kind::Race), Runs
+    right event_recorded_twice_right =>
+        "An event of its own for each stream. In a pool, `dev.record()` makes a new one each time."
+}
+
+"wait-before-record": "A wait for an event that was never recorded" {
+    "The consumer is set up before the producer. A wait for an event without a record is no wait: CUDA reports \
+     success and orders nothing."
+    seen "NVIDIA/cuda-python" pull 559: "a test expects that such a wait never ends, and fails at random"
+    wrong wait_before_record_wrong => Caught::Report(Kind::UnrecordedEvent), Runs
+    right wait_before_record_right =>
+        "An `Event` of a pool exists only once it is recorded, so there is none to wait for too early."
+}
+
+}
 
 fn missing_wait_wrong(ground: &Ground) -> Outcome {
     let [producer, consumer] = ground.bare()?;

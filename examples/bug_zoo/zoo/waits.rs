@@ -1,47 +1,32 @@
-//! Programs in which everyone waits for everyone.
+//! Exhibits: programs in which everyone waits for everyone.
 
 use super::bare::{Gpu, Mem, Stream};
-use super::exhibit::{Caught, Exhibit, OnCuda, Outcome, Refusal, Seen, Thread};
-use super::ground::Ground;
-use crate::program;
+use super::prelude::*;
 use gpu_pool::{ReduceOp, driver::DriverResult};
 
-const SOURCE: &str = include_str!("waits.rs");
 /// Numbers in a buffer.
 const N: usize = 1 << 12;
 
-pub const EXHIBITS: &[Exhibit] = &[
-    Exhibit {
-        name: "crossing",
-        title: "Two models, two threads, the same two devices",
-        mistake: "Each model's collective spins on a device until the other device has come to it. Two threads launch theirs \
-                  on the two devices in opposite order, and each device spins for what the other has queued behind.",
-        thread: Thread {
-            label: "pytorch/pytorch#8388: two `DataParallel`s at once lock up all GPUs",
-            url: "https://github.com/pytorch/pytorch/issues/8388",
-        },
-        wrong: Some(program!(crossing_wrong, "fn meet(")),
-        right: program!(crossing_right),
-        mended: "Scopes that share devices reach them in one order, whatever threads and pools they come from.",
-        expected: Caught::Deadlock,
-        cuda: OnCuda::Never,
-    },
-    Exhibit {
-        name: "nested-scope",
-        title: "A scope within a scope",
-        mistake: "A helper that uses all devices is called from code that runs on a device: the device's thread would wait for \
-                  work that only it can do.",
-        thread: Thread {
-            label: "rayon-rs/rayon#446: nested `install` calls deadlock",
-            url: "https://github.com/rayon-rs/rayon/issues/446",
-        },
-        wrong: Some(program!(nested_scope_wrong)),
-        right: program!(nested_scope_right),
-        mended: "The helper takes the device token and a collective instead of a pool.",
-        expected: Caught::Error(Refusal::NestedScope),
-        cuda: OnCuda::Runs,
-    },
-];
+exhibits! { "waits.rs"
+
+"crossing": "Two models, two threads, the same two devices" {
+    "Each model's collective spins on a device until the other device has come to it. Two threads launch theirs on \
+     the two devices in opposite order, and each device spins for what the other has queued behind."
+    seen "pytorch/pytorch" issues 8388: "two `DataParallel`s at once lock up all GPUs"
+    wrong crossing_wrong, "fn meet(" => Caught::Deadlock, Never
+    right crossing_right =>
+        "Scopes that share devices reach them in one order, whatever threads and pools they come from."
+}
+
+"nested-scope": "A scope within a scope" {
+    "A helper that uses all devices is called from code that runs on a device: the device's thread would wait for \
+     work that only it can do."
+    seen "rayon-rs/rayon" issues 446: "nested `install` calls deadlock"
+    wrong nested_scope_wrong => Caught::Error(Refusal::NestedScope), Runs
+    right nested_scope_right => "The helper takes the device token and a collective instead of a pool."
+}
+
+}
 
 /// A device's part of a collective: says that it is there, and spins until the other is.
 #[track_caller]

@@ -1,4 +1,4 @@
-//! The backings `malloc`, `pinned` and `managed`: single allocations of the driver, each a region by itself.
+//! The backings `malloc`, `pinned` and `managed`: single allocations of the driver; each one is a region.
 
 use super::{
     super::block::ChunkKind, Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,

@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_on_does_not_move() {
-        // Free: 35..40, of which 35..40 is a unit; 60..62; 70..80 is a unit; 90..94 is one.
+        // Free: 35..40, which is a unit; 60..62; 70..80, a unit; 90..94, a unit.
         let holes = [hole(40..60, 5, 2), hole(94..100, 4, 0)];
         let from = [35..40, 70..80, 90..94];
         let [a, b, _] = &from;
@@ -121,13 +121,13 @@ mod tests {
         assert_eq!(to_move(&holes, 12, &from[1..]), moved(40, b));
         assert_eq!(to_move(&holes, 20, &from), None, "there is not that much to move");
         assert_eq!(to_move(&holes, 5, &from), None, "nothing is missing");
-        // All of a hole, with what is free on both sides.
+        // The whole hole, with the free memory on both sides.
         assert_eq!(to_move(&[hole(40..50, 5, 2)], 17, &from), moved(40, b));
         assert_eq!(to_move(&[hole(40..52, 5, 2)], 19, &from), None, "it would not be filled");
     }
 
     proptest! {
-        /// Against a map of cells: what is chosen lies in a hole, suffices, and nothing smaller does.
+        /// Compared with a map of cells: the chosen range lies in a hole, is sufficient, and nothing smaller is.
         #[test]
         fn the_choice_is_the_best_there_is(cells in prop::collection::vec(0u8..3, 1..40), bytes in 1u64..30) {
             const HOLE: u8 = 0;
@@ -150,23 +150,28 @@ mod tests {
                 cells[place.start as usize..place.end as usize].fill(FREE);
                 longest(&cells)
             };
+            let in_hole = |range: &Range<u64>| {
+                cells[range.start as usize..range.end as usize].iter().all(|&cell| cell == HOLE)
+            };
+            let at_hole = |range: &Range<u64>| {
+                holes.iter().find(|h| h.range.start <= range.start && range.end <= h.range.end)
+            };
             match to_fill(&holes, bytes, 1) {
                 Some(place) => {
-                    prop_assert!(cells[place.start as usize..place.end as usize].iter().all(|&cell| cell == HOLE));
-                    let beside = holes.iter().find(|h| h.range.start <= place.start && place.end <= h.range.end).unwrap();
+                    prop_assert!(in_hole(&place));
+                    let beside = at_hole(&place).unwrap();
                     prop_assert!(place.start == beside.range.start || place.end == beside.range.end);
                     if place.is_empty() {
                         prop_assert!(longest(&cells) >= bytes);
                     } else {
                         prop_assert!(filled(&place) >= bytes);
-                        // Free cells away from all holes are the heap's business.
+                        // Free cells away from all holes concern the heap only.
                         prop_assume!(longest(&cells) < bytes);
                         let len = place.end - place.start - 1;
                         let smaller = (0..n as u64).flat_map(|s| (s..=(s + len).min(n as u64)).map(move |e| s..e));
                         for other in smaller.filter(|o| o.end - o.start <= len) {
-                            let in_hole = cells[other.start as usize..other.end as usize].iter().all(|&cell| cell == HOLE);
-                            let at_a_hole = holes.iter().any(|h| h.range.start <= other.start && other.end <= h.range.end);
-                            prop_assert!(!in_hole || !at_a_hole || other.is_empty() || filled(&other) < bytes);
+                            let possible = in_hole(&other) && at_hole(&other).is_some() && !other.is_empty();
+                            prop_assert!(!possible || filled(&other) < bytes);
                         }
                     }
                 }

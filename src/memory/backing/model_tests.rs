@@ -112,7 +112,9 @@ proptest! {
                     let (at, n, value) = live.swap_remove(which % live.len());
                     for i in 0..n {
                         // SAFETY: as above.
-                        unsafe { gpu.copy_to_host(host.add(16 * i as usize), (at + i) * G + G - 16, 16, stream) }.unwrap();
+                        let copied =
+                            unsafe { gpu.copy_to_host(host.add(16 * i as usize), (at + i + 1) * G - 16, 16, stream) };
+                        copied.unwrap();
                     }
                     wait(&handle, stream);
                     // SAFETY: zeroed at birth, and nothing is in flight.

@@ -295,8 +295,9 @@ macro_rules! conformance {
     ($($kind:ident $name:ident)+) => {$(
         mod $name {
             use super::*;
-            conformance!(@ $kind grows_and_gives_back memory_outlives_the_pool out_of_memory_changes_nothing memory_in_use_stays
-                a_region_remembers_who_let_go what_is_leaked_stays a_failure_at_any_call_leaks_nothing);
+            conformance!(@ $kind grows_and_gives_back memory_outlives_the_pool out_of_memory_changes_nothing
+                memory_in_use_stays a_region_remembers_who_let_go what_is_leaked_stays
+                a_failure_at_any_call_leaks_nothing);
         }
     )+};
     (@ $kind:ident $($case:ident)+) => {$(#[test] fn $case() { suite::$case($kind) })+};

@@ -112,8 +112,9 @@ fn look(
     let bytes = requested + first..requested + last + 1;
     let far = if last == first { String::new() } else { format!(", the last {last} bytes behind") };
     let missing = format!(
-        "{count} of the bytes behind the buffer are not as the pool left them, the first {first} bytes behind its end{far}: \
-         while the buffer was live, a kernel or a raw copy wrote past the end of it, or before the start of the buffer behind it"
+        "{count} of the bytes behind the buffer are not as the pool left them, the first {first} bytes behind its \
+         end{far}: while the buffer was live, a kernel or a raw copy wrote past the end of it, or before the start of \
+         the buffer behind it"
     );
     let now =
         Deed { op: "audit", detail: String::new(), site: None, device: Some(handle.device), stream: None, write: true };

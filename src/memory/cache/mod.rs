@@ -1,7 +1,7 @@
 //! The memory cache of one device (or of one NUMA node's page-locked memory): it serves allocations and takes frees.
 //!
 //! ```text
-//!   driver ── chunks (backing) ──> heap (large pieces, split and joined) ──> slabs ──> small blocks by class and stream
+//!   driver ── units (backing) ──> heap (large pieces, split and joined) ──> slabs ──> small blocks by class, stream
 //! ```
 //!
 //! Only the owner's thread allocates, so the cache needs no lock; any thread may free ([`block`](super::block)). Blocks
@@ -21,29 +21,29 @@ pub(super) mod audit;
 mod classes;
 mod ladder;
 mod report;
+mod settings;
 mod small;
 
 use super::{
-    backing::{self, Backing, BackingChoice, ProbeContext, Region},
+    backing::{self, Backing, ProbeContext, Region},
     block::{Block, BlockRef, ChunkKind, Origin, Owner},
     handle::DeviceHandle,
     hazard::History,
     heap::{Heap, Taken},
     insight::ledger::{self, Ledger},
-    numa::Node,
     stats::MemoryStats,
 };
 use crate::{
-    contain::Contained,
     driver::check,
     error::{Error, Result},
-    memory::{OutOfMemoryReport, stream::StreamCore},
+    memory::stream::StreamCore,
 };
 use audit::Audit;
 use classes::{ALIGN, SMALL};
 use ladder::Need;
+pub(crate) use settings::{ATTEMPTS, MemoryLimit, OnOutOfMemory, Settings};
 use small::Small;
-use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 /// The unit of the heap's sizes.
 const GRAIN: usize = Heap::<History>::GRAIN;
@@ -56,66 +56,6 @@ const SPARE_HEADERS: usize = 1024;
 const EAGER: u64 = 256 << 20;
 /// Large allocations between two looks at the remote free list.
 const LOOK: u64 = 64;
-
-/// How much memory a pool may take from a device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum MemoryLimit {
-    Bytes(u64),
-    Percent(f64),
-}
-
-impl MemoryLimit {
-    pub(crate) fn of(self, total: u64) -> u64 {
-        match self {
-            MemoryLimit::Bytes(bytes) => bytes,
-            MemoryLimit::Percent(percent) => (total as f64 * percent / 100.0) as u64,
-        }
-    }
-}
-
-/// Most attempts that the out-of-memory callback may ask for.
-pub(crate) const ATTEMPTS: usize = 16;
-
-/// The user's callback for a device that is out of memory. It returns whether to try again.
-#[derive(Clone)]
-pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
-
-/// The callback's type.
-type Callback = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
-
-impl fmt::Debug for OnOutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a callback")
-    }
-}
-
-/// Memory settings of a pool.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Settings {
-    /// Most bytes to take from each device.
-    pub(crate) limit: Option<MemoryLimit>,
-    /// Most bytes to take, as a multiple of the highest use so far. Beyond it free memory is moved instead.
-    pub(crate) slack: Option<f64>,
-    /// The NUMA node for page-locked memory.
-    pub(crate) node: Option<Node>,
-    /// Bytes to take when the pool is built.
-    pub(crate) reserve: Option<u64>,
-    pub(crate) deadline: Duration,
-    pub(crate) choice: BackingChoice,
-    pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
-    /// Record call sites and events.
-    pub(crate) record: Option<bool>,
-    /// Fill red zones, and poison freed memory.
-    pub(crate) audit: bool,
-    /// Number of devices in the pool. Each has a lane of its own in the remote free list.
-    pub(crate) devices: usize,
-}
-
-impl Settings {
-    pub(crate) fn records(&self) -> bool {
-        self.record.unwrap_or(cfg!(debug_assertions))
-    }
-}
 
 /// A request for memory.
 pub(crate) struct Request<'a> {

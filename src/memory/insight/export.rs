@@ -184,8 +184,14 @@ mod tests {
 
     static SNAPSHOTS: &[&str] = &[
         r#"{"device":1,"recorded":true,"stats":{"in_use":7},"chunks":[{"address":64,"bytes":8}],"dropped_events":3}"#,
-        r#"{"blocks":[{"address":64,"bytes":4,"state":"live","site":{"op":"upload","file":"a.rs","line":1,"column":9}}]}"#,
-        r#"{"taken_at":9,"events":[{"micros":5,"kind":"freed_remotely","address":64,"bytes":4,"requested":3,"stream":2}]}"#,
+        concat!(
+            r#"{"blocks":[{"address":64,"bytes":4,"state":"live","#,
+            r#""site":{"op":"upload","file":"a.rs","line":1,"column":9}}]}"#,
+        ),
+        concat!(
+            r#"{"taken_at":9,"events":[{"micros":5,"kind":"freed_remotely","#,
+            r#""address":64,"bytes":4,"requested":3,"stream":2}]}"#,
+        ),
     ];
 
     /// Nested as deep as memory allows: an error, not the end of the stack.

@@ -1,4 +1,4 @@
-//! What is known of a stream without asking its driver: by words, and by events where there are none.
+//! Tests of what is known of a stream without a driver call: by words, and by events where there are no words.
 
 use super::{EVENTS, LastSeen, MILESTONE, Milestones};
 use crate::{
@@ -30,7 +30,7 @@ fn run(pool: &GpuPool, f: impl Fn(&Device) + Sync) {
     .unwrap();
 }
 
-/// `count` operations; the number of the last one.
+/// Submits `count` operations. Returns the number of the last one.
 fn submit(dev: &Device, stream: &StreamCore, count: u64) -> u64 {
     for _ in 0..count {
         dev.worker.handle.driver.launch_host(stream.raw, Box::new(|| {})).unwrap();
@@ -39,7 +39,7 @@ fn submit(dev: &Device, stream: &StreamCore, count: u64) -> u64 {
     stream.submitted()
 }
 
-/// Waits past the library, which so learns nothing.
+/// Waits below the library, which learns nothing.
 fn finish(stream: &StreamCore) {
     let driver = stream.handle.unwatched();
     assert!(driver.stream_wait_idle(stream.raw, Duration::from_secs(60)).unwrap());
@@ -56,8 +56,8 @@ fn word(stream: &StreamCore) -> Option<u64> {
     }
 }
 
-/// A microsecond for each `cudaEventQuery` is what this is for (harrism/cuda_event_benchmark): here a query loses the
-/// device.
+/// A poll must not cost a `cudaEventQuery`, which takes a microsecond (harrism/cuda_event_benchmark): here a query
+/// loses the device.
 #[test]
 fn completion_is_known_without_an_event() {
     let plan: FaultPlan = "*:event-query:*:lost; *:event-create:*:lost; *:stream-query:*:lost".parse().unwrap();
@@ -117,7 +117,7 @@ fn nothing_is_over_before_it_is() {
     }
 }
 
-/// The next owner of a word must not take an old number for its own.
+/// The next stream of a word must not take an old number for its own.
 #[test]
 fn a_word_is_used_again_when_its_last_write_has_arrived() {
     let pool = one().build().unwrap();
@@ -136,7 +136,7 @@ fn a_word_is_used_again_when_its_last_write_has_arrived() {
             finish(&next);
             assert!(next.has_completed(1) && !next.has_completed(2));
         }
-        // One that goes while it still has to write.
+        // A stream that is dropped while its last write is still queued.
         let (open, gate) = mpsc::channel::<()>();
         let busy = fresh(dev);
         assert_eq!(word(&busy), address);
@@ -171,7 +171,7 @@ fn without_words_there_are_events() {
         let Milestones::Events(events) = &stream.milestones else { unreachable!() };
         assert!(events.lock().len() <= EVENTS);
     });
-    // And when a device has more streams than words.
+    // The same if a device has more streams than words.
     run(&one().build().unwrap(), |dev| {
         let streams: Vec<_> = (0..100).map(|_| fresh(dev)).collect();
         let words: std::collections::HashSet<_> = streams.iter().filter_map(|stream| word(stream)).collect();
@@ -184,7 +184,7 @@ fn without_words_there_are_events() {
     });
 }
 
-/// A milestone is a help, not part of the user's operation.
+/// A milestone is best effort, not part of the user's operation.
 #[test]
 fn a_milestone_that_fails_fails_nothing_else() {
     let plan: FaultPlan = "*:write-value:*:error; *:host-alloc:1:oom".parse().unwrap();
@@ -218,7 +218,7 @@ fn a_lost_device_does_not_hang_who_asks() {
     assert!(matches!(lost, Err(Error::DeviceLost { .. })), "{lost:?}");
 }
 
-/// A wait that a word makes needless is an edge for the checker, too.
+/// A wait that a word makes unnecessary is an edge for the checker, too.
 #[test]
 fn a_checker_follows_words() {
     let pool = one().check(Check::Races).build().unwrap();
@@ -233,10 +233,11 @@ fn a_checker_follows_words() {
             if asks {
                 return dev.on(&side).scale(&mut x.view_mut(), 2.0);
             }
-            // Somebody has looked, but not the one who relies on it: that is a race, in whichever order they run.
+            // Another call has polled, but not the thread that relies on it: that is a race, in whichever order they
+            // run.
             dev.stream.poll();
             assert!(dev.stream.is_over(dev.stream.submitted()));
-            // SAFETY: which does not hold, as nothing orders it; the checker refuses it.
+            // SAFETY: does not hold, since nothing orders it; the checker refuses it.
             let raw = unsafe { dev.unordered() };
             raw.on(&side).scale(&mut x, 2.0)
         })
@@ -247,7 +248,7 @@ fn a_checker_follows_words() {
     pool.close().unwrap();
 }
 
-/// A thousand operations in flight, and many streams one after the other: the account is exact however much there is.
+/// A thousand operations in flight, and many streams one after the other: the checker's record is exact for any number.
 #[test]
 fn a_checker_is_silent_about_long_queues() {
     let pool = one().check(Check::Races).build().unwrap();

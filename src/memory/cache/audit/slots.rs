@@ -61,7 +61,7 @@ impl Slots {
         if unsafe { self.driver.fill_u8(at, ZONE, zone.len(), stream.raw) }.is_err() {
             return false;
         }
-        // The last requested byte is noted by itself: its next write replaces this use. The use of the zone stays, and
+        // The last requested byte is noted separately: its next write replaces this use. The use of the zone stays, and
         // would make every reader of the buffer wait for all that the stream has by then.
         let sequence = stream.submit();
         for part in [bytes.start..zone.start, zone] {

@@ -184,7 +184,8 @@ fn step() -> impl Strategy<Value = Step> {
     let grains = prop_oneof![8 => 1..40u32, 4 => 1..300u32, 1 => 1..2048u32];
     let align = prop_oneof![4 => Just(8u32), 1 => 8..=21u32];
     prop_oneof![
-        10 => (grains, align, 0..5u32).prop_map(|(grains, align, refused)| Step::Allocate(grains, align, refused.min(3))),
+        10 => (grains, align, 0..5u32)
+            .prop_map(|(grains, align, refused)| Step::Allocate(grains, align, refused.min(3))),
         9 => any::<usize>().prop_map(Step::Free),
         2 => (any::<usize>(), 1..800u64).prop_map(|(pick, grains)| Step::Insert(pick, grains)),
         1 => (any::<usize>(), 1..200u64).prop_map(|(pick, grains)| Step::Remove(pick, grains)),

@@ -1,0 +1,67 @@
+//! Memory settings of a pool: what the builder collects, and each cache of the pool keeps.
+
+use crate::{
+    contain::Contained,
+    memory::{BackingChoice, OutOfMemoryReport, numa::Node},
+};
+use std::{fmt, sync::Arc, time::Duration};
+
+/// How much memory a pool may take from a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MemoryLimit {
+    Bytes(u64),
+    Percent(f64),
+}
+
+impl MemoryLimit {
+    pub(crate) fn of(self, total: u64) -> u64 {
+        match self {
+            MemoryLimit::Bytes(bytes) => bytes,
+            MemoryLimit::Percent(percent) => (total as f64 * percent / 100.0) as u64,
+        }
+    }
+}
+
+/// Most attempts that the out-of-memory callback may ask for.
+pub(crate) const ATTEMPTS: usize = 16;
+
+/// The user's callback for a device that is out of memory. It returns whether to try again.
+#[derive(Clone)]
+pub(crate) struct OnOutOfMemory(pub(crate) Contained<Arc<Callback>>);
+
+/// The callback's type.
+type Callback = dyn Fn(&OutOfMemoryReport) -> bool + Send + Sync;
+
+impl fmt::Debug for OnOutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a callback")
+    }
+}
+
+/// Memory settings of a pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    /// Most bytes to take from each device.
+    pub(crate) limit: Option<MemoryLimit>,
+    /// Most bytes to take, as a multiple of the highest use so far. Beyond it free memory is moved instead.
+    pub(crate) slack: Option<f64>,
+    /// The NUMA node for page-locked memory.
+    pub(crate) node: Option<Node>,
+    /// Bytes to take when the pool is built.
+    pub(crate) reserve: Option<u64>,
+    pub(crate) deadline: Duration,
+    pub(crate) choice: BackingChoice,
+    pub(crate) on_out_of_memory: Option<OnOutOfMemory>,
+    /// Record call sites and events.
+    pub(crate) record: Option<bool>,
+    /// Fill red zones, and poison freed memory.
+    pub(crate) audit: bool,
+    /// Number of devices in the pool. Each has a lane of its own in the remote free list.
+    pub(crate) devices: usize,
+}
+
+impl Settings {
+    pub(crate) fn records(&self) -> bool {
+        self.record.unwrap_or(cfg!(debug_assertions))
+    }
+}

@@ -1,0 +1,69 @@
+//! How the host reaches the contents of page-locked and managed buffers: written once for both types.
+//!
+//! Invariant: a host access waits for every conflicting use by a device first, and the checker learns of it.
+
+use super::{DeviceCopy, PinnedBuffer, UnifiedBuffer, hazard::Access};
+use crate::{error::Result, mutation::Bug};
+use std::{fmt, panic::Location, slice};
+
+macro_rules! host_access {
+    ($($buffer:ident)+) => {$(
+        impl<T: DeviceCopy> $buffer<T> {
+            /// Number of elements.
+            pub fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether it has no elements.
+            pub fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+
+            /// The contents. Waits for devices that write them.
+            ///
+            /// # Errors
+            /// [`Error::Timeout`](crate::Error::Timeout) when such a write does not complete within the pool's
+            /// deadline, and the driver's errors.
+            #[track_caller]
+            pub fn as_slice(&self) -> Result<&[T]> {
+                self.ready(concat!(stringify!($buffer), "::as_slice"), Access::Read)?;
+                // SAFETY: the block holds `len` initialised elements of a Pod type, aligned to 256 bytes. No device
+                // writes them any more, and no such work can start while `self` is borrowed, since it needs
+                // `&mut self`.
+                Ok(unsafe { slice::from_raw_parts(self.ptr(), self.len) })
+            }
+
+            /// The contents, for writing. Waits for all devices that use them.
+            ///
+            /// # Errors
+            /// As [`as_slice`](Self::as_slice).
+            #[track_caller]
+            pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+                self.ready(concat!(stringify!($buffer), "::as_mut_slice"), Access::Write)?;
+                // SAFETY: as above, and no device reads them any more.
+                Ok(unsafe { slice::from_raw_parts_mut(self.ptr(), self.len) })
+            }
+
+            #[track_caller]
+            fn ready(&self, op: &'static str, access: Access) -> Result<()> {
+                let handle = &self.block.handle;
+                let _here = handle.enter(op, Location::caller());
+                if !handle.injected(Bug::HostDoesNotWait) {
+                    self.block.hazards.wait_host(handle, op, access, self.deadline)?;
+                }
+                handle.host_access(op, self.block.address, self.len * size_of::<T>(), access == Access::Write)
+            }
+
+            pub(crate) fn ptr(&self) -> *mut T {
+                self.block.address as *mut T
+            }
+        }
+
+        impl<T: DeviceCopy> fmt::Debug for $buffer<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($buffer), "<{}>[{}]"), std::any::type_name::<T>(), self.len)
+            }
+        }
+    )+};
+}
+host_access! { PinnedBuffer UnifiedBuffer }
