@@ -1,4 +1,9 @@
-//! How a pool comes to be: which devices, which settings, and the probe of what connects them.
+//! How a pool is built: settings, devices, threads, and the probe of the links between devices.
+//!
+//! Programs call [`Builder`]. It reads settings from the environment (`environment`), checks them (`settings`), opens
+//! drivers, starts device threads (`open`) and probes the links ([`probe`]). It may use everything below the pool.
+//!
+//! Invariant: contradictory settings are refused before any device does work.
 
 mod collectives;
 mod environment;
@@ -29,12 +34,12 @@ use crate::{
 };
 use std::{panic::Location, sync::Arc, time::Duration};
 
-/// Software GPUs where no number is given and there is no CUDA device.
+/// Number of software GPUs if the program gives none and there is no CUDA device.
 const DEFAULT_SOFTWARE_GPUS: usize = 4;
-/// Software GPUs of one pool.
+/// Most software GPUs of one pool.
 const MOST_SOFTWARE_GPUS: usize = 64;
 
-/// What the devices of a pool are.
+/// The kind of a pool's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
@@ -46,24 +51,24 @@ pub enum Backend {
 
 /// Settings of a pool, from [`GpuPool::builder`].
 ///
-/// What is not set here comes from the environment, and then from what is there:
+/// A setting that the program does not make comes from the environment:
 ///
 /// | variable | meaning |
 /// |---|---|
 /// | `GPU_POOL_BACKEND` | `cuda`, `host`, or `host:8` for eight software GPUs |
 /// | `GPU_POOL_DEVICES` | ordinals, like `0,1` |
-/// | `GPU_POOL_SHARE` | for tests: how many times each CUDA device is opened, 1 to 16: [`share_gpus`](Self::share_gpus) |
+/// | `GPU_POOL_SHARE` | for tests: open each CUDA device 1 to 16 times: [`share_gpus`](Self::share_gpus) |
 /// | `GPU_POOL_CHECK` | `races`, `memory` or `off`: [`check`](Self::check) |
-/// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time in an order drawn from it |
-/// | `GPU_POOL_FAULTS` | what is to go wrong and when, from when the pool is built: [`FaultPlan`], as text |
+/// | `GPU_POOL_SEED` | a number: software GPUs run one operation at a time, in an order drawn from this seed |
+/// | `GPU_POOL_FAULTS` | faults to inject after the pool is built: a [`FaultPlan`] as text |
 /// | `GPU_POOL_MEMORY` | `auto`, `vmm` or `malloc`: [`memory_backing`](Self::memory_backing) |
 /// | `GPU_POOL_RECORD_MEMORY` | `1` or `0`: [`record_memory`](Self::record_memory) |
-/// | `GPU_POOL_ALGORITHM` | how collectives are carried out: `auto`, `direct`, `exchange`, `copies`, `staged`, `host` or `ring`: [`algorithm`](Self::algorithm) |
-/// | `GPU_POOL_TUNE` | where the collectives have their limits from: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
+/// | `GPU_POOL_ALGORITHM` | `auto`, `direct`, `exchange`, `copies`, `staged`, `host`, `ring`: [`Self::algorithm`] |
+/// | `GPU_POOL_TUNE` | source of the collectives' limits: `auto`, `off`, `table` or `measure`: [`tune`](Self::tune) |
 /// | `GPU_POOL_TIMEOUT` | the deadline: `500ms`, `30s` or `10m`; a bare number is seconds |
 ///
-/// A variable that begins with `GPU_POOL_` and is none of these, say a misspelt one, is warned of once (by `tracing`).
-/// Without any of it: all CUDA devices; where there is none, 4 software GPUs.
+/// The crate warns once (by `tracing`) of other variables that begin with `GPU_POOL_`: they may be misspelt.
+/// By default a pool has all CUDA devices, or 4 software GPUs if there is no CUDA device.
 ///
 /// ```
 /// # use gpu_pool::GpuPool;
@@ -91,7 +96,7 @@ pub struct Builder {
     schedule: Option<host::Schedule>,
     machine: host::MachineConfig,
     faults: Option<FaultPlan>,
-    /// The plan begins when the pool is built.
+    /// Whether the plan starts only when the pool is built.
     faults_wait: bool,
 }
 
@@ -104,7 +109,7 @@ enum Weights {
 }
 
 impl Builder {
-    /// Which kind of devices.
+    /// The kind of devices.
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
         self
@@ -120,20 +125,20 @@ impl Builder {
         self.backend(Backend::Cuda)
     }
 
-    /// These devices only, by the driver's ordinals; their order is the pool's. Nothing touches any other device.
+    /// Only these devices, by the driver's ordinals, in this order. The pool does not touch any other device.
     pub fn devices(mut self, ordinals: &[usize]) -> Self {
         self.devices = Some(ordinals.to_vec());
         self
     }
 
-    /// Shares of the devices, one positive, finite number each: a device with weight 2 gets twice the rows. Only ratios
-    /// count.
+    /// The devices' shares of the data, one positive, finite number per device. A device with weight 2 gets twice as
+    /// many rows as one with weight 1. Only ratios count.
     pub fn weights(mut self, weights: &[f64]) -> Self {
         self.weights = Weights::Given(weights.to_vec());
         self
     }
 
-    /// Shares by measured speed: each device streams through 64 MB a few times when the pool is built.
+    /// Shares by measured speed: when the pool is built, each device streams through 64 MB a few times.
     pub fn weights_measured(mut self) -> Self {
         self.weights = Weights::Measured;
         self
@@ -145,20 +150,20 @@ impl Builder {
         self
     }
 
-    /// The memory of each software GPU, in bytes (default 4 GiB); it is taken from the host as it is used.
+    /// The memory of each software GPU, in bytes (default 4 GiB). It uses host memory only for pages that are touched.
     pub fn software_memory(mut self, bytes: u64) -> Self {
         self.software_memory = Some(bytes);
         self
     }
 
-    /// The deadline (default 120 s): a wait in which nothing advances for this long has failed. Streams show that they
-    /// advance at every sixteenth operation; a kernel that runs for longer than the deadline cannot be told from one
-    /// that is stuck, so with such kernels set it higher.
+    /// The deadline (default 120 s): a wait fails after this time without progress. A stream shows progress at every
+    /// sixteenth operation. A kernel that runs for longer than the deadline looks stuck, so set a longer deadline for
+    /// such kernels.
     ///
-    /// Each time that the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), that counts as a
-    /// quarter of the deadline at most, since nothing could advance: host threads look at the clock several times
-    /// before they give up. (So a deadline of less than 0.1 s may come as late as that.) Kernels that wait for peers'
-    /// kernels go by the GPU's clock, which runs on.
+    /// If the process is stopped (in a debugger, by `SIGSTOP`, with its virtual machine), each stop counts as at most a
+    /// quarter of the deadline: host threads look at the clock several times before they give up. (So a deadline
+    /// shorter than 0.1 s may take 0.1 s.) Kernels that wait for peers' kernels use the GPU's clock, which does not
+    /// stop.
     ///
     /// [`build`](Self::build) refuses a deadline of zero.
     pub fn timeout(mut self, deadline: Duration) -> Self {
@@ -166,17 +171,17 @@ impl Builder {
         self
     }
 
-    /// Copies between devices go through the host even where a direct way was found, and kernels cannot name peers'
-    /// memory: for tests, and for machines whose peer access is slow. [`build`](Self::build) refuses it together with
+    /// Switches peer access off: copies between devices go through the host, and kernels cannot access peers' memory.
+    /// For tests, and for machines with slow peer access. [`build`](Self::build) refuses it together with
     /// [`Algorithm::Direct`], which needs peer access.
     pub fn without_peer_access(mut self) -> Self {
         self.staged = true;
         self
     }
 
-    /// Watches the pool's work for mistakes; see [`driver::check`](crate::driver::check). Works on software GPUs and on
-    /// CUDA, and costs time; [`Check::Races`] needs no device memory, [`Check::Memory`] at least 256 bytes for each
-    /// buffer.
+    /// Checks the pool's work for races and misuse of memory: see [`driver::check`](crate::driver::check). It works on
+    /// software GPUs and on CUDA, and costs time. [`Check::Races`] needs no device memory; [`Check::Memory`] needs at
+    /// least 256 bytes per buffer.
     ///
     /// ```
     /// # use gpu_pool::{Check, Error, GpuPool, LaunchDims, Module, driver::check::Kind, kernel};
@@ -207,32 +212,33 @@ impl Builder {
         self
     }
 
-    /// Software GPUs of this machine, in virtual time: as many as it has devices, unless [`host`](Self::host) says
-    /// less. It needs the schedule [`Virtual`](host::Schedule::Virtual), which is then the default.
+    /// Software GPUs that model this machine, in virtual time. The pool has all devices of the machine, unless
+    /// [`host`](Self::host) asks for fewer. The schedule must be [`Virtual`](host::Schedule::Virtual), which is the
+    /// default then.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.machine.topology = Some(Arc::new(topology));
         self
     }
 
-    /// With a [`topology`](Self::topology): operations only take their time; nothing is computed, and memory is not
-    /// touched. For sizes that this computer could not hold. What is downloaded is zeros, or what was there; without a
-    /// topology the pool is not built.
+    /// With a [`topology`](Self::topology): operations take their virtual time, but compute nothing and touch no
+    /// memory. For sizes that do not fit into this computer. Downloads return zeros or old contents. Without a topology
+    /// [`build`](Self::build) fails.
     pub fn dry(mut self) -> Self {
         self.machine.dry = true;
         self
     }
 
-    /// Faults to come, on whichever devices.
+    /// Faults to inject.
     pub fn faults(mut self, plan: FaultPlan) -> Self {
         self.faults = Some(plan);
         self
     }
 
-    /// Builds the process-wide pool, which [`GpuPool::scope`] uses. Without this, the first scope builds it with the
-    /// defaults.
+    /// Builds the process-wide pool, which [`GpuPool::scope`] uses. Without this call the first scope builds that pool
+    /// with the default settings.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it is there already; else as [`build`](Self::build).
+    /// [`Error::InvalidArgument`] when the process-wide pool exists already; else as [`build`](Self::build).
     #[track_caller]
     pub fn build_global(self) -> Result<()> {
         let site = Location::caller();
@@ -247,8 +253,8 @@ impl Builder {
     /// pair of devices.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that
-    /// cannot be or that contradict each other, [`Error::NestedScope`] on a device thread, and the driver's.
+    /// [`Error::NoDevice`] when there is no such device or no driver, [`Error::InvalidArgument`] for settings that are
+    /// impossible or contradict each other, [`Error::NestedScope`] on a device thread, and the driver's.
     #[track_caller]
     pub fn build(mut self) -> Result<GpuPool> {
         if worker::on_device_thread() {
@@ -295,7 +301,7 @@ impl Builder {
         Ok(pool)
     }
 
-    /// The ordinals to open of `count` that are there; `twice` if one may be listed more than once.
+    /// The ordinals of the devices to open, out of `count` devices. `twice`: the list may repeat an ordinal.
     #[track_caller]
     fn ordinals(&self, count: usize, what: &str, twice: bool) -> Result<Vec<usize>> {
         let Some(ordinals) = &self.devices else { return Ok((0..count).collect()) };
@@ -350,7 +356,7 @@ impl Builder {
     #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         let ordinals = self.cuda_ordinals()?;
-        // Making a context takes a second or so, and they can be made side by side.
+        // Making a context takes about a second, and contexts can be made in parallel.
         crossbeam::thread::scope(|scope| {
             let opening: Vec<_> =
                 ordinals.iter().map(|&i| scope.spawn(move |_| crate::driver::cuda::open(i))).collect();
@@ -365,7 +371,7 @@ impl Builder {
         self.cuda_ordinals().map(|_| Vec::new())
     }
 
-    /// The faults to come.
+    /// The faults to inject.
     pub(crate) fn fault_plan(&self) -> Option<&FaultPlan> {
         self.faults.as_ref()
     }

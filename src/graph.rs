@@ -1,46 +1,48 @@
 //! Graphs: operations that are captured once and launched often.
 //!
+//! Programs call [`Device::capture`] and [`Device::launch_graph`]. This room may use collectives and everything below
+//! them.
+//!
 //! # Contract
 //!
-//! * A graph holds what its capture submitted: kernels, fills, matrix products, copies of device memory, also between
-//!   devices that reach each other directly, and collectives. Everything else is refused while a device captures
-//!   ([`Error::InvalidArgument`], named after the operation), and the capture is discarded; so it is when its closure
-//!   fails or panics.
-//! * Capturing touches nothing: no memory, no stream that anybody knows. Its stream is its own.
-//! * A launch is *one* operation of the current stream that touches all the graph's memory: ordered after conflicting
-//!   uses, and before later ones, on whichever devices. Where collectives cut the graph (below) it is as many, one
-//!   after the other.
-//! * No borrow keeps others from that memory while it is launched. Work on it that *another* thread submits at the very
-//!   same time may come before the launch, after it, or beside it: order the two threads (by a barrier, or the end of a
-//!   scope), as the checker demands. Memory is never used again too early in either case.
-//! * The graph keeps the memory that it names. What its closure drops, or the user later, is not used for anything else
-//!   before the graph is gone (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
-//! * Memory whose owner has said that nobody looks at it any more (gradients that have moved) makes the graph
-//!   [`Error::GraphInvalidated`]: it would work, and for nothing.
-//! * Only device memory: that of the host may be borrowed as a slice when the graph is launched, which no borrow would
-//!   forbid.
+//! * A graph holds the operations that its capture submitted: kernels, fills, matrix products, copies of device memory
+//!   (also between devices with direct access), and collectives. While a device captures, every other operation is
+//!   refused with [`Error::InvalidArgument`], which names the operation, and the capture is discarded. It is also
+//!   discarded when its closure fails or panics.
+//! * A capture touches no memory, and no stream but its own.
+//! * A launch is *one* operation of the current stream that touches all the graph's memory. It is ordered after
+//!   conflicting earlier uses and before conflicting later uses, on all devices. If collectives cut the graph (below),
+//!   a launch is several such operations, one after the other.
+//! * No borrow protects that memory during a launch. If *another* thread submits work on it at the same time, the work
+//!   may run before the launch, after it, or at the same time. Order the two threads by a barrier or the end of a
+//!   scope; the checker demands it. Memory is never reused too early in either case.
+//! * The graph keeps the memory that it names. Memory that the closure or the program drops is not reused before the
+//!   graph is dropped (PyTorch gives captures private pools for that; CUDA.jl marks captured memory).
+//! * If the owner of memory in the graph has retired it (gradients that have moved), a launch is
+//!   [`Error::GraphInvalidated`]: it would have no visible effect.
+//! * A graph has only device memory: at a launch the program could hold a slice of host memory.
 //!
-//! With collectives, which all are of one group:
+//! With collectives, all of which belong to one group:
 //!
-//! * All its members capture the same calls, meeting on the host for each, and all launch the same graph: else each
-//!   gets [`Error::Mismatch`], `"capture"` or `"graph"`. They may launch it in later scopes, in any gang that has these
-//!   devices.
-//! * Where kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Elsewhere
-//!   (software GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`) it is the
-//!   graph's parts between its collectives, and these as if they were called then: a meeting for each, scratch for each
-//!   (`OutOfMemory`), and waits for the device where the host adds up. After an error the parts before that collective
-//!   have run. [`Graph::parts`] tells. Sizes that go by copy engines outside of graphs go by kernels in them, with the
-//!   same bits.
-//! * If a scope fails in which the device was, the graph may be [`Error::GraphInvalidated`] from then on (it is on
-//!   every device that had not ended its part before); graphs without collectives go on.
-//! * `barrier`, `exchange`, `send` and `recv` are refused: they are the host's.
+//! * All members of the group capture the same calls, meeting on the host for each, and all of them launch the same
+//!   graph. Otherwise each member gets [`Error::Mismatch`], `"capture"` or `"graph"`. Later scopes may launch it, in
+//!   any gang that has these devices.
+//! * If kernels meet on the devices, a launch is one meeting on the host and one call of the driver. Otherwise
+//!   (software GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, `Algorithm::Copies` and `Host`) collectives cut
+//!   the graph into parts. A launch then submits each part, and calls each collective between two parts: each one costs
+//!   a meeting, allocates scratch (`OutOfMemory`), and waits for the device if the host reduces. After an error the
+//!   parts before the failed collective have run. [`Graph::parts`] counts the parts. Sizes for which copy engines are
+//!   used outside of graphs use kernels in graphs, with the same bits.
+//! * After a scope with the device has failed, the graph may be [`Error::GraphInvalidated`]: it is on every device
+//!   whose part of the scope had not ended before. Graphs without collectives stay valid.
+//! * `barrier`, `exchange`, `send` and `recv` are refused: the host performs them.
 //!
 //! # Mechanism
 //!
-//! [`recording`] has what is known while a device captures. The order of what a graph touches is unknown before it is
-//! launched, so [`Op`](crate::token::op::Op) only notes it then, and the launch does for all of it what an `Op` does
-//! for its operands. [`part`] has what a graph consists of; [`collective::replay`](crate::collective::replay) how
-//! collectives get into it and run from there.
+//! [`Recording`] has the state of a capture. The order of a graph's uses is known only at a launch, so an
+//! [`Op`](crate::token::op::Op) only notes them, and the launch does for all of them what an `Op` does for its
+//! operands. [`part`] has the parts of a graph. [`collective::replay`](crate::collective::replay) captures collectives,
+//! and runs them in a launch.
 
 mod part;
 #[cfg(test)]
@@ -65,9 +67,9 @@ use std::{
 
 /// Operations of one device that are launched together, from [`Device::capture`].
 ///
-/// It keeps the memory that its operations name, and writes the same buffers at every launch. It does not leave its
-/// device's thread: keep it in a [`PerDevice`](crate::PerDevice) between scopes. Dropped in flight, it is destroyed
-/// when its launches are over.
+/// A graph keeps the memory that its operations name, and writes the same buffers at every launch. It does not leave
+/// its device's thread: keep it in a [`PerDevice`](crate::PerDevice) between scopes. If it is dropped while a launch is
+/// in flight, it is destroyed after the launch has ended.
 ///
 /// ```compile_fail,E0277
 /// # use gpu_pool::GpuPool;
@@ -76,7 +78,7 @@ use std::{
 /// ```
 pub struct Graph {
     parts: Vec<Part>,
-    /// None without collectives.
+    /// The members of the collectives' group. None without collectives.
     gathering: Option<Gathering>,
     operations: usize,
     handle: Arc<DeviceHandle>,
@@ -86,13 +88,13 @@ pub struct Graph {
 crate::sync::device_thread_only! { [] Graph }
 
 impl Graph {
-    /// How many operations it has.
+    /// The number of operations.
     pub fn operations(&self) -> usize {
         self.operations
     }
 
-    /// How many things a launch submits one after the other: 1, but where collectives cut the graph
-    /// ([`Device::launch_graph`] says where); then they count, and what is between them. 0 if it is empty.
+    /// The number of parts that a launch submits one after the other: 1, or 0 for an empty graph. If collectives cut
+    /// the graph (see [`Device::launch_graph`]), each collective counts, and so does each part between two collectives.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -134,13 +136,13 @@ impl Drop for Graph {
     }
 }
 
-/// Who must come together for a graph's collectives, and whether they still can.
+/// The members of a graph's collectives, and whether they can still launch it.
 struct Gathering {
-    /// Ordinals in the pool of the collectives' group, by rank.
+    /// The ordinals of the group in the pool, by rank.
     members: Box<[usize]>,
-    /// The gang that has captured the graph, later the one that has launched it last.
+    /// The gang that has launched the graph last, or else has captured it.
     gang: RefCell<Arc<Gang>>,
-    /// How many gangs had failed on this device when it was captured.
+    /// Number of gangs that had failed on this device at the capture.
     failures: u64,
 }
 
@@ -168,9 +170,9 @@ impl Gathering {
 
 /// Graphs.
 impl Device {
-    /// Notes the operations of `f` in a graph, instead of running them. `f` gets this device with a stream of the
-    /// capture's own; what it allocates is had at once, and comes back beside the graph if `f` returns it. Nothing is
-    /// in it before the first launch.
+    /// Captures the operations of `f` in a graph instead of running them. `f` gets this device with a stream for the
+    /// capture. Its allocations happen at once; `f` may return the buffers, whose contents are unspecified before the
+    /// first launch.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -192,9 +194,9 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Collectives are captured by all members of their group together, and launched so; all of one graph are of one
-    /// group. On GPUs whose kernels meet by themselves a launch costs one meeting of the host however many there are,
-    /// elsewhere one for each.
+    /// All members of a group capture its collectives together, and launch the graph together. All collectives of a
+    /// graph belong to one group. If kernels meet on the devices, a launch costs one meeting on the host for all
+    /// collectives; otherwise it costs one meeting for each.
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -213,40 +215,44 @@ impl Device {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
-    /// Refused within `f`, which ends the capture: copies from and to the host; `exchange`, `barrier`, `send`, `recv`;
-    /// streams, events and waits; launches of graphs; copies between devices that have to be staged; page-locked and
-    /// unified memory; collectives of a second group; the calls of a [`GradientExchange`](crate::GradientExchange) that
-    /// take a device, and so its step stays as it is. (A graph may write gradients, but those move after the first
-    /// step, and then it is [`Error::GraphInvalidated`]: capture after it, or build with
-    /// [`ready_order(false)`](crate::GradientExchangeBuilder::ready_order).) Multiply once before a capture with a
-    /// [`gemm`](Self::gemm): the first one loads cuBLAS.
+    /// These calls are refused within `f`, and end the capture: copies from and to the host; `exchange`, `barrier`,
+    /// `send`, `recv`; streams, events and waits; launches of graphs; staged copies between devices; page-locked and
+    /// unified memory; collectives of a second group; and calls of a [`GradientExchange`](crate::GradientExchange) that
+    /// take a device, so its step cannot be captured.
+    ///
+    /// A graph may write gradients. But gradients move after the first step, and then the graph is
+    /// [`Error::GraphInvalidated`]: capture after the first step, or build with
+    /// [`ready_order(false)`](crate::GradientExchangeBuilder::ready_order). Before a capture with a
+    /// [`gemm`](Self::gemm), multiply once: the first product loads cuBLAS.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for what was refused; those of `f`, and of its collectives; [`Error::Mismatch`] also
-    /// when another member calls the same without capturing it; [`Error::Aborted`], the driver's.
+    /// [`Error::InvalidArgument`] for a refused call; the errors of `f` and of its collectives; [`Error::Mismatch`]
+    /// also when another member makes a call without capturing it; [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn capture<R>(&self, f: impl FnOnce(&Device) -> Result<R>) -> Result<(Graph, R)> {
         let op = self.op("capture")?;
         let open = Open(Some(Recording::begin(&self.worker.handle)?));
-        // What the closure asks for is its own.
+        // The closure's driver calls do not belong to the call of `capture`.
         drop(op);
         let value = f(&open.device(self))?;
         Ok((open.end(self)?, value))
     }
 
-    /// Submits the operations of a graph to the current stream, in one call. Ordered like any other operation that
-    /// touches its memory. With collectives it is one itself: all members of their group launch the graph that they
-    /// have captured together, in this scope or in an earlier one. Where their kernels cannot meet on the devices
-    /// (software GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`,
-    /// [`Algorithm::Copies`](crate::Algorithm::Copies) and `Host`) it is cut at them: a call for each part and a
-    /// meeting for each collective, which under `Host` waits for the device.
+    /// Submits the operations of a graph to the current stream, in one call. The launch is ordered like any other
+    /// operation that touches the graph's memory.
+    ///
+    /// A launch of a graph with collectives is a collective itself: all members of the group launch the graph that they
+    /// have captured together, in this scope or in an earlier one. If kernels cannot meet on the devices (software
+    /// GPUs, a checker, no peer access, `CUDA_LAUNCH_BLOCKING`, [`Algorithm::Copies`](crate::Algorithm::Copies) and
+    /// `Host`), the collectives cut the graph: there is a driver call for each part and a meeting for each collective,
+    /// which under `Host` waits for the device.
     ///
     /// # Errors
-    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's; with collectives also theirs:
-    /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang without
-    /// one of the members; [`Error::GraphInvalidated`] after a scope has failed on this device. That is also for graphs
-    /// that name gradients of a [`GradientExchange`](crate::GradientExchange) which have moved since, or whose exchange
-    /// was dropped.
+    /// [`Error::WrongPool`], [`Error::WrongDevice`], [`Error::Aborted`], the driver's. With collectives also:
+    /// [`Error::Mismatch`] if a member launches another graph, or none; [`Error::InvalidArgument`] in a gang that lacks
+    /// a member; [`Error::GraphInvalidated`] after a scope has failed on this device. A graph with gradients of a
+    /// [`GradientExchange`](crate::GradientExchange) is [`Error::GraphInvalidated`] after the gradients have moved or
+    /// the exchange was dropped.
     #[track_caller]
     pub fn launch_graph(&self, graph: &Graph) -> Result<()> {
         let op = self.op("launch_graph")?;
@@ -274,14 +280,14 @@ impl Device {
             match (part, &group) {
                 (Part::Segment(segment), group) => segment.launch(self, name, op.site, group.as_ref())?,
                 (Part::Collective(captured), Some(group)) => group.replay(captured)?,
-                (Part::Collective(_), None) => unreachable!("who captures a collective says of which group"),
+                (Part::Collective(_), None) => unreachable!("a captured collective has noted its group"),
             }
         }
         Ok(())
     }
 }
 
-/// A capture that is under way; discarded unless it comes to its [`end`](Self::end).
+/// A capture that is under way. The drop discards it, unless [`end`](Self::end) was called.
 struct Open(Option<Rc<Recording>>);
 
 impl Open {
@@ -322,7 +328,7 @@ impl Drop for Open {
         let Some(recording) = self.0.take() else { return };
         let driver = &recording.stream.handle.driver;
         if let Ok(graph) = driver.capture_end(recording.stream.raw) {
-            // SAFETY: made just now, never launched.
+            // SAFETY: the graph was made just now, and was never launched.
             let _ = unsafe { driver.graph_destroy(graph) };
         }
     }

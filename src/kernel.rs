@@ -1,7 +1,10 @@
 //! Kernels: device code with a typed signature, and its host kernel for software GPUs.
 //!
-//! A kernel's signature is its access declaration: `&[T]` is read, `&mut [T]` is read and written, anything else is
-//! passed by value. Wrong argument types do not compile.
+//! Programs declare kernels with [`kernel!`](crate::kernel) and launch them with
+//! [`Device::launch`](crate::Device::launch). A kernel's signature declares its accesses: `&[T]` is read, `&mut [T]` is
+//! read and written, other arguments are passed by value.
+//!
+//! Invariant: arguments that do not fit the signature do not compile.
 
 pub(crate) mod builtin;
 
@@ -16,12 +19,13 @@ use std::{marker::PhantomData, slice, task::Poll};
 
 /// One parameter in a kernel's signature: `&[T]`, `&mut [T]`, or a [`Scalar`].
 ///
-/// In a `static` the elided lifetimes are `'static`; here they are only names for "shared" and "exclusive".
+/// In a `static` the elided lifetimes are `'static`. Here they only stand for "shared" and "exclusive".
 ///
 /// # Safety
-/// `Host` must be what the device function expects at this place, and the access must not promise less than it does.
+/// `Host` must be the type that the device function expects at this position. If the device function writes through the
+/// parameter, the parameter must be exclusive.
 pub unsafe trait Param: 'static {
-    /// What the host kernel gets.
+    /// The type of the host kernel's argument.
     type Host<'a>;
 
     #[doc(hidden)]
@@ -34,8 +38,8 @@ unsafe impl<T: DeviceCopy> Param for &'static [T] {
 
     unsafe fn host<'a>(arg: &HostArg) -> &'a [T] {
         let HostArg::Slice { ptr, bytes, .. } = *arg else { unreachable!("packed by `Arg`") };
-        // SAFETY: the driver hands out memory that nobody writes while the kernel runs; `Arg` packed `bytes` as a whole
-        // number of `T`, which is Pod, and buffers are aligned to 256 bytes.
+        // SAFETY: the driver passes memory that is not written while the kernel runs. `Arg` has packed a whole number
+        // of `T`, which is Pod, and buffers are aligned to 256 bytes.
         unsafe { slice::from_raw_parts(ptr.cast(), bytes / size_of::<T>().max(1)) }
     }
 }
@@ -46,7 +50,7 @@ unsafe impl<T: DeviceCopy> Param for &'static mut [T] {
 
     unsafe fn host<'a>(arg: &HostArg) -> &'a mut [T] {
         let HostArg::Slice { ptr, bytes, .. } = *arg else { unreachable!("packed by `Arg`") };
-        // SAFETY: as above, and nobody else touches it while the kernel runs.
+        // SAFETY: as above, and no other work accesses the memory while the kernel runs.
         unsafe { slice::from_raw_parts_mut(ptr.cast(), bytes / size_of::<T>().max(1)) }
     }
 }
@@ -54,17 +58,18 @@ unsafe impl<T: DeviceCopy> Param for &'static mut [T] {
 /// A kernel argument passed by value, at most 64 bytes. Implement it for your `#[repr(C)]` parameter structs.
 ///
 /// # Safety
-/// The device function expects exactly this size and layout. A device address hidden inside is not seen by the library:
-/// what the kernel does through it is not ordered.
+/// The device function expects exactly this size and layout. The library does not see a device address inside the
+/// value, so it does not order accesses through that address.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a kernel parameter",
-    note = "kernel parameters are `&[T]`, `&mut [T]` and numbers; implement `Scalar` for your `#[repr(C)]` parameter struct"
+    note = "kernel parameters are `&[T]`, `&mut [T]` and numbers; implement `Scalar` for your `#[repr(C)]` parameter \
+            struct"
 )]
 pub unsafe trait Scalar: DeviceCopy {}
 
 macro_rules! scalar {
     ($($t:ty)*) => {$(
-        // SAFETY: a primitive type has the layout of its C counterpart.
+        // SAFETY: a primitive type has the layout of the corresponding C type.
         unsafe impl Scalar for $t {}
     )*};
 }
@@ -80,14 +85,14 @@ unsafe impl<S: Scalar> Param for S {
     }
 }
 
-/// An argument with what it touches.
+/// An argument, and the memory that it names.
 #[doc(hidden)]
 pub struct Packed {
     pub(crate) arg: KernelArg,
     pub(crate) touch: Option<Touch>,
 }
 
-/// A value that may be given for the kernel parameter `P`.
+/// A value that may be passed for the kernel parameter `P`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be given for the kernel parameter `{P}`",
     label = "expected {P}",
@@ -163,7 +168,7 @@ pub trait HostFn<S: Signature>: Copy + Send + Sync + 'static {
     unsafe fn call(self, dims: LaunchDims, args: &[HostArg]);
 }
 
-/// As [`HostFn`], for one attempt of a kernel that may have to wait: `Pending` asks for another.
+/// As [`HostFn`], for one attempt of a kernel that may have to wait. `Pending` asks for another attempt.
 pub trait HostAttempt<S: Signature>: Copy + Send + Sync + 'static {
     #[doc(hidden)]
     unsafe fn call(self, dims: LaunchDims, args: &[HostArg]) -> Poll<()>;
@@ -233,37 +238,37 @@ tuples! {
 /// A value of a type without bytes.
 ///
 /// # Safety
-/// The type is inhabited: a value of it was given to whoever asks.
+/// The type is inhabited: the caller's caller has had a value of it.
 unsafe fn conjure<H: Copy>() -> H {
     const { assert!(size_of::<H>() == 0, "a host kernel captures nothing") };
-    #[allow(clippy::uninit_assumed_init)] // which cannot see that there are no bytes
+    #[allow(clippy::uninit_assumed_init)] // clippy does not see that the type has no bytes
     // SAFETY: `H` has no bytes, is `Copy`, and inhabited.
     unsafe {
         std::mem::MaybeUninit::uninit().assume_init()
     }
 }
 
-/// Makes a plain function pointer of a host function. `H` is zero-sized (a function item or a closure without
-/// captures), so a value of it can be had from nothing; that keeps `Kernel::new` usable in a `static`.
+/// A plain function that calls a host function. `H` is zero-sized (a function item or a closure without captures), so a
+/// value of it needs no bytes. That keeps `Kernel::new` usable in a `static`.
 unsafe fn trampoline<S: Signature, H: HostFn<S>>(dims: LaunchDims, args: &[HostArg]) {
-    // SAFETY: a value was given to `Kernel::new`.
+    // SAFETY: `Kernel::new` was called with a value of `H`.
     let host: H = unsafe { conjure() };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller's promise.
     unsafe { host.call(dims, args) }
 }
 
-/// The same for [`HostAttempt`].
+/// [`trampoline`] for a [`HostAttempt`].
 unsafe fn attempt<S: Signature, H: HostAttempt<S>>(dims: LaunchDims, args: &[HostArg]) {
-    // SAFETY: a value was given to `Kernel::resumable`.
+    // SAFETY: `Kernel::resumable` was called with a value of `H`.
     let host: H = unsafe { conjure() };
-    // SAFETY: passed on from the caller.
+    // SAFETY: the caller's promise.
     if unsafe { host.call(dims, args) }.is_pending() {
         again();
     }
 }
 
-/// A device function with its types, and a Rust function over the whole launch for software GPUs. Usually made by
-/// [`kernel!`](crate::kernel).
+/// A device function with its parameter types, and a Rust function that computes a whole launch on a software GPU.
+/// Usually made by [`kernel!`](crate::kernel).
 pub struct Kernel<S: Signature> {
     pub(crate) module: &'static Module,
     pub(crate) name: &'static str,
@@ -278,22 +283,24 @@ impl<S: Signature> Kernel<S> {
         Kernel { module, name, host: Some(trampoline::<S, H>), signature: PhantomData }
     }
 
-    /// As [`new`](Self::new), for a kernel that waits on the GPU for what others write: one call of the host kernel makes one
-    /// attempt and says whether the kernel has finished. Between attempts it holds no thread and no memory of the
-    /// software GPU, so what it waits for can happen; see [`host::again`](crate::driver::host::again).
+    /// As [`new`](Self::new), for a kernel that waits on the GPU for a value that other work writes. One call of the
+    /// host kernel makes one attempt, and returns whether the kernel has finished. Between attempts the kernel holds no
+    /// thread and no memory of the software GPU, so the other work can run: see
+    /// [`host::again`](crate::driver::host::again).
     ///
-    /// The word that it waits for is an argument like any other: the library orders this launch after earlier uses of
-    /// that buffer, and later ones after it. So it must be written past the library's back, as it is on a GPU:
-    /// [`Device::unordered`](crate::Device::unordered).
+    /// The word for which the kernel waits is an ordinary argument: the library orders this launch after earlier uses
+    /// of that buffer, and later uses after this launch. So other work must write the word without the library's order,
+    /// as on a GPU: [`Device::unordered`](crate::Device::unordered).
     ///
-    /// A [checker](crate::Builder::check) cannot tell such a word from other memory: to it, the spinning and the
-    /// writing are a race. Programs with spinning kernels run with [`Check::Off`](crate::Check::Off).
+    /// A [checker](crate::Builder::check) cannot tell such a word from other memory, so it reports the wait and the
+    /// write as a race. Run programs with spinning kernels with [`Check::Off`](crate::Check::Off).
     pub const fn resumable<H: HostAttempt<S>>(module: &'static Module, name: &'static str, host: H) -> Self {
         let _ = host;
         Kernel { module, name, host: Some(attempt::<S, H>), signature: PhantomData }
     }
 
-    /// Without a host kernel: on software GPUs a launch is [`Error::KernelNotFound`](crate::Error::KernelNotFound).
+    /// A kernel without a host kernel. On software GPUs a launch of it is
+    /// [`Error::KernelNotFound`](crate::Error::KernelNotFound).
     pub const fn device_only(module: &'static Module, name: &'static str) -> Self {
         Kernel { module, name, host: None, signature: PhantomData }
     }
@@ -304,13 +311,14 @@ impl<S: Signature> Kernel<S> {
     }
 }
 
-/// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the host kernel }`, or with `;` instead of
-/// the host kernel for GPUs only.
+/// Declares kernels: `static NAME: "symbol" in MODULE, fn(parameters) |dims| { the host kernel }`, or with `;` instead
+/// of the host kernel for GPUs only.
 ///
-/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`](crate::Scalar)s, in the order of the C parameters. A slice
-/// becomes a bare pointer there, so pass lengths yourself. The host kernel runs once for the whole launch, with slices as long
-/// as what was passed; `dims` is the launch's [`LaunchDims`](crate::LaunchDims). A panic in the host kernel loses the software
-/// device, as a fault does on a GPU. One `kernel!` may declare several kernels.
+/// Parameters are `&[T]`, `&mut [T]` and by-value [`Scalar`](crate::Scalar)s, in the order of the C parameters. In C a
+/// slice becomes a plain pointer, so pass its length as a parameter of its own. The host kernel runs once for the whole
+/// launch; its slices are as long as the arguments, and `dims` is the launch's [`LaunchDims`](crate::LaunchDims). After
+/// a panic in the host kernel the software device is lost, as a GPU is after a fault. One `kernel!` may declare several
+/// kernels.
 ///
 /// ```
 /// use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
@@ -336,8 +344,8 @@ impl<S: Signature> Kernel<S> {
 /// # Ok::<(), gpu_pool::Error>(())
 /// ```
 ///
-/// An argument that is a `&mut` already moves into the tuple: [`Device::launch`](crate::Device::launch) says how to
-/// keep it. A wrong argument does not compile:
+/// A variable that is a `&mut` moves into the tuple; [`Device::launch`](crate::Device::launch) says how to keep it. A
+/// wrong argument does not compile:
 /// ```compile_fail,E0277
 /// # use gpu_pool::*;
 /// static MODULE: Module = Module::ptx("");

@@ -25,8 +25,8 @@ use std::{
 /// leaves that thread, so `T` need not be `Send`. The handle is always `Send` and `Sync`. `T` must be `'static`: if the
 /// handle is forgotten (`mem::forget`), its values stay on their threads until the pool closes.
 ///
-/// If a scope fails after it has borrowed a value mutably, the value is *poisoned*: its contents are unspecified, and an
-/// error is better than replicas that silently differ. [`reset`](Self::reset) makes new values,
+/// If a scope fails after it has borrowed a value mutably, the value is *poisoned*: its contents are unspecified, and
+/// an error is better than replicas that silently differ. [`reset`](Self::reset) makes new values,
 /// [`clear_poison`](Self::clear_poison) accepts the values as they are.
 ///
 /// ```
@@ -116,8 +116,8 @@ impl<T: 'static> PerDevice<T> {
         PerDevice { id: unique_id(), shared: shared.clone(), of: PhantomData }
     }
 
-    /// Gives this device a new value. If the scope fails, some devices have new values and others do not, so the scope's
-    /// gang counts as a writer.
+    /// Gives this device a new value. If the scope fails, some devices have new values and others do not, so the
+    /// scope's gang counts as a writer.
     pub(crate) fn put(&self, dev: &Device, value: T) {
         let writers = RefCell::new(vec![dev.session.gang.clone()]);
         let slot = Rc::new(Slot { borrows: Cell::new(0), writers, value: UnsafeCell::new(value) });

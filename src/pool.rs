@@ -1,7 +1,7 @@
 //! The pool: what a program holds, from the builder to `close`.
 //!
-//! Submodules add to it: running closures ([`run`](GpuPool::run) and its variants), per-device state, memory, collectives'
-//! report. `builder/` makes pools.
+//! Submodules add to it: running closures ([`run`](GpuPool::run) and its variants), per-device state, memory,
+//! collectives' report. `builder/` makes pools.
 //!
 //! Invariant: after `close` or a drop, no device thread of the pool runs (except after a fork, where there are none).
 
@@ -152,8 +152,8 @@ impl GpuPool {
     /// dropped.
     ///
     /// Software GPUs are lost one by one. With CUDA the driver decides. With driver 580 on two H200s of a virtual
-    /// machine, a kernel that traps on one GPU destroys every context of the process, even without peer access. Then all
-    /// devices report [`Error::DeviceLost`], no device survives, and only a new process helps.
+    /// machine, a kernel that traps on one GPU destroys every context of the process, even without peer access. Then
+    /// all devices report [`Error::DeviceLost`], no device survives, and only a new process helps.
     ///
     /// # Errors
     /// [`Error::NoDevice`] when no device is left; else as [`Builder::build`].

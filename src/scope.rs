@@ -409,8 +409,8 @@ mod tests {
         }
     }
 
-    /// Any panic on a device thread fails this scope or the next one. No thread waits for ever, and the GPU's other pools
-    /// get their turns.
+    /// Any panic on a device thread fails this scope or the next one. No thread waits for ever, and the GPU's other
+    /// pools get their turns.
     #[test]
     fn a_device_thread_outlives_every_panic() {
         guarded(|| {

@@ -1,11 +1,11 @@
-//! How collectives are carried out.
+//! Settings of a pool's collectives.
 
 use super::Builder;
 use crate::{Algorithm, ReduceOrder, Tune};
 
 impl Builder {
-    /// By which algorithm (default: what is fastest for the operation, its size and the machine). Where the one that is
-    /// asked for cannot do an operation, that runs as by default. For tests, and for who knows better.
+    /// The algorithm of collectives. Default: the fastest one for the operation, its size and the machine. An operation
+    /// that this algorithm cannot do runs by the default. For tests, and for programs that know a better choice.
     ///
     /// ```
     /// # use gpu_pool::{Algorithm, GpuPool, ReduceOp};
@@ -23,17 +23,17 @@ impl Builder {
         self
     }
 
-    /// In which order sums are added up. [`ReduceOrder::Rank`] makes the bits of a sum independent of where its terms
-    /// stand in a buffer, of the buffer's size and of the algorithm; it keeps `all_reduce` from the ring.
+    /// The order in which terms of a sum are added. With [`ReduceOrder::Rank`] the bits of a sum do not depend on the
+    /// position of its terms in a buffer, the buffer's size, or the algorithm; `all_reduce` does not use the ring then.
     pub fn reduce_order(mut self, order: ReduceOrder) -> Self {
         self.reduce_order = order;
         self
     }
 
-    /// Where the collectives have their limits from: up to which size they go as packets, how many blocks kernels have.
-    /// Default: a table where the crate has one for these GPUs; else GPUs with access to each other's memory are
-    /// measured when the pool is built, which takes up to about 100 ms. What was decided,
-    /// [`GpuPool::explain`](crate::GpuPool::explain) says. No bit depends on it.
+    /// The source of the collectives' limits: sizes at which algorithms change, and numbers of blocks. Default: a
+    /// table, if the crate has one for these GPUs. Otherwise the pool measures GPUs that have access to each other's
+    /// memory when it is built, which takes up to about 100 ms. [`GpuPool::explain`](crate::GpuPool::explain) shows the
+    /// result. No bit of a collective's result depends on the limits.
     ///
     /// ```
     /// # use gpu_pool::{DType, GpuPool, ReduceOp, Tune};

@@ -1,4 +1,6 @@
-//! What the environment says of a pool: for what the program has not set itself.
+//! Settings of a pool from environment variables, for settings that the program has not made itself.
+//!
+//! `Builder::build` calls it once per pool. A value that cannot be parsed is an error, not a default.
 
 use super::{Backend, Builder, DEFAULT_SOFTWARE_GPUS, share};
 use crate::{
@@ -9,11 +11,11 @@ use crate::{
 };
 use std::{env, panic::Location, sync::Once, time::Duration};
 
-/// What the names of all variables begin with.
+/// The prefix of all names.
 const PREFIX: &str = "GPU_POOL_";
 
-/// The rest of the name of each variable that the crate, its tests, benches, examples or CI read. A unit test compares
-/// the list with the sources.
+/// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
+/// compares the list with the sources.
 const KNOWN: [&str; 33] = [
     "ALGORITHM",
     "BACKEND",
@@ -50,14 +52,14 @@ const KNOWN: [&str; 33] = [
     "TUNE",
 ];
 
-/// A name that is at most so many letters away from a known one is taken for a misspelling of it.
+/// An unknown name is taken for a misspelt known one if at most this many letters differ.
 const NEAR: usize = 2;
 
 impl Builder {
-    /// Fills in what is not set.
+    /// Fills in settings that the program has not made.
     #[track_caller]
     pub(super) fn read_environment(&mut self) -> Result<()> {
-        // Once: a program that builds many pools has one environment.
+        // A program that builds many pools has one environment, so it warns once.
         static WARNED: Once = Once::new();
         WARNED.call_once(warn_of_unknown);
         if self.backend.is_none() {
@@ -71,7 +73,7 @@ impl Builder {
         }
         if self.check.is_none() {
             self.check = variable("GPU_POOL_CHECK", "races, memory or off", parse_check)?;
-            // The crate's own unit tests all test the checker, too.
+            // All unit tests of the crate run under the checker.
             if cfg!(test) && self.check.is_none() {
                 self.check = Some(Check::Races);
             }
@@ -85,7 +87,7 @@ impl Builder {
             let site = Location::caller();
             let misunderstood =
                 |why| Error::invalid_at(site, "GPU_POOL_FAULTS", format_args!("`{text}` is not understood: {why}"));
-            // Faults are for the program, not for the pool's own probe: `build` lets go of it at its end.
+            // Faults are for the program, not for the pool's own probe: `build` resumes the plan at its end.
             self.faults = Some(text.parse::<FaultPlan>().map_err(misunderstood)?.paused());
             self.faults_wait = true;
         }
@@ -111,7 +113,7 @@ impl Builder {
     }
 }
 
-/// A misspelt variable would else have no effect, and nobody would know.
+/// Warns of unknown variables: a misspelt variable has no effect.
 fn warn_of_unknown() {
     for variable in env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| is_unknown(name)) {
         match nearest(&variable) {
@@ -121,20 +123,20 @@ fn warn_of_unknown() {
     }
 }
 
-/// Whether it looks like a variable of this crate, and is none. Case counts in the names of variables.
+/// Whether a name has the prefix of this crate's variables but is not one of them. Names are case-sensitive.
 fn is_unknown(name: &str) -> bool {
     let own = name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
     own && !name.strip_prefix(PREFIX).is_some_and(|rest| KNOWN.contains(&rest))
 }
 
-/// The known variable that was most likely meant.
+/// The known variable that the program most likely meant.
 fn nearest(name: &str) -> Option<String> {
     let rest = name[PREFIX.len()..].to_ascii_uppercase();
     let all = KNOWN.iter().map(|known| (distance(known, &rest), known));
     all.min().filter(|(distance, _)| *distance <= NEAR).map(|(_, known)| format!("{PREFIX}{known}"))
 }
 
-/// How many letters must be inserted, removed or replaced to make one text of the other (Levenshtein).
+/// The number of letters to insert, remove or replace to turn one text into the other (Levenshtein distance).
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, x) in a.chars().enumerate() {
@@ -155,7 +157,7 @@ pub(crate) fn seed() -> Result<Option<u64>> {
     variable("GPU_POOL_SEED", "a number", |text| text.parse().ok())
 }
 
-/// An environment variable; an empty one is none.
+/// An environment variable. An empty value counts as unset.
 fn text(name: &str) -> Option<String> {
     let value = env::var_os(name)?;
     let text = value.to_string_lossy();
@@ -163,7 +165,7 @@ fn text(name: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// An environment variable, parsed; one that does not parse is an error, not a default.
+/// An environment variable, parsed.
 #[track_caller]
 fn variable<T>(name: &'static str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
     let Some(text) = text(name) else { return Ok(None) };
@@ -221,7 +223,7 @@ fn parse_duration(text: &str) -> Option<Duration> {
         "m" => 60.0,
         _ => return None,
     };
-    // A time that is above zero may be less than the nanosecond that a `Duration` can hold.
+    // A positive time may be shorter than a nanosecond, the smallest `Duration`.
     Duration::try_from_secs_f64(value * unit).ok().filter(|deadline| !deadline.is_zero())
 }
 
@@ -281,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Names in the sources that are no variables: of faults, and the wrong ones of tests.
+    /// Names in the sources that are not variables: kinds of faults, and the wrong names in tests.
     const NO_VARIABLES: [&str; 3] = ["MISUSE", "DEADLOCK", "TIMOUT"];
 
     #[test]
@@ -345,8 +347,8 @@ mod tests {
             if let Some(devices) = parse_devices(&text) {
                 prop_assert_eq!(devices.len(), text.split(',').count());
             }
-            let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text), parse_check(&text), share::parse(&text));
-            let _ = (text.parse::<u64>(), text.parse::<Algorithm>(), text.parse::<Tune>());
+            let _ = (parse_backend(&text), parse_backing(&text), parse_switch(&text), parse_check(&text));
+            let _ = (share::parse(&text), text.parse::<u64>(), text.parse::<Algorithm>(), text.parse::<Tune>());
         }
 
         #[test]
@@ -356,7 +358,8 @@ mod tests {
             prop_assert_eq!(parse_backend(&format!("host:{count}")), Some(Backend::Host(count)));
             let (time, seconds) = (Duration::from_nanos(nanos), nanos as f64 / 1e9);
             let read = parse_duration(&format!("{seconds}s")).unwrap();
-            prop_assert!(read.abs_diff(time) <= time / 1_000_000_000 + Duration::from_nanos(1), "{read:?}, not {time:?}");
+            let tolerance = time / 1_000_000_000 + Duration::from_nanos(1);
+            prop_assert!(read.abs_diff(time) <= tolerance, "{read:?}, not {time:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a pool's memory is to be managed.
+//! Settings of a pool's memory.
 
 use super::Builder;
 use crate::{
@@ -11,13 +11,13 @@ use crate::{
 use std::sync::Arc;
 
 impl Builder {
-    /// The most that the pool may take from each device, in bytes. It takes memory in pieces of 2 MiB or more.
+    /// The most memory that the pool may take from each device, in bytes. It takes memory in pieces of 2 MiB or more.
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory.limit = Some(MemoryLimit::Bytes(bytes));
         self
     }
 
-    /// The most that the pool may take from each device, in per cent of what the device has.
+    /// The most memory that the pool may take from each device, in per cent of the device's memory.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool};
@@ -28,7 +28,7 @@ impl Builder {
     /// ```
     ///
     /// # Panics
-    /// When it is not a number from 0 to 100.
+    /// When `percent` is not a number from 0 to 100.
     #[track_caller]
     pub fn memory_limit_percent(mut self, percent: f64) -> Self {
         assert!((0.0..=100.0).contains(&percent), "{percent} per cent of a device's memory");
@@ -37,25 +37,26 @@ impl Builder {
     }
 
     /// Bytes to take from each device when the pool is built, so that the first allocations cost no driver calls.
-    /// [`build`](Self::build) refuses more than the [limit](Self::memory_limit) allows, or than a device has.
+    /// [`build`](Self::build) fails if this is more than the [limit](Self::memory_limit) allows or than a device has.
     pub fn memory_reserve(mut self, bytes: u64) -> Self {
         self.memory.reserve = Some(bytes);
         self
     }
 
-    /// How much more memory than the most that was ever in use the pool may take from each device before it moves free
-    /// memory together instead: 1.1 for ten per cent. Default: it moves memory only when the device has no more.
+    /// The limit of fragmentation: how much memory the pool may take from each device, as a multiple of the largest
+    /// amount that was ever in use (1.1: ten per cent more). Beyond it the pool defragments instead. By default it
+    /// defragments only when the device has no more memory.
     ///
-    /// Free memory that lies in pieces cannot serve a request that is larger than each of them, so a pool takes more
-    /// than is ever in use at once. With virtual memory ([`memory_backing`](Self::memory_backing)) pieces can be moved
-    /// together by mapping them anew, 2 to 64 MiB at a time, without a copy; but each of these moves costs the driver
-    /// calls of an unmapping and of a mapping, and the host waits for what streams still do with the pieces. So this is
-    /// for programs whose memory others need, and not for the fastest steps: by default a program that repeats itself
-    /// makes no driver call at all after its first steps.
+    /// A request that is larger than each free piece cannot be served from free pieces, so a pool takes more memory
+    /// than is ever in use at once. With virtual memory ([`memory_backing`](Self::memory_backing)) the pool can remap
+    /// free pieces to one range, 2 to 64 MiB at a time, without a copy. But each such move costs the driver calls of an
+    /// unmap and a map, and the host waits for streams that still use the pieces. So set this if other programs need
+    /// the memory, not for the fastest steps: by default a program that repeats its steps makes no driver call after
+    /// the first ones.
     ///
-    /// What it gains, in a simulation of RMM's `random_allocations` (n = 1000), mean of ten seeds: the most that was
-    /// taken as a multiple of the most that was asked for, and the moves when the same operations come again on the
-    /// same pool.
+    /// The gain, in a simulation of RMM's `random_allocations` (n = 1000), mean of ten seeds. Each cell has the largest
+    /// amount taken, as a multiple of the largest amount requested, and the number of moves when the same operations
+    /// are repeated on the same pool.
     ///
     /// | largest request | default | 1.25 | 1.15 | 1.1 | 1.05 |
     /// |---|---|---|---|---|---|
@@ -64,8 +65,8 @@ impl Builder {
     /// | 1 GiB | 1.35, none | 1.26, 212 | 1.18, 623 | 1.14, 882 | 1.11, 1178 |
     /// | 4 GiB | 1.63, none | 1.26, 1816 | 1.17, 3078 | 1.12, 3994 | 1.07, 4873 |
     ///
-    /// The bound is not kept at any price: where too little that is free can move as a whole, memory is taken
-    /// nevertheless; and without virtual memory nothing moves.
+    /// The pool may exceed the limit: if too little free memory can be moved, it takes more memory. Without virtual
+    /// memory nothing can be moved.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -81,7 +82,7 @@ impl Builder {
     /// ```
     ///
     /// # Panics
-    /// When it is not a number of at least 1.
+    /// When `slack` is not a number of at least 1.
     #[track_caller]
     pub fn memory_slack(mut self, slack: f64) -> Self {
         assert!(slack.is_finite() && slack >= 1.0, "{slack} times the memory that is in use");
@@ -89,15 +90,15 @@ impl Builder {
         self
     }
 
-    /// Where devices' memory comes from (default: virtual memory where there is any that works).
+    /// Where devices' memory comes from. Default: virtual memory, if it works.
     pub fn memory_backing(mut self, choice: BackingChoice) -> Self {
         self.backing = Some(choice);
         self
     }
 
-    /// Called when a device's memory is used up and everything else has been tried, on its thread (for page-locked
-    /// memory: on the thread that asks); `true` asks for another attempt. For caches of your own: drop their buffers
-    /// there, on whatever device they are.
+    /// A function that the pool calls when a device's memory is used up and everything else has been tried. It runs on
+    /// the device's thread (for page-locked memory: on the thread that allocates). If it returns `true`, the pool tries
+    /// again. Use it to drop the buffers of your own caches, of any device.
     ///
     /// ```
     /// # use gpu_pool::{DeviceBuffer, GpuPool};
@@ -120,15 +121,15 @@ impl Builder {
         self
     }
 
-    /// Whether the memory pools keep account of who holds what, by places in the program, and of what happened: for
-    /// [`Device::memory_snapshot`](crate::Device::memory_snapshot), for the report of an out-of-memory, and for that of
-    /// leaks at [`close`](crate::GpuPool::close). Default: in builds with debug assertions.
+    /// Whether the memory pools record live blocks by their places in the program, and events. Used by
+    /// [`Device::memory_snapshot`](crate::Device::memory_snapshot), by out-of-memory reports, and by the leak report at
+    /// [`close`](crate::GpuPool::close). Default: in builds with debug assertions.
     pub fn record_memory(mut self, record: bool) -> Self {
         self.memory.record = Some(record);
         self
     }
 
-    /// All of these settings as they were in another pool.
+    /// Takes all of these settings from another pool.
     pub(crate) fn memory(mut self, settings: Settings) -> Self {
         self.memory = settings;
         self

@@ -1,4 +1,4 @@
-//! From drivers to a pool: the device threads, the probe of what connects them, and what needs to know it.
+//! From drivers to a pool: makes the shared state, starts the device threads, probes the links, sets collectives up.
 
 use super::{Builder, Weights, measure, share, signal_pad};
 use crate::{
@@ -27,14 +27,15 @@ use std::{
     time::Duration,
 };
 
-/// A wait in which nothing of the gang advances for this long has failed.
+/// A wait fails after this time without progress of the gang.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(120);
-/// Up to so many software GPUs whose operations run one at a time, the means of all staged copies are made when the
-/// pool is built: made when first needed, the numbers of their streams would depend on which device thread came first.
+/// If operations run one at a time, the buffers and streams for staged copies of a pool of at most this many software
+/// GPUs are made when the pool is built. Otherwise the numbers of the streams would depend on which device thread
+/// copies first.
 const STAGED_AT_BUILD: usize = 16;
 
 impl Builder {
-    /// A pool of these very devices.
+    /// Builds a pool of these devices.
     #[track_caller]
     pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
@@ -108,7 +109,7 @@ impl Builder {
         // If one device fails, the pool is dropped here, which stops the others.
         let opened = openings.iter().collect::<Result<Vec<()>>>()?;
         if opened.len() < count {
-            // A thread has ended without a word: it has panicked, as `close` will say.
+            // A thread has panicked before its first message: `close` returns the panic.
             pool.close()?;
             return Err(Error::Closed);
         }
@@ -135,8 +136,8 @@ impl Builder {
     }
 }
 
-/// Many only where every device thread has a core of its own with one to spare. None where time is computed, or
-/// operations run one at a time: there members hear their peers in one order.
+/// How often a member polls for a message before it waits. Many times only if there are two cores per device thread.
+/// Never with virtual time or with one operation at a time, so that members get messages in one order.
 fn polls(cores: usize, devices: usize, computed: bool) -> usize {
     match computed {
         true => 0,
@@ -145,8 +146,8 @@ fn polls(cores: usize, devices: usize, computed: bool) -> usize {
     }
 }
 
-/// One where operations run one at a time: what several threads submit would depend on how fast they are, and on how
-/// many cores there are.
+/// The number of threads that copy a large slice. One if operations run one at a time: otherwise the order of
+/// operations would depend on the threads' speeds and on the number of cores.
 fn copy_threads(cores: usize, devices: usize, stepped: bool) -> usize {
     if stepped { 1 } else { (cores / devices / 2).clamp(1, 4) }
 }
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_core_to_spare_does_not_poll_for_long() {
+    fn a_thread_without_a_core_to_spare_does_not_poll_for_long() {
         assert_eq!([4, 3, 1].map(|cores| polls(cores, 2, false)), [2000, 1, 1]);
         assert_eq!(polls(32, 2, true), 0);
     }

@@ -1,16 +1,18 @@
-//! Peers are verified, not believed.
+//! The probe: whether devices can access each other's memory, verified when the pool is built.
 //!
-//! Hardware has claimed peer access and delivered zeros or old data (open-gpu-kernel-modules#1257, nccl-tests#117,
-//! FIDESlib#28), and a peer copy then fails silently. So when a pool is built, each ordered pair that claims access is
-//! given the right and then checked with a pattern: by store, by load, and by copies in both directions. A pair that
-//! does not deliver loses the right again, and its copies are staged; [`GpuPool::report`](crate::GpuPool::report) says
-//! so.
+//! The builder calls [`peers`] and [`speeds`]. They run scopes on the new pool; the probe of a pair calls the driver
+//! itself.
 //!
-//! The buffers are the pool's own, so what is checked is the memory that users get: copies to mapped memory have failed
-//! where those to allocated memory did not (CUDA.jl#3112).
+//! Invariant: a route is direct only after the probe has found correct data by stores, by loads, and by copies in both
+//! directions. Hardware has claimed peer access and then delivered zeros or old data (open-gpu-kernel-modules#1257,
+//! nccl-tests#117, FIDESlib#28), and such a copy fails without an error. A pair that does not deliver loses the access
+//! right again, and its copies are staged; [`GpuPool::report`](crate::GpuPool::report) shows it.
 //!
-//! All devices probe at the same time, in rounds in which each has another partner; in a round a device works on the
-//! buffer that its partner lends, and nobody else does.
+//! The buffers come from the pool, so the probe checks the kind of memory that programs get: copies to mapped memory
+//! have failed where copies to allocated memory did not (CUDA.jl#3112).
+//!
+//! All devices probe at the same time, in rounds. In each round a device has another partner, and it alone works on the
+//! buffer that this partner lends.
 
 use crate::{
     Device, DeviceBuffer, Event, GpuPool, LaunchDims, PeerReport, Route,
@@ -20,15 +22,15 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 
-/// Words that are checked: one page of 16 KiB. Few under Miri, which takes milliseconds for what a processor does in a
-/// microsecond.
+/// Number of words to check: one page of 16 KiB. Fewer under Miri, which is about a thousand times slower than a
+/// processor.
 const CHECKED: usize = if cfg!(miri) { 64 } else { 4096 };
-/// Words of the copy that is timed, where copies are worth timing.
+/// Number of words of the copy that is timed.
 const TIMED: usize = 1 << 20;
-/// Bytes that a device's pool may take for copies to be timed.
+/// Copies are timed only if the memory limit is at least this many bytes.
 const ROOMY: u64 = 64 << 20;
 
-/// Probes all pairs; the reports are by `from * devices + to`.
+/// Probes all pairs. The reports are in the order `from * devices + to`.
 pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
     let count = pool.devices();
     let rows = pool.run(|dev, _| {
@@ -37,7 +39,7 @@ pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
         if staged || count == 1 {
             return Ok(row);
         }
-        // A pool that may hardly have any memory does not spend it on times.
+        // A pool with little memory does not spend it on timing.
         let poor = dev.worker.cache.borrow().limit().is_some_and(|limit| limit < ROOMY);
         let words = if dev.worker.is_software() || poor { CHECKED } else { TIMED };
         let near = dev.zeros::<u32>(words)?;
@@ -50,12 +52,12 @@ pub(crate) fn peers(pool: &GpuPool, staged: bool) -> Result<Vec<PeerReport>> {
             dev.synchronize()?;
             dev.barrier()?;
         }
-        // Each lets go of its own last, so that it does not depend on time who frees it.
+        // Each device drops its own buffer last, so that the same thread frees it in every run.
         drop(lent);
         dev.barrier()?;
         drop((own, near));
         if !dev.worker.is_software() && dev.worker.shared.memory.reserve.is_none() {
-            // Megabytes that nobody has asked for.
+            // The program has not asked for these megabytes.
             dev.trim()?;
         }
         Ok(row)
@@ -116,23 +118,24 @@ impl Probe<'_> {
         })
     }
 
-    /// What does not work, if anything does not.
+    /// The first way of access that does not work, if any.
     fn verify(&self) -> Result<Option<&'static str>> {
         let (near, far) = (self.near.address(), self.far.address());
         let [a, b, c] = [0u32, 1, 2].map(|way| self.seed.wrapping_mul(3).wrapping_add(way).wrapping_add(1));
         let mismatches = self.dev.zeros::<u32>(3)?;
         let counter = |way: u64| mismatches.address() + 4 * way;
-        // Stores there, loads from there; a pattern of its own for each way, so that old data cannot pass for new.
+        // Stores to the peer, and loads from it. Each way has its own pattern, so that old data cannot pass for new
+        // data.
         self.write(far, a)?;
         self.check(far, a, counter(0))?;
-        // The copy engine, there (seen by loads) and back.
+        // Copies to the peer (checked by loads), and back.
         self.write(near, b)?;
         self.copy(true, CHECKED)?;
         self.check(far, b, counter(1))?;
         self.write(far, c)?;
         self.copy(false, CHECKED)?;
         self.check(near, c, counter(2))?;
-        // Not by `download`: its pieces are megabytes, and to page-lock them takes longer than the probe.
+        // Not by `download`: page-locking its pieces of megabytes takes longer than the probe.
         let mut found = self.dev.pinned(3)?;
         self.dev.download_pinned(&mismatches, &mut found)?;
         let ways = [
@@ -174,21 +177,20 @@ impl Probe<'_> {
         let worker = &self.dev.worker;
         let function = worker.function(&PROBE, name)?;
         let launch = Launch { name, function, host, dims: LaunchDims::cover(CHECKED), args, early: false };
-        // SAFETY: the arguments fit the two kernels, which touch `CHECKED` words of live buffers (and one counter). All
-        // of the probe is on one stream, which is synchronised before the partner's buffer is given back at the
-        // barrier.
+        // SAFETY: the arguments fit the two kernels, which touch `CHECKED` words of live buffers, and one counter. The
+        // whole probe is on one stream, which is synchronised before the barrier returns the partner's buffer.
         worker.handle.check("probe", unsafe { worker.handle.driver.launch(&launch, self.dev.stream.raw) })?;
         self.dev.stream.submit();
         Ok(())
     }
 
-    /// A copy of the first words by the copy engine, to the peer or from it.
+    /// Copies the first words by the copy engine, to the peer or from it.
     fn copy(&self, there: bool, words: usize) -> Result<()> {
         let (src, dst) = if there { (self.near, self.far) } else { (self.far, self.near) };
         let handle = &self.dev.worker.handle;
         let (to, from) = (&*dst.block.handle.driver, &*src.block.handle.driver);
         let (bytes, stream) = (words * size_of::<u32>(), self.dev.stream.raw);
-        // SAFETY: as above; both buffers have at least `words` words.
+        // SAFETY: as above. Both buffers have at least `words` words.
         let copied = unsafe { handle.driver.copy_peer(dst.address(), to, src.address(), from, bytes, stream) };
         handle.check("probe", copied)?;
         self.dev.stream.submit();
@@ -204,7 +206,8 @@ fn value<T: crate::Scalar>(value: T) -> KernelArg {
     KernelArg::Value(ValueBytes::new(bytemuck::bytes_of(&value)))
 }
 
-/// Relative speeds of the devices: how fast each streams through its memory while the others do too; the best of five.
+/// Relative speeds of the devices: how fast each device streams through its memory while the others do the same. The
+/// best of five runs.
 pub(crate) fn speeds(pool: &GpuPool) -> Result<Vec<f64>> {
     pool.run(|dev, _| {
         let len = if dev.worker.is_software() { 1 << 18 } else { 1 << 24 };

@@ -1,4 +1,4 @@
-//! Settings that contradict each other. They are refused by their names and values, before any device does work.
+//! Checks for settings that contradict each other. Errors name the settings and their values.
 
 use super::{Backend, Builder};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 use std::sync::Arc;
 
 impl Builder {
-    /// What can be checked without devices, of what the program has set itself.
+    /// Checks that need no devices, of settings that the program has made itself.
     #[track_caller]
     pub(super) fn check_settings(&self) -> Result<()> {
         if self.machine.dry && self.machine.topology.is_none() {
@@ -42,7 +42,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The deadline that the program or the environment has set.
+    /// Checks the deadline, which may come from the program or the environment.
     #[track_caller]
     pub(super) fn check_timeout(&self) -> Result<()> {
         match self.timeout {
@@ -53,7 +53,7 @@ impl Builder {
         }
     }
 
-    /// What depends on how much memory the devices have.
+    /// Checks that depend on the devices' memory.
     #[track_caller]
     pub(super) fn check_memory(&self, handles: &[Arc<DeviceHandle>]) -> Result<()> {
         let Some(reserve) = self.memory.reserve else { return Ok(()) };

@@ -1,68 +1,75 @@
-//! Several devices of a pool on one GPU: for tests of what needs more devices than there are GPUs, with the kernels of
+//! Several devices of a pool on one GPU: for tests that need more devices than there are GPUs, with the kernels of
 //! GPUs.
 //!
-//! Where the crate would take one for the other, it goes by these: the object of the driver and not the UUID (fault
-//! plans); a place on the GPU ([`GpuOrder`](crate::gang::gpu_order::Turns)); how many share it
-//! ([`DeviceHandle::sharers`](crate::memory::handle::DeviceHandle)).
+//! The builder asks it which ordinals to open, and which position each device has on its GPU ([`seats`]).
 //!
-//! **Kernels that wait for each other** must all get to run. Those of one GPU do, if all their blocks fit on it at once
-//! ([`tuner::multiprocessors`](crate::fabric::limits::multiprocessors)), and if none is behind something that waits for
-//! it. Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most), each
-//! in the order of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Kernels of
-//! different streams that follow each other in a queue run side by side all the same
-//! (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it); but what waits for a kernel, such as the next one
-//! of its stream, holds up all that is behind it. So a device that shares its GPU submits nothing after such a kernel
-//! before all that are to be launched have been ([`barrier::LaunchWindow`](crate::collective::barrier::LaunchWindow)).
-//! Then what a kernel is behind of waits at most for kernels whose peers were all launched before this one, and so, the
-//! earliest first, all of them end. A launch that waits for room in a queue with the context's lock held stops nobody
-//! either, for the same reason. A graph is submitted as a whole: its kernels need queues of their own.
+//! Code that must tell two devices of one GPU apart does not use the UUID. Fault plans use the driver's object,
+//! [`GpuOrder`](crate::gang::gpu_order::GpuOrder) the position on the GPU, and
+//! [`DeviceHandle::sharers`](crate::memory::handle::DeviceHandle) is the number of devices on the GPU.
 //!
-//! What is left: a device that is no member of a meeting may wait for a member's stream (a copy from its buffer, across
-//! groups) after that one's launch and before another's. With three devices on a GPU and more streams than queues, that
-//! wait may be in front of the other launch; then the deadline ends it.
+//! **Kernels that wait for each other** must all get to run. Kernels on one GPU do if two conditions hold.
 //!
-//! **Driver calls that wait for all kernels of a context**, now those of several devices: the [launch
-//! gate](crate::sync::LaunchGate) is the process's, and lets such a call begin only when the peers of every kernel that
-//! waits are launched. That is enough for one context as for several.
+//! * All their blocks fit on the GPU at the same time (the collectives' number of multiprocessors is divided by the
+//!   sharers).
+//! * No such kernel is queued behind work that waits for it. The GPU serves streams through a few hardware queues
+//!   (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 by default, 32 at most), each in the order of submission
+//!   (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Consecutive kernels of different
+//!   streams in one queue run side by side (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it). But work
+//!   that waits for a kernel, such as the next kernel of its stream, blocks everything behind it in the queue.
+//!
+//! So a device that shares its GPU submits nothing after such a kernel until all kernels of the meeting were launched
+//! (the launch window of a collective's barrier). Then the work in front of a kernel waits at most for kernels whose
+//! peers were all launched before this kernel. By induction over the launches, all kernels end. For the same reason a
+//! launch that waits for room in a queue, with the context's lock held, blocks no other launch for ever. A graph is
+//! submitted as a whole, so its kernels need queues of their own.
+//!
+//! One case is left. A device that is no member of a meeting may wait for a member's stream (a copy from its buffer,
+//! across groups) after that member's launch and before another member's launch. With three devices on a GPU and more
+//! streams than queues, this wait may be in front of the other launch in a queue. Then the deadline ends it.
+//!
+//! **Driver calls that wait for all kernels of a context** now wait for kernels of several devices. The [launch
+//! gate](crate::sync::LaunchGate) belongs to the process. It lets such a call begin only when the peers of every
+//! waiting kernel were launched, which is enough for one context as for several.
 
 use super::Builder;
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 
-/// The most that a GPU is opened: no kernel meets more.
+/// Most devices per GPU: a collective's kernel has no more peers.
 const MOST: usize = crate::fabric::layout::MOST;
 
-/// Whether a CUDA GPU may be several devices.
+/// Whether one CUDA GPU may be several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sharing {
     Never,
-    /// If it is listed several times.
+    /// If the list of devices repeats it.
     Listed,
-    /// The same, and all that is listed is opened so many times.
+    /// As `Listed`; and the list of devices is repeated this many times.
     Times(usize),
 }
 
 impl Builder {
-    /// Lets one CUDA GPU be several devices: `devices(&[0, 0, 0, 1, 1])` is a pool of five on two GPUs, where it would
-    /// be an error. **For tests** of code that needs more devices than there are GPUs, and for teaching. It is never
-    /// faster.
+    /// Allows one CUDA GPU to be several devices: `devices(&[0, 0, 0, 1, 1])` is a pool of five devices on two GPUs.
+    /// Without this it is an error. **For tests** of code that needs more devices than there are GPUs, and for
+    /// teaching. It is never faster.
     ///
-    /// Each device has its thread, its streams, its memory pool and its part in collectives. They have one context, so
-    /// what loses one loses all.
-    /// * A device takes at most its part of the GPU's memory, unless [`memory_limit`](Self::memory_limit) says
-    ///   otherwise; [`memory_limit_percent`](Self::memory_limit_percent) is of its part.
-    /// * Kernels of collectives are small enough to run side by side, and go by the default limits, whatever
-    ///   [`tune`](Self::tune) says.
-    /// * Start the process with `CUDA_DEVICE_MAX_CONNECTIONS=32`: with fewer hardware queues streams of several devices
-    ///   share one, and graphs whose kernels wait for each other may then wait until the [`timeout`](Self::timeout).
-    ///   The builder warns (by `tracing`); it cannot set the variable, which the driver reads once.
+    /// Each device has its own thread, streams, memory pool and part in collectives. Devices on one GPU share a
+    /// context, so a fault that loses one of them loses all of them.
+    /// * By default a device takes at most its part of the GPU's memory; [`memory_limit`](Self::memory_limit) changes
+    ///   this. [`memory_limit_percent`](Self::memory_limit_percent) is relative to the device's part.
+    /// * Kernels of collectives are small enough to run side by side. They use the default limits, even with
+    ///   [`tune`](Self::tune).
+    /// * Start the process with `CUDA_DEVICE_MAX_CONNECTIONS=32`. With fewer hardware queues, streams of several
+    ///   devices share a queue, and graphs whose kernels wait for each other may then wait until the
+    ///   [`timeout`](Self::timeout). The builder warns (by `tracing`). It cannot set the variable, since the driver
+    ///   reads it once.
     ///
-    /// `GPU_POOL_SHARE=4` does it for a program as it is: every device that would be opened is opened four times, in
-    /// the order `0,1,0,1,..`. With `GPU_POOL_SHARE=1` the list in `GPU_POOL_DEVICES` may name a GPU several times.
-    /// What is said here wins.
+    /// `GPU_POOL_SHARE=4` does this for an unchanged program: every device is opened four times, in the order
+    /// `0,1,0,1,..`. With `GPU_POOL_SHARE=1` the list in `GPU_POOL_DEVICES` may repeat a GPU. This method overrides the
+    /// variable.
     ///
-    /// One GPU can be 16 devices at most. Of software GPUs there can be as many as one likes; one that is listed twice
-    /// is an error, as ever.
+    /// One GPU can be at most 16 devices. Software GPUs are not shared: a software GPU that is listed twice is an
+    /// error.
     ///
     /// ```
     /// # use gpu_pool::{Error, GpuPool};
@@ -80,12 +87,12 @@ impl Builder {
         self
     }
 
-    /// Whether the list of CUDA devices may name one several times.
+    /// Whether the list of CUDA devices may repeat a device.
     pub(super) fn shares(&self) -> bool {
         !matches!(self.sharing, None | Some(Sharing::Never))
     }
 
-    /// The ordinals of CUDA devices to open for these.
+    /// The ordinals of CUDA devices to open for this list.
     #[track_caller]
     pub(super) fn crowd(&self, ordinals: Vec<usize>) -> Result<Vec<usize>> {
         let ordinals = match self.sharing {
@@ -104,30 +111,31 @@ impl Builder {
             event!(
                 warn,
                 ?ordinals,
-                "GPUs are shared, and CUDA_DEVICE_MAX_CONNECTIONS is not 32: kernels that wait for each other may be in one queue"
+                "GPUs are shared, and CUDA_DEVICE_MAX_CONNECTIONS is not 32: \
+                 kernels that wait for each other may be in one queue"
             );
         }
         Ok(ordinals)
     }
 }
 
-/// Whether there are as many hardware queues as there can be.
+/// Whether the process has the largest number of hardware queues.
 fn are_plenty(queues: Option<&str>) -> bool {
     queues.and_then(|queues| queues.trim().parse().ok()).is_some_and(|queues: u32| queues >= 32)
 }
 
-/// `GPU_POOL_SHARE`.
+/// Parses `GPU_POOL_SHARE`.
 pub(super) fn parse(text: &str) -> Option<Sharing> {
     let times = text.parse().ok()?;
     (1..=MOST).contains(&times).then_some(Sharing::Times(times))
 }
 
-/// Where a device is on its GPU.
+/// A device's position on its GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {
-    /// How many devices of the pool before it are there, too,
+    /// Number of earlier devices of the pool on this GPU.
     pub place: usize,
-    /// and how many there are in all.
+    /// Number of devices of the pool on this GPU.
     pub sharers: usize,
 }
 

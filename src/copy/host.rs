@@ -6,9 +6,9 @@
 //! `download` copies out of a piece after the DMA into it has ended.
 //!
 //! Each [`Lane`] has two pieces, so the memcpy of one overlaps the DMA of the other. One CPU thread copies slower than
-//! the bus, so a large slice is split over several lanes. Each lane has a thread of its own, and all of them send on the
-//! caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full piece is waited
-//! for.
+//! the bus, so a large slice is split over several lanes. Each lane has a thread of its own, and all of them send on
+//! the caller's stream. Small uploads share a piece: they are packed one behind the other, and only a full piece is
+//! waited for.
 
 use crate::{
     Device, Event,
@@ -104,8 +104,8 @@ fn send(piece: &Piece, offset: usize, stream: &StreamCore, bytes: &[u8], dst: Ad
     let at = piece.at(offset);
     debug_assert!(offset + bytes.len() <= PIECE);
     stream.handle.host_access("upload", at as u64, bytes.len(), true)?;
-    // SAFETY: `offset + bytes.len() <= PIECE`. No DMA uses this part of the piece: the piece was free, and this part was
-    // not given to a DMA since then.
+    // SAFETY: `offset + bytes.len() <= PIECE`. No DMA uses this part of the piece: the piece was free, and this part
+    // was not given to a DMA since then.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     let driver = &stream.handle.driver;
     // SAFETY: the piece is page-locked, and the host does not touch this part before the piece's event. `dst` is live

@@ -40,8 +40,8 @@ impl Device {
         done
     }
 
-    /// The contents, on the host. Waits for this stream only. If a collective before it has failed, this is an error, not
-    /// an incomplete result.
+    /// The contents, on the host. Waits for this stream only. If a collective before it has failed, this is an error,
+    /// not an incomplete result.
     ///
     /// # Errors
     /// [`Error::Aborted`], [`Error::Timeout`], the driver's.
@@ -54,8 +54,8 @@ impl Device {
         Ok(host)
     }
 
-    /// [`download`](Self::download) into an existing slice. The lengths must agree. After an error the contents of `dst`
-    /// are unspecified.
+    /// [`download`](Self::download) into an existing slice. The lengths must agree. After an error the contents of
+    /// `dst` are unspecified.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths, else as [`download`](Self::download).
@@ -117,8 +117,8 @@ impl Device {
         op.submit(|driver, stream| unsafe { driver.copy_to_host(dst.ptr().cast(), src.address(), bytes, stream) })
     }
 
-    /// Copies device memory. Source or destination must belong to this device; the other may belong to any device of the
-    /// pool. (A source may be passed as [`peer()`](DeviceBuffer::peer), to say so at the call.)
+    /// Copies device memory. Source or destination must belong to this device; the other may belong to any device of
+    /// the pool. (A source may be passed as [`peer()`](DeviceBuffer::peer), to say so at the call.)
     ///
     /// Between devices the copy is direct if the pool has verified the pair. Otherwise it is staged through two
     /// page-locked buffers and two events, and the host does not wait between pieces (CUDA Handbook, listing 9.1).

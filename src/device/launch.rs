@@ -42,10 +42,10 @@ impl Device {
     /// given slices, and do not write through a `&[T]`.
     ///
     /// # Errors
-    /// [`Error::KernelNotFound`] when the pool's builder did not get the module, when the module has no such function, or
-    /// when a software GPU finds no host kernel; [`Error::WrongDevice`] for another device's buffer that was not passed
-    /// as [`peer()`](crate::DeviceBuffer::peer); [`Error::PeerDenied`] for a peer's memory that this device may not
-    /// access; [`Error::Aborted`]; the driver's.
+    /// [`Error::KernelNotFound`] when the pool's builder did not get the module, when the module has no such function,
+    /// or when a software GPU finds no host kernel; [`Error::WrongDevice`] for another device's buffer that was not
+    /// passed as [`peer()`](crate::DeviceBuffer::peer); [`Error::PeerDenied`] for a peer's memory that this device may
+    /// not access; [`Error::Aborted`]; the driver's.
     #[track_caller]
     pub unsafe fn launch<S: Signature, A: Args<S>>(&self, kernel: &Kernel<S>, dims: LaunchDims, args: A) -> Result<()> {
         let args = args.pack();

@@ -54,7 +54,8 @@ impl Device {
         // If a peer has failed, that is the cause, not the lack of memory that it has led to.
         let mut cache = self.worker.cache.borrow_mut();
         let block = cache.allocate(&request).map_err(|e| gang.aborted().unwrap_or(e))?;
-        // Work on a capture's stream runs when the graph is launched, if ever. So the zone is written on another stream.
+        // Work on a capture's stream runs when the graph is launched, if ever. So the zone is written on another
+        // stream.
         cache.lay_zone(&block, self.recording.is_none().then_some(&self.stream));
         Ok(block)
     }
@@ -71,8 +72,8 @@ impl Device {
         self.allocate("uninit", len)
     }
 
-    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned to
-    /// at least 256 bytes.
+    /// [`uninit`](Self::uninit) at a multiple of `align` bytes: a power of two, at most 2 MiB. Every buffer is aligned
+    /// to at least 256 bytes.
     ///
     /// # Safety
     /// As [`uninit`](Self::uninit).
@@ -102,8 +103,8 @@ impl Device {
         self.worker.cache.borrow_mut().stats()
     }
 
-    /// Gives free memory back to the driver, in whole mappings of 2 MiB or more each. Returns the number of bytes. Memory
-    /// that streams may still use stays with the pool, so call [`synchronize`](Self::synchronize) first.
+    /// Gives free memory back to the driver, in whole mappings of 2 MiB or more each. Returns the number of bytes.
+    /// Memory that streams may still use stays with the pool, so call [`synchronize`](Self::synchronize) first.
     ///
     /// Later allocations then cost driver calls. Use this when other libraries or processes need the memory, like
     /// `torch.cuda.empty_cache`.

@@ -50,7 +50,8 @@ type Registry = HashMap<([u8; 16], usize), Weak<GpuOrder>>;
 static ALL: Lazy<Mutex<Registry>> = Lazy::new(Mutex::default);
 
 impl GpuOrder {
-    /// The order of a device on the GPU with this UUID. `place` is the device's position among the pool's devices there.
+    /// The order of a device on the GPU with this UUID. `place` is the device's position among the pool's devices
+    /// there.
     pub(crate) fn of(uuid: [u8; 16], place: usize) -> Arc<GpuOrder> {
         let mut all = ALL.lock();
         if let Some(gpu_order) = all.get(&(uuid, place)).and_then(Weak::upgrade) {

@@ -11,8 +11,8 @@
 //!    the caller unwinds.
 //!
 //! A ticket that is still in a queue after the scope has returned holds a dangling pointer to the body. It is never
-//! dereferenced, since the turnstile is WITHDRAWN. `loom_tests/job.rs` checks all of this. The design is that of rayon's
-//! `StackJob` and `LatchRef` (rayon-core/src/job.rs), with the latch in the ticket instead of in the frame.
+//! dereferenced, since the turnstile is WITHDRAWN. `loom_tests/job.rs` checks all of this. The design is that of
+//! rayon's `StackJob` and `LatchRef` (rayon-core/src/job.rs), with the latch in the ticket instead of in the frame.
 
 use crate::sync::{CountLatch, EventCount, Turnstile, shim::Arc};
 use crossbeam::utils::CachePadded;
@@ -35,15 +35,15 @@ unsafe impl<C> Send for Ticket<C> {}
 unsafe impl<C> Sync for Ticket<C> {}
 
 impl<C: 'static> Ticket<C> {
-    /// Runs `body` for a rank, unless that entry was withdrawn, and counts the member as done. The body must not unwind.
-    /// Returns whether the body ran.
+    /// Runs `body` for a rank, unless that entry was withdrawn, and counts the member as done. The body must not
+    /// unwind. Returns whether the body ran.
     pub fn run(&self, context: &C, rank: usize) -> bool {
         if !self.turnstiles[rank].start() {
             return false;
         }
         let done = Done(&self.latch);
-        // SAFETY: this thread won the turnstile, so the latch has not counted this member yet. So `Waiting` still waits,
-        // and the frame from which the body borrows is alive.
+        // SAFETY: this thread won the turnstile, so the latch has not counted this member yet. So `Waiting` still
+        // waits, and the frame from which the body borrows is alive.
         let body = unsafe { &*self.body };
         body(context, rank);
         drop(done);

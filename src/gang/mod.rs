@@ -4,15 +4,15 @@
 //! knows no collectives.
 //!
 //! The first member that fails *poisons* the gang: it stores the cause, then raises the abort bit, then wakes all
-//! threads that may wait. Each wait and each device call of a peer sees the bit and returns [`Error::Aborted`] with that
-//! cause. A collective *commits* its sequence number before it touches data. Commit and abort race on one word
+//! threads that may wait. Each wait and each device call of a peer sees the bit and returns [`Error::Aborted`] with
+//! that cause. A collective *commits* its sequence number before it touches data. Commit and abort race on one word
 //! ([`CommitWord`]).
 //!
 //! Invariant: either every member sees a collective committed, or every member sees it aborted.
 //!
-//! The gang has *recovered* when each member has drained its streams ([`Gang::recover`]). Memory that was freed meanwhile
-//! is used again only then. A gang is never reused, so nothing has to be reset: the next scope has a new gang with a
-//! number that was never used before.
+//! The gang has *recovered* when each member has drained its streams ([`Gang::recover`]). Memory that was freed
+//! meanwhile is used again only then. A gang is never reused, so nothing has to be reset: the next scope has a new gang
+//! with a number that was never used before.
 
 #![cfg_attr(loom, deny(clippy::disallowed_types, clippy::disallowed_methods))]
 
@@ -64,9 +64,9 @@ pub struct Gang {
     left: Box<[Flag]>,
     /// The last calls of members whose closures have ended, with their ranks. For reports.
     last_calls: Mutex<Vec<(usize, LastCall)>>,
-    /// The slot in which each member posts what it tells all others, by rank. Empty if this gang has no broadcasts. Each
-    /// gang has its own: a member that runs a later gang already must not overwrite a slot that its peers in this gang
-    /// have not read yet.
+    /// The slot in which each member posts what it tells all others, by rank. Empty if this gang has no broadcasts.
+    /// Each gang has its own: a member that runs a later gang already must not overwrite a slot that its peers in this
+    /// gang have not read yet.
     broadcast_slots: Box<[BroadcastSlot<BROADCAST_WORDS>]>,
     word: CommitWord,
     /// The words on which groups of members commit.

@@ -3,8 +3,8 @@
 //! Software GPUs ask it ([`Attendee`]). If their operations run one at a time, they take a step only when every device
 //! thread is blocked, and only then is a deadlock certain. Device threads, waits for peers and scopes report to it.
 //!
-//! A device thread is blocked when it waits in the driver (the software GPUs see that themselves), when it sleeps on its
-//! waker ([`EventCount::asleep`]) for its queue or its peers, and within [`Quiescence::while_blocked`].
+//! A device thread is blocked when it waits in the driver (the software GPUs see that themselves), when it sleeps on
+//! its waker ([`EventCount::asleep`]) for its queue or its peers, and within [`Quiescence::while_blocked`].
 
 use super::gpu_order::GpuOrder;
 use crate::{

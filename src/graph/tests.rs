@@ -1,4 +1,4 @@
-//! How often the members meet, which nobody outside can see.
+//! Unit tests of the number of meetings, which a program cannot see.
 
 use crate::{
     Check, Device, GpuPool, ReduceOp,

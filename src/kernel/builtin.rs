@@ -1,9 +1,11 @@
-//! The kernels that the crate brings along, with their host kernels.
+//! The crate's own kernels, with their host kernels. `ops`, collectives, gradients and the probe launch them.
 //!
-//! The device halves are `kernels/*.cu`, compiled ahead of time (`kernels/build.py`) and embedded, so a user needs a
-//! driver but no toolkit. The Rust halves compute the same in the same precision; a GPU fuses multiply and add, and
-//! sums add in another order, so the last bits may differ between a GPU and a software GPU (never between two runs on
-//! one).
+//! The device code is in `kernels/*.cu`. It is compiled ahead of time (`kernels/build.py`) and embedded, so a program
+//! needs a driver, but no toolkit.
+//!
+//! Invariant: two runs on one kind of device give the same bits. A host kernel computes in the same precision as the
+//! device code. But a GPU fuses multiply and add, and adds sums in another order, so the last bits may differ between a
+//! GPU and a software GPU.
 
 use crate::{Kernel, Module, kernel, memory::DeviceCopy};
 use half::{bf16, f16};
@@ -31,13 +33,13 @@ module! { RING, "ring" }
 module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
 
-/// Loaded on every device of every pool.
+/// The modules that every pool loads on every device.
 pub(crate) static MODULES: [&Module; 11] =
     [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &EAGER, &STAGED, &RING, &EXCHANGE, &GRADIENTS];
 
-/// Blocks of the first pass of a sum: fixed, so that the same call gives the same bits every run.
+/// Number of blocks in the first pass of a sum. It is fixed, so that the same call gives the same bits in every run.
 pub(crate) const SUM_BLOCKS: u32 = 256;
-/// Threads of each block of a sum, as the kernels demand.
+/// Threads per block of a sum, as the kernels require.
 pub(crate) const SUM_THREADS: u32 = 256;
 
 mod sealed {
@@ -56,14 +58,14 @@ type SumFinal<T, A> = Kernel<(&'static [A], &'static mut [T], u32)>;
 /// `(x, y, partial, n)`
 type DotPartial<T, A> = Kernel<(&'static [T], &'static [T], &'static mut [A], u64)>;
 
-/// The element types that the crate's own operations know: `f32`, `f64`, `f16`, `bf16`. Sealed, since the kernels are
-/// in the crate. Half types are computed in `f32`.
+/// The element types of the crate's own operations: `f32`, `f64`, `f16`, `bf16`. Sealed, since the kernels are in the
+/// crate. Operations on half types compute in `f32`.
 #[diagnostic::on_unimplemented(
     message = "the built-in operations do not know the type `{Self}`",
     note = "they know f32, f64, half::f16 and half::bf16; for other types write a kernel (`gpu_pool::kernel!`)"
 )]
 pub trait Float: DeviceCopy + sealed::Sealed {
-    /// The type of factors, and of sums in flight: `f64` for `f64`, else `f32`.
+    /// The type of factors and of partial sums: `f64` for `f64`, else `f32`.
     type Acc: DeviceCopy + crate::Scalar;
     #[doc(hidden)]
     const SCALE: &'static Scale<Self, Self::Acc>;
@@ -119,13 +121,17 @@ fn same<T>(x: T) -> T {
 }
 
 float! { f32, f32, same, same;
-SCALE_F32 "scale_f32", AXPY_F32 "axpy_f32", SUM_F32 "sum_partial_f32", DOT_F32 "dot_partial_f32", FINAL_F32 "sum_final_f32" }
+SCALE_F32 "scale_f32", AXPY_F32 "axpy_f32", SUM_F32 "sum_partial_f32",
+DOT_F32 "dot_partial_f32", FINAL_F32 "sum_final_f32" }
 float! { f64, f64, same, same;
-SCALE_F64 "scale_f64", AXPY_F64 "axpy_f64", SUM_F64 "sum_partial_f64", DOT_F64 "dot_partial_f64", FINAL_F64 "sum_final_f64" }
+SCALE_F64 "scale_f64", AXPY_F64 "axpy_f64", SUM_F64 "sum_partial_f64",
+DOT_F64 "dot_partial_f64", FINAL_F64 "sum_final_f64" }
 float! { f16, f32, f16::to_f32, f16::from_f32;
-SCALE_F16 "scale_f16", AXPY_F16 "axpy_f16", SUM_F16 "sum_partial_f16", DOT_F16 "dot_partial_f16", FINAL_F16 "sum_final_f16" }
+SCALE_F16 "scale_f16", AXPY_F16 "axpy_f16", SUM_F16 "sum_partial_f16",
+DOT_F16 "dot_partial_f16", FINAL_F16 "sum_final_f16" }
 float! { bf16, f32, bf16::to_f32, bf16::from_f32;
-SCALE_BF16 "scale_bf16", AXPY_BF16 "axpy_bf16", SUM_BF16 "sum_partial_bf16", DOT_BF16 "dot_partial_bf16", FINAL_BF16 "sum_final_bf16" }
+SCALE_BF16 "scale_bf16", AXPY_BF16 "axpy_bf16", SUM_BF16 "sum_partial_bf16",
+DOT_BF16 "dot_partial_bf16", FINAL_BF16 "sum_final_bf16" }
 
 /// Adds in halves, recursively: the error grows with log n instead of n, as in the tree that the GPU builds.
 fn pairwise<T, A: std::ops::Add<Output = A> + Default + Copy>(x: &[T], to: &impl Fn(&T) -> A) -> A {

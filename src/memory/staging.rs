@@ -1,7 +1,7 @@
 //! Page-locked pieces through which pageable host memory travels to a device and back.
 //!
-//! A device thread owns a [`Staging`]; `copy/host.rs` fills and empties its pieces. This file knows when a piece is free
-//! again.
+//! A device thread owns a [`Staging`]; `copy/host.rs` fills and empties its pieces. This file knows when a piece is
+//! free again.
 //!
 //! Invariant: the host touches a part of a piece only while no DMA uses that part. Memory that a stuck stream may still
 //! use is never given to another owner.

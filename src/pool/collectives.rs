@@ -1,4 +1,4 @@
-//! What a pool says of its collectives.
+//! Which algorithm a pool's collectives use, for people.
 
 use crate::{
     Algorithm, DType, GpuPool, ReduceOp,
@@ -7,7 +7,7 @@ use crate::{
 };
 use std::fmt;
 
-/// What [`GpuPool::explain`] says.
+/// The answer of [`GpuPool::explain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -16,13 +16,13 @@ pub struct Explanation {
     /// How the devices meet: in the kernels themselves, in their data, by events of the streams, or by their host
     /// threads.
     pub meets: &'static str,
-    /// Why this one.
+    /// Why this algorithm.
     pub reason: &'static str,
-    /// Blocks of 512 threads of the kernel that does it: on how many multiprocessors it is. Copy engines need none; of
-    /// `Copies`, and of `Ring` where it goes by events, it is the kernels that add up what has arrived. `Host` has
-    /// none.
+    /// Number of blocks (of 512 threads) of the kernel, and so of the multiprocessors that it uses. Copy engines need
+    /// none: for `Copies`, and for `Ring` by events, it is the number of blocks of the kernels that add up data that
+    /// has arrived. `Host` has none.
     pub blocks: u32,
-    /// The limits that this goes by, and where they are from: see [`Builder::tune`](crate::Builder::tune).
+    /// The limits behind the choice, and their source: see [`Builder::tune`](crate::Builder::tune).
     pub limits: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Explanation {
 }
 
 impl GpuPool {
-    /// How an `all_reduce` of so many bytes would be carried out on all devices, and why.
+    /// Which algorithm an `all_reduce` of this many bytes on all devices uses, and why.
     ///
     /// ```
     /// # use gpu_pool::{Algorithm, DType, GpuPool, ReduceOp};

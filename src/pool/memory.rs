@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl GpuPool {
-    /// What each device's memory pool held and had done at the end of its last scope. May be asked on any thread and at
-    /// any time, also while scopes run: it waits for nobody. [`Device::stats`](crate::Device::stats) has the present.
+    /// Counts of each device's memory pool at the end of its last scope. Any thread may call it at any time, even while
+    /// scopes run: it does not wait. [`Device::stats`](crate::Device::stats) has the present counts.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -25,7 +25,7 @@ impl GpuPool {
         self.shared.owners.iter().map(stats).collect()
     }
 
-    /// The memory of every device, as [`Device::memory_snapshot`](crate::Device::memory_snapshot) has it.
+    /// The memory of every device, as from [`Device::memory_snapshot`](crate::Device::memory_snapshot).
     ///
     /// ```
     /// # use gpu_pool::{GpuPool, MemorySnapshot};
@@ -43,7 +43,7 @@ impl GpuPool {
         self.run(|dev, _| Ok(dev.memory_snapshot()))
     }
 
-    /// Gives all memory that is free back to the drivers, page-locked memory too; how many bytes. See
+    /// Gives all free memory back to the drivers, and free page-locked memory, too. Returns the number of bytes. See
     /// [`Device::trim`](crate::Device::trim).
     ///
     /// # Errors
@@ -53,9 +53,9 @@ impl GpuPool {
         Ok(devices.iter().sum::<u64>() + self.shared.pinned.trim())
     }
 
-    /// The buffers that are live now, by device and by where they were made, if the pool
-    /// [records](crate::Builder::record_memory) (builds with debug assertions do). [`close`](Self::close) writes the
-    /// same to the log, as a warning, when buffers outlive the pool.
+    /// The buffers that are live now, by device and by their places in the program, if the pool
+    /// [records](crate::Builder::record_memory) (the default in builds with debug assertions). If buffers outlive the
+    /// pool, [`close`](Self::close) writes this report to the log as a warning.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

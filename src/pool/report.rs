@@ -1,19 +1,19 @@
-//! What a pool found out about its devices.
+//! A report of a pool's devices and of the links between them.
 
 use crate::{PeerReport, driver::DeviceInfo};
 use std::fmt;
 
-/// What a pool found, from [`GpuPool::report`](crate::GpuPool::report). Its `Display` is meant for people.
+/// A report of a pool's devices, from [`GpuPool::report`](crate::GpuPool::report). Its `Display` is for people.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolReport {
     /// The devices in order.
     pub devices: Vec<DeviceInfo>,
-    /// Which of them have been lost since.
+    /// Whether each device has been lost since.
     pub lost: Vec<bool>,
     /// Every ordered pair of devices, by `from * devices + to`.
     pub peers: Vec<PeerReport>,
-    /// By what the collectives of all devices go, and where that is from: see [`Builder::tune`](crate::Builder::tune).
+    /// The limits of collectives on all devices, and their source: see [`Builder::tune`](crate::Builder::tune).
     pub collectives: String,
 }
 
@@ -28,13 +28,13 @@ impl PoolReport {
         (0..self.devices.len()).any(|device| self.first_on(device) != device)
     }
 
-    /// The first device that is on the GPU of this one.
+    /// The first device on this device's GPU.
     fn first_on(&self, device: usize) -> usize {
         let uuid = self.devices[device].uuid;
         self.devices.iter().position(|info| info.uuid == uuid).unwrap_or(device)
     }
 
-    /// One device has none.
+    /// Nothing for a single device.
     fn fmt_collectives(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.devices.len() > 1 { writeln!(f, "collectives: {}", self.collectives) } else { Ok(()) }
     }

@@ -35,8 +35,8 @@ pub(crate) struct Waiter<'a> {
 }
 
 /// Waits until `poll` has an answer that depends on the member `peer`. Ends early with [`Error::Aborted`] when the gang
-/// fails. Ends with [`Error::Timeout`], which names the peer and fails the gang, when no member of the gang has begun an
-/// operation for the pool's deadline.
+/// fails. Ends with [`Error::Timeout`], which names the peer and fails the gang, when no member of the gang has begun
+/// an operation for the pool's deadline.
 pub(crate) fn for_peer<R>(
     Waiter { worker, gang, rank }: Waiter<'_>,
     op: &'static str,

@@ -1,9 +1,10 @@
 //! The device thread: its loop, what it owns ([`Worker`]), and what all threads of a pool share ([`Shared`]).
 //!
-//! The builder starts device threads ([`start`]); scopes and pools give them entries; the token borrows the worker. This
-//! file may use memory, the driver, the gang, and the state of collectives (`fabric`).
+//! The builder starts device threads ([`start`]); scopes and pools give them entries; the token borrows the worker.
+//! This file may use memory, the driver, the gang, and the state of collectives (`fabric`).
 //!
-//! Invariant: a worker never leaves its thread. The thread works its entries in order, and only [`Entry::Stop`] ends it.
+//! Invariant: a worker never leaves its thread. The thread works its entries in order, and only [`Entry::Stop`] ends
+//! it.
 
 use super::{
     graph_exec::GraphExec,
@@ -257,8 +258,8 @@ impl Worker {
         self.deferred_error.take().map_or(Ok(()), Err)
     }
 
-    /// The loop of the device thread. Only [`Entry::Stop`] ends it: if a panic ended it, later entries would stay in the
-    /// queue, and their gangs and the GPU's other pools would wait for ever.
+    /// The loop of the device thread. Only [`Entry::Stop`] ends it: if a panic ended it, later entries would stay in
+    /// the queue, and their gangs and the GPU's other pools would wait for ever.
     fn work(self: Rc<Self>) -> Result<()> {
         let mut taken = VecDeque::new();
         loop {

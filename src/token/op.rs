@@ -81,7 +81,8 @@ impl Device {
     /// [`not_in_graph`](Self::not_in_graph) for a call whose place in the program is known.
     pub(crate) fn not_in_graph_at(&self, site: Site, op: &'static str) -> Result<()> {
         let refuse = |recording: &Rc<Recording>| {
-            let why = "a graph holds kernels, fills, matrix products, copies of device memory and collectives, nothing that waits";
+            let why = "a graph holds kernels, fills, matrix products, copies of device memory and collectives, \
+                       nothing that waits";
             Err(recording.refuse(site, op, why))
         };
         self.recording.as_ref().map_or(Ok(()), refuse)

@@ -221,7 +221,7 @@ mod tests {
     }
 
     proptest! {
-        /// However much is left out or put together: every byte that was touched is, in at least the same way.
+        /// Every byte that was touched is noted, with at least the same access.
         #[test]
         fn nothing_is_forgotten(all in prop::collection::vec((0usize..60, 1usize..10, any::<bool>()), 0..60)) {
             let mut parts = Parts::new();
@@ -231,7 +231,8 @@ mod tests {
             prop_assert!(parts.len() <= PARTS);
             for (start, len, write) in all {
                 for byte in start..start + len {
-                    let held = |(bytes, how): &(Range<usize>, Access)| bytes.contains(&byte) && (!write || *how == Write);
+                    let held =
+                        |(bytes, how): &(Range<usize>, Access)| bytes.contains(&byte) && (!write || *how == Write);
                     prop_assert!(parts.iter().any(held));
                 }
             }
