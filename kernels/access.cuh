@@ -1,12 +1,12 @@
-// Accesses to global memory, own or a peer's, that C++ has no words for.
+// Accesses to global memory, own or a peer's, that C++ cannot express.
 //
-// Addresses are plain numbers, since they come out of tables: a pointer whose address space the compiler cannot see
-// becomes a slower, generic access.
+// Addresses are plain numbers, since they come from tables: with a pointer of unknown address space the compiler
+// generates slower, generic accesses.
 #pragma once
 #include "common.cuh"
 
-// Weak accesses of 1 to 16 bytes, aligned to their size: many may be in flight, and nothing orders them but the meeting
-// around them. Never ld.global.nc: peers write this memory while the kernel runs.
+// Weak accesses of 1 to 16 bytes, aligned to their size. Many may be in flight, and only the meeting around them orders
+// them. Never ld.global.nc, since peers write this memory while the kernel runs.
 template <class Unit> __device__ Unit load(u64 at);
 
 template <> __device__ inline u8 load<u8>(u64 at) {
@@ -44,8 +44,8 @@ __device__ inline void store(u64 at, uint4 x) {
                  : "memory");
 }
 
-// Words that devices, or a device and the host, tell each other something by. Waiting is done by relaxed loads and one
-// acquire at the end; what it costs to poll with acquires: https://github.com/NVIDIA/nccl/issues/2058
+// Words for signals between devices, or between a device and the host. A wait polls with relaxed loads and makes one
+// acquire at the end; for the cost of polling with acquires see https://github.com/NVIDIA/nccl/issues/2058
 __device__ inline u32 load_relaxed(const u32* at) {
     u32 x;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
@@ -76,7 +76,7 @@ __device__ inline void store_relaxed(u64* at, u64 x) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory");
 }
 
-// A packet of data and flags. The halves of 8 bytes are single accesses each; that the whole is one is not needed.
+// A packet of data and flags. Each half of 8 bytes is a single access; the whole need not be one.
 __device__ inline uint4 load_packet(u64 at) {
     uint4 x;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -92,10 +92,10 @@ __device__ inline void store_packet(u64 at, uint4 x) {
                  : "memory");
 }
 
-// A kernel may be put on the device while the one before it on its stream ends (kernels from compute capability 9.0 on, by
-// `Launch::early`): `await_earlier` is where it waits until that one has completed, and all its writes are visible. Nothing
-// in global memory is touched before; what comes from the parameters may be. No thread may do without it: the kernel
-// after this one waits for this one alone, and takes it that all before it have completed, too.
+// A kernel may start while the previous kernel of its stream ends (from compute capability 9.0 on, by `Launch::early`).
+// `await_earlier` waits until that kernel has completed and all its writes are visible. Before it, no thread touches
+// global memory; parameters may be read. No thread may skip it: the next kernel waits only for this one, and assumes
+// that all earlier kernels have completed, too.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#parallel-synchronization-and-communication-instructions-griddepcontrol
 __device__ inline void await_earlier() {
 #if __CUDA_ARCH__ >= 900
@@ -103,8 +103,8 @@ __device__ inline void await_earlier() {
 #endif
 }
 
-// The next kernel may come when a thread of every block has called this, or the block has ended. It promises nothing about
-// memory, and says nothing to a kernel that was not launched to come early.
+// The next kernel may start once a thread of every block has called this or the block has ended. It does not order
+// memory accesses, and has no effect on a kernel without an early launch.
 __device__ inline void let_next_come() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -117,8 +117,8 @@ __device__ inline u64 nanoseconds() {
     return t;
 }
 
-// Barriers of some of a block's warps, by number (0 is __syncthreads'), and words in shared memory that they tell each
-// other something by: `store_block` comes after what the thread did before it.
+// Barriers of some of a block's warps, by number (0 is that of __syncthreads), and signals between them in shared
+// memory: `store_block` is ordered after the thread's earlier accesses.
 __device__ inline void sync_some(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

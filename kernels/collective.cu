@@ -1,4 +1,4 @@
-// The local half of a ring step: add what arrived to what is here.
+// The local half of a ring step: adds a received piece to this device's piece.
 //
 //   add_{f32,f64}        (T* dst, const T* src, u64 n)            dst[i] += src[i]
 //   add_scale_{f32,f64}  (T* dst, const T* src, u64 n, T factor)  dst[i] = (dst[i] + src[i]) * factor

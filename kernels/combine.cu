@@ -1,5 +1,5 @@
-// Slices of several devices to one, or one to several, in one pass over NVLink: each device does its part of the whole
-// and writes the result where it belongs (NCCL's "RSxLD_AGxST", src/device/symmetric/all_reduce.cuh there).
+// Folds slices of several devices into one, or copies one to several, in one pass over NVLink: each device computes its
+// part and writes the result to its destinations (NCCL's "RSxLD_AGxST", src/device/symmetric/all_reduce.cuh there).
 //
 //   combine_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
 //           (Meet meet, u64 n, u32 op, u32 sources, u32 destinations, Factors lo, Factors hi,
@@ -7,22 +7,22 @@
 //   pairs   (Meet meet, u32 count, u32 blocks_per_pair, Sizes lo, Sizes hi,
 //            const u8* s0, .. s15, u8* d0, .. d15)             d[k] = s[k], by blocks_per_pair blocks each
 //
-// `op` and the order of a fold are in fold.cuh, meetings in meet.cuh. One source is copied as it is, whatever the
-// operation but SCALED. A source may be a destination, element for element: every element is read and written by one
-// thread, and read from everywhere before it is written anywhere. Elements are computed alone, so bits do not depend on
-// launch dimensions or alignment.
+// fold.cuh defines `op` and the order of a fold, meet.cuh defines meetings. A single source is copied unchanged, for
+// every operation but SCALED. A source may also be a destination, element for element: one thread reads and writes an
+// element, and reads it from all sources before it writes any destination. Each element is computed separately, so the
+// bits do not depend on launch dimensions or alignment.
 //
 // Kernels that meet have at most BLOCKS blocks, the same number on all members, all resident at once.
 #include "combine.cuh"
 
-// Bytes of pairs, by number.
+// Bytes of each pair.
 struct Sizes {
     u64 bytes[8];
 };
 
-// What goes to several is moved piece by piece, each by one block: four packs of 16 bytes for each thread, to one place and then to the
-// next. (4 H200s gathered 256 MB in 581 us so, and by twice as much at once, which keeps a link waiting while others are
-// busy, in 603.)
+// Data for several destinations move piece by piece, each piece by one block: four packs of 16 bytes for each thread,
+// to one destination and then to the next. (4 H200s gathered 256 MB in 581 us with this size. With twice the size,
+// which keeps one link waiting while others are busy, they needed 603 us.)
 const u64 PIECE = 32 << 10;
 
 template <class T>
@@ -30,7 +30,7 @@ __device__ inline void combine(const Table<T>& table, u64 n, u32 op, u32 sources
     if (sources != 1 || op == SCALED) {
         return fold<T, Loops::FAR>({grid_index(), grid_size()}, table, n, op, sources, destinations);
     }
-    // All blocks have as many pieces.
+    // All blocks have the same number of pieces.
     const u64 all = n * sizeof(T), rounds = all / (gridDim.x * PIECE + 1) + 1, line = rounds * gridDim.x * 128;
     const u64 piece = (all + line - 1) / line * 128;
 #pragma unroll 1

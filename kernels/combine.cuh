@@ -1,10 +1,10 @@
-// Memory of several places folded into memory of several places, by all or by some of a kernel's threads.
+// Folds memory of several sources into several destinations, by all or by some of a kernel's threads.
 #pragma once
 #include "lanes.cuh"
 #include "meet.cuh"
 #include "move.cuh"
 
-// The arguments in shared memory, where they can be indexed.
+// The arguments, in shared memory, where they can be indexed.
 template <class T> struct Table {
     u64 source[MOST], destination[MOST];
     Acc<T> factor[MOST];
@@ -12,13 +12,13 @@ template <class T> struct Table {
     u64 odd; // bits in which the addresses in use differ
 };
 
-// Where the units of a loop are: unit i < split at `base` and on, the others `gap` bytes further.
+// The offsets of a loop's units: unit i < split is at `base` plus i units, the others are `gap` bytes further.
 struct Places {
     u64 units, base, split, gap;
 };
 
 template <class Unit> __device__ inline u64 offset_of(const Places& places, u64 i) {
-    // Only single elements lie in two places, before and after the packs.
+    // Only single elements are in two ranges: before and after the packs.
     const u64 gap = sizeof(Unit) < 16 && i >= places.split ? places.gap : 0;
     return places.base + i * sizeof(Unit) + gap;
 }
@@ -36,7 +36,7 @@ __device__ inline void store_all(const Table<T>& table, u32 destinations, const 
     }
 }
 
-// Any number of sources and any operation. G sources are loaded at once.
+// Any number of sources and any operation. G sources are loaded together.
 template <class T, class Unit>
 __device__ inline void fold_units(Share share, const Table<T>& table, u32 op, Ending<T> ending, u32 sources,
                                   u32 destinations, Places places) {
@@ -70,8 +70,8 @@ __device__ inline void fold_units(Share share, const Table<T>& table, u32 op, En
 }
 
 // Sums of at most K sources. U packs of each are loaded before the first is used: a load from a peer takes
-// microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, are what covers the
-// bandwidth times the delay of NVLink.
+// microseconds, and about 16 packs in flight, by hundreds of threads in each of dozens of blocks, cover the product of
+// NVLink's bandwidth and latency.
 template <class T, u32 K, u32 U>
 __device__ inline void sum_packs(Share share, const Table<T>& table, Ending<T> ending, u32 sources, u32 destinations,
                                  Places places) {
@@ -109,7 +109,7 @@ __device__ inline void sum_packs(Share share, const Table<T>& table, Ending<T> e
             }
 #pragma unroll
             for (u32 w = 0; w < W; w++) {
-                // Averages of integers come elsewhere.
+                // Averages of integers use another loop.
                 if constexpr (Type<T>::FLOAT) {
                     set_lane(out[u], w, ending(acc[w]));
                 } else {
@@ -121,8 +121,8 @@ __device__ inline void sum_packs(Share share, const Table<T>& table, Ending<T> e
     }
 }
 
-// What n elements are folded in: packs where all addresses are aligned alike; the ends, or all when they are not, element
-// by element.
+// The division of n elements: packs if all addresses have equal alignment; the ends (or else all elements) element by
+// element.
 struct Cut {
     Places packs, rest;
 };
@@ -140,9 +140,9 @@ template <class T> __device__ inline Cut cut(const Table<T>& table, u64 n) {
     return all;
 }
 
-// Which loops a kernel has for what training is made of. FAR: for sources that are peers'. NEAR: for this device's own memory, where
-// one pack of each in flight is enough. FEW: the same in a kernel that does so much else that it has no registers for a
-// loop for two sources.
+// The loops of a kernel for the common operations of training. FAR: for sources in peers' memory. NEAR: for this
+// device's own memory, where one pack of each source in flight is enough. FEW: NEAR in a kernel that has no registers
+// left for a loop for two sources.
 enum class Loops { FAR, NEAR, FEW };
 
 template <class T, Loops LOOPS>

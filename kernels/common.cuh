@@ -1,6 +1,6 @@
-// Shared by every family: the types behind the dtype names and the grid-stride index.
+// The types of the dtype names, and the grid-stride index: used by every family.
 //
-// Rules that all kernels here keep:
+// Rules for all kernels here:
 //   * an entry is named <operation>_<dtype>; slices come first as plain pointers, then scalars by value;
 //   * loops stride over the grid with 64-bit indices, so any launch dimensions give the right result;
 //   * half types compute in f32 and round once, to nearest even, when they store;
@@ -15,8 +15,8 @@ typedef unsigned long long u64;
 typedef float f32;
 typedef double f64;
 
-// The half types as bits. f16 converts by the instructions that cuda_fp16.h wraps, so that a build needs NVRTC alone;
-// compute_75 has no instruction for bf16, but that is the upper half of an f32.
+// The half types as bits. f16 converts by the instructions that cuda_fp16.h wraps, so that a build needs only NVRTC.
+// compute_75 has no instruction for bf16, but a bf16 is the upper half of an f32.
 struct f16 {
     u16 bits;
 };

@@ -1,33 +1,36 @@
-// Collectives of some hundred kilobytes: members write what they have into a room that each receiver keeps ready for it, who
-// adds it up or puts it in its place from there ("eager protocol" of MPI).
+// The eager algorithm, for collectives of some hundred kilobytes (MPI's "eager protocol"): each member writes its data
+// into a buffer (a "room") that the receiver reserves for it. The receiver reduces or copies the data from there.
 //
 //   eager_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
 //         (Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst)
 //
-// The arguments and what they do are those of `push`, for at most `Signals::room` bytes: member a sends `n` elements to b if it
-// is a sender and b a receiver, those at src + b * route.out; the receiver folds what arrives, in rank order, to dst, or writes
-// what a sent to dst + a * route.in. The data are plain 16-byte stores, half the bytes of packets, and then one flag for each
-// block; nobody loads over NVLink, and there is no barrier before or after.
+// The arguments are those of `push`, for at most `Signals::room` bytes. Member a sends `n` elements to b if a is a
+// sender and b a receiver: the elements at src + b * route.out. The receiver folds the received data in rank order to
+// dst, or writes the data of a to dst + a * route.in. The data are plain 16-byte stores (half the bytes of packets),
+// followed by one flag for each block. No member loads over NVLink, and there is no barrier before or after.
 //
-// Block b has bytes [b * span, (b + 1) * span) of every chunk, on all members: it stores that of its own to the others' rooms,
-// tells the others' blocks b, waits for them, and works on what they have put into its device's rooms. (Every `gridDim`-th unit
-// would not do: who has memory of another alignment goes by other units, and would flag what another block has stored.)
+// Block b has bytes [b * span, (b + 1) * span) of every chunk, on all members. It stores its part to the others' rooms,
+// signals the others' blocks b, waits for them, and works on the data in its device's rooms. (Every `gridDim`-th unit
+// would be wrong: a member whose memory has another alignment uses other units, and would signal data that another
+// block has stored.)
 //
-// Why two rooms are enough. Member s writes the room of (s, parity of e) at r in the pair's meeting e, and again in e + 2: see
-// push.cu, where the argument is the same word for word. A block waits for all members, whether or not they send anything. Rooms are
-// not shared with packets: plain data may look like the flags of an epoch to come.
+// Why two rooms are enough: member s writes the room of (s, parity of e) at r in the pair's meeting e, and again in e +
+// 2. push.cu has the argument, which also holds here. A block waits for all members, also for those that send nothing.
+// Rooms are not shared with packets: plain data may look like the flags of a later epoch.
 //
-// Why one flag is enough. A block's flag is told after its stores to the rooms, and the receiver's block reads them after it has
-// heard it: release and acquire, with a barrier of the block on either side. A member that has heard all flags of meeting e may end,
-// and its next kernel may tell e + 1 by the same flag, if it uses flags, before this block has looked. So it takes that, too: what
-// was done in e is behind it. The next kernel but one needs something of this device's next one, so nobody is two ahead. Who gives up
-// takes nothing back: others look into no memory but their own, and what there is after a failure is unspecified.
+// Why one flag is enough: a block sets its flag after its stores to the rooms, and the receiver's block reads the rooms
+// after it has seen the flag (release and acquire, with a barrier of the block on both sides). A member that has seen
+// all flags of meeting e may end, and its next kernel may set the same flag to e + 1 before this block has looked. So
+// the block accepts e + 1, too: the work of e is complete then. The kernel after that needs a signal of this device's
+// next kernel, so no member is two meetings ahead. A member that gives up resets nothing: other members read only their
+// own memory, and results after a failure are unspecified.
 //
-// `src` may be `dst`, chunk for chunk: a chunk of the destination is one of the source, or overlaps none of it. Then what block b
-// writes (its range of chunks) only block b reads: what it sends before its flag, after which it writes for the first time; what it
-// has for itself in a fold, by the very thread that writes there, or in a move before the others' come. By shape: sums in place
-// write the chunk that is not sent, or the range that has been; a gathered chunk goes beside the own one, which stays; an
-// all-to-all in place writes ranges that have been sent.
+// `src` may be `dst`, chunk for chunk: a chunk of the destination is a chunk of the source, or overlaps none. Then only
+// block b reads the bytes that block b writes (its range of the chunks). It reads the data that it sends before its
+// flag, and it writes for the first time after the flag. It reads its own contribution to a fold in the same thread
+// that writes there, or, in a move, before the others' data arrive. By shape: sums in place write the chunk that is not
+// sent, or a range that was already sent; a gathered chunk goes beside the own one, which stays; an all-to-all in place
+// writes ranges that were already sent.
 #include "combine.cuh"
 #include "route.cuh"
 
@@ -39,7 +42,7 @@ template <class T> struct Desk {
     u32 from[MOST];               // other senders' ranks
 };
 
-// What the block has to do with its range, which begins at byte `begin` of every chunk.
+// The block's work on its range, which begins at byte `begin` of every chunk.
 template <class T> struct Job {
     const Meet& meet;
     const Route& route;
@@ -51,7 +54,7 @@ template <class T> struct Job {
     __device__ u64 source(u32 rank) const { return src + rank * route.out * sizeof(T) + begin; }
     __device__ u64 destination(u32 rank) const { return dst + rank * route.in * sizeof(T) + begin; }
 
-    // Thread k sets down what is to be known of the k-th member from this one on.
+    // Thread k stores the addresses of the k-th member after this one.
     __device__ void set_down(u32 k) const {
         Table<T>& table = desk.table;
         if (k == 0) {
@@ -78,7 +81,7 @@ template <class T> struct Job {
         const u32 count = __popc(outs);
         if (count == 0) return;
         if (route.out == 0) {
-            // The same for all is read once.
+            // Data that all receivers get is read once.
             const u64 from = source(0);
             return move_elements<T>(all(), bytes, from, from, count, [&](u32 j) { return desk.outbox[j]; });
         }
@@ -113,7 +116,7 @@ __device__ inline void eager(const Meet& meet, u64 n, u32 op, const Route& route
                              u64 src, u64 dst) {
     __shared__ Desk<T> desk;
     await_earlier();
-    // A meeting of nothing is none, as in push.cu.
+    // A meeting without data is no meeting, as in push.cu.
     if (n == 0) return;
     const u32 whole = (u32)n * sizeof(T);
     const u32 span = ((whole - 1) / (gridDim.x * 128) + 1) * 128;
@@ -133,7 +136,7 @@ __device__ inline void eager(const Meet& meet, u64 n, u32 op, const Route& route
     job.send();
     __syncthreads();
     tell(meet, START, epoch);
-    // While the others' are on their way.
+    // While the others' data are in flight.
     if (!route.folds && sends && receives) job.move_own();
     if (__syncthreads_and(hear(meet, START, epoch, true)) && receives) {
         if (route.folds) {

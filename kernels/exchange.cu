@@ -1,32 +1,34 @@
-// Sums in one launch, in which devices only write to each other: every member sends its elements of each slice to the slice's
-// owner, who adds them up in the order of ranks, and writes the sums to where they are wanted.
+// Reductions in one launch in which devices only write to each other's memory: every member sends its elements of each
+// slice to the slice's owner. The owner reduces them in rank order and writes the results to their destinations.
 //
 //   exchange_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
 //            (Meet meet, u32 op, Factors lo, Factors hi, Pieces pieces, and by eights, low and high: from, bytes, to, inbox)
 //
-// Stores are what SMs do best over NVLink: reading from peers while writing to them, as combine.cu does, tops out near 315 GB/s,
-// and stores to all peers at once near 345.
+// SMs are fastest over NVLink with stores: loads from peers together with stores to them, as in combine.cu, reach about
+// 315 GB/s; stores to all peers at once reach about 345 GB/s.
 //
-// A slice is cut into parts, one for each block, and those into pieces. Block b has the same parts of all slices, on all members,
-// and knows nothing of the others. For what arrives it has *slots* in its member's inbox, one for each sender and parity of
-// the piece. Step p of a block:
+// A slice is cut into parts, one for each block, and the parts into pieces. Block b has the same parts of all slices on
+// all members, and is independent of other blocks. Its receive buffers are *slots* in its member's inbox, one for each
+// sender and parity of the piece. Step p of a block:
 //
-//   if there is a piece p:   its elements of everybody's piece p -> the owners' slots     before it: TAKEN(p - 2) of all
-//                            tells all: PUT(p)
-//   if p > 0:                folds piece p - 1 of its slice from slots and own elements   before it: PUT(p - 1) of all
-//                            tells all: TAKEN(p - 1)
+//   if there is a piece p:   own elements of all members' pieces p -> the owners' slots   before: TAKEN(p - 2) of all
+//                            signals all: PUT(p)
+//   if p > 0:                folds piece p - 1 of its slice from slots and own elements   before: PUT(p - 1) of all
+//                            signals all: TAKEN(p - 1)
 //
-// so what comes next is on its way while something is added up. Every step waits for what others do in the step before it, or in
-// the same one first, so nobody waits in a circle. (With one slot, step 1 would wait for others' step 1, and they for this one's.)
-// Pieces are counted from 1 and carry the meeting's epoch, so nothing is reset and an old count is none. A member whose slice
-// is shorter than others', or empty, tells and hears all the same.
+// So the next piece is in flight while the current one is reduced. Every step waits only for the others' previous step,
+// or for the first half of their current step, so there is no cycle of waits. (With one slot, step 1 would wait for the
+// others' step 1, and they for this one's.) Pieces are counted from 1, and a count carries the meeting's epoch, so
+// nothing is reset, and an old count is not mistaken for a new one. A member whose slice is shorter than others' or
+// empty still signals and waits.
 //
-// In place: a piece of a slice is overwritten with its sums by the owner, after PUT of this member, so the own elements have been
-// read; in the own slice by the threads that have read it.
+// In place: the owner overwrites a piece of a slice with the result after this member's PUT, so this member's elements
+// have been read. In the own slice, the threads that have read the piece overwrite it.
 //
-// No memory of a peer's is touched after its end. Its slots: it has heard all PUTs. Its destination: `returns` says that sums are
-// written to others, and then all meet at the end. (Where they stay with their owners, who has heard all PUTs has heard the last of
-// everybody; the next meeting's flags may come before a peer has ended, but no block looks for flags that has got so far.)
+// No memory of a peer is touched after the peer's kernel has ended. Slots: the peer has seen all PUTs. Destinations: if
+// `returns` says that results go to other members, all members meet at the end. (If results stay with their owners, a
+// member that has seen all PUTs has seen the last signal of every peer. The next meeting's flags may come before a peer
+// has ended, but a block that has got this far reads no flags.)
 #include "combine.cuh"
 #include "route.cuh"
 
@@ -40,7 +42,7 @@ struct Exchange {
     u64 inbox[MOST]; // the members' inboxes
 };
 
-// What all members agree on.
+// Parameters that are equal on all members.
 struct Pieces {
     u64 piece;   // bytes of one, and of a slot; a multiple of 128
     u32 count;   // of the largest slice's parts
@@ -54,7 +56,7 @@ template <class T> struct Desk {
     u32 destinations;
 };
 
-// A block's way through it.
+// The work of one block.
 template <class T> struct Trade {
     const Meet& meet;
     const Pieces& pieces;
@@ -62,7 +64,7 @@ template <class T> struct Trade {
 
     __device__ Share all() const { return {threadIdx.x, blockDim.x}; }
 
-    // Where the block's piece begins in a slice.
+    // The first byte of the block's piece in a slice.
     __device__ u64 begin(u32 p) const { return ((u64)p * gridDim.x + blockIdx.x) * pieces.piece; }
 
     __device__ u64 bytes(u32 owner, u32 p) const {
@@ -70,14 +72,14 @@ template <class T> struct Trade {
         return at >= all ? 0 : all - at < pieces.piece ? all - at : pieces.piece;
     }
 
-    // Where what a member sends an owner goes.
+    // The slot at an owner for a sender's piece.
     __device__ u64 slot(u32 owner, u32 sender, u32 p) const {
         const u32 room = sender < owner ? sender : sender - 1;
         const u64 index = ((u64)(p % SLOTS) * gridDim.x + blockIdx.x) * (meet.count - 1) + room;
         return desk.exchange.inbox[owner] + index * pieces.piece;
     }
 
-    // Thread `rank` of a warp tells member `rank` that so many pieces are done.
+    // Thread `rank` of a warp signals member `rank` that `count` pieces are done.
     __device__ void tell(Step step, u32 count) const {
         const u32 rank = threadIdx.x;
         if (rank >= meet.count || rank == meet.me) return;
@@ -85,7 +87,7 @@ template <class T> struct Trade {
         store_release(to, (u64)desk.table.epoch[rank] << 32 | count);
     }
 
-    // Of the whole block, and a barrier: whether all others have come so far. Not when it had to give up.
+    // For the whole block, with a barrier: waits until all others have done `count` pieces. False if the block gave up.
     __device__ bool hear(Step step, u32 count) const {
         const u32 rank = threadIdx.x;
         bool come = true;
@@ -107,7 +109,7 @@ template <class T> struct Trade {
         return __syncthreads_and(come);
     }
 
-    // To all owners at once.
+    // Sends a piece to all owners at once.
     __device__ void send(u32 p) const {
         by_warps(all(), meet.count - 1, [&](u32 k, Share share) {
             const u32 owner = rank_after(meet, k + 1);
@@ -116,7 +118,7 @@ template <class T> struct Trade {
         });
     }
 
-    // For all threads after the next barrier.
+    // Stores the addresses of a fold; valid for all threads after the next barrier.
     __device__ void set_down(u32 p) const {
         Table<T>& table = desk.table;
         const u32 rank = threadIdx.x;
@@ -152,7 +154,7 @@ template <class T> struct Trade {
             const u64 n = bytes(meet.me, p - 1) / sizeof(T);
             fold<T, Loops::FEW>(all(), desk.table, n, op, meet.count, desk.destinations);
             __syncthreads();
-            // The last ones' slots nobody waits for.
+            // No member waits for the slots of the last pieces.
             if (p + SLOTS <= pieces.count) tell(TAKEN, p);
         }
         return true;

@@ -1,9 +1,9 @@
-// The arithmetic of reductions: x[0], x[1], ... of one element, in rank order, are folded to one.
+// The arithmetic of reductions: the values x[0], x[1], ... of one element are folded in rank order.
 //
 //   acc = wide(x[0]);  acc = op(acc, wide(x[1]));  ...  result = narrow(acc)
 //
-// Half types accumulate in f32 and round once, at the end; integers wrap. So the bits depend on the values and the
-// order of ranks, and on nothing else. (Which NaN a NaN is may differ from the software GPU.)
+// Half types accumulate in f32 and round once, at the end; integers wrap. So the bits depend only on the values and the
+// order of ranks. (The payload of a NaN may differ from the software GPU's.)
 #pragma once
 #include "common.cuh"
 
@@ -11,7 +11,7 @@ typedef signed char i8;
 typedef int i32;
 typedef long long i64;
 
-// As `ReduceOp` counts them.
+// The numbers of `ReduceOp`.
 enum Op : u32 { SUM, PROD, MIN, MAX, AVG, SCALED };
 
 // Factors of `SCALED`, by rank.
@@ -106,9 +106,9 @@ template <class A> __device__ inline A multiplied(A a, A b) {
     }
 }
 
-// One step of one element's fold. `f` is the factor of the rank whose `x` it is, for SCALED.
+// One step of one element's fold. `f` is the factor of the rank of `x`, for SCALED.
 //
-// A NaN stays, and of equal values the lower rank's does (-0.0 and 0.0 are equal).
+// A NaN stays. Of equal values the value of the lower rank stays (-0.0 and 0.0 are equal).
 template <class T, u32 OP> __device__ inline Acc<T> next(Acc<T> a, Acc<T> x, Acc<T> f) {
     if constexpr (OP == PROD) {
         return multiplied(a, x);
@@ -123,8 +123,8 @@ template <class T, u32 OP> __device__ inline Acc<T> next(Acc<T> a, Acc<T> x, Acc
     }
 }
 
-// What a fold of `count` values ends with. Floats: times 1 / count for an average, else times 1, which changes nothing.
-// Integers divide, towards zero.
+// The last step of a fold of `count` values. Floats: times 1 / count for an average, else times 1, which changes
+// nothing. Integers divide, towards zero.
 template <class T> struct Ending {
     Acc<T> by;
     bool average;
@@ -168,7 +168,7 @@ __device__ inline void fold_any(u32 op, u32 rank, Acc<T> (&acc)[N], const Acc<T>
     }
 }
 
-// One of several that are in registers, which cannot be indexed by a number that the compiler does not know.
+// Selects one of several registers. Registers cannot be indexed by a number that the compiler does not know.
 template <class X, u32 N> __device__ inline X pick(const X (&from)[N], u32 at) {
     X x = from[0];
 #pragma unroll

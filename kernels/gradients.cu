@@ -1,4 +1,4 @@
-// Buckets of gradients: to the wire and back by tables of segments, with the sum of squares on the way.
+// Buckets of gradients: packs segments to the wire type and unpacks them, by tables of segments; also sums the squares.
 //
 //   pack_<G>_<W>    (W* wire, u32 count, A factor, Eight s0..s7, l0..l7, a0..a7)
 //       wire[s + j] = a[j] * factor for j < l, 0 up to the segment's whole grains; all 0 where a is null
@@ -10,18 +10,19 @@
 // G is the gradients' type and W the wire's: f32_f32 f32_f16 f32_bf16 f64_f64 f64_f32 f16_f16 bf16_bf16. A is what G is
 // computed in: f64 for f64, else f32.
 //
-// Segments are in rising order and begin at whole grains: 8 elements for half types, else 4. 64 of them come as arguments,
-// so a bucket is one launch and its table no copy. A host launch may carry further arguments: the same memory once more,
-// for software GPUs.
+// Segments are in ascending order and begin at whole grains: 8 elements for half types, else 4. 64 segments are passed
+// as arguments, so a bucket needs one launch and no copy of its table. A host launch may have further arguments: the
+// same memory again, for software GPUs.
 //
-// Bits: products and sums of squares are in f64, where a square of an f32 is exact. Which element a thread takes depends
-// on the launch dimensions and on first and n, not on the table: devices whose gradients lie elsewhere get the same bits.
+// Bits: products and sums of squares are in f64, where a square of an f32 is exact. The elements of a thread depend on
+// the launch dimensions and on first and n, not on the table: so devices with another layout of gradients get the same
+// bits.
 #include "common.cuh"
 
 const u32 MOST = 64;
 const u32 THREADS = 512;
 
-// As many as a by-value argument of a launch holds.
+// As many addresses as one by-value argument of a launch holds.
 struct Eight {
     u64 at[8];
 };
@@ -46,7 +47,7 @@ __device__ inline void fill_table(Table& table, const Eight (&s)[8], const Eight
     __syncthreads();
 }
 
-// The last segment that begins at or before element i; the first one does.
+// The last segment that begins at or before element i. (The first segment begins at 0.)
 __device__ inline u32 segment_of(const Table& table, u32 count, u64 i) {
     u32 low = 0, high = count;
     while (high - low > 1) {
@@ -60,10 +61,10 @@ __device__ inline u32 segment_of(const Table& table, u32 count, u64 i) {
     return low;
 }
 
-// Loads in flight per thread: what covers the memory's delay.
+// Loads in flight per thread: enough to hide the memory latency.
 const u32 UNROLL = 4;
 
-// What a type is computed in.
+// The type of computations with T.
 template <class T> using Accumulator = decltype(wide(T()));
 
 // Elements of G that a segment is rounded up to: 16 bytes, and never less than 4.

@@ -1,5 +1,5 @@
-// Elements inside of the units that memory is moved in: a pack of 16 bytes, or one element. Every index is a constant
-// after unrolling, so units stay in registers.
+// The elements of a unit of memory: a pack of 16 bytes, or one element. Every index is a constant after unrolling, so
+// units stay in registers.
 #pragma once
 #include "fold.cuh"
 

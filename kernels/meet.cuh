@@ -1,29 +1,30 @@
-// How the kernels of one collective, one on each device of a gang, meet: flags and packets in each other's memory; or in
-// page-locked memory of the host, for devices that cannot name each other's.
+// Device barriers: how the kernels of one collective, one on each device of a gang, wait for each other ("meet"). They
+// use flags and packets in each other's memory, or in page-locked host memory for devices without peer access.
 //
-// Every device has one `Signals`. Where the host's memory is used it has two: the one that its kernels are given, in its own memory
-// (an atomic addition over PCIe is more than every machine can do), of which the addresses, the epochs and the ticket are used;
-// and the one in the host's memory, which `peer` names, for what others write.
-// Two devices that meet, meet in the same order on both sides, in kernels of the same
-// grid, one at a time on each device; so both count the same epoch for their pair, without asking anyone. A meeting in
-// which every member waits for every other one adds one to the epochs of all its pairs.
+// Every device has one `Signals` (its signal pad). If host memory is used, it has two. The kernels get the one in the
+// device's own memory (atomic additions over PCIe do not work on every machine), for the addresses, the epochs and the
+// ticket. `peer` names the one in host memory, for the words that others write. Two devices meet in the same order on
+// both sides, in kernels with equal grids, one at a time on each device. So both count equal epochs for their pair
+// without communication. A meeting in which every member waits for every other one adds one to the epochs of all its
+// pairs.
 //
-// A kernel that waits looks at an abort word and at a deadline; then it gives up, says whom it was waiting for, and
-// ends. What the gang's buffers hold is unspecified after that. The epochs are counted then, too; for a member whose
-// kernel never ran the host launches one when the gang has failed: it counts, finds the abort word and ends.
+// A waiting kernel checks an abort word and a deadline. Then it gives up, reports the missing member, and ends. The
+// contents of the gang's buffers are unspecified after that. The epochs are counted in this case, too. For a member
+// whose kernel never ran, the host launches a kernel after the gang has failed: it counts, finds the abort word and
+// ends.
 //
-// One at a time, though the next one may be on the device already (`await_earlier`; build.py checks that every entry
-// waits before all else). Chain A, B, C of one stream: C waits for B to complete, and B completes after it has waited for
-// A, since all its threads wait, those with nothing to do as well. So when C goes on, A has completed, and there are never
-// more than two of a stream on the device. (B may be the user's, on cudarc's handle of the stream: if it is launched early, it has to
-// wait, too. src/interop.rs says so.)
+// Kernels run one at a time, although the next one may already be on the device (`await_earlier`; build.py checks that
+// every entry waits first of all). Take a chain A, B, C on one stream: C waits until B has completed, and B completes
+// after it has waited for A, since all its threads wait, also those without work. So when C continues, A has completed,
+// and there are never more than two kernels of a stream on the device. (B may be a user's kernel, on cudarc's handle of
+// the stream: if it is launched early, it must wait, too. src/interop.rs states this.)
 //
-// What C takes up while it waits must not keep from running what B waits for. Blocks of B itself: all of them are there,
-// or C would not be. Peers' kernels, where devices share a GPU: nobody comes early there (direct.rs). Other work of this
-// device that a peer's kernel comes after: a kernel with barriers calls `let_next_come` when its block has passed the
-// start, so that all peers' kernels are running. A push calls it while it may wait for peers yet, but only if it has few
-// blocks (`FEW`); and only kernels that leave a quarter of the multiprocessors free beside so many come early. (A block of
-// either takes most of a multiprocessor's registers.)
+// The resources that C occupies while it waits must not block work that B waits for. Blocks of B: all of them are on
+// the device, or C would not be. Peers' kernels on a shared GPU: there are no early launches on shared GPUs. Other work
+// of this device that a peer's kernel depends on: a kernel with barriers calls `let_next_come` after its block has
+// passed the start, so all peers' kernels are running. A push kernel calls it while it may still wait for peers, but
+// only if it has few blocks (`FEW`); and only kernels that leave a quarter of the multiprocessors free beside that many
+// blocks are launched early. (A block of either kernel takes most of a multiprocessor's registers.)
 #pragma once
 #include "access.cuh"
 
@@ -32,12 +33,12 @@ const u32 BLOCKS = 128;   // blocks of a kernel that meets, at most
 const u32 STAGED = 64;    // and of one that goes through the host's memory
 const u32 FEW = 32;       // and of one that waits for its peers while the next one is on the device
 
-// What a block of staged.cu tells: pieces that it has put on its stage, has used up, has taken away (on lines of its own). Of ring.cu and
-// exchange.cu: that it has put into a peer's inbox, and has taken out of its own.
+// The signals of a block. In staged.cu: pieces that it has put on its stage, has used, has taken (on separate cache
+// lines). In ring.cu and exchange.cu: pieces that it has put into a peer's inbox, and has taken out of its own.
 enum Step : u32 { PUT, DONE, TAKEN };
 
-// In its device's memory, aligned to 256 bytes; zeroed but for the addresses. src/collective/kernels.rs knows the
-// layout.
+// In the device's memory, aligned to 256 bytes; zeroed except for the addresses. The Rust side (search for `Signals`)
+// has the same layout.
 struct Signals {
     u64 peer[MOST];                  // addresses of every device's Signals, by ordinal in the pool, own included
     u64 abort;                       // address of two u64 of the host: gangs up to this place have failed; the place of
@@ -57,7 +58,7 @@ static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 3 * BLOCKS * MOST
 // An entry; all have at most 512 threads a block, and so up to 128 registers a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
 
-// Something of every member, in two parameters: those of ranks up to 7, and of the others. (The host passes 64 bytes at most.)
+// One value per member, in two parameters: for ranks up to 7, and for the others. (The host passes at most 64 bytes.)
 struct Eight {
     u64 x[8];
 };
@@ -69,12 +70,12 @@ __device__ inline void spread(u64 (&to)[MOST], const Eight& lo, const Eight& hi)
     }
 }
 
-// The meeting that a kernel is part of, by value.
+// The meeting of a kernel, passed by value.
 struct Meet {
     Signals* signals; // null: no meeting, events order the kernel: no barrier, no epoch, nothing read
     u64 members;      // 4 bits each: ordinals in rank order
-    u64 place;        // the gang's: an abort word of `place` or more means failed; 0: a graph holds the kernel, and each of
-                      // its launches may be another gang's, which the word behind the abort word names
+    u64 place;        // the gang's number: an abort word >= `place` means failure; 0: the kernel is in a graph, whose
+                      // launches may belong to different gangs; the word behind the abort word has the number
     u64 deadline;     // nanoseconds of waiting in one place after which the kernel gives up; 0: never
     u32 count, me;    // members, own rank
     u64 spare;
@@ -82,16 +83,18 @@ struct Meet {
 
 __device__ inline u32 ordinal(const Meet& meet, u32 rank) { return (u32)(meet.members >> (4 * rank)) & 15u; }
 
-// Never 0, which is in memory that nobody has written yet; and 2 after the last one, so that parities still alternate.
+// The next epoch. Never 0, the value of memory that was not written yet; and 2 after the last one, so that parities
+// still alternate.
 __device__ inline u32 following(u32 epoch) { return epoch == ~0u ? 2u : epoch + 1; }
 
-// Where a member's flags and packets arrive, the own ones too.
+// The pad that receives a member's flags and packets, also for the own rank.
 __device__ inline Signals* signals_of(const Meet& meet, u32 rank) {
     return (Signals*)meet.signals->peer[ordinal(meet, rank)];
 }
 
-// Behind a device's signals: places for what the others send, [sender][parity of the epoch]; it has none for itself. First those
-// of packets ({data, epoch, data, epoch} each, `packets` in a place), then rooms, for plain data. (Ranks.)
+// Behind a device's signals are receive buffers for the other members, [sender][parity of the epoch], by rank; there is
+// none for the device itself. First the buffers of packets ({data, epoch, data, epoch} each, `packets` in a buffer),
+// then rooms for plain data.
 __device__ inline u64 place_of(const Meet& meet, u32 sender, u32 receiver, u32 epoch, u64 rooms, u64 bytes) {
     const u32 from = ordinal(meet, sender), to = ordinal(meet, receiver);
     const u32 place = 2 * (from < to ? from : from - 1) + (epoch & 1);
@@ -104,13 +107,13 @@ __device__ inline u64 room(const Meet& meet, u32 sender, u32 receiver, u32 epoch
     return place_of(meet, sender, receiver, epoch, meet.signals->rooms, meet.signals->room);
 }
 
-// How long one thread has waited in one place.
+// The wait of one thread at one point.
 struct Patience {
     u32 polls = 0;
     u64 since = 0;
 
-    // To be asked after every poll that found nothing. Looks up every 1024th time, since the abort word is at the far
-    // end of the PCIe bus. When it is over, the host can read who was missing.
+    // Call it after every failed poll. It reads the abort word only every 1024th time, since the word is at the other
+    // end of the PCIe bus. After true, the host can read the missing member.
     __device__ bool over(const Meet& meet, u32 missing) {
         if (++polls % 1024 != 0) return false;
         u64 now = nanoseconds();
@@ -133,8 +136,9 @@ __device__ inline u32 epoch_with(const Meet& meet, u32 rank) {
 // `note_epochs` at the end: nothing stalls for it in between.
 __device__ inline u32 take_ticket(const Meet& meet) { return atomicAdd(&meet.signals->ticket, 1u); }
 
-// The block with the last ticket writes the epochs, `epoch[rank]`, for the next kernel: everyone has read the old ones.
-// (No fence: a read whose value has gone through shared memory and a barrier before the ticket was taken is over.)
+// The block with the last ticket writes the epochs, `epoch[rank]`, for the next kernel: all blocks have read the old
+// ones. (No fence is needed: the old values have passed through shared memory and a barrier before the ticket was
+// taken, so the reads are complete.)
 __device__ inline void note_epochs(const Meet& meet, u32 ticket, const u32* epoch) {
     if (ticket != gridDim.x - 1) return;
     meet.signals->ticket = 0;
@@ -147,19 +151,19 @@ __device__ inline void note_epochs(const Meet& meet, u32 ticket, const u32* epoc
 // The flags of a block that others wait for; a kernel without barriers uses the first.
 enum Which { START, END };
 
-// Thread `rank` tells member `rank` what the block did before the __syncthreads before this. One thread's release covers it
-// (https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#causality-order).
+// Thread `rank` signals member `rank` that the block's work before the last __syncthreads is complete. One thread's
+// release covers it (https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#causality-order).
 __device__ inline void tell(const Meet& meet, Which which, const u32* epoch) {
     const u32 rank = threadIdx.x;
     if (rank >= meet.count || rank == meet.me) return;
     store_release(&signals_of(meet, rank)->flag[which][blockIdx.x][ordinal(meet, meet.me)], epoch[rank]);
 }
 
-// Thread `rank` waits for member `rank`. False when it had to give up.
+// Thread `rank` waits for member `rank`. False if it gave up.
 //
-// Equal, not "at least": a flag that was left 2^31 epochs ago, or never written, must not look like a newer one. `ahead`: the
-// peer may be in its next meeting already, and have told that, which covers what it did in this one. It is not two ahead, since it
-// needs this device's kernel of the next one to get there.
+// The comparison is "equal", not "at least": a flag from 2^31 epochs ago, or one that was never written, must not look
+// newer. `ahead`: the peer may already be in its next meeting and have signalled that, which covers its work in this
+// one. It is not two meetings ahead, since for that it needs this device's kernel of the next meeting.
 __device__ inline bool hear(const Meet& meet, Which which, const u32* epoch, bool ahead) {
     const u32 rank = threadIdx.x;
     if (rank >= meet.count || rank == meet.me) return true;
@@ -184,21 +188,22 @@ class Barrier {
     u32* epoch; // shared, by rank
     u32 ticket = ~0u;
 
-    // No peer is ahead: it needs this block's next flag to go on, or what comes round from it.
+    // No peer is ahead: to continue it needs this block's next flag, or data that depend on it.
     __device__ bool meets(Which which) {
         tell(meet, which, epoch);
         return hear(meet, which, epoch, false);
     }
 
   public:
-    // Whether the block may work: the members' kernels before this one are done.
+    // Whether the block may work. Then the members' earlier kernels have completed.
     __device__ bool start() {
         if (!meet.signals || __syncthreads_and(meets(START))) return true;
         withdraw();
         return false;
     }
 
-    // `epoch` is room for MOST numbers in shared memory. Includes a __syncthreads. Before it, global memory is not touched.
+    // `epoch` has room for MOST numbers in shared memory. Includes a __syncthreads. Before it, no thread touches global
+    // memory.
     __device__ Barrier(const Meet& meet, u32* epoch) : meet(meet), epoch(epoch) {
         await_earlier();
         if (meet.signals && threadIdx.x < meet.count) epoch[threadIdx.x] = epoch_with(meet, threadIdx.x);
@@ -207,8 +212,8 @@ class Barrier {
         if (meet.signals && threadIdx.x == blockDim.x - 1) ticket = take_ticket(meet);
     }
 
-    // It did not get to work, and its memory may be given up. A peer's kernel that runs yet must not take this block for
-    // one that is still there: it waits then, and finds that the gang has failed.
+    // For a block that gave up at the start, whose memory may be freed: withdraws its flag. A peer's kernel that still
+    // runs must not believe that this block takes part; it then waits, and finds that the gang has failed.
     __device__ void withdraw() {
         const u32 rank = threadIdx.x;
         if (rank >= meet.count || rank == meet.me) return;

@@ -5,8 +5,8 @@
 // (64-128-10) that correctness and order come first.
 #include "common.cuh"
 
-// Whether `n` elements of both can be taken four at a time, and be counted in 32 bits: a remainder of 64 bits takes longer than the
-// memory does.
+// Whether `n` elements of both can be read four at a time, with 32-bit indices: a 64-bit remainder takes longer than
+// the memory access.
 __device__ inline bool by_four(u64 n, const f32* x, const f32* y) {
     return n % 4 == 0 && n >> 32 == 0 && ((u64)x | (u64)y) % 16 == 0;
 }
@@ -36,8 +36,8 @@ extern "C" __global__ void bias_add(f32* __restrict__ h, const f32* __restrict__
 }
 
 // dlogits = (softmax(logits) - onehot(label)) * scale and loss_rows[r] = -log softmax(logits)[r][label], one thread
-// per row. The row's maximum is subtracted first, so that no exponential overflows. A label that is no column gives
-// a loss of NaN and touches no memory outside the row.
+// per row. The row's maximum is subtracted first, so that no exponential overflows. A label outside the columns gives a
+// loss of NaN and touches no memory outside the row.
 extern "C" __global__ void softmax_xent(const f32* __restrict__ logits, const int* __restrict__ labels,
                                         f32* __restrict__ dlogits, f32* __restrict__ loss_rows, u32 rows, u32 cols,
                                         f32 scale) {
@@ -82,8 +82,8 @@ extern "C" __global__ void col_sum(const f32* __restrict__ x, f32* __restrict__ 
     }
 }
 
-// out[p][c] = the same over the p-th of `parts` equally many consecutive rows (the last have fewer): a first pass where rows are
-// so many that one thread a column is not enough. For benches/overlap.rs.
+// out[p][c] = `col_sum` over the p-th of `parts` groups of consecutive rows (the last groups have fewer): a first pass
+// if there are too many rows for one thread per column. For benches/overlap.rs.
 extern "C" __global__ void col_sum_parts(const f32* __restrict__ x, f32* __restrict__ out, u32 rows, u32 cols,
                                          u32 parts) {
     const u64 chunk = ((u64)rows + parts - 1) / parts;
@@ -101,7 +101,7 @@ extern "C" __global__ void sgd(f32* __restrict__ w, const f32* __restrict__ g, u
     for (u64 i = grid_index(); i < n; i += grid_size()) w[i] = fmaf(-lr, g[i], w[i]);
 }
 
-// rows_correct[r] = 1 where the first greatest logit of the row is at its label, else 0.
+// rows_correct[r] = 1 if the first greatest logit of the row is at its label, else 0.
 extern "C" __global__ void count_correct(const f32* __restrict__ logits, const int* __restrict__ labels,
                                          u32* __restrict__ rows_correct, u32 rows, u32 cols) {
     for (u64 r = grid_index(); r < rows; r += grid_size()) {

@@ -1,4 +1,4 @@
-// Bytes from one place to one or more others.
+// Moves bytes from one source to one or more destinations.
 #pragma once
 #include "access.cuh"
 #include "fold.cuh"
@@ -8,8 +8,8 @@ struct Share {
     u64 first, step;
 };
 
-// `count` things to do at once, by the warps in turn: work(k, the thread's share of it). `all` is this thread's share of everything,
-// with a multiple of 32 threads in it.
+// Distributes `count` tasks over the warps in turn: calls work(k, the thread's share of task k). `all` is this thread's
+// share of everything; its number of threads is a multiple of 32.
 template <class F> __device__ inline void by_warps(Share all, u32 count, F work) {
     const u32 warps = (u32)all.step / 32, warp = (u32)all.first / 32;
     const u32 each = warps / count > 0 ? warps / count : 1;
@@ -42,7 +42,7 @@ __device__ inline void move_units(Share share, u64 offset, u64 units, u64 source
     }
 }
 
-// In units of the largest size at which source and destinations are aligned alike, and the ends by bytes.
+// Moves in units of the largest size at which source and destinations have equal alignment; the ends byte by byte.
 template <class Unit, class At>
 __device__ inline void move_by(Share share, u64 bytes, u64 source, u32 destinations, At at) {
     const u64 to_aligned = (0 - source) & (sizeof(Unit) - 1);

@@ -1,27 +1,28 @@
-// Collectives of a little: members send what they have to those who want it, who add it up or put it in its place.
+// The LL ("low latency") algorithm, for small collectives: senders write packets of data and flags to the receivers,
+// which reduce or copy the data.
 //
 //   push_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
 //        (Meet meet, u64 n, u32 op, Route route, Factors lo, Factors hi, const T* src, T* dst)
 //
-// Member a sends `n` elements to b if it is a sender and b a receiver: those at src + b * route.out. The receiver folds
-// what arrives, in rank order, to dst; or writes what a sent to dst + a * route.in. What it sends itself is counted
-// like that of others.
+// Member a sends `n` elements to b if a is a sender and b a receiver: the elements at src + b * route.out. The receiver
+// folds the received data in rank order to dst, or writes the data of a to dst + a * route.in. A member's own data take
+// part like received data.
 //
-// At most 8 bytes for each of `Signals::packets`; `src` may be `dst`, part for part; both are this device's. A packet
-// carries 8 bytes of data and twice the epoch: {data, epoch, data, epoch}, where each half is one access, so data and
-// flag arrive together ("LL" of NCCL, src/device/prims_ll.h there). No barrier before, between or after, hence one
-// crossing of NVLink. Where nothing is to be sent, the first packet goes all the same, for its flag.
+// At most 8 bytes for each of `Signals::packets`. `src` may be `dst`, part for part; both belong to this device. A
+// packet carries 8 bytes of data and the epoch twice: {data, epoch, data, epoch}. Each half is one access, so data and
+// flag arrive together (NCCL's "LL", src/device/prims_ll.h there). There is no barrier before, between or after, so the
+// data cross NVLink only once. A member that has nothing to send still sends the first packet, for its flag.
 //
-// Why two sets of slots are enough, though every pair counts its own epochs. Member s writes the slots of (s, parity
-// of e) at r in the pair's meeting e, and again in e + 2. It starts e + 2 when its kernel of e + 1 has ended. In that,
-// be it a push, an eager one or one with barriers, it has waited for something that r sent in e + 1; that r did after its kernel of
-// e had ended, in which it read all slots of e. So nothing that is still wanted is overwritten. This rests on three
-// things: kernels that meet run one at a time on each device; the members of a meeting all wait for all others in it;
-// and a meeting of zero packets, in which nobody would wait, is none: it counts no epoch.
+// Why two sets of slots are enough, although every pair counts its own epochs: member s writes the slots of (s, parity
+// of e) at r in the pair's meeting e, and again in e + 2. It starts e + 2 after its kernel of e + 1 has ended. In that
+// kernel (a push, an eager kernel, or a kernel with barriers) it has waited for a signal that r sent in e + 1. r sent
+// it after its kernel of e had ended, and that kernel had read all slots of e. So no slot is overwritten before it was
+// read. This needs three things: kernels that meet run one at a time on each device; in a meeting all members wait for
+// all others; and a meeting of zero packets, in which no member would wait, is no meeting: it counts no epoch.
 #include "lanes.cuh"
 #include "route.cuh"
 
-// By rank, in shared memory; of the others.
+// Addresses of the other members, by rank, in shared memory.
 struct Lines {
     u64 inbox[MOST];  // where the member's packets arrive
     u64 outbox[MOST]; // where the member waits for this device's
@@ -36,7 +37,7 @@ __device__ inline void open_line(Lines& lines, const Meet& meet, u32 rank) {
     lines.outbox[rank] = packets(meet, meet.me, rank, epoch);
 }
 
-// A packet's data: elements [i * E, i * E + E) of x, as far as there are.
+// A packet's data: elements [i * E, i * E + E) of x, up to the end of x.
 template <class T> __device__ inline u64 load_data(u64 x, u64 n, u64 i) {
     const u32 E = 8 / sizeof(T);
     const u64 at = x + i * 8;
@@ -59,10 +60,10 @@ template <class T> __device__ inline void store_data(u64 x, u64 n, u64 i, u64 da
     }
 }
 
-// Members whose packets are sent, or waited for, together, so that they are on their way while others are looked at.
+// Number of members whose packets are sent, or awaited, together, so that their accesses overlap.
 const u32 GROUP = 8;
 
-// Sends packet `i` to members [1, count) after this one. `own`: what this member has for itself.
+// Sends packet `i` to members [1, count) after this one. `own`: this member's data for itself.
 template <class T>
 __device__ inline void send(const Meet& meet, const Lines& lines, const Route& route, u64 n, u64 i, u64 src, u64 own) {
     const bool sends = route.sends(meet.me);
@@ -90,8 +91,8 @@ __device__ inline void send(const Meet& meet, const Lines& lines, const Route& r
     }
 }
 
-// Packet `i` of members [from, from + GROUP) as far as there are; `own` stands for this one's. False when it had to
-// give up.
+// Receives packet `i` of members [from, from + GROUP), up to the last member; `own` replaces this member's packet.
+// False if the kernel gave up.
 __device__ inline bool receive(const Meet& meet, const Lines& lines, const Route& route, u64 i, u32 from, u64 own,
                                u64 (&data)[GROUP]) {
     u64 inbox[GROUP];
@@ -127,7 +128,7 @@ __device__ inline bool receive(const Meet& meet, const Lines& lines, const Route
     return true;
 }
 
-// Packet `i` of all members, folded; false when it had to give up.
+// Folds packet `i` of all members; false if the kernel gave up.
 template <class T>
 __device__ inline bool fold_packet(const Meet& meet, const Lines& lines, const Route& route, u32 op,
                                    const Acc<T>* factor, const Ending<T>& ending, u64 i, u64 own, u64& result) {
@@ -152,7 +153,7 @@ __device__ inline bool fold_packet(const Meet& meet, const Lines& lines, const R
     return true;
 }
 
-// Packet `i` of all members, each in its place; false when it had to give up.
+// Writes packet `i` of each member to its destination; false if the kernel gave up.
 template <class T>
 __device__ inline bool spread_packet(const Meet& meet, const Lines& lines, const Route& route, u64 n, u64 i, u64 own,
                                      u64 dst) {
@@ -187,14 +188,15 @@ __device__ inline void push(const Meet& meet, u64 n, u32 op, const Route& route,
     await_earlier();
     if (n == 0) return;
     if (threadIdx.x < meet.count) open_line(lines, meet, threadIdx.x);
-    // Warp by warp, the blocks in turn: who waits for packets is the faster the fewer do so on a multiprocessor.
+    // Warps are distributed over the blocks in turn: waiting for packets is faster if fewer warps of a multiprocessor
+    // wait.
     const u64 first = ((u64)(threadIdx.x / 32) * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32;
 #pragma unroll 1
     for (u64 i = first;; i += grid_size()) {
         const bool has = i < packets && route.sends(meet.me);
         const u64 own = has ? load_data<T>(src + meet.me * route.out * sizeof(T), n, i) : 0;
         if (i == first) {
-            // All threads come by here once; the first data are on their way while the epochs are read.
+            // All threads pass this barrier once; the first data are in flight while the epochs are read.
             __syncthreads();
             if (last_thread) ticket = take_ticket(meet);
         }

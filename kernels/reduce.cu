@@ -6,8 +6,8 @@
 //
 // A, the accumulator, is double for f64 and float for the others. Pass 1 has 256 BLOCKS OF 256 THREADS for every
 // n and writes partial[blockIdx.x]; pass 2 finishes both sums and dots. Other dimensions (at most 1024 threads per
-// block) are also right, but the order of the additions, and so the last bits, follow from the dimensions. They do
-// not follow from the GPU, from timing or from the alignment of the slices. No atomics: their order is not fixed.
+// block) are also correct, but the order of the additions, and so the last bits, depend on the dimensions. They do not
+// depend on the GPU, on timing or on the alignment of the slices. There are no atomics, since their order is not fixed.
 //
 // The order. The input is cut into groups of 16 bytes (4 f32, 2 f64, 8 f16 or bf16), missing elements count as 0;
 // thread t of T takes the groups t, t + T, t + 2T, ... It adds each group pairwise, four groups pairwise, and these
@@ -20,7 +20,7 @@ const u32 MAX_THREADS = 1024;
 template <class T> struct Accumulator { typedef f32 type; };
 template <> struct Accumulator<f64> { typedef f64 type; };
 
-// A group as it lies in memory.
+// A group in memory.
 template <class T> struct alignas(16) Group {
     static const u32 WIDTH = 16 / sizeof(T);
     T lane[WIDTH];
@@ -81,8 +81,8 @@ template <class T> struct Dot {
     }
 };
 
-// This thread's share of the full groups, four independent ones at a time: 64 bytes in flight per thread are what
-// fills the memory system. `g` moves on to the first group not taken.
+// Adds this thread's share of the full groups, four independent groups at a time: 64 bytes in flight per thread
+// saturate the memory. `g` becomes the first remaining group.
 template <Load L, class Input> __device__ inline typename Input::A full_groups(const Input& input, u64& g, u64 full) {
     typedef typename Input::A A;
     const u64 step = grid_size();

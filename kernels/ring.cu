@@ -1,39 +1,41 @@
-// All-reduce around a ring, in one launch: every member writes to its successor's memory alone, and reads its own.
+// Ring all-reduce in one launch: every member writes only to its successor's memory, and reads only its own.
 //
 //   ring_{f32,f64}  (Meet meet, Ring ring, Cut cut, T factor)
 //
-// Hop h passes chunk (me - h) mod n on, which came by the predecessor's hop h - 1. 2 (n - 1) hops:
+// Hop h sends chunk (me - h) mod n, which the predecessor's hop h - 1 has delivered. There are 2 (n - 1) hops:
 //
 //   0                  own source                          -> successor's inbox
 //   1 .. n - 2         own source + what is in the inbox   -> successor's inbox
 //   n - 1              (the same) * factor, the result     -> own destination, successor's destination
 //   n .. 2 n - 3       own destination                     -> successor's destination
 //
-// So chunk c is added up from rank c onwards, as in the ring of copies (src/collective/ring.rs), in the same chunks and by
-// the same operations: the bits are the same. Stores to one neighbour are what SMs do best over NVLink, better than loads.
+// So chunk c is reduced from rank c onwards, as in the ring of copies, with the same chunks and the same operations:
+// the bits are equal. SMs are fastest over NVLink with stores to one neighbour; loads are slower.
 //
-// Block b does its own part of every chunk, in pieces, round by round; blocks of one index are a ring of their own, and
-// know nothing of the others. In a round, `abreast` pieces take each hop after one another. An inbox has `slots` slots for
-// each block, which the pieces of hops 0 .. n - 2 use in turn. Each member tells
+// Block b does its own part of every chunk, in pieces, round by round. Blocks with one index form a separate ring,
+// independent of other blocks. In a round, `abreast` pieces take each hop one after the other. An inbox has `slots`
+// slots for each block, which the pieces of hops 0 .. n - 2 use in turn. Each member signals
 //
 //   PUT    its successor: how many pieces it has sent, by all hops        before every hop but 0, and before the end
 //   TAKEN  its predecessor: how many it has taken out of its inbox        before hops 0 .. n - 2, for a slot
 //
-// counted from 1 in every meeting, with the meeting's epoch above, so nothing is reset and an old count is none.
+// counted from 1 in every meeting, with the meeting's epoch in the upper bits. So nothing is reset, and an old count is
+// not mistaken for a new one.
 //
-// Nobody waits in a circle. Number a block's sendings 0, 1, ..: by round, hop, place abreast. Sending i waits for the
-// predecessor's sending i - abreast, and for the slot of piece m: until the successor has passed on piece m - slots, which
-// it does by a sending below i, since slots > abreast. So of all that is not sent yet, what has the least number can be.
-// (With slots == abreast all would fill the inboxes and wait for each other.) All members' blocks run: the start barrier.
+// There is no cycle of waits. Number a block's sends 0, 1, ..: by round, hop, position abreast. Send i waits for the
+// predecessor's send i - abreast, and for the slot of piece m: until the successor has forwarded piece m - slots, which
+// it does by a send below i, since slots > abreast. So of all open sends, the one with the least number can proceed.
+// (With slots == abreast all members would fill the inboxes and wait for each other.) The start barrier guarantees that
+// all members' blocks run.
 //
-// A slot is filled again after TAKEN, which comes after the loads. In place: the predecessor overwrites a piece of chunk c
-// here with its sum, and that is made of what this member has sent of its own source there: it has been read. No memory
-// is in use after the end: who writes here is the predecessor alone, and all that it sends has arrived; what this member
-// sends has been used when its successor ends. What its successor tells it late is a count of an old epoch.
+// A slot is filled again after TAKEN, which comes after the loads. In place: the predecessor overwrites a piece of
+// chunk c here with its sum, which contains the data that this member has sent from there: so the piece has been read.
+// No memory is in use after the end: only the predecessor writes here, and all its sends have arrived; this member's
+// sends have been used when its successor ends. A late signal of its successor is a count of an old epoch.
 //
-// The next meeting, of any kind, finds this one over: a kernel ends when pieces have come by all members' hops, empty ones
-// too, so all of a pair's blocks have passed the start (whose flags may then have newer epochs). A block that gives up
-// tells nothing more; what it has told carries the epoch, which is counted all the same.
+// The next meeting, of any kind, finds this one complete: a kernel ends when pieces (also empty ones) have arrived by
+// all members' hops, so all blocks of a pair have passed the start barrier (whose flags may then have newer epochs). A
+// block that gives up signals nothing more. Its earlier signals carry the epoch, which is counted in any case.
 #include "lanes.cuh"
 #include "meet.cuh"
 
@@ -44,7 +46,7 @@ struct Ring {
     u64 inbox, next_inbox; // own and the successor's
 };
 
-// What all members agree on.
+// Parameters that are equal on all members.
 struct Cut {
     u64 bytes; // of a buffer
     u64 chunk; // chunk c begins at c * chunk, a multiple of 128; the last ones may be shorter, or empty
@@ -52,7 +54,7 @@ struct Cut {
     u32 rounds, abreast, slots, spare;
 };
 
-// `units` units: own + arrived, times `factor`, if anything has arrived; else own as it is. To one or two places.
+// Moves `units` units to one or two destinations: (own + arrived) * factor if data have arrived, else own unchanged.
 template <class T, class Unit>
 __device__ inline void pass(u64 units, u64 own, u64 arrived, T factor, u64 first, u64 second) {
     const u32 U = 4, W = sizeof(Unit) / sizeof(T); // units of a thread in flight, elements of each
@@ -88,7 +90,7 @@ __device__ inline void pass(u64 units, u64 own, u64 arrived, T factor, u64 first
     }
 }
 
-// A piece of so many bytes. Members' buffers may be aligned differently, each to its elements.
+// Moves one piece. Members' buffers may be aligned differently, each to its elements.
 template <class T>
 __device__ inline void pass_piece(u64 bytes, u64 own, u64 arrived, T factor, u64 first, u64 second) {
     const u64 packs = (own | arrived | first | second) % 16 == 0 ? bytes / 16 : 0, done = packs * 16;
@@ -97,10 +99,11 @@ __device__ inline void pass_piece(u64 bytes, u64 own, u64 arrived, T factor, u64
     pass<T, BitsOf<T>>((bytes - done) / sizeof(T), own + done, rest(arrived), factor, first + done, rest(second));
 }
 
-// The threads of a block that tell and wait, each in a warp of its own: a release stands until all stores are through.
+// The threads of a block that signal and wait. Each is in a separate warp, since a release blocks its warp until all
+// stores have completed.
 enum Clerk : u32 { HEARS_PUT = 0, HEARS_TAKEN = 32, TELLS_PUT = 64, TELLS_TAKEN = 96 };
 
-// One of them, with its word and whose it is.
+// One of these threads, with its word and the word's owner.
 struct Desk {
     const Meet& meet;
     u64* word = nullptr;
@@ -119,7 +122,7 @@ struct Desk {
         word = &signals_of(meet, hears ? meet.me : rank)->step[step][blockIdx.x][hears ? other : own];
     }
 
-    // Whether so many have come. Not when it had to give up.
+    // Waits until the count is reached. False if it gave up.
     __device__ bool hears(u32 count) const {
         Patience patience;
 #pragma unroll 1
@@ -132,7 +135,8 @@ struct Desk {
         return true;
     }
 
-    // Of the whole block, and a barrier: the predecessor has put, and the successor taken so many.
+    // For the whole block, with a barrier: waits until the predecessor has put `put` pieces and the successor has taken
+    // `taken`.
     __device__ bool all_hear(u32 put, u32 taken) const {
         bool come = true;
         if (threadIdx.x == HEARS_PUT && put > 0) come = hears(put);
@@ -140,7 +144,7 @@ struct Desk {
         return __syncthreads_and(come);
     }
 
-    // Of the whole block: what it has done so far is done, for those who hear it. 0: nothing to tell.
+    // For the whole block: signals its work so far. A count of 0 sends no signal.
     __device__ void tell(u32 put, u32 taken) const {
         __syncthreads();
         if (threadIdx.x == TELLS_PUT) store_release(word, (u64)epoch << 32 | put);
@@ -177,7 +181,7 @@ __device__ inline bool go_round(const Meet& meet, const Ring& ring, const Cut& c
                 sent++;
                 filled += fills;
                 taken += adds;
-                // The last ones' slots nobody waits for.
+                // No member waits for the slots of the last pieces.
                 desk.tell(sent, adds && taken + cut.slots <= through ? taken : 0);
             }
             chunk = chunk == 0 ? n - 1 : chunk - 1;

@@ -1,37 +1,38 @@
-// Collectives of devices that cannot name each other's memory, in one launch: through page-locked memory of the host. Each
-// member has a *stage* there, behind its `Signals`.
+// Collectives of devices without peer access, in one launch, through page-locked host memory. Each member has a *stage*
+// there, behind its `Signals`.
 //
 //   staged_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
 //        (Meet meet, Stage stage, Role role, u32 op, Factors lo, Factors hi, and by eights, low and high:
 //         put_from, put_bytes, pull_to, pull_bytes)
 //
-// What there is to move is cut into pieces, and each piece into parts, one for each block. A block goes through its parts
-// piece by piece, in three teams of warps that work at the same time, so that the bus is busy in both directions:
+// The data are cut into pieces, and each piece into parts, one for each block. A block works on its parts piece by
+// piece, in three teams of warps that work at the same time, so that the bus is busy in both directions:
 //
-//   putters   own memory -> own stage      what others need, a lane for each; and what stays, own memory -> own memory
-//   readers   the others' stages -> own    fold what the others have put for this member with its own, in rank order, to
-//                                          its destination, and to the stage if others want the result
-//   pullers   the others' stages -> own    results, or what was only to be moved
+//   putters   own memory -> own stage      data for others, one lane for each; local data, own memory -> own memory
+//   readers   the others' stages -> own    fold the others' data for this member with its own, in rank order, to its
+//                                          destination, and to the stage if others need the result
+//   pullers   the others' stages -> own    results, or data that are only moved
 //
-// With no results to pull (`two` is 0) readers and pullers are one team. A stage has SLOTS slots for each block, which the
-// pieces use in turn. Who fills a slot waits until the others are through with what was in it:
+// With no results to pull (`two` is 0) readers and pullers are one team. A stage has SLOTS slots for each block, which
+// the pieces use in turn. Before a slot is filled, all others must have used its old piece:
 //
-//   PUT(j)     the sender's piece j is on its stage        before it: DONE(j - SLOTS) of all, for the slot
-//   DONE(j)    it has used everybody's piece j, and its    before it: PUT(j) of all, and its own; TAKEN(j - SLOTS) of all,
-//              own result of piece j is on its stage       for the room of the result
-//   TAKEN(j)   it has everybody's result of piece j        before it: DONE(j) of all
+//   PUT(j)     the sender's piece j is on its stage        before it: DONE(j - SLOTS) of all, for the slot DONE(j)
+//   the sender has used all pieces j, and its   before it: PUT(j) of all, also its own; TAKEN(j - SLOTS)
+//              own result of piece j is on its stage       of all, for the room of the result
+//   TAKEN(j)   the sender has all results of piece j       before it: DONE(j) of all
 //
-// Each waits for earlier things only, so nobody waits in a ring. A kernel ends when all others are through with its stage: the next
-// one finds it empty. The pieces are counted from 1 and carry the meeting's epoch, so nothing is reset, and an old
-// count is none; a peer cannot be an epoch ahead, since it needs this kernel's DONE (or TAKEN) to end.
+// Each signal waits only for earlier signals, so there is no cycle of waits. A kernel ends when all others have
+// finished with its stage, so the next kernel finds it empty. Pieces are counted from 1, and a count carries the
+// meeting's epoch, so nothing is reset, and an old count is not mistaken for a new one. A peer cannot be an epoch
+// ahead, since it needs this kernel's DONE (or TAKEN) to end.
 //
-// In place: a piece of the source is overwritten at the end of the chain PUT, DONE, TAKEN of that piece only, or, by the own reader,
-// after the own PUT.
+// In place: a piece of the source is overwritten only at the end of the chain PUT, DONE, TAKEN of that piece, or by the
+// own reader after the own PUT.
 #include "combine.cuh"
 
 const u32 SLOTS = 4;
 
-// What all members agree on.
+// Parameters that are equal on all members.
 struct Stage {
     u64 offset; // of a stage from its member's signals
     u64 chunk;  // bytes of a lane's part, a multiple of 128
@@ -44,9 +45,9 @@ struct Stage {
     u64 spares;
 };
 
-// What one member tells one block of another, by [`Step`], block and ordinal of the teller: on a line of its own. Several devices
-// that write to one line of the host's memory, each a part, take it from each other, and from who waits for it: 256 KB were added up on
-// four H200s in 72 us so, and in 31 with lines.
+// The signal of one member to one block of another, by [`Step`], block and ordinal of the sender; each on its own cache
+// line. If several devices write parts of one line of host memory, they take the line from each other and from the
+// waiting device: 256 KB were reduced on four H200s in 72 us with shared lines, and in 31 us with separate lines.
 struct Count {
     u64 epoch_and_pieces;
     u64 pad[7];
@@ -68,17 +69,17 @@ struct Desk {
     u32 puts;                              // pieces that this block has put; all ones when it has given up
 };
 
-// Some of a block's warps, with a barrier of their own.
+// Some of a block's warps, with a separate barrier.
 struct Team {
     u32 id, first, count;
 
     __device__ u32 index() const { return threadIdx.x - first; }
     __device__ void sync() const { sync_some(id, count); }
-    // Whether all of them say so. A barrier, too.
+    // Whether `x` holds in all threads of the team. A barrier, too.
     __device__ bool all(bool x) const { return all_of_some(id, count, x); }
 };
 
-// What a team's functions have at hand.
+// The data that the functions of a team use.
 template <class T> struct Play {
     const Meet& meet;
     const Stage& stage;
@@ -88,13 +89,13 @@ template <class T> struct Play {
     u32 op;
     Team team;
 
-    // Where this block of member `rank` is told by member `from`.
+    // The word by which member `from` signals this block of member `rank`.
     __device__ u64* told(Step step, u32 rank, u32 from) const {
         Count* counts = (Count*)((u64)signals_of(meet, rank) + stage.counts);
         return &counts[(step * STAGED + blockIdx.x) * MOST + ordinal(meet, from)].epoch_and_pieces;
     }
 
-    // Everything before it is done, for everybody who waits for it.
+    // Signals all members that the work up to `count` is complete.
     __device__ void post(Step step, u32 count) const {
         team.sync();
         const u32 rank = team.index();
@@ -106,7 +107,7 @@ template <class T> struct Play {
         }
     }
 
-    // Whether all others have come so far. Not when it had to give up.
+    // Waits until all others have reached `count`. False if it gave up.
     __device__ bool wait(Step step, u32 count) const {
         const u32 rank = team.index();
         bool come = true;
@@ -118,7 +119,7 @@ template <class T> struct Play {
             for (;;) {
                 const u64 seen = load_relaxed(at);
                 if ((u32)(seen >> 32) == epoch && (u32)seen >= count) break;
-                // Where there is more to come, looking all the time would take a share of the bus.
+                // With several steps, constant polling would take bandwidth of the bus.
                 if (stage.steps > 1 && patience.polls >= 4) __nanosleep(200);
                 if (patience.over(meet, other)) {
                     come = false;
@@ -130,7 +131,7 @@ template <class T> struct Play {
         return team.all(come);
     }
 
-    // The same for the putters of this block, who give up by themselves.
+    // [`wait`] for the putters of this block, which give up by themselves.
     __device__ bool wait_for_own_put(u32 count) const {
         bool come = true;
         if (team.index() == 0) {
@@ -141,7 +142,7 @@ template <class T> struct Play {
         return team.all(come);
     }
 
-    // Where this block's part of piece `j` begins in a lane.
+    // The first byte of this block's part of piece `j` in a lane.
     __device__ u64 begin(u32 j) const { return ((u64)j * gridDim.x + blockIdx.x) * stage.chunk; }
 
     __device__ u64 bytes(u64 all, u64 begin) const {
@@ -190,7 +191,7 @@ template <class T> struct Play {
             u32 d = 0;
             if (role.to != 0) table.destination[d++] = role.to + at;
             if (role.result != 0) table.destination[d++] = lane_of(meet.me, j, lane);
-            // Stages are aligned all alike.
+            // All stages have equal alignment.
             table.odd = (role.from | (role.to != 0 ? role.to : 0)) % 16;
         }
         team.sync();

@@ -1,6 +1,6 @@
 //! The commit word: never half a gang. All members agree on the last number that was carried through.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, publication, spawn};
 use crate::sync::{
     CommitWord,
     shim::{Arc, thread},
@@ -17,8 +17,7 @@ fn members_agree_where_the_abort_fell() {
         let state = Arc::new((CommitWord::new(), Watched::new(0)));
         let members: Vec<_> = (0..2)
             .map(|_| {
-                let state = state.clone();
-                thread::spawn(move || {
+                spawn(&state, |state| {
                     let reached = carried_through(&state.0);
                     if reached < 2 {
                         assert_eq!(state.1.get(), 7);
@@ -37,39 +36,13 @@ fn members_agree_where_the_abort_fell() {
 
 #[test]
 fn a_look_at_the_abort_shows_its_cause() {
-    check(|| {
-        let state = Arc::new((CommitWord::new(), Watched::new(0)));
-        let looking = thread::spawn({
-            let state = state.clone();
-            move || {
-                if state.0.is_aborted() {
-                    assert_eq!(state.1.get(), 7);
-                }
-            }
-        });
-        state.1.set(7);
-        state.0.abort();
-        looking.join().unwrap();
-    });
+    check(|| publication::<CommitWord>(|word| assert!(word.abort()), CommitWord::is_aborted));
 }
 
-/// Who finds a number committed sees what the committing member did before.
+/// A thread that sees a number committed also sees the committing member's earlier work.
 #[test]
 fn a_commit_shows_what_came_before() {
-    check(|| {
-        let state = Arc::new((CommitWord::new(), Watched::new(0)));
-        let committing = thread::spawn({
-            let state = state.clone();
-            move || {
-                state.1.set(3);
-                assert!(state.0.commit(1));
-            }
-        });
-        if state.0.committed() == 1 {
-            assert_eq!(state.1.get(), 3);
-        }
-        committing.join().unwrap();
-    });
+    check(|| publication::<CommitWord>(|word| assert!(word.commit(1)), |word| word.committed() == 1));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The event count: no wake-up is lost, whoever comes first. The condition is a relaxed load on purpose, so that
 //! nothing but the event count's own fences stands between the two threads.
 
-use super::support::{bite, check, check_within};
+use super::support::{bite, check, check_within, spawn};
 use crate::sync::{
     EventCount,
     shim::{
@@ -62,12 +62,9 @@ fn two_waiters_two_epochs() {
 fn two_notifiers() {
     check(|| {
         let state = Arc::new((AtomicUsize::new(0), EventCount::new()));
-        let notifier = thread::spawn({
-            let state = state.clone();
-            move || {
-                state.0.fetch_add(1, Relaxed);
-                state.1.notify();
-            }
+        let notifier = spawn(&state, move |state| {
+            state.0.fetch_add(1, Relaxed);
+            state.1.notify();
         });
         let waiting = waiter(&state, 2);
         state.0.fetch_add(1, Relaxed);
@@ -90,10 +87,7 @@ fn ping_pong() {
                 state.1.notify();
             }
         };
-        let other = thread::spawn({
-            let state = state.clone();
-            move || play(&state, 1)
-        });
+        let other = spawn(&state, move |state| play(state, 1));
         play(&state, 0);
         other.join().unwrap();
     });

@@ -1,7 +1,7 @@
 //! `gang`: the first failure wins, every peer learns of it with its cause, whatever it waits for; no operation
 //! has half a gang in it; the gang has recovered when all members have drained.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, spawn};
 use crate::{
     Error,
     gang::Gang,
@@ -32,16 +32,10 @@ fn gang(members: usize) -> Arc<Gang> {
 fn the_first_failure_wins_and_nobody_waits_for_ever() {
     check(|| {
         let gang = gang(2);
-        let failing = thread::spawn({
-            let gang = gang.clone();
-            move || gang.poison(0, failure(0))
-        });
-        let peer = thread::spawn({
-            let gang = gang.clone();
-            move || {
-                let seen = gang.waker(1).wait_until(None, || gang.check().err()).unwrap();
-                cause_of(&seen)
-            }
+        let failing = spawn(&gang, move |gang| gang.poison(0, failure(0)));
+        let peer = spawn(&gang, move |gang| {
+            let seen = gang.waker(1).wait_until(None, || gang.check().err()).unwrap();
+            cause_of(&seen)
         });
         let first = gang.poison(1, failure(1));
         let other_first = failing.join().unwrap();
@@ -59,10 +53,7 @@ fn the_first_failure_wins_and_nobody_waits_for_ever() {
 fn a_group_fails_with_its_gang() {
     check(|| {
         let gang = gang(2);
-        let failing = thread::spawn({
-            let gang = gang.clone();
-            move || gang.poison(1, failure(1))
-        });
+        let failing = spawn(&gang, move |gang| gang.poison(1, failure(1)));
         let word = gang.group(&[1, 0]);
         let first = word.commit(1);
         assert!(failing.join().unwrap());
@@ -77,14 +68,8 @@ fn never_half_a_gang_in_a_collective() {
     check(|| {
         let gang = gang(2);
         let member = |gang: &Gang| gang.commit(1).map_err(|e| cause_of(&e));
-        let other = thread::spawn({
-            let gang = gang.clone();
-            move || member(&gang)
-        });
-        let failing = thread::spawn({
-            let gang = gang.clone();
-            move || gang.poison(1, failure(1))
-        });
+        let other = spawn(&gang, move |gang| member(gang));
+        let failing = spawn(&gang, move |gang| gang.poison(1, failure(1)));
         let mine = member(&gang);
         let theirs = other.join().unwrap();
         assert!(failing.join().unwrap());
@@ -109,10 +94,7 @@ fn recovery_waits_for_every_member() {
             // Both members' memory is quiet now.
             assert_eq!(state.1.iter().map(|m| m.get()).sum::<u8>(), 2);
         };
-        let other = thread::spawn({
-            let state = state.clone();
-            move || member(&state, 1)
-        });
+        let other = spawn(&state, move |state| member(state, 1));
         member(&state, 0);
         other.join().unwrap();
         assert!(state.0.has_left(0) && state.0.has_left(1));

@@ -1,6 +1,6 @@
 //! The gate: after close and drain nobody is inside, nobody gets in, and all that was done inside is visible.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, publication, spawn};
 use crate::sync::{
     Gate,
     shim::{Arc, thread},
@@ -13,15 +13,14 @@ fn shutdown_against_submission() {
         let state = Arc::new((Gate::new(), [Watched::new(0), Watched::new(0)], Watched::new(0)));
         let submitters: Vec<_> = (0..2)
             .map(|i| {
-                let state = state.clone();
-                thread::spawn(move || match state.0.enter() {
+                spawn(&state, move |state| match state.0.enter() {
                     Some(pass) => {
                         state.1[i].set(state.1[i].get() + 1);
                         drop(pass);
                         1
                     }
                     None => {
-                        assert_eq!(state.2.get(), 9, "who is refused can know why");
+                        assert_eq!(state.2.get(), 9, "a refused submitter sees the reason");
                         0
                     }
                 })
@@ -38,20 +37,7 @@ fn shutdown_against_submission() {
 
 #[test]
 fn a_look_at_the_closed_gate_shows_why() {
-    check(|| {
-        let state = Arc::new((Gate::new(), Watched::new(0)));
-        let looking = thread::spawn({
-            let state = state.clone();
-            move || {
-                if state.0.is_closed() {
-                    assert_eq!(state.1.get(), 9);
-                }
-            }
-        });
-        state.1.set(9);
-        state.0.close();
-        looking.join().unwrap();
-    });
+    check(|| publication::<Gate>(|gate| assert!(gate.close()), Gate::is_closed));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The inbox: each element reaches one taker, with what its sender wrote, in its sender's order.
 
-use super::support::{bite, check};
+use super::support::{bite, check, spawn};
 use crate::sync::{
     Inbox,
     shim::{Arc, thread},
@@ -11,10 +11,7 @@ fn two_senders_one_taker() {
     check(|| {
         let inbox = Arc::new(Inbox::new());
         let senders: Vec<_> = (0..2)
-            .map(|sender| {
-                let inbox = inbox.clone();
-                thread::spawn(move || (0..2 - sender).for_each(|i| inbox.push((sender, i))))
-            })
+            .map(|sender| spawn(&inbox, move |inbox| (0..2 - sender).for_each(|i| inbox.push((sender, i)))))
             .collect();
         let mut taken: Vec<_> = inbox.take().collect();
         taken.extend(inbox.take());
@@ -31,14 +28,8 @@ fn two_senders_one_taker() {
 fn two_takers_share() {
     check(|| {
         let inbox = Arc::new(Inbox::new());
-        let sender = thread::spawn({
-            let inbox = inbox.clone();
-            move || (0..2).for_each(|i| inbox.push(i))
-        });
-        let taker = thread::spawn({
-            let inbox = inbox.clone();
-            move || inbox.take().collect::<Vec<_>>()
-        });
+        let sender = spawn(&inbox, move |inbox| (0..2).for_each(|i| inbox.push(i)));
+        let taker = spawn(&inbox, move |inbox| inbox.take().collect::<Vec<_>>());
         let mut taken: Vec<_> = inbox.take().collect();
         sender.join().unwrap();
         taken.extend(taker.join().unwrap());

@@ -1,10 +1,7 @@
 //! The launch gate: windows and blocking calls never overlap, see each other's work, and nobody sleeps for ever.
 
-use super::support::{Watched, bite, check, check_within};
-use crate::sync::{
-    LaunchGate,
-    shim::{Arc, thread},
-};
+use super::support::{Watched, bite, check, check_within, spawn};
+use crate::sync::{LaunchGate, shim::Arc};
 
 struct State {
     gate: LaunchGate,
@@ -21,14 +18,16 @@ impl State {
         self.data[at].set(self.data[at].get() + 1);
     }
 
+    /// A whole window of one member.
+    fn window(&self, at: usize) {
+        self.gate.open(1);
+        self.add(at);
+        self.gate.close(1);
+    }
+
     fn sum(&self) -> u32 {
         self.data.iter().map(Watched::get).sum()
     }
-}
-
-fn spawn(state: &Arc<State>, f: impl FnOnce(&State) + 'static) -> thread::JoinHandle<()> {
-    let state = state.clone();
-    thread::spawn(move || f(&state))
 }
 
 /// Either may be first; the other one waits, is woken, and sees what the first has done.
@@ -36,11 +35,7 @@ fn spawn(state: &Arc<State>, f: impl FnOnce(&State) + 'static) -> thread::JoinHa
 fn a_window_against_a_blocking_call() {
     check(|| {
         let state = State::new();
-        let member = spawn(&state, |s| {
-            s.gate.open(1);
-            s.add(0);
-            s.gate.close(1);
-        });
+        let member = spawn(&state, |s| s.window(0));
         let blocking = state.gate.block();
         state.add(0);
         drop(blocking);
@@ -76,13 +71,7 @@ fn each_member_closes_for_itself() {
 fn two_openers_one_blocking_call() {
     check_within(2, || {
         let state = State::new();
-        let openers = [0, 1].map(|i| {
-            spawn(&state, move |s| {
-                s.gate.open(1);
-                s.add(i);
-                s.gate.close(1);
-            })
-        });
+        let openers = [0, 1].map(|i| spawn(&state, move |s| s.window(i)));
         let blocking = state.gate.block();
         state.add(0);
         state.add(1);
@@ -117,11 +106,7 @@ fn two_blocking_calls_one_opener() {
 fn a_call_inside_a_call_does_not_wait_for_itself() {
     check(|| {
         let state = State::new();
-        let member = spawn(&state, |s| {
-            s.gate.open(1);
-            s.add(0);
-            s.gate.close(1);
-        });
+        let member = spawn(&state, |s| s.window(0));
         let load = state.gate.block();
         state.add(0);
         let map = state.gate.block();

@@ -1,7 +1,7 @@
 //! What goes with the memory pool's boxes (L7 to L10): who holds one last, recycled events, the counters' mirror, and
 //! the end.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
     Link, Linked, Mirror, RefCount, Returns, Spares,
     shim::{Arc, thread},
@@ -23,10 +23,7 @@ fn one_of_two_is_the_last() {
             }
             last
         };
-        let other = thread::spawn({
-            let shared = shared.clone();
-            move || release(&shared, 1)
-        });
+        let other = spawn(&shared, move |shared| release(shared, 1));
         let mine = release(&shared, 0);
         assert!(mine != other.join().unwrap(), "exactly one is the last");
     });
@@ -38,18 +35,15 @@ fn a_new_handle_against_a_drop() {
     check(|| {
         let shared = Arc::new((RefCount::new(), Watched::new(0)));
         shared.0.acquire();
-        let other = thread::spawn({
-            let shared = shared.clone();
-            move || {
-                shared.0.acquire();
-                let first = shared.0.release();
-                assert!(!first, "it has another");
-                let last = shared.0.release();
-                if last {
-                    shared.1.set(1);
-                }
-                last
+        let other = spawn(&shared, move |shared| {
+            shared.0.acquire();
+            let first = shared.0.release();
+            assert!(!first, "it has another");
+            let last = shared.0.release();
+            if last {
+                shared.1.set(1);
             }
+            last
         });
         let mine = shared.0.release();
         if mine {
@@ -85,10 +79,7 @@ fn an_event_is_recorded_anew_only_after_the_wait() {
             }
             true
         };
-        let other = thread::spawn({
-            let events = events.clone();
-            move || order_a_stream(&events, 1)
-        });
+        let other = spawn(&events, move |events| order_a_stream(events, 1));
         let mine = order_a_stream(&events, 2);
         let other = other.join().unwrap();
         assert!(mine || other, "the event was there for one at least");
@@ -101,10 +92,7 @@ fn an_event_is_recorded_anew_only_after_the_wait() {
 fn the_mirror_shows_whole_writes() {
     check(|| {
         let mirror = Arc::new(Mirror::new());
-        let writer = thread::spawn({
-            let mirror = mirror.clone();
-            move || (1..=2).for_each(|i| mirror.write([i, 10 * i]))
-        });
+        let writer = spawn(&mirror, move |mirror| (1..=2).for_each(|i| mirror.write([i, 10 * i])));
         let mut newest = 0;
         for _ in 0..2 {
             if let Some([a, b]) = mirror.try_read() {
@@ -123,10 +111,7 @@ fn the_mirror_shows_whole_writes() {
 fn a_reader_of_the_mirror_looks_again() {
     check(|| {
         let mirror = Arc::new(Mirror::new());
-        let writer = thread::spawn({
-            let mirror = mirror.clone();
-            move || mirror.write([1, 10])
-        });
+        let writer = spawn(&mirror, move |mirror| mirror.write([1, 10]));
         let [a, b] = mirror.read();
         assert_eq!(b, 10 * a, "torn");
         writer.join().unwrap();

@@ -1,7 +1,7 @@
 //! How a gradient piece reaches its neighbour: data in memory, a descriptor through the ring, an event to wake the
 //! peer; and the memory back the same way. Ring and event count together order the data, though neither knows it.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
     EventCount, ring,
     shim::{Arc, thread},
@@ -45,14 +45,11 @@ fn room_is_told_too() {
     check(|| {
         let events = Arc::new([EventCount::new(), EventCount::new()]);
         let (mut to, mut from) = ring::channel::<usize>(1);
-        let receiver = thread::spawn({
-            let events = events.clone();
-            move || {
-                for round in 1..=2 {
-                    assert_eq!(events[1].wait_until(None, || from.pop()), Some(round));
-                    if !flag("model.publication.room_is_not_told") {
-                        EventCount::notify_all([&events[0]]);
-                    }
+        let receiver = spawn(&events, move |events| {
+            for round in 1..=2 {
+                assert_eq!(events[1].wait_until(None, || from.pop()), Some(round));
+                if !flag("model.publication.room_is_not_told") {
+                    EventCount::notify_all([events[0]]);
                 }
             }
         });

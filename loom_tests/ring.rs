@@ -1,6 +1,6 @@
 //! The ring: elements arrive once and in order, slots are not reused too early, the last element is not lost.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
     ring::{channel, channel_from},
     shim::{Arc, thread},
@@ -21,9 +21,8 @@ impl Drop for Token {
 fn order_and_drops(capacity: usize, start: usize, attempts: usize) {
     let drops = std::sync::Arc::new(AtomicUsize::new(0));
     let (mut producer, mut consumer) = channel_from(capacity, start);
-    let pushing = thread::spawn({
-        let drops = drops.clone();
-        move || (0..attempts).filter(|&i| producer.push(Token(i, drops.clone())).is_ok()).collect::<Vec<_>>()
+    let pushing = spawn(&drops, move |drops| {
+        (0..attempts).filter(|&i| producer.push(Token(i, drops.clone())).is_ok()).collect::<Vec<_>>()
     });
     let mut popped: Vec<_> = (0..attempts).filter_map(|_| consumer.pop()).map(|token| token.0).collect();
     let pushed = pushing.join().unwrap();
@@ -84,12 +83,9 @@ fn the_consumer_leaves() {
     check(|| {
         let (producer, consumer) = channel::<u8>(1);
         let result = Arc::new(Watched::new(0));
-        let consuming = thread::spawn({
-            let result = result.clone();
-            move || {
-                result.set(1);
-                drop(consumer);
-            }
+        let consuming = spawn(&result, move |result| {
+            result.set(1);
+            drop(consumer);
         });
         if producer.is_abandoned() {
             assert_eq!(result.get(), 1);

@@ -1,26 +1,10 @@
 //! Sequence and flag: who sees the number, or the flag, sees what was done before it was reached.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, publication, spawn};
 use crate::sync::{
     Flag, Sequence,
     shim::{Arc, thread},
 };
-
-/// One thread writes and calls `publish`; if `seen` then says so, the other may read.
-fn publication<S: Default + 'static>(publish: fn(&S), seen: fn(&S) -> bool) {
-    let state = Arc::new((S::default(), Watched::new(0)));
-    let publishing = thread::spawn({
-        let state = state.clone();
-        move || {
-            state.1.set(1);
-            publish(&state.0);
-        }
-    });
-    if seen(&state.0) {
-        assert_eq!(state.1.get(), 1);
-    }
-    publishing.join().unwrap();
-}
 
 #[test]
 fn raise_to() {
@@ -45,10 +29,7 @@ fn fetch_advance() {
             }
             number
         };
-        let other = thread::spawn({
-            let state = state.clone();
-            move || draw(&state, 1)
-        });
+        let other = spawn(&state, move |state| draw(state, 1));
         let numbers = draw(&state, 0) + other.join().unwrap();
         assert_eq!(numbers, 1 + 2, "each number is drawn once");
     });
@@ -59,10 +40,7 @@ fn fetch_advance() {
 fn raise_to_keeps_the_higher() {
     check(|| {
         let sequence = Arc::new(Sequence::new());
-        let other = thread::spawn({
-            let sequence = sequence.clone();
-            move || sequence.raise_to(5)
-        });
+        let other = spawn(&sequence, move |sequence| sequence.raise_to(5));
         sequence.raise_to(3);
         assert!(sequence.get() >= 3);
         other.join().unwrap();

@@ -4,7 +4,7 @@
 //! table in `table.rs` names a model that must die when that one site is weakened, and how.
 
 use crate::sync::{
-    shim::UnsafeCell,
+    shim::{self, Arc, UnsafeCell},
     site::tests::table::{Death, TEETH},
 };
 use std::{
@@ -40,6 +40,25 @@ impl<T: Copy> Watched<T> {
         // SAFETY: loom has checked that no access is concurrent.
         self.0.with_mut(|value| unsafe { *value = new });
     }
+}
+
+/// Starts a thread of a model that shares `state`.
+pub fn spawn<S: 'static, R: 'static>(state: &Arc<S>, f: impl FnOnce(&S) -> R + 'static) -> shim::thread::JoinHandle<R> {
+    let state = state.clone();
+    shim::thread::spawn(move || f(&state))
+}
+
+/// One thread writes and calls `publish`. If `seen` then tells so, the other thread may read.
+pub fn publication<S: Default + 'static>(publish: fn(&S), seen: fn(&S) -> bool) {
+    let state = Arc::new((S::default(), Watched::new(0)));
+    let publishing = spawn(&state, move |state| {
+        state.1.set(1);
+        publish(&state.0);
+    });
+    if seen(&state.0) {
+        assert_eq!(state.1.get(), 1);
+    }
+    publishing.join().unwrap();
 }
 
 /// Explores all executions of `model` within the preemption bound; fails when there was only one, because such a model

@@ -1,7 +1,7 @@
 //! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner
 //! did.
 
-use super::support::{Watched, bite, check};
+use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
     Turnstile,
     shim::{Arc, thread},
@@ -11,16 +11,13 @@ use crate::sync::{
 fn start_against_withdraw() {
     check(|| {
         let state = Arc::new((Turnstile::new(), Watched::new(0), Watched::new(0)));
-        let device = thread::spawn({
-            let state = state.clone();
-            move || {
-                state.1.set(1);
-                let won = state.0.start();
-                if !won {
-                    assert_eq!(state.2.get(), 2);
-                }
-                won
+        let device = spawn(&state, move |state| {
+            state.1.set(1);
+            let won = state.0.start();
+            if !won {
+                assert_eq!(state.2.get(), 2);
             }
+            won
         });
         state.2.set(2);
         let withdrawn = state.0.withdraw();
