@@ -6,13 +6,13 @@
 //! ([`DeviceHandle::sharers`](crate::memory::handle::DeviceHandle)).
 //!
 //! **Kernels that wait for each other** must all get to run. Those of one GPU do, if all their blocks fit on it at once
-//! ([`tuner::multiprocessors`](crate::fabric::limits::multiprocessors)), and if none is behind something that waits for
+//! ([`multiprocessors`](crate::fabric::limits::multiprocessors)), and if none is behind something that waits for
 //! it. Streams are served through a few hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`: 8 unless set, 32 at most), each
 //! in the order of submission (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars>). Kernels of
 //! different streams that follow each other in a queue run side by side all the same
 //! (<https://github.com/NVIDIA/Megatron-LM/issues/533> relies on it); but what waits for a kernel, such as the next one
 //! of its stream, holds up all that is behind it. So a device that shares its GPU submits nothing after such a kernel
-//! before all that are to be launched have been ([`barrier::LaunchWindow`](crate::collective::barrier::LaunchWindow)).
+//! before all that are to be launched have been (`LaunchWindow` of `collective/commit.rs`).
 //! Then what a kernel is behind of waits at most for kernels whose peers were all launched before this one, and so, the
 //! earliest first, all of them end. A launch that waits for room in a queue with the context's lock held stops nobody
 //! either, for the same reason. A graph is submitted as a whole: its kernels need queues of their own.

@@ -1,9 +1,10 @@
-//! What is only moved, by copy engines: for devices without access to each other's memory, and for sizes at which they
-//! are faster than kernels. They leave the processors to other work. What is added up goes by
-//! [`exchange_ce`](super::exchange_ce).
+//! Moves by copy engines, for collectives that add nothing up ([`exchange_ce`](super::exchange_ce) is for sums).
 //!
-//! Copies to others are on a stream of their own, beside what a member moves within its own memory: that is a kernel's,
-//! since an engine would be the slower, and has others' data to move.
+//! For devices without access to each other's memory, and for sizes at which copy engines are faster than kernels. They
+//! leave the multiprocessors to other work.
+//!
+//! Copies to peers are on a stream of their own. They overlap with the moves within the member's own memory, which are
+//! kernels: a copy engine would be slower, and has the peers' data to move.
 
 use super::{
     super::{
@@ -19,9 +20,9 @@ use std::sync::Arc;
 
 pub(crate) struct Ce;
 
-/// Bytes of what is handed on at once, at most.
+/// Most bytes that are relayed at once.
 const PIECE: usize = 4 << 20;
-/// As much as is worth another stream.
+/// A part with at most this many bytes does not pay for another stream.
 const LITTLE: usize = 64 << 10;
 
 impl Algorithm for Ce {
@@ -66,7 +67,7 @@ impl Algorithm for Ce {
     }
 }
 
-/// Why copy engines are to do it.
+/// The reason for copy engines, if they are right for this case.
 pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     if case.machine.virtual_time {
         Some("virtual time is for copies; what kernels do with peers' memory is not modelled")
@@ -79,14 +80,14 @@ pub(super) fn copies(case: &Case<'_>) -> Option<&'static str> {
     }
 }
 
-/// Submits this member's part to the current stream.
+/// Submits this member's part.
 fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
     let request = member.request;
     let bytes = match job {
         Job::Combine { len, .. } => len * request.dtype.size(),
         Job::Pairs(pairs) => pairs.iter().map(|(.., bytes)| *bytes).max().unwrap_or(0),
     };
-    // A member by itself has nothing for an engine, and may capture it.
+    // A group of one copies on its own device, and may be capturing a graph. Copy engines would not help it.
     let streams = match bytes > LITTLE && member.count() > 1 {
         true => member.executor.engines()?,
         false => [member.stream.clone(), member.stream.clone()],
@@ -99,23 +100,25 @@ fn carry_out(member: &Member<'_>, job: &Job) -> Result<()> {
     let done = match job {
         Job::Pairs(pairs) => pairs.iter().try_for_each(|&(from, to, bytes)| moves.send(from, to, bytes)),
         Job::Combine { sources, destinations, factors, .. } if factors.is_empty() => {
-            moves.hand_on(bytes, sources[0], destinations)
+            moves.relay(bytes, sources[0], destinations)
         }
-        // Of one member, by a factor.
+        // A sum of one member, with a factor.
         Job::Combine { len, sources, destinations, factors } => {
             let combination = Combination { len: *len, sources, destinations, factors };
             combination.submit(member, (request.dtype, request.reduce), launch::blocks(bytes))
         }
     };
-    // Also after a failure: what was submitted to the other streams belongs to the caller's operation.
+    // Also after a failure: the work on the other streams belongs to the caller's operation.
     let joined = streams.iter().map(|stream| member.join(stream)).fold(Ok(()), Result::and);
     done.and(joined)
 }
 
 struct Moves<'g> {
-    /// On the current stream.
+    /// Its stream has the moves within the member's own memory.
     member: &'g Member<'g>,
+    /// The stream of copies from a peer.
     fetch: &'g Arc<StreamCore>,
+    /// The stream of copies to peers.
     send: &'g Arc<StreamCore>,
 }
 
@@ -128,20 +131,19 @@ impl Moves<'_> {
         here.submit(self.member, (DType::U8, ReduceOp::Sum), launch::blocks(bytes))
     }
 
-    /// What one member has, to all destinations.
-    fn hand_on(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
+    /// Copies one source to all destinations. A peer's source comes to this device first and is relayed from here.
+    fn relay(&self, bytes: usize, source: RemotePtr, destinations: &[RemotePtr]) -> Result<()> {
         let own = self.member.index();
         let here = destinations.iter().find(|to| to.device == own).copied();
         let Some(here) = here.filter(|_| source.device != own) else {
             return destinations.iter().try_for_each(|&to| self.send(source, to, bytes));
         };
-        // Another's: it comes here, and goes on from here.
         for start in (0..bytes).step_by(PIECE) {
             let at = |ptr: RemotePtr| ptr.offset(start);
             let len = PIECE.min(bytes - start);
             self.copy(self.fetch, at(here), at(source), len)?;
             self.send.wait_for(self.member.name(), self.fetch, self.fetch.submit())?;
-            // (Managed memory is at home everywhere, so the device does not tell whose it is.)
+            // Compared by address: managed memory belongs to no device.
             let others = destinations.iter().filter(|to| to.address != here.address);
             others.copied().try_for_each(|to| self.copy(self.send, at(to), at(here), len))?;
         }

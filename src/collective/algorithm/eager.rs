@@ -1,7 +1,8 @@
-//! Plain data into slots at the receivers, with one flag per block behind them: no barrier before and none after.
+//! The eager algorithm: plain data go into slots at the receivers, with one flag per block behind them. There is no
+//! barrier, neither before nor after.
 //!
-//! For what is too large for [`ll`], whose flags double the bytes, and too small for [`fused`](super::fused), whose
-//! barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
+//! For messages that are too large for [`ll`], whose flags double the bytes, and too small for [`fused`](super::fused),
+//! whose barriers cost two trips. Runs `kernels/eager.cu`; never touches a peer's user buffer.
 
 use super::{
     super::{
@@ -52,7 +53,7 @@ impl Algorithm for Eager {
     }
 }
 
-/// Blocks of a kernel that sends so many bytes to each peer.
+/// Blocks of an eager kernel that sends so many bytes to each peer.
 pub(crate) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, limits.eager_per_block, limits.blocks)
 }

@@ -1,8 +1,8 @@
-//! Sums by one kernel per member, which only writes to its peers: parts to their owners, and sums back.
-//! `kernels/exchange.cu` has the protocol; [`exchange_ce`](super::exchange_ce) does it by copy engines.
+//! Sums by one kernel per member, which only writes to its peers: parts to their owners, then sums back.
+//! `kernels/exchange.cu` has the protocol; [`exchange_ce`](super::exchange_ce) does the same by copy engines.
 //!
-//! What others send goes to a member's scratch. All members know the smallest scratch, and cut alike. Where a member
-//! has no memory for it, [`fused`] carries the sum out, to the same bits.
+//! Peers write into a member's scratch. All members know the smallest scratch, and cut by it. If a member has no memory
+//! for scratch, [`fused`] carries the sum out, with the same bits.
 
 use super::{
     super::{
@@ -90,15 +90,15 @@ impl Algorithm for Exchange {
     }
 }
 
-/// Bytes of a piece, at most, and of a slice that a block is worth starting for. Of 16 KB to 512 KB, on 4 H200s: where
-/// a block has one piece alone (16 MB and 32 MB) larger is better; where it has many, 64 KB was as good as any.
+/// Most bytes of a piece, and bytes of a slice for which there is one block. Measured from 16 KB to 512 KB on 4 H200s:
+/// with one piece per block (16 MB and 32 MB) larger is better; with many pieces 64 KB was as good as any.
 const PIECE: usize = 64 << 10;
-/// The least that is worth it: with less, reading from peers is faster, and needs no memory.
+/// Fewest bytes of a piece. With smaller ones, kernels that read from peers are faster, and need no memory.
 const LEAST: usize = 4 << 10;
-/// Bytes of an inbox, at most.
+/// Most bytes of a member's scratch.
 const ROOM: usize = 64 << 20;
 
-/// What all members agree on.
+/// How slices are cut. All members cut alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cutting {
     pub blocks: usize,
@@ -106,7 +106,7 @@ pub(crate) struct Cutting {
     pub piece: usize,
     /// Pieces of a block's part of the largest slice.
     pub pieces: usize,
-    /// Bytes of an inbox.
+    /// Bytes of the scratch.
     pub room: usize,
 }
 

@@ -1,6 +1,6 @@
-//! Sums by an exchange: every member sends its elements of a slice to the slice's owner, who adds them up and sends the
-//! result back. All that crosses devices is written by copy engines, which is the fastest there is: between two H200s
-//! 373 GB/s, where kernels that load and store at once reach 330 and engines that read 260.
+//! Sums by an exchange: every member sends its elements of a slice to the slice's owner, which adds them up and sends
+//! the result back. Copy engines write all data that cross devices, which is the fastest way: 373 GB/s between two
+//! H200s, where kernels that load and store at once reach 330, and copy engines that read 260.
 //!
 //! A slice is sent piece by piece into slots of the owner's scratch, which the pieces use in turn. The current stream
 //! adds up, another one sends, so that the links work while sums are made:
@@ -10,13 +10,14 @@
 //! current       all parts 0 here -> sum 0           all parts 1 here -> sum 1   ..
 //! ```
 //!
-//! Who waits for whom, on the devices: `sum j` for everybody's `parts j`, `result j` for the own `sum j`, and `parts j
-//! + S` to a member for that member's `sum j`, which empties the slot (where a result begins in the slot itself, for
-//! `result j`). Each is behind earlier ones only. Events travel through the rings between the threads, at most 2 S of
-//! them on the way, in one order for all: parts 0 to S-1, then, for each j, `sum j` and parts j + S.
+//! The waits on the devices: `sum j` waits for the `parts j` of all members. `result j` waits for the own `sum j`.
+//! `parts j + S` to a member waits for that member's `sum j`, which empties the slot (for `result j`, where a result
+//! begins in the slot itself). Each waits only for earlier work. The events travel through the rings between the
+//! threads, at most `2 S` at a time, in one order for all: `parts 0` to `parts S - 1`, then, for each `j`, `sum j` and
+//! `parts j + S`.
 //!
-//! Sums are in rank order, like those of [`fused`](super::fused): the bits are the same. In every round a member sends
-//! to the one after it, then to the next: engines lose much when several send to one.
+//! Sums are in rank order, like those of [`fused`](super::fused), so the bits are the same. In every round a member
+//! sends to the one after it, then to the next: copy engines lose much when several send to one device.
 
 use super::{
     super::{
@@ -74,7 +75,6 @@ impl Algorithm for ExchangeCe {
         launch::blocks(case.largest())
     }
 
-    /// Piece by piece with all others.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let (request, shape) = (member.request, matched.shape);
         let (n, size) = (member.count(), request.dtype.size());
@@ -83,7 +83,7 @@ impl Algorithm for ExchangeCe {
         let least = matched.least_scratch(n);
         let fits = |cut: &Cut| cut.scratch() <= least;
         let cut = cuts_of(bytes, n, software).find(fits).expect("every member has taken room for one of them");
-        // Nothing to add.
+        // There is nothing to add.
         if cut.pieces == 0 {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Algorithm for ExchangeCe {
             let [send, _] = member.executor.engines()?;
             send.wait_for(member.name(), member.stream, member.stream.submit())?;
             let done = Exchange { member, matched, cut, slices, send: &send }.run();
-            // Also after a failure: what was submitted to the other stream belongs to the caller's operation.
+            // Also after a failure: the work on the other stream belongs to the caller's operation.
             let joined = member.join(&send);
             done.and(joined)
         })
@@ -162,10 +162,10 @@ fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item =
     rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)))
 }
 
-/// What an owner adds up.
+/// The part of a sum that one member owns and adds up.
 pub(super) struct Slice {
     pub bytes: usize,
-    /// By rank.
+    /// Where it lies on each member, by rank.
     pub sources: SmallVec<[Place; 8]>,
     pub destinations: SmallVec<[Place; 8]>,
 }
@@ -192,7 +192,8 @@ impl Exchange<'_> {
     fn run(&self) -> Result<()> {
         let (member, executor) = (self.member, self.member.executor);
         let me = member.rank;
-        // By piece, then by sender: when its part is here. By piece, then by owner: when its slot is empty again.
+        // `here`, by piece and sender: the event of the sender's part. `empty`, by piece and owner: the event after
+        // which the slot is empty again.
         let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces);
         let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces);
         for j in 0..self.cut.slots {
@@ -221,7 +222,7 @@ impl Exchange<'_> {
         !self.cut.range(j, self.slices[owner].bytes).is_empty()
     }
 
-    /// Sends the own elements of everybody's piece `j`, to slots that are empty when `empty` has passed.
+    /// Sends this member's elements of piece `j` to all owners. Their slots are empty once `empty` has passed.
     fn send_parts(&self, j: usize, empty: Option<&SmallVec<[Option<Event>; 8]>>) -> Result<()> {
         let (member, me) = (self.member, self.member.rank);
         for owner in self.member.others().filter(|&owner| self.has(owner, j)) {
@@ -242,14 +243,14 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// When the others' elements of the own piece `j` are here, from the first of them on.
+    /// The events of the others' parts of the own piece `j`, from the member after this one on.
     fn arrivals(&self, j: usize) -> Result<SmallVec<[Event; 8]>> {
         let member = self.member;
         let senders = member.others().filter(|_| self.has(member.rank, j));
         senders.map(|sender| member.executor.take_step(sender)).collect()
     }
 
-    /// Adds up the own piece `j` and sends the result. The event says that its slot is empty.
+    /// Adds up the own piece `j` and sends the result. The slot is empty once the returned event has passed.
     fn add_up(&self, j: usize, here: &[Event]) -> Result<Event> {
         let (member, request, me) = (self.member, self.member.request, self.member.rank);
         here.iter().try_for_each(|event| member.wait(member.stream, event))?;
@@ -263,7 +264,7 @@ impl Exchange<'_> {
         };
         let sources: SmallVec<[RemotePtr; 8]> = slice.sources.iter().enumerate().map(source).collect();
         let own = slice.destinations.iter().find(|to| to.member == me).map(|to| self.spot(to, range.start));
-        // What is not wanted here takes the place of what somebody has sent.
+        // A member that does not need the result itself keeps it in a sender's slot.
         let result = own.unwrap_or_else(|| slot(0));
         let combination = Combination {
             len: range.len() / request.dtype.size(),
@@ -290,7 +291,7 @@ impl Exchange<'_> {
         Event::record(self.send, member.name(), false)
     }
 
-    /// Bytes from a place of a member's buffer on.
+    /// The address `bytes` after a place in a member's buffer.
     fn spot(&self, place: &Place, bytes: usize) -> RemotePtr {
         let buffer = self.member.remote(self.matched, place.member, place.side);
         buffer.offset(place.start * self.member.request.dtype.size() + bytes)

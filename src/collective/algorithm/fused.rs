@@ -1,7 +1,7 @@
-//! One kernel per member does the whole collective: it reads a slice from all members, adds up, and writes to all of
-//! them.
+//! One kernel per member does the whole collective: it reads one slice of all members, adds it up, and writes the
+//! result to all of them.
 //!
-//! It waits for its peers' kernels by flags before it reads, and after it has written (`kernels/combine.cu`,
+//! The kernel waits for its peers' kernels by flags, before it reads and after it has written (`kernels/combine.cu`,
 //! `kernels/meet.cuh`). [`fused_events`](super::fused_events) runs the same kernels where they cannot wait for each
 //! other.
 
@@ -47,14 +47,14 @@ impl Algorithm for Fused {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let request = member.request;
         let work = matched.shape.work(member.count(), member.rank, request.grain());
-        // Whose memory it is does not matter to a kernel.
+        // A kernel does not need to know the owner of an address.
         let at = |rank, side| member.local(matched.address(rank, side));
         launch(member, matched, &request.job(&work, at, member.factors(matched)))
     }
 }
 
-/// Launches one kernel for this member's part. All members must come to the same number of blocks, so the largest part
-/// of any member decides.
+/// Launches one kernel for this member's part. All members must have one number of blocks, so the largest part of any
+/// member decides.
 pub(super) fn launch(member: &Member<'_>, matched: &Matched<'_>, job: &Job) -> Result<()> {
     let (request, limits) = (member.request, member.limits);
     let largest = matched.shape.largest(member.count(), request.grain()) * request.dtype.size();
@@ -78,13 +78,13 @@ pub(super) fn launch(member: &Member<'_>, matched: &Matched<'_>, job: &Job) -> R
     }
 }
 
-/// Blocks of a kernel that adds up parts of so many sources, of which the largest has so many bytes.
+/// Blocks of a kernel that adds up so many sources. `largest`: bytes of the largest part of any member.
 pub(crate) fn combining(largest: usize, sources: usize, limits: &Limits) -> u32 {
     let large = sources > 1 && largest >= limits.large;
     blocks_of(largest, limits.per_block, if large { limits.large_blocks } else { limits.blocks })
 }
 
-/// Blocks of a kernel that moves one part, of which the largest has so many bytes, to all members.
+/// Blocks of a kernel that moves one part to all members. `largest`: bytes of the largest part of any member.
 fn moving(shape: Option<&Shape>, largest: usize, limits: &Limits) -> u32 {
     let most = match shape {
         Some(Shape::Broadcast { .. }) if largest >= limits.large => limits.relay_blocks,

@@ -1,6 +1,7 @@
-//! The kernels of [`fused`] where they cannot wait for each other: events order them.
+//! The kernels of [`fused`] where they cannot wait for each other. Events order them.
 //!
-//! On software GPUs, under the race checker, in a group of one, and in a group with peer access of a pool without.
+//! For software GPUs, for pools with the race checker, for groups of one, and for groups with peer access in a pool
+//! without.
 //!
 //! ```text
 //! own stream    earlier work | ready | wait for peers' ready | own part | done | wait for peers' done | later work

@@ -1,23 +1,23 @@
-//! A collective by the host: copy engines bring what members have down to page-locked memory, the device threads add it
-//! up there, each its own slice of every piece, and copy engines bring the results up again. No kernel runs. The way of
-//! a parameter server (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service"),
-//! with every device thread a server.
+//! A collective by the host. Copy engines bring the members' data down to page-locked memory. The device threads add up
+//! there, each its own slice of every piece. Copy engines bring the results up again. No kernel runs. It works like a
+//! parameter server (BytePS, <https://www.usenix.org/conference/osdi20/presentation/jiang>: its "Summation Service") in
+//! which every device thread is a server.
 //!
-//! What each member does is planned by [`stage`](super::super::stage), and done piece by piece through stages with two
-//! slots:
+//! [`staging`](crate::fabric::staging) has the plan of each member. It is carried out piece by piece, through stages
+//! with two slots:
 //!
 //! ```text
 //! own stream    down 0 |           down 1 | up 0 | down 2      | up 1 | ..
 //! host                 | all here: fold 0 | all folded: fold 1 | ..
 //! ```
 //!
-//! Where there is something to fold, the host waits until its own piece is down before it tells the others so: from
-//! then on they read it. While it folds, the next piece comes down. What is only moved needs no wait: streams wait for
-//! each other's events.
+//! A member that folds waits on the host until its own piece is down. Then it tells the others, and from then on they
+//! read the piece. While it folds, the next piece comes down. Data that are only moved need no wait on the host:
+//! streams wait for each other's events.
 //!
-//! Why a slot may be used again: what a member tells its peers when its piece `j + 1` is down comes after its fold of
-//! piece `j`, and the event with it covers its copies of piece `j` out of the peers' stages. Piece `j + 2` is brought
-//! down after all have told that, and after these events.
+//! Invariant: a slot is overwritten only when no member uses it any more. A member sends the step for its piece `j + 1`
+//! after its fold of piece `j`, and the event of that step covers its copies of piece `j` out of the peers' stages.
+//! Piece `j + 2` comes down after all members have sent these steps, and after their events.
 
 use super::{
     super::{choose::Case, kernels},
@@ -237,9 +237,9 @@ impl<'g> Pieces<'g> {
         for (member, lane) in sources.iter().enumerate() {
             self.member.handle.host_access(name, lane.addr() as u64, bytes, member == me)?;
         }
-        // SAFETY: page-locked memory that the members' notices keep, in lanes of whole lines. These are this member's:
-        // their owners' copies into them are over (each has waited for its own before it told so), nobody copies out of
-        // them before this member has told that it has folded, and nobody else folds them.
+        // SAFETY: page-locked memory that the members' descriptors keep, in lanes of whole lines. These are this
+        // member's: their owners' copies into them are over (each has waited for its own before it told so), nobody
+        // copies out of them before this member has told that it has folded, and nobody else folds them.
         unsafe {
             kernels::fold_on_host(
                 dtype,

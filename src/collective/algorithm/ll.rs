@@ -1,8 +1,8 @@
 //! The LL ("low latency") algorithm: every 8 bytes carry 4 bytes of data and 4 bytes of flag, so a receiver needs no
 //! barrier.
 //!
-//! For small messages. Each member sends everything that a peer needs at once ([`packets`](super::super::packets)), by
-//! `kernels/push.cu`. Where members cannot name each other's memory, packets go through the host's.
+//! For small messages. Each member sends at once all that its peers need ([`packets`](crate::fabric::packets)), by
+//! `kernels/push.cu`. Where members have no access to each other's memory, packets go through the host's.
 //!
 //! Invariant: a packet is overwritten two calls later at the earliest, and each call waits for the packets of all its
 //! peers.
@@ -20,10 +20,10 @@ use crate::fabric::{limits::Limits, packets::Packets, plan::Side, types};
 
 pub(crate) struct Ll;
 
-/// Bytes of a block: one packet of 8 bytes for each thread, so that all are on their way at once.
+/// Bytes of a block: one packet of 8 bytes for each thread, so that all are in flight at once.
 const PER_BLOCK: usize = 512 * 8;
-/// Most bytes that a device sends in packets through the host's memory. A receiver reads all that it waits for again
-/// and again over the bus, so more than a microsecond's worth is slower than a flag.
+/// Most bytes that a device sends in packets through the host's memory. A receiver that waits reads all its packets
+/// over the bus, again and again. If one such round takes more than a microsecond, a flag is faster.
 const THROUGH_HOST: usize = 64 << 10;
 
 impl Algorithm for Ll {
@@ -40,7 +40,7 @@ impl Algorithm for Ll {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // A push of nothing would wait for nobody, and so not be counted.
+        // A kernel without packets waits for no peer, so its barrier would not be counted.
         let each = case.packets.filter(|&each| each > 0)?;
         if case.meets_in_host() {
             return sent_through_host(case, each, THROUGH_HOST)
@@ -69,30 +69,30 @@ impl Algorithm for Ll {
     }
 }
 
-/// Whether what a member sends each peer has room in the host's memory, and is no more than `most` in all.
+/// Whether packets in the host's memory have room for `each` bytes to each peer, and all peers' are at most `most`
+/// bytes.
 pub(super) fn sent_through_host(case: &Case<'_>, each: usize, most: usize) -> bool {
     let KernelBarrier::InHost { ll } = case.machine.barrier else { return false };
     each > 0 && each <= ll && each * (case.members - 1) <= most
 }
 
-/// Blocks of a kernel that sends so many bytes to each peer in packets.
+/// Blocks of an LL kernel that sends so many bytes to each peer.
 pub(super) fn blocks(bytes: usize, limits: &Limits) -> u32 {
     launch::blocks_of(bytes, PER_BLOCK, limits.ll_blocks)
 }
 
-/// What this member sends and receives.
+/// The packets that this member sends and receives.
 pub(super) fn packets(member: &Member<'_>, matched: &Matched<'_>) -> Packets {
     let packets = matched.shape.packets(member.count(), member.rank);
     packets.expect("chosen for what packets can carry")
 }
 
-/// Bytes that it sends to each peer.
+/// Bytes that the member sends to each peer.
 pub(super) fn bytes(member: &Member<'_>, packets: &Packets) -> usize {
     packets.each * member.request.dtype.size()
 }
 
-/// Launches one kernel that sends packets from the own buffer on side `from`, and puts what it receives into the own
-/// destination.
+/// Launches one kernel. It sends from the own buffer of side `from`, and receives into the own destination.
 pub(super) fn trip(
     member: &Member<'_>,
     matched: &Matched<'_>,

@@ -1,8 +1,8 @@
-//! Sums by two LL kernels: parts to their owners, and sums to all. For sums that everybody gets, without peer access.
+//! All-reduce by two LL kernels: parts to their owners, then sums to all. For pools without peer access.
 //!
-//! There a bus is what all wait for, and everything to everyone ([`ll`]) is `n - 1` times what each member has. Two
-//! trips are twice `(n - 1) / n`, and need no flag that waits until all data before it have arrived, of which
-//! [`shm`](super::shm) has three, one after the other.
+//! There the bus is the bottleneck. [`ll`] sends every buffer to every member, `n - 1` times its bytes. The two kernels
+//! send `2(n-1)/n` times its bytes. They need no flag that waits until all data before it have arrived;
+//! [`shm`](super::shm) has three such flags, one after the other.
 
 use super::{
     super::{choose::Case, kernels},
@@ -17,7 +17,7 @@ use crate::fabric::{
 
 pub(crate) struct LlTwoShot;
 
-/// Most bytes that a device sends: four H200s add up 32 KB in 13.5 us so, by stages in 20.8; 128 KB in 24.0 and 25.6;
+/// Most bytes that a device sends. Four H200s add up 32 KB in 13.5 us, and in 20.8 by `shm`; 128 KB in 24.0 and 25.6;
 /// 256 KB in 38.6 and 31.7.
 const MOST: usize = 112 << 10;
 
@@ -35,14 +35,15 @@ impl Algorithm for LlTwoShot {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // Devices that share a GPU may share a queue: the second kernel of one would be in front of the first of
-        // another.
+        // Devices that share a GPU may share a hardware queue. There the second kernel of one device could be in front
+        // of the first kernel of another.
         if !case.meets_in_host() || case.members == 2 || !case.machine.alone {
             return None;
         }
         let part = part(case.shape?, case.members)? * case.dtype.size();
         ll::sent_through_host(case, part, MOST).then_some(
-            "not large, without peer access: parts to their owners and sums to all, as data that carries its flags, through the host's memory",
+            "not large, without peer access: parts to their owners and sums to all, as data that carries its flags, \
+             through the host's memory",
         )
     }
 
@@ -63,12 +64,12 @@ impl Algorithm for LlTwoShot {
             ll::trip(member, matched, packets, from, entry, blocks)
         };
         trip(&parts, Side::Source)?;
-        // What this member has added up, from where it is to go.
+        // The sums of this member are at their place in the destination.
         trip(&sums, Side::Destination)
     }
 }
 
-/// Elements of each member's part of a sum that everybody gets, if all parts are of one size.
+/// Elements of each member's part of an all-reduce, if all parts are of one size.
 fn part(shape: &Shape, n: usize) -> Option<usize> {
     match shape {
         Shape::AllReduce { len } if *len > 0 && len % n == 0 => Some(len / n),
@@ -76,7 +77,7 @@ fn part(shape: &Shape, n: usize) -> Option<usize> {
     }
 }
 
-/// Parts to their owners, and sums to all.
+/// The packets of both kernels: parts to their owners, and sums to all.
 pub(crate) fn two_trips(shape: &Shape, n: usize, me: usize) -> Option<[Packets; 2]> {
     let counts = Counts::Each(part(shape, n)?);
     let parts = Shape::ReduceScatter { counts: counts.clone(), in_place: true }.packets(n, me)?;

@@ -55,11 +55,11 @@ pub(crate) trait Algorithm: Sync {
     /// How the devices wait for each other, in the words of [`Explanation::meets`](crate::Explanation).
     fn waits_by(&self) -> &'static str;
 
-    /// Why it is the one to carry this case out; none if it cannot, or if an earlier or later row of the table is
-    /// better.
+    /// The reason for it, if it is right for this case. None if it cannot carry the case out, or another row of the
+    /// table is better.
     fn fits(&self, case: &Case<'_>) -> Option<&'static str>;
 
-    /// The same where the user has asked for an algorithm ([`Case::wants`]): looked at before what fits.
+    /// [`fits`](Self::fits) where the user has asked for an algorithm ([`Case::wants`]). It is asked first.
     fn asked_for(&self, _case: &Case<'_>) -> Option<&'static str> {
         None
     }
@@ -67,17 +67,16 @@ pub(crate) trait Algorithm: Sync {
     /// Scratch, kernels, and the kind of meeting.
     fn needs(&self, case: &Case<'_>) -> Needs;
 
-    /// Blocks of the kernel that carries it out, or that adds up what has arrived.
+    /// Blocks of its kernel; with copy engines, of the kernel that adds up what has arrived.
     fn blocks(&self, case: &Case<'_>) -> u32;
 
-    /// Whether small buffers may go together as one: not where the bits depend on the place in the buffer, and not
-    /// where the algorithm is asked for because kernels are not to run.
+    /// Whether small buffers may be packed into one. Not where the bits depend on the place in the buffer, and not
+    /// where the user asked for the algorithm so that no kernels run.
     fn packs(&self) -> bool {
         true
     }
 
-    /// Submits this member's part to its current stream. The members have met and committed: what fails now fails the
-    /// gang.
+    /// Submits this member's part to its stream. The members have met and committed, so an error fails the gang.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()>;
 }
 
@@ -113,14 +112,15 @@ pub(crate) struct Needs {
 /// How members meet before anything is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
-    /// Each says when its memory may be touched, by an event.
+    /// Each member tells by an event when its memory may be touched.
     Events,
-    /// By the host threads alone; what orders the devices comes later.
+    /// Only the host threads meet. The algorithm orders the devices itself.
     Host,
-    /// Their kernels, so many of each member, wait for each other: the launch gate is open when the members have met.
+    /// The kernels of all members wait for each other. The launch gate is open when the members have met.
     Kernels {
+        /// Number of kernels of each member.
         launches: usize,
-        /// Whether more is to be said than a compact descriptor holds.
+        /// Whether the members need full descriptors.
         in_full: bool,
     },
 }
@@ -128,9 +128,9 @@ pub(crate) enum Meeting {
 /// Memory that peers fill or read.
 pub(crate) enum Scratch {
     None,
-    /// On the device: one of these sizes in bytes, the first for which there is memory.
+    /// On the device: the first of these sizes in bytes for which there is memory.
     Device(Sizes),
-    /// The same, and none if there is no memory for any: the algorithm then goes without.
+    /// As [`Device`](Self::Device); the algorithm goes without where there is no memory for any.
     Optional(Sizes),
     /// So many bytes of page-locked memory.
     Host(usize),

@@ -1,8 +1,8 @@
-//! All-reduce around a ring, by one kernel per member, which writes to its successor alone: `kernels/ring.cu` has the
+//! All-reduce around a ring, by one kernel per member, which writes only to its successor. `kernels/ring.cu` has the
 //! protocol.
 //!
-//! What has been added up so far goes to the successor's scratch. All members know the smallest scratch, and cut alike
-//! ([`ring_cut`]). [`ring_ce`](super::ring_ce) has the order of additions; the bits are the same.
+//! A member writes partial sums into its successor's scratch. All members know the smallest scratch, and cut by it
+//! ([`ring_cut`]). [`ring_ce`](super::ring_ce) describes the order of additions; the bits are the same.
 
 use super::{
     super::{
@@ -33,8 +33,8 @@ impl Algorithm for Ring {
     }
 
     fn fits(&self, case: &Case<'_>) -> Option<&'static str> {
-        // Where copy engines would add up in the order of ranks, kernels in a graph do not go round a ring: the bits
-        // are the same.
+        // A graph must have the bits of a plain call. At sizes where a plain call adds up in rank order, by copy
+        // engines, a captured call does not use the ring.
         (can(case) && case.auto() && !case.engines() && case.bytes >= case.limits.ring)
             .then_some("at this size a kernel that writes to its neighbour alone is fastest")
     }

@@ -1,10 +1,8 @@
 //! All-reduce around a ring, by copy engines and events.
 //!
-//! The buffer is cut into as many chunks as there are ranks ([`ring_cut`]), and chunk `c` is added up from rank `c`
-//! onwards: own element plus what has arrived, an average times `1 / n` at the end. [`ring`](super::ring) adds up in
-//! the same order, by kernels.
-//!
-//! Rank `r` reads only from its predecessor:
+//! The buffer is cut into as many chunks as there are ranks ([`ring_cut`]). Chunk `c` is added up from rank `c`
+//! onwards: each rank adds its own element to the partial sum that has arrived, and an average is multiplied by `1 / n`
+//! at the end. [`ring`](super::ring) adds up in the same order, by kernels. Rank `r` reads only from its predecessor:
 //!
 //! ```text
 //! reduce-scatter, step s:  chunk (r - 1 - s) of the predecessor is copied to scratch and added to the own one
@@ -14,12 +12,12 @@
 //! After the first phase rank `r` holds the whole sum of chunk `r + 1`. Each step waits, on the GPU, for the event that
 //! the predecessor recorded after its step before; the event travels through the ring buffer between the two threads.
 //! So no kernel spins. Out of place, the first step reads the predecessor's source, and a chunk of the own source is
-//! copied to the destination before something is added to it.
+//! copied to the destination before the partial sum is added to it.
 //!
-//! Why nothing else must be waited for: rank `r` overwrites chunk `c` in the second phase only after the complete sum
-//! of `c` came back to it, which happened after the successor had read and added the old contents. The last reads of
-//! the second phase are covered by the final event, which goes to the predecessor: when its stream has passed it,
-//! nobody touches its buffer any more.
+//! Invariant: no member overwrites what a peer has still to read. Rank `r` overwrites chunk `c` in the second phase
+//! only when the complete sum of `c` has come back to it, and by then the successor has read and added the old
+//! contents. The final event covers the last reads of the second phase. It goes to the predecessor: when the
+//! predecessor's stream has passed it, no member touches the predecessor's buffer any more.
 
 use super::{
     super::{choose::Case, kernels::Entry, launch, request::RemotePtr},
@@ -74,7 +72,7 @@ impl Algorithm for RingCe {
     }
 
     fn needs(&self, case: &Case<'_>) -> Needs {
-        // Room for the largest chunk, if anything arrives.
+        // One chunk of the predecessor at a time.
         let largest = match case.shape {
             Some(Shape::AllReduce { len }) => ring_cut::chunk(0, case.members, *len, case.dtype.size()).len(),
             _ => 0,
@@ -92,7 +90,7 @@ impl Algorithm for RingCe {
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let &Shape::AllReduce { len } = matched.shape else { unreachable!("a ring is chosen for all-reduces") };
-        // One member, or nothing to add.
+        // There is one member, or nothing to add.
         let Some(scratch) = member.scratch else { return Ok(()) };
         let ranks = member.count();
         let previous = (member.rank + ranks - 1) % ranks;
@@ -111,12 +109,14 @@ impl Algorithm for RingCe {
 
 struct Ring<'g> {
     member: &'g Member<'g>,
-    /// The predecessor's buffers: what the first step reads, and all others. They are alive: its stream ends after the
-    /// reads of this one.
+    /// The predecessor's source, which the first step reads. The predecessor's stream ends after this member's reads,
+    /// so its buffers are alive.
     first: RemotePtr,
+    /// The predecessor's destination, which all other steps read.
     peer: RemotePtr,
-    /// The own ones; a source only out of place.
+    /// The own source, if the collective is not in place.
     source: Option<RemotePtr>,
+    /// The own destination.
     own: RemotePtr,
 }
 
@@ -166,7 +166,7 @@ impl Ring<'_> {
         self.member.executor.copy(self.member.stream, to, from, bytes)
     }
 
-    /// Adds what has arrived to the own chunk; with a factor, multiplies the sum.
+    /// Adds the chunk in scratch to the own chunk. With a factor it multiplies the sum.
     fn add(&self, range: &Range<usize>, arrived: RemotePtr, factor: Option<f64>) -> Result<()> {
         let dtype = self.member.request.dtype;
         let slice = |spot: RemotePtr, write| KernelArg::Slice {

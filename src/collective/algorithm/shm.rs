@@ -1,5 +1,5 @@
-//! Through the host's memory, by one kernel per member: every member fills a stage of its own in page-locked memory,
-//! and reads all others' ([`stage`](super::super::stage) has the plan). For pools without peer access;
+//! Through the host's memory, by one kernel per member: each member writes its own stage in page-locked memory, and
+//! reads all others' ([`staging`](crate::fabric::staging) has the plan). For pools without peer access;
 //! `kernels/staged.cu` has the protocol.
 //!
 //! [`shm_events`](super::shm_events) takes the same steps where kernels cannot wait for each other there.
@@ -102,13 +102,13 @@ impl Algorithm for Shm {
     }
 }
 
-/// Whether stages are asked for, and can be had.
+/// Whether the user asked for stages, and the pool can have them.
 pub(super) fn wanted(case: &Case<'_>) -> bool {
     let most = if case.machine.software { usize::MAX } else { MOST };
     case.wants(types::Algorithm::Staged) && (2..=most).contains(&case.members) && !case.machine.virtual_time
 }
 
-/// All at work at once, or those that are would wait for peers' that are not.
+/// Most blocks. All of them are on the device at once; else a block could wait for a peer's block that is not.
 fn most_blocks(limits: &Limits) -> usize {
     STAGED_BLOCKS.min(limits.ll_blocks as usize)
 }

@@ -1,9 +1,9 @@
-//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events: on software GPUs, under the race
-//! checker, or when asked for on GPUs that have peer access.
+//! The steps of [`shm`] as ordinary kernels, piece by piece, ordered by events. For software GPUs, for pools with the
+//! race checker, and for GPUs with peer access where the user asks for it.
 //!
 //! ```text
-//! puts | wait for all | fold, pulls | wait for all |     next piece
-//!                      fold | wait for all | pulls | wait for all |    where results are pulled
+//! puts | wait for all | fold, pulls | wait for all |                     next piece
+//! puts | wait for all | fold | wait for all | pulls | wait for all |     the same, where results are pulled
 //! ```
 
 use super::{
@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 pub(crate) struct ShmEvents;
 
-/// Bytes of a stage of one member, at most.
+/// Most bytes of a member's stage.
 const ROOM: usize = 1 << 20;
 
 impl Algorithm for ShmEvents {
@@ -42,7 +42,7 @@ impl Algorithm for ShmEvents {
         "events"
     }
 
-    /// Copies are better.
+    /// Copy engines are faster, so it is never chosen by itself.
     fn fits(&self, _: &Case<'_>) -> Option<&'static str> {
         None
     }
@@ -56,7 +56,7 @@ impl Algorithm for ShmEvents {
             let plan = shape.staging(case.members, 0, GRAIN / case.dtype.size());
             plan.most.saturating_mul(plan.lanes * case.dtype.size()).clamp(1, ROOM)
         });
-        // Whole lines for each lane.
+        // Each lane has whole cache lines.
         let lines = case.members * GRAIN;
         Needs { meeting: Meeting::Host, scratch: Scratch::Host((bytes + lines).min(ROOM.max(lines))) }
     }
@@ -86,7 +86,7 @@ impl<'g> Steps<'g> {
     fn new(member: &'g Member<'g>, matched: &Matched<'_>) -> Self {
         let (n, request) = (member.count(), member.request);
         let plan = matched.shape.staging(n, member.rank, request.grain());
-        // All members' stages are of one size, but for those of `all_to_all_v`, whose shape was not known: the smallest
+        // All members' stages have one size, but for `all_to_all_v`, whose shape was not known. There the smallest
         // counts.
         let room = (0..n).map(|peer| matched.stage(peer).bytes.len()).min().unwrap_or(0);
         let cut = cutting(plan.most * request.dtype.size(), plan.lanes, 1, room);
@@ -108,7 +108,7 @@ impl<'g> Steps<'g> {
         Ok(())
     }
 
-    /// Bytes of `len` elements that are of piece `j`: where, and how many.
+    /// The part of `len` elements that belongs to piece `j`: its offset and its length, in bytes.
     fn piece(&self, j: usize, len: usize) -> (usize, usize) {
         let (start, all) = (j * self.cut.chunk, len * self.member.request.dtype.size());
         (start, all.saturating_sub(start).min(self.cut.chunk))
@@ -118,7 +118,7 @@ impl<'g> Steps<'g> {
         self.stages[member] + (lane * self.cut.chunk) as u64
     }
 
-    /// Where piece `j` of what begins at an element of an own buffer lies, and its bytes.
+    /// Address and bytes of piece `j`, of `len` elements of an own buffer from `start` on.
     fn own(&self, side: Side, start: usize, len: usize, j: usize) -> (Address, usize) {
         let (at, bytes) = self.piece(j, len);
         (self.member.own(side, start, len) + at as u64, bytes)
@@ -164,7 +164,7 @@ impl<'g> Steps<'g> {
         }
         let (me, request) = (self.member.rank, self.member.request);
         let lane = if self.plan.lanes == 1 { 0 } else { me };
-        // Whose memory it is does not matter to a kernel.
+        // A kernel does not need to know the owner of an address.
         let spot = |address| self.member.local(address);
         let source = |rank| spot(if rank == me { own } else { self.lane(rank, lane) });
         let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.count()).map(source).collect();

@@ -264,7 +264,8 @@ proptest! {
         slot in prop::sample::select(vec![2048usize, 32 << 10, 1 << 20]),
     ) {
         let cut = cutting(most, lanes, blocks, slot);
-        prop_assert!(cut.chunk.is_multiple_of(LINE) && cut.chunk > 0 && cut.chunk * lanes <= slot && cut.blocks <= blocks);
+        prop_assert!(cut.chunk.is_multiple_of(LINE) && cut.chunk > 0);
+        prop_assert!(cut.chunk * lanes <= slot && cut.blocks <= blocks);
         prop_assert!(cut.steps * cut.blocks * cut.chunk >= most);
         prop_assert!(most == 0 || (cut.steps - 1) * cut.blocks * cut.chunk < most);
     }
