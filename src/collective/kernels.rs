@@ -1,11 +1,13 @@
-//! The device kernels of the collectives: how they are named, and how their arguments are laid out.
+//! The device kernels of the collectives: their names, the layout of their arguments, and their host kernels for
+//! software GPUs.
 //!
-//! The device halves are `kernels/combine.cu`, `kernels/push.cu`, `kernels/eager.cu`, `kernels/staged.cu`,
-//! `kernels/ring.cu` and `kernels/exchange.cu`; `kernels/meet.cuh` says how the kernels of several devices wait for
-//! each other. The host kernels for software GPUs are in [`host kernel`]. They do not meet, since events order them.
+//! The algorithms launch them. The device code is in `kernels/{combine,push,eager,staged,ring,exchange}.cu`;
+//! `kernels/meet.cuh` says how the kernels of several devices wait for each other. [`host_kernels`] do not wait for
+//! each other: events order them.
 //!
-//! Device and host kernel compute the same bits, whatever the launch dimensions and alignment: elements are folded in
-//! rank order, half types in `f32` with one rounding at the end, integers wrapping. Only which NaN a NaN is may differ.
+//! Invariant: a device kernel and its host kernel compute the same bits, whatever the launch dimensions and the
+//! alignment. Elements are folded in rank order, half types in `f32` with one rounding at the end, and integers wrap.
+//! Only the bits of a NaN may differ.
 
 mod exchange;
 mod host_kernels;
@@ -62,7 +64,7 @@ fn names(dtype: DType) -> ((&'static str, HostKernel), &'static str, &'static st
     }
 }
 
-/// Launched with [`Combine::args`].
+/// The kernel that adds up or moves. Launched with [`Combine::args`].
 pub(crate) fn combine(dtype: DType) -> Entry {
     let ((name, host), ..) = names(dtype);
     Entry { module: &builtin::COMBINE, name, host: Some(host) }
@@ -93,32 +95,32 @@ pub(crate) unsafe fn fold_on_host(
     fold!(F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64)
 }
 
-/// Launched with [`Pairs::args`].
+/// The kernel that copies several pairs of parts. Launched with [`Pairs::args`].
 pub(crate) fn pairs() -> Entry {
     Entry { module: &builtin::COMBINE, name: "pairs", host: Some(host_kernels::pairs) }
 }
 
-/// Launched with [`Push::args`]. Without a host kernel: software GPUs have nothing to gain from it.
+/// The LL kernel. Launched with [`Push::args`]. It has no host kernel: software GPUs gain nothing by it.
 pub(crate) fn push(dtype: DType) -> Entry {
     Entry { module: &builtin::PUSH, name: names(dtype).1, host: None }
 }
 
-/// The same of more, through rooms at the receivers: launched with [`Push::args`], too.
+/// The eager kernel: plain data into slots at the receivers. Launched with [`Push::args`], too.
 pub(crate) fn eager(dtype: DType) -> Entry {
     Entry { module: &builtin::EAGER, name: names(dtype).2, host: None }
 }
 
-/// Launched with [`Staged::args`]. Without a host kernel: software GPUs do the same by `combine` and `pairs`.
+/// The kernel of `shm`. Launched with [`Staged::args`]. It has no host kernel: software GPUs use `combine` and `pairs`.
 pub(crate) fn staged(dtype: DType) -> Entry {
     Entry { module: &builtin::STAGED, name: names(dtype).3, host: None }
 }
 
-/// Launched with [`Trade::args`]. Without a host kernel: software GPUs add up by `combine`.
+/// The kernel of `exchange`. Launched with [`Trade::args`]. It has no host kernel: software GPUs add up by `combine`.
 pub(crate) fn exchange(dtype: DType) -> Entry {
     Entry { module: &builtin::EXCHANGE, name: exchange::name(dtype), host: None }
 }
 
-/// Launched with [`Round::args`]. Without a host kernel: software GPUs go round by copies.
+/// The kernel of `ring`. Launched with [`Round::args`]. It has no host kernel: software GPUs go round by copies.
 pub(crate) fn ring(dtype: DType) -> Entry {
     let name = if dtype == DType::F64 { "ring_f64" } else { "ring_f32" };
     Entry { module: &builtin::RING, name, host: None }
@@ -200,8 +202,8 @@ impl Pairs<'_> {
 }
 
 /// Every sender's `n` elements for every receiver: by [`push`] at most 8 bytes for each of a place's packets, by
-/// [`eager`] at most what a room has; on GPUs only. Every member launches the same grid. `n` is not 0 and there are at
-/// least two members.
+/// [`eager`] at most the bytes of a slot; on GPUs only. Every member launches the same grid. `n` is not 0 and there are
+/// at least two members.
 pub(crate) struct Push<'a> {
     pub n: usize,
     pub op: ReduceOp,

@@ -37,7 +37,7 @@ pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access
     Ok(Some(area))
 }
 
-/// Memory of the first of these sizes that there is memory for; or the graph's, if that is large enough.
+/// Memory of the first of these sizes that is available; in a capture the graph's scratch, if that is large enough.
 #[track_caller]
 fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area> {
     let kept = group.dev.recording.as_ref().map(|recording| &recording.inbox);

@@ -1,4 +1,6 @@
-//! What a member calls, as the meeting compares it and as reports show it.
+//! A call of a collective: what the meeting compares, and what reports show.
+//!
+//! Invariant: [`Origin`]s of different kinds are different numbers, so members that disagree on the kind find out.
 
 use super::types::{DType, ReduceOp};
 use crate::error::Site;
@@ -7,54 +9,53 @@ use std::{any::TypeId, panic::Location, sync::Arc};
 /// The operation that launches a graph's collectives together.
 pub(crate) const LAUNCH: &str = "launch_graph";
 
-/// Whether a call is made now, or for a graph, or from one, or for a gradient exchange: members must agree on that,
-/// too.
+/// Where a call comes from: the program, a capture, a graph, or a gradient exchange. Members must agree on it, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origin(u64);
 
 impl Origin {
-    /// It only goes into a graph.
+    /// The call is captured.
     pub(crate) const CAPTURE: Origin = Origin(1);
 
-    /// From graphs whose first collective was the `number`-th that its group called in the gang at `place`: all members
-    /// know that alike, and no other graph has it (nor one of these two numbers).
+    /// Of calls from the graph whose first collective was call `number` of its group in the gang at `place`. All
+    /// members know these two numbers, and no other graph has the pair.
     pub(crate) fn graph(place: u64, number: u64) -> Self {
         Origin((place.rotate_left(32) ^ number) & !Self::EXCHANGE)
     }
 
-    /// With a further collective, the group's `number`-th: graphs that were captured inside each other may begin with
-    /// the same one and be of one length (a step of FNV-1a).
+    /// Adds a further collective of the graph, call `number` of the group (a step of FNV-1a). Without it, graphs that
+    /// were captured inside each other could begin with one collective, have one length, and so one origin.
     pub(crate) fn then(self, number: u64) -> Self {
         Origin((self.0 ^ number).wrapping_mul(0x0000_0100_0000_01b3) & !Self::EXCHANGE)
     }
 
-    /// In all numbers of gradient exchanges, and in no others: 39 bits that say which one, and below them its step and
-    /// the bucket.
+    /// Set in the origins of gradient exchanges, and in no others. Below are 39 bits for the exchange, then its step
+    /// and the bucket.
     const EXCHANGE: u64 = 1 << 63;
     const STEP: u64 = (1 << 24) - 1;
-    /// Of that, the bits in which the bucket is.
+    /// The bits of [`STEP`](Self::STEP) in which the bucket is.
     const BUCKETS: u32 = 10;
     const BUCKET: u64 = (1 << Self::BUCKETS) - 1;
 
-    /// From the gradient exchange that was made when its group called its `number`-th collective in the gang at
-    /// `place`. Hashed (Fibonacci), so that it still fits into a meeting in short.
+    /// Of the gradient exchange that was made with call `number` of its group in the gang at `place`. Hashed
+    /// (Fibonacci), so that it fits into a compact descriptor.
     pub(crate) fn exchange(place: u64, number: u64) -> Self {
         let mixed = (place.rotate_left(32) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Origin(Self::EXCHANGE | ((mixed >> 1) & !Self::STEP))
     }
 
-    /// From a step of that exchange.
+    /// Of a step of that exchange.
     pub(crate) fn in_step(self, step: u64) -> Self {
         Origin((self.0 & !Self::STEP) | (step << Self::BUCKETS & Self::STEP))
     }
 
-    /// For a bucket in that step: those of one length may go in different ways.
+    /// Of a bucket in that step. Buckets of one length may have different algorithms.
     pub(crate) fn of_bucket(self, bucket: usize) -> Self {
-        // 0 is none of them.
+        // 0: no bucket.
         Origin((self.0 & !Self::BUCKET) | (1 + bucket as u64 % Self::BUCKET))
     }
 
-    /// As it goes into a message, and out of it.
+    /// The number, for a message.
     pub(crate) fn bits(self) -> u64 {
         self.0
     }
@@ -71,7 +72,7 @@ impl Origin {
         self.0 & Self::EXCHANGE != 0
     }
 
-    /// What two that are not the same differ in.
+    /// The part in which two different origins differ.
     fn differs(self, other: Self) -> &'static str {
         if [self, other].contains(&Origin::CAPTURE) {
             "capture"
@@ -122,17 +123,17 @@ impl Call {
         Call { origin, ..self }
     }
 
-    /// A call made there.
+    /// A call that was made at `site`.
     pub(crate) fn at(op: &'static str, site: Site) -> Self {
         Call { site, ..Call::new(op) }
     }
 
-    /// With what may be there.
+    /// The call with a reduction and a root, if it has them.
     pub(crate) fn with(self, reduce: Option<ReduceOp>, root: Option<u32>) -> Self {
         Call { reduce, root: root.map(|root| root as usize), ..self }
     }
 
-    /// Operation, call site, count, type and root of a call that has no more than these and a reduction.
+    /// Operation, call site, count, type and root of a call that has only these and a reduction.
     pub(crate) fn in_short(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
         let nothing_else = self.counts.is_none() && self.of.is_none();
         let dtype = self.dtype.filter(|_| nothing_else)?;
@@ -155,7 +156,7 @@ impl Call {
         Call { root: Some(root), ..self }
     }
 
-    /// Elements of each member, which all members must give alike.
+    /// Elements of each member. All members must give the same ones.
     pub(crate) fn counts(self, counts: &[usize]) -> Self {
         Call { counts: Some(counts.into()), ..self }
     }
@@ -168,12 +169,12 @@ impl Call {
         self.op
     }
 
-    /// What differs between what is sent and what is received.
+    /// The part in which a sender's and a receiver's elements differ.
     pub(crate) fn differs_in_elements(&self, other: &Call) -> Option<&'static str> {
         if self.dtype != other.dtype { Some("dtype") } else { (self.count != other.count).then_some("count") }
     }
 
-    /// What differs, if anything does.
+    /// The first part in which two calls differ, if they do.
     pub(crate) fn differs(&self, other: &Call) -> Option<&'static str> {
         let reduces = match (self.reduce, other.reduce) {
             (Some(a), Some(b)) => a.matches(b),

@@ -1,8 +1,8 @@
-//! Collectives as packets: what every member sends every other one, for those whose parts are all of one size.
+//! Collectives as packets: what each member sends to each other one, for collectives whose parts are all of one size.
 //!
-//! Of a little that is the fastest way: everyone sends at once what the others need, with the flags in the data, and
-//! nobody waits for anything but what it receives (`kernels/push.cu`). Of some more it goes the same way as plain data,
-//! with one flag for each block (`kernels/eager.cu`).
+//! The algorithms `ll`, `ll_two_shot` and `eager` use it. For small messages this is the fastest way: every member
+//! sends at once what the others need, with the flags in the data, and waits only for what it receives
+//! (`kernels/push.cu`). Larger messages go as plain data, with one flag per block (`kernels/eager.cu`).
 
 use super::{
     layout::{MOST, Route},
@@ -12,18 +12,18 @@ use super::{
 /// What one member sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packets {
-    /// Elements that one member sends another.
+    /// Elements that one member sends to another.
     pub each: usize,
     pub route: Route,
-    /// The element of the source at which what goes to rank 0 begins.
+    /// The first element of the source for rank 0.
     pub source: usize,
-    /// The element of the destination at which what comes from rank 0 goes.
+    /// The first element of the destination that is from rank 0.
     pub destination: usize,
 }
 
 impl Packets {
-    /// Whether who sends sends all that it has to everyone, and others could take a part of that from it: sums that are
-    /// not scattered, and broadcasts, but not an all-gather.
+    /// Whether each sender sends its whole buffer to every receiver, although the receivers could share the work:
+    /// all-reduce, reduce and broadcast, but not all-gather.
     pub(crate) fn are_whole(&self) -> bool {
         self.route.out == 0 && (self.route.folds == 1 || self.route.into == 0)
     }

@@ -1,18 +1,19 @@
-//! Who does what: for every collective, the part of the work that one member does, on the memory of all of them.
+//! The plan of each collective: the part of the work that one member does, on the memory of all members.
 //!
-//! There are two kinds of work, and every collective is one of them:
+//! The algorithms ask [`Shape::work`] or [`Shape::copies`]. Everything here is pure. There are two kinds of work:
 //!
 //! ```text
-//! combine   d[i] = s0[i] + s1[i] + ..   for all destinations d       all_reduce, reduce_scatter, reduce; with one source a
-//!                                                                    copy to many: all_gather, broadcast, gather, scatter
-//! pairs     d_k = s_k                   several, of different sizes  all_to_all
+//! combine   d[i] = s0[i] + s1[i] + ..  for all destinations d
+//!           sums: all_reduce, reduce_scatter, reduce
+//!           copies of one source: all_gather, broadcast, gather, scatter
+//! pairs     d_k = s_k, several, of different sizes: all_to_all
 //! ```
 //!
-//! A member's part is chosen so that every link carries the least that it can. All-reduce is the fused pass of NCCL's
-//! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of everybody, adds it up, and writes it to everybody.
-//! That is safe in place, since nobody else touches slice `r`. Broadcast is the same with one source: each member
-//! fetches one slice from the root and hands it to the others, so that the root sends everything once, not once to
-//! each.
+//! Each part is chosen so that every link carries the least that it can. All-reduce is the fused pass of NCCL's
+//! symmetric kernels (`RSxLD_AGxST`): member `r` reads slice `r` of all members, adds it up, and writes it to all
+//! members. In place that is safe, since no other member touches slice `r`. Broadcast is the same pass with one source:
+//! each member fetches one slice from the root and relays it to the others, so that the root sends its data once in
+//! all, not once to each.
 
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -25,7 +26,7 @@ pub(crate) enum Counts {
 }
 
 impl Counts {
-    /// Where member `k`'s part lies when all are put in a row.
+    /// The range of member `k`'s part when all parts lie one behind the other.
     pub(crate) fn part(&self, k: usize) -> Range<usize> {
         match self {
             Counts::Each(count) => k * count..(k + 1) * count,
@@ -36,7 +37,7 @@ impl Counts {
         }
     }
 
-    /// Of all `n` members.
+    /// Elements of all `n` members.
     pub(crate) fn total(&self, n: usize) -> usize {
         match self {
             Counts::Each(count) => n * count,
@@ -45,7 +46,8 @@ impl Counts {
     }
 }
 
-/// A collective. `in_place`: source and destination are one buffer, in which every part has its place.
+/// A collective and its sizes. `in_place`: source and destination are one buffer, which has room for the parts of all
+/// members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     AllReduce {
@@ -75,7 +77,8 @@ pub(crate) enum Shape {
         counts: Counts,
         root: usize,
     },
-    /// `send[a]` has what member `a` sends to each, `receive[b]` what member `b` receives from each.
+    /// `send[a]` are the elements that member `a` sends to each member. `receive[b]` are the elements that member `b`
+    /// receives from each.
     AllToAll {
         send: Vec<Counts>,
         receive: Vec<Counts>,
@@ -89,7 +92,7 @@ pub(crate) enum Side {
     Destination,
 }
 
-/// Memory of a member, from an element on.
+/// A place in a member's buffer: the element `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) member: usize,
@@ -105,10 +108,10 @@ pub(crate) struct Pair {
     pub(crate) len: usize,
 }
 
-/// One member's part.
+/// One member's part of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Sources in the order of ranks.
+    /// Sources are in rank order.
     Combine {
         len: usize,
         sources: SmallVec<[Place; 8]>,
@@ -126,16 +129,15 @@ impl Work {
     }
 }
 
-/// Slice `k` of `n`: as even as can be in units of `grain` elements, so that slices begin where memory is moved in one
-/// piece.
+/// Slice `k` of `n`. Slices are as even as possible in units of `grain` elements, so that each begins at a cache line.
 pub(crate) fn slice(k: usize, n: usize, len: usize, grain: usize) -> Range<usize> {
     let each = len.div_ceil(n).next_multiple_of(grain);
     (k * each).min(len)..((k + 1) * each).min(len)
 }
 
-/// The slice of a broadcast that member `me` fetches from the root and hands on. The root's own link is the narrow one,
-/// which carries every slice once already, so with several others it does nothing itself.
-fn handed_on(len: usize, root: usize, n: usize, me: usize, grain: usize) -> Range<usize> {
+/// The slice of a broadcast that member `me` fetches from the root and relays. The root's link is the bottleneck: it
+/// carries every slice once already. So with several other members the root relays nothing itself.
+fn relay(len: usize, root: usize, n: usize, me: usize, grain: usize) -> Range<usize> {
     match n {
         0..=2 => slice(me, n, len, grain),
         _ if me == root => 0..0,
@@ -160,7 +162,7 @@ impl Shape {
         match self {
             Shape::AllReduce { len } => {
                 let part = slice(me, n, *len, grain);
-                // Each begins with another member, or all would write to the first one at once.
+                // Each member begins with another destination, or all would write to the first one at once.
                 let to = (0..n).map(|k| destination((me + k) % n, part.start));
                 combine(part.len(), of_all(part.start), to.collect())
             }
@@ -180,7 +182,7 @@ impl Shape {
                 combine(part.len(), [from].into_iter().collect(), to.map(|k| destination(k, part.start)).collect())
             }
             Shape::Broadcast { len, root } => {
-                let part = handed_on(*len, *root, n, me, grain);
+                let part = relay(*len, *root, n, me, grain);
                 let to = (0..n).map(|k| (me + k) % n).filter(|k| k != root);
                 let from = [source(*root, part.start)].into_iter().collect();
                 combine(part.len(), from, to.map(|k| destination(k, part.start)).collect())
@@ -207,7 +209,8 @@ impl Shape {
         }
     }
 
-    /// The same for copy engines, which write faster than they read: of two members the root of a broadcast does all.
+    /// [`work`](Self::work) for copy engines. They write faster than they read, so in a broadcast of two the root does
+    /// all.
     pub(crate) fn copies(&self, n: usize, me: usize, grain: usize) -> Work {
         match self {
             &Shape::Broadcast { len, root } if n == 2 => Work::Combine {
@@ -219,14 +222,12 @@ impl Shape {
         }
     }
 
-    /// Elements of the largest part of any member; of `all_to_all`, of the largest pair.
+    /// Elements of the largest part of any member; for `all_to_all`, of the largest pair.
     pub(crate) fn largest(&self, n: usize, grain: usize) -> usize {
         let most = |counts: &Counts| (0..n).map(|k| counts.part(k).len()).max().unwrap_or(0);
         match self {
             Shape::AllReduce { len } | Shape::Reduce { len, .. } => slice(0, n, *len, grain).len(),
-            Shape::Broadcast { len, root } => {
-                (0..n).map(|k| handed_on(*len, *root, n, k, grain).len()).max().unwrap_or(0)
-            }
+            Shape::Broadcast { len, root } => (0..n).map(|k| relay(*len, *root, n, k, grain).len()).max().unwrap_or(0),
             Shape::ReduceScatter { counts, .. }
             | Shape::AllGather { counts, .. }
             | Shape::Gather { counts, .. }
@@ -235,7 +236,7 @@ impl Shape {
         }
     }
 
-    /// Whether anything is added up.
+    /// Whether the collective adds up.
     pub(crate) fn sums(&self) -> bool {
         matches!(self, Shape::AllReduce { .. } | Shape::Reduce { .. } | Shape::ReduceScatter { .. })
     }
@@ -248,7 +249,7 @@ impl Shape {
         }
     }
 
-    /// Elements that the largest buffer has.
+    /// Elements of the largest buffer.
     pub(crate) fn len(&self, n: usize) -> usize {
         match self {
             Shape::AllReduce { len } | Shape::Reduce { len, .. } | Shape::Broadcast { len, .. } => *len,
@@ -260,8 +261,7 @@ impl Shape {
         }
     }
 
-    /// What must agree for all to have been received that is sent: `(a, b)` when member `a` sends `b` another number of
-    /// elements than `b` expects.
+    /// A pair `(a, b)` of members where `a` sends `b` another number of elements than `b` expects, if there is one.
     pub(crate) fn disagreement(&self, n: usize) -> Option<(usize, usize)> {
         let Shape::AllToAll { send, receive } = self else { return None };
         let pairs = (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));

@@ -1,17 +1,21 @@
-//! What each member does where no device can name another's memory: everything crosses through *stages*, page-locked
-//! memory of the host of which each member fills its own and reads all others'.
+//! The plan of each collective where no device can access another's memory. All data cross through *stages*:
+//! page-locked memory of the host. Each member writes its own stage and reads the others'.
+//!
+//! The algorithms `shm`, `shm_events` and `host_reduce` use it. A member's part has four kinds of work:
 //!
 //! ```text
-//! puts    own source -> own stage      a lane for each member, or one for all
-//! fold    what the others put for this member, with the own source, in rank order -> own destination, own stage
-//! pulls   the others' stages -> own destination: results of their folds, or what they put
+//! puts    own source -> own stage: one lane for each member, or one lane for all
+//! fold    the others' lanes for this member, and the own source, in rank order -> own destination, own stage
+//! pulls   the others' stages -> own destination: the results of their folds, or what they put
 //! stays   own source -> own destination
 //! ```
 //!
-//! An all-reduce of two members is one exchange: each folds everything (`S` down and `S` up for a buffer of `S` bytes,
-//! and no less is possible). Of more members each folds a slice and puts the result on its stage: `S` down, and
-//! `2 (n - 1) / n` of `S` up, where a ring takes `2 (n - 1) / n` both ways. Slices are those of [`plan`](super::plan), and
-//! sources are folded by rank, so the bits are those of every other way.
+//! An all-reduce of two members is one exchange: each folds all elements. A buffer of `S` bytes takes `S` down and `S`
+//! up, the least possible. With more members each folds one slice and puts the result on its stage: `S` down, and
+//! `2(n-1)/n` of `S` up; a ring takes `2(n-1)/n` both ways.
+//!
+//! Invariant: slices are those of [`plan`](super::plan), and sources are folded in rank order, so the bits are those of
+//! the other algorithms in rank order.
 
 use super::plan::{Shape, slice};
 use crate::fabric::tiling::{self, Tiling};
@@ -21,30 +25,30 @@ use std::ops::Range;
 /// One member's part, in elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Staging {
-    /// Lanes of every stage: one for all, or one for each member by rank. Then the own lane is for the result of the
-    /// own fold.
+    /// Lanes of every stage: one for all members, or one for each member by rank. In the second case the member's own
+    /// lane is for the result of its fold.
     pub lanes: usize,
-    /// `(lane, where in the own source)`
+    /// `(lane, range of the own source)`
     pub puts: SmallVec<[(usize, Range<usize>); 8]>,
     pub fold: Option<Fold>,
-    /// `(member, its lane, where in the own destination, elements)`
+    /// `(member, its lane, start in the own destination, elements)`
     pub pulls: SmallVec<[(usize, usize, usize, usize); 8]>,
-    /// Whether pulls are of the results of folds.
+    /// Whether the pulls read results of folds.
     pub two: bool,
-    /// `(where in the own source, where in the own destination, elements)`
+    /// `(start in the own source, start in the own destination, elements)`
     pub stays: Option<(usize, usize, usize)>,
-    /// The most elements that any member has in a lane, or keeps.
+    /// Most elements that any member has in a lane, or keeps.
     pub most: usize,
 }
 
-/// The others' lanes for this member (or the one for all) and the own source, folded.
+/// The fold of the others' lanes for this member (or of their one lane) and the own source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fold {
     pub source: usize,
     pub len: usize,
-    /// Where in the own destination, if it goes there.
+    /// The start in the own destination, if the result goes there.
     pub destination: Option<usize>,
-    /// Whether it goes to the own lane of the own stage.
+    /// Whether the result goes to the own lane of the own stage.
     pub result: bool,
 }
 
@@ -66,9 +70,9 @@ impl Shape {
         }
     }
 
-    /// The same for folds by the host's threads ([`host_reduce`](super::algorithm::host_reduce)): the own source has to
-    /// be on the own stage, too, and the own result is pulled from there like the others'. Two members share a fold as
-    /// more do, since that is what takes longest.
+    /// [`staging`](Self::staging) for folds by the host's threads (the algorithm `host_reduce`). The own source must be
+    /// on the own stage, too, and the own result is pulled from there. Two members share a fold as more members do,
+    /// since the fold takes longest.
     pub(crate) fn hosted(&self, n: usize, me: usize, grain: usize) -> Staging {
         let mut plan = self.in_slices(n, me, grain);
         if let Some(fold) = &mut plan.fold {
@@ -79,7 +83,7 @@ impl Shape {
         plan
     }
 
-    /// Where there is a fold, each member has a slice of it.
+    /// The plan in which each member folds one slice.
     fn in_slices(&self, n: usize, me: usize, grain: usize) -> Staging {
         let others = || (1..n).map(move |k| (me + k) % n);
         let common = Staging { lanes: n, ..Staging::default() };

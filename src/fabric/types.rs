@@ -1,4 +1,4 @@
-//! What collectives are told: element types, how to combine them, and by which algorithm.
+//! The public types of collectives: element types, reductions, algorithms and the order of sums. Plain data.
 
 use crate::memory::DeviceCopy;
 use std::fmt;
@@ -81,7 +81,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Each at the place of its number.
+    /// Every type, at the index of its number.
     pub(crate) const ALL: [DType; 10] = {
         use DType::*;
         [F32, F64, F16, BF16, I8, U8, I32, U32, I64, U64]
@@ -130,7 +130,10 @@ macro_rules! elements {
         }
     )+};
 }
-elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 }
+elements! {
+    f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16,
+    i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64
+}
 
 /// How a collective is carried out.
 ///
@@ -141,14 +144,14 @@ elements! { f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16, i8 => 
 /// | [`ReduceOp`]s | all | all | all | all | all | `Sum`, `Avg` |
 /// | members on GPUs | 1 to 16 | 2 to 16 | any | 2 to 16 | 2 and more | 2 and more |
 /// | peer access | needed | used | used | not used | not used | used |
-/// | sums are made by | one kernel | one kernel | kernels | one kernel | device threads | kernels |
-/// | data are moved by | the kernel | the kernel, or copy engines | copy engines | the kernel | copy engines | the kernel, or copy engines |
+/// | sums made by | one kernel | one kernel | kernels | one kernel | device threads | kernels |
+/// | data moved by | kernel | kernel or copy engines | copy engines | kernel | copy engines | kernel or copy engines |
 /// | bits of sums: in rank order | yes | yes | yes | yes | yes | by place in the buffer |
 /// | the call waits for its device | no | no | no | no | where it adds up | no |
-/// | in a graph | one kernel | as it is carried out | between two parts | one kernel | between two parts | as it is carried out |
+/// | in a graph | one kernel | as without | between two parts | one kernel | between two parts | as without |
 ///
-/// Where kernels cannot meet by themselves, `Direct` and `Staged` are between two parts of a graph, too. Messages
-/// (`send`, `recv`) are copies under all of them.
+/// Where kernels cannot wait for each other, `Direct` and `Staged` are between two parts of a graph, too. Messages
+/// (`send`, `recv`) are copies under all algorithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {

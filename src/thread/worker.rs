@@ -114,7 +114,8 @@ impl Shared {
         device == peer || self.peers.get().is_some_and(|all| all[device * self.devices() + peer].route == Route::Direct)
     }
 
-    /// What the collectives go by. Only the tuner runs any before it is known, and brings its own.
+    /// The collectives' limits. Before they are known only `builder/measure.rs` runs collectives, with limits of its
+    /// own.
     pub(crate) fn limits(&self) -> &Tuned {
         self.tuned.get().expect("the pool is built")
     }

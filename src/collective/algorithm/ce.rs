@@ -95,9 +95,11 @@ fn copy_all(member: &Member<'_>, job: &Job) -> Result<()> {
 }
 
 struct Moves<'g> {
-    /// On the current stream.
+    /// Its stream has the moves within the member's own memory.
     member: &'g Member<'g>,
+    /// The stream of copies from a peer.
     fetch: &'g Arc<StreamCore>,
+    /// The stream of copies to peers.
     send: &'g Arc<StreamCore>,
 }
 

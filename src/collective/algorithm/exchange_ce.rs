@@ -77,7 +77,6 @@ impl Algorithm for ExchangeCe {
         launch::blocks(case.largest())
     }
 
-    /// Piece by piece with all others.
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let (request, shape) = (member.request, matched.shape);
         let (n, size) = (member.count(), request.dtype.size());
@@ -160,7 +159,7 @@ fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item =
 /// The slice that an owner adds up.
 pub(super) struct Slice {
     pub bytes: usize,
-    /// By rank.
+    /// Where it lies on each member, by rank.
     pub sources: SmallVec<[Place; 8]>,
     pub destinations: SmallVec<[Place; 8]>,
 }

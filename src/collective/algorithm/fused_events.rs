@@ -1,4 +1,4 @@
-//! The kernels of [`fused`] where they cannot wait for each other: events order them.
+//! The kernels of [`fused`] where they cannot wait for each other. Events order them.
 //!
 //! `choose` picks it on software GPUs, under the race checker, in a group of one, and in a group with peer access whose
 //! pool has none.

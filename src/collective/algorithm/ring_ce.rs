@@ -84,7 +84,7 @@ impl Algorithm for RingCe {
 
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let &Shape::AllReduce { len } = matched.shape else { unreachable!("a ring is chosen for all-reduces") };
-        // One member, or nothing to add.
+        // There is one member, or nothing to add.
         let Some(scratch) = member.scratch else { return Ok(()) };
         let ranks = member.count();
         let previous = (member.rank + ranks - 1) % ranks;
@@ -110,6 +110,7 @@ struct Ring<'g> {
     peer: RemotePtr,
     /// The own source, if the call is out of place.
     source: Option<RemotePtr>,
+    /// The own destination.
     own: RemotePtr,
 }
 

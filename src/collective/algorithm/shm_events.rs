@@ -4,8 +4,8 @@
 //! access.
 //!
 //! ```text
-//! puts | wait for all | fold, pulls | wait for all |     next piece
-//!                      fold | wait for all | pulls | wait for all |    where results are pulled
+//! puts | wait for all | fold, pulls | wait for all |                     next piece
+//! puts | wait for all | fold | wait for all | pulls | wait for all |     the same, where results are pulled
 //! ```
 
 use super::{
@@ -53,7 +53,7 @@ impl Algorithm for ShmEvents {
             let plan = shape.staging(case.members, 0, GRAIN / case.dtype.size());
             plan.most.saturating_mul(plan.lanes * case.dtype.size()).clamp(1, ROOM)
         });
-        // Whole lines for each lane.
+        // Each lane has whole cache lines.
         let lines = case.members * GRAIN;
         Needs { meeting: Meeting::Host, scratch: Scratch::Host((bytes + lines).min(ROOM.max(lines))) }
     }

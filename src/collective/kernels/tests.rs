@@ -47,7 +47,8 @@ macro_rules! integers {
                     ReduceOp::Scaled(_) => {
                         let (least, most) = (<$T>::MIN as f64, <$T>::MAX as f64);
                         x.zip(factors).fold(0, |a: i128, (x, f)| {
-                            let f = if f.is_nan() { 0 } else { (f.trunc().clamp(least, most) as i128).min(i128::from(<$T>::MAX)) };
+                            let whole = (f.trunc().clamp(least, most) as i128).min(i128::from(<$T>::MAX));
+                            let f = if f.is_nan() { 0 } else { whole };
                             i128::from(a.wrapping_add(x.wrapping_mul(f)) as $T)
                         }) as $T
                     }

@@ -99,13 +99,13 @@ fn limits_in_words() {
     let text = Limits::default_of(4).to_string();
     assert_eq!(
         text,
-        "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels from 8 MB on, a ring of kernels from 32 MB on, a block for \
-         16 KB, at most 64, 16 for sums in parts of 2 MB"
+        "pushed up to 128 KB, sent eagerly up to 341 KB, by parts up to 1 MB, sums exchanged by kernels \
+         from 8 MB on, a ring of kernels from 32 MB on, a block for 16 KB, at most 64, 16 for sums in parts of 2 MB"
     );
     assert_eq!(
         Limits::default_of(2).to_string(),
-        "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, beside other work from 8 MB on, \
-         moved by copies from 128 MB on, a block for 16 KB, at most 64"
+        "pushed up to 256 KB, sent eagerly up to 1 MB, sums exchanged by copies from 64 MB on, \
+         beside other work from 8 MB on, moved by copies from 128 MB on, a block for 16 KB, at most 64"
     );
     assert_eq!(Bytes(5).to_string(), "5 B");
 }
