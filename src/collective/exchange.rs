@@ -60,7 +60,7 @@ impl Group<'_> {
         }
         let Some(words) = descriptor.words() else { return false };
         let own = (&**gang, self.rank);
-        let posted = dev.worker.endpoint.borrow_mut().broadcast(own, &dev.session.headlines, words);
+        let posted = dev.worker.endpoint.borrow_mut().broadcast(own, &dev.session.broadcasts, words);
         if posted {
             self.wake(self.others());
         }
@@ -87,7 +87,7 @@ impl Group<'_> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
         let gang = &dev.session.gang;
         let handover = dev.worker.handle.hand_over();
-        let mut message = Some(Message::new(gang, &dev.session.headlines, body, handover));
+        let mut message = Some(Message::new(gang, &dev.session.broadcasts, body, handover));
         let to = gang.device(rank);
         let mut push = || {
             let mut endpoint = dev.worker.endpoint.borrow_mut();
@@ -190,7 +190,7 @@ impl Group<'_> {
     fn poll(&self, member: usize) -> Result<Option<Message>, NewerGang> {
         let session = &self.dev.session;
         let sender = (&*session.gang, self.ranks()[member]);
-        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), sender, &session.headlines)
+        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), sender, &session.broadcasts)
     }
 
     /// The content of a message. From now on this thread knows what its sender knew.

@@ -40,7 +40,7 @@ pub(super) fn take(group: &Group<'_>, request: &Request, needed: Scratch, access
 /// Memory of the first of these sizes that is available; in a capture the graph's scratch, if that is large enough.
 #[track_caller]
 fn on_device(group: &Group<'_>, request: &Request, sizes: Sizes) -> Result<Area> {
-    let kept = group.dev.recording.as_ref().map(|recording| &recording.inbox);
+    let kept = group.dev.recording.as_ref().map(|recording| &recording.recv_scratch);
     let (mut short, mut tried) = (None, usize::MAX);
     for bytes in sizes {
         if bytes >= tried {

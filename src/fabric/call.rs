@@ -134,7 +134,7 @@ impl Call {
     }
 
     /// Operation, call site, count, type and root of a call that has only these and a reduction.
-    pub(crate) fn in_short(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
+    pub(crate) fn compact_parts(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
         let nothing_else = self.counts.is_none() && self.of.is_none();
         let dtype = self.dtype.filter(|_| nothing_else)?;
         Some((self.op, self.site, self.count, dtype, self.root.map(|root| root as u32)))

@@ -41,7 +41,7 @@ pub(crate) struct CompactDescriptor {
 impl CompactDescriptor {
     /// Of a call on buffers at these addresses; 0: the member has none. None if the call has more parts than fit.
     pub(crate) fn of(call: &Call, members: (u64, u8), [source, destination]: [Address; 2]) -> Option<Self> {
-        let (op, site, count, dtype, root) = call.in_short()?;
+        let (op, site, count, dtype, root) = call.compact_parts()?;
         let (op, site) = site_id::ids(op, site);
         Some(CompactDescriptor {
             origin: call.origin,

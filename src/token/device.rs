@@ -69,7 +69,7 @@ pub(crate) struct Session {
     pub(crate) gang: Arc<Gang>,
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
-    pub(crate) headlines: Broadcasts,
+    pub(crate) broadcasts: Broadcasts,
     /// The last call that this member has announced to its peers.
     pub(crate) last_call: Cell<Option<LastCall>>,
 }
@@ -103,7 +103,7 @@ impl Device {
                 gang: gang.clone(),
                 rank,
                 groups: Groups::default(),
-                headlines: Broadcasts::default(),
+                broadcasts: Broadcasts::default(),
                 last_call: Cell::default(),
             }),
             stream: worker.main.clone(),

@@ -43,7 +43,7 @@ pub(crate) struct Recording {
     operations: Cell<usize>,
     /// Where peers' kernels send their data for this member to reduce. All captured collectives use it one after the
     /// other.
-    pub(crate) inbox: RefCell<Option<Area>>,
+    pub(crate) recv_scratch: RefCell<Option<Area>>,
     /// Why the capture has failed.
     failed: RefCell<Option<Error>>,
 }
@@ -71,8 +71,8 @@ impl Recording {
     pub(crate) fn begin(handle: &Arc<DeviceHandle>) -> Result<Rc<Self>> {
         let stream = StreamCore::new(handle, "capture")?;
         handle.check("capture", handle.driver.capture_begin(stream.raw))?;
-        let (parts, touched, pending, meetings, members, operations, inbox, failed) = Default::default();
-        Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, inbox, failed }))
+        let (parts, touched, pending, meetings, members, operations, recv_scratch, failed) = Default::default();
+        Ok(Rc::new(Recording { stream, parts, touched, pending, meetings, members, operations, recv_scratch, failed }))
     }
 
     /// The error for an operation that cannot be captured. The capture fails with it.

@@ -72,7 +72,7 @@ impl Algorithm for Exchange {
             let slice = Slice::of(shape, n, owner, size);
             exchange.from[owner] = address(&slice.sources[me]);
             exchange.bytes[owner] = slice.bytes as u64;
-            exchange.inbox[owner] = matched.recv_scratch(owner).address;
+            exchange.recv_scratch[owner] = matched.recv_scratch(owner).address;
             for to in slice.destinations.iter().filter(|_| owner == me) {
                 exchange.to[to.member] = address(to);
             }

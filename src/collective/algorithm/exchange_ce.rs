@@ -229,7 +229,7 @@ impl Exchange<'_> {
             let range = self.cut.pieces.range(j, slice.bytes);
             let address = self.matched.recv_scratch(owner).address + self.cut.slot(j, room(owner, me));
             let to = RemotePtr { device: member.ordinals[owner], address };
-            self.copy(to, self.spot(&slice.sources[me], range.start), range.len())?;
+            self.copy(to, self.remote(&slice.sources[me], range.start), range.len())?;
             self.send.submit();
             member.executor.send_step(owner, Event::record(self.send, member.name(), false)?)?;
         }
@@ -252,11 +252,11 @@ impl Exchange<'_> {
         let scratch = self.matched.recv_scratch(me).address;
         let slot = |room| member.local(scratch + self.cut.slot(j, room));
         let source = |(rank, place): (usize, &Place)| match rank == me {
-            true => self.spot(place, range.start),
+            true => self.remote(place, range.start),
             false => slot(room(me, rank)),
         };
         let sources: SmallVec<[RemotePtr; 8]> = slice.sources.iter().enumerate().map(source).collect();
-        let own = slice.destinations.iter().find(|to| to.member == me).map(|to| self.spot(to, range.start));
+        let own = slice.destinations.iter().find(|to| to.member == me).map(|to| self.remote(to, range.start));
         // If the owner itself does not want the result, the result replaces the first sender's part in the slot.
         let result = own.unwrap_or_else(|| slot(0));
         let combination = Combination {
@@ -275,7 +275,7 @@ impl Exchange<'_> {
         }
         member.wait(self.send, &summed)?;
         for to in others {
-            self.copy(self.spot(to, range.start), result, range.len())?;
+            self.copy(self.remote(to, range.start), result, range.len())?;
         }
         self.send.submit();
         if own.is_some() || member.handle.injected(Bug::ResultMadeEarly) {
@@ -285,7 +285,7 @@ impl Exchange<'_> {
     }
 
     /// The address `bytes` bytes after a place of a member's buffer.
-    fn spot(&self, place: &Place, bytes: usize) -> RemotePtr {
+    fn remote(&self, place: &Place, bytes: usize) -> RemotePtr {
         let buffer = self.member.remote(self.matched, place.member, place.side);
         buffer.offset(place.start * self.member.request.dtype.size() + bytes)
     }

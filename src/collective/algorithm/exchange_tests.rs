@@ -22,7 +22,7 @@ proptest! {
             prop_assert!(blocks * pieces * piece >= largest, "{:?}", cut);
             // None is empty everywhere, unless a line is more than there is to share.
             prop_assert!(blocks * (pieces - 1) * piece < largest, "{:?}", cut);
-            // The last slot of the last sender and block ends where the inbox does.
+            // The last slot of the last sender and block ends where the recv_scratch does.
             let slots = pieces.min(EXCHANGE_SLOTS);
             prop_assert_eq!(((slots - 1) * blocks + blocks - 1) * (members - 1) * piece + (members - 1) * piece, room);
             prop_assert!(room <= ROOM, "{:?}", cut);
@@ -65,7 +65,7 @@ fn run(members: usize, pieces: usize, slots: usize, mut seed: u64) -> Result<(),
     };
     let mut all = vec![Block::default(); members];
     // By owner and sender.
-    let mut inbox = vec![vec![vec![None::<usize>; slots]; members]; members];
+    let mut recv_scratch = vec![vec![vec![None::<usize>; slots]; members]; members];
     loop {
         let others = |me: usize| (0..members).filter(move |&k| k != me);
         let may = |me: usize| match all[me] {
@@ -83,7 +83,7 @@ fn run(members: usize, pieces: usize, slots: usize, mut seed: u64) -> Result<(),
         let Block { step: p, sent, .. } = all[me];
         if !sent && p < pieces {
             for owner in others(me) {
-                let slot = &mut inbox[owner][me][p % slots];
+                let slot = &mut recv_scratch[owner][me][p % slots];
                 assert_eq!(slot.replace(p), None, "{me} fills a slot of {owner} that is full");
             }
             (all[me].put, all[me].sent) = (p + 1, true);
@@ -91,7 +91,11 @@ fn run(members: usize, pieces: usize, slots: usize, mut seed: u64) -> Result<(),
         }
         if p > 0 {
             for sender in others(me) {
-                assert_eq!(inbox[me][sender][(p - 1) % slots].take(), Some(p - 1), "{me} folds what is not there");
+                assert_eq!(
+                    recv_scratch[me][sender][(p - 1) % slots].take(),
+                    Some(p - 1),
+                    "{me} folds what is not there"
+                );
             }
             all[me].taken = p;
         }

@@ -39,7 +39,7 @@ impl Algorithm for Ring {
         let scratch = match case.shape {
             Some(&Shape::AllReduce { len: len @ 1.. }) => {
                 let chunk = largest(case.members, case.dtype, len);
-                Scratch::device(ring_cut::inboxes(chunk, ring_cut::blocks(chunk, case.limits)))
+                Scratch::device(ring_cut::scratch_sizes(chunk, ring_cut::blocks(chunk, case.limits)))
             }
             _ => Scratch::None,
         };
@@ -70,7 +70,7 @@ impl Algorithm for Ring {
             from: own(Side::Source),
             to: own(Side::Destination),
             next_to: matched.address(next, Side::Destination),
-            inbox: matched.recv_scratch(member.rank).address,
+            recv_scratch: matched.recv_scratch(member.rank).address,
             next_inbox: matched.recv_scratch(next).address,
         };
         let cut = Cut {

@@ -150,8 +150,8 @@ impl Ring<'_> {
         member.await_step(next)
     }
 
-    fn at(&self, spot: RemotePtr, range: &Range<usize>) -> RemotePtr {
-        spot.offset(range.start * self.member.request.dtype.size())
+    fn at(&self, remote: RemotePtr, range: &Range<usize>) -> RemotePtr {
+        remote.offset(range.start * self.member.request.dtype.size())
     }
 
     /// Copies a chunk of a buffer to this device.
@@ -163,8 +163,8 @@ impl Ring<'_> {
     /// Adds the arrived partial sum to the own chunk, and multiplies the result by the factor, if there is one.
     fn add(&self, range: &Range<usize>, arrived: RemotePtr, factor: Option<f64>) -> Result<()> {
         let dtype = self.member.request.dtype;
-        let slice = |spot: RemotePtr, write| KernelArg::Slice {
-            address: spot.address,
+        let slice = |remote: RemotePtr, write| KernelArg::Slice {
+            address: remote.address,
             bytes: range.len() * dtype.size(),
             write,
         };

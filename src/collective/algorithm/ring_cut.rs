@@ -48,7 +48,7 @@ pub(crate) fn blocks(chunk: usize, limits: &Limits) -> usize {
 
 /// Sizes of scratch in bytes that are worth having for chunks of up to `chunk` bytes, from the best down to the least
 /// that will do.
-pub(super) fn inboxes(chunk: usize, blocks: usize) -> impl Iterator<Item = usize> {
+pub(super) fn scratch_sizes(chunk: usize, blocks: usize) -> impl Iterator<Item = usize> {
     let best = Tiling::new(chunk, blocks * ABREAST, 1, GRAIN, PIECE).tile;
     let smaller = |&piece: &usize| (piece > GRAIN).then(|| (piece / 4).next_multiple_of(GRAIN));
     std::iter::successors(Some(best), smaller).map(move |piece| piece * SLOTS * blocks)

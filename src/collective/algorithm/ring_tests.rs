@@ -2,7 +2,7 @@
 //! for before. Blocks take their turns in random order; a slot that is filled while it is full, or emptied while it is
 //! empty, is a failure, and so is an order in which nobody can go on.
 
-use super::{Cutting, blocks, chunk, cutting, inboxes};
+use super::{Cutting, blocks, chunk, cutting, scratch_sizes};
 use crate::fabric::limits::Limits;
 use proptest::prelude::*;
 use std::ops::Range;
@@ -76,7 +76,7 @@ impl Model {
             (seed >> 33) as usize % most
         };
         let mut results = if in_place { own.to_vec() } else { vec![vec![f32::NAN; self.len]; self.n] };
-        let mut inboxes = vec![vec![vec![None::<Vec<f32>>; slots]; blocks]; self.n];
+        let mut slots_of = vec![vec![vec![None::<Vec<f32>>; slots]; blocks]; self.n];
         // Of each member and block: what it has sent, put into slots and taken out of them.
         let mut done = vec![vec![(0, 0, 0); blocks]; self.n];
         let mut left = self.n * blocks * self.sends();
@@ -96,13 +96,13 @@ impl Model {
             let (sent, filled, taken) = &mut done[me][block];
             let mut piece = if in_place || hop >= n { &results[me] } else { &own[me] }[range.clone()].to_vec();
             if (1..n).contains(&hop) {
-                let arrived = inboxes[me][block][*taken % slots].take().expect("a slot is emptied that is full");
+                let arrived = slots_of[me][block][*taken % slots].take().expect("a slot is emptied that is full");
                 let factor = if hop == n - 1 { self.factor } else { 1.0 };
                 piece.iter_mut().zip(arrived).for_each(|(own, arrived)| *own = (*own + arrived) * factor);
                 *taken += 1;
             }
             if hop < n - 1 {
-                let before = inboxes[after][block][*filled % slots].replace(piece);
+                let before = slots_of[after][block][*filled % slots].replace(piece);
                 assert!(before.is_none(), "a slot is filled that is not empty");
                 *filled += 1;
             } else {
@@ -114,7 +114,7 @@ impl Model {
             *sent += 1;
             left -= 1;
         }
-        assert!(inboxes.iter().flatten().flatten().all(Option::is_none), "something is left in a slot");
+        assert!(slots_of.iter().flatten().flatten().all(Option::is_none), "something is left in a slot");
         Some(results)
     }
 }
@@ -156,7 +156,7 @@ proptest! {
         prop_assert!(found.unwrap().iter().all(|found| bits(found) == expected));
     }
 
-    /// As the kernels are launched: with inboxes of any size that is lent.
+    /// As the kernels are launched: with scratch of any size that is lent.
     #[test]
     fn what_is_cut_for_real_is_all_there_is(
         n in 2usize..=8,
@@ -168,7 +168,7 @@ proptest! {
         let chunk = largest(n, len);
         let blocks = blocks(chunk, &Limits { ring_blocks: most, ..Limits::default_of(n) });
         prop_assert!(blocks >= 1 && blocks <= (most as usize).min(64));
-        let rooms: Vec<usize> = inboxes(chunk, blocks).collect();
+        let rooms: Vec<usize> = scratch_sizes(chunk, blocks).collect();
         let room = rooms[room.min(rooms.len() - 1)];
         let cut = cutting(chunk, blocks, room);
         let whole = cut.rounds * cut.abreast * cut.blocks * cut.piece;
@@ -183,7 +183,7 @@ proptest! {
     /// The sizes to fall back to: ever smaller, down to a line for each slot, and never more than there is to send.
     #[test]
     fn inboxes_shrink_to_a_line_for_each_slot(chunk in 1usize..(4 << 30), blocks in 1usize..=64) {
-        let all: Vec<usize> = inboxes(chunk, blocks).collect();
+        let all: Vec<usize> = scratch_sizes(chunk, blocks).collect();
         prop_assert!(all.is_sorted_by(|a, b| a > b) && all.len() <= 8, "{all:?}");
         let least = cutting(chunk, blocks, *all.last().unwrap());
         prop_assert_eq!(least.piece, LINE);
@@ -224,7 +224,7 @@ fn chunks_begin_with_lines() {
 fn sixty_four_blocks_go_round_once_for_64_mb_on_8() {
     let limits = Limits::default_of(8);
     let of = |bytes: usize| {
-        let (chunk, room) = (bytes / 8, inboxes(bytes / 8, 64).next().unwrap());
+        let (chunk, room) = (bytes / 8, scratch_sizes(bytes / 8, 64).next().unwrap());
         assert_eq!(blocks(chunk, &limits), 64);
         (room, cutting(chunk, 64, room))
     };

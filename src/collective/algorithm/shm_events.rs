@@ -152,12 +152,12 @@ impl<'g> Steps<'g> {
         let (me, request) = (self.member.rank, self.member.request);
         let lane = if self.plan.lanes == 1 { 0 } else { me };
         // A kernel does not need to know which device owns the memory.
-        let spot = |address| self.member.local(address);
-        let source = |rank| spot(if rank == me { own } else { self.lane(rank, lane) });
+        let remote = |address| self.member.local(address);
+        let source = |rank| remote(if rank == me { own } else { self.lane(rank, lane) });
         let sources: SmallVec<[RemotePtr; 8]> = (0..self.member.count()).map(source).collect();
         let to = fold.destination.map(|start| self.own(Side::Destination, start, fold.len, j).0);
         let result = fold.result.then(|| self.lane(me, me));
-        let destinations: SmallVec<[RemotePtr; 2]> = to.into_iter().chain(result).map(spot).collect();
+        let destinations: SmallVec<[RemotePtr; 2]> = to.into_iter().chain(result).map(remote).collect();
         let combination = Combination {
             len: bytes / request.dtype.size(),
             sources: &sources,

@@ -18,7 +18,7 @@ pub(crate) struct Exchange {
     pub to: [Address; MOST],
     /// Every member's scratch, to which its peers write: slots by parity of the piece ([`EXCHANGE_SLOTS`]), then by
     /// block, then by sender.
-    pub inbox: [Address; MOST],
+    pub recv_scratch: [Address; MOST],
 }
 
 /// How slices are cut: alike by all members.
@@ -52,8 +52,8 @@ impl Trade<'_> {
         push_factors(&mut args, self.factors, 0);
         push_factors(&mut args, self.factors, 1);
         args.push(value(self.pieces));
-        let Exchange { from, bytes, to, inbox } = &self.exchange;
-        for all in [from, bytes, to, inbox] {
+        let Exchange { from, bytes, to, recv_scratch } = &self.exchange;
+        for all in [from, bytes, to, recv_scratch] {
             let (low, high) = all.split_at(8);
             args.extend([low, high].map(|eight| value(<[u64; 8]>::try_from(eight).expect("half of them"))));
         }

@@ -14,7 +14,7 @@ pub(crate) struct Ring {
     /// The successor's destination.
     pub next_to: Address,
     /// Own memory that the predecessor fills: `slots` slots for each block,
-    pub inbox: Address,
+    pub recv_scratch: Address,
     /// and the successor's.
     pub next_inbox: Address,
 }
