@@ -16,8 +16,8 @@
 // With no results to pull (`two` is 0) readers and pullers are one team. A stage has SLOTS slots for each block, which
 // the pieces use in turn. Before a slot is filled, all others must have used its old piece:
 //
-//   PUT(j)     the sender's piece j is on its stage        before it: DONE(j - SLOTS) of all, for the slot DONE(j)
-//   the sender has used all pieces j, and its   before it: PUT(j) of all, also its own; TAKEN(j - SLOTS)
+//   PUT(j)     the sender's piece j is on its stage        before it: DONE(j - SLOTS) of all, for the slot
+//   DONE(j)    the sender has used all pieces j, and its   before it: PUT(j) of all, also its own; TAKEN(j - SLOTS)
 //              own result of piece j is on its stage       of all, for the room of the result
 //   TAKEN(j)   the sender has all results of piece j       before it: DONE(j) of all
 //

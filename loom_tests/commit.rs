@@ -1,4 +1,5 @@
-//! The commit word: never half a gang. All members agree on the last number that was carried through.
+//! Models of the commit word: all members agree on the last committed number, so an operation never runs on a part of a
+//! gang.
 
 use super::support::{Watched, bite, check, publication, spawn};
 use crate::sync::{
@@ -10,7 +11,7 @@ fn carried_through(word: &CommitWord) -> u64 {
     (1..=2).take_while(|&seq| word.commit(seq)).count() as u64
 }
 
-/// Two members against an abort. A refused member can know the cause.
+/// Two members race with an abort. A refused member sees the cause.
 #[test]
 fn members_agree_where_the_abort_fell() {
     check(|| {

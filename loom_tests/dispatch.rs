@@ -1,4 +1,4 @@
-//! `gang::dispatch`: gangs that share devices reach all of them in one order, whoever dispatches them and when.
+//! Models of `gang::dispatch`: gangs that share devices reach all of them in one order, for any callers and timing.
 
 use super::support::{bite, check, check_within};
 use crate::{
@@ -42,7 +42,7 @@ fn two_gangs_enter_both_queues_in_one_order() {
             .map(|gang| {
                 let state = state.clone();
                 thread::spawn(move || {
-                    // The turn marks the gang; nobody runs it here, so its entries are taken back.
+                    // The number marks the gang. No thread runs the entries here, so they are withdrawn.
                     let waiting = Waiting::new(&|_: &(), _| unreachable!(), 2, Arc::new(EventCount::new()));
                     state.0.enter(&waiting.ticket(), &[&state.1[0], &state.1[1]], |_| gang);
                     assert!(waiting.withdraw(0) && waiting.withdraw(1));

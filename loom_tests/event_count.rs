@@ -1,5 +1,5 @@
-//! The event count: no wake-up is lost, whoever comes first. The condition is a relaxed load on purpose, so that
-//! nothing but the event count's own fences stands between the two threads.
+//! Models of the event count: no wake-up is lost in any order of waiter and notifier. The condition is a relaxed load
+//! on purpose, so that only the event count's own fences order the two threads.
 
 use super::support::{bite, check, check_within, spawn};
 use crate::sync::{
@@ -30,7 +30,7 @@ fn one_waiter() {
     });
 }
 
-/// Who has been notified of what he waits for is not seen asleep any more.
+/// A notified waiter does not count as asleep any more.
 #[test]
 fn asleep_ends_with_the_notification() {
     check(|| {
@@ -43,7 +43,7 @@ fn asleep_ends_with_the_notification() {
     });
 }
 
-/// One call wakes both; and a waiter that was woken for nothing sleeps again and is woken again.
+/// One call wakes both waiters. A waiter that was woken without a change sleeps again and is woken again.
 #[test]
 fn two_waiters_two_epochs() {
     check_within(2, || {
@@ -57,7 +57,8 @@ fn two_waiters_two_epochs() {
     });
 }
 
-/// Two threads notify one that waits for both: the second call may find that the first one has taken it off the count.
+/// Two threads notify one waiter that needs both: the second call may find that the first one has already removed it
+/// from the count.
 #[test]
 fn two_notifiers() {
     check(|| {
@@ -74,7 +75,7 @@ fn two_notifiers() {
     });
 }
 
-/// They wake each other in turn: each is notifier and waiter of the same event count.
+/// Two threads wake each other in turn: each is notifier and waiter of one event count.
 #[test]
 fn ping_pong() {
     check(|| {
@@ -93,7 +94,7 @@ fn ping_pong() {
     });
 }
 
-/// Each of two waits for its own condition, and one call is for both.
+/// Two waiters with separate conditions; one call notifies both.
 #[test]
 fn one_call_for_two() {
     check_within(2, || {
@@ -112,8 +113,8 @@ fn one_call_for_two() {
     });
 }
 
-/// One that tells two, and has to wait for room between the two, wakes the first before: the room may depend on that
-/// one (`Group::put` of the collectives' board).
+/// A thread notifies two peers and must wait for room in between. It wakes the first peer before it waits, because the
+/// room may depend on that peer (as in `Group::put` of the collectives).
 #[test]
 fn who_waits_for_room_has_woken_whom_it_told() {
     check_within(2, || {

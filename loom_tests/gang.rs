@@ -1,5 +1,5 @@
-//! `gang`: the first failure wins, every peer learns of it with its cause, whatever it waits for; no operation
-//! has half a gang in it; the gang has recovered when all members have drained.
+//! Models of `gang`: the first failure wins, and every waiting peer gets it with its cause; an operation never runs on
+//! a part of a gang; the gang has recovered after all members have drained.
 
 use super::support::{Watched, bite, check, spawn};
 use crate::{
@@ -27,7 +27,7 @@ fn gang(members: usize) -> Arc<Gang> {
     Arc::new(Gang::new((0..members).collect(), wakers))
 }
 
-/// Both of two members fail while the third waits on its own waker for something that never comes.
+/// Two members fail while the third waits on its own waker for something that never comes.
 #[test]
 fn the_first_failure_wins_and_nobody_waits_for_ever() {
     check(|| {
@@ -47,8 +47,8 @@ fn the_first_failure_wins_and_nobody_waits_for_ever() {
     });
 }
 
-/// A group is made, and begins a collective, while the gang fails: it may commit the first, and nothing after the
-/// failure.
+/// A group is created and begins a collective while the gang fails: it may commit the first operation, and nothing
+/// after the failure.
 #[test]
 fn a_group_fails_with_its_gang() {
     check(|| {
@@ -62,7 +62,7 @@ fn a_group_fails_with_its_gang() {
     });
 }
 
-/// A failure against a collective: both members carry it through or neither does.
+/// A failure races with a collective: both members run it or neither does.
 #[test]
 fn never_half_a_gang_in_a_collective() {
     check(|| {
@@ -80,7 +80,7 @@ fn never_half_a_gang_in_a_collective() {
     });
 }
 
-/// Memory freed during an abort is used again after `recover` only: by then every member has drained.
+/// Memory freed during an abort is reused only after `recover`: by then every member has drained.
 #[test]
 fn recovery_waits_for_every_member() {
     check(|| {
@@ -91,7 +91,7 @@ fn recovery_waits_for_every_member() {
             state.0.leave(rank);
             state.0.drained();
             state.0.recover();
-            // Both members' memory is quiet now.
+            // No work uses the members' memory now.
             assert_eq!(state.1.iter().map(|m| m.get()).sum::<u8>(), 2);
         };
         let other = spawn(&state, move |state| member(state, 1));

@@ -1,4 +1,4 @@
-//! The gate: after close and drain nobody is inside, nobody gets in, and all that was done inside is visible.
+//! Models of the gate: after close and drain no thread is inside, none can enter, and all work done inside is visible.
 
 use super::support::{Watched, bite, check, publication, spawn};
 use crate::sync::{
@@ -6,7 +6,7 @@ use crate::sync::{
     shim::{Arc, thread},
 };
 
-/// Two submitters against a shutdown. What is behind the gate is touched under a pass, and torn down after the drain.
+/// Two submitters race with a shutdown. Submitters use the data with a pass; the shutdown uses it after the drain.
 #[test]
 fn shutdown_against_submission() {
     check(|| {

@@ -1,4 +1,4 @@
-//! The inbox: each element reaches one taker, with what its sender wrote, in its sender's order.
+//! Models of the inbox: each element reaches one taker, with its sender's writes, in its sender's order.
 
 use super::support::{bite, check, spawn};
 use crate::sync::{

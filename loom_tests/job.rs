@@ -1,7 +1,7 @@
-//! `gang::job`: a scope does not return before every member is done, also when the caller unwinds, and a withdrawn
-//! entry never touches the body. The "frame" is a cell that the bodies read and the caller overwrites after the scope:
-//! a body that still runs then is a race for loom. The code is the crate's own; only the device threads are the
-//! model's.
+//! Models of `gang::job`: a scope does not return before every member is done, also if the caller unwinds, and a
+//! withdrawn entry never uses the body. The "frame" is a cell that the bodies read and the caller overwrites after the
+//! scope: a body that still runs then is a race for loom. The crate's own code runs; only the device threads belong to
+//! the model.
 
 use super::support::{Watched, bite, check};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// What the bodies borrow. In a std `Arc`, so that the memory outlives the mutants.
+/// The data that the bodies borrow. In a std `Arc`, so that the memory outlives the mutants.
 struct Frame {
     borrowed: Watched<usize>,
     results: [Watched<usize>; 2],
@@ -30,7 +30,7 @@ fn device(ticket: Arc<Ticket<()>>, rank: usize) -> thread::JoinHandle<bool> {
     thread::spawn(move || ticket.run(&(), rank))
 }
 
-/// Also when the caller unwinds in the middle of the scope: `Waiting` is dropped then, and waits.
+/// If the caller unwinds in the middle of the scope, the drop of `Waiting` waits.
 fn scope(unwinds: bool) {
     let frame = Frame::new();
     frame.borrowed.set(5);
@@ -45,7 +45,7 @@ fn scope(unwinds: bool) {
         assert!(waiting.wait(None));
     }));
     assert_eq!(inside.is_err(), unwinds);
-    // The scope is over: the frame is the caller's again.
+    // The scope is over: only the caller uses the frame.
     frame.borrowed.set(0);
     assert_eq!((frame.results[0].get(), frame.results[1].get()), (5, 6));
     devices.into_iter().for_each(|d| assert!(d.join().unwrap()));
@@ -61,8 +61,8 @@ fn the_caller_waits_also_when_it_unwinds() {
     check(|| scope(true));
 }
 
-/// The caller takes back what has not started, and goes when the rest is done. An entry that a device thread finds
-/// afterwards is left alone.
+/// The caller withdraws entries that have not started, and returns when the others are done. A device thread ignores an
+/// entry that it finds afterwards.
 #[test]
 fn a_withdrawn_entry_never_touches_the_body() {
     check(|| {

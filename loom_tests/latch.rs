@@ -1,5 +1,5 @@
-//! The latch: the waiter sees what the setters did, and its frame may go at once. `bury` stands for the end of the
-//! frame: a setter that touches the latch after it is a race for loom.
+//! Model of the latch: the waiter sees the setters' work, and its frame may end at once. `bury` marks the end of the
+//! frame: a setter that uses the latch after it is a race for loom.
 
 use super::support::{Watched, bite, check};
 use crate::sync::{

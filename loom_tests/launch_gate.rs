@@ -1,11 +1,12 @@
-//! The launch gate: windows and blocking calls never overlap, see each other's work, and nobody sleeps for ever.
+//! Models of the launch gate: windows and blocking calls never overlap, they see each other's work, and no thread
+//! sleeps for ever.
 
 use super::support::{Watched, bite, check, check_within, spawn};
 use crate::sync::{LaunchGate, shim::Arc};
 
 struct State {
     gate: LaunchGate,
-    /// Stands for the driver: a window and a blocking call that overlap are a race on it.
+    /// Plays the part of the driver: a window and a blocking call that overlap race on it.
     data: [Watched<u32>; 2],
 }
 
@@ -30,7 +31,7 @@ impl State {
     }
 }
 
-/// Either may be first; the other one waits, is woken, and sees what the first has done.
+/// Either may be first. The other one waits, is woken, and sees the work of the first.
 #[test]
 fn a_window_against_a_blocking_call() {
     check(|| {
@@ -45,7 +46,7 @@ fn a_window_against_a_blocking_call() {
     });
 }
 
-/// Members of one window launch and close on their own; the call waits for both, and sees both.
+/// Members of one window launch and close separately; the call waits for both, and sees both.
 #[test]
 fn each_member_closes_for_itself() {
     check(|| {
@@ -66,7 +67,7 @@ fn each_member_closes_for_itself() {
     });
 }
 
-/// Windows of two gangs may overlap each other, not the call.
+/// Windows of two gangs may overlap each other, but not the call.
 #[test]
 fn two_openers_one_blocking_call() {
     check_within(2, || {
@@ -81,7 +82,7 @@ fn two_openers_one_blocking_call() {
     });
 }
 
-/// Calls may overlap each other, not the window; the last one to end lets it in.
+/// Calls may overlap each other, but not the window; the end of the last call wakes the opener.
 #[test]
 fn two_blocking_calls_one_opener() {
     check(|| {
@@ -101,7 +102,7 @@ fn two_blocking_calls_one_opener() {
     });
 }
 
-/// A call inside a call, whether or not a window waits for the outer one.
+/// A nested call does not wait, also if a window waits for the outer call.
 #[test]
 fn a_call_inside_a_call_does_not_wait_for_itself() {
     check(|| {
@@ -118,8 +119,8 @@ fn a_call_inside_a_call_does_not_wait_for_itself() {
     });
 }
 
-/// Starvation itself would be an endless model. This is the step that rules it out: while a call waits, no window
-/// opens, not even one beside the window that it waits for.
+/// A model of starvation would be endless. This model has the step that excludes it: while a call waits, no window
+/// opens, not even beside the window that the call waits for.
 #[test]
 fn no_window_opens_past_a_call_that_waits() {
     check(|| {

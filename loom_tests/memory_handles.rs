@@ -1,5 +1,5 @@
-//! What goes with the memory pool's boxes (L7 to L10): who holds one last, recycled events, the counters' mirror, and
-//! the end.
+//! Models of the memory pool's protocols L7 to L10: the last handle of a block, recycled events, the mirror of the
+//! counters, and the end of a region.
 
 use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
@@ -9,7 +9,7 @@ use crate::sync::{
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// L7: two threads drop the last two handles. One is told that it was the last, and sees what the other did.
+/// L7: two threads drop the last two handles. One call returns that it was the last, and sees the other thread's work.
 #[test]
 fn one_of_two_is_the_last() {
     check(|| {
@@ -29,7 +29,7 @@ fn one_of_two_is_the_last() {
     });
 }
 
-/// L7: one thread makes a handle from its own and drops both, another drops its one.
+/// L7: one thread makes a handle from its own and drops both; another thread drops its only handle.
 #[test]
 fn a_new_handle_against_a_drop() {
     check(|| {
@@ -53,19 +53,18 @@ fn a_new_handle_against_a_drop() {
     });
 }
 
-/// A driver's event: what it was recorded for, and the waits that were enqueued on it, each with the record it
-/// captured.
+/// A driver's event with its last record.
 struct Event {
     recorded: Watched<usize>,
 }
 
-/// L8: two streams' threads record an event, enqueue a wait on it and give it back; there is one event to share. Each
-/// wait captures its own record.
+/// L8: the threads of two streams record an event, enqueue a wait on it and return it; there is one event for both.
+/// Each wait captures its own record.
 #[test]
 fn an_event_is_recorded_anew_only_after_the_wait() {
     check(|| {
         let events = Arc::new(Spares::new());
-        // A std `Arc`, invisible to loom: an event is a number that anyone can copy.
+        // A std `Arc`, invisible to loom: an event is a number that any thread can copy.
         events.give(std::sync::Arc::new(Event { recorded: Watched::new(0) }));
         let order_a_stream = |events: &Spares<std::sync::Arc<Event>>, me: usize| {
             let Some(event) = events.take() else { return false };
@@ -87,7 +86,7 @@ fn an_event_is_recorded_anew_only_after_the_wait() {
     });
 }
 
-/// L9: a reader never mixes two writes and never goes back, and in the end it reads the truth.
+/// L9: a reader never mixes two writes, never sees an older write after a newer one, and in the end reads the last one.
 #[test]
 fn the_mirror_shows_whole_writes() {
     check(|| {
@@ -106,7 +105,7 @@ fn the_mirror_shows_whole_writes() {
     });
 }
 
-/// L9: who waits for a whole write gets one.
+/// L9: a reader that waits for a whole write gets one.
 #[test]
 fn a_reader_of_the_mirror_looks_again() {
     check(|| {
@@ -118,11 +117,11 @@ fn a_reader_of_the_mirror_looks_again() {
     });
 }
 
-/// The memory behind the boxes: alive as long as its owner or a box of it is.
+/// The memory of the boxes: it lives as long as its owner or one of its boxes.
 struct Region {
     refs: RefCount,
     memory: Watched<usize>,
-    /// A std atomic: it is no part of the model, and is read after all threads have been joined.
+    /// A std atomic: it does not belong to the model, and is read after all threads have been joined.
     released: AtomicUsize,
 }
 
@@ -134,7 +133,7 @@ impl Region {
     fn let_go(&self) {
         self.use_it();
         if self.refs.release() {
-            // Given back to the driver: a use that is not before this is a race.
+            // The memory goes back to the driver: a use that is not ordered before this is a race.
             self.memory.set(1);
             self.released.fetch_add(1, Ordering::Relaxed);
         }
@@ -147,15 +146,15 @@ struct Block {
     link: Link<Block>,
 }
 
-// SAFETY: always the same field, and nobody else touches it.
+// SAFETY: always the same field, and no other code uses it.
 unsafe impl Linked for Block {
     fn link(&self) -> &Link<Block> {
         &self.link
     }
 }
 
-/// L10: the owner closes and lets go of the region while the last handles to two of its blocks are dropped elsewhere.
-/// Whoever has the last block, or the owner, releases the region: once, and after all uses.
+/// L10: the owner closes and releases its reference to the region while other threads drop the last handles to two of
+/// its blocks. The last reference frees the region: once, and after all uses.
 #[test]
 fn the_region_is_released_once_at_the_end() {
     check(|| {
@@ -172,7 +171,7 @@ fn the_region_is_released_once_at_the_end() {
             thread::spawn(move || {
                 block.region.use_it();
                 if let Err(block) = home.push(lane, block) {
-                    // The owner has gone: nobody but this block's last handle is left to let go.
+                    // The owner has closed: only this thread can release the block's reference.
                     block.region.let_go();
                 }
             })

@@ -1,5 +1,5 @@
-//! Boxes that come home (L1 to L6 of the memory pool's protocols): each once, with what was done to it, also when it
-//! goes round, meets the close, or when its sender never does anything again.
+//! Models of returned boxes (L1 to L6 of the memory pool's protocols): each box is returned once, with all work done on
+//! it; also if it is reused, if it races with the close, or if its sender does nothing any more.
 
 use super::support::{Watched, bite, check};
 use crate::sync::{
@@ -8,13 +8,13 @@ use crate::sync::{
     site::flag,
 };
 
-/// A box with something in it: who writes or reads it without being its owner is a race.
+/// A box with content: an access by a thread that does not own the box is a race.
 struct Parcel {
     content: Watched<usize>,
     link: Link<Parcel>,
 }
 
-// SAFETY: always the same field, and nobody else touches it.
+// SAFETY: always the same field, and no other code uses it.
 unsafe impl Linked for Parcel {
     fn link(&self) -> &Link<Parcel> {
         &self.link
@@ -45,8 +45,8 @@ fn start<R: 'static>(
     thread::spawn(move || work(&home))
 }
 
-/// L1, L2: two senders, in one lane or in two, two boxes each; the owner takes meanwhile. Each box comes once, with its
-/// content, in its sender's order.
+/// L1, L2: two senders, in one lane or in two, push two boxes each while the owner takes. Each box arrives once, with
+/// its content, in its sender's order.
 fn two_senders(lanes: [usize; 2]) {
     let home = shared(1 + lanes[1]);
     let senders =
@@ -69,7 +69,7 @@ fn two_senders_have_lanes() {
     check(|| two_senders([0, 1]));
 }
 
-/// L2: what the sender did, also outside of the box, and what the taker of one taker's box did.
+/// L2: the sender's work is visible, also outside of the box, and so is the work of a taker of an earlier box.
 #[test]
 fn what_was_done_before_is_seen() {
     check(|| {
@@ -90,8 +90,8 @@ fn what_was_done_before_is_seen() {
     });
 }
 
-/// L3: a box comes home, goes out again, is written to by another thread and pushed again, while a third thread is in
-/// the middle of a push that saw it as head. No box is lost or doubled, and nobody sees an old content.
+/// L3: a box is returned, handed out, written by another thread and pushed again, while a third thread is in the middle
+/// of a push that saw this box as head. No box is lost or doubled, and no thread sees old content.
 #[test]
 fn a_box_goes_round_under_a_push() {
     check(|| {
@@ -112,7 +112,7 @@ fn a_box_goes_round_under_a_push() {
             if parcel.content.get() == 10 {
                 all.push(parcel);
             } else {
-                // It goes out to the user, with something new in it.
+                // The box is handed out to the user, with new content.
                 parcel.content.set(2);
                 assert!(out.push(0, parcel).is_ok());
             }
@@ -128,8 +128,8 @@ fn a_box_goes_round_under_a_push() {
     });
 }
 
-/// L5: the close against a push to either lane: each box is in the last take or came back, and whose box came back sees
-/// what was done before the close.
+/// L5: the close races with a push to either lane. Each box is in the last take or is returned to its pusher, and that
+/// pusher sees everything done before the close.
 #[test]
 fn a_push_against_the_close() {
     check(|| {
@@ -155,7 +155,7 @@ fn a_push_against_the_close() {
     });
 }
 
-/// L5: a taker that has looked when the owner closes does not open the lane again.
+/// L5: a taker that has loaded the head before the close does not reopen the lane.
 #[test]
 fn a_take_against_the_close() {
     check(|| {
@@ -170,7 +170,7 @@ fn a_take_against_the_close() {
     });
 }
 
-/// A peer's push. The wrong one collects at the sender, as batching allocators do, and waits for company.
+/// A peer's push. The mutant collects boxes at the sender, as batching allocators do.
 fn free(home: &Returns<Parcel>, batch: &mut Vec<Box<Parcel>>) {
     let freed = parcel(1);
     if flag("model.returns.batches_at_the_sender") {
@@ -180,8 +180,8 @@ fn free(home: &Returns<Parcel>, batch: &mut Vec<Box<Parcel>>) {
     }
 }
 
-/// L6: a peer has freed, has told so, and does nothing any more until the owner is through. The owner finds the box
-/// without the peer's help, which is the whole point of not batching at the sender.
+/// L6: a peer has freed a box, has reported that, and does nothing more until the owner has finished. The owner finds
+/// the box without the peer's help. This is the reason not to batch at the sender.
 #[test]
 fn what_a_parked_peer_has_freed_is_there() {
     check(|| {
@@ -208,8 +208,8 @@ fn what_a_parked_peer_has_freed_is_there() {
     });
 }
 
-/// L6: an owner out of memory sleeps until something comes home, and does not sleep through it; the peer then waits for
-/// the owner, so there is nobody else to wake it.
+/// L6: an owner without memory sleeps until a box is returned, and the push wakes it. The peer then waits for the
+/// owner, so no other thread can wake the owner.
 #[test]
 fn an_owner_that_waits_for_a_free_wakes_up() {
     check(|| {

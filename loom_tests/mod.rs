@@ -1,4 +1,4 @@
-//! The loom models of `src/sync` and `src/gang`. The crate includes them, so that the code under test can be
+//! The loom models of `src/sync` and `src/gang`. The crate includes these files, so that the tested code can be
 //! private.
 //!
 //! `cargo loom` runs all of them, `cargo loom ring` those with `ring` in their path. No other build compiles them.

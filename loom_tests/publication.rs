@@ -1,5 +1,6 @@
-//! How a gradient piece reaches its neighbour: data in memory, a descriptor through the ring, an event to wake the
-//! peer; and the memory back the same way. Ring and event count together order the data, though neither knows it.
+//! Model of a gradient piece on its way to a neighbour: data in memory, a descriptor through the ring, an event that
+//! wakes the peer; then the memory is returned in this way. Ring and event count together order the data, although
+//! neither accesses it.
 
 use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
@@ -20,7 +21,7 @@ fn data_follows_its_descriptor_there_and_back() {
             move || {
                 for round in 1..=2 {
                     let piece = full_event.wait_until(None, || full_out.pop()).unwrap();
-                    // Reads, and leaves something for the owner.
+                    // Reads the data, and writes an answer for the owner.
                     assert_eq!(memory[piece].get(), round);
                     memory[piece].set(10 * round);
                     free_in.push(piece).unwrap();
@@ -39,7 +40,8 @@ fn data_follows_its_descriptor_there_and_back() {
     });
 }
 
-/// A sender that runs ahead of its peer's ring of one slot: who is told may sleep, and so may who waits for room.
+/// A sender runs ahead of its peer's ring of one slot: the receiver may sleep, and so may the sender that waits for
+/// room.
 #[test]
 fn room_is_told_too() {
     check(|| {

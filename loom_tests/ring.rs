@@ -1,4 +1,4 @@
-//! The ring: elements arrive once and in order, slots are not reused too early, the last element is not lost.
+//! Models of the ring: elements arrive once and in order, slots are not reused too early, the last element is not lost.
 
 use super::support::{Watched, bite, check, spawn};
 use crate::sync::{
@@ -7,7 +7,7 @@ use crate::sync::{
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts its drops. A std atomic: it is no part of the model, and is read after all threads have been joined.
+/// Counts its drops. A std atomic: it does not belong to the model, and is read after all threads have been joined.
 struct Token(usize, std::sync::Arc<AtomicUsize>);
 
 impl Drop for Token {
@@ -16,8 +16,8 @@ impl Drop for Token {
     }
 }
 
-/// Neither side waits for the other, so all orders of successes and failures occur, also pushes into a slot that has
-/// just been freed. What was pushed comes out in order; each element is dropped once; indices wrap on the way.
+/// Neither side waits for the other, so all orders of successes and failures occur, also pushes into a slot that was
+/// just freed. Pushed elements come out in order; each element is dropped once; the indices wrap on the way.
 fn order_and_drops(capacity: usize, start: usize, attempts: usize) {
     let drops = std::sync::Arc::new(AtomicUsize::new(0));
     let (mut producer, mut consumer) = channel_from(capacity, start);
@@ -26,7 +26,7 @@ fn order_and_drops(capacity: usize, start: usize, attempts: usize) {
     });
     let mut popped: Vec<_> = (0..attempts).filter_map(|_| consumer.pop()).map(|token| token.0).collect();
     let pushed = pushing.join().unwrap();
-    // One stays behind for the ring to drop, if one is there.
+    // One element stays in the ring, if there is one, so that the ring drops it.
     while consumer.len() > 1 {
         popped.push(consumer.pop().unwrap().0);
     }
@@ -64,7 +64,7 @@ fn batches() {
     });
 }
 
-/// Once the producer is seen to be gone, all that it pushed is there to be popped.
+/// A consumer that sees the producer's end can pop all elements that the producer has pushed.
 #[test]
 fn the_last_element_is_not_lost() {
     check(|| {
@@ -77,7 +77,7 @@ fn the_last_element_is_not_lost() {
     });
 }
 
-/// Once the consumer is seen to be gone, what it did is visible.
+/// A producer that sees the consumer's end also sees the consumer's work.
 #[test]
 fn the_consumer_leaves() {
     check(|| {

@@ -1,4 +1,4 @@
-//! Sequence and flag: who sees the number, or the flag, sees what was done before it was reached.
+//! Models of sequence and flag: a thread that sees the number or the flag sees all work done before it was raised.
 
 use super::support::{Watched, bite, check, publication, spawn};
 use crate::sync::{
@@ -16,7 +16,7 @@ fn flag() {
     check(|| publication::<Flag>(Flag::raise, Flag::is_raised));
 }
 
-/// The receiver of number 2 sees what the receiver of number 1 did before.
+/// The receiver of number 2 sees the earlier work of the receiver of number 1.
 #[test]
 fn fetch_advance() {
     check(|| {
@@ -35,7 +35,7 @@ fn fetch_advance() {
     });
 }
 
-/// Raising from two sides ends at the higher, in either order.
+/// Two threads raise the number: in either order, the higher value stays.
 #[test]
 fn raise_to_keeps_the_higher() {
     check(|| {

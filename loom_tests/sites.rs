@@ -1,6 +1,6 @@
-//! The table of mutants against the source: each site of the code is in the table, each entry of the table is a site,
-//! and no ordering stronger than `Relaxed` goes without a name. The unit test of `src/sync/site.rs`, with and without
-//! loom.
+//! Compares the table of mutants with the source: each site of the code is in the table, each entry of the table is a
+//! site, and every ordering stronger than `Relaxed` has a name. This is the unit test of `src/sync/site.rs`, with and
+//! without loom.
 
 pub(crate) mod table;
 

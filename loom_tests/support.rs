@@ -1,7 +1,7 @@
-//! Running models, and showing that they have teeth.
+//! Runs models, and proves that they find mistakes ("teeth").
 //!
-//! A model that passes says little until it is seen to fail. So for each ordering site of the code (`sync::site`) the
-//! table in `table.rs` names a model that must die when that one site is weakened, and how.
+//! A model that always passes proves little. So for each ordering site of the code (`sync::site`) the table in
+//! `table.rs` names a model that must fail if this one site is weakened, and the kind of its failure.
 
 use crate::sync::{
     shim::{self, Arc, UnsafeCell},
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Memory that loom watches: two accesses that nothing orders, one of them a write, end the model as a race.
+/// Memory that loom watches: two unordered accesses, one of them a write, end the model with a race.
 #[derive(Default)]
 pub struct Watched<T>(UnsafeCell<T>);
 
@@ -48,7 +48,7 @@ pub fn spawn<S: 'static, R: 'static>(state: &Arc<S>, f: impl FnOnce(&S) -> R + '
     shim::thread::spawn(move || f(&state))
 }
 
-/// One thread writes and calls `publish`. If `seen` then tells so, the other thread may read.
+/// One thread writes and calls `publish`. If `seen` then returns true, the other thread may read.
 pub fn publication<S: Default + 'static>(publish: fn(&S), seen: fn(&S) -> bool) {
     let state = Arc::new((S::default(), Watched::new(0)));
     let publishing = spawn(&state, move |state| {
@@ -61,13 +61,14 @@ pub fn publication<S: Default + 'static>(publish: fn(&S), seen: fn(&S) -> bool) 
     publishing.join().unwrap();
 }
 
-/// Explores all executions of `model` within the preemption bound; fails when there was only one, because such a model
-/// has nothing concurrent in it that loom can see.
+/// Explores all executions of `model` within the preemption bound. Fails if there is only one: then loom has seen no
+/// concurrency in the model.
 pub fn check(model: impl Fn() + Sync + Send + 'static) {
     check_within(3, model);
 }
 
-/// As [`check`] with a bound of at most `preemptions`, for models of three threads that take minutes with three.
+/// [`check`] with a bound of at most `preemptions`, for models of three threads that take minutes with a bound of
+/// three.
 /// `LOOM_MAX_PREEMPTIONS` above 3 lifts both bounds.
 pub fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -75,7 +76,7 @@ pub fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static
     if bound <= 3 {
         builder.preemption_bound = Some(bound.min(preemptions));
     }
-    // Either would end the exploration early and call it passed.
+    // Either limit would end the exploration early and report success.
     assert!(builder.max_permutations.is_none() && builder.max_duration.is_none(), "models run to their end");
     let (counter, start) = (std::sync::Arc::new(AtomicUsize::new(0)), Instant::now());
     let executions = counter.clone();
@@ -89,8 +90,7 @@ pub fn check_within(preemptions: usize, model: impl Fn() + Sync + Send + 'static
     assert!(executions > 1, "one execution: loom saw no concurrency in this model");
 }
 
-/// Runs each mutant of the table that belongs to `file` in a process of its own and demands that its model dies as
-/// the table says.
+/// Runs each mutant of `file` in a separate process, and demands that its model fails as the table says.
 pub fn bite(file: &str) {
     let mut survivors = Vec::new();
     let mut killed = 0;
@@ -143,8 +143,8 @@ fn text_of(from: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The death that the *first* panic message tells of; later ones may be its consequences. A model that ran out of
-/// branches, or a process that died without a word, proves nothing.
+/// The kind of failure, by the *first* panic message; later messages may be consequences. A model that ran out of
+/// branches, or a process that died without a message, proves nothing.
 fn verdict(err: &str) -> Result<Death, String> {
     let panics = err.split("panicked at ").nth(1).ok_or_else(|| format!("no panic message: {err}"))?;
     let mut lines = panics.lines().filter(|line| !line.trim().is_empty());

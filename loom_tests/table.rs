@@ -1,19 +1,19 @@
-//! Every ordering site, with the model that dies without it. `loom_tests/sites.rs` holds this against the source.
+//! Every ordering site, with the model that fails without it. `loom_tests/sites.rs` compares this with the source.
 
 use Death::{Assertion, Deadlock, Race};
 
-/// How a mutant dies.
+/// How a mutant fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
-    /// loom saw two accesses to a cell that nothing orders.
+    /// loom saw two unordered accesses to a cell.
     Race,
-    /// Everybody waits.
+    /// All threads wait.
     Deadlock,
     /// An assertion of the model or of the code.
     Assertion,
 }
 
-/// One mutant: the site (as for `GPU_POOL_MUTANT`), and the test that must die of it.
+/// One model and its mutants: sites, named as for `GPU_POOL_MUTANT`.
 pub struct Tooth {
     /// The test file.
     pub file: &'static str,
@@ -23,7 +23,7 @@ pub struct Tooth {
     pub mutants: &'static [(&'static str, Death)],
 }
 
-/// `mutants` must die in the model `model` of `file`.
+/// The model `model` of `file` must fail with each of `mutants`.
 const fn kills(file: &'static str, model: &'static str, mutants: &'static [(&'static str, Death)]) -> Tooth {
     Tooth { file, model, mutants }
 }

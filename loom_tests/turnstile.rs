@@ -1,5 +1,5 @@
-//! The turnstile: the device thread starts an entry or the caller takes it back, and the loser sees what the winner
-//! did.
+//! Model of the turnstile: either the device thread starts an entry or the caller withdraws it, and the loser sees the
+//! winner's work.
 
 use super::support::{Watched, bite, check, spawn};
 use crate::sync::{

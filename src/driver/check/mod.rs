@@ -1,45 +1,47 @@
-//! The checker: a driver around a driver that keeps account of who touched what, and which edges order it.
+//! The checker: a layer around a driver that records all accesses to memory and the edges that order them.
 //!
 //! # Contract
 //!
-//! [`wrap`] puts one [`Checker`] around the devices of a pool, software GPUs and CUDA devices alike. Every call goes
-//! through to the driver; one that is a mistake is refused instead, with a [`Report`] in its
-//! [`Fault`](super::Fault::report): nothing is submitted, and the account is as if it had not been made. What it finds
-//! is listed at [`Kind`].
+//! [`wrap`] puts one [`Checker`] around the devices of a pool, for software GPUs and CUDA devices alike. Every call is
+//! forwarded to the driver, except for mistakes: these are refused with a [`Report`] in the
+//! [`Fault`](super::Fault::report). A refused call submits nothing and does not change the account. [`Kind`] lists the
+//! mistakes that the checker finds.
 //!
-//! Two operations are ordered if they are on one stream; by an event, recorded after one and waited for before the
-//! other; by a flag that one's stream raises and the other's waits for ([`write_value`](super::Driver::write_value));
-//! or by a host thread that has waited for one and submits the other. Each host thread knows only what it has waited
-//! for itself, or has been told ([`Checker::release`], [`Checker::acquire`]). A host function
-//! ([`launch_host`](super::Driver::launch_host)) knows while it runs what comes before it on its stream.
+//! Two operations are ordered if one of these holds: they are on one stream; an event is recorded after the first and
+//! awaited before the second; the first one's stream raises a flag that the second one's stream waits for
+//! ([`write_value`](super::Driver::write_value)); a host thread has waited for the first and submits the second. Each
+//! host thread knows only the work that it has waited for, and the knowledge that other threads have given it
+//! ([`Checker::release`], [`Checker::acquire`]). A running host function ([`launch_host`](super::Driver::launch_host))
+//! knows the earlier work of its stream.
 //!
-//! Operations of a stream that captures touch nothing; each launch of the graph counts as all of them, in their order,
-//! and is refused as a whole.
+//! Operations of a capturing stream touch no memory. Each launch of the graph counts as all of its operations, in their
+//! order, and is refused as a whole.
 //!
-//! [`Check::Memory`] adds what no order can tell: the pool's own audit of what lies behind its buffers, whose finds are
-//! [`Report`]s like the others.
+//! [`Check::Memory`] adds mistakes that are independent of order: the pool audits the bytes behind its buffers, and
+//! reports its findings as [`Report`]s, too.
 //!
-//! What it does not see:
+//! Limits of the checker:
 //!
-//! * a flag that the host writes with a store of its own. A wait for it is taken to be ended by a thread that knew what
-//!   all threads together know when one of them learns that the wait is over; until then, conflicts that the flag might
-//!   order are not reported;
-//! * what is left of work on a lost device: its memory may be freed;
-//! * which word a spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for: that it reads what
-//!   another operation writes is a race to the checker, so such programs run without it;
-//! * an access by the host and then one by a device that another thread submits, if nothing orders the two threads:
-//!   Rust's borrows do where the memory is the library's;
-//! * what a kernel does beyond its declared arguments, and which bytes of an argument it really touches: `&mut` counts
-//!   as a write of all of it;
-//! * edges that the host makes between its own threads, as above.
+//! * It does not see a flag that the host writes with a store of its own. It assumes that such a wait is ended by a
+//!   thread with the knowledge that all threads together have when one of them learns that the wait is over. Until
+//!   then, it does not report conflicts that the flag might order.
+//! * It does not see unfinished work on a lost device: that device's memory may be freed.
+//! * It does not know the word that a spinning kernel ([`Kernel::resumable`](crate::Kernel::resumable)) waits for. Such
+//!   a kernel reads words that another operation writes, which is a race for the checker, so such programs run without
+//!   it.
+//! * It does not see an access by the host that is followed by an access of a device which another thread submits, if
+//!   no edge orders the two threads. For the library's own memory, Rust's borrows order them.
+//! * It does not see accesses of a kernel outside its declared arguments, nor the bytes of an argument that the kernel
+//!   really touches: `&mut` counts as a write of the whole argument.
+//! * It does not see edges that the host makes between its own threads, as above.
 //!
 //! # Mechanism
 //!
-//! Vector clocks (`clock`) for streams and host threads, and a map of who touched which bytes last (`shadow`).
-//! Everything happens when an operation is submitted, under one lock that is held while the call goes through (`judge`,
-//! `state`), so that two threads cannot slip by each other. Calls that wait, allocate or free are made without the
-//! lock; one that submits and blocks, as CUDA's do when a stream's queue is full, holds up the submissions of all other
-//! threads.
+//! There are vector clocks (`clock`) for streams and host threads, and a map of the last accesses of all bytes
+//! (`shadow`). Everything happens when an operation is submitted, under one lock that is held while the call is
+//! forwarded (`judge`, `state`), so that two threads cannot miss each other's submission. Calls that wait, allocate or
+//! free are made without the lock. A submission that blocks (CUDA's do when a stream's queue is full) delays the
+//! submissions of all other threads.
 
 mod calls;
 mod checked;
@@ -80,29 +82,29 @@ use std::{
     sync::{Arc, Weak},
 };
 
-/// What a pool's checker looks for; see [`Builder::check`](crate::Builder::check).
+/// The mistakes that a pool's checker looks for; see [`Builder::check`](crate::Builder::check).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Check {
     /// Nothing; costs nothing.
     #[default]
     Off,
-    /// Accesses that no stream, event or wait of the host orders, and their kin.
+    /// Accesses that no stream, event or wait of the host orders, and the related mistakes in [`Kind`].
     Races,
-    /// The same, and writes past the end of a buffer. The pool leaves a red zone of 256 bytes or more behind every
-    /// buffer and looks at it when the buffer has been dropped; and it fills what was dropped with the byte `0xCB`, so
-    /// that whoever reads it all the same finds no plausible numbers. It tells what was overwritten
-    /// ([`Kind::OutOfBounds`]) when the scope ends, or when the pool is closed; an operation is not refused, since what
-    /// a kernel does with its arguments cannot be known before it has run.
+    /// Everything in `Races`, and writes past the end of a buffer. The pool leaves a red zone of 256 bytes or more
+    /// behind every buffer, and checks it after the drop of the buffer. It fills dropped buffers with the byte `0xCB`,
+    /// so that a late read finds no plausible numbers. It reports overwritten bytes ([`Kind::OutOfBounds`]) at the end
+    /// of the scope, or when the pool is closed. No operation is refused for this, since the accesses of a kernel are
+    /// not known before it has run.
     ///
-    /// A buffer counts as dropped when its device's thread has seen it. Buffers that outlive their pool, and managed
-    /// memory ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not looked at; nor, where operations run one at a time,
-    /// buffers that other devices have used or other threads have dropped, since that would depend on time. Costs,
-    /// besides what `Races` does, the memory, two fills and a copy for each buffer.
+    /// A buffer counts as dropped when its device's thread has seen the drop. Buffers that outlive their pool, and
+    /// managed memory ([`UnifiedBuffer`](crate::UnifiedBuffer)), are not checked. If operations run one at a time,
+    /// neither are buffers that other devices have used or other threads have dropped, since that would depend on time.
+    /// In addition to the costs of `Races`, each buffer costs the memory of the red zone, two fills and a copy.
     Memory,
 }
 
-/// Puts one checker around all of these devices. Those that have one already stay as they are.
+/// Puts one checker around all of these devices. Devices that already have one are not changed.
 ///
 /// ```
 /// # use gpu_pool::driver::{check::{self, Kind}, host};
@@ -129,7 +131,7 @@ pub fn wrap(drivers: Vec<DriverRef>) -> Vec<DriverRef> {
 }
 
 impl dyn Driver {
-    /// The checker that keeps account of this device's work, and the device's number there; see [`wrap`].
+    /// The checker of this device, and the device's number in it; see [`wrap`].
     pub fn checker(&self) -> Option<(&Arc<Checker>, usize)> {
         checked(self).map(|checked| (&checked.checker, checked.index))
     }
@@ -145,24 +147,24 @@ fn checked<'a>(mut driver: &'a (dyn Driver + 'static)) -> Option<&'a Checked> {
     }
 }
 
-/// What a pool keeps of its checker, for one device.
+/// A pool's access to its checker, for one device.
 pub(crate) struct Watch {
     pub(crate) checker: Arc<Checker>,
-    /// The device's number there. A pool of survivors has other numbers.
+    /// The device's number in the checker. In a pool of survivors the ordinals of devices differ from it.
     pub(crate) device: usize,
-    /// The device, for calls that the checker is not to see.
+    /// The device, for calls that the checker must not see.
     pub(crate) unwatched: DriverRef,
 }
 
 impl Watch {
-    /// None where no checker is.
+    /// `None` if there is no checker.
     pub(crate) fn of(driver: &DriverRef) -> Option<Watch> {
         let Checked { inner, index, checker } = checked(&**driver)?;
         Some(Watch { checker: checker.clone(), device: *index, unwatched: inner.clone() })
     }
 }
 
-/// What the devices of one [`wrap`] have done.
+/// The account of the devices of one [`wrap`].
 pub struct Checker {
     state: Mutex<State>,
     me: Weak<Checker>,
@@ -171,39 +173,39 @@ pub struct Checker {
 impl Checker {
     fn new(devices: usize) -> Arc<Self> {
         let mut state = State::new(devices);
-        // The seat of threads that are ending.
+        // The seat that all ending threads share.
         state.host_enters();
         Arc::new_cyclic(|me| Checker { state: Mutex::new(state), me: me.clone() })
     }
 
-    /// A pool hands out a block of memory that it has from the driver. Without `zeroed`, its bytes count as unwritten.
+    /// A pool hands out a block of driver memory. Without `zeroed`, its bytes count as unwritten.
     pub(crate) fn allocated(&self, address: Address, bytes: usize, device: Option<usize>, zeroed: bool) {
         self.state.lock().heap.hand_out(address..address + bytes as u64, device, zeroed);
     }
 
-    /// The buffer that starts here, or was the last to: for reports of others.
+    /// The buffer that starts here, live or freed, for reports of other modules.
     pub(crate) fn buffer(&self, address: Address) -> Option<Allocation> {
         self.state.lock().heap.block(address).map(note::allocation)
     }
 
-    /// The block that starts here is at rest again.
+    /// The block that starts here is free again.
     pub(crate) fn freed(&self, address: Address) {
         self.state.lock().heap.take_back(address);
     }
 
-    /// The calling thread is about to touch page-locked or managed memory. The crate's own buffers say so themselves;
-    /// those who use drivers without a pool do it here.
+    /// The calling thread is about to access page-locked or managed memory. The crate's own buffers call this
+    /// themselves; programs that use drivers without a pool must call it.
     ///
     /// # Errors
-    /// What is wrong with it: a device's operation on these bytes that the thread has not waited for
-    /// ([`Kind::HostAccess`]), memory that was freed.
+    /// The mistake: a device's operation on these bytes that the thread has not waited for ([`Kind::HostAccess`]), or
+    /// freed memory.
     pub fn host_access(&self, address: Address, bytes: usize, write: bool) -> Result<(), Arc<Report>> {
         let (mut state, by) = self.enter();
         let manner = if write { Manner::WRITE } else { Manner::READ };
         state.host_access(by, Operand { address, bytes, manner })
     }
 
-    /// Somebody else submits an operation to a stream, by calls that do not come this way.
+    /// Other code submits an operation to a stream by calls that do not pass this layer.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn lent(
         &self,
@@ -219,7 +221,7 @@ impl Checker {
         state.lend(by, (device, stream.0), call, Operand { address, bytes, manner })
     }
 
-    /// The calling thread is about to tell others how far a stream is, as far as it knows.
+    /// The calling thread is about to publish its knowledge of a stream's progress.
     pub(crate) fn publish(&self, device: usize, stream: RawStream) {
         let (mut state, by) = self.enter();
         let clock = state.host(by).clock.clone();
@@ -228,8 +230,8 @@ impl Checker {
         }
     }
 
-    /// The calling thread reads from a stream's own word how far it is, for others to [`observe`](Self::observe). The
-    /// thread itself learns nothing: it may have been tidying up only, and what it happens to see depends on time.
+    /// The calling thread reads a stream's progress word, for other threads to [`observe`](Self::observe). The thread
+    /// itself gains no knowledge: it may have been cleaning up only, and the value that it sees depends on time.
     pub(crate) fn publish_word(
         &self,
         device: usize,
@@ -239,7 +241,7 @@ impl Checker {
     ) -> u64 {
         let mut state = self.state.lock();
         let State { flags, streams, .. } = &mut *state;
-        // Under the lock, so that whoever wrote the value is in the account.
+        // Under the lock, so that the writer of the value is already in the account.
         let value = read();
         if let (Some(clock), Some(stream)) = (flags.seen(address, value), streams.get_mut(&(device, stream.0))) {
             stream.done.join(&clock);
@@ -247,7 +249,7 @@ impl Checker {
         value
     }
 
-    /// The calling thread has read how far a stream is.
+    /// The calling thread has read a stream's progress.
     pub(crate) fn observe(&self, device: usize, stream: RawStream) {
         let (mut state, by) = self.enter();
         if let Some(done) = state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()) {
@@ -255,13 +257,13 @@ impl Checker {
         }
     }
 
-    /// What the calling thread would know if it read how far a stream is.
+    /// The knowledge that the calling thread would gain from a stream's progress.
     pub(crate) fn observed(&self, device: usize, stream: RawStream) -> Token {
         let state = self.state.lock();
         Token::new(state.streams.get(&(device, stream.0)).map(|stream| stream.done.clone()).unwrap_or_default())
     }
 
-    /// A pool keeps an event for another use: until it is recorded again there is nothing to wait for.
+    /// A pool keeps an event for reuse: until its next record, a wait for it has no effect.
     pub(crate) fn forget_event(&self, device: usize, event: RawEvent) {
         if let Some(event) = self.state.lock().events.get_mut(&(device, event.0)) {
             event.record = None;
