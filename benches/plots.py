@@ -84,7 +84,8 @@ def escape(text):
 
 
 def words(x, y, text, size=13, anchor="start", fill="#2d343c"):
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" {FONT} fill="{fill}">{escape(text)}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} {FONT} fill="{fill}">{escape(text)}</text>'
 
 
 def line(x1, y1, x2, y2, colour="#d5dae0", width=1):
@@ -140,7 +141,8 @@ def dots(bench, rows):
         out += [line(left, top + step * (at + 1), width - right, top + step * (at + 1)), words(16, middle + 4, label)]
         for machine, ratio in points:
             y = middle + 7 * (machines.index(machine) - (len(machines) - 1) / 2)
-            out.append(f'<circle cx="{place(ratio):.1f}" cy="{y:.1f}" r="4" fill="{colours[machine]}" fill-opacity="0.75"/>')
+            at = f'cx="{place(ratio):.1f}" cy="{y:.1f}"'
+            out.append(f'<circle {at} r="4" fill="{colours[machine]}" fill-opacity="0.75"/>')
     axis = AXES.get(bench, "the other's time / time here; right of 1: this crate is faster")
     out.append(words(width - right, bottom + 38, axis, 12, "end"))
     return page(width, bottom + 50, out)
@@ -159,11 +161,15 @@ def curves(heading, found, name_of_size):
     for tick in (0.8, 0.9, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0):
         if low <= tick <= high:
             dark = ("#2d343c", 1.5) if tick == 1.0 else ()
-            out += [line(left, up(tick), width - right, up(tick), *dark), words(left - 8, up(tick) + 4, f"{tick:g}", 12, "end")]
+            out += [
+                line(left, up(tick), width - right, up(tick), *dark),
+                words(left - 8, up(tick) + 4, f"{tick:g}", 12, "end"),
+            ]
     for size in sizes[::2]:
         out.append(words(across(size), bottom + 20, name_of_size(size), 11, "middle"))
     for name, points in found.items():
         path = " ".join(f"{across(size):.1f},{up(ratio):.1f}" for size, ratio in sorted(points.items()))
         out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2"/>')
-    out.append(words(width - right, height - 14, "best time of NCCL / time here; above 1: this crate is faster", 12, "end"))
+    axis = "best time of NCCL / time here; above 1: this crate is faster"
+    out.append(words(width - right, height - 14, axis, 12, "end"))
     return page(width, height, out)

@@ -13,7 +13,7 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
 * `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
 * `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
 * `headlines:all`: the README's table.
-* `value <bench>; <machine>; <case>`, within a sentence: the value of a case. With `; <peer>` after it, the peer's value.
+* `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
   sweep.
 """
@@ -36,21 +36,30 @@ INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 TARGETS = {
     "memory": [
         ("4 KiB from the pool and back, one device thread", "<= 30 ns", r"gpu/small/pair_4K/one", None),
-        ("the same on all device threads at once: rate of each, for that of one alone", ">= 0.95", r"gpu/small/pair_4K/all", "one thread"),
-        ("the same: times as fast as `cuMemAllocAsync` + `cuMemFreeAsync`", ">= 200", r"gpu/small/pair_4K/all", "cuMemAllocAsync"),
+        ("the same on all device threads at once: rate of each, for that of one alone",
+         ">= 0.95", r"gpu/small/pair_4K/all", "one thread"),
+        ("the same: times as fast as `cuMemAllocAsync` + `cuMemFreeAsync`",
+         ">= 200", r"gpu/small/pair_4K/all", "cuMemAllocAsync"),
         ("the same: times as fast as PyTorch's allocator", ">= 5", r"gpu/small/pair_4K/all", "PyTorch"),
         ("large blocks, split and joined, with 10, 100, 1000 and 10,000 live", "<= 100 ns", r"gpu/large/\d+", None),
         ("drop on a plain thread; with three of them", "<= 50 ns", r"gpu/remote/thread/\d", None),
         ("drop on another device's thread; on three", "<= 10 ns", r"gpu/remote/device/\d", None),
-        ("another stream's memory, in use: waits put into the stream, for each block", "<= 1", r"gpu/steal/in_flight/waits", None),
+        ("another stream's memory, in use: waits put into the stream, for each block",
+         "<= 1", r"gpu/steal/in_flight/waits", None),
         ("the same, ordered already or over", "0", r"gpu/steal/(ordered|over)/waits", None),
-        ("`random_allocations`: driver calls of the second replay, most of 12", "0", r"gpu/rmm_random/\d+/\d+/driver_calls", None),
-        ("`random_allocations`: bytes held for bytes needed, worst of 12", "<= 1.10", r"gpu/rmm_random/\d+/\d+/reserved", None),
-        ("the same with `memory_slack(1.1)`, which moves memory: from 256 MiB requests on, worst of 6", "<= 1.10", r"gpu/rmm_random/.*/slack/reserved", None),
-        ("`random_allocations`: times as fast as the driver's pool, worst of 12", "> 1", r"gpu/rmm_random/\d+/\d+", "cuMemAllocAsync"),
+        ("`random_allocations`: driver calls of the second replay, most of 12",
+         "0", r"gpu/rmm_random/\d+/\d+/driver_calls", None),
+        ("`random_allocations`: bytes held for bytes needed, worst of 12",
+         "<= 1.10", r"gpu/rmm_random/\d+/\d+/reserved", None),
+        ("the same with `memory_slack(1.1)`, which moves memory: from 256 MiB requests on, worst of 6",
+         "<= 1.10", r"gpu/rmm_random/.*/slack/reserved", None),
+        ("`random_allocations`: times as fast as the driver's pool, worst of 12",
+         "> 1", r"gpu/rmm_random/\d+/\d+", "cuMemAllocAsync"),
         ("the same with `memory_slack(1.1)`, worst of 6", "> 1", r"gpu/rmm_random/.*/slack", "cuMemAllocAsync"),
-        ("`multi_stream_allocations`, fresh against prewarmed, 1, 2 and 4 streams", "1", r"gpu/rmm_streams/\d", "prewarmed"),
-        ("the loops of pytorch#193400 and #35901 under a limit: requests refused, most of 3", "0", r"gpu/fragmentation/.*/refused", None),
+        ("`multi_stream_allocations`, fresh against prewarmed, 1, 2 and 4 streams",
+         "1", r"gpu/rmm_streams/\d", "prewarmed"),
+        ("the loops of pytorch#193400 and #35901 under a limit: requests refused, most of 3",
+         "0", r"gpu/fragmentation/.*/refused", None),
         ("asking whether work is over", "<= 5 ns", r"gpu/words/is_complete", None),
     ],
     # Sweeps, on all devices of a machine: the curve, and which of the ratios NCCL's best / here over its sizes counts.
@@ -73,14 +82,17 @@ TARGETS = {
         *(
             (f"`all_reduce` f32 of {words} on 8 GPUs", f"<= {micros} us", rf"gpu/all_reduce/f32/8/{size}", None)
             for words, size, micros in [
-                ("1 KB", 1 << 10, 6.2), ("16 KB", 1 << 14, 6.3), ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
-                ("4 MB", 1 << 22, 29), ("16 MB", 1 << 24, 97), ("64 MB", 1 << 26, 335), ("256 MB", 1 << 28, 1290), ("1 GB", 1 << 30, 4900),
+                ("1 KB", 1 << 10, 6.2), ("16 KB", 1 << 14, 6.3),
+                ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
+                ("4 MB", 1 << 22, 29), ("16 MB", 1 << 24, 97),
+                ("64 MB", 1 << 26, 335), ("256 MB", 1 << 28, 1290), ("1 GB", 1 << 30, 4900),
             ]
         ),
         *(
             (f"the same in a graph, {words}", f"<= {micros} us", rf"gpu/graph/all_reduce/f32/8/{size}", None)
             for words, size, micros in [
-                ("1 KB", 1 << 10, 4.0), ("16 KB", 1 << 14, 5.0), ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
+                ("1 KB", 1 << 10, 4.0), ("16 KB", 1 << 14, 5.0),
+                ("64 KB", 1 << 16, 7.5), ("256 KB", 1 << 18, 8.5), ("1 MB", 1 << 20, 12.5),
             ]
         ),
         ("set-up of a further pool, until its first all-reduce is over", "<= 50 ms", r"gpu/setup/\d+", None),
@@ -180,7 +192,8 @@ def table(bench):
         peer, unit = row.get("peer") or "", row["unit"]
         theirs = f"{number(row.get('peer_value'))} {unit}" if row.get("peer_value") is not None else ""
         ratio = f"{row['ratio']:.2f}" if row.get("ratio") is not None else ""
-        out.append(f"| {row['case']} | {row['machine']} | {number(row['value'])} {unit} | {peer} | {theirs} | {ratio} |")
+        ours = f"{number(row['value'])} {unit}"
+        out.append(f"| {row['case']} | {row['machine']} | {ours} | {peer} | {theirs} | {ratio} |")
     return "\n".join(out) + "\n"
 
 
@@ -278,11 +291,14 @@ def rest(bench):
 
 # The README's numbers: words, source (bench, machine, case, peer), and section in the page of tables.
 HEADLINES = [
-    ("a closure on both GPUs and back, against `rayon::broadcast`", ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "a-scope"),
-    ("a further pool until its first all-reduce is over, against NCCL", ("collectives", "2 x NVIDIA H200", "gpu/setup/2", "NCCL"), "collectives"),
+    ("a closure on both GPUs and back, against `rayon::broadcast`",
+     ("scope", "2 x NVIDIA H200", "gpu/2", "rayon"), "a-scope"),
+    ("a further pool until its first all-reduce is over, against NCCL",
+     ("collectives", "2 x NVIDIA H200", "gpu/setup/2", "NCCL"), "collectives"),
     ("4 KiB of memory and back on 4 threads, against `cuMemAllocAsync`",
      ("memory", "4 x NVIDIA H200", "gpu/small/pair_4K/all", "cuMemAllocAsync"), "memory"),
-    ("a training step of 8192 rows on 2 GPUs, against PyTorch's DDP", ("overlap", "2 x NVIDIA H200", "gpu/step/2/8192", "DDP"), "gradients"),
+    ("a training step of 8192 rows on 2 GPUs, against PyTorch's DDP",
+     ("overlap", "2 x NVIDIA H200", "gpu/step/2/8192", "DDP"), "gradients"),
 ]
 
 
@@ -290,7 +306,8 @@ def headlines(_):
     out = ["| | here | other | times as fast | |", "|---|---:|---:|---:|---|"]
     link = lambda section: f"[how](docs/src/measured.md#{section})"
     means = " / ".join(ratio(f"{n} x NVIDIA H200", "all_reduce", "f32", str(n), "mean") for n in (2, 4, 8))
-    out.append(f"| `all_reduce` of f32, mean of 1 KB to 1 GB, 2 / 4 / 8 GPUs, against NCCL | | | {means} | {link('collectives')} |")
+    words = "`all_reduce` of f32, mean of 1 KB to 1 GB, 2 / 4 / 8 GPUs, against NCCL"
+    out.append(f"| {words} | | | {means} | {link('collectives')} |")
     for words, at, section in HEADLINES:
         row = case(*at)
         here, other = (f"{number(row[key])} {row['unit']}" for key in ("value", "peer_value"))
@@ -319,7 +336,9 @@ def ratio(machine, operation, dtype, devices, what):
 
 def filled(page):
     """The page with the text that its comments choose."""
-    write = {"measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "headlines": headlines}
+    write = {
+        "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "headlines": headlines,
+    }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)
     return INLINE.sub(lambda m: m[1] + inline[m[2]](*re.split(r";\s+", m[3])) + m[4], page)
