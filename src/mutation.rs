@@ -161,7 +161,7 @@ mod tests {
         assert_eq!((report.kind, report.bytes.clone()), (Kind::Race, 0..4000));
         let before = report.before.as_ref().unwrap();
         assert_eq!((before.op, report.now.op), ("zeros", "scale"));
-        assert!(before.site.unwrap().file().ends_with("inject.rs") && before.site != report.now.site, "{report}");
+        assert!(before.site.unwrap().file().ends_with("mutation.rs") && before.site != report.now.site, "{report}");
     }
 
     #[test]
