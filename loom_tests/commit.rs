@@ -2,10 +2,7 @@
 //! gang.
 
 use super::support::{Watched, bite, check, publication, spawn};
-use crate::sync::{
-    CommitWord,
-    shim::{Arc, thread},
-};
+use crate::sync::{CommitWord, shim::Arc};
 
 fn carried_through(word: &CommitWord) -> u64 {
     (1..=2).take_while(|&seq| word.commit(seq)).count() as u64

@@ -5,10 +5,7 @@ use super::support::{Watched, bite, check, spawn};
 use crate::{
     Error,
     gang::Gang,
-    sync::{
-        EventCount,
-        shim::{Arc, thread},
-    },
+    sync::{EventCount, shim::Arc},
 };
 
 fn failure(by: usize) -> Error {

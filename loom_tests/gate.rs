@@ -1,10 +1,7 @@
 //! Models of the gate: after close and drain no thread is inside, none can enter, and all work done inside is visible.
 
 use super::support::{Watched, bite, check, publication, spawn};
-use crate::sync::{
-    Gate,
-    shim::{Arc, thread},
-};
+use crate::sync::{Gate, shim::Arc};
 
 /// Two submitters race with a shutdown. Submitters use the data with a pass; the shutdown uses it after the drain.
 #[test]

@@ -1,10 +1,7 @@
 //! Models of the inbox: each element reaches one taker, with its sender's writes, in its sender's order.
 
 use super::support::{bite, check, spawn};
-use crate::sync::{
-    Inbox,
-    shim::{Arc, thread},
-};
+use crate::sync::{Inbox, shim::Arc};
 
 #[test]
 fn two_senders_one_taker() {

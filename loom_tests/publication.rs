@@ -51,7 +51,7 @@ fn room_is_told_too() {
             for round in 1..=2 {
                 assert_eq!(events[1].wait_until(None, || from.pop()), Some(round));
                 if !flag("model.publication.room_is_not_told") {
-                    EventCount::notify_all([events[0]]);
+                    EventCount::notify_all([&events[0]]);
                 }
             }
         });

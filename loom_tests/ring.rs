@@ -21,8 +21,9 @@ impl Drop for Token {
 fn order_and_drops(capacity: usize, start: usize, attempts: usize) {
     let drops = std::sync::Arc::new(AtomicUsize::new(0));
     let (mut producer, mut consumer) = channel_from(capacity, start);
-    let pushing = spawn(&drops, move |drops| {
-        (0..attempts).filter(|&i| producer.push(Token(i, drops.clone())).is_ok()).collect::<Vec<_>>()
+    let pushing = thread::spawn({
+        let drops = drops.clone();
+        move || (0..attempts).filter(|&i| producer.push(Token(i, drops.clone())).is_ok()).collect::<Vec<_>>()
     });
     let mut popped: Vec<_> = (0..attempts).filter_map(|_| consumer.pop()).map(|token| token.0).collect();
     let pushed = pushing.join().unwrap();

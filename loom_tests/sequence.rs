@@ -1,10 +1,7 @@
 //! Models of sequence and flag: a thread that sees the number or the flag sees all work done before it was raised.
 
 use super::support::{Watched, bite, check, publication, spawn};
-use crate::sync::{
-    Flag, Sequence,
-    shim::{Arc, thread},
-};
+use crate::sync::{Flag, Sequence, shim::Arc};
 
 #[test]
 fn raise_to() {

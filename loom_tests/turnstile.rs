@@ -2,10 +2,7 @@
 //! winner's work.
 
 use super::support::{Watched, bite, check, spawn};
-use crate::sync::{
-    Turnstile,
-    shim::{Arc, thread},
-};
+use crate::sync::{Turnstile, shim::Arc};
 
 #[test]
 fn start_against_withdraw() {

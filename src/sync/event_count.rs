@@ -93,12 +93,6 @@ pub struct EventCount {
     ended: Condvar,
 }
 
-impl Default for EventCount {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl EventCount {
     /// An event count without waiters.
     ///

@@ -61,3 +61,14 @@ pub(crate) use spares::Spares;
 pub(crate) use thread_only::{NotDeviceThreadOnly, device_thread_only};
 pub(crate) use turnstile::Turnstile;
 pub(crate) use word::{load_word, raise_word, store_word};
+
+macro_rules! default_is_new {
+    ($($type:ty),*) => {$(
+        impl Default for $type {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+    )*};
+}
+default_is_new!(CommitWord, EventCount, Flag, Gate, LaunchGate, RefCount, Sequence, Turnstile);

@@ -49,12 +49,7 @@ use std::{fmt, mem::MaybeUninit};
 /// let (mut producer, mut consumer) = gpu_pool::sync::ring::channel(2);
 /// let thread = std::thread::spawn(move || (0..100).for_each(|i| while producer.push(i).is_err() {}));
 /// for expected in 0..100 {
-///     let got = loop {
-///         if let Some(got) = consumer.pop() {
-///             break got;
-///         }
-///     };
-///     assert_eq!(got, expected);
+///     assert_eq!(std::iter::repeat_with(|| consumer.pop()).find_map(|got| got), Some(expected));
 /// }
 /// # thread.join().unwrap();
 /// ```

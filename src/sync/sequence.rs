@@ -12,12 +12,6 @@ use super::{
 #[derive(Debug)]
 pub struct Sequence(AtomicU64);
 
-impl Default for Sequence {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Sequence {
     /// Starts at 0.
     pub fn new() -> Self {
@@ -53,12 +47,6 @@ impl Sequence {
 /// A flag that is raised once. A thread that sees it raised sees everything done before.
 #[derive(Debug)]
 pub struct Flag(AtomicBool);
-
-impl Default for Flag {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 impl Flag {
     /// Not raised.
