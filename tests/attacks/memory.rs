@@ -168,7 +168,8 @@ fn a_graph_launch_and_what_another_device_does_meanwhile_are_ordered_or_reported
                 *slot.lock().unwrap() = Some(x);
                 begun.store(round, SeqCst);
                 dev.launch_graph(&graph)?;
-                support::until("it is back", || back.load(SeqCst) == round)?;
+                support::until("it is back", || back.load(SeqCst) == round || dev.check().is_err())?;
+                dev.check()?;
                 x = slot.lock().unwrap().take().unwrap();
                 dev.synchronize()?;
             }
