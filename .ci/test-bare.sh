@@ -7,5 +7,5 @@ cargo build --no-default-features
 cargo test --no-default-features --lib
 
 # What is behind a feature that `cargo test` does not have: machines from files.
-cargo test --features topology-files --test virtual_time
+cargo test --features topology-files --test schedules virtual_time::
 cargo test --features topology-files --doc topology

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests, as the README says to run them; doc tests are among them.
+# The tests, as the README says to run them, and with all cases of the long ones; doc tests are among them.
 source "$(dirname "$0")/env.sh"
 
-cargo test
+GPU_POOL_LONG=1 cargo test

@@ -44,9 +44,14 @@ fn train(arguments: &[&str]) -> Output {
     command.args(["--backend", "host"]).args(arguments).current_dir(folder("cwd")).output().unwrap()
 }
 
-/// Cases of a property: more with `GPU_POOL_LONG=1`.
+/// Whether `GPU_POOL_LONG=1` asks for long runs.
+fn long() -> bool {
+    env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1")
+}
+
+/// Cases of a property.
 fn cases(usual: u32) -> u32 {
-    if env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1") { 100 * usual } else { usual }
+    if long() { 100 * usual } else { usual }
 }
 
 /// A folder of this test's own.
@@ -85,9 +90,11 @@ fn value<'a>(output: &'a str, key: &str) -> &'a str {
     rest.split_whitespace().next().unwrap()
 }
 
-/// The whole promise on this many devices.
+/// The whole promise on this many devices: in a few epochs at a high learning rate, or with `GPU_POOL_LONG=1` in as many
+/// as by default.
 fn learns_on(devices: &str) {
-    let output = succeeds(&["--devices", devices, "--check"]);
+    let (few, epochs): (&[&str], usize) = if long() { (&[], 60) } else { (&["--epochs", "12", "--lr", "0.8"], 12) };
+    let output = succeeds(&[&["--devices", devices, "--check"], few].concat());
     let accuracy: f64 = value(&output, "held-out accuracy ").parse().unwrap();
     assert!(accuracy >= 0.97, "{output}");
     assert!(output.contains(&format!("weights are bitwise equal on {devices} device")), "{output}");
@@ -96,7 +103,7 @@ fn learns_on(devices: &str) {
     let rows = |line: &str| line.split(['│', '┆']).nth(3).and_then(|cell| cell.trim().parse::<usize>().ok());
     let rows: Vec<usize> = output.lines().filter_map(rows).collect();
     assert_eq!(rows.len().to_string(), devices, "{output}");
-    assert_eq!(rows.iter().sum::<usize>(), 60 * 1437, "{output}");
+    assert_eq!(rows.iter().sum::<usize>(), epochs * 1437, "{output}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 33] = [
+const KNOWN: [&str; 25] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -36,17 +36,9 @@ const KNOWN: [&str; 33] = [
     "RECORD_MEMORY",
     "SEED",
     "SHARE",
-    "TEST_ENV_CHILD",
-    "TEST_FORK_CHILD",
-    "TEST_LOST_GPU",
-    "TEST_MEMORY_ALONE",
-    "TEST_MEMORY_ENDING",
-    "TEST_NO_CUDA_CHILD",
     "TEST_PEERS",
-    "TEST_STOPPED_CHILD",
-    "TEST_SUBSCRIBER_CHILD",
+    "TEST_TASK",
     "TEST_TOO_MANY_HANDLES",
-    "TEST_UNWINDING_CHILD",
     "TIMEOUT",
     "TORCH",
     "TUNE",

@@ -1,5 +1,6 @@
 //! What safe code could do to the library if it wanted to; each of these once worked.
 
+use crate::support::{PATIENCE, guarded};
 use gpu_pool::{AsView, AsViewMut, DeviceBuffer, DeviceView, DeviceViewMut, Error, GpuPool, Matrix, Result};
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -72,15 +73,8 @@ fn every_other_operation_does_too() {
     assert_eq!(hit, 0);
 }
 
-/// Runs `f` on a thread and fails when it does not come back.
-fn comes_back<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, wait) = mpsc::channel();
-    thread::spawn(move || done.send(f()));
-    wait.recv_timeout(Duration::from_secs(30)).expect("it hangs, or it panicked")
-}
-
 fn two() -> GpuPool {
-    GpuPool::builder().check(gpu_pool::Check::Races).host(2).timeout(Duration::from_secs(2)).build().unwrap()
+    GpuPool::builder().check(gpu_pool::Check::Races).host(2).timeout(PATIENCE / 2).build().unwrap()
 }
 
 /// Converting the library's error runs the caller's code: on the caller's thread, not where peers wait for it.
@@ -98,7 +92,7 @@ fn an_error_conversion_that_panics_reaches_the_caller() {
             f.write_str("refuses")
         }
     }
-    comes_back(|| {
+    guarded(|| {
         let pool = two();
         let scope = || pool.try_run::<_, (), Refuses>(|dev, _| if dev.index() == 0 { panic!("first") } else { Ok(()) });
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(scope)).is_err());
@@ -125,7 +119,7 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
             f.write_str("homesick")
         }
     }
-    comes_back(|| {
+    guarded(|| {
         let pool = two();
         assert!(pool.try_run::<_, (), Homesick>(|_, _| Err(Homesick)).is_err());
         assert_eq!(pool.run(|dev, _| dev.exchange(dev.index())).unwrap(), [[0, 1], [0, 1]]);
@@ -135,7 +129,7 @@ fn errors_of_the_caller_are_dropped_on_its_thread() {
 /// A scope that waits for a stuck device is not kept waiting by the life of others.
 #[test]
 fn a_scope_behind_a_stuck_one_times_out_while_other_devices_work() {
-    let error = comes_back(|| {
+    let error = guarded(|| {
         let pool = GpuPool::builder()
             .check(gpu_pool::Check::Races)
             .host(2)

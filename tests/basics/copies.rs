@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    support::{self, bytes, failure, slow_add, slow_copy},
+    support::{self, all_are, bytes, failure, slow_add, slow_copy},
 };
 use gpu_pool::{AsViewMut, DeviceBuffer, Error, PinnedBuffer};
 use parking_lot::Mutex;
@@ -118,7 +118,7 @@ on_both! {
                 let x = dev.upload_pinned(pinned)?;
                 // which the next write does not overtake,
                 pinned.as_mut_slice()?.fill(u32::MAX);
-                assert!(dev.download(&x)?.iter().all(|&x| x == round));
+                assert!(all_are(&dev.download(&x)?, round));
                 // and back, where reading waits.
                 let mut y = dev.zeros::<u32>(100_000)?;
                 slow_add(dev, &mut y, round + 7, 20_000)?;
@@ -147,7 +147,7 @@ on_both! {
                 let mut other = dev.pinned::<u32>(50_000)?;
                 assert!(other.as_slice()?.iter().all(|&x| x == 0));
                 other.as_mut_slice()?.fill(u32::MAX);
-                assert!(dev.download(&x)?.iter().all(|&x| x == round));
+                assert!(all_are(&dev.download(&x)?, round));
             }
             Ok(())
         })
@@ -179,9 +179,9 @@ on_both! {
                 let theirs = dev.exchange(Arc::new(first))?[(dev.rank() + 1) % n].clone();
                 let here = theirs.copy_to(&on)?;
                 dev.barrier()?;
-                assert!(on.download(&here)?.iter().all(|&x| x == 9) && on.download(&second)?.iter().all(|&x| x == 8));
+                assert!(all_are(&on.download(&here)?, 9) && all_are(&on.download(&second)?, 8));
                 for x in &x {
-                    assert!(dev.download(x)?.iter().all(|&x| x == 5), "a transfer was overwritten before it ran");
+                    assert!(all_are(&dev.download(x)?, 5), "a transfer was overwritten before it ran");
                 }
                 Ok(())
             })

@@ -1,9 +1,6 @@
 //! cudarc takes our buffers, and what it is handed is ordered and kept alive.
 
-use crate::{
-    on_both,
-    support::{self, on_cuda},
-};
+use crate::{on_both, support::on_cuda};
 use cudarc::{
     cublas::{Asum, AsumConfig, CudaBlas},
     driver::{LaunchConfig, PushKernelArg},
@@ -185,7 +182,7 @@ fn cuda_source_is_compiled() {
         println!("skipped: no CUDA device");
         return;
     }
-    let pool = support::builder().cuda().devices(&[0]).module(&SOURCE).build().unwrap();
+    let pool = crate::support::builder().cuda().devices(&[0]).module(&SOURCE).build().unwrap();
     let out = pool.run(|dev, _| {
         let mut x = dev.upload(&[1.0f32, 2.0])?;
         // SAFETY: the kernel fits its signature and touches the first two elements.
@@ -193,6 +190,6 @@ fn cuda_source_is_compiled() {
         dev.download(&x)
     });
     assert_eq!(out.unwrap(), [[2.0, 4.0]]);
-    let error = support::builder().cuda().devices(&[0]).module(&BROKEN).build().unwrap_err();
+    let error = crate::support::builder().cuda().devices(&[0]).module(&BROKEN).build().unwrap_err();
     assert!(error.to_string().contains("undeclared"), "{error}");
 }

@@ -1,5 +1,4 @@
-//! Scopes, state on devices, buffers, copies, events and cudarc's side: what every program uses, on software GPUs and on
-//! real ones.
+//! What every program uses: scopes, state on devices, buffers, copies, events, and cudarc beside them.
 
 #[path = "../support/mod.rs"]
 mod support;

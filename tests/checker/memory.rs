@@ -62,7 +62,7 @@ fn a_lost_devices_memory_is_freed() {
     fill(gpu, x, 1, s).unwrap();
     down(gpu, p, x, s).unwrap();
     gpu.launch_host(s, Box::new(|| panic!("a panic that loses the device"))).unwrap();
-    assert_eq!(gpu.stream_wait_idle(s, Duration::from_secs(30)).unwrap_err().kind, FaultKind::DeviceLost);
+    assert_eq!(gpu.stream_wait_idle(s, Duration::from_secs(300)).unwrap_err().kind, FaultKind::DeviceLost);
     // SAFETY: nothing runs on the device any more.
     let freed = unsafe { [gpu.mem_free(x), gpu.host_free(p as *mut u8)] };
     assert_eq!(freed.map(|freed| freed.unwrap_err().kind), [FaultKind::DeviceLost; 2]);

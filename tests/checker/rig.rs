@@ -59,7 +59,7 @@ pub fn wait_flag(gpu: &DriverRef, flag: Address, value: u64, s: RawStream) {
 }
 
 pub fn idle(gpu: &DriverRef, s: RawStream) {
-    assert!(gpu.stream_wait_idle(s, Duration::from_secs(30)).unwrap());
+    assert!(gpu.stream_wait_idle(s, Duration::from_secs(300)).unwrap());
 }
 
 /// `waiter` waits for what `of` has by now.

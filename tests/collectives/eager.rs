@@ -7,7 +7,7 @@ use crate::{
     numbers::{Num, OPS, Rng, each_type},
     on_both,
     rig::{assert_nothing_kept, builder},
-    support::Gpus,
+    support::{Gpus, all_are},
 };
 use gpu_pool::{Algorithm, Check, DType, Device, Error, GpuPool, ReduceOp, testing::count_meetings_from};
 use half::bf16;
@@ -146,7 +146,7 @@ on_both! {
                 dev.reduce_scatter(&y, &mut x, ReduceOp::Max)?;
                 dev.all_gather_in_place(&mut y)?;
             }
-            assert!(dev.download(&x)?.iter().all(|x| *x == dev.rank() as u32));
+            assert!(all_are(&dev.download(&x)?, dev.rank() as u32));
             assert!(dev.download(&y)?.into_iter().enumerate().all(|(i, y)| y == (i / len) as u32));
             Ok(())
         })
@@ -171,7 +171,7 @@ on_both! {
                 (0..times).try_for_each(|_| dev.launch_graph(&graph))?;
                 for (x, start) in all.iter().zip(round..) {
                     let expected = start * (n as u32).pow(times);
-                    assert!(dev.download(x)?.iter().all(|x| *x == expected), "round {round}");
+                    assert!(all_are(&dev.download(x)?, expected), "round {round}");
                 }
             }
             Ok(())

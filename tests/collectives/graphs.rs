@@ -6,7 +6,7 @@ use crate::{
     numbers::{OPS, Rng, each_type},
     on_both, rig,
     rig::{WAYS, assert_nothing_kept, assert_works, sum_works},
-    support::{failure, slow_add},
+    support::{self, failure, slow_add},
 };
 use gpu_pool::{DType, Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
 use half::bf16;
@@ -103,7 +103,7 @@ on_both! {
     2: fn a_thousand_launches_are_a_thousand_steps(gpus) {
         let n = gpus.up_to(if gpus.is_cuda() { 4 } else { 2 });
         let pool = rig::pool(gpus, n);
-        for (each, steps) in [(33, 1000), (70_001, 10)] {
+        for (each, steps) in [(33, support::cases(300, 1000)), (70_001, 10)] {
             let found = pool.run(|dev, _| {
                 let mut plain = Replica::new(dev, each)?;
                 (0..steps).try_for_each(|_| plain.step(dev))?;

@@ -126,7 +126,7 @@ on_both! {
                 if dev.rank() == 2 {
                     let heard = heard.lock();
                     for _ in 0..2 {
-                        heard.recv_timeout(Duration::from_secs(30)).map_err(Error::custom)?;
+                        heard.recv_timeout(Duration::from_secs(300)).map_err(Error::custom)?;
                     }
                 }
                 sum_in(dev, &[3, 2])

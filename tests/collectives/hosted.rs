@@ -6,7 +6,7 @@ use crate::{
     numbers::{OPS, Rng},
     on_both,
     rig::{self, assert_nothing_kept, assert_works, check_with_late_members, one_of_each, sum_works},
-    support::{self, Gpus, failure, slow_add, until},
+    support::{self, Gpus, all_are, failure, slow_add, until},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Error, GpuPool, ReduceOp, ReduceOrder,
@@ -253,7 +253,7 @@ fn calls_far_ahead_of_a_device() {
                 for _ in 0..60 {
                     dev.broadcast(&mut x, 1)?;
                 }
-                Ok(dev.download(&x)?.iter().all(|x| *x == 1))
+                Ok(all_are(&dev.download(&x)?, 1))
             });
             assert_eq!((found.unwrap(), plan.fired().len()), (vec![true; 2], 0), "{algorithm:?}");
         }

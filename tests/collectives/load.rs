@@ -3,7 +3,7 @@
 use crate::{
     on_both, rig,
     rig::{WAYS, assert_works, one_of_each},
-    support::slow_add,
+    support::{self, slow_add},
 };
 use gpu_pool::{Error, ReduceOp};
 use std::{thread, time::Duration};
@@ -54,7 +54,7 @@ on_both! {
         for way in WAYS {
             let found = way.pool(gpus, n).run(|dev, _| {
                 let mut x = dev.upload(&[1.0f32; 64])?;
-                for k in 0..if gpus.is_cuda() { 5000 } else { 1000 } {
+                for k in 0..if gpus.is_cuda() { 5000 } else { support::cases(300, 1000) } {
                     match k % 3 {
                         0 => dev.all_reduce(&mut x, ReduceOp::Max)?,
                         1 => dev.broadcast(&mut x, k % n)?,

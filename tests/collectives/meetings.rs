@@ -5,14 +5,13 @@
 use crate::{
     on_both, rig,
     rig::{assert_launch_failure_is_told, assert_works, meet_from, one_of_each, run_as_counters_wrap, sum_works},
-    support::{Gpus, failure, on_cuda, slow_add},
+    support::{Gpus, again, all_are, failure, on_cuda, printed, slow_add},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
 use std::{
-    process::Command,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     thread,
     time::Duration,
@@ -84,7 +83,7 @@ mod cuda {
                         for len in LENGTHS {
                             let mut x = dev.upload(&vec![1.0f32; len])?;
                             dev.group(&ranks)?.all_reduce(&mut x, ReduceOp::Sum)?;
-                            assert!(dev.download(&x)?.iter().all(|x| *x == (n - 1) as f32), "round {round}, {len}");
+                            assert!(all_are(&dev.download(&x)?, (n - 1) as f32), "round {round}, {len}");
                         }
                     }
                     sums(dev, 2)?;
@@ -101,14 +100,7 @@ mod cuda {
             "basics::cuda::back_to_back_without_a_wait",
             "pytorch::cuda::all_reduce_ops",
         ];
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(names)
-            .args(["--exact", "--test-threads=1"])
-            .envs(variables.iter().copied())
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && text.contains("3 passed"), "{variables:?}: {text}");
+        printed(again(&names, "").envs(variables.iter().copied()), names.len());
     }
 
     // nccl#774, #750: every launch waits for its kernel. So kernels must not wait for others'.
@@ -202,7 +194,7 @@ mod both_kinds {
                         let mut x = dev.upload(&vec![round as f32; len])?;
                         dev.group(&others)?.all_reduce(&mut x, ReduceOp::Sum)?;
                         dev.blocking(|| ());
-                        assert!(dev.download(&x)?.iter().all(|x| *x == ((n - 1) * round) as f32));
+                        assert!(all_are(&dev.download(&x)?, ((n - 1) * round) as f32));
                     }
                 }
                 // The others wait for one that blocks.
@@ -246,7 +238,7 @@ mod both_kinds {
                             dev.trim()?;
                         }
                         assert_eq!(dev.download(&small)?, [n as f32; 33]);
-                        assert!(dev.download(&large)?.iter().all(|x| *x == n as f32));
+                        assert!(all_are(&dev.download(&large)?, n as f32));
                     }
                     Ok(())
                 })

@@ -9,7 +9,7 @@ use crate::{
     numbers::Rng,
     on_both,
     rig::{self, assert_failure_is_told, assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
-    support::{Gpus, on_cuda, slow_add},
+    support::{Gpus, all_are, on_cuda, slow_add},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, Device, DeviceBuffer, Element, Error, GpuPool, ReduceOp,
@@ -170,7 +170,7 @@ on_both! {
                         4 => {
                             let mut part = dev.zeros::<f32>(len)?;
                             dev.reduce_scatter(&x.slice(..len / n * n), &mut part.slice_mut(..len / n), ReduceOp::Avg)?;
-                            assert!(dev.download(&part.slice(..len / n))?.iter().all(|x| *x == 1.0));
+                            assert!(all_are(&dev.download(&part.slice(..len / n))?, 1.0));
                         }
                         _ => {}
                     }
@@ -233,7 +233,7 @@ on_both! {
                     }
                     dev.all_reduce(x, ReduceOp::Avg)?;
                 }
-                assert!(dev.download(x)?.iter().all(|x| *x == 1.0));
+                assert!(all_are(&dev.download(x)?, 1.0));
                 Ok(())
             });
         }
@@ -307,7 +307,7 @@ mod cuda_only {
                         let mut x = dev.upload(&vec![1.0f32; len])?;
                         (0..3).try_for_each(|_| dev.all_reduce(&mut x, op))?;
                         let expected = if op == ReduceOp::Sum { n.pow(3) as f32 } else { 1.0 };
-                        assert!(dev.download(&x)?.iter().all(|x| *x == expected));
+                        assert!(all_are(&dev.download(&x)?, expected));
                     }
                     Ok(())
                 });

@@ -6,7 +6,7 @@ use crate::{
     numbers::{Num, OPS, Rng},
     on_both,
     rig::{assert_failure_is_told, assert_nothing_kept, builder, check_with_late_members},
-    support::Gpus,
+    support::{self, Gpus},
 };
 use gpu_pool::{Algorithm, Builder, DType, GpuPool, ReduceOp, ReduceOrder};
 use half::bf16;
@@ -40,7 +40,7 @@ fn check<T: Num>(gpus: Gpus, seed: u64, counts: &[usize]) {
     let n = gpus.up_to(4);
     let pool = pool(gpus, n);
     let mut rng = Rng(seed);
-    for members in 2..=n {
+    for members in support::cases(n, 2)..=n {
         let gang: Vec<usize> = (0..members).collect();
         check_all::<T>(&pool, &gang, cases(&mut rng, members, counts));
     }
@@ -55,7 +55,8 @@ on_both! {
 
     // Several pieces, and blocks with nothing to do in the last one.
     2: fn every_collective_of_many_pieces(gpus) {
-        let counts: &[usize] = if gpus.is_cuda() { &[4099, 100_003, (1 << 20) + 1] } else { &[4099, 40_003] };
+        let host = support::cases(&[40_003][..], &[4099, 40_003]);
+        let counts = if gpus.is_cuda() { &[4099, 100_003, (1 << 20) + 1] } else { host };
         check::<bf16>(gpus, 93, counts);
         check::<f64>(gpus, 94, counts);
         check::<i8>(gpus, 95, counts);
@@ -77,7 +78,7 @@ on_both! {
         let sizes = [1, 40_000, 1000, 0, 17_000, 5, 300_000, 8192];
         let found = pool(gpus, n).run(|dev, _| {
             let mut x = dev.upload(&vec![1.0f32; 300_000])?;
-            for round in 0..200 {
+            for round in 0..support::cases(80, 200) {
                 let len = sizes[round % sizes.len()];
                 dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?;
                 if round % 5 == 0 {

@@ -2,7 +2,7 @@
 
 use crate::{
     rig,
-    support::{Gpus, on_cuda},
+    support::{Gpus, all_are, on_cuda},
 };
 use gpu_pool::{Algorithm, Check, DType, GpuPool, ReduceOp, Tune};
 use std::time::Instant;
@@ -44,7 +44,7 @@ mod cuda {
                                 let mut x = dev.upload(&vec![1.0 + dev.rank() as f32; len])?;
                                 dev.all_reduce(&mut x, ReduceOp::Sum)?;
                                 let want = (n * (n + 1) / 2) as f32;
-                                assert!(dev.download(&x)?.iter().all(|x| *x == want), "{len} elements");
+                                assert!(all_are(&dev.download(&x)?, want), "{len} elements");
                             }
                         }
                         Ok(())

@@ -7,7 +7,7 @@ use crate::{
     numbers::{OPS, Rng, each_type},
     on_both, rig,
     rig::{assert_launch_failure_is_told, assert_nothing_kept, run_as_counters_wrap},
-    support::{Gpus, failure},
+    support::{self, Gpus, all_are, failure},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, DType, DeviceBuffer, Error, GpuPool, ReduceOp, Result,
@@ -45,7 +45,7 @@ on_both! {
         let n = gpus.up_to(4);
         let mut rng = Rng(31);
         let pool = pool(gpus, n);
-        for members in 3..=n {
+        for members in support::cases(n, 3)..=n {
             let gang: Vec<usize> = (0..members).collect();
             each_type!(T => {
                 // As many bytes of every type.
@@ -77,7 +77,7 @@ on_both! {
                     dev.group(&[2, 0, 1])?.all_reduce(&mut x.slice_mut(..EACH[0] * 3), ReduceOp::Max)?;
                 }
             }
-            assert!(dev.download(&x)?.iter().all(|x| *x == 1.0));
+            assert!(all_are(&dev.download(&x)?, 1.0));
             Ok(())
         };
         pool.run(|dev, _| by_turns(dev)).unwrap();
@@ -100,7 +100,7 @@ on_both! {
                 sum(dev, &mut x)
             })?;
             let all = |dev: &gpu_pool::Device, x: &DeviceBuffer<f64>, value: f64| -> Result<()> {
-                assert!(dev.download(x)?.iter().all(|x| *x == value), "not {value}");
+                assert!(all_are(&dev.download(x)?, value), "not {value}");
                 Ok(())
             };
             for round in 0..100 {

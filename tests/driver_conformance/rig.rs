@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Longer than anything here takes; a hang becomes a failure.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 pub struct Rig {
     pub devices: Vec<DriverRef>,

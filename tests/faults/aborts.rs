@@ -142,7 +142,7 @@ on_both! {
     // has told the others and heard nothing yet when the first fails.
     2: fn failed_meetings_leave_nothing_behind(gpus) {
         let n = gpus.up_to(3);
-        let pool = gpus.builder(n).timeout(Duration::from_secs(5)).build().unwrap();
+        let pool = gpus.pool(n);
         for _ in 0..40 {
             let error = failure(pool.run(|dev, _| {
                 if dev.rank() == 0 {
@@ -159,7 +159,7 @@ on_both! {
     // Failures of one caller's scopes are never seen by another's.
     2: fn failing_scopes_do_not_disturb_others(gpus) {
         let n = gpus.up_to(4);
-        let pool = gpus.builder(n).timeout(Duration::from_secs(20)).build().unwrap();
+        let pool = gpus.pool(n);
         let broken = AtomicUsize::new(0);
         thread::scope(|s| {
             for caller in 0..6 {

@@ -2,10 +2,9 @@
 
 use crate::{
     rig::{CRASH, STRAY_MODULE, assert_works, host, reduce},
-    support::{self, failure, guarded},
+    support::{self, PATIENCE, failure, guarded},
 };
 use gpu_pool::{Error, LaunchDims, ReduceOp, kernel};
-use std::time::Duration;
 
 /// Rule 9. xmr-stak#2054: the bad GPU is named, and the others go on.
 #[test]
@@ -106,7 +105,7 @@ fn a_payload_that_panics_when_it_is_dropped_loses_its_device_only() {
     // Each of them would cost a worker.
     const DEVICES: usize = 10;
     guarded(|| {
-        let builder = support::builder().host(DEVICES).module(&STRAY_MODULE).timeout(Duration::from_secs(10));
+        let builder = support::builder().host(DEVICES).module(&STRAY_MODULE).timeout(PATIENCE / 2);
         let pool = builder.build().unwrap();
         let work = |device: usize, first: u32| {
             pool.run_on(&[device], |dev, _| {

@@ -2,11 +2,10 @@
 
 use crate::{
     rig::{assert_works, host},
-    support::{failure, guarded, in_a_process, until},
+    support::{failure, guarded, in_a_process, task, until},
 };
 use gpu_pool::{Error, GpuPool};
 use std::{
-    env,
     panic::{self, AssertUnwindSafe, catch_unwind, panic_any, resume_unwind},
     sync::{
         Arc,
@@ -174,13 +173,11 @@ fn a_place_is_of_the_panic_that_ended_the_closure() {
     });
 }
 
-const CHILD: &str = "GPU_POOL_TEST_UNWINDING_CHILD";
-
 #[test]
 fn child() {
-    match env::var(CHILD).as_deref() {
-        Ok("unwinds") => builds_a_pool_while_it_unwinds(),
-        Ok("hook") => builds_a_pool_in_a_hook(),
+    match task().as_deref() {
+        Some("unwinds") => builds_a_pool_while_it_unwinds(),
+        Some("hook") => builds_a_pool_in_a_hook(),
         _ => {}
     }
 }
@@ -188,7 +185,7 @@ fn child() {
 /// The hook may not be changed by a thread that panics.
 #[test]
 fn a_pool_may_be_built_while_its_thread_unwinds() {
-    in_a_process("unwinding::child", CHILD, "unwinds");
+    in_a_process("unwinding::child", "unwinds");
 }
 
 fn builds_a_pool_while_it_unwinds() {
@@ -213,7 +210,7 @@ fn builds_a_pool_while_it_unwinds() {
 /// There the hook cannot be changed by any thread until the panic goes on.
 #[test]
 fn a_pool_may_be_built_by_a_hook() {
-    in_a_process("unwinding::child", CHILD, "hook");
+    in_a_process("unwinding::child", "hook");
 }
 
 fn builds_a_pool_in_a_hook() {

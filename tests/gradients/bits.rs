@@ -3,7 +3,7 @@
 use crate::{
     on_both,
     rig::{self, Rng, SIZES, all, backwards, bits, plain, small, step},
-    support::Gpus,
+    support::{Gpus, cases},
 };
 use gpu_pool::{Algorithm, Builder, GradientExchange, ReduceOp};
 use proptest::{
@@ -65,7 +65,7 @@ on_both! {
 
     2: fn one_giant_among_hundreds_of_tiny_ones(gpus) {
         let mut sizes: Vec<usize> = (0..300).map(|i| i % 5).collect();
-        sizes[150] = 1_000_003;
+        sizes[150] = cases(100_003, 1_000_003);
         is_plain(rig::builder(gpus, 2), &sizes, GradientExchange::builder().bucket_bytes(1 << 16).norm(true));
         // Tiny ones in one bucket.
         is_plain(rig::builder(gpus, 2), &vec![3; 200], GradientExchange::builder().norm(true));
@@ -116,7 +116,7 @@ on_both! {
 fn any_order(gpus: Gpus) {
     let n = gpus.up_to(4);
     let pool = rig::pool(gpus, n);
-    let cases = if gpus.is_cuda() { 8 } else { 16 };
+    let cases = if gpus.is_cuda() { 8 } else { cases(5, 16) };
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let sizes = prop::collection::vec(0..80usize, 1..20);
     let tried = runner.run(&(sizes, 1..200usize, any::<u64>()), |(sizes, bytes, seed)| {

@@ -7,7 +7,7 @@ use crate::{
         KIB, MIB, Rng, aligned, assert_books, assert_empty, bytes_of, check_books, driver_calls, on_backings,
         on_limited, span,
     },
-    support::{failure, ramp},
+    support::{all_are, failure, ramp},
 };
 use gpu_pool::{Device, DeviceBuffer, Error};
 use std::ops::Range;
@@ -27,7 +27,7 @@ impl Numbered {
 
     #[track_caller]
     fn check(&self, dev: &Device) -> Result<(), Error> {
-        assert!(dev.download(&self.buffer)?.iter().all(|&x| x == self.number), "block {} was written to", self.number);
+        assert!(all_are(&dev.download(&self.buffer)?, self.number), "block {} was written to", self.number);
         Ok(())
     }
 }
@@ -257,7 +257,7 @@ on_both! {
                 drop(dirty);
                 let clean = dev.zeros::<u32>(bytes / 4)?;
                 assert_eq!(clean.address(), address, "the memory was not used again, so this tests nothing");
-                assert!(dev.download(&clean)?.iter().all(|&x| x == 0));
+                assert!(all_are(&dev.download(&clean)?, 0));
             }
             Ok(())
         })

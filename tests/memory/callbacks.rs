@@ -4,7 +4,7 @@
 use crate::{
     on_both,
     rig::{MIB, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, refused},
-    support::failure,
+    support::{all_are, failure},
 };
 use gpu_pool::{DeviceBuffer, Error};
 use parking_lot::Mutex;
@@ -70,7 +70,7 @@ on_both! {
                 pool.run_on(&[round % 2], |dev, _| {
                     let x = dev.upload(&vec![5u8; 14 * MIB])?;
                     check_books(dev);
-                    assert!(dev.download(&x)?.iter().all(|&x| x == 5));
+                    assert!(all_are(&dev.download(&x)?, 5));
                     Ok(())
                 })
                 .unwrap();

@@ -4,7 +4,7 @@
 use crate::{
     on_both,
     rig::{BACKINGS, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, span},
-    support::{bytes, failure, slow_add},
+    support::{all_are, bytes, failure, slow_add},
 };
 use gpu_pool::{DeviceBuffer, Error};
 use parking_lot::Mutex;
@@ -57,7 +57,7 @@ on_both! {
                     if let Some((x, number)) = taken.filter(|_| rng.chance(2)) {
                         let here = x.copy_to(dev)?;
                         drop(x);
-                        assert!(dev.download(&here)?.iter().all(|&x| x == number));
+                        assert!(all_are(&dev.download(&here)?, number));
                     }
                     if rng.chance(20) {
                         let mut shelf = shelves[rng.below(n)].lock();

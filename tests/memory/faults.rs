@@ -5,7 +5,7 @@
 use crate::{
     on_both,
     rig::{KIB, MIB, Rng, aligned, assert_at_rest, bytes_of, check_books, limited},
-    support::Gpus,
+    support::{Gpus, all_are, cases},
 };
 use gpu_pool::{
     BackingChoice, Device, DeviceBuffer, Error,
@@ -53,7 +53,7 @@ impl Held {
     fn check(&self, dev: &Device) -> Result<(), Error> {
         let Some(number) = self.number else { return Ok(()) };
         let found = dev.download(&self.buffer)?;
-        assert!(found.iter().all(|&x| x == number), "block {number} was written to");
+        assert!(all_are(&found, number), "block {number} was written to");
         Ok(())
     }
 }
@@ -121,9 +121,14 @@ fn program(dev: &Device, seed: u64) -> Result<Vec<Held>, Error> {
     Ok(live)
 }
 
+/// Calls from one attempt to the next, as each attempt builds a pool: all calls with `GPU_POOL_LONG=1`.
+fn stride(gpus: Gpus) -> usize {
+    if gpus.is_cuda() { 5 } else { cases(4, 1) }
+}
+
 /// The program with the `n`-th call of an operation failing, for every `n`.
 fn sweep(gpus: Gpus, backing: BackingChoice, op: FaultOp, fault: Injected) {
-    for n in (1..).step_by(if gpus.is_cuda() { 5 } else { 1 }) {
+    for n in (1..).step_by(stride(gpus)) {
         let plan = FaultPlan::new().on(FaultRule::new(fault).device(0).op(op).nth(n)).paused();
         let pool = limited(gpus, 1, backing, LIMIT).faults(plan.clone()).build().unwrap();
         plan.resume();
@@ -206,7 +211,7 @@ on_both! {
     // With a peer: its waits for this device's memory fail, and this device's for the peer.
     2: fn faults_of_one_device_do_not_spoil_the_others_books(gpus) {
         for op in [FaultOp::Record, FaultOp::Wait, FaultOp::CopyPeer, FaultOp::EventCreate, FaultOp::VmMap, FaultOp::EventWait] {
-            for n in (1..).step_by(if gpus.is_cuda() { 5 } else { 1 }) {
+            for n in (1..).step_by(stride(gpus)) {
                 let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).device(1).op(op).nth(n)).paused();
                 let pool = limited(gpus, 2, BackingChoice::Auto, LIMIT).faults(plan.clone()).build().unwrap();
                 let kept = pool.run(|dev, _| dev.upload(&vec![dev.rank() as u8; MIB])).unwrap();
@@ -219,7 +224,7 @@ on_both! {
                         let copy = both[1 - dev.rank()].copy_to(dev)?;
                         drop(both);
                         let next = dev.upload(&vec![99u8; 4 * MIB])?;
-                        assert!(dev.download(&copy)?.iter().all(|&x| x == round));
+                        assert!(all_are(&dev.download(&copy)?, round));
                         drop((next, copy));
                     }
                     Ok(())
@@ -230,7 +235,7 @@ on_both! {
                 }
                 pool.run(|dev, _| {
                     check_books(dev);
-                    assert!(dev.download(&*kept[dev.rank()])?.iter().all(|&x| usize::from(x) == dev.rank()));
+                    assert!(all_are(&dev.download(&*kept[dev.rank()])?, dev.rank() as u8));
                     bytes_of(dev, LIMIT - 4 * MIB).map(drop)
                 })
                 .unwrap_or_else(|error| panic!("{op:?} {n}: {error}, {:?}", plan.fired()));

@@ -4,6 +4,7 @@
 use crate::{
     on_both,
     rig::{KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, on_limited},
+    support::all_are,
 };
 use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
 
@@ -108,9 +109,9 @@ on_both! {
                 all.retain(|_| { i += 1; i % 2 == 0 });
                 let large = dev.upload(&vec![200 + round; 32 * MIB])?;
                 check_books(dev);
-                assert!(dev.download(&large)?.iter().all(|&x| x == 200 + round));
+                assert!(all_are(&dev.download(&large)?, 200 + round));
                 for (i, kept) in all.iter().enumerate() {
-                    assert!(dev.download(kept)?.iter().all(|&x| x == 2 * i as u8 + 1), "block {i}");
+                    assert!(all_are(&dev.download(kept)?, 2 * i as u8 + 1), "block {i}");
                 }
             }
             assert!(dev.stats().peak_reserved <= 64 * MIB as u64);

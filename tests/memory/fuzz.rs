@@ -12,7 +12,7 @@
 //! | `GPU_POOL_FUZZ_STEPS` | steps, of all devices together (without it 8,000 with debug assertions, 60,000 without) |
 //! | `GPU_POOL_FUZZ_SEED` | where to begin |
 //!
-//! `cargo test --release --test memory -- --ignored a_million_steps` is the long run.
+//! `GPU_POOL_LONG=1 cargo test --release --test memory a_million_steps` is the long run.
 
 mod model;
 mod program;
@@ -171,8 +171,10 @@ fn a_random_program_in_steps() {
 /// The long run: 10^6 steps of each, whatever the number of devices. Minutes with debug assertions, less than one
 /// without.
 #[test]
-#[ignore = "long: run it with --release"]
 fn a_million_steps() {
+    if !support::long() {
+        return println!("skipped: GPU_POOL_LONG=1 runs it");
+    }
     let steps = number_from("GPU_POOL_FUZZ_STEPS").map_or(1_000_000, |steps| steps as usize);
     let gpus = Gpus::software();
     on_devices(gpus, 4, steps, BackingChoice::Vmm, seed() + 100);

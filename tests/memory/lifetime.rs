@@ -5,18 +5,11 @@
 use crate::{
     on_both,
     rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, on_backings},
-    support::{Gpus, builder, failure, guarded, slow_add},
+    support::{Gpus, builder, failure, guarded, in_a_process, slow_add, task},
 };
 use gpu_pool::{DeviceBuffer, Error, GpuPool};
 use parking_lot::Mutex;
-use std::{
-    env,
-    panic::Location,
-    process::Command,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{panic::Location, sync::Arc, thread, time::Duration};
 
 on_both! {
     // PyTorch: test_tensor_delete_after_allocator_delete; RMM: SharedOwnership. Small ones, large ones, some freed
@@ -190,30 +183,12 @@ on_both! {
 
 // ---- the end of the process -----------------------------------------------------------------------------------------
 
-const ENDING: &str = "GPU_POOL_TEST_MEMORY_ENDING";
-
 /// RMM: process_is_exiting_shutdown_test; snmalloc: teardown. The process ends with live buffers, in statics, in
 /// thread-locals, on device threads, in pools that nobody closes; by returning from `main` and by `exit`.
 #[test]
 fn process_exit_after_driver_shutdown() {
     for way in ["static", "exit", "leaked"] {
-        let mut process = Command::new(env::current_exe().unwrap())
-            .args(["lifetime::ends_with_live_buffers", "--exact", "--nocapture", "--test-threads=1"])
-            .env(ENDING, way)
-            .spawn()
-            .unwrap();
-        let start = Instant::now();
-        let status = loop {
-            match process.try_wait().unwrap() {
-                Some(status) => break status,
-                None if start.elapsed() > Duration::from_secs(60) => {
-                    let _ = process.kill();
-                    panic!("{way}: hung");
-                }
-                None => thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        assert!(status.success(), "{way}: {status}");
+        in_a_process("lifetime::ends_with_live_buffers", way);
     }
 }
 
@@ -225,7 +200,7 @@ fn ends_with_live_buffers() {
     thread_local! {
         static LOCAL: Mutex<Vec<DeviceBuffer<u8>>> = const { Mutex::new(Vec::new()) };
     }
-    let Ok(way) = env::var(ENDING) else { return };
+    let Some(way) = task() else { return };
     let pool = builder().host(2).build().unwrap();
     let made =
         pool.run(|dev, _| (0..20).map(|i| dev.zeros::<u8>(i * 30 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
@@ -253,17 +228,12 @@ fn ends_with_live_buffers() {
 #[test]
 fn drop_on_a_thread_with_no_context_creates_none() {
     use cudarc::driver::sys;
-    const ALONE: &str = "GPU_POOL_TEST_MEMORY_ALONE";
     if gpu_pool::driver::cuda::device_count().unwrap_or(0) < 2 {
         println!("skipped: needs 2 CUDA devices");
         return;
     }
-    if env::var_os(ALONE).is_none() {
-        let name = "lifetime::drop_on_a_thread_with_no_context_creates_none";
-        let process =
-            Command::new(env::current_exe().unwrap()).args([name, "--exact", "--nocapture"]).env(ALONE, "1").status();
-        assert!(process.unwrap().success());
-        return;
+    if task().is_none() {
+        return in_a_process("lifetime::drop_on_a_thread_with_no_context_creates_none", "alone");
     }
     let pool = builder().cuda().devices(&[1]).build().unwrap();
     let held =

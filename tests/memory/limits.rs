@@ -8,7 +8,7 @@ use crate::{
         BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, driver_calls, limited,
         on_backings, span,
     },
-    support::{Gpus, builder, failure},
+    support::{Gpus, all_are, builder, failure},
 };
 use gpu_pool::{BackingChoice, Builder, DeviceBuffer, Error};
 
@@ -214,7 +214,7 @@ on_both! {
                         assert!(kept.iter().any(used), "{round}: {chunk:x?} is free and still there\n{after}");
                     }
                     for (round, kept) in kept.iter().enumerate() {
-                        assert!(dev.download(kept)?.iter().all(|&x| x == round as u8));
+                        assert!(all_are(&dev.download(kept)?, round as u8));
                     }
                 }
                 drop(kept);

@@ -8,7 +8,7 @@ use crate::{
         Gate, KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_limited,
         refused,
     },
-    support::failure,
+    support::{all_are, failure},
 };
 use gpu_pool::{
     BackingChoice, Device, DeviceBuffer, Error, OutOfMemoryReport,
@@ -138,7 +138,7 @@ on_both! {
                         check_books(dev);
                         // One that certainly fits, since so much was freed for it.
                         if let Some((x, number)) = live.pop() {
-                            assert!(dev.download(&x)?.iter().all(|&x| x == number));
+                            assert!(all_are(&dev.download(&x)?, number));
                             let bytes = 4 * x.len();
                             drop(x);
                             bytes_of(dev, bytes)?;
@@ -148,7 +148,7 @@ on_both! {
                 }
             }
             for (x, number) in live {
-                assert!(dev.download(&x)?.iter().all(|&x| x == number), "block {number} was written to");
+                assert!(all_are(&dev.download(&x)?, number), "block {number} was written to");
             }
             Ok(())
         });
@@ -189,7 +189,7 @@ on_both! {
                 let len = (9 + usize::from(i) % 7) * MIB + usize::from(i) * 1000;
                 let x = dev.upload(&vec![i; len])?;
                 refused(bytes_of(dev, 16 * MIB - len + 2 * MIB));
-                assert!(dev.download(&x.slice(len - 10..))?.iter().all(|&x| x == i));
+                assert!(all_are(&dev.download(&x.slice(len - 10..))?, i));
             }
             Ok(())
         });
@@ -214,7 +214,7 @@ on_both! {
                 plan.pause();
                 let more = bytes_of(dev, 20 * MIB)?;
                 check_books(dev);
-                assert!(dev.download(&live)?.iter().all(|&x| x == 3));
+                assert!(all_are(&dev.download(&live)?, 3));
                 drop((again, more, live));
                 Ok(())
             })
@@ -245,7 +245,7 @@ on_both! {
                 assert!(matches!(error, Error::Driver { code: 999, device: 0, .. }), "{error}");
                 check_books(dev);
                 let whole = bytes_of(dev, 20 * MIB)?;
-                assert!(dev.download(&held)?.iter().all(|&x| x == 7));
+                assert!(all_are(&dev.download(&held)?, 7));
                 drop((whole, held));
                 Ok(())
             })

@@ -4,7 +4,7 @@
 use crate::{
     on_both,
     rig::{BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, span},
-    support::{bytes, slow_add, until},
+    support::{all_are, bytes, slow_add, until},
 };
 use gpu_pool::{
     BackingChoice, DeviceBuffer, Error,
@@ -210,7 +210,7 @@ on_both! {
                     // What the side stream works on is left alone while there is something else.
                     let other = dev.upload(&vec![round; 3 * MIB])?;
                     make_current(dev, next)?;
-                    assert!(dev.download(&other)?.iter().all(|&x| x == round));
+                    assert!(all_are(&dev.download(&other)?, round));
                     drop(other);
                     dev.synchronize()?;
                     make_current(dev, next)?;
@@ -267,7 +267,7 @@ on_both! {
                         let side = dev.on(&side);
                         asked.store(true, Release);
                         let large = side.upload(&vec![3u8; 8 * MIB])?;
-                        assert!(side.download(&large)?.iter().all(|&x| x == 3));
+                        assert!(all_are(&side.download(&large)?, 3));
                         Ok(())
                     })
                     .unwrap();
@@ -281,7 +281,7 @@ on_both! {
     // events, kept the blocks of all others from being used again.
     1: fn a_long_stream_does_not_block_others_71616(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 64 * MIB).timeout(Duration::from_secs(20)).build().unwrap();
+            let pool = limited(gpus, 1, backing, 64 * MIB).build().unwrap();
             pool.run(|dev, _| {
                 let gate = Gate::new(gpus);
                 let (long, short) = (dev.stream()?, dev.stream()?);
@@ -300,8 +300,8 @@ on_both! {
                     let x = short.upload(&vec![round; 8 * MIB])?;
                     let y = short.upload(&vec![round; 40 * KIB])?;
                     // These come to their end while the long one is under way.
-                    assert!(short.download(&x)?.iter().all(|&x| x == round));
-                    assert!(short.download(&y)?.iter().all(|&x| x == round));
+                    assert!(all_are(&short.download(&x)?, round));
+                    assert!(all_are(&short.download(&y)?, round));
                 }
                 let after = dev.stats();
                 if gate.holds() {

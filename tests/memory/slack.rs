@@ -1,7 +1,7 @@
 //! `Builder::memory_slack`: free memory is moved together before more is taken than the most that was ever in use,
 //! times so much. What fragmentation costs without it: pytorch#193400.
 
-use crate::support::{self, slow_add};
+use crate::support::{self, all_are, slow_add};
 use gpu_pool::{BackingChoice, Builder, Device, DeviceBuffer, MemoryStats, Result};
 
 const MIB: usize = 1 << 20;
@@ -82,9 +82,9 @@ fn work_in_flight_is_waited_for() {
                 let mut odd = 0..;
                 pieces.retain(|_| odd.next().is_some_and(|i: usize| i % 2 == 1));
                 let large = dev.zeros::<u32>(4 * MIB)?;
-                assert!(dev.download(&large)?.iter().all(|x| *x == 0), "somebody wrote to it");
+                assert!(all_are(&dev.download(&large)?, 0), "somebody wrote to it");
                 for piece in &pieces {
-                    assert!(dev.download(piece)?.iter().all(|x| *x == round));
+                    assert!(all_are(&dev.download(piece)?, round));
                 }
             }
             assert_eq!(dev.stats().peak_reserved, 32 << 20);

@@ -4,7 +4,7 @@
 use crate::{
     on_both,
     rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings, on_limited},
-    support::{ramp, slow_add},
+    support::{all_are, ramp, slow_add},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
 
@@ -88,7 +88,7 @@ on_both! {
             }
             gate.open();
             b.fill(&mut y, 3)?;
-            assert!(b.download(&y)?.iter().all(|&x| x == 3));
+            assert!(all_are(&b.download(&y)?, 3));
             drop(y);
             // B comes after A now, and A has done nothing since: no wait for what A used, and none for its own.
             let before = dev.stats();
@@ -173,8 +173,8 @@ on_both! {
                 let on = dev.on(&new);
                 gate.open();
                 let y = on.upload(&vec![u32::MAX; 2 * MIB])?;
-                assert!(dev.download(&out)?.iter().all(|&x| x == round), "round {round}");
-                assert!(on.download(&y)?.iter().all(|&x| x == u32::MAX), "round {round}");
+                assert!(all_are(&dev.download(&out)?, round), "round {round}");
+                assert!(all_are(&on.download(&y)?, u32::MAX), "round {round}");
             }
             Ok(())
         });
@@ -203,7 +203,7 @@ on_both! {
             }
             gate.open();
             let second = dev.upload(&vec![3u32; MIB])?;
-            assert!(dev.download(&second)?.iter().all(|&x| x == 3));
+            assert!(all_are(&dev.download(&second)?, 3));
             assert_eq!(dev.download(&out)?, [1; 1000]);
             assert!(first.address() >= base || second.address() >= base);
             Ok(())
@@ -225,7 +225,7 @@ on_both! {
                     check_books(dev);
                 }
             }
-            assert!(dev.download(&sum)?.iter().all(|&x| x == 29));
+            assert!(all_are(&dev.download(&sum)?, 29));
             Ok(())
         });
     }
@@ -408,7 +408,7 @@ fn cross_stream(dev: &Device, streams: usize, hogs: bool) -> Result<(), Error> {
         } else if !live.is_empty() {
             let (mut x, number) = live.swap_remove(rng.below(live.len()));
             match rng.below(3) {
-                0 => assert!(on.download(&x)?.iter().all(|&x| x == number), "block {number} was written to"),
+                0 => assert!(all_are(&on.download(&x)?, number), "block {number} was written to"),
                 // Freed while this is queued.
                 1 => on.fill(&mut x, u32::MAX)?,
                 _ => {}
@@ -419,7 +419,7 @@ fn cross_stream(dev: &Device, streams: usize, hogs: bool) -> Result<(), Error> {
         }
     }
     for (x, number) in live {
-        assert!(dev.download(&x)?.iter().all(|&x| x == number), "block {number} was written to");
+        assert!(all_are(&dev.download(&x)?, number), "block {number} was written to");
     }
     Ok(())
 }

@@ -5,11 +5,10 @@
 //! was started with `CUDA_DEVICE_MAX_CONNECTIONS=32`. `GPU_POOL_SHARE=4 CUDA_DEVICE_MAX_CONNECTIONS=32` runs other
 //! suites that way.
 
-use crate::support::{self, Gpus, failure, on_cuda, slow_add, until};
+use crate::support::{self, Gpus, again, failure, on_cuda, printed, slow_add, until};
 use gpu_pool::{Algorithm, Builder, Check, DType, Device, Error, GpuPool, ReduceOp, Tune};
 use std::{
     env,
-    process::Command,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -31,15 +30,7 @@ fn crowd(name: &str, test: fn(Gpus)) {
         return on_cuda(1, test);
     }
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poison| poison.into_inner());
-    let child = Command::new(env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(QUEUES, PLENTY)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&child.stdout);
-    print!("{text}");
-    let failed = || format!("{text}{}", String::from_utf8_lossy(&child.stderr));
-    assert!(child.status.success() && text.contains("1 passed"), "{}", failed());
+    print!("{}", printed(again(&[&format!("crowd::{name}")], "").env(QUEUES, PLENTY), 1));
 }
 
 fn builder(ordinals: &[usize]) -> Builder {

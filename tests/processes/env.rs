@@ -1,17 +1,10 @@
 //! The environment's settings. Each test runs this binary again with the variables set, so that tests do not race for
 //! the process's own. ggml's GGML_CUDA_P2P=0 switches peer access on: values are parsed here, and bad ones are errors.
 
+use crate::support::{again, task};
 use gpu_pool::{BackingChoice, Error, GpuPool, Schedule, testing::Explorer};
-use std::{
-    env,
-    fmt::Debug,
-    process::{Command, Output},
-    time::Duration,
-};
+use std::{fmt::Debug, process::Output, time::Duration};
 use tracing::{Level, Metadata, field, span};
-
-/// Says in the subprocess what it is to do.
-const CHILD: &str = "GPU_POOL_TEST_ENV_CHILD";
 
 const VARIABLES: [&str; 9] = [
     "GPU_POOL_BACKEND",
@@ -34,22 +27,17 @@ fn with(task: &str, variables: &[(&str, &str)]) -> String {
 }
 
 fn process(task: &str, variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = again(&["env::child"], task);
     for name in VARIABLES {
         command.env_remove(name);
     }
-    command
-        .args(["child", "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, task)
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap()
+    command.envs(variables.iter().copied()).output().unwrap()
 }
 
 /// The subprocess.
 #[test]
 fn child() {
-    let Ok(task) = env::var(CHILD) else { return };
+    let Some(task) = task() else { return };
     if task == "explore" {
         let explored = Explorer::new().devices(1).seeds(2).run(|pool| pool.run(|_, _| Ok(())).map(drop));
         return println!(

@@ -1,40 +1,22 @@
 //! After a fork there are no device threads in the child: it is told so, and neither hangs nor crashes (pycuda#137,
 //! vllm#32611). The test forks in a process of its own, which has but one application thread.
+
+use crate::support::{PATIENCE, in_a_process, task};
 use gpu_pool::{Error, GpuPool};
 use std::{
-    env,
     panic::{AssertUnwindSafe, catch_unwind},
-    process::Command,
     time::{Duration, Instant},
 };
 
-const CHILD: &str = "GPU_POOL_TEST_FORK_CHILD";
-
 #[test]
 fn a_forked_child_is_told_and_ends() {
-    let start = Instant::now();
-    let mut process = Command::new(env::current_exe().unwrap())
-        .args(["parent", "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .spawn()
-        .unwrap();
-    let status = loop {
-        if let Some(status) = process.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > Duration::from_secs(60) {
-            let _ = process.kill();
-            panic!("hung");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    assert!(status.success(), "{status}");
+    in_a_process("fork::parent", "fork");
 }
 
 /// The process that forks.
 #[test]
 fn parent() {
-    if env::var_os(CHILD).is_none() {
+    if task().is_none() {
         return;
     }
     let pool = GpuPool::builder().host(2).build().unwrap();
@@ -72,7 +54,7 @@ fn parent() {
             // SAFETY: `status` is a live integer.
             let mut ended = || unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } != 0;
             while !ended() {
-                if start.elapsed() > Duration::from_secs(40) {
+                if start.elapsed() > PATIENCE / 2 {
                     // SAFETY: the child is this process's own and has not been waited for.
                     unsafe { libc::kill(child, libc::SIGKILL) };
                     panic!("the child hung");

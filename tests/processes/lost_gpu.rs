@@ -1,15 +1,14 @@
 //! A GPU that traps: typed errors for everybody and no hang, whether the driver spares the other GPUs or not (580 does
 //! not). In a process of its own, since a trap cannot be undone.
 
+use crate::support::{again, printed, task};
 use gpu_pool::{DeviceBuffer, Error, GpuPool, LaunchDims, Module, ReduceOp, kernel};
-use std::{env, process::Command, time::Duration};
+use std::time::Duration;
 
 static MODULE: Module = Module::ptx(
     ".version 7.5\n.target sm_75\n.address_size 64\n.visible .entry give_up(.param .u64 x)\n{\n    trap;\n    ret;\n}\n",
 );
 kernel! { static GIVE_UP: "give_up" in MODULE, fn(x: &mut [u32]); }
-
-const CHILD: &str = "GPU_POOL_TEST_LOST_GPU";
 
 #[test]
 fn a_gpu_that_traps_is_an_error_and_no_hang() {
@@ -17,15 +16,12 @@ fn a_gpu_that_traps_is_an_error_and_no_hang() {
         println!("skipped: needs 2 CUDA devices");
         return;
     }
-    let me = env::current_exe().unwrap();
-    let child = Command::new(me).args(["--exact", "child", "--nocapture"]).env(CHILD, "1").output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
-    assert!(child.status.success() && said.contains("all as it should be"), "{said}");
+    assert!(printed(&mut again(&["lost_gpu::child"], "trap"), 1).contains("all as it should be"));
 }
 
 #[test]
 fn child() {
-    if env::var_os(CHILD).is_none() {
+    if task().is_none() {
         return;
     }
     let pool = GpuPool::builder()

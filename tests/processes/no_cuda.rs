@@ -1,16 +1,14 @@
 //! Machines without CUDA, in each way to be without it: an error in plain words, never a panic.
 //!
 //! A stand-in for libcuda, built here, plays the broken ones; the test re-runs itself with that library found first.
+
+use crate::support::{again, printed, task};
+use gpu_pool::{Error, driver::cuda};
 use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
-
-use gpu_pool::{Error, driver::cuda};
-
-/// Set in the subprocess.
-const CHILD: &str = "GPU_POOL_TEST_NO_CUDA_CHILD";
 
 #[test]
 fn without_a_library_opening_is_an_error() {
@@ -29,7 +27,7 @@ fn without_a_library_opening_is_an_error() {
 /// The subprocess: says what opening came to.
 #[test]
 fn child() {
-    let Ok(ordinal) = env::var(CHILD) else { return };
+    let Some(ordinal) = task() else { return };
     let ordinal = ordinal.parse().unwrap();
     match cuda::open(ordinal) {
         Ok(_) => println!("CHILD opened"),
@@ -89,15 +87,9 @@ fn stand_in(complete: bool) -> Option<PathBuf> {
 }
 
 fn opening(dir: &Path, ordinal: usize, answers: &[(&str, i32)]) -> String {
-    let out = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
-        .env(CHILD, ordinal.to_string())
-        .env("LD_LIBRARY_PATH", dir)
-        .envs(answers.iter().map(|(k, v)| (k, v.to_string())))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+    let mut process = again(&["no_cuda::child"], &ordinal.to_string());
+    process.env("LD_LIBRARY_PATH", dir).envs(answers.iter().map(|(k, v)| (k, v.to_string())));
+    let text = printed(&mut process, 1);
     // The harness may have begun the line.
     let said = text.lines().find_map(|l| l.split_once("CHILD ")).unwrap_or_else(|| panic!("{text}")).1;
     println!("{answers:?}: {said}");

@@ -1,17 +1,15 @@
 //! A process that is stopped for longer than the deadline (in a debugger, by `SIGSTOP`, with its virtual machine)
 //! misses none by that: meanwhile nobody could get on, so nobody is late.
-use crate::support::{PATIENCE, guarded};
+use crate::support::{PATIENCE, again, guarded, task};
 use gpu_pool::{GpuPool, LaunchDims, Module, kernel};
 use std::{
-    env,
     io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::mpsc::channel,
     thread,
     time::Duration,
 };
 
-const CHILD: &str = "GPU_POOL_TEST_STOPPED_CHILD";
 const DEADLINE: Duration = Duration::from_secs(4);
 /// What everybody waits for, in short naps: a long one would be over as soon as the process goes on.
 const NAPS: (usize, Duration) = (20, Duration::from_millis(50));
@@ -46,12 +44,7 @@ impl Drop for Guarded {
 #[test]
 fn a_stopped_process_misses_no_deadline() {
     guarded(|| {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["the_process_that_is_stopped", "--exact", "--nocapture", "--test-threads=1"])
-            .env(CHILD, "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child = again(&["stopped::the_process_that_is_stopped"], "wait").stdout(Stdio::piped()).spawn().unwrap();
         let mut child = Guarded(child);
         let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines().map(Result::unwrap);
         assert!(lines.any(|line| line.contains("all wait")), "it ended early");
@@ -68,7 +61,7 @@ fn a_stopped_process_misses_no_deadline() {
 /// What the test above runs and stops: waits for a peer, for a stream, and for a device's turn.
 #[test]
 fn the_process_that_is_stopped() {
-    if env::var_os(CHILD).is_some() {
+    if task().is_some() {
         guarded(wait_in_every_way);
     }
 }

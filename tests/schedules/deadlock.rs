@@ -3,7 +3,7 @@
 //! What users have instead of a report: a process that hangs, as in pytorch#8388 (two scopes each hold a device that
 //! the other waits for) and nccl#744 (a launch behind a kernel that waits for it).
 
-use crate::support::guarded;
+use crate::support::{PATIENCE, guarded};
 use gpu_pool::{
     Error, GpuPool, Kernel, LaunchDims, Module,
     driver::{
@@ -22,7 +22,7 @@ use std::{
 };
 
 /// Much longer than a deadlock takes to be found: who comes to it has found none.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = PATIENCE;
 
 static MODULE: Module = Module::ptx("");
 

@@ -1,7 +1,7 @@
 //! Software GPUs that take one operation at a time: the order is a function of the seed, it can be replayed, every
 //! program stays live in it, and exploring finds and simplifies what goes wrong in one order of many.
 
-use crate::support::{self, guarded};
+use crate::support::{self, PATIENCE, guarded};
 use gpu_pool::{
     DeviceBuffer, Error, GpuPool, Kernel, LaunchDims, Module, ReduceOp, Result,
     driver::{
@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = PATIENCE;
 
 static MODULE: Module = Module::ptx("");
 

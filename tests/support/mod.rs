@@ -2,21 +2,32 @@
 //! guard against hangs.
 #![allow(dead_code)]
 
-use gpu_pool::{Builder, Check, Error, GpuPool, Module, kernel};
+use gpu_pool::{Builder, Check, DeviceCopy, Error, GpuPool, Module, kernel};
 use std::{
     env,
     fmt::Debug,
     process::Command,
     sync::{
-        Mutex,
+        LazyLock, Mutex,
         mpsc::{RecvTimeoutError, channel},
     },
     thread,
     time::{Duration, Instant},
 };
 
-/// Longer than any test here takes, also on a loaded machine; for telling a hang from a slow machine, nothing else.
-pub const PATIENCE: Duration = Duration::from_secs(100);
+/// Tells a hang from a slow machine, nothing else. A machine with many other processes is ten times as slow as an idle
+/// one, so this is much longer than any test takes.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Whether `GPU_POOL_LONG=1` asks for all cases of long tests, as CI does.
+pub fn long() -> bool {
+    env::var("GPU_POOL_LONG").is_ok_and(|long| long == "1")
+}
+
+/// `all` cases of a test with `GPU_POOL_LONG=1`, else a `few`.
+pub fn cases<T>(few: T, all: T) -> T {
+    if long() { all } else { few }
+}
 
 /// The devices that a test runs on.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +46,7 @@ impl Gpus {
 
     /// A pool in the making, of the first `count` devices.
     pub fn builder(&self, count: usize) -> Builder {
-        let builder = builder().timeout(Duration::from_secs(60)).module(&MODULE);
+        let builder = builder().timeout(PATIENCE / 2).module(&MODULE);
         match self.cuda {
             true => {
                 // In the order of `GPU_POOL_SHARE`, which is not looked at any more.
@@ -166,26 +177,47 @@ pub fn failure<R: Debug>(result: Result<R, Error>) -> Error {
     }
 }
 
-/// Runs one test of this binary in a process of its own, with a variable that tells it so; that process must succeed.
+/// Tells a process that a test started what its task is.
+const TASK: &str = "GPU_POOL_TEST_TASK";
+
+/// The task of this process, if a test started it with [`again`].
+pub fn task() -> Option<String> {
+    env::var(TASK).ok()
+}
+
+/// A process that runs the named tests of this binary, one at a time. They find `task` by [`task`].
+pub fn again(tests: &[&str], task: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(tests).args(["--exact", "--nocapture", "--test-threads=1"]).env(TASK, task);
+    command
+}
+
+/// Runs one test of this binary in a process of its own, which must succeed.
 #[track_caller]
-pub fn in_a_process(test: &str, variable: &str, value: &str) {
+pub fn in_a_process(test: &str, task: &str) {
     let start = Instant::now();
-    let mut process = Command::new(env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(variable, value)
-        .spawn()
-        .unwrap();
+    let mut process = again(&[test], task).spawn().unwrap();
     let status = loop {
         if let Some(status) = process.try_wait().unwrap() {
             break status;
         }
         if start.elapsed() > PATIENCE {
             let _ = process.kill();
-            panic!("hung");
+            panic!("{task}: hung");
         }
         thread::sleep(Duration::from_millis(10));
     };
-    assert!(status.success(), "{status}");
+    assert!(status.success(), "{task}: {status}");
+}
+
+/// What a process prints, which must succeed and have run so many tests.
+#[track_caller]
+pub fn printed(process: &mut Command, tests: usize) -> String {
+    let output = process.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let passed = text.contains(&format!("{tests} passed"));
+    assert!(output.status.success() && passed, "{process:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
 }
 
 /// Values that tell one another apart at every place.
@@ -193,9 +225,24 @@ pub fn ramp(len: usize, seed: u32) -> Vec<u32> {
     (0..len as u32).map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(seed)).collect()
 }
 
-/// Bytes that tell one another apart.
+/// Bytes that tell one another apart. Made in rows of 256, since a closure per byte is slow without optimisation.
 pub fn bytes(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|i| (i as u8) ^ ((i >> 8) as u8).wrapping_mul(31) ^ ((i >> 16) as u8).wrapping_mul(7) ^ seed).collect()
+    static ROWS: LazyLock<Vec<[u8; 256]>> =
+        LazyLock::new(|| (0..=255).map(|row| std::array::from_fn(|i| i as u8 ^ row)).collect());
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        let row = bytes.len() >> 8;
+        let row = (row as u8).wrapping_mul(31) ^ ((row >> 8) as u8).wrapping_mul(7) ^ seed;
+        bytes.extend_from_slice(&ROWS[usize::from(row)][..256.min(len - bytes.len())]);
+    }
+    bytes
+}
+
+/// Whether all elements have the bits of `x`. Compares slices, since a closure per element is slow without optimisation.
+pub fn all_are<T: DeviceCopy>(found: &[T], x: T) -> bool {
+    let expected = [x; 1024];
+    let bits = bytemuck::cast_slice::<T, u8>;
+    found.chunks(expected.len()).all(|found| bits(found) == bits(&expected[..found.len()]))
 }
 
 /// Device code for the kernels below.

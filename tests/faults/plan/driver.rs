@@ -38,10 +38,10 @@ fn what_a_lost_device_holds_is_given_back() {
     let lost = gpu.event_record(event, stream).unwrap_err();
     assert_eq!((lost.kind, lost.code), (FaultKind::DeviceLost, 46));
     // What was under way is waited for; then the loss is reported, also for what concerns its events elsewhere.
-    assert_eq!(gpu.stream_wait_idle(stream, Duration::from_secs(20)), Err(lost.clone()));
+    assert_eq!(gpu.stream_wait_idle(stream, Duration::from_secs(300)), Err(lost.clone()));
     assert!(*ran.lock());
     assert_eq!(gpus[1].event_query(event), Err(lost.clone()));
-    assert_eq!(gpus[1].event_wait(event, Duration::from_secs(20)), Err(lost.clone()));
+    assert_eq!(gpus[1].event_wait(event, Duration::from_secs(300)), Err(lost.clone()));
     let other = gpus[1].stream_create(0).unwrap();
     assert_eq!(gpus[1].stream_wait_event(other, event), Err(lost.clone()));
     assert_eq!(gpus[1].stream_query(other), Ok(true));
@@ -103,7 +103,7 @@ fn a_kernel_and_a_peer_that_lies() {
         let seen = |at| {
             // SAFETY: as above; the memory is looked at only after the wait.
             unsafe { gpu.copy_to_host(back, at, 64, stream).unwrap() };
-            assert!(gpu.stream_wait_idle(stream, Duration::from_secs(20)).unwrap());
+            assert!(gpu.stream_wait_idle(stream, Duration::from_secs(300)).unwrap());
             // SAFETY: 64 bytes of live memory that nobody writes any more.
             unsafe { std::slice::from_raw_parts(back, 64) }.to_vec()
         };
@@ -167,7 +167,7 @@ fn mapped_memory_may_lie() {
         gpu.fill_u8(dst, 2, 8, stream).unwrap();
         gpu.copy_within(dst, src, 8, stream).unwrap();
         gpu.copy_to_host(host, dst, 8, stream).unwrap();
-        assert!(gpu.stream_wait_idle(stream, Duration::from_secs(20)).unwrap());
+        assert!(gpu.stream_wait_idle(stream, Duration::from_secs(300)).unwrap());
         host.read()
     };
     // SAFETY: nothing uses it.

@@ -2,7 +2,7 @@
 //! faults end the pool is as good as new.
 
 use super::{assert_works, collectives};
-use crate::support::{bytes, guarded};
+use crate::support::{bytes, cases, guarded};
 use gpu_pool::{
     Error, GpuPool,
     testing::{FaultPlan, FaultRule, Injected},
@@ -103,7 +103,7 @@ fn devices_that_are_lost(seed: u64, count: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 0, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(3, 12), max_shrink_iters: 0, ..ProptestConfig::default() })]
 
     #[test]
     fn calls_fail_by_chance(seed: u64, count in 1usize..4, chance in 0.0005f64..0.02, staged: bool) {

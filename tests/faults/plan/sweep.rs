@@ -1,9 +1,10 @@
-//! Each fault at each call of one device's driver: the first, the second, and so on until a run gets by without.
+//! Each fault at each call of one device's driver: the first, the second, and so on until a run gets by without. Without
+//! `GPU_POOL_LONG=1` every fifth call fails in turn.
 
 use super::{assert_works, collectives, is_typed, plan, ramp};
 use crate::{
     on_both,
-    support::{Gpus, bytes},
+    support::{Gpus, bytes, cases},
 };
 use gpu_pool::{
     Device, DeviceBuffer, Error, GpuPool,
@@ -59,9 +60,9 @@ fn kept_open(gpus: Gpus, count: usize) -> Option<GpuPool> {
     gpus.is_cuda().then(|| gpus.pool(count))
 }
 
-/// Calls from one attempt to the next: with GPUs, building a pool for every call would take minutes.
+/// Calls from one attempt to the next. To build a pool for every call takes minutes with GPUs, and long without.
 fn stride(gpus: Gpus) -> usize {
-    if gpus.is_cuda() { 7 } else { 1 }
+    if gpus.is_cuda() { 7 } else { cases(5, 1) }
 }
 
 /// The victim is lost, for good, and the others work on: within the pool, and in one of their own.

@@ -1,18 +1,13 @@
 //! A `tracing` subscriber is the user's code: when it panics, members are not kept waiting.
 
 use super::rig::{audited, poke};
-use crate::support::{Gpus, failure, in_a_process};
+use crate::support::{Gpus, failure, in_a_process, task};
 use gpu_pool::Error;
-use std::{
-    env,
-    sync::{
-        Barrier,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+use std::sync::{
+    Barrier,
+    atomic::{AtomicUsize, Ordering::Relaxed},
 };
 use tracing::{Event, Metadata, Subscriber, span};
-
-const CHILD: &str = "GPU_POOL_TEST_SUBSCRIBER_CHILD";
 
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -38,13 +33,13 @@ impl Subscriber for Panics {
 
 #[test]
 fn a_subscriber_that_panics_keeps_nobody_waiting() {
-    in_a_process("audit::subscriber::child", CHILD, "1");
+    in_a_process("audit::subscriber::child", "panics");
 }
 
 /// The process whose subscriber panics.
 #[test]
 fn child() {
-    if env::var_os(CHILD).is_none() {
+    if task().is_none() {
         return;
     }
     tracing::subscriber::set_global_default(Panics).unwrap();

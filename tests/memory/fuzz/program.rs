@@ -5,7 +5,7 @@ use super::{
     tally::{Rules, Tally},
 };
 use crate::rig::{MIB, Rng, aligned, check_books};
-use crate::support::slow_add;
+use crate::support::{all_are, slow_add};
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
 use parking_lot::Mutex;
 use std::{
@@ -71,11 +71,7 @@ impl Piece {
                 dev.copy(&self.buffer.peer().slice(part), &mut here)?;
                 dev.download(&here)?
             };
-            assert!(
-                found.iter().all(|&x| x == number),
-                "block {number} at {:#x} was written to",
-                self.buffer.address()
-            );
+            assert!(all_are(&found, number), "block {number} at {:#x} was written to", self.buffer.address());
         }
         Ok(())
     }
@@ -344,7 +340,7 @@ impl Player {
         drop(piece);
         // By now its owner may have given it to somebody else.
         let found = dev.download(&here)?;
-        assert!(found.iter().all(|&x| x == number), "block {number} was written to while a peer read it");
+        assert!(all_are(&found, number), "block {number} was written to while a peer read it");
         Ok(())
     }
 

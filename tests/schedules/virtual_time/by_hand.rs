@@ -123,7 +123,7 @@ impl Lab {
     /// streams in the order of their ends.
     fn end(&self, device: usize, stream: RawStream) -> u128 {
         let gpu = &*self.gpus[device];
-        assert!(gpu.stream_wait_idle(stream, Duration::from_secs(60)).unwrap());
+        assert!(gpu.stream_wait_idle(stream, Duration::from_secs(600)).unwrap());
         host::virtual_now(gpu).expect("the machine has a clock").as_nanos()
     }
 }
