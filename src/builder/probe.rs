@@ -139,7 +139,7 @@ impl Probe<'_> {
         let mut found = self.dev.pinned(3)?;
         self.dev.download_pinned(&mismatches, &mut found)?;
         let ways = [
-            "stores and loads over the handle do not arrive",
+            "stores and loads over the link do not arrive",
             "copies to the peer do not arrive",
             "copies from the peer do not arrive",
         ];

@@ -1,4 +1,4 @@
-//! What a device does after its launch. Kernels that spin there are on GPUs only (`tests/crowd.rs`).
+//! What a device does after its launch. Kernels that spin there are on GPUs only (`tests/processes/crowd.rs`).
 
 use super::LaunchWindow;
 use crate::driver::gate;

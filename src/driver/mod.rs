@@ -1,7 +1,7 @@
 //! The narrow waist: what the rest of the crate needs of a device, at the level of the CUDA driver API.
 //!
 //! One [`Driver`] object stands for one device. Two implementations: [`cuda`] maps each call to the CUDA driver,
-//! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance.rs` holds
+//! [`host`] is a software GPU. Everything above is written once and runs on both; `tests/driver_conformance/` holds
 //! both to this contract. [`check`] and [`faulty`] are layers: drivers around a driver, written with `layer`'s
 //! forwards.
 //!

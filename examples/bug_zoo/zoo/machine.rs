@@ -47,7 +47,7 @@ exhibits! { "machine.rs"
     seen "cupy/cupy" pull 1554: "kernels that change their `in_params` should not compile"
     wrong wrong_declaration_wrong => Caught::Report(Kind::WrongDeclaration), Unseen
     right wrong_declaration_right =>
-        "The signature in `kernel!` is the declaration: `&mut [f32]`, and the Rust twin could not write to `&[f32]`."
+        "The signature in `kernel!` is the declaration: `&mut [f32]`, and the host kernel could not write to `&[f32]`."
 }
 
 "device-on-another-thread": "A device is used on a thread that has another one" {

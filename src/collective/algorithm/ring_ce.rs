@@ -52,7 +52,7 @@ impl Algorithm for RingCe {
         } else if case.meets_in_host() {
             None
         } else if !case.direct {
-            Some("not all members have peer access: a ring keeps every handle of the host busy in turn")
+            Some("not all members have peer access: a ring keeps every link of the host busy in turn")
         } else {
             let large = case.auto() && !case.engines() && case.bytes >= case.limits.ring;
             (large && case.nameable() && !case.meets_on_devices())
