@@ -279,17 +279,14 @@ impl Member<'_> {
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
         let early = self.barrier.signals != 0
             && launch::comes_early(blocks, self.handle.driver.info().multiprocessors, self.handle.sharers);
-        self.submit(entry, blocks, args, early)
+        let function = self.executor.function(entry)?;
+        launch::submit((self.handle, self.stream), self.name(), (entry, function), blocks, args, early)
     }
 
     /// Launches a kernel that takes part in the barrier and touches no memory.
     pub(super) fn launch_counting(&self) -> Result<()> {
         let (entry, args) = barrier::counting(self.barrier);
-        self.submit(&entry, 1, &args, false)
-    }
-
-    fn submit(&self, entry: &Entry, blocks: u32, args: &[KernelArg], early: bool) -> Result<()> {
-        let function = self.executor.function(entry)?;
-        launch::submit((self.handle, self.stream), self.name(), (entry, function), blocks, args, early)
+        let function = self.executor.function(&entry)?;
+        launch::submit((self.handle, self.stream), self.name(), (&entry, function), 1, &args, false)
     }
 }
