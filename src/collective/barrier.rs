@@ -19,16 +19,10 @@
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
 //! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
 
-use super::{
-    kernels::{self, Arguments, Combine, Entry},
-    launch,
-};
+use super::{kernels, launch};
 use crate::{
     error::{Error, Result},
-    fabric::{
-        layout::DeviceBarrier,
-        types::{DType, ReduceOp},
-    },
+    fabric::layout::DeviceBarrier,
     memory::stream::StreamCore,
     thread::worker::Worker,
 };
@@ -58,12 +52,6 @@ pub(crate) fn resync_later(worker: &Worker) {
 
 /// Launches a kernel that takes part in the barrier and touches no memory.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, barrier: DeviceBarrier) -> Result<()> {
-    let (entry, args) = counting(barrier);
+    let (entry, args) = kernels::counting(barrier);
     launch::launch_on(worker, stream, name, &entry, 1, &args)
-}
-
-/// The kernel of [`count`], and its arguments.
-pub(super) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
-    let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
-    (kernels::combine(DType::U8), none.args(false))
 }

@@ -70,6 +70,12 @@ pub(crate) fn combine(dtype: DType) -> Entry {
     Entry { module: &builtin::COMBINE, name, host: Some(host) }
 }
 
+/// A kernel that takes part in a barrier and touches no memory, with its arguments.
+pub(crate) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
+    let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
+    (combine(DType::U8), none.args(false))
+}
+
 /// `n` elements in the host's memory, folded by the calling thread: the bits are the kernels'. `factors` are those of
 /// all sources where `op` is `Scaled`, else none.
 ///
