@@ -285,7 +285,7 @@ where
 /// Before the closure.
 fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
     worker.handle.strike(Panic::BeforeMember);
-    worker.progress();
+    worker.handle.progress.advance();
     // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
     forget(worker, gang.place() - 1);
     barrier::resync_later(worker);

@@ -9,7 +9,7 @@
 
 use super::{
     Group,
-    ops::{between, in_place},
+    ops::{all_reduce, between, in_place},
     request::Request,
 };
 use crate::{
@@ -140,7 +140,7 @@ collectives! {
     fn all_reduce<V>(&self, x: &mut V, op: ReduceOp) -> Result<()>
     where [V: AsViewMut + ?Sized, V::Elem: Element]
     {
-        self.all_reduce_from(Origin::default(), x.view_mut(), op)
+        self.run(all_reduce(Origin::default(), x.view_mut(), op))
     }
 
     /// [`all_reduce`](Self::all_reduce) out of place, with the same bits: `src` stays as it is.
@@ -478,7 +478,7 @@ collectives! {
         let call = Call::new("barrier");
         let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
         self.dev.not_in_graph(call.op)?;
-        self.dev.worker.progress();
+        self.dev.worker.handle.progress.advance();
         self.meet_compact(CompactDescriptor::of_barrier(&call, members), &call, false).map(drop)
     }
 

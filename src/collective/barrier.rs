@@ -19,64 +19,13 @@
 //! If a member fails nevertheless, the gang's abort ends the others' kernels. Devices count their barriers pair by
 //! pair. A member that has skipped one launches it when the gang has drained ([`resync`]).
 
-use super::{
-    Group,
-    kernels::{self, Arguments, Combine, Entry},
-    launch,
-};
+use super::{kernels, launch};
 use crate::{
-    Device,
-    error::{Error, Result, Site},
-    fabric::{
-        layout::DeviceBarrier,
-        signal_pad::SignalPad,
-        spinning::SkippedBarrier,
-        types::{DType, ReduceOp},
-    },
+    error::{Error, Result},
+    fabric::layout::DeviceBarrier,
     memory::stream::StreamCore,
     thread::worker::Worker,
 };
-
-/// Called before a meeting. Checks that this thread may wait for others' launches, and puts the current stream behind
-/// the last kernel that spins.
-pub(super) fn prepare(dev: &Device, name: &'static str, site: Site) -> Result<()> {
-    check_not_blocked(dev, name, site)?;
-    dev.worker.spinning.order(name, &dev.stream)
-}
-
-pub(super) fn check_not_blocked(dev: &Device, name: &'static str, site: Site) -> Result<()> {
-    if dev.worker.spinning.is_blocked() {
-        return Err(Error::invalid_at(
-            site,
-            name,
-            "a collective within `blocking` would wait for the closure that calls it",
-        ));
-    }
-    Ok(())
-}
-
-/// Called after the launches. The last operation of the current stream spins; if a launch has failed, its barrier was
-/// skipped.
-pub(super) fn end(dev: &Device, skipped: SkippedBarrier, launched: &Result<()>) {
-    dev.worker.spinning.launched_on(&dev.stream);
-    if launched.is_err() {
-        dev.worker.spinning.skip(skipped);
-    }
-}
-
-/// The barrier of the members' kernels, in the gang at this place (0: in a graph).
-pub(super) fn of(group: &Group<'_>, pad: &SignalPad, place: u64) -> DeviceBarrier {
-    let dev = group.dev;
-    DeviceBarrier {
-        signals: pad.address(dev.index()),
-        members: group.packed().0,
-        place,
-        deadline: u64::try_from(dev.worker.shared.deadline.as_nanos()).unwrap_or(0),
-        count: group.count() as u32,
-        me: group.rank as u32,
-        spare: 0,
-    }
-}
 
 /// Launches the kernels that this device has skipped. Called when the device's gang has failed and drained. They only
 /// count: they find the abort word raised and give up at once.
@@ -103,12 +52,6 @@ pub(crate) fn resync_later(worker: &Worker) {
 
 /// Launches a kernel that takes part in the barrier and touches no memory.
 pub(super) fn count(worker: &Worker, stream: &StreamCore, name: &'static str, barrier: DeviceBarrier) -> Result<()> {
-    let (entry, args) = counting(barrier);
+    let (entry, args) = kernels::counting(barrier);
     launch::launch_on(worker, stream, name, &entry, 1, &args)
-}
-
-/// The kernel of [`count`], and its arguments.
-pub(super) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
-    let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
-    (kernels::combine(DType::U8), none.args(false))
 }

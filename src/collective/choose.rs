@@ -1,7 +1,7 @@
 //! Chooses the algorithm that carries a collective out, and says why.
 //!
 //! Calls, graphs, [`all_reduce_many`](crate::Device::all_reduce_many), [`GpuPool::explain`](crate::GpuPool::explain)
-//! and the tuner ask here. A [`Case`] holds plain data only; `machine.rs` fills in what the pool can do.
+//! and the tuner ask here. A [`Case`] holds plain data only; `execute.rs` fills in what the pool can do.
 //!
 //! Invariant: everything here is pure. All members must come to one answer, so it depends only on what they have in
 //! common: the call, the group, the pool.

@@ -8,6 +8,7 @@
 
 use super::Group;
 use crate::{
+    Device,
     driver::gate,
     error::{Error, Result},
     fabric::spinning::SkippedBarrier,
@@ -25,6 +26,13 @@ const LEAD_POLLS: usize = 64;
 pub(crate) struct LaunchWindow {
     /// The device shares its GPU, and so may share a hardware queue with a peer.
     shares: bool,
+}
+
+impl LaunchWindow {
+    /// The device has met its peers, and the gate is open.
+    pub(super) fn of(dev: &Device) -> Self {
+        LaunchWindow { shares: dev.worker.handle.sharers > 1 }
+    }
 }
 
 impl Drop for LaunchWindow {
@@ -66,7 +74,7 @@ impl Group<'_> {
     /// has failed. It fails the gang when blocking calls keep the gate closed for the pool's deadline.
     fn open_gate(&self, word: &CommitWord, number: u64) {
         let (gate, members, dev) = (gate::launches(), self.count(), self.dev);
-        let mut stall = StallTimer::new(dev.worker.shared.deadline);
+        let mut stall = None;
         while word.committed() < number && !word.is_aborted() {
             // This thread does not sleep: a peer may open the gate meanwhile, and then a blocking call waits for this
             // member's launch.
@@ -76,6 +84,8 @@ impl Group<'_> {
                 }
                 return;
             }
+            // Mostly the gate opens at once, and there is no need to look at a clock.
+            let stall = stall.get_or_insert_with(|| StallTimer::new(dev.worker.shared.deadline));
             std::thread::yield_now();
             if stall.is_over() {
                 // The gang fails before this member gives up: from here on no member can commit.
@@ -86,27 +96,17 @@ impl Group<'_> {
         }
     }
 
-    /// Runs a meeting that commits to launches. The caller launches, then drops the window. `owed` is skipped when the
-    /// meeting fails after the commit; `blocks` are what peers' kernels touch.
-    pub(super) fn commit_to_launch<R>(
-        &self,
-        owed: SkippedBarrier,
-        blocks: impl Iterator<Item = BlockRef>,
-        meeting: impl FnOnce() -> Result<R>,
-    ) -> Result<(R, LaunchWindow)> {
-        let (number, worker) = (self.next_number(), &self.dev.worker);
-        match meeting() {
-            Ok(met) => Ok((met, LaunchWindow { shares: worker.handle.sharers > 1 })),
-            Err(error) => {
-                // A peer has committed the collective before it, or this member, has seen that the gang has failed.
-                if self.word().committed() >= number {
-                    gate::launches().close(1);
-                    worker.spinning.skip(owed);
-                    // Peers' kernels that are still to come may meet the kernel that `resync` launches.
-                    worker.quarantine.borrow_mut().extend(blocks);
-                }
-                Err(error)
-            }
+    /// Called when a meeting that commits to the launches of collective `number` has failed. If a peer has committed it
+    /// before it, or this member, saw that the gang has failed, `owed` is skipped. `blocks` are what peers' kernels
+    /// touch.
+    #[cold]
+    pub(super) fn skip_launch(&self, number: u64, owed: SkippedBarrier, blocks: impl Iterator<Item = BlockRef>) {
+        if self.word().committed() >= number {
+            let worker = &self.dev.worker;
+            gate::launches().close(1);
+            worker.spinning.skip(owed);
+            // Peers' kernels that are still to come may meet the kernel that `resync` launches.
+            worker.quarantine.borrow_mut().extend(blocks);
         }
     }
 }

@@ -143,9 +143,9 @@ impl Group<'_> {
             let mut at = 0;
             while let Some(&member) = lacking.get(at) {
                 match self.poll(member) {
-                    Ok(Some(message)) => {
+                    Ok(Some(body)) => {
                         lacking.remove(at);
-                        each(member, self.open(message))?;
+                        each(member, body)?;
                     }
                     // `await_message` reports a member that is in a newer gang.
                     Ok(None) | Err(NewerGang) => at += 1,
@@ -162,9 +162,9 @@ impl Group<'_> {
     /// The next message of a member. The host waits for it.
     fn receive(&self, call: &Call, member: usize) -> Result<Body> {
         for _ in 0..self.dev.worker.shared.polls {
-            if let Ok(Some(message)) = self.poll(member) {
+            if let Ok(Some(body)) = self.poll(member) {
                 self.wake([member]);
-                return Ok(self.open(message));
+                return Ok(body);
             }
             hint::spin_loop();
         }
@@ -174,35 +174,35 @@ impl Group<'_> {
     /// The next message of a member, which may take long to come.
     fn await_message(&self, call: &Call, member: usize) -> Result<Body> {
         let (dev, rank) = (self.dev, self.ranks()[member]);
-        let message = wait::for_peer(dev.waiter(), call.op, rank, || {
+        let body = wait::for_peer(dev.waiter(), call.op, rank, || {
             // This is read before the ring: a member sends before it leaves.
             let left = dev.session.gang.has_left(rank);
             match self.poll(member) {
-                Ok(Some(message)) => Some(Ok(message)),
+                Ok(Some(body)) => Some(Ok(body)),
                 Ok(None) if !left => None,
                 Ok(None) | Err(NewerGang) => Some(Err(self.absent(call, rank))),
             }
         })?;
         self.wake([member]);
-        Ok(self.open(message))
+        Ok(body)
     }
 
-    fn poll(&self, member: usize) -> Result<Option<Message>, NewerGang> {
-        let session = &self.dev.session;
+    /// The content of the next message of a member, if it has arrived. From then on this thread knows what the sender
+    /// knew.
+    fn poll(&self, member: usize) -> Result<Option<Body>, NewerGang> {
+        let (worker, session) = (&self.dev.worker, &self.dev.session);
         let sender = (&*session.gang, self.ranks()[member]);
-        self.dev.worker.endpoint.borrow_mut().poll(self.ordinal(member), sender, &session.broadcasts)
-    }
-
-    /// The content of a message. From now on this thread knows what its sender knew.
-    fn open(&self, message: Message) -> Body {
-        self.dev.worker.handle.take_over(message.from.as_deref());
-        match message.body {
+        let message = worker.endpoint.borrow_mut().poll(self.ordinal(member), sender, &session.broadcasts)?;
+        let Some(Message { body, from, .. }) = message else { return Ok(None) };
+        worker.handle.take_over(from.as_deref());
+        Ok(Some(match body {
             Body::Broadcast(words) => {
-                let members = self.dev.everyone().membership.packed.expect("the sender has it, too");
+                // Only the group of all members broadcasts. This member may be calling another group.
+                let members = if self.is_everyone() { self.packed() } else { self.dev.everyone().packed() };
                 Body::Compact(CompactDescriptor::of_words(words, members))
             }
             body => body,
-        }
+        }))
     }
 
     /// The error for a member whose closure has ended.

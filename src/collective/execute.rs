@@ -16,7 +16,8 @@ use super::{
     Group,
     algorithm::{Algorithm, Executor, Matched, Meeting, Member, Scratch},
     barrier,
-    choose::{Case, Machine, choose},
+    choose::{Case, KernelBarrier, Machine, choose},
+    commit::LaunchWindow,
     kernels::Entry,
     meet::Descriptors,
     request::{RemotePtr, Request},
@@ -33,8 +34,10 @@ use crate::{
         limits::Limits,
         signal_pad::SignalPad,
         spinning::SkippedBarrier,
+        types::ReduceOrder,
     },
     memory::{block::BlockRef, hazard::Access, stream::StreamCore},
+    thread::worker::Shared,
     token::op::Op,
 };
 use std::{cell::Cell, sync::Arc};
@@ -45,27 +48,23 @@ impl Group<'_> {
     pub(super) fn run(&self, request: Request) -> Result<()> {
         match &self.dev.recording {
             Some(recording) => self.capture(recording, request),
-            None => self.carry(&request, self.limits()),
+            None => self.carry(&request, self.limits(), None),
         }
     }
 
-    /// Carries a collective out by the algorithm that is right within these limits. All members give the same limits.
+    /// Carries a collective out: by the algorithm that is right within these limits, or by a `given` one, which must be
+    /// able to. All members give the same limits and the same algorithm.
     #[track_caller]
-    pub(super) fn carry(&self, request: &Request, limits: &Limits) -> Result<()> {
-        let case = self.case(request, limits);
-        self.carry_by(request, &case, choose(&case).0)
-    }
-
-    /// [`carry`](Self::carry) by a given algorithm, which can carry it out. All members give the same one.
-    #[track_caller]
-    pub(super) fn carry_by(&self, request: &Request, case: &Case<'_>, algorithm: &dyn Algorithm) -> Result<()> {
+    pub(super) fn carry(&self, request: &Request, limits: &Limits, given: Option<&dyn Algorithm>) -> Result<()> {
         let (dev, name) = (self.dev, request.call.op());
-        let needs = algorithm.needs(case);
+        let case = self.case(request, limits);
+        let algorithm = given.unwrap_or_else(|| choose(&case).0);
+        let needs = algorithm.needs(&case);
         let mut access = self.access(request)?;
         let (by_kernels, on_host) =
             (matches!(needs.meeting, Meeting::Kernels { .. }), matches!(needs.scratch, Scratch::Host(_)));
         if by_kernels {
-            barrier::prepare(dev, name, request.call.site)?;
+            dev.worker.spinning.prepare(name, request.call.site, &dev.stream)?;
         }
         if on_host {
             dev.worker.staging_calls.room(name, dev.worker.shared.deadline, &dev.session.gang)?;
@@ -78,9 +77,10 @@ impl Group<'_> {
                 // From the commit on, the others count on this member's launches, whatever happens here: every member
                 // launches, and every pair counts.
                 owed = SkippedBarrier { barrier: self.barrier_of_kernels(dev.session.gang.place()), times: launches };
-                let meeting = || Descriptors::of(self, request, scratch.as_ref(), in_full, true);
-                let (met, window) = self.commit_to_launch(owed, blocks().cloned(), meeting)?;
-                (met, Some(window))
+                let number = self.next_number();
+                let met = Descriptors::of(self, request, scratch.as_ref(), in_full, true);
+                let met = met.inspect_err(|_| self.skip_launch(number, owed, blocks().cloned()))?;
+                (met, Some(LaunchWindow::of(dev)))
             }
             Meeting::Events | Meeting::Host => {
                 let events = needs.meeting == Meeting::Events && self.count() > 1;
@@ -107,7 +107,7 @@ impl Group<'_> {
                 };
                 drop(window);
                 access.submitted();
-                barrier::end(dev, owed, &counted);
+                dev.worker.spinning.launched(&dev.stream, owed, &counted);
                 return Err(counted.inspect_err(|cause| self.fail_on(blocks(), cause)).err().unwrap_or(error));
             }
         };
@@ -118,7 +118,7 @@ impl Group<'_> {
         access.submitted();
         if by_kernels {
             owed.times -= member.launched.get().min(owed.times);
-            barrier::end(dev, owed, &submitted);
+            dev.worker.spinning.launched(&dev.stream, owed, &submitted);
         }
         if on_host {
             dev.worker.staging_calls.note(&dev.stream);
@@ -140,7 +140,7 @@ impl Group<'_> {
     ) -> Result<Option<(DeviceBarrier, usize)>> {
         let needs = algorithm.needs(case);
         let Meeting::Kernels { launches, in_full } = needs.meeting else { return Ok(None) };
-        barrier::check_not_blocked(self.dev, request.call.op(), request.call.site)?;
+        self.dev.worker.spinning.check_not_blocked(request.call.op(), request.call.site)?;
         let scratch = scratch::take(self, request, needs.scratch, access)?;
         let met = Descriptors::of(self, request, scratch.as_ref(), in_full, false)?;
         let (shape, barrier) = (met.shape(self, request)?, self.barrier_of_kernels(0));
@@ -170,7 +170,15 @@ impl Group<'_> {
     /// The barrier of the members' kernels, in the gang at this place (0: in a graph).
     fn barrier_of_kernels(&self, place: u64) -> DeviceBarrier {
         let pad = self.pad().expect("an algorithm by kernels is chosen where they can meet");
-        barrier::of(self, pad, place)
+        DeviceBarrier {
+            signals: pad.address(self.dev.index()),
+            members: self.packed().0,
+            place,
+            deadline: u64::try_from(self.dev.worker.shared.deadline.as_nanos()).unwrap_or(0),
+            count: self.count() as u32,
+            me: self.rank as u32,
+            spare: 0,
+        }
     }
 
     fn pad(&self) -> Option<&SignalPad> {
@@ -198,6 +206,27 @@ impl Group<'_> {
         // The peers count on this member; they must not wait for it.
         if !matches!(cause, Error::Aborted { .. }) {
             dev.session.gang.poison(dev.index(), cause.clone());
+        }
+    }
+}
+
+impl Machine {
+    /// The capabilities of a pool, and the wishes of its builder.
+    pub(crate) fn of(shared: &Shared) -> Machine {
+        let handle = &shared.handles[0];
+        let barrier = match shared.signals.get() {
+            None => KernelBarrier::None,
+            Some(pad) if pad.have_stages() => KernelBarrier::InHost { ll: pad.ll_bytes() },
+            Some(pad) => KernelBarrier::OnDevices { ll: pad.ll_bytes(), eager: pad.eager_bytes() },
+        };
+        Machine {
+            software: handle.driver.info().compute_capability == (0, 0),
+            virtual_time: handle.in_virtual_time(),
+            barrier,
+            alone: matches!(barrier, KernelBarrier::InHost { .. })
+                && shared.handles.iter().all(|handle| handle.sharers == 1),
+            wish: shared.algorithm,
+            rank_order: shared.reduce_order == ReduceOrder::Rank,
         }
     }
 }

@@ -70,6 +70,12 @@ pub(crate) fn combine(dtype: DType) -> Entry {
     Entry { module: &builtin::COMBINE, name, host: Some(host) }
 }
 
+/// A kernel that takes part in a barrier and touches no memory, with its arguments.
+pub(crate) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
+    let none = Combine { n: 0, op: ReduceOp::Sum, factors: &[], sources: &[], destinations: &[], meet };
+    (combine(DType::U8), none.args(false))
+}
+
 /// `n` elements in the host's memory, folded by the calling thread: the bits are the kernels'. `factors` are those of
 /// all sources where `op` is `Scaled`, else none.
 ///
@@ -167,11 +173,11 @@ impl Combine<'_> {
         args.push(value(code(self.op)));
         args.push(value(self.sources.len() as u32));
         args.push(value(self.destinations.len() as u32));
-        push_factors(&mut args, self.factors, 0);
-        push_factors(&mut args, self.factors, 1);
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
         push_parts(&mut args, self.sources, self.destinations, software);
         // Where a GPU has no more.
-        (2..self.factors.len().div_ceil(8)).for_each(|eight| push_factors(&mut args, self.factors, eight));
+        (2..self.factors.len().div_ceil(8)).for_each(|eight| args.push(eight_of(self.factors, eight)));
         args
     }
 }
@@ -225,8 +231,8 @@ impl Push<'_> {
         args.push(value(self.n as u64));
         args.push(value(code(self.op)));
         args.push(value(self.route));
-        push_factors(&mut args, self.factors, 0);
-        push_factors(&mut args, self.factors, 1);
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
         args.push(self.source.slice(false));
         args.push(self.destination.slice(true));
         args
@@ -250,8 +256,8 @@ fn value<T: bytemuck::Pod>(x: T) -> KernelArg {
 }
 
 /// The `eight`-th eight of the factors.
-fn push_factors(args: &mut Arguments, factors: &[f64], eight: usize) {
-    args.push(value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0))));
+fn eight_of(factors: &[f64], eight: usize) -> KernelArg {
+    value::<[f64; 8]>(std::array::from_fn(|k| factors.get(8 * eight + k).copied().unwrap_or(0.0)))
 }
 
 /// Sources, then destinations, each in [`MOST`] places or as many as it takes. In the launch of a software GPU a range

@@ -1,21 +1,18 @@
-//! Launches of the collectives' kernels, and their numbers of blocks.
+//! Launches of kernels that several algorithms have in common, and their numbers of blocks.
 //!
-//! The algorithms launch through [`Member::launch`], which calls [`submit`]; `all_reduce_many` and the barriers'
-//! `count` launch without a member.
+//! [`Combination`] is launched by a [`Member`]. `all_reduce_many` and [`barrier::count`](super::barrier::count) have no
+//! member: they launch by [`launch_on`].
 
 use super::{
-    algorithm::Member,
+    algorithm::{Member, launch},
     kernels::{self, Combine, Entry, Part},
     request::RemotePtr,
 };
 use crate::{
-    driver::{KernelArg, Launch, LaunchDims, RawFunction},
+    driver::KernelArg,
     error::Result,
-    fabric::{
-        layout::{FEW, THREADS},
-        types::{DType, ReduceOp},
-    },
-    memory::{handle::DeviceHandle, stream::StreamCore},
+    fabric::types::{DType, ReduceOp},
+    memory::stream::StreamCore,
     thread::worker::Worker,
 };
 use smallvec::SmallVec;
@@ -72,45 +69,5 @@ pub(super) fn launch_on(
     args: &[KernelArg],
 ) -> Result<()> {
     let function = worker.function(entry.module, entry.name)?;
-    submit((&worker.handle, stream), name, (entry, function), blocks, args, false)
-}
-
-/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may
-/// wait for a peer's kernel. The peer's kernel may come after other work of this device, or be on the same GPU: both
-/// must find room beside the two. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain
-/// little.
-pub(super) fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
-    sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
-}
-
-/// Launches a kernel; `early`: it may be on the device before the kernel in front of it has ended.
-pub(super) fn submit(
-    (handle, stream): (&DeviceHandle, &StreamCore),
-    name: &'static str,
-    (entry, function): (&Entry, RawFunction),
-    blocks: u32,
-    args: &[KernelArg],
-    early: bool,
-) -> Result<()> {
-    let dims = LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
-    let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
-    // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered
-    // before this launch, by events or by the kernel's own meeting, and no two members are given the same part.
-    let launched = unsafe { handle.driver.launch(&launch, stream.raw) };
-    handle.check(name, launched)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn room_is_left_beside_a_kernel_that_waits() {
-        assert!(comes_early(1, 132, 1) && comes_early(64, 132, 1));
-        assert!(!comes_early(68, 132, 1));
-        // A peer's kernel must find room on the same GPU.
-        assert!(!comes_early(1, 132, 2));
-        // Parts of a GPU, and software GPUs.
-        assert!(!comes_early(1, 16, 1) && !comes_early(1, 1, 1));
-    }
+    launch((&worker.handle, stream), name, (entry, function), blocks, args, false)
 }

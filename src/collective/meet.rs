@@ -42,9 +42,12 @@ impl Descriptors {
         in_full: bool,
         commits: bool,
     ) -> Result<Descriptors> {
-        match request.compact(group.packed()) {
-            Some(own) if !in_full => group.meet_compact(own, &request.call, commits).map(Descriptors::Compact),
-            _ => {
+        let address = |side| request.area(side).map_or(0, |area| area.address);
+        let addresses = [Side::Source, Side::Destination].map(address);
+        let fits = !in_full && request.shape.is_some();
+        match fits.then(|| CompactDescriptor::of(&request.call, group.packed(), addresses)).flatten() {
+            Some(own) => group.meet_compact(own, &request.call, commits).map(Descriptors::Compact),
+            None => {
                 let exposed = Exposed { scratch: scratch.map(RecvScratch::of), ..request.expose(None) };
                 group.meet(request.call.clone(), Payload::Memory(exposed), commits).map(Descriptors::Full)
             }
@@ -99,7 +102,7 @@ impl Group<'_> {
         let gang = &dev.session.gang;
         gang.check()?;
         self.note_call(&call);
-        dev.worker.progress();
+        dev.worker.handle.progress.advance();
         let own = Arc::new(Descriptor { call, group: self.ranks().clone(), payload });
         // A member that has left spoils this meeting, but not the next one of the members that stay. So this member
         // still sends its descriptor to them, and takes theirs out of the rings.
@@ -140,7 +143,9 @@ impl Group<'_> {
         spins: bool,
     ) -> Result<SmallVec<[CompactDescriptor; 8]>> {
         let dev = self.dev;
-        dev.check()?;
+        let gang = &dev.session.gang;
+        gang.check_kernels(dev.worker.shared.deadline);
+        gang.check()?;
         self.note_call(call);
         let mut absent = None;
         if !self.post_broadcast(&own) {

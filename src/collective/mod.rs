@@ -2,7 +2,7 @@
 //! procedures; their state is in [`fabric`](crate::fabric), which needs no [`Device`].
 //!
 //! From the top: [`api`] has the methods that users call; [`ops`] and [`many`] help it. Each call fills a [`request`].
-//! [`choose`] picks one of the [`algorithm`]s for it, by what [`machine`] says of the pool. [`execute`] carries it out:
+//! [`choose`] picks one of the [`algorithm`]s for it. [`execute`] carries it out:
 //!
 //! * [`scratch`] takes the memory that the algorithm needs.
 //! * [`meet`] tells all members what this one calls, by [`exchange`], and compares. [`commit`]: from then on all carry
@@ -22,7 +22,6 @@ mod execute;
 pub(crate) mod group;
 pub(crate) mod kernels;
 mod launch;
-mod machine;
 mod many;
 mod meet;
 mod ops;

@@ -93,9 +93,10 @@ impl Group<'_> {
 
 /// An all-reduce in place.
 #[track_caller]
-fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
+pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op: ReduceOp) -> Request {
     let len = x.len();
-    in_place(Call::new("all_reduce").elements(T::DTYPE, len).from(origin), Some(op), Shape::AllReduce { len }, x)
+    let call = Call::new("all_reduce").elements(T::DTYPE, len).from(origin);
+    between(call, Some(op), Shape::AllReduce { len }, None, Some(x))
 }
 
 /// All-reduces for callers within the crate.
@@ -120,7 +121,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.carry(&all_reduce(origin, x, op), &self.limits().overlapping())
+        self.carry(&all_reduce(origin, x, op), &self.limits().overlapping(), None)
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.
@@ -131,7 +132,6 @@ impl Group<'_> {
         algorithm: &dyn Algorithm,
         limits: &Limits,
     ) -> Result<()> {
-        let request = all_reduce(Origin::default(), x, op);
-        self.carry_by(&request, &self.case(&request, limits), algorithm)
+        self.carry(&all_reduce(Origin::default(), x, op), limits, Some(algorithm))
     }
 }

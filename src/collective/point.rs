@@ -41,7 +41,7 @@ impl Group<'_> {
         let _here = dev.worker.handle.enter("recv", Location::caller());
         self.check_peer("recv", from)?;
         dev.check()?;
-        dev.worker.progress();
+        dev.worker.handle.progress.advance();
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
         self.note_call(&call);
         let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));

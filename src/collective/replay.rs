@@ -12,7 +12,7 @@
 //!   graph they are of. Where the host adds up ([`Algorithm::Host`](crate::Algorithm::Host)), such a launch waits for
 //!   the device.
 
-use super::{Group, barrier, choose::choose, meet::Descriptors, request::Request};
+use super::{Group, choose::choose, commit::LaunchWindow, meet::Descriptors, request::Request};
 use crate::{
     error::{Error, Result, Site},
     fabric::{
@@ -54,7 +54,7 @@ impl Group<'_> {
         request.call.origin = Origin::CAPTURE;
         let captured = match self.count() {
             // It has no peers, and is an operation like others.
-            1 => self.carry(&request, self.limits()),
+            1 => self.carry(&request, self.limits(), None),
             _ => self.capture_meeting(recording, request),
         };
         // A graph that lacks an operation is no graph, whatever the closure makes of the error.
@@ -90,7 +90,7 @@ impl Group<'_> {
     /// Carries a captured collective out.
     #[track_caller]
     pub(crate) fn replay(&self, Captured(request): &Captured) -> Result<()> {
-        self.carry(request, self.limits())
+        self.carry(request, self.limits(), None)
     }
 
     /// Holds one meeting for all collectives of a part of a graph, and launches the part by `launch`. Then calls
@@ -107,18 +107,20 @@ impl Group<'_> {
         let Some(pad) = dev.worker.shared.signals.get() else {
             return Err(Error::invalid_at(site, LAUNCH, "kernels that meet were captured where none can"));
         };
-        barrier::prepare(dev, LAUNCH, site)?;
+        dev.worker.spinning.prepare(LAUNCH, site, &dev.stream)?;
         pad.launches_in(dev.index(), place);
         let (origin, count) = (meetings.origin, meetings.count);
         let own = CompactDescriptor::of_launch(origin, count, site, self.packed());
         let call = Call { origin, count, ..Call::at(LAUNCH, site) };
         let barrier = DeviceBarrier { place, ..meetings.barrier };
         let owed = SkippedBarrier { barrier, times: meetings.kernels };
-        let (_, window) = self.commit_to_launch(owed, std::iter::empty(), || self.meet_compact(own, &call, true))?;
+        let number = self.next_number();
+        self.meet_compact(own, &call, true).inspect_err(|_| self.skip_launch(number, owed, std::iter::empty()))?;
+        let window = LaunchWindow::of(dev);
         let launched = launch();
         drop(window);
         note();
-        barrier::end(dev, owed, &launched);
+        dev.worker.spinning.launched(&dev.stream, owed, &launched);
         launched.inspect_err(|cause| self.fail_on(blocks, cause))
     }
 }

@@ -8,7 +8,6 @@ use crate::{
     driver::Address,
     fabric::{
         call::Call,
-        compact::CompactDescriptor,
         descriptor::{Area, Exposed},
         plan::{Counts, Pair, Place, Shape, Side, Work},
         tiling::GRAIN,
@@ -71,13 +70,6 @@ impl Request {
             stage: None,
             scratch: None,
         }
-    }
-
-    /// The compact descriptor, if the request fits into one.
-    pub(super) fn compact(&self, members: (u64, u8)) -> Option<CompactDescriptor> {
-        self.shape.as_ref()?;
-        let address = |side| self.area(side).map_or(0, |area| area.address);
-        CompactDescriptor::of(&self.call, members, [Side::Source, Side::Destination].map(address))
     }
 
     /// A part of the work with addresses. `at` gives where a member's buffer begins; `factors` are those of

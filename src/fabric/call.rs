@@ -133,17 +133,6 @@ impl Call {
         Call { reduce, root: root.map(|root| root as usize), ..self }
     }
 
-    /// Operation, call site, count, type and root of a call that has only these and a reduction.
-    pub(crate) fn compact_parts(&self) -> Option<(&'static str, Site, usize, DType, Option<u32>)> {
-        let nothing_else = self.counts.is_none() && self.of.is_none();
-        let dtype = self.dtype.filter(|_| nothing_else)?;
-        Some((self.op, self.site, self.count, dtype, self.root.map(|root| root as u32)))
-    }
-
-    pub(crate) fn reduction(&self) -> Option<ReduceOp> {
-        self.reduce
-    }
-
     pub(crate) fn elements(self, dtype: DType, count: usize) -> Self {
         Call { dtype: Some(dtype), count, ..self }
     }

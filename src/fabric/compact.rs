@@ -41,20 +41,12 @@ pub(crate) struct CompactDescriptor {
 impl CompactDescriptor {
     /// Of a call on buffers at these addresses; 0: the member has none. None if the call has more parts than fit.
     pub(crate) fn of(call: &Call, members: (u64, u8), [source, destination]: [Address; 2]) -> Option<Self> {
-        let (op, site, count, dtype, root) = call.compact_parts()?;
+        let &Call { origin, op, site, count, reduce, .. } = call;
+        let dtype = call.dtype.filter(|_| call.counts.is_none() && call.of.is_none());
+        dtype?;
+        let root = call.root.map(|root| root as u32);
         let (op, site) = site_id::ids(op, site);
-        Some(CompactDescriptor {
-            origin: call.origin,
-            op,
-            site,
-            count,
-            reduce: call.reduction(),
-            members,
-            dtype: Some(dtype),
-            root,
-            source,
-            destination,
-        })
+        Some(CompactDescriptor { origin, op, site, count, reduce, members, dtype, root, source, destination })
     }
 
     /// Of the launch of a graph with so many collectives.

@@ -114,12 +114,7 @@ impl Endpoint {
     /// the gang has no broadcasts, or when a member has not taken all messages from its ring: it would read this one
     /// first.
     pub(crate) fn broadcast(&mut self, (gang, rank): (&Gang, usize), broadcasts: &Broadcasts, words: Words) -> bool {
-        self.is_drained(gang.members()) && broadcasts.post(gang, rank, words)
-    }
-
-    /// Whether these devices have taken all messages that were sent to them.
-    fn is_drained(&mut self, devices: &[usize]) -> bool {
-        for &device in devices {
+        for &device in gang.members() {
             if self.sent & bit(device) != 0 {
                 if self.to[device].as_ref().is_some_and(|ring| ring.slots() < ring.capacity()) {
                     return false;
@@ -127,7 +122,7 @@ impl Endpoint {
                 self.sent &= !bit(device);
             }
         }
-        true
+        broadcasts.post(gang, rank, words)
     }
 
     /// Whether a slot of some ring has become free since the last call.

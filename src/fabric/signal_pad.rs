@@ -229,13 +229,6 @@ impl SignalPad {
         // SAFETY: a word of `words`, which lives.
         unsafe { load_word(self.words.abort(device)) }
     }
-
-    /// The device that a kernel of `device` was waiting for when it gave up, in the gang at this place.
-    pub(crate) fn missing(&self, device: usize, place: u64) -> Option<usize> {
-        // SAFETY: a word of `words`, which lives; kernels write it whole.
-        let report = unsafe { load_word(self.words.report(device)) };
-        reported(report).filter(|&(of, _)| of == place).map(|(_, missing)| missing)
-    }
 }
 
 impl Alarm for SignalPad {
@@ -253,6 +246,11 @@ impl Alarm for SignalPad {
     }
 
     fn given_up(&self, members: &[usize], place: u64) -> Option<(usize, usize)> {
-        members.iter().find_map(|&device| Some((device, self.missing(device, place)?)))
+        members.iter().find_map(|&device| {
+            // SAFETY: a word of `words`, which lives; kernels write it whole.
+            let report = unsafe { load_word(self.words.report(device)) };
+            let (of, missing) = reported(report)?;
+            (of == place).then_some((device, missing))
+        })
     }
 }

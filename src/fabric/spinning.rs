@@ -7,7 +7,10 @@
 //! device launched no kernel, stays noted ([`Spinning::skip`]) until a kernel was launched for it.
 
 use super::layout::DeviceBarrier;
-use crate::memory::stream::StreamCore;
+use crate::{
+    error::{Error, Result, Site},
+    memory::stream::StreamCore,
+};
 use std::{
     cell::{Cell, RefCell},
     iter,
@@ -64,13 +67,19 @@ impl Spinning {
         Ok(!skipped.is_empty())
     }
 
-    /// Notes that the last operation of a stream spins.
-    pub(crate) fn launched_on(&self, stream: &Arc<StreamCore>) {
+    /// Called after the launches. The last operation of the stream spins; if a launch has failed, its barrier was
+    /// skipped.
+    pub(crate) fn launched(&self, stream: &Arc<StreamCore>, skipped: SkippedBarrier, launched: &Result<()>) {
         *self.last.borrow_mut() = Some((stream.clone(), stream.submitted()));
+        if launched.is_err() {
+            self.skip(skipped);
+        }
     }
 
-    /// Makes a stream wait for the last kernel that spins, if that is on another stream.
-    pub(crate) fn order(&self, name: &'static str, stream: &Arc<StreamCore>) -> crate::Result<()> {
+    /// Called before a meeting. Checks that this thread may wait for others' launches, and makes the stream wait for
+    /// the last kernel that spins, if that is on another stream.
+    pub(crate) fn prepare(&self, name: &'static str, site: Site, stream: &Arc<StreamCore>) -> Result<()> {
+        self.check_not_blocked(name, site)?;
         match &*self.last.borrow() {
             Some((other, last)) if other.id != stream.id => stream.wait_for(name, other, *last),
             _ => Ok(()),
@@ -83,9 +92,13 @@ impl Spinning {
         Blocked(&self.blocked)
     }
 
-    /// Whether a guard of [`block`](Self::block) is alive.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked.get() > 0
+    /// Refuses a collective while a guard of [`block`](Self::block) is alive.
+    pub(crate) fn check_not_blocked(&self, name: &'static str, site: Site) -> Result<()> {
+        if self.blocked.get() == 0 {
+            return Ok(());
+        }
+        let why = "a collective within `blocking` would wait for the closure that calls it";
+        Err(Error::invalid_at(site, name, why))
     }
 }
 

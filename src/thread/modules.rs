@@ -4,6 +4,7 @@
 //!
 //! Invariant: a module stays loaded until the device has drained for the last time.
 
+use super::worker::Worker;
 use crate::{
     driver::{FaultKind, RawFunction, RawModule, module::Module},
     error::{Error, Result},
@@ -25,29 +26,6 @@ impl Modules {
         Ok(())
     }
 
-    /// The driver's handle of a kernel.
-    pub(super) fn function(
-        &self,
-        handle: &DeviceHandle,
-        module: &'static Module,
-        name: &'static str,
-    ) -> Result<RawFunction> {
-        let key = (module as *const Module, name);
-        if let Some(&function) = self.functions.borrow().get(&key) {
-            return Ok(function);
-        }
-        let not_found = |why: String| Error::KernelNotFound { device: handle.device, kernel: name.to_owned(), why };
-        let Some(&loaded) = self.loaded.borrow().get(&key.0) else {
-            return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
-        };
-        let function = handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
-            FaultKind::NotFound => not_found(fault.to_string()),
-            _ => handle.error("launch", fault),
-        })?;
-        self.functions.borrow_mut().insert(key, function);
-        Ok(function)
-    }
-
     /// Unloads all modules.
     ///
     /// # Safety
@@ -57,5 +35,26 @@ impl Modules {
             // SAFETY: passed on to the caller.
             let _ = unsafe { handle.driver.module_unload(module) };
         }
+    }
+}
+
+impl Worker {
+    /// The driver's handle of a kernel on this device.
+    pub(crate) fn function(&self, module: &'static Module, name: &'static str) -> Result<RawFunction> {
+        let key = (module as *const Module, name);
+        if let Some(&function) = self.modules.functions.borrow().get(&key) {
+            return Ok(function);
+        }
+        let not_found =
+            |why: String| Error::KernelNotFound { device: self.handle.device, kernel: name.to_owned(), why };
+        let Some(&loaded) = self.modules.loaded.borrow().get(&key.0) else {
+            return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
+        };
+        let function = self.handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
+            FaultKind::NotFound => not_found(fault.to_string()),
+            _ => self.handle.error("launch", fault),
+        })?;
+        self.modules.functions.borrow_mut().insert(key, function);
+        Ok(function)
     }
 }

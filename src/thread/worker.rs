@@ -19,7 +19,6 @@ use crate::gang::{
 use crate::{
     contain::contain,
     driver::{
-        RawFunction,
         module::Module,
         route::{PeerReport, Route},
     },
@@ -154,7 +153,7 @@ pub(crate) struct Worker {
     pub(crate) endpoint: RefCell<Endpoint>,
     pub(crate) spinning: Spinning,
     pub(crate) staging_calls: InFlight,
-    modules: Modules,
+    pub(super) modules: Modules,
     /// Blocks that peers may still read after a collective that failed half way; until the gang has recovered.
     pub(crate) quarantine: RefCell<Vec<BlockRef>>,
     /// Number of gangs with this device that have failed.
@@ -205,11 +204,6 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Counts progress of this device's thread.
-    pub(crate) fn progress(&self) {
-        self.handle.progress.advance();
-    }
-
     pub(crate) fn is_software(&self) -> bool {
         self.handle.driver.as_any().is::<crate::driver::host::HostGpu>()
     }
@@ -222,11 +216,6 @@ impl Worker {
     /// Two streams for copies that overlap with each other and with the rest of a collective. Programs do not get them.
     pub(crate) fn engines(&self) -> Result<[Arc<StreamCore>; 2]> {
         self.streams.engines(&self.handle)
-    }
-
-    /// The driver's handle of a kernel on this device.
-    pub(crate) fn function(&self, module: &'static Module, name: &'static str) -> Result<RawFunction> {
-        self.modules.function(&self.handle, module, name)
     }
 
     /// Waits until all streams of this device are idle.

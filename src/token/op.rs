@@ -58,18 +58,19 @@ impl Device {
     #[track_caller]
     pub(crate) fn op(&self, name: &'static str) -> Result<Op<'_>> {
         self.not_in_graph(name)?;
-        self.begin(name)
+        self.op_in_graph(name)
     }
 
     /// Begins an operation that can be captured.
     #[track_caller]
     pub(crate) fn op_in_graph(&self, name: &'static str) -> Result<Op<'_>> {
-        match &self.recording {
-            Some(recording) if recording.stream.id != self.stream.id => {
-                Err(recording.refuse(Location::caller(), name, "the capture has a stream of its own"))
-            }
-            _ => self.begin(name),
+        let site = Location::caller();
+        if let Some(recording) = self.recording.as_ref().filter(|recording| recording.stream.id != self.stream.id) {
+            return Err(recording.refuse(site, name, "the capture has a stream of its own"));
         }
+        self.session.gang.check()?;
+        self.worker.handle.progress.advance();
+        Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.handle.enter(name, site) })
     }
 
     /// Refuses the call while the device captures: for calls that cannot be captured.
@@ -86,14 +87,6 @@ impl Device {
             Err(recording.refuse(site, op, why))
         };
         self.recording.as_ref().map_or(Ok(()), refuse)
-    }
-
-    #[track_caller]
-    fn begin(&self, name: &'static str) -> Result<Op<'_>> {
-        self.session.gang.check()?;
-        self.worker.progress();
-        let site = Location::caller();
-        Ok(Op { dev: self, name, site, touched: SmallVec::new(), _here: self.worker.handle.enter(name, site) })
     }
 }
 

@@ -7,19 +7,17 @@
 //! Invariant (the exit rule): when the member's stream has passed the collective, no peer touches the member's memory.
 
 use super::super::{
-    barrier,
-    kernels::Entry,
-    launch,
+    kernels::{self, Entry},
     meet::Descriptors,
     request::{Job, RemotePtr, Request},
 };
 use crate::{
     Event,
-    driver::{Address, KernelArg, RawFunction, host::HostGpu},
+    driver::{Address, KernelArg, Launch, LaunchDims, RawFunction, host::HostGpu},
     error::{Error, Result},
     fabric::{
         descriptor::{Area, Exposed, RecvScratch},
-        layout::DeviceBarrier,
+        layout::{DeviceBarrier, FEW, THREADS},
         limits::Limits,
         plan::{Shape, Side, Work},
         signal_pad::SignalPad,
@@ -278,18 +276,55 @@ impl Member<'_> {
     /// is before them (`kernels/build.py` checks that).
     pub(crate) fn launch(&self, entry: &Entry, blocks: u32, args: &[KernelArg]) -> Result<()> {
         let early = self.barrier.signals != 0
-            && launch::comes_early(blocks, self.handle.driver.info().multiprocessors, self.handle.sharers);
-        self.submit(entry, blocks, args, early)
+            && comes_early(blocks, self.handle.driver.info().multiprocessors, self.handle.sharers);
+        let function = self.executor.function(entry)?;
+        launch((self.handle, self.stream), self.name(), (entry, function), blocks, args, early)
     }
 
     /// Launches a kernel that takes part in the barrier and touches no memory.
     pub(super) fn launch_counting(&self) -> Result<()> {
-        let (entry, args) = barrier::counting(self.barrier);
-        self.submit(&entry, 1, &args, false)
+        let (entry, args) = kernels::counting(self.barrier);
+        let function = self.executor.function(&entry)?;
+        launch((self.handle, self.stream), self.name(), (&entry, function), 1, &args, false)
     }
+}
 
-    fn submit(&self, entry: &Entry, blocks: u32, args: &[KernelArg], early: bool) -> Result<()> {
-        let function = self.executor.function(entry)?;
-        launch::submit((self.handle, self.stream), self.name(), (entry, function), blocks, args, early)
+/// Whether a kernel of so many blocks may be on its device before the kernel that it waits for has ended. That one may
+/// wait for a peer's kernel. The peer's kernel may come after other work of this device, or be on the same GPU: both
+/// must find room beside the two. `kernels/meet.cuh` has the other half of the argument. Large kernels would gain
+/// little.
+fn comes_early(blocks: u32, multiprocessors: u32, sharers: usize) -> bool {
+    sharers == 1 && FEW + blocks <= multiprocessors / 4 * 3
+}
+
+/// Launches a kernel; `early`: it may be on the device before the kernel in front of it has ended.
+pub(in super::super) fn launch(
+    (handle, stream): (&DeviceHandle, &StreamCore),
+    name: &'static str,
+    (entry, function): (&Entry, RawFunction),
+    blocks: u32,
+    args: &[KernelArg],
+    early: bool,
+) -> Result<()> {
+    let dims = LaunchDims { grid: (blocks, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
+    let launch = Launch { name: entry.name, function, host: entry.host, dims, args, early };
+    // SAFETY: the memory is the members': each has lent it until its stream has passed the collective. It is ordered
+    // before this launch, by events or by the kernel's own meeting, and no two members are given the same part.
+    let launched = unsafe { handle.driver.launch(&launch, stream.raw) };
+    handle.check(name, launched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_left_beside_a_kernel_that_waits() {
+        assert!(comes_early(1, 132, 1) && comes_early(64, 132, 1));
+        assert!(!comes_early(68, 132, 1));
+        // A peer's kernel must find room on the same GPU.
+        assert!(!comes_early(1, 132, 2));
+        // Parts of a GPU, and software GPUs.
+        assert!(!comes_early(1, 16, 1) && !comes_early(1, 1, 1));
     }
 }

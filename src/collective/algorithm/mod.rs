@@ -43,7 +43,7 @@ use super::choose::Case;
 use crate::{error::Result, fabric::types};
 use smallvec::SmallVec;
 
-pub(super) use member::{Executor, Matched, Member};
+pub(super) use member::{Executor, Matched, Member, launch};
 
 /// One way to carry collectives out.
 pub(crate) trait Algorithm: Sync {

@@ -1,6 +1,6 @@
 //! The arguments of `kernels/exchange.cu`, which [`exchange`](super::super::algorithm::exchange) launches.
 
-use super::{Arguments, DType, ReduceOp, code, push_factors, value};
+use super::{Arguments, DType, ReduceOp, code, eight_of, value};
 use crate::driver::Address;
 use crate::fabric::layout::{DeviceBarrier, MOST};
 
@@ -49,8 +49,8 @@ impl Trade<'_> {
         let mut args = Arguments::new();
         args.push(value(self.meet));
         args.push(value(code(self.op)));
-        push_factors(&mut args, self.factors, 0);
-        push_factors(&mut args, self.factors, 1);
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
         args.push(value(self.pieces));
         let Exchange { from, bytes, to, recv_scratch } = &self.exchange;
         for all in [from, bytes, to, recv_scratch] {

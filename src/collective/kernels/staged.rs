@@ -1,6 +1,6 @@
 //! The arguments of `kernels/staged.cu`.
 
-use super::{Arguments, ReduceOp, code, push_factors, value};
+use super::{Arguments, ReduceOp, code, eight_of, value};
 use crate::driver::Address;
 use crate::fabric::layout::{DeviceBarrier, MOST};
 
@@ -82,8 +82,8 @@ impl Staged<'_> {
         args.push(value(self.stage));
         args.push(value(self.role));
         args.push(value(code(self.op)));
-        push_factors(&mut args, self.factors, 0);
-        push_factors(&mut args, self.factors, 1);
+        args.push(eight_of(self.factors, 0));
+        args.push(eight_of(self.factors, 1));
         self.puts.push(&mut args);
         self.pulls.push(&mut args);
         args
