@@ -365,7 +365,8 @@ on_both! {
         TestRunner::new(config)
             .run(&(prop::collection::vec(step(), 1..30), any::<bool>()), |(steps, peers)| {
                 let pool = if peers { &direct } else { &staged };
-                let found = pool.run(|dev, _| run_program(dev, &steps)).map_err(|e| TestCaseError::fail(e.to_string()))?;
+                let found =
+                    pool.run(|dev, _| run_program(dev, &steps)).map_err(|e| TestCaseError::fail(e.to_string()))?;
                 prop_assert_eq!(&found[0], &expected(&steps));
                 Ok(())
             })

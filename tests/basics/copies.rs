@@ -225,7 +225,10 @@ on_both! {
                     for pull in [true, false] {
                         let target = Mutex::new(&mut there);
                         pool.run_on(&[usize::from(pull)], |dev, _| {
-                            dev.copy(&source.peer().slice(from..from + size), &mut target.lock().slice_mut(to..to + size))
+                            dev.copy(
+                                &source.peer().slice(from..from + size),
+                                &mut target.lock().slice_mut(to..to + size),
+                            )
                         })
                         .unwrap();
                         let seen = pool.run_on(&[1], |dev, _| dev.download(&there)).unwrap().remove(0);
@@ -267,7 +270,8 @@ on_both! {
         for staged in [false, true] {
             let pool = if staged { gpus.staged(2) } else { gpus.pool(2) };
             for pull in [true, false] {
-                let [a, b] = [0, 1].map(|d| Mutex::new(pool.run_on(&[d], |dev, _| dev.zeros::<u32>(3000)).unwrap().remove(0)));
+                let [a, b] =
+                    [0, 1].map(|d| Mutex::new(pool.run_on(&[d], |dev, _| dev.zeros::<u32>(3000)).unwrap().remove(0)));
                 let seen = pool.run(|dev, _| {
                     let me = dev.rank();
                     // The source is written slowly, the destination too.

@@ -287,7 +287,8 @@ on_both! {
             assert_eq!(drops.load(Relaxed), round * n);
         }
         // Left behind by a forgotten handle: they go with the pool.
-        let (left, more) = (pool.per_device(|_, _| Ok(Bomb(drops.clone()))), pool.per_device(|_, _| Ok(Bomb(drops.clone()))));
+        let (left, more) =
+            (pool.per_device(|_, _| Ok(Bomb(drops.clone()))), pool.per_device(|_, _| Ok(Bomb(drops.clone()))));
         std::mem::forget((left.unwrap(), more.unwrap()));
         pool.close().unwrap();
         assert_eq!(drops.load(Relaxed), 5 * n);

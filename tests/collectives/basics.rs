@@ -295,7 +295,8 @@ on_both! {
             let large = dev.exchange(Arc::new(vec![dev.rank(); 10_000]))?;
             // Device memory, too.
             let buffers = dev.exchange(Arc::new(dev.upload(&[dev.rank() as u32])?))?;
-            let values = buffers.iter().map(|x| Ok(dev.download(&x.copy_to(dev)?)?[0])).collect::<Result<Vec<_>, Error>>();
+            let values =
+                buffers.iter().map(|x| Ok(dev.download(&x.copy_to(dev)?)?[0])).collect::<Result<Vec<_>, Error>>();
             assert_eq!((none.len(), large[n - 1][9_999]), (n, n - 1));
             Ok((text, values?))
         });

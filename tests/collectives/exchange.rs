@@ -77,11 +77,22 @@ on_both! {
                 let large = |pool| bits::<bf16>(pool, 9_000_011 * n, ReduceOp::Sum, (0, 0));
                 assert!(large(&exchange) == large(&direct), "{n}");
             }
-            for (len, op) in [(70_001, ReduceOp::Avg), (1, ReduceOp::Sum), (300_003, ReduceOp::Scaled(0.3)), (40_007, ReduceOp::Prod)] {
+            for (len, op) in [
+                (70_001, ReduceOp::Avg),
+                (1, ReduceOp::Sum),
+                (300_003, ReduceOp::Scaled(0.3)),
+                (40_007, ReduceOp::Prod),
+            ] {
                 let starts = [(0, 0), (1, 3), (2, 2)];
                 for (a, b) in starts {
-                    assert!(bits::<f32>(&exchange, len, op, (a, b)) == bits::<f32>(&direct, len, op, (a, b)), "{n} {len} {op}");
-                    assert!(bits::<bf16>(&exchange, len, op, (a, b)) == bits::<bf16>(&direct, len, op, (a, b)), "{n} {len} {op}");
+                    assert!(
+                        bits::<f32>(&exchange, len, op, (a, b)) == bits::<f32>(&direct, len, op, (a, b)),
+                        "{n} {len} {op}"
+                    );
+                    assert!(
+                        bits::<bf16>(&exchange, len, op, (a, b)) == bits::<bf16>(&direct, len, op, (a, b)),
+                        "{n} {len} {op}"
+                    );
                 }
             }
             assert_nothing_kept(&exchange);

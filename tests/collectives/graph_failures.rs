@@ -241,7 +241,11 @@ on_both! {
             *slots.borrow(dev)?.lock() = Some(captured);
             kept.lock().push(dev.index());
             dev.barrier()?;
-            if dev.rank() == 1 { Err(Error::custom("after the capture")) } else { until("it fails", || dev.check().is_err()) }
+            if dev.rank() == 1 {
+                Err(Error::custom("after the capture"))
+            } else {
+                until("it fails", || dev.check().is_err())
+            }
         }));
         assert!(matches!(error, Error::Custom(_)), "{error}");
         assert_eq!(kept.into_inner().len(), n);

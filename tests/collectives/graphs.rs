@@ -297,7 +297,9 @@ on_both! {
             ("barrier", |dev| dev.barrier()),
             ("exchange", |dev| dev.exchange(1).map(drop)),
             ("recv", |dev| dev.recv(&mut dev.zeros::<f32>(1)?, 1 - dev.rank())),
-            ("sendrecv", |dev| dev.sendrecv(&dev.zeros::<f32>(1)?, 1 - dev.rank(), &mut dev.zeros::<f32>(1)?, 1 - dev.rank())),
+            ("sendrecv", |dev| {
+                dev.sendrecv(&dev.zeros::<f32>(1)?, 1 - dev.rank(), &mut dev.zeros::<f32>(1)?, 1 - dev.rank())
+            }),
         ];
         let pool = rig::pool(gpus, 2);
         for (name, attempt) in tries {

@@ -40,7 +40,8 @@ on_both! {
             for _ in 0..3 {
                 let n = 1 + rng.below(of);
                 let members = rng.choose(n, of);
-                let cases: Vec<_> = one_of_each(&mut rng, n).into_iter().map(|case| Prepared::<f32>::new(case, n)).collect();
+                let cases: Vec<_> =
+                    one_of_each(&mut rng, n).into_iter().map(|case| Prepared::<f32>::new(case, n)).collect();
                 let run = pool.run(|dev, _| {
                     if !members.contains(&dev.rank()) {
                         return Ok(());
@@ -62,7 +63,8 @@ on_both! {
             if n > gpus.up_to(8) {
                 continue;
             }
-            let mut prepared = |n| one_of_each(&mut rng, n).into_iter().map(|case| Prepared::<i32>::new(case, n)).collect();
+            let mut prepared =
+                |n| one_of_each(&mut rng, n).into_iter().map(|case| Prepared::<i32>::new(case, n)).collect();
             let (in_rows, in_columns): (Vec<_>, Vec<_>) = (prepared(columns), prepared(rows));
             rig::pool(gpus, n)
                 .run(|dev, _| {
@@ -189,7 +191,8 @@ on_both! {
 
     1: fn a_group_of_one_needs_nobody(gpus) {
         let n = gpus.up_to(3);
-        let cases: Vec<_> = one_of_each(&mut Rng(13), 1).into_iter().map(|case| Prepared::<half::f16>::new(case, 1)).collect();
+        let cases: Vec<_> =
+            one_of_each(&mut Rng(13), 1).into_iter().map(|case| Prepared::<half::f16>::new(case, 1)).collect();
         rig::pool(gpus, n)
             .run(|dev, _| {
                 let alone = dev.group(&[dev.rank()])?;
@@ -239,7 +242,10 @@ on_both! {
             sum_in(dev, &[me, next])?;
             sum_in(dev, &[previous, me])
         }));
-        assert!(matches!(error, Error::Deadlock { .. } | Error::Timeout { .. } | Error::Mismatch { what: "group", .. }), "{error}");
+        assert!(
+            matches!(error, Error::Deadlock { .. } | Error::Timeout { .. } | Error::Mismatch { what: "group", .. }),
+            "{error}"
+        );
         assert_works(&pool);
     }
 

@@ -67,9 +67,15 @@ on_both! {
                 }));
                 let told = told.into_inner();
                 let aborted = |error: &Error| matches!(error, Error::Aborted { by, .. } if *by == fails);
-                assert_eq!(told.iter().filter(|(rank, error)| *rank != fails && aborted(error)).count(), n - 1, "{told:?}");
+                assert_eq!(
+                    told.iter().filter(|(rank, error)| *rank != fails && aborted(error)).count(),
+                    n - 1,
+                    "{told:?}"
+                );
                 match &error {
-                    Error::Panicked { device, message, .. } => assert!(*device == fails && message.contains("goes wrong"), "{error}"),
+                    Error::Panicked { device, message, .. } => {
+                        assert!(*device == fails && message.contains("goes wrong"), "{error}")
+                    }
                     _ => assert_eq!(error.to_string(), format!("goes wrong after {after}")),
                 }
                 assert_works(&pool);

@@ -72,7 +72,8 @@ on_both! {
                         dev.upload(&(0..*len).map(|_| rng.next() as f32 * 1e-19 - 0.9).collect::<Vec<_>>())
                     };
                     let mut many = lengths.iter().map(&mut one).collect::<Result<Vec<_>, Error>>()?;
-                    let mut each = many.iter().map(|x| dev.upload(&dev.download(x)?)).collect::<Result<Vec<_>, Error>>()?;
+                    let mut each =
+                        many.iter().map(|x| dev.upload(&dev.download(x)?)).collect::<Result<Vec<_>, Error>>()?;
                     dev.all_reduce_many(&mut many, ReduceOp::Avg)?;
                     each.iter_mut().try_for_each(|x| dev.all_reduce(x, ReduceOp::Avg))?;
                     for (x, y) in many.iter().zip(&each) {
@@ -157,12 +158,20 @@ on_both! {
             }));
             assert_eq!(found.what, what, "{}", found.text);
             assert!(found.a.1.contains("all_reduce_many") && found.b.1.contains("all_reduce_many"), "{}", found.text);
-            assert!(found.a.2.file().ends_with("many.rs") && found.a.2.line() == found.b.2.line() + 1, "{}", found.text);
+            assert!(
+                found.a.2.file().ends_with("many.rs") && found.a.2.line() == found.b.2.line() + 1,
+                "{}",
+                found.text
+            );
             assert_works(&pool);
         }
         let found = mismatch(pool.run(|dev, _| {
             let mut x = dev.zeros::<f32>(3)?;
-            if dev.rank() == 0 { dev.all_reduce(&mut x, ReduceOp::Sum) } else { dev.all_reduce_many(&mut [x], ReduceOp::Sum) }
+            if dev.rank() == 0 {
+                dev.all_reduce(&mut x, ReduceOp::Sum)
+            } else {
+                dev.all_reduce_many(&mut [x], ReduceOp::Sum)
+            }
         }));
         assert_eq!(found.what, "operation");
         assert_works(&pool);

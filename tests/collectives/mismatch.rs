@@ -161,7 +161,11 @@ on_both! {
                     let found = found.unwrap();
                     assert_told(number, odd, &found);
                     if number + 1 == SITUATIONS.len() {
-                        assert!(found[0].text.contains("3 elements") && found[0].text.contains("4 elements"), "{}", found[0].text);
+                        assert!(
+                            found[0].text.contains("3 elements") && found[0].text.contains("4 elements"),
+                            "{}",
+                            found[0].text
+                        );
                     }
                 }
             }
@@ -205,7 +209,10 @@ on_both! {
         });
         for found in found.unwrap() {
             assert!(found.iter().all(|found| found.what == "operation"), "{found:?}");
-            assert!(found[0].text.contains("barrier()") && found[0].text.contains("all_reduce(9 x F32, Sum)"), "{found:?}");
+            assert!(
+                found[0].text.contains("barrier()") && found[0].text.contains("all_reduce(9 x F32, Sum)"),
+                "{found:?}"
+            );
         }
         assert_works(&pool);
     }
@@ -258,7 +265,11 @@ on_both! {
                 dev.broadcast(&mut x, if dev.rank() == 0 { root } else { 1 - root })?;
                 dev.download(&x)
             }));
-            assert!(found.what == "root" && found.text.contains("root 0") && found.text.contains("root 1"), "{}", found.text);
+            assert!(
+                found.what == "root" && found.text.contains("root 0") && found.text.contains("root 1"),
+                "{}",
+                found.text
+            );
             assert_works(&pool);
         }
     }

@@ -49,21 +49,25 @@ on_both! {
     2: fn bcasttest(gpus) {
         let n = gpus.up_to(4);
         for way in WAYS {
-            way.pool(gpus, n).run(|dev, _| {
-                for root in 0..n {
-                    for count in [1, 64, 4096, 65536] {
-                        let mut x = match dev.rank() == root {
-                            true => upload_ramp(dev, count, root)?,
-                            false => dev.zeros::<i32>(count)?,
-                        };
-                        dev.broadcast(&mut x, root)?;
-                        let found = dev.download(&x)?;
-                        assert!(found.iter().enumerate().all(|(i, x)| *x == (root + i) as i32), "{way:?}, {count} of {root}");
+            way.pool(gpus, n)
+                .run(|dev, _| {
+                    for root in 0..n {
+                        for count in [1, 64, 4096, 65536] {
+                            let mut x = match dev.rank() == root {
+                                true => upload_ramp(dev, count, root)?,
+                                false => dev.zeros::<i32>(count)?,
+                            };
+                            dev.broadcast(&mut x, root)?;
+                            let found = dev.download(&x)?;
+                            assert!(
+                                found.iter().enumerate().all(|(i, x)| *x == (root + i) as i32),
+                                "{way:?}, {count} of {root}"
+                            );
+                        }
                     }
-                }
-                Ok(())
-            })
-            .unwrap();
+                    Ok(())
+                })
+                .unwrap();
         }
     }
 
@@ -113,7 +117,10 @@ on_both! {
                     dev.all_gather_v(&upload_ramp(dev, counts[dev.rank()], start)?, &mut all, &counts)?;
                     dev.download(&all)
                 });
-                assert!(found.unwrap().iter().all(|x| x.iter().enumerate().all(|(i, x)| *x == i as i32)), "{way:?}, {counts:?}");
+                assert!(
+                    found.unwrap().iter().all(|x| x.iter().enumerate().all(|(i, x)| *x == i as i32)),
+                    "{way:?}, {counts:?}"
+                );
             }
         }
     }
@@ -181,7 +188,8 @@ on_both! {
             dev.download(&y)
         });
         for (me, y) in found.unwrap().into_iter().enumerate() {
-            let expected: Vec<i32> = (0..n).flat_map(|a| (0..100).map(move |i| (1000 * a + 100 * me + i) as i32)).collect();
+            let expected: Vec<i32> =
+                (0..n).flat_map(|a| (0..100).map(move |i| (1000 * a + 100 * me + i) as i32)).collect();
             assert_eq!(y, expected);
         }
     }
@@ -211,7 +219,8 @@ on_both! {
                     dev.download(&y)
                 });
                 for (me, y) in found.unwrap().into_iter().enumerate() {
-                    let expected: Vec<u32> = (0..n).flat_map(|from| vec![(100 * from + me) as u32; sent(from, me, n)]).collect();
+                    let expected: Vec<u32> =
+                        (0..n).flat_map(|from| vec![(100 * from + me) as u32; sent(from, me, n)]).collect();
                     assert_eq!(y, expected, "{way:?}, {name}");
                 }
             }
@@ -222,31 +231,36 @@ on_both! {
     2: fn redscat(gpus) {
         let n = gpus.up_to(5);
         for way in WAYS {
-            way.pool(gpus, n).run(|dev, _| {
-                let me = dev.rank();
-                // Pieces by rank, none for the first.
-                let counts: Vec<usize> = (0..n).map(|r| 500 * r).collect();
-                let total: usize = counts.iter().sum();
-                let (x, mut mine) = (upload_ramp(dev, total, me)?, dev.zeros::<i32>(counts[me])?);
-                dev.reduce_scatter_v(&x, &mut mine, &counts, ReduceOp::Sum)?;
-                let start: usize = counts[..me].iter().sum();
-                let of_all = n * (n - 1) / 2;
-                let expected = |start: usize, len| (start..start + len).map(|i| (n * i + of_all) as i32).collect::<Vec<_>>();
-                assert_eq!(dev.download(&mine)?, expected(start, counts[me]), "{way:?}");
-                // Blocks, in place and not.
-                for block in [1, 33, 1024] {
-                    let (mut x, mut mine) = (upload_ramp(dev, n * block, me)?, dev.zeros::<i32>(block)?);
-                    dev.reduce_scatter(&x, &mut mine, ReduceOp::Sum)?;
-                    dev.reduce_scatter_in_place(&mut x, ReduceOp::Sum)?;
-                    assert_eq!(dev.download(&mine)?, expected(me * block, block), "{way:?}");
-                    let own = me * block..(me + 1) * block;
-                    assert_eq!(dev.download(&x.slice(own.clone()))?, expected(me * block, block), "{way:?}");
-                    let whole = dev.download(&x)?;
-                    assert!((0..n * block).all(|i| own.contains(&i) || whole[i] == (i + me) as i32), "others' parts stay");
-                }
-                Ok(())
-            })
-            .unwrap();
+            way.pool(gpus, n)
+                .run(|dev, _| {
+                    let me = dev.rank();
+                    // Pieces by rank, none for the first.
+                    let counts: Vec<usize> = (0..n).map(|r| 500 * r).collect();
+                    let total: usize = counts.iter().sum();
+                    let (x, mut mine) = (upload_ramp(dev, total, me)?, dev.zeros::<i32>(counts[me])?);
+                    dev.reduce_scatter_v(&x, &mut mine, &counts, ReduceOp::Sum)?;
+                    let start: usize = counts[..me].iter().sum();
+                    let of_all = n * (n - 1) / 2;
+                    let expected =
+                        |start: usize, len| (start..start + len).map(|i| (n * i + of_all) as i32).collect::<Vec<_>>();
+                    assert_eq!(dev.download(&mine)?, expected(start, counts[me]), "{way:?}");
+                    // Blocks, in place and not.
+                    for block in [1, 33, 1024] {
+                        let (mut x, mut mine) = (upload_ramp(dev, n * block, me)?, dev.zeros::<i32>(block)?);
+                        dev.reduce_scatter(&x, &mut mine, ReduceOp::Sum)?;
+                        dev.reduce_scatter_in_place(&mut x, ReduceOp::Sum)?;
+                        assert_eq!(dev.download(&mine)?, expected(me * block, block), "{way:?}");
+                        let own = me * block..(me + 1) * block;
+                        assert_eq!(dev.download(&x.slice(own.clone()))?, expected(me * block, block), "{way:?}");
+                        let whole = dev.download(&x)?;
+                        assert!(
+                            (0..n * block).all(|i| own.contains(&i) || whole[i] == (i + me) as i32),
+                            "others' parts stay"
+                        );
+                    }
+                    Ok(())
+                })
+                .unwrap();
         }
     }
 

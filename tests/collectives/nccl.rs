@@ -110,7 +110,14 @@ on_both! {
             let pool = way.pool(gpus, n);
             let gang = rng.choose(n, n);
             // Those that have a way of their own; the others are made of the same parts.
-            let kinds = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGatherV, Kind::Broadcast, Kind::AllToAllV, Kind::SendRecv];
+            let kinds = [
+                Kind::AllReduce,
+                Kind::ReduceScatter,
+                Kind::AllGatherV,
+                Kind::Broadcast,
+                Kind::AllToAllV,
+                Kind::SendRecv,
+            ];
             let cases = kinds.map(|kind| Case { count: 100_003, ..Case::any(&mut rng, kind, ReduceOp::Sum, n) });
             check_all::<f32>(&pool, &gang, cases);
         }
@@ -149,7 +156,8 @@ on_both! {
         for way in WAYS {
             let pool = way.pool(gpus, n);
             let found = pool.run(|dev, _| {
-                let mut all = (0..20).map(|k| dev.upload(&vec![(k + dev.rank()) as f32; 777])).collect::<Result<Vec<_>, _>>()?;
+                let mut all =
+                    (0..20).map(|k| dev.upload(&vec![(k + dev.rank()) as f32; 777])).collect::<Result<Vec<_>, _>>()?;
                 for x in &mut all {
                     dev.all_reduce(x, ReduceOp::Sum)?;
                 }
@@ -193,7 +201,8 @@ on_both! {
                 dev.all_reduce_into(&a, &mut b.slice_mut(1..10), ReduceOp::Sum)?;
                 dev.download(&x)
             });
-            let expected: Vec<f32> = (0..20).map(|i| if (10..19).contains(&i) { n * (i - 10) } else { i } as f32).collect();
+            let expected: Vec<f32> =
+                (0..20).map(|i| if (10..19).contains(&i) { n * (i - 10) } else { i } as f32).collect();
             assert_eq!(found.unwrap(), vec![expected; n]);
         }
     }

@@ -85,7 +85,12 @@ on_both! {
             // It is not taken for a message of the next scope.
             let found = pool.run(|dev, _| {
                 let mut x = dev.zeros::<u32>(1)?;
-                dev.sendrecv(&dev.upload(&[dev.rank() as u32])?, (dev.rank() + 1) % n, &mut x, (dev.rank() + n - 1) % n)?;
+                dev.sendrecv(
+                    &dev.upload(&[dev.rank() as u32])?,
+                    (dev.rank() + 1) % n,
+                    &mut x,
+                    (dev.rank() + n - 1) % n,
+                )?;
                 dev.download(&x)
             });
             let found: Vec<u32> = found.unwrap().concat();

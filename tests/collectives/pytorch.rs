@@ -98,7 +98,8 @@ on_both! {
     2: fn all_reduce_ops(gpus) {
         let n = gpus.up_to(4);
         let found = rig::pool(gpus, n).run(|dev, _| {
-            let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg, ReduceOp::Scaled(0.5)];
+            let ops =
+                [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg, ReduceOp::Scaled(0.5)];
             let one = |op| {
                 let mut x = dev.upload(&[dev.rank() as f64 + 1.0])?;
                 dev.all_reduce(&mut x, op)?;
@@ -135,7 +136,10 @@ on_both! {
             dev.all_to_all(&x, &mut y)?;
             dev.download(&y)
         });
-        assert_eq!(found.unwrap(), (0..n).map(|me| (0..n).map(|a| (10 * a + me) as u32).collect::<Vec<_>>()).collect::<Vec<_>>());
+        assert_eq!(
+            found.unwrap(),
+            (0..n).map(|me| (0..n).map(|a| (10 * a + me) as u32).collect::<Vec<_>>()).collect::<Vec<_>>()
+        );
     }
 
     2: fn broadcast_object_list(gpus) {
@@ -241,7 +245,11 @@ on_both! {
             let first = dev.rank() == 0;
             let (mut all, own) = (dev.zeros::<f32>(200 * n)?, dev.zeros::<f32>(200)?);
             let found = [
-                rig::mismatch(if first { dev.all_reduce(&mut x, ReduceOp::Sum) } else { dev.reduce(&mut x, ReduceOp::Sum, 0) }),
+                rig::mismatch(if first {
+                    dev.all_reduce(&mut x, ReduceOp::Sum)
+                } else {
+                    dev.reduce(&mut x, ReduceOp::Sum, 0)
+                }),
                 rig::mismatch(if first { dev.reduce(&mut x, ReduceOp::Sum, 0) } else { dev.barrier() }),
                 rig::mismatch(if first { dev.broadcast(&mut x, 0) } else { dev.all_gather(&own, &mut all) }),
             ];

@@ -118,7 +118,8 @@ on_both! {
         let n = gpus.up_to(if gpus.is_cuda() { 8 } else { 5 });
         let pool = rings(gpus, n).build().unwrap();
         println!("kernels meet: {}", meets(&pool));
-        let lengths: &[usize] = if gpus.is_cuda() { &[0, 1, 7, 33, 1000, 20_011, 700_001] } else { &[0, 1, 7, 33, 1000, 5003] };
+        let lengths: &[usize] =
+            if gpus.is_cuda() { &[0, 1, 7, 33, 1000, 20_011, 700_001] } else { &[0, 1, 7, 33, 1000, 5003] };
         for members in 2..=n {
             for (k, &len) in lengths.iter().enumerate() {
                 let op = if (members + k).is_multiple_of(2) { ReduceOp::Sum } else { ReduceOp::Avg };
@@ -137,7 +138,8 @@ on_both! {
             let copies = rings(gpus, n).check(Check::Races).build().unwrap();
             assert!(!meets(&copies));
             let large = if gpus.is_cuda() { 3_000_017 } else { 30_011 };
-            for (len, op) in [(1, ReduceOp::Sum), (1023, ReduceOp::Avg), (large, ReduceOp::Sum), (large, ReduceOp::Avg)] {
+            for (len, op) in [(1, ReduceOp::Sum), (1023, ReduceOp::Avg), (large, ReduceOp::Sum), (large, ReduceOp::Avg)]
+            {
                 assert!(bits(&kernels, len, op) == bits(&copies, len, op), "{n} members, {len} elements, {op}");
             }
         }
@@ -156,7 +158,8 @@ on_both! {
                     let len = sizes[round % sizes.len()];
                     // Of each round and member its own.
                     let own = |rank: usize| ((rank + 1) * (round % 7 + 1)) as f32;
-                    let mut noise = dev.upload(&(0..len).map(|i| own(dev.rank()) + (i % 5) as f32).collect::<Vec<_>>())?;
+                    let mut noise =
+                        dev.upload(&(0..len).map(|i| own(dev.rank()) + (i % 5) as f32).collect::<Vec<_>>())?;
                     dev.all_reduce(&mut noise, ReduceOp::Sum)?;
                     let sum: f32 = (0..n).map(own).sum();
                     let right = |(i, x): (usize, &f32)| *x == sum + (n * (i % 5)) as f32;
@@ -165,7 +168,9 @@ on_both! {
                     match round % 5 {
                         0 => dev.group(&backwards)?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
                         1 => dev.all_reduce(&mut x.slice_mut(..len), ReduceOp::Max)?,
-                        2 if dev.rank() < 2 => dev.group(&[1, 0])?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?,
+                        2 if dev.rank() < 2 => {
+                            dev.group(&[1, 0])?.all_reduce(&mut x.slice_mut(..len), ReduceOp::Avg)?
+                        }
                         3 => dev.broadcast(&mut x.slice_mut(..len), round % n)?,
                         4 => {
                             let mut part = dev.zeros::<f32>(len)?;
@@ -190,13 +195,15 @@ on_both! {
             let pool = rig::builder(gpus, n).algorithm(algorithm).build().unwrap();
             pool.run(|dev, _| {
                 let own = |len: usize| noise::<f32>(dev.rank() as u64 + 5, len);
-                let step = |dev: &Device, x: &mut DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>, z: &mut DeviceBuffer<f32>| {
-                    dev.all_reduce(x, ReduceOp::Avg)?;
-                    dev.all_reduce(y, ReduceOp::Avg)?;
-                    dev.all_reduce_into(y, z, ReduceOp::Sum)?;
-                    dev.all_reduce(x, ReduceOp::Sum)
-                };
-                let new = || Ok::<_, Error>((dev.upload(&own(small))?, dev.upload(&own(large))?, dev.zeros::<f32>(large)?));
+                let step =
+                    |dev: &Device, x: &mut DeviceBuffer<f32>, y: &mut DeviceBuffer<f32>, z: &mut DeviceBuffer<f32>| {
+                        dev.all_reduce(x, ReduceOp::Avg)?;
+                        dev.all_reduce(y, ReduceOp::Avg)?;
+                        dev.all_reduce_into(y, z, ReduceOp::Sum)?;
+                        dev.all_reduce(x, ReduceOp::Sum)
+                    };
+                let new =
+                    || Ok::<_, Error>((dev.upload(&own(small))?, dev.upload(&own(large))?, dev.zeros::<f32>(large)?));
                 let (mut x, mut y, mut z) = new()?;
                 let mut plain = Vec::new();
                 for _ in 0..3 {
@@ -223,7 +230,9 @@ on_both! {
     // kernels.
     2: fn members_that_are_late_or_fail(gpus) {
         let n = gpus.up_to(4);
-        for (round, (len, algorithm)) in [100, 50_000, 1_000_000].into_iter().flat_map(|len| INBOXES.map(|by| (len, by))).enumerate() {
+        for (round, (len, algorithm)) in
+            [100, 50_000, 1_000_000].into_iter().flat_map(|len| INBOXES.map(|by| (len, by))).enumerate()
+        {
             let pool = rig::builder(gpus, n).algorithm(algorithm).build().unwrap();
             assert_failure_is_told(&pool, (round % n, len), |dev, x| {
                 let mut busy = dev.zeros::<u32>(1)?;

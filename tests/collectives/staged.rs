@@ -67,7 +67,8 @@ on_both! {
         let n = gpus.up_to(3);
         let len = if gpus.is_cuda() { 5_000_011 } else { 300_011 };
         let case = |kind| Case { kind, op: ReduceOp::Sum, root: n - 1, count: len, starts: (0, 0), salt: 5 };
-        let kinds = [Kind::AllReduce, Kind::AllReduceInto, Kind::ReduceScatterInPlace, Kind::AllGather, Kind::Broadcast];
+        let kinds =
+            [Kind::AllReduce, Kind::AllReduceInto, Kind::ReduceScatterInPlace, Kind::AllGather, Kind::Broadcast];
         check_all::<f32>(&pool(gpus, n), &(0..n).collect::<Vec<_>>(), kinds.map(case));
     }
 

@@ -197,7 +197,8 @@ on_both! {
     2: fn an_error_can_be_cloned_sent_and_shared(gpus) {
         static_assertions::assert_impl_all!(Error: Clone, Send, Sync, std::error::Error);
         let pool = gpus.pool(2);
-        let error = failure(pool.run(|_, _| -> Result<(), Error> { Err(Error::custom(std::io::Error::other("disk"))) }));
+        let error =
+            failure(pool.run(|_, _| -> Result<(), Error> { Err(Error::custom(std::io::Error::other("disk"))) }));
         let copy = error.clone();
         assert_eq!(thread::spawn(move || copy.to_string()).join().unwrap(), "disk");
     }

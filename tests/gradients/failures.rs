@@ -25,18 +25,30 @@ on_both! {
         let last = n - 1;
         let differ = |make: &(dyn Fn(&Device, bool) -> Result<GradientExchange, Error> + Sync)| {
             let error = failure(pool.run(|dev, _| make(dev, dev.rank() == last).map(|exchange| exchange.len())));
-            let Error::Mismatch { what, a, b, a_call, b_call, a_site, .. } = &error else { panic!("no mismatch: {error}") };
+            let Error::Mismatch { what, a, b, a_call, b_call, a_site, .. } = &error else {
+                panic!("no mismatch: {error}")
+            };
             assert_eq!((*a, *b), (0, last), "{error}");
             assert!(a_site.file().ends_with("failures.rs"), "{error}");
             assert_ne!(a_call, b_call);
             (*what, b_call.clone())
         };
         let sizes = |other: bool| if other { [3, 4, 5] } else { [3, 4, 4] };
-        assert_eq!(differ(&|dev, other| small().build(dev, &sizes(other))), ("size", "GradientExchange(gradient 2 of 5 elements)".to_owned()));
+        assert_eq!(
+            differ(&|dev, other| small().build(dev, &sizes(other))),
+            ("size", "GradientExchange(gradient 2 of 5 elements)".to_owned())
+        );
         assert_eq!(differ(&|dev, other| small().build(dev, if other { &[3] } else { &[3, 4] })).0, "count");
-        assert_eq!(differ(&|dev, other| small().reduce(if other { ReduceOp::Sum } else { ReduceOp::Avg }).build(dev, &[1])).0, "reduce op");
-        assert_eq!(differ(&|dev, other| small().bucket_bytes(if other { 8 } else { 4 }).build(dev, &[1])).0, "settings");
-        let (what, call) = differ(&|dev, other| small().wire(if other { Wire::F16 } else { Wire::Same }).build(dev, &[1]));
+        assert_eq!(
+            differ(&|dev, other| small().reduce(if other { ReduceOp::Sum } else { ReduceOp::Avg }).build(dev, &[1])).0,
+            "reduce op"
+        );
+        assert_eq!(
+            differ(&|dev, other| small().bucket_bytes(if other { 8 } else { 4 }).build(dev, &[1])).0,
+            "settings"
+        );
+        let (what, call) =
+            differ(&|dev, other| small().wire(if other { Wire::F16 } else { Wire::Same }).build(dev, &[1]));
         assert!(what == "settings" && call.contains("F16"), "{call}");
         // Weights may differ.
         pool.run(|dev, _| small().reduce(ReduceOp::Scaled(dev.rank() as f64)).build(dev, &[1]).map(drop)).unwrap();
@@ -184,7 +196,8 @@ on_both! {
 
     1: fn memory_of_another_pool(gpus) {
         let (one, other) = (rig::pool(gpus, 1), rig::pool(gpus, 1));
-        let theirs = Mutex::new(other.run(|dev, _| Ok([dev.zeros::<f32>(4)?, dev.zeros(4)?])).unwrap().remove(0).map(Some));
+        let theirs =
+            Mutex::new(other.run(|dev, _| Ok([dev.zeros::<f32>(4)?, dev.zeros(4)?])).unwrap().remove(0).map(Some));
         one.run(|dev, _| {
             let mut exchange = small().build(dev, &[4])?;
             let [first, second] = theirs.lock().each_mut().map(|buffer| buffer.take().unwrap());
@@ -234,7 +247,9 @@ on_both! {
         assert_eq!(found.unwrap(), [true; 2]);
         // A step may go over several scopes that did not fail.
         state.run(|dev, _, exchange| give(dev, exchange, 1, &[2.0; 4])).unwrap();
-        state.run(|dev, _, exchange| give(dev, exchange, 0, &[3.0; 4]).and_then(|()| exchange.finish(dev).map(drop))).unwrap();
+        state
+            .run(|dev, _, exchange| give(dev, exchange, 0, &[3.0; 4]).and_then(|()| exchange.finish(dev).map(drop)))
+            .unwrap();
         assert_eq!(state.run(|dev, _, exchange| all(dev, exchange)).unwrap(), vec![[vec![3.0; 4], vec![2.0; 4]]; 2]);
     }
 

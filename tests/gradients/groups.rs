@@ -37,8 +37,13 @@ on_both! {
                     if dev.index() == n - 1 {
                         order.reverse();
                     }
-                    let before: Vec<usize> = (0..exchange.buckets()).flat_map(|b| exchange.bucket(b).to_vec()).collect();
-                    assert_eq!(before[0], if number == 0 { SIZES.len() - 1 } else { 0 }, "the order of the last device");
+                    let before: Vec<usize> =
+                        (0..exchange.buckets()).flat_map(|b| exchange.bucket(b).to_vec()).collect();
+                    assert_eq!(
+                        before[0],
+                        if number == 0 { SIZES.len() - 1 } else { 0 },
+                        "the order of the last device"
+                    );
                     step(dev, &mut exchange, &SIZES, number, &order)?;
                     let found = all(dev, &exchange)?;
                     if wire == Wire::Same {
@@ -63,7 +68,8 @@ on_both! {
                 for again in 0..=dev.rank() {
                     step(dev, &mut exchange, &SIZES, number + again, &backwards(SIZES.len()))?;
                 }
-                let own: Vec<_> = (0..SIZES.len()).map(|g| numbers(number + dev.rank(), dev.rank(), g, SIZES[g])).collect();
+                let own: Vec<_> =
+                    (0..SIZES.len()).map(|g| numbers(number + dev.rank(), dev.rank(), g, SIZES[g])).collect();
                 assert_eq!(bits(&all(dev, &exchange)?), bits(&own));
             }
             Ok(())

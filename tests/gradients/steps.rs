@@ -234,7 +234,9 @@ on_both! {
                             assert_eq!(dev.download(&exchange.grad(gradient)?)?, expected[gradient]);
                             seen += 1;
                         }
-                        assert!(bucket + 1 == exchange.buckets() || exchange.grad(exchange.bucket(bucket + 1)[0]).is_err());
+                        assert!(
+                            bucket + 1 == exchange.buckets() || exchange.grad(exchange.bucket(bucket + 1)[0]).is_err()
+                        );
                     }
                     assert_eq!(seen, SIZES.len());
                     let done = exchange.finish(dev)?;

@@ -41,7 +41,8 @@ on_both! {
                 }
                 Ok((actives, dev.download(&weights)?))
             });
-            let actives: Vec<usize> = (0..2 * n - 1).map(|step| (0..n).filter(|rank| step < 2 * rank + 1).count()).collect();
+            let actives: Vec<usize> =
+                (0..2 * n - 1).map(|step| (0..n).filter(|rank| step < 2 * rank + 1).count()).collect();
             let sum = match reduce {
                 ReduceOp::Sum => actives.iter().sum::<usize>() as f32,
                 _ => actives.len() as f32,
@@ -101,7 +102,10 @@ on_both! {
             }
         }));
         let Error::Mismatch { a_site, b_site, .. } = &error else { panic!("no mismatch: {error}") };
-        assert!(a_site.line() != b_site.line() && [a_site, b_site].iter().all(|site| !site.file().contains("src")), "{error}");
+        assert!(
+            a_site.line() != b_site.line() && [a_site, b_site].iter().all(|site| !site.file().contains("src")),
+            "{error}"
+        );
     }
 
     // What DDP does when it is made, and with `broadcast_buffers`: parameters of any type, also those without
@@ -147,8 +151,10 @@ on_both! {
             kept.lock().clear();
             let error = failure(pool.run(|dev, _| {
                 let exchange = small().build(dev, &[1])?;
-                let mut x: Vec<DeviceBuffer<f32>> =
-                    sizes[dev.rank()].iter().map(|&len| dev.upload(&vec![dev.rank() as f32; len])).collect::<Result<_, _>>()?;
+                let mut x: Vec<DeviceBuffer<f32>> = sizes[dev.rank()]
+                    .iter()
+                    .map(|&len| dev.upload(&vec![dev.rank() as f32; len]))
+                    .collect::<Result<_, _>>()?;
                 let done = exchange.broadcast_parameters(dev, &mut x, 0);
                 kept.lock().push((dev.rank(), dev.download(&x[0])?));
                 done
@@ -194,7 +200,9 @@ on_both! {
         };
         assert_eq!(verify(false).unwrap(), vec![vec![vec![1.0]]; n]);
         let error = failure(verify(true));
-        let Error::Mismatch { what: "parameters", a: 0, b, a_call, b_call, .. } = &error else { panic!("no mismatch: {error}") };
+        let Error::Mismatch { what: "parameters", a: 0, b, a_call, b_call, .. } = &error else {
+            panic!("no mismatch: {error}")
+        };
         assert!(*b == n - 1 && a_call.starts_with("parameter 1,") && b_call.starts_with("parameter 1,"), "{error}");
     }
 }

@@ -19,7 +19,12 @@ on_both! {
     2: fn half_types_are_within_their_bounds(gpus) {
         let n = gpus.up_to(4);
         let pool = rig::pool(gpus, n);
-        for (wire, op) in [(Wire::Bf16, ReduceOp::Avg), (Wire::F16, ReduceOp::Avg), (Wire::Bf16, ReduceOp::Scaled(1.0)), (Wire::F16, ReduceOp::Sum)] {
+        for (wire, op) in [
+            (Wire::Bf16, ReduceOp::Avg),
+            (Wire::F16, ReduceOp::Avg),
+            (Wire::Bf16, ReduceOp::Scaled(1.0)),
+            (Wire::F16, ReduceOp::Sum),
+        ] {
             let mut state = pool.per_device(|dev, _| small().wire(wire).reduce(op).build(dev, &SIZES)).unwrap();
             for number in 0..3 {
                 let found = state.run(|dev, _, exchange| {
@@ -45,7 +50,10 @@ on_both! {
                         // Each term is rounded once, and the result; f32 in between adds a little.
                         let bound = unit * (sizes + exact.abs()) * 1.01 + 1e-6 * sizes + (n + 1) as f64 * least;
                         let got = f64::from(found[0][gradient][i]);
-                        assert!((got - exact).abs() <= bound, "{wire:?} {op}: {got} for {exact}, off by more than {bound}");
+                        assert!(
+                            (got - exact).abs() <= bound,
+                            "{wire:?} {op}: {got} for {exact}, off by more than {bound}"
+                        );
                     }
                 }
             }
@@ -68,7 +76,13 @@ on_both! {
         let n = gpus.up_to(3);
         let pool = rig::pool(gpus, n);
         // More than the blocks have elements; and squares beyond what f32 holds.
-        for (sizes, scale) in [(SIZES.to_vec(), 1.0), (vec![700_001, 3, 90_000], 1.0), (vec![33], 1e25), (vec![33], 1e-25), (vec![0], 1.0)] {
+        for (sizes, scale) in [
+            (SIZES.to_vec(), 1.0),
+            (vec![700_001, 3, 90_000], 1.0),
+            (vec![33], 1e25),
+            (vec![33], 1e-25),
+            (vec![0], 1.0),
+        ] {
             for wire in [Wire::Same, Wire::Bf16] {
                 let mut state = pool.per_device(|dev, _| small().wire(wire).build(dev, &sizes)).unwrap();
                 let found = state.run(|dev, _, exchange| {

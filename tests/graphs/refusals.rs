@@ -184,7 +184,12 @@ on_both! {
 
     // The driver's calls can fail, too.
     1: fn calls_that_fail_are_named(gpus) {
-        for (op, name) in [("capture-begin", "capture"), ("capture-end", "capture"), ("graph-launch", "launch_graph"), ("fill", "fill")] {
+        for (op, name) in [
+            ("capture-begin", "capture"),
+            ("capture-end", "capture"),
+            ("graph-launch", "launch_graph"),
+            ("fill", "fill"),
+        ] {
             let plan: FaultPlan = format!("0:{op}:1:error").parse().unwrap();
             let plan = plan.paused();
             let pool = gpus.builder(1).faults(plan.clone()).build().unwrap();

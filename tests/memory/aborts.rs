@@ -86,7 +86,8 @@ on_both! {
             let pool = limited(gpus, 3, backing, 16 * MIB).build().unwrap();
             for round in 0..4u8 {
                 let gate = Gate::new(gpus);
-                let lent = pool.run_on(&[0], |dev, _| (0..3).map(|_| dev.zeros::<u8>(4 * MIB)).collect::<Result<Vec<_>, _>>());
+                let lent =
+                    pool.run_on(&[0], |dev, _| (0..3).map(|_| dev.zeros::<u8>(4 * MIB)).collect::<Result<Vec<_>, _>>());
                 let lent: Vec<_> = lent.unwrap().remove(0).into_iter().map(|x| Mutex::new(Some(x))).collect();
                 let (queued, freed) = (AtomicBool::new(false), AtomicUsize::new(0));
                 thread::scope(|s| {

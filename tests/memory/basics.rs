@@ -113,7 +113,11 @@ on_both! {
                 let error = failure(aligned::<u64>(dev, usize::MAX / 4, 8));
                 assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
                 let after = dev.stats();
-                assert_eq!((before.reserved, before.driver_calls), (after.reserved, after.driver_calls), "not even tried");
+                assert_eq!(
+                    (before.reserved, before.driver_calls),
+                    (after.reserved, after.driver_calls),
+                    "not even tried"
+                );
                 // ... and the next one that fits is served.
                 Numbered::new(dev, MIB, 9)?.check(dev)?;
                 drop(nothing);

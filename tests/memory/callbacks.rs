@@ -118,7 +118,8 @@ on_both! {
     // RMM: DifferentExceptionTypes. A callback that panics is the user's panic; the pool is none the worse for it.
     1: fn a_callback_that_panics_harms_nothing(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 8 * MIB).on_out_of_memory(|_| panic!("no memory, no fun")).build().unwrap();
+            let pool =
+                limited(gpus, 1, backing, 8 * MIB).on_out_of_memory(|_| panic!("no memory, no fun")).build().unwrap();
             for _ in 0..2 {
                 let error = failure(pool.run(|dev, _| {
                     let _live = bytes_of(dev, 5 * MIB)?;

@@ -22,14 +22,24 @@ on_both! {
             for busy in 0..n {
                 let before = pool.run(|dev, _| Ok(dev.stats())).unwrap();
                 let held = pool
-                    .run_on(&[busy], |dev, _| (1..20).map(|i| bytes_of(dev, i * 100 * KIB)).collect::<Result<Vec<_>, _>>())
+                    .run_on(&[busy], |dev, _| {
+                        (1..20).map(|i| bytes_of(dev, i * 100 * KIB)).collect::<Result<Vec<_>, _>>()
+                    })
                     .unwrap()
                     .remove(0);
                 assert!(held.iter().all(|buffer| buffer.device() == busy));
-                let after = pool.run(|dev, _| { check_books(dev); Ok(dev.stats()) }).unwrap();
+                let after = pool
+                    .run(|dev, _| {
+                        check_books(dev);
+                        Ok(dev.stats())
+                    })
+                    .unwrap();
                 for (device, (before, after)) in before.iter().zip(&after).enumerate() {
                     match device == busy {
-                        true => assert_eq!((after.requested, after.allocations), (19_000 * KIB as u64, before.allocations + 19)),
+                        true => assert_eq!(
+                            (after.requested, after.allocations),
+                            (19_000 * KIB as u64, before.allocations + 19)
+                        ),
                         false => assert_eq!(before, after, "device {device} has noticed"),
                     }
                 }
@@ -84,7 +94,12 @@ on_both! {
                 // Chunks of all kinds: for slabs, for large blocks, those that come between others.
                 let sizes = [[300, 3 * MIB], [60 * KIB, 2 * MIB + 5], [128 * KIB, 400 * KIB], [MIB, 4 * MIB]][round];
                 let made = pool
-                    .run(|dev, _| sizes.iter().map(|&len| dev.upload(&bytes(len, dev.rank() as u8))).collect::<Result<Vec<_>, _>>())
+                    .run(|dev, _| {
+                        sizes
+                            .iter()
+                            .map(|&len| dev.upload(&bytes(len, dev.rank() as u8)))
+                            .collect::<Result<Vec<_>, _>>()
+                    })
                     .unwrap();
                 all.extend(made.into_iter().map(Arc::new));
                 if round == 1 {
@@ -95,7 +110,12 @@ on_both! {
                     // (The older ones are looked at again after every change.)
                     for theirs in all.iter().flat_map(|buffers| buffers.iter()) {
                         let found = dev.download(&theirs.copy_to(dev)?)?;
-                        assert!(found == bytes(theirs.len(), theirs.device() as u8), "{} reads {}", dev.rank(), theirs.device());
+                        assert!(
+                            found == bytes(theirs.len(), theirs.device() as u8),
+                            "{} reads {}",
+                            dev.rank(),
+                            theirs.device()
+                        );
                     }
                     Ok(())
                 })
@@ -134,7 +154,8 @@ on_both! {
         on_backings(|backing| {
             let n = gpus.up_to(4);
             let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
-            let all = pool.run(|dev, _| (0..40).map(|i| bytes_of(dev, i * 50 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
+            let all =
+                pool.run(|dev, _| (0..40).map(|i| bytes_of(dev, i * 50 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
             let mut spans: Vec<_> = all.iter().flatten().map(span).filter(|span| !span.is_empty()).collect();
             spans.sort_by_key(|span| span.start);
             assert!(spans.windows(2).all(|pair| pair[0].end <= pair[1].start));

@@ -175,7 +175,9 @@ on_both! {
 
     1: fn no_memory_at_every_call_for_memory(gpus) {
         for (backing, op) in [
-            (BackingChoice::Vmm, FaultOp::VmMap), (BackingChoice::Vmm, FaultOp::VmMove), (BackingChoice::Malloc, FaultOp::Alloc),
+            (BackingChoice::Vmm, FaultOp::VmMap),
+            (BackingChoice::Vmm, FaultOp::VmMove),
+            (BackingChoice::Malloc, FaultOp::Alloc),
         ] {
             sweep(gpus, backing, op, Injected::OutOfMemory);
         }
@@ -186,7 +188,8 @@ on_both! {
         for op in OPS {
             for n in 1..200 {
                 let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).device(0).op(op).nth(n));
-                let built = limited(gpus, 1, BackingChoice::Auto, LIMIT).memory_reserve(8 << 20).faults(plan.clone()).build();
+                let built =
+                    limited(gpus, 1, BackingChoice::Auto, LIMIT).memory_reserve(8 << 20).faults(plan.clone()).build();
                 plan.pause();
                 let fired = !plan.fired().is_empty();
                 match built {
@@ -210,7 +213,14 @@ on_both! {
 
     // With a peer: its waits for this device's memory fail, and this device's for the peer.
     2: fn faults_of_one_device_do_not_spoil_the_others_books(gpus) {
-        for op in [FaultOp::Record, FaultOp::Wait, FaultOp::CopyPeer, FaultOp::EventCreate, FaultOp::VmMap, FaultOp::EventWait] {
+        for op in [
+            FaultOp::Record,
+            FaultOp::Wait,
+            FaultOp::CopyPeer,
+            FaultOp::EventCreate,
+            FaultOp::VmMap,
+            FaultOp::EventWait,
+        ] {
             for n in (1..).step_by(stride(gpus)) {
                 let plan = FaultPlan::new().on(FaultRule::new(Injected::Error).device(1).op(op).nth(n)).paused();
                 let pool = limited(gpus, 2, BackingChoice::Auto, LIMIT).faults(plan.clone()).build().unwrap();

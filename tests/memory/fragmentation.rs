@@ -67,7 +67,8 @@ on_both! {
         pool.run(|dev, _| {
             for batch in 20..120 {
                 // Activations of four layers, then gradients, freed in the other order; two live together at most.
-                let layers = (1..=4).map(|layer| bytes_of(dev, batch * layer * 37 * KIB)).collect::<Result<Vec<_>, _>>()?;
+                let layers =
+                    (1..=4).map(|layer| bytes_of(dev, batch * layer * 37 * KIB)).collect::<Result<Vec<_>, _>>()?;
                 let mut gradients = Vec::new();
                 for layer in layers.into_iter().rev() {
                     gradients.push(bytes_of(dev, layer.len() / 2)?);
@@ -89,7 +90,8 @@ on_both! {
         pool.run(|dev, _| {
             for batch in (20..120).chain((20..120).rev()).step_by(3) {
                 // 10 * 37 KiB * batch: 43.4 MiB at most.
-                let layers = (1..=4).map(|layer| bytes_of(dev, batch * layer * 37 * KIB)).collect::<Result<Vec<_>, _>>()?;
+                let layers =
+                    (1..=4).map(|layer| bytes_of(dev, batch * layer * 37 * KIB)).collect::<Result<Vec<_>, _>>()?;
                 drop(layers);
             }
             Ok(())
@@ -188,7 +190,12 @@ on_both! {
                 }
                 // Slabs of one wave are the next one's heap. (Single allocations of other sizes are of no use to each
                 // other.)
-                assert!(per_cent(dev) <= 200 || backing == BackingChoice::Malloc, "{backing:?}: {} per cent\n{}", per_cent(dev), dev.stats());
+                assert!(
+                    per_cent(dev) <= 200 || backing == BackingChoice::Malloc,
+                    "{backing:?}: {} per cent\n{}",
+                    per_cent(dev),
+                    dev.stats()
+                );
                 Ok(())
             })
             .unwrap();

@@ -125,8 +125,18 @@ on_both! {
     1: fn a_random_program_with_faults(gpus) {
         for (i, backing) in BACKINGS.into_iter().enumerate() {
             let ops = [
-                FaultOp::Alloc, FaultOp::Free, FaultOp::VmMap, FaultOp::VmUnmap, FaultOp::VmMove, FaultOp::EventCreate,
-                FaultOp::Record, FaultOp::Wait, FaultOp::EventWait, FaultOp::Fill, FaultOp::WriteValue, FaultOp::MemoryInfo,
+                FaultOp::Alloc,
+                FaultOp::Free,
+                FaultOp::VmMap,
+                FaultOp::VmUnmap,
+                FaultOp::VmMove,
+                FaultOp::EventCreate,
+                FaultOp::Record,
+                FaultOp::Wait,
+                FaultOp::EventWait,
+                FaultOp::Fill,
+                FaultOp::WriteValue,
+                FaultOp::MemoryInfo,
             ];
             let mut plan = FaultPlan::new().seed(seed());
             for op in ops {

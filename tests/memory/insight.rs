@@ -58,9 +58,10 @@ on_both! {
                 let events = &snapshot.events[from..];
                 assert!(events.is_sorted_by_key(|event| event.micros));
                 let when = |kind, address: Option<u64>| {
-                    events.iter().position(|e| e.kind == kind && address.is_none_or(|a| a == e.address)).unwrap_or_else(|| {
-                        panic!("no {kind:?} of {address:x?} in {events:#?}")
-                    })
+                    events
+                        .iter()
+                        .position(|e| e.kind == kind && address.is_none_or(|a| a == e.address))
+                        .unwrap_or_else(|| panic!("no {kind:?} of {address:x?} in {events:#?}"))
                 };
                 let order = [
                     when(EventKind::Allocated, Some(at)),
@@ -71,7 +72,10 @@ on_both! {
                 assert!(order.is_sorted(), "{order:?}");
                 assert!(when(EventKind::Mapped, None) < order[1] && when(EventKind::Unmapped, None) > order[2]);
                 let refused = &events[when(EventKind::OutOfMemory, None)];
-                assert_eq!((refused.bytes, refused.site.as_ref().map(|s| s.op.as_ref())), (20 * MIB as u64, Some("uninit")));
+                assert_eq!(
+                    (refused.bytes, refused.site.as_ref().map(|s| s.op.as_ref())),
+                    (20 * MIB as u64, Some("uninit"))
+                );
                 let trimmed = &events[when(EventKind::Trimmed, None)];
                 assert!(trimmed.bytes > 0, "{trimmed:?}");
                 Ok(())

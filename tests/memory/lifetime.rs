@@ -53,15 +53,18 @@ on_both! {
         let outer = gpus.pool(1);
         for _ in 0..5 {
             let inner = gpus.pool(1);
-            let buffers = inner.run(|dev, _| (1..20).map(|i| dev.zeros::<u8>(i * 50 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
+            let buffers = inner
+                .run(|dev, _| (1..20).map(|i| dev.zeros::<u8>(i * 50 * KIB)).collect::<Result<Vec<_>, _>>())
+                .unwrap();
             let both = Mutex::new(Some((inner, buffers)));
-            outer.run(|_, _| {
-                let (inner, buffers) = both.lock().take().unwrap();
-                drop(inner);
-                drop(buffers);
-                Ok(())
-            })
-            .unwrap();
+            outer
+                .run(|_, _| {
+                    let (inner, buffers) = both.lock().take().unwrap();
+                    drop(inner);
+                    drop(buffers);
+                    Ok(())
+                })
+                .unwrap();
         }
         // On its own: the pool is the last thing that its own closure holds.
         let own = Arc::new(Mutex::new(None));
@@ -125,7 +128,8 @@ on_both! {
         let pool = gpus.builder(2).record_memory(true).build().unwrap();
         assert!(pool.leaks().unwrap().is_empty(), "{}", pool.leaks().unwrap());
         let line = Location::caller().line() + 1;
-        let some = pool.run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(100 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
+        let some =
+            pool.run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(100 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
         let one = pool.run_on(&[1], |dev, _| dev.upload(&[0u8; 5000])).unwrap();
         let report = pool.leaks().unwrap();
         let found: Vec<_> = report
@@ -152,7 +156,10 @@ on_both! {
         let of_pool = pool.memory_stats();
         let of_devices = pool.run(|dev, _| Ok(dev.stats())).unwrap();
         for (pool, device) in of_pool.iter().zip(&of_devices) {
-            assert_eq!((pool.in_use, pool.requested, pool.reserved), (device.in_use, device.requested, device.reserved));
+            assert_eq!(
+                (pool.in_use, pool.requested, pool.reserved),
+                (device.in_use, device.requested, device.reserved)
+            );
         }
         drop(held);
         assert_at_rest(&pool);

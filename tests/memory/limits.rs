@@ -27,7 +27,10 @@ on_both! {
                 pool.run(|dev, _| {
                     for _ in 0..3 {
                         let error = failure(bytes_of(dev, 8 * MIB + 1));
-                        assert!(matches!(error, Error::OutOfMemory { capacity, .. } if capacity == 8 * MIB as u64), "{error}");
+                        assert!(
+                            matches!(error, Error::OutOfMemory { capacity, .. } if capacity == 8 * MIB as u64),
+                            "{error}"
+                        );
                         let whole = bytes_of(dev, 8 * MIB)?;
                         let error = failure(bytes_of(dev, 1));
                         assert!(matches!(error, Error::OutOfMemory { free: 0, .. }), "{error}");
@@ -115,7 +118,10 @@ on_both! {
                 let pool = small_devices(gpus, 1, backing).build().unwrap();
                 for _ in 0..3 {
                     pool.run(|dev, _| {
-                        let all = case.iter().map(|percent| bytes_of(dev, most / 100 * percent)).collect::<Result<Vec<_>, _>>()?;
+                        let all = case
+                            .iter()
+                            .map(|percent| bytes_of(dev, most / 100 * percent))
+                            .collect::<Result<Vec<_>, _>>()?;
                         check_books(dev);
                         drop(all);
                         assert_empty(dev)
@@ -129,7 +135,10 @@ on_both! {
             let pool = small_devices(gpus, 1, backing).build().unwrap();
             for case in cases {
                 pool.run(|dev, _| {
-                    case.iter().map(|percent| bytes_of(dev, most / 100 * percent)).collect::<Result<Vec<_>, _>>().map(drop)
+                    case.iter()
+                        .map(|percent| bytes_of(dev, most / 100 * percent))
+                        .collect::<Result<Vec<_>, _>>()
+                        .map(drop)
                 })
                 .unwrap_or_else(|error| if backing == BackingChoice::Vmm { panic!("{error}") } else { Vec::new() });
             }
@@ -141,7 +150,8 @@ on_both! {
     1: fn what_is_reserved_needs_no_driver_call(gpus) {
         on_backings(|backing| {
             // Two also probe each other when they are built.
-            let pool = gpus.builder(gpus.up_to(2)).memory_backing(backing).memory_reserve(32 * MIB as u64).build().unwrap();
+            let pool =
+                gpus.builder(gpus.up_to(2)).memory_backing(backing).memory_reserve(32 * MIB as u64).build().unwrap();
             pool.run(|dev, _| {
                 let before = dev.stats();
                 assert_eq!((before.reserved, before.in_use), (32 * MIB as u64, 0), "{before}");
@@ -168,7 +178,8 @@ on_both! {
             let error = failure(small_devices(gpus, 1, backing).memory_reserve(1 << 50).build());
             assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
             assert!(error.to_string().contains("memory_reserve(1125899906842624)"), "{error}");
-            let error = failure(small_devices(gpus, 1, backing).memory_limit_percent(25.0).memory_reserve(1 << 50).build());
+            let error =
+                failure(small_devices(gpus, 1, backing).memory_limit_percent(25.0).memory_reserve(1 << 50).build());
             assert!(matches!(error, Error::InvalidArgument { op: "build", .. }), "{error}");
             assert!(error.to_string().contains("memory_limit_percent(25)"), "{error}");
             // Virtual memory comes in 2 MiB, so less than the limit can be had of it: the error says what was asked
@@ -177,7 +188,9 @@ on_both! {
             let asked = 8 * MIB as u64 - 1;
             match odd {
                 Ok(pool) => pool.close().unwrap(),
-                Err(Error::OutOfMemory { requested, capacity, .. }) => assert_eq!((requested, capacity), (asked, asked)),
+                Err(Error::OutOfMemory { requested, capacity, .. }) => {
+                    assert_eq!((requested, capacity), (asked, asked))
+                }
                 Err(other) => panic!("{other}"),
             }
             let pool = limited(gpus, 1, backing, 8 * MIB).memory_reserve(8 * MIB as u64).build().unwrap();
@@ -210,7 +223,9 @@ on_both! {
                     check_books(dev);
                     // What stays is what something lies in that is kept.
                     for chunk in dev.memory_snapshot().chunks {
-                        let used = |x: &DeviceBuffer<u8>| span(x).start < chunk.address + chunk.bytes && chunk.address < span(x).end;
+                        let used = |x: &DeviceBuffer<u8>| {
+                            span(x).start < chunk.address + chunk.bytes && chunk.address < span(x).end
+                        };
                         assert!(kept.iter().any(used), "{round}: {chunk:x?} is free and still there\n{after}");
                     }
                     for (round, kept) in kept.iter().enumerate() {

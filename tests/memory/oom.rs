@@ -27,7 +27,11 @@ on_both! {
     // The list: requested, free, largest, per-stream pending, who holds what by call site.
     1: fn the_report_says_what_there_was(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 32 * MIB).memory_reserve(32 * MIB as u64).record_memory(true).build().unwrap();
+            let pool = limited(gpus, 1, backing, 32 * MIB)
+                .memory_reserve(32 * MIB as u64)
+                .record_memory(true)
+                .build()
+                .unwrap();
             pool.run(|dev, _| {
                 let line = Location::caller().line();
                 let many = (0..3).map(|_| bytes_of(dev, 4 * MIB)).collect::<Result<Vec<_>, _>>()?; // line + 1
@@ -37,25 +41,35 @@ on_both! {
                 dev.synchronize()?;
                 drop(between);
                 let report = refused(dev.zeros::<u8>(20 * MIB)); // line + 7
-                let OutOfMemoryReport { device: 0, op: "zeros", recorded: true, ref site, ref holders, .. } = *report else {
+                let OutOfMemoryReport { device: 0, op: "zeros", recorded: true, ref site, ref holders, .. } = *report
+                else {
                     panic!("{report}");
                 };
                 let site = site.as_ref().unwrap();
                 assert!(site.op == "zeros" && site.file.ends_with("oom.rs") && site.line == line + 7, "{site}");
                 assert_eq!((report.requested, report.limit), (20 * MIB as u64, Some(32 * MIB as u64)));
                 assert_eq!(report.in_use, 15 * MIB as u64 + 256);
-                assert!(report.reserved <= 32 * MIB as u64 && report.in_use + report.free_in_pool <= report.reserved, "{report}");
-                assert!(report.largest_free <= report.free_in_pool && report.largest_free < 20 * MIB as u64, "{report}");
+                assert!(
+                    report.reserved <= 32 * MIB as u64 && report.in_use + report.free_in_pool <= report.reserved,
+                    "{report}"
+                );
+                assert!(
+                    report.largest_free <= report.free_in_pool && report.largest_free < 20 * MIB as u64,
+                    "{report}"
+                );
                 assert!(report.pending.is_empty(), "{report}");
                 assert!(report.driver_total >= report.driver_free && report.driver_total > 0, "{report}");
                 // Most first, by call site.
-                let held: Vec<_> = holders.iter().map(|h| (h.site.as_ref().unwrap().line - line, h.blocks, h.bytes)).collect();
+                let held: Vec<_> =
+                    holders.iter().map(|h| (h.site.as_ref().unwrap().line - line, h.blocks, h.bytes)).collect();
                 assert_eq!(held, [(1, 3, 12 * MIB as u64), (2, 1, 3 * MIB as u64), (4, 1, 256)], "{report}");
                 assert_eq!(holders[0].site.as_ref().unwrap().op, "uninit");
                 assert!(!report.rungs.is_empty());
                 // In words: each of these facts, and a hint.
                 let text = report.to_string();
-                for part in ["20.0 MiB by zeros", "oom.rs:", "15.0 MiB in live buffers", "32.0 MiB for this pool", "hint: "] {
+                for part in
+                    ["20.0 MiB by zeros", "oom.rs:", "15.0 MiB in live buffers", "32.0 MiB for this pool", "hint: "]
+                {
                     assert!(text.contains(part), "no {part:?} in: {text}");
                 }
                 let error = failure(dev.zeros::<u8>(20 * MIB)).to_string();

@@ -76,8 +76,9 @@ on_both! {
                 for round in 0..60 {
                     // Of another size every time, five of eight MiB.
                     let bytes = (3 + round % 29) * 4 * KIB + 256 * round;
-                    let made: Vec<_> =
-                        (0..5 * MIB / bytes.next_multiple_of(16 * KIB)).map(|_| bytes_of(dev, bytes)).collect::<Result<_, _>>()?;
+                    let made: Vec<_> = (0..5 * MIB / bytes.next_multiple_of(16 * KIB))
+                        .map(|_| bytes_of(dev, bytes))
+                        .collect::<Result<_, _>>()?;
                     kept.push(bytes_of(dev, 300 * (1 + round % 40))?);
                     let made = dev.exchange(Arc::new(Mutex::new(made)))?;
                     made[1 - dev.rank()].lock().clear();
@@ -159,7 +160,10 @@ on_both! {
                     dev.trim()?;
                     if gate.holds() {
                         let after = dev.stats();
-                        assert!(after.pending >= 6 * MIB as u64 && after.reserved >= 6 * MIB as u64, "{before}\n{after}");
+                        assert!(
+                            after.pending >= 6 * MIB as u64 && after.reserved >= 6 * MIB as u64,
+                            "{before}\n{after}"
+                        );
                     }
                     check_books(dev);
                     // Under pressure: it is waited for, then it goes. (Another thread lets the peer go on: this one
@@ -353,7 +357,11 @@ on_both! {
                         let expected = bytes(3 * MIB + 5, round ^ (16 * shift as u8 + from as u8));
                         for (i, target) in made[dev.rank()].lock().iter().enumerate() {
                             let found = dev.download(target)?;
-                            assert!(found == expected[..found.len()], "{from} wrote nothing to block {i} of {}", dev.rank());
+                            assert!(
+                                found == expected[..found.len()],
+                                "{from} wrote nothing to block {i} of {}",
+                                dev.rank()
+                            );
                         }
                         Ok(())
                     })

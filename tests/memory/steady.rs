@@ -85,7 +85,9 @@ on_both! {
                     let mut rng = Rng(epoch);
                     for _ in 0..60 {
                         let batch = bytes_of(dev, MIB / 4 + rng.below(4 * MIB))?;
-                        let hidden = (0..6).map(|_| bytes_of(dev, batch.len() / 4 + rng.below(100 * KIB))).collect::<Result<Vec<_>, _>>()?;
+                        let hidden = (0..6)
+                            .map(|_| bytes_of(dev, batch.len() / 4 + rng.below(100 * KIB)))
+                            .collect::<Result<Vec<_>, _>>()?;
                         drop((batch, hidden));
                     }
                     check_books(dev);
@@ -127,7 +129,9 @@ on_both! {
         on_backings(|backing| {
             let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
             pool.run(|dev, _| {
-                let round = || [8, 4 * KIB, 100 * KIB, MIB, 3 * MIB].iter().try_for_each(|&bytes| bytes_of(dev, bytes).map(drop));
+                let round = || {
+                    [8, 4 * KIB, 100 * KIB, MIB, 3 * MIB].iter().try_for_each(|&bytes| bytes_of(dev, bytes).map(drop))
+                };
                 for _ in 0..3 {
                     round()?;
                 }
@@ -136,7 +140,11 @@ on_both! {
                     round()?;
                 }
                 let after = dev.stats();
-                assert_eq!((before.ladder, before.driver_calls), (after.ladder, after.driver_calls), "{before}\n{after}");
+                assert_eq!(
+                    (before.ladder, before.driver_calls),
+                    (after.ladder, after.driver_calls),
+                    "{before}\n{after}"
+                );
                 Ok(())
             })
             .unwrap();

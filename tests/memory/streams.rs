@@ -368,7 +368,8 @@ on_both! {
             for round in 0..100 {
                 let stream = dev.stream()?;
                 let on = dev.on(&stream);
-                let kept: Vec<_> = (0..20).map(|i| on.zeros::<u8>((round % 7 + 1) * 1000 * i)).collect::<Result<_, _>>()?;
+                let kept: Vec<_> =
+                    (0..20).map(|i| on.zeros::<u8>((round % 7 + 1) * 1000 * i)).collect::<Result<_, _>>()?;
                 drop(kept);
                 let whole = bytes_of(&on, 5 * MIB)?;
                 drop(whole);

@@ -178,14 +178,19 @@ on_both! {
         let n = gpus.up_to(2);
         let (one, two) = (gpus.pool(n), gpus.pool(n));
         for _ in 0..10 {
-            let of_one = one.run(|dev, _| (0..20).map(|i| dev.zeros::<u8>(1 << i)).collect::<Result<Vec<_>, _>>()).unwrap();
+            let of_one =
+                one.run(|dev, _| (0..20).map(|i| dev.zeros::<u8>(1 << i)).collect::<Result<Vec<_>, _>>()).unwrap();
             let of_one: Vec<_> = of_one.into_iter().map(|buffers| Mutex::new(Some(buffers))).collect();
             two.run(|dev, _| {
                 let before = dev.stats().remote_frees;
                 drop(of_one[dev.index()].lock().take());
                 check_books(dev);
                 let stats = dev.stats();
-                assert_eq!((stats.in_use, stats.remote_frees), (0, before), "another pool's block was taken in: {stats}");
+                assert_eq!(
+                    (stats.in_use, stats.remote_frees),
+                    (0, before),
+                    "another pool's block was taken in: {stats}"
+                );
                 Ok(())
             })
             .unwrap();

@@ -112,7 +112,9 @@ on_both! {
     2: fn a_staged_copy_that_failed_does_not_come_late(gpus) {
         let (old, new) = (bytes(600_000, 1), bytes(600_000, 2));
         let slow = Injected::Slow { per_copy: Duration::from_millis(15), per_megabyte: Duration::ZERO };
-        for (victim, op, n) in [(1, FaultOp::Record, 4), (0, FaultOp::Wait, 4), (1, FaultOp::Record, 3), (0, FaultOp::Record, 3)] {
+        for (victim, op, n) in
+            [(1, FaultOp::Record, 4), (0, FaultOp::Wait, 4), (1, FaultOp::Record, 3), (0, FaultOp::Record, 3)]
+        {
             let plan = fails(victim, op, n).on(FaultRule::new(slow).device(1).op(FaultOp::CopyUp));
             let pool = gpus.builder(2).without_peer_access().faults(plan.clone()).build().unwrap();
             let mut targets = pool.run_on(&[1], |dev, _| Ok([dev.zeros::<u8>(600_000)?, dev.zeros(600_000)?])).unwrap();

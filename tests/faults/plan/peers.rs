@@ -43,8 +43,14 @@ on_both! {
     // Each kind of lie, in each way of reaching a peer, in each direction: found at build, and gone round.
     2: fn a_peer_that_lies_is_found_and_copies_are_staged(gpus) {
         for (fault, op) in [Injected::Drop, Injected::Corrupt].into_iter().flat_map(|fault| {
-            [None, Some(FaultOp::Launch), Some(FaultOp::CopyPeer), Some(FaultOp::CopyToPeer), Some(FaultOp::CopyFromPeer)]
-                .map(|op| (fault, op))
+            [
+                None,
+                Some(FaultOp::Launch),
+                Some(FaultOp::CopyPeer),
+                Some(FaultOp::CopyToPeer),
+                Some(FaultOp::CopyFromPeer),
+            ]
+            .map(|op| (fault, op))
         }) {
             for (from, to) in [(0, 1), (1, 0)] {
                 let rule = FaultRule::new(fault).device(from).peer(to);
