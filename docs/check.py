@@ -5,6 +5,9 @@ A link of a page is checked as it stands in the repository: to a file, and to a 
 rustdoc (`../doc/..`, beside the built book) are checked in target/doc, which must be there. The built book is checked
 once more, since that is what people read: links between its pages, to their headings, and to pictures. Addresses on the
 web are not visited.
+
+`design/all_reduce.md` lists functions with their lines. Each line must define the function. `--lines` only puts the
+right lines into the page.
 """
 import html.parser
 import pathlib
@@ -72,6 +75,39 @@ def check_page(page):
                 yield f"{where}: {link}: no such heading"
 
 
+CALL = re.compile(r"\| (\d+) \| `(src/[\w/]+\.rs):(\d+)` \| `(\w+)` \|")
+
+
+def check_calls(repair):
+    """The list of calls in design/all_reduce.md; with `repair`, puts in the nearest line that defines the function."""
+    page = SOURCE / "design/all_reduce.md"
+    text, out, files, faults, count = page.read_text(), [], set(), [], 0
+    for number, row in enumerate(text.splitlines(), 1):
+        if call := CALL.match(row):
+            count += 1
+            index, file, line, name = int(call[1]), call[2], int(call[3]), call[4]
+            files.add(file)
+            source = (ROOT / file).read_text().splitlines() if (ROOT / file).exists() else []
+            # `fn name`, or `name(..);` in a macro that writes the functions of a trait.
+            defines = re.compile(rf".*\bfn {name}\b|\s*{name}\([\w, ]*\)( => .*)?;$")
+            where = [at for at, code in enumerate(source, 1) if defines.match(code)]
+            found = min(where, key=lambda at: abs(at - line), default=None)
+            if found is None:
+                faults.append(f"{page.relative_to(ROOT)}:{number}: {file} has no function `{name}`")
+            elif repair:
+                row = row.replace(f"{file}:{line}`", f"{file}:{found}`")
+            elif found != line:
+                faults.append(f"{page.relative_to(ROOT)}:{number}: `{name}` is not at {file}:{line}; at line {found}?")
+            if index != count:
+                faults.append(f"{page.relative_to(ROOT)}:{number}: number {index}, and it is call {count}")
+        out.append(row)
+    if f"\n{count} calls in {len(files)} files." not in text:
+        faults.append(f"{page.relative_to(ROOT)}: the list has {count} calls in {len(files)} files")
+    if repair:
+        page.write_text("\n".join(out) + "\n")
+    return faults
+
+
 class Html(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
@@ -100,8 +136,11 @@ def check_book():
 
 
 def main():
+    if sys.argv[1:] == ["--lines"]:
+        sys.exit("\n".join(check_calls(True)))
     pages = [ROOT / "README.md", *sorted(SOURCE.rglob("*.md"))]
     faults = [fault for page in pages for fault in check_page(page)]
+    faults += check_calls(False)
     lines = len((ROOT / "README.md").read_text().splitlines())
     if lines > README_LINES:
         faults.append(f"README.md has {lines} lines; {README_LINES} are a page that people read")
