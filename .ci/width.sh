@@ -4,7 +4,8 @@
 # (neither can be broken), and lines whose compiler messages name a column (tests/compile_fail).
 source "$(dirname "$0")/env.sh"
 
-git ls-files -z --cached --others --exclude-standard -- '*.rs' '*.cu' '*.cuh' '*.py' '*.sh' .ci ':!kernels/ptx' ':!tests/compile_fail' |
+git ls-files -z --cached --others --exclude-standard -- \
+    '*.rs' '*.cu' '*.cuh' '*.py' '*.sh' .ci ':!kernels/ptx' ':!tests/compile_fail' |
     python3 -c '
 import os, re, sys
 

@@ -90,8 +90,8 @@ fn value<'a>(output: &'a str, key: &str) -> &'a str {
     rest.split_whitespace().next().unwrap()
 }
 
-/// The whole promise on this many devices: in a few epochs at a high learning rate, or with `GPU_POOL_LONG=1` in as many
-/// as by default.
+/// The whole promise on this many devices: in a few epochs at a high learning rate, or with `GPU_POOL_LONG=1` in
+/// as many as by default.
 fn learns_on(devices: &str) {
     let (few, epochs): (&[&str], usize) = if long() { (&[], 60) } else { (&["--epochs", "12", "--lr", "0.8"], 12) };
     let output = succeeds(&[&["--devices", devices, "--check"], few].concat());

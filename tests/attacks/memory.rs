@@ -326,7 +326,9 @@ fn sizes_that_cannot_be_had_are_errors() {
 
 #[test]
 fn a_buffer_may_be_dropped_by_a_thread_that_ends() {
-    thread_local!(static LAST: std::cell::RefCell<Vec<DeviceBuffer<u8>>> = const { std::cell::RefCell::new(Vec::new()) });
+    thread_local! {
+        static LAST: std::cell::RefCell<Vec<DeviceBuffer<u8>>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
     for malloc in [false, true] {
         let mut built = builder().host(1);
         if malloc {

@@ -176,7 +176,11 @@ fn cuda_source_is_compiled() {
     static SOURCE: Module = Module::cuda(
         "extern \"C\" __global__ void twice(float* x, unsigned n) { unsigned i = threadIdx.x; if (i < n) x[i] *= 2; }",
     );
-    kernel! { static TWICE: "twice" in SOURCE, fn(x: &mut [f32], n: u32) |_| { x[..n as usize].iter_mut().for_each(|x| *x *= 2.0) } }
+    kernel! {
+        static TWICE: "twice" in SOURCE, fn(x: &mut [f32], n: u32) |_| {
+            x[..n as usize].iter_mut().for_each(|x| *x *= 2.0)
+        }
+    }
     static BROKEN: Module = Module::cuda("extern \"C\" __global__ void k() { undeclared(); }");
     if gpu_pool::driver::cuda::device_count().unwrap_or(0) == 0 {
         println!("skipped: no CUDA device");

@@ -26,8 +26,8 @@ fn a_report_names_the_places_of_its_user() {
         "\n  now:    pull (peer copy, reads) on stream 1 of device 1  at ".to_owned(),
         format!("\n  before: init (fill, writes) on stream 0 of device 0      at {}", at(2, 5)),
         format!("\n  buffer: allocated by weights at {}", at(0, 13)),
-        "\n  missing: stream 1 of device 1 never waited for `init` on stream 0 of device 0: record an event on stream 0 of \
-         device 0 after it, and make stream 1 of device 1 wait for it before the pull"
+        "\n  missing: stream 1 of device 1 never waited for `init` on stream 0 of device 0: record an event on stream \
+         0 of device 0 after it, and make stream 1 of device 1 wait for it before the pull"
             .to_owned(),
     ] {
         assert!(text.contains(&part), "{part}\n---\n{text}");

@@ -321,13 +321,17 @@ on_both! {
         macro_rules! integers {
             ($pool:expr, $way:expr; $($T:ty),+) => {$({
                 let n = $pool.devices();
-                let own = |rank: usize| [<$T>::MAX, <$T>::MIN, <$T>::MAX - rank as $T, 3 + rank as $T, rank as $T, (<$T>::MIN >> 1).wrapping_sub(rank as $T)];
+                let own = |rank: usize| {
+                    let at = rank as $T;
+                    [<$T>::MAX, <$T>::MIN, <$T>::MAX - at, 3 + at, at, (<$T>::MIN >> 1).wrapping_sub(at)]
+                };
                 let all: Vec<[$T; 6]> = (0..n).map(own).collect();
                 let fold = |f: fn($T, $T) -> $T| -> Vec<$T> {
                     (0..6).map(|i| all[1..].iter().fold(all[0][i], |sum, x| f(sum, x[i]))).collect()
                 };
                 let sum = fold(<$T>::wrapping_add);
-                let scaled = (0..6).map(|i| all.iter().fold(0, |sum: $T, x| sum.wrapping_add(x[i].wrapping_mul(2)))).collect();
+                let twice = |sum: $T, x: $T| sum.wrapping_add(x.wrapping_mul(2));
+                let scaled = (0..6).map(|i| all.iter().fold(0, |sum, x| twice(sum, x[i]))).collect();
                 let expected = [
                     (ReduceOp::Sum, sum.clone()),
                     (ReduceOp::Prod, fold(<$T>::wrapping_mul)),

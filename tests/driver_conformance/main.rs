@@ -57,7 +57,8 @@ suite! {
         a_wrong_owner_is_refused;
     kernels: launch_with_slices_and_values launches_follow_their_stream garbage_modules_harm_nothing
         missing_functions_are_reported;
-    graphs: a_graph_runs_when_it_is_launched_and_as_often a_launch_follows_its_stream what_a_graph_cannot_hold_is_refused
+    graphs: a_graph_runs_when_it_is_launched_and_as_often a_launch_follows_its_stream
+        what_a_graph_cannot_hold_is_refused
         an_empty_graph_does_nothing one_stream_captures_again_and_again a_graph_copies_between_devices;
     values: a_value_orders_two_streams values_compare_cyclically the_host_writes_a_value a_value_orders_two_devices
         the_host_looks_at_a_value;

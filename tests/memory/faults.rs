@@ -170,8 +170,12 @@ on_both! {
     1: fn fault_at_every_call_for_events_of_a_window(gpus) { sweep_all(gpus, BackingChoice::Vmm, &OPS[7..12]); }
     1: fn fault_at_every_call_for_streams_of_a_window(gpus) { sweep_all(gpus, BackingChoice::Vmm, &OPS[12..]); }
     1: fn fault_at_every_call_for_single_allocations(gpus) { sweep_all(gpus, BackingChoice::Malloc, &OPS[..7]); }
-    1: fn fault_at_every_call_for_events_of_single_allocations(gpus) { sweep_all(gpus, BackingChoice::Malloc, &OPS[7..12]); }
-    1: fn fault_at_every_call_for_streams_of_single_allocations(gpus) { sweep_all(gpus, BackingChoice::Malloc, &OPS[12..]); }
+    1: fn fault_at_every_call_for_events_of_single_allocations(gpus) {
+        sweep_all(gpus, BackingChoice::Malloc, &OPS[7..12]);
+    }
+    1: fn fault_at_every_call_for_streams_of_single_allocations(gpus) {
+        sweep_all(gpus, BackingChoice::Malloc, &OPS[12..]);
+    }
 
     1: fn no_memory_at_every_call_for_memory(gpus) {
         for (backing, op) in [

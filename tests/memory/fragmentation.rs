@@ -1,5 +1,5 @@
-//! No out-of-memory where what lives and what is asked for fit together. (pytorch#35901, #152135, #193400, #123548, #31252,
-//! tensorflow#10152; cubecl `test_fragmentation_resistance`; PyTorch `test_max_split_expandable`.)
+//! No out-of-memory where what lives and what is asked for fit together. (pytorch#35901, #152135, #193400, #123548,
+//! #31252, tensorflow#10152; cubecl `test_fragmentation_resistance`; PyTorch `test_max_split_expandable`.)
 
 use crate::{
     on_both,

@@ -119,7 +119,9 @@ fn on_devices(gpus: Gpus, most: usize, steps: usize, backing: BackingChoice, see
 
 on_both! {
     1: fn a_random_program_in_a_window(gpus) { on_devices(gpus, 3, steps(), BackingChoice::Vmm, seed()); }
-    1: fn a_random_program_of_single_allocations(gpus) { on_devices(gpus, 3, steps(), BackingChoice::Malloc, seed() + 1); }
+    1: fn a_random_program_of_single_allocations(gpus) {
+        on_devices(gpus, 3, steps(), BackingChoice::Malloc, seed() + 1);
+    }
 
     // S4: one call in a few hundred fails, whichever it is; nothing else changes.
     1: fn a_random_program_with_faults(gpus) {

@@ -6,7 +6,8 @@ use gpu_pool::{DeviceBuffer, Error, GpuPool, LaunchDims, Module, ReduceOp, kerne
 use std::time::Duration;
 
 static MODULE: Module = Module::ptx(
-    ".version 7.5\n.target sm_75\n.address_size 64\n.visible .entry give_up(.param .u64 x)\n{\n    trap;\n    ret;\n}\n",
+    ".version 7.5\n.target sm_75\n.address_size 64\n\
+     .visible .entry give_up(.param .u64 x)\n{\n    trap;\n    ret;\n}\n",
 );
 kernel! { static GIVE_UP: "give_up" in MODULE, fn(x: &mut [u32]); }
 

@@ -238,7 +238,7 @@ pub fn bytes(len: usize, seed: u8) -> Vec<u8> {
     bytes
 }
 
-/// Whether all elements have the bits of `x`. Compares slices, since a closure per element is slow without optimisation.
+/// Whether all elements have the bits of `x`. Compares slices: a closure per element is slow without optimisation.
 pub fn all_are<T: DeviceCopy>(found: &[T], x: T) -> bool {
     let expected = [x; 1024];
     let bits = bytemuck::cast_slice::<T, u8>;

@@ -1,5 +1,5 @@
-//! Each fault at each call of one device's driver: the first, the second, and so on until a run gets by without. Without
-//! `GPU_POOL_LONG=1` every fifth call fails in turn.
+//! Each fault at each call of one device's driver: the first, the second, and so on until a run gets by without.
+//! Without `GPU_POOL_LONG=1` every fifth call fails in turn.
 
 use super::{assert_works, collectives, is_typed, plan, ramp};
 use crate::{
@@ -158,15 +158,21 @@ on_both! {
     2: fn collectives_with_a_call_that_fails(gpus) { sweep(gpus, 1, false, &TRANSIENT, work_of_collectives) }
     2: fn copies_with_a_call_that_fails(gpus) { sweep(gpus, 1, false, &TRANSIENT, work_of_copies) }
     2: fn staged_copies_with_a_call_that_fails(gpus) { sweep(gpus, 1, true, &[Injected::Error], work_of_copies) }
-    2: fn staged_collectives_with_a_call_that_fails(gpus) { sweep(gpus, 1, true, &[Injected::Error], work_of_collectives) }
+    2: fn staged_collectives_with_a_call_that_fails(gpus) {
+        sweep(gpus, 1, true, &[Injected::Error], work_of_collectives)
+    }
     2: fn state_with_a_call_that_fails(gpus) { sweep(gpus, 1, false, &TRANSIENT, work_of_state) }
 
     // nccl#2353: a hang without a word; xmr-stak#2054: the bad GPU takes the others with it.
     2: fn collectives_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, false, &STICKY, work_of_collectives) }
     2: fn copies_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, false, &[Injected::DeviceLost], work_of_copies) }
-    2: fn staged_copies_with_a_device_that_is_lost(gpus) { sweep(gpus, 1, true, &[Injected::DeviceLost], work_of_copies) }
+    2: fn staged_copies_with_a_device_that_is_lost(gpus) {
+        sweep(gpus, 1, true, &[Injected::DeviceLost], work_of_copies)
+    }
     // The pool's page-locked memory came from the first device.
-    2: fn copies_with_a_first_device_that_is_lost(gpus) { sweep(gpus, 0, false, &[Injected::DeviceLost], work_of_copies) }
+    2: fn copies_with_a_first_device_that_is_lost(gpus) {
+        sweep(gpus, 0, false, &[Injected::DeviceLost], work_of_copies)
+    }
     2: fn staged_copies_with_a_first_device_that_is_lost(gpus) {
         sweep(gpus, 0, true, &[Injected::DeviceLost], work_of_copies);
     }

@@ -66,8 +66,10 @@ fn presets_are_sound_and_know_their_peers() {
 fn a_machine_is_shown_in_a_few_lines() {
     let shown = Topology::nvswitch(8).with_device(7, |device| device.speed = 0.5).to_string();
     let expected = "8 x H200 on NVSwitch
-  devices 0-6: modelled H200, 141 GB at 4800 GB/s, 48900 GFLOP/s; from the host 55 GB/s after 2.6 us, to it 55 GB/s after 2.1 us
-  device 7: modelled H200, 141 GB at 4800 GB/s, 48900 GFLOP/s, speed 0.5; from the host 55 GB/s after 2.6 us, to it 55 GB/s after 2.1 us
+  devices 0-6: modelled H200, 141 GB at 4800 GB/s, 48900 GFLOP/s; from the host 55 GB/s after 2.6 us, \
+to it 55 GB/s after 2.1 us
+  device 7: modelled H200, 141 GB at 4800 GB/s, 48900 GFLOP/s, speed 0.5; from the host 55 GB/s after 2.6 us, \
+to it 55 GB/s after 2.1 us
   56 links: 392.5 GB/s after 1.9 us, 375 GB/s when pulled
   port `NVLink into device 0` and 7 like it are shared, each by 7 paths
   port `NVLink out of device 0` and 7 like it are shared, each by 7 paths
@@ -263,7 +265,11 @@ mod files {
 
         /// A valid file in which some characters were changed.
         #[test]
-        fn a_damaged_file_is_refused_or_a_machine(at in any::<prop::sample::Index>(), with in "[ -~\n]{0,4}", cut in 0..9usize) {
+        fn a_damaged_file_is_refused_or_a_machine(
+            at in any::<prop::sample::Index>(),
+            with in "[ -~\n]{0,4}",
+            cut in 0..9usize,
+        ) {
             let whole = Topology::pcie_tree(1, 1, 2).to_toml().unwrap();
             let at = at.index(whole.len());
             let rest = whole.get(at + cut..).unwrap_or_default();
