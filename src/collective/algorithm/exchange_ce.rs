@@ -31,13 +31,13 @@ use super::{
     },
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
-use crate::fabric::types;
 use crate::{
     Event,
     error::Result,
     fabric::{
         plan::{Place, Shape, Work},
         tiling::{self, GRAIN, Tiling},
+        types,
     },
     memory::stream::StreamCore,
     mutation::Bug,

@@ -9,8 +9,10 @@ use super::{
     shadow::{Access, Manner},
     state::{HostId, Key, Removed, State},
 };
-use crate::driver::{Address, DriverResult, Fault, FaultKind};
-use crate::error::misuse::edge;
+use crate::{
+    driver::{Address, DriverResult, Fault, FaultKind},
+    error::misuse::edge,
+};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 

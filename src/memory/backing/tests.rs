@@ -1,7 +1,6 @@
 //! One suite for all backings.
 
 use super::{Backing, BackingChoice, ChunkKind, Mapping, ProbeContext, open};
-use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{
         Address, DriverRef, DriverResult, FaultKind, RawStream,
@@ -9,6 +8,7 @@ use crate::{
         faulty,
         host::{self, HostConfig},
     },
+    memory::handle::DeviceHandle,
     testing::{FaultPlan, FaultRule, Injected},
 };
 use std::{cell::RefCell, ops::Range, sync::Arc, time::Duration};
