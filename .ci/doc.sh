@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The documentation builds without a warning, its links lead somewhere, and the measured numbers are what benches/results holds.
+# The documentation builds without a warning, its links lead somewhere, and the measured numbers are those in
+# benches/results.
 source "$(dirname "$0")/env.sh"
 
 RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features

@@ -26,12 +26,6 @@ const ABORTED: u64 = 1;
 #[repr(align(128))]
 pub struct CommitWord(AtomicU64);
 
-impl Default for CommitWord {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl CommitWord {
     /// Nothing committed, not aborted.
     pub fn new() -> Self {

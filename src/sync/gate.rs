@@ -31,12 +31,6 @@ pub struct Gate {
 #[must_use = "the pass is given back when it is dropped"]
 pub struct Pass<'a>(&'a Gate);
 
-impl Default for Gate {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Gate {
     /// An open gate.
     pub fn new() -> Self {

@@ -68,12 +68,6 @@ pub struct LaunchGate {
 #[must_use = "the blocking call ends when it is dropped"]
 pub struct Blocking<'a>(&'a LaunchGate);
 
-impl Default for LaunchGate {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl LaunchGate {
     /// No windows, no blocking calls.
     #[cfg(not(loom))]

@@ -20,12 +20,6 @@ const MOST: u32 = u32::MAX / 2;
 #[derive(Debug)]
 pub struct RefCount(AtomicU32);
 
-impl Default for RefCount {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl RefCount {
     /// Counts one handle.
     pub fn new() -> Self {

@@ -9,14 +9,8 @@ use super::{
 /// values in between (for the same reason GPUs' timeline semaphores are numbers and not booleans).
 ///
 /// A thread that reads `n` sees everything done before the calls that raised the number to `n`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sequence(AtomicU64);
-
-impl Default for Sequence {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 impl Sequence {
     /// Starts at 0.
@@ -53,12 +47,6 @@ impl Sequence {
 /// A flag that is raised once. A thread that sees it raised sees everything done before.
 #[derive(Debug)]
 pub struct Flag(AtomicBool);
-
-impl Default for Flag {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 impl Flag {
     /// Not raised.

@@ -27,12 +27,6 @@ const WITHDRAWN: u32 = 2;
 #[derive(Debug)]
 pub struct Turnstile(AtomicU32);
 
-impl Default for Turnstile {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Turnstile {
     /// A queued entry.
     pub fn new() -> Self {

@@ -7,8 +7,25 @@ fn fault(kind: FaultKind, code: i32, name: &str, detail: impl Into<String>) -> F
     Fault { kind, code, name: name.into(), detail: detail.into(), report: None }
 }
 
-pub(super) fn invalid(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::InvalidArgument, 1, "CUDA_ERROR_INVALID_VALUE", detail)
+/// Constructors of faults that have a detail: `name => kind, code, CUDA's name;`.
+macro_rules! faults {
+    ($($constructor:ident => $kind:ident, $code:literal, $name:literal;)*) => {
+        $(pub(super) fn $constructor(detail: impl Into<String>) -> Fault {
+            fault(FaultKind::$kind, $code, $name, detail)
+        })*
+    };
+}
+
+faults! {
+    invalid => InvalidArgument, 1, "CUDA_ERROR_INVALID_VALUE";
+    peer_not_enabled => PeerDenied, 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
+    peer_unsupported => PeerDenied, 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
+    not_found => NotFound, 500, "CUDA_ERROR_NOT_FOUND";
+    unsupported => Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED";
+    not_ready => Other, 600, "CUDA_ERROR_NOT_READY";
+    exhausted => Other, 304, "CUDA_ERROR_OPERATING_SYSTEM";
+    illegal_address => DeviceLost, 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
+    launch_failed => DeviceLost, 719, "CUDA_ERROR_LAUNCH_FAILED";
 }
 
 pub(super) fn invalid_handle(what: &str) -> Fault {
@@ -17,38 +34,6 @@ pub(super) fn invalid_handle(what: &str) -> Fault {
 
 pub(super) fn out_of_memory(asked: u64, free: u64) -> Fault {
     fault(FaultKind::OutOfMemory, 2, "CUDA_ERROR_OUT_OF_MEMORY", format!("{asked} bytes asked for, {free} free"))
-}
-
-pub(super) fn peer_not_enabled(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::PeerDenied, 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", detail)
-}
-
-pub(super) fn peer_unsupported(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::PeerDenied, 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", detail)
-}
-
-pub(super) fn not_found(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::NotFound, 500, "CUDA_ERROR_NOT_FOUND", detail)
-}
-
-pub(super) fn unsupported(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED", detail)
-}
-
-pub(super) fn not_ready(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::Other, 600, "CUDA_ERROR_NOT_READY", detail)
-}
-
-pub(super) fn exhausted(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::Other, 304, "CUDA_ERROR_OPERATING_SYSTEM", detail)
-}
-
-pub(super) fn illegal_address(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::DeviceLost, 700, "CUDA_ERROR_ILLEGAL_ADDRESS", detail)
-}
-
-pub(super) fn launch_failed(detail: impl Into<String>) -> Fault {
-    fault(FaultKind::DeviceLost, 719, "CUDA_ERROR_LAUNCH_FAILED", detail)
 }
 
 /// The fault of a kernel that wrote to a read-only argument; see [`watch`](super::watch).
