@@ -8,8 +8,8 @@
 //! nor writes it in full does not compile.
 
 /// Methods of an `impl Driver`. `name(arguments);` forwards a call. `name(arguments) => expression;` wraps it: the
-/// expression uses `call`, a closure that makes the forwarded call once. An expression without `call` replaces the call.
-/// `|layer, call| layer.inner;` names the layer, the closure, and the wrapped driver.
+/// expression uses `call`, a closure that makes the forwarded call once. An expression without `call` replaces the
+/// call. `|layer, call| layer.inner;` names the layer, the closure, and the wrapped driver.
 macro_rules! forward {
     (
         |$layer:ident, $call:ident| $inner:expr;

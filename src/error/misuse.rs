@@ -237,8 +237,8 @@ mod tests {
                now:    mem_free (frees) on the host\n  \
                before: fill_u8 (writes) on stream 0 of device 2\n  \
                buffer: allocated by a call of the driver\n  \
-               missing: the calling thread never waited for `fill_u8` on stream 0 of device 2: wait for that stream, or \
-               for an event recorded on it after `fill_u8`, before the mem_free"
+               missing: the calling thread never waited for `fill_u8` on stream 0 of device 2: wait for that stream, \
+               or for an event recorded on it after `fill_u8`, before the mem_free"
         );
     }
 

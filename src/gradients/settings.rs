@@ -106,20 +106,20 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
 
     setters! {
         /// A bucket is full when it has this many bytes of gradients (default: 25 MiB, as in DDP). A bucket that is too
-        /// small costs a meeting and two launches for little; one that is too large waits for the end of the backward pass.
-        /// On fast links larger is better (pytorch#118421).
+        /// small costs a meeting and two launches for little; one that is too large waits for the end of the backward
+        /// pass. On fast links larger is better (pytorch#118421).
         bucket_bytes: usize;
 
         /// Size of the first bucket (default: 1 MiB, as in DDP). It is small, so that the exchange begins early.
         first_bucket_bytes: usize;
 
-        /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times the member's own weight. For
-        /// uneven batches the weight is the member's rows / all rows; `Avg` of means over uneven shards is biased. The
-        /// weight given here holds until [`GradientExchange::set_weight`].
+        /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times the member's own weight.
+        /// For uneven batches the weight is the member's rows / all rows; `Avg` of means over uneven shards is biased.
+        /// The weight given here holds until [`GradientExchange::set_weight`].
         reduce: ReduceOp;
 
-        /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may travel as
-        /// `f32`, and `f32` as a half type.
+        /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may travel
+        /// as `f32`, and `f32` as a half type.
         wire: Wire;
 
         /// Whether each exchange computes the norm of all gradients (default: no). See
@@ -127,15 +127,17 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         norm: bool;
 
         /// Whether members tell each other at the end of a step which gradients they had (default: yes), for
-        /// [`Exchanged::unused`](super::Exchanged::unused). It costs one meeting of the host threads, some microseconds.
-        /// Without it gradients that no member had are zero all the same. But members in different steps, because they
-        /// [left out](GradientExchange::set_sync) different exchanges, are then not detected after the first exchange.
+        /// [`Exchanged::unused`](super::Exchanged::unused). It costs one meeting of the host threads, some
+        /// microseconds. Without it gradients that no member had are zero all the same. But members in different steps,
+        /// because they [left out](GradientExchange::set_sync) different exchanges, are then not detected after the
+        /// first exchange.
         find_unused: bool;
 
         /// Whether buckets are rebuilt after the first step, in the order in which gradients became ready on rank 0
         /// (default: yes, as in DDP). Before that, and otherwise, they follow the reverse order of the sizes given to
-        /// [`build`](Self::build). Gradients move when buckets are rebuilt. Whatever holds their addresses, for example a
-        /// graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved) tells).
+        /// [`build`](Self::build). Gradients move when buckets are rebuilt. Whatever holds their addresses, for example
+        /// a graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved)
+        /// tells).
         ready_order: bool;
     }
 

@@ -6,7 +6,8 @@
 //!
 //! | number | value | source |
 //! |---|---|---|
-//! | link, pushing | 392.5 GB/s | one copy engine: the middle of 390-395, measured; that the ports take no more is assumed |
+//! | link, pushing | 392.5 GB/s | the middle of 390-395, measured with one copy engine |
+//! | the link's ports | 392.5 GB/s | an assumption: they take no more than one copy engine sends |
 //! | link, pulling | 375 GB/s | **fitted** to `Device::all_reduce` of 1 GB, see below |
 //! | latency of a peer copy | 1.9 us | time of a 4 KB copy, back to back in one stream (`benches/results/4xH200`) |
 //! | latency of a copy up, down | 2.6, 2.1 us | likewise |

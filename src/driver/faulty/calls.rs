@@ -24,8 +24,8 @@ impl Faulty {
         Faulty { inner, index, plan: plan.clone(), common: common.clone(), stuck, liar }
     }
 
-    /// Makes a copy of `bytes` bytes to `dst`, which may arrive damaged or not at all. `copy` submits a number of bytes.
-    /// It is called also if nothing is to arrive: without peer access the copy must still fail.
+    /// Makes a copy of `bytes` bytes to `dst`, which may arrive damaged or not at all. `copy` submits a number of
+    /// bytes. It is called also if nothing is to arrive: without peer access the copy must still fail.
     ///
     /// # Safety
     /// Work on `stream` may write the bytes at `dst`.
