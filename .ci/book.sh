@@ -7,8 +7,7 @@ version=0.5.4
 tools=$PWD/target/tools
 if [[ $("$tools/bin/mdbook" --version 2>/dev/null) != "mdbook v$version" ]]; then
     CARGO_PROFILE_DEV_DEBUG=0 nice -n 19 cargo install mdbook --version "$version" --locked --debug \
-        --no-default-features \
-        --quiet --root "$tools" --target-dir "$tools/build"
+        --no-default-features --quiet --root "$tools" --target-dir "$tools/build"
     rm -rf "$tools/build"
 fi
 "$tools/bin/mdbook" build docs

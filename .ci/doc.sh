@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The documentation builds without a warning, its links lead somewhere, and the measured numbers are those of
+# The documentation builds without a warning, its links lead somewhere, and the measured numbers are those in
 # benches/results.
 source "$(dirname "$0")/env.sh"
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The links of the documentation lead somewhere.
 
-Usage: .ci/links.py [FOLDER], the folder of the crate's pages (default target/doc/gpu_pool). On each page, what is
-relative must be a file that `cargo doc` has written, and a fragment must be an id in that file. So no page names a file
-of the repository, which docs.rs does not have.
+Usage: .ci/links.py [FOLDER], the folder of the crate's pages (default target/doc/gpu_pool). On each page, a
+relative link must name a file that `cargo doc` has written, and a fragment must be an id in that file. So no page
+names a file of the repository, which docs.rs does not have.
 """
 
 import pathlib

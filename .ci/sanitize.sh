@@ -11,8 +11,8 @@ sources=$(rustc +nightly --print sysroot 2>/dev/null || true)/lib/rustlib/src/ru
 # Miri's own clock, without the machine's files: a run is the same each time, and sleeping takes no time. Addresses of
 # devices are numbers, so pointers are made from them: that is what the second flag allows.
 if [[ -f $sources ]] && cargo +nightly miri --version 2>/dev/null; then
-    MIRIFLAGS="-Zmiri-isolation-error=hide -Zmiri-permissive-provenance -Zmiri-num-cpus=4 \
-        -Zmiri-env-set=PROPTEST_CASES=4" \
+    flags="-Zmiri-isolation-error=hide -Zmiri-permissive-provenance -Zmiri-num-cpus=4"
+    MIRIFLAGS="$flags -Zmiri-env-set=PROPTEST_CASES=4" \
         cargo +nightly miri test --no-default-features --target-dir target/sanitize/miri --lib -- \
         pool::tests::a_whole_life sync::
 else

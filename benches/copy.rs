@@ -173,12 +173,8 @@ fn pageable(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: Option<&DriverRe
             raw.timed(|| check(unsafe { sys::cuMemcpyHtoD_v2(raw.device, data.as_ptr().cast(), bytes) }))
         })
     });
-    bench.compare(
-        &format!("{case}/pageable_up/{size}"),
-        GIGABYTES,
-        Side::new("gpu-pool", up),
-        peer.into_iter().collect(),
-    );
+    let (case, peers) = (format!("{case}/pageable"), peer.into_iter().collect());
+    bench.compare(&format!("{case}_up/{size}"), GIGABYTES, Side::new("gpu-pool", up), peers);
     up();
     let into = raw_back.as_mut_ptr();
     let peer = raw.as_ref().map(|raw| {
@@ -191,12 +187,8 @@ fn pageable(bench: &mut Bench, case: &str, pool: &GpuPool, gpu: Option<&DriverRe
         })
     });
     let compared = peer.is_some();
-    bench.compare(
-        &format!("{case}/pageable_down/{size}"),
-        GIGABYTES,
-        Side::new("gpu-pool", down),
-        peer.into_iter().collect(),
-    );
+    let peers = peer.into_iter().collect();
+    bench.compare(&format!("{case}_down/{size}"), GIGABYTES, Side::new("gpu-pool", down), peers);
     down();
     assert!(*back.lock().unwrap() == data, "{size}: wrong data");
     assert!(!compared || raw_back.iter().all(|&x| x == 0) || raw_back == data, "{size}: the driver's data is wrong");

@@ -50,22 +50,37 @@ trait Spsc {
     }
 }
 
-struct Ours;
+/// A queue: its name, its two ends, the call that makes it, and how an element goes in and out. More methods may follow.
+macro_rules! spsc {
+    (
+        $queue:ident, $name:literal, $tx:ty, $rx:ty, $pair:expr;
+        |$to:ident, $item:ident| $push:expr; |$from:ident| $pop:expr;
+        $($more:item)*
+    ) => {
+        struct $queue;
 
-impl Spsc for Ours {
-    const NAME: &'static str = "gpu-pool";
-    type Tx = ring::Producer<u64>;
-    type Rx = ring::Consumer<u64>;
+        impl Spsc for $queue {
+            const NAME: &'static str = $name;
+            type Tx = $tx;
+            type Rx = $rx;
 
-    fn pair(capacity: usize) -> (Self::Tx, Self::Rx) {
-        ring::channel(capacity)
-    }
-    fn push(tx: &mut Self::Tx, item: u64) -> bool {
-        tx.push(item).is_ok()
-    }
-    fn pop(rx: &mut Self::Rx) -> Option<u64> {
-        rx.pop()
-    }
+            fn pair(capacity: usize) -> (Self::Tx, Self::Rx) {
+                $pair(capacity)
+            }
+            fn push($to: &mut Self::Tx, $item: u64) -> bool {
+                $push.is_ok()
+            }
+            fn pop($from: &mut Self::Rx) -> Option<u64> {
+                $pop
+            }
+            $($more)*
+        }
+    };
+}
+
+spsc! { Ours, "gpu-pool", ring::Producer<u64>, ring::Consumer<u64>, ring::channel;
+    |tx, item| tx.push(item); |rx| rx.pop();
+
     fn push_batch(tx: &mut Self::Tx, first: u64, end: u64) -> usize {
         tx.push_batch(&mut (first..end.min(first + BATCH as u64)))
     }
@@ -74,22 +89,9 @@ impl Spsc for Ours {
     }
 }
 
-struct Rtrb;
+spsc! { Rtrb, "rtrb", rtrb::Producer<u64>, rtrb::Consumer<u64>, rtrb::RingBuffer::new;
+    |tx, item| tx.push(item); |rx| rx.pop().ok();
 
-impl Spsc for Rtrb {
-    const NAME: &'static str = "rtrb";
-    type Tx = rtrb::Producer<u64>;
-    type Rx = rtrb::Consumer<u64>;
-
-    fn pair(capacity: usize) -> (Self::Tx, Self::Rx) {
-        rtrb::RingBuffer::new(capacity)
-    }
-    fn push(tx: &mut Self::Tx, item: u64) -> bool {
-        tx.push(item).is_ok()
-    }
-    fn pop(rx: &mut Self::Rx) -> Option<u64> {
-        rx.pop().ok()
-    }
     fn push_batch(tx: &mut Self::Tx, first: u64, end: u64) -> usize {
         let wanted = (end - first).min(BATCH as u64) as usize;
         // The fast path asks for the whole batch and does not refresh the cached index; `slots` reads the other side's
@@ -115,40 +117,13 @@ impl Spsc for Rtrb {
     }
 }
 
-struct Crossbeam;
-
-impl Spsc for Crossbeam {
-    const NAME: &'static str = "crossbeam-channel";
-    type Tx = crossbeam_channel::Sender<u64>;
-    type Rx = crossbeam_channel::Receiver<u64>;
-
-    fn pair(capacity: usize) -> (Self::Tx, Self::Rx) {
-        crossbeam_channel::bounded(capacity)
-    }
-    fn push(tx: &mut Self::Tx, item: u64) -> bool {
-        tx.try_send(item).is_ok()
-    }
-    fn pop(rx: &mut Self::Rx) -> Option<u64> {
-        rx.try_recv().ok()
-    }
+spsc! { Crossbeam, "crossbeam-channel",
+    crossbeam_channel::Sender<u64>, crossbeam_channel::Receiver<u64>, crossbeam_channel::bounded;
+    |tx, item| tx.try_send(item); |rx| rx.try_recv().ok();
 }
 
-struct Std;
-
-impl Spsc for Std {
-    const NAME: &'static str = "std sync_channel";
-    type Tx = mpsc::SyncSender<u64>;
-    type Rx = mpsc::Receiver<u64>;
-
-    fn pair(capacity: usize) -> (Self::Tx, Self::Rx) {
-        mpsc::sync_channel(capacity)
-    }
-    fn push(tx: &mut Self::Tx, item: u64) -> bool {
-        tx.try_send(item).is_ok()
-    }
-    fn pop(rx: &mut Self::Rx) -> Option<u64> {
-        rx.try_recv().ok()
-    }
+spsc! { Std, "std sync_channel", mpsc::SyncSender<u64>, mpsc::Receiver<u64>, mpsc::sync_channel;
+    |tx, item| tx.try_send(item); |rx| rx.try_recv().ok();
 }
 
 /// Repeats `step` until it returns something.

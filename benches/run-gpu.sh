@@ -89,7 +89,8 @@ torch_side() {
   built=$(mktemp -d)/torch_allocator
   # The flags are several words.
   # shellcheck disable=SC2086
-  if flags=$(torch_flags) && g++ -std=c++20 -O2 "$here/torch_allocator.cpp" -o "$built" $flags -pthread && allocates "$built"; then
+  if flags=$(torch_flags) && g++ -std=c++20 -O2 "$here/torch_allocator.cpp" -o "$built" $flags -pthread &&
+    allocates "$built"; then
     echo "$built"
   elif allocates python3 "$here/torch_allocator.py"; then
     echo "$here/torch_allocator.py"
@@ -104,7 +105,10 @@ for bench in "${benches[@]}"; do
   if [ "$bench" = memory ] && [ -z "${GPU_POOL_TORCH:-}" ]; then
     GPU_POOL_TORCH=$(torch_side 2>"$OUT/torch_allocator.log")
     export GPU_POOL_TORCH
-    [[ $GPU_POOL_TORCH == *.py || -z $GPU_POOL_TORCH ]] && { echo "torch_allocator.cpp was not built:"; tail -n 20 "$OUT/torch_allocator.log"; }
+    if [[ $GPU_POOL_TORCH == *.py || -z $GPU_POOL_TORCH ]]; then
+      echo "torch_allocator.cpp was not built:"
+      tail -n 20 "$OUT/torch_allocator.log"
+    fi
   fi
   start=$SECONDS
   pictures=()
@@ -113,7 +117,8 @@ for bench in "${benches[@]}"; do
     pictures=(--plot "$(mktemp -d)")
     options=("${collectives[@]}")
   fi
-  timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" "${options[@]}" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
+  timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" \
+    "${options[@]}" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
   code=${PIPESTATUS[0]}
   [ ${#pictures[@]} -eq 0 ] || tar -C "${pictures[1]}" -czf "$OUT/$bench-plots.tar.gz" .
   echo "$bench: $((SECONDS - start)) s"

@@ -30,7 +30,8 @@ PACKAGES = ["nvidia-cuda-nvrtc-cu12==12.2.140"]
 PTX_ARCH = "compute_75"
 CUBIN_ARCHES = ["sm_80", "sm_90"]
 
-# From here on a kernel can wait for the one before it on its stream, and so be launched early: `await_earlier` in access.cuh.
+# From this architecture on a kernel can be launched early, since it can wait for the kernel before it on its stream:
+# `await_earlier` in access.cuh.
 EARLY_ARCH = "compute_90"
 
 # fmad=false: products are fused into additions only where a source says fma, see common.cuh.

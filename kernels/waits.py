@@ -13,8 +13,9 @@ WAIT = "griddepcontrol.wait"
 
 # Instructions that touch nothing but registers, and a block's barriers.
 HARMLESS = set(
-    "abs add addc and bar barrier bfe bfi bfind brev clz cnot copysign cvt cvta div ex2 fma lg2 lop3 mad mad24 max min mov "
-    "mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp shf shfl shl shr slct sqrt sub subc vote xor".split()
+    "abs add addc and bar barrier bfe bfi bfind brev clz cnot copysign cvt cvta div ex2 fma lg2 lop3 mad mad24 max min "
+    "mov mul mul24 neg not or popc prmt rcp rem rsqrt sad selp set setp shf shfl shl shr slct sqrt sub subc vote "
+    "xor".split()
 )
 # Memory that nobody else sees.
 PRIVATE = {"param", "shared", "const", "local"}

@@ -19,28 +19,27 @@ fn waiter(state: &Arc<(AtomicUsize, EventCount)>, at_least: usize) -> thread::Jo
     })
 }
 
-#[test]
-fn one_waiter() {
-    check(|| {
+/// A waiter and one notification; `look` comes before the waiter is joined.
+fn one_notification(look: fn(&EventCount)) {
+    check(move || {
         let state = Arc::new((AtomicUsize::new(0), EventCount::new()));
         let waiting = waiter(&state, 1);
         state.0.store(1, Relaxed);
         state.1.notify();
+        look(&state.1);
         waiting.join().unwrap();
     });
+}
+
+#[test]
+fn one_waiter() {
+    one_notification(|_| ());
 }
 
 /// A notified waiter does not count as asleep any more.
 #[test]
 fn asleep_ends_with_the_notification() {
-    check(|| {
-        let state = Arc::new((AtomicUsize::new(0), EventCount::new()));
-        let waiting = waiter(&state, 1);
-        state.0.store(1, Relaxed);
-        state.1.notify();
-        assert_eq!(state.1.asleep(), None);
-        waiting.join().unwrap();
-    });
+    one_notification(|events| assert_eq!(events.asleep(), None));
 }
 
 /// One call wakes both waiters. A waiter that was woken without a change sleeps again and is woken again.

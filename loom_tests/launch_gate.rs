@@ -2,7 +2,10 @@
 //! sleeps for ever.
 
 use super::support::{Watched, bite, check, check_within, spawn};
-use crate::sync::{LaunchGate, shim::Arc};
+use crate::sync::{
+    LaunchGate,
+    shim::{Arc, thread},
+};
 
 struct State {
     gate: LaunchGate,
@@ -24,6 +27,12 @@ impl State {
         self.gate.open(1);
         self.add(at);
         self.gate.close(1);
+    }
+
+    /// The threads come to an end, and each access has added one.
+    fn ends(&self, threads: [thread::JoinHandle<()>; 2], sum: u32) {
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(self.sum(), sum);
     }
 
     fn sum(&self) -> u32 {
@@ -77,8 +86,7 @@ fn two_openers_one_blocking_call() {
         state.add(0);
         state.add(1);
         drop(blocking);
-        openers.into_iter().for_each(|o| o.join().unwrap());
-        assert_eq!(state.sum(), 4);
+        state.ends(openers, 4);
     });
 }
 
@@ -97,8 +105,7 @@ fn two_blocking_calls_one_opener() {
         state.add(0);
         state.add(1);
         state.gate.close(1);
-        calls.into_iter().for_each(|c| c.join().unwrap());
-        assert_eq!(state.sum(), 4);
+        state.ends(calls, 4);
     });
 }
 

@@ -33,7 +33,8 @@ pub enum Error {
     },
     /// The device's memory, or the limit set for it, is used up. No data was lost; a smaller request may succeed.
     #[error(
-        "device {device} is out of memory in {op}: {requested} bytes requested, {in_use} in use, {free} free of {capacity}{}",
+        "device {device} is out of memory in {op}: {requested} bytes requested, {in_use} in use, {free} free \
+         of {capacity}{}",
         Indented(.report)
     )]
     OutOfMemory {
@@ -77,7 +78,8 @@ pub enum Error {
     },
     /// The devices of a gang called collectives that do not match. No buffer was changed.
     #[error(
-        "collectives do not match ({what}): device {a} called {a_call} at {a_site}, device {b} called {b_call} at {b_site}"
+        "collectives do not match ({what}): device {a} called {a_call} at {a_site}, device {b} \
+         called {b_call} at {b_site}"
     )]
     Mismatch {
         /// The difference: "operation", "count", "dtype", "reduce op"; "capture" if only one call is for a graph;
@@ -144,8 +146,8 @@ pub enum Error {
     },
     /// A failed scope had borrowed this state mutably. Its contents are unspecified until it is reset or cleared.
     #[error(
-        "the state of device {device} was being written when a scope failed: make it anew with `PerDevice::reset` or accept \
-         it with `PerDevice::clear_poison`"
+        "the state of device {device} was being written when a scope failed: make it anew with `PerDevice::reset` or \
+         accept it with `PerDevice::clear_poison`"
     )]
     Poisoned {
         /// The device.
@@ -162,7 +164,8 @@ pub enum Error {
     Closed,
     /// The process forked after the pool was built; CUDA contexts and threads do not survive a fork.
     #[error(
-        "the process forked after the pool was built (pool of pid {built}, now pid {now}): build a new pool in a process that was started, not forked"
+        "the process forked after the pool was built (pool of pid {built}, now pid {now}): build a new pool in a \
+         process that was started, not forked"
     )]
     Forked {
         /// The process that built the pool.

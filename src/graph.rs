@@ -48,7 +48,6 @@ mod part;
 #[cfg(test)]
 mod tests;
 
-use crate::token::recording::Recording;
 use crate::{
     Device,
     collective::Group,
@@ -56,6 +55,7 @@ use crate::{
     gang::Gang,
     memory::handle::DeviceHandle,
     thread::worker::Worker,
+    token::recording::Recording,
 };
 use part::Part;
 use std::{

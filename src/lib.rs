@@ -65,7 +65,7 @@
 //! |---|---|---|
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
-//! | `insight` | yes | Memory snapshots as JSON and as HTML pages: [`MemorySnapshot::to_json`], [`to_html`](MemorySnapshot::to_html). |
+//! | `insight` | yes | Memory snapshots as JSON ([`MemorySnapshot::to_json`]) and HTML ([`MemorySnapshot::to_html`]). |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!

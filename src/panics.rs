@@ -70,8 +70,8 @@ struct Noted {
     place: String,
 }
 
-/// The identity of a payload: its type, and for a text also address and content. The text is not copied between the hook
-/// and the catch.
+/// The identity of a payload: its type, and for a text also address and content. The text is not copied between the
+/// hook and the catch.
 #[derive(PartialEq, Eq)]
 struct Payload(TypeId, Option<(usize, String)>);
 

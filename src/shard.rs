@@ -50,7 +50,9 @@ impl Shard {
     /// ```
     /// # use gpu_pool::GpuPool;
     /// let pool = GpuPool::builder().host(3).weights(&[2.0, 1.0, 1.0]).build()?;
-    /// let parts = pool.run(|_dev, shard| Ok((0..shard.count()).map(|rank| shard.range_of(rank, 8)).collect::<Vec<_>>()))?;
+    /// let parts = pool.run(|_dev, shard| {
+    ///     Ok((0..shard.count()).map(|rank| shard.range_of(rank, 8)).collect::<Vec<_>>())
+    /// })?;
     /// assert_eq!(parts[0], [0..4, 4..6, 6..8]);
     /// assert!(parts.iter().all(|seen| seen == &parts[0]));
     /// # Ok::<(), gpu_pool::Error>(())

@@ -1,7 +1,7 @@
 //! All-reduces in graphs: each side captures a chain of them, and launches it. Each is in place, so it depends on the
 //! one before.
 
-use std::{ptr, time::Instant};
+use std::ptr;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
 use gpu_pool::{GpuPool, Result};
@@ -120,13 +120,7 @@ fn turn<T: Number>(stage: &Stage<'_, T>, who: Who) -> f64 {
         line.wait();
         (player.call)()?;
         (player.wait)()?;
-        line.wait();
-        let clock = Instant::now();
-        for _ in 0..launches {
-            (player.call)()?;
-        }
-        (player.wait)()?;
-        Ok(clock.elapsed().as_secs_f64() * 1e6 / (launches * CHAIN) as f64)
+        Ok(player.timed(&line, launches)? / (launches * CHAIN) as f64)
     };
     slowest(match who {
         Who::Ours => stage.each_captured(CHAIN, |_, player| timed(player)),

@@ -1,14 +1,14 @@
 //! A sweep as a picture: time on the left, bus bandwidth on the right.
 
+#[path = "../../examples/plot/style.rs"]
+mod style;
+
 use std::{error::Error, fs, path::Path};
 
-use plotters::{
-    coord::Shift,
-    prelude::*,
-    style::{FontStyle, register_font},
-};
+use plotters::{coord::Shift, prelude::*};
 
 use crate::sweep::{Curve, Point};
+use style::{INK, legend, load_font, text};
 
 type Drawn = Result<(), Box<dyn Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -17,16 +17,12 @@ const SIZE: (u32, u32) = (1280, 620);
 const OURS: RGBColor = RGBColor(23, 90, 164);
 const PLAIN: RGBColor = RGBColor(208, 92, 20);
 const WINDOWS: RGBColor = RGBColor(20, 140, 110);
-const INK: RGBColor = RGBColor(45, 52, 60);
-
-/// Included, so that the picture does not depend on the machine's fonts (see `examples/data/README.md`).
-static FONT: &[u8] = include_bytes!("../../examples/data/DejaVuSans-ascii.ttf");
 
 /// Draws the curve into `folder`, as `all_reduce_f32_8.svg`.
 pub fn draw(folder: &Path, curve: &Curve) {
     let path = folder.join(format!("{}.svg", curve.name().replace('/', "_")));
     let mut svg = String::new();
-    register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| "the font is damaged").expect("it comes along");
+    load_font();
     let drawn = picture(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), curve);
     drawn.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, svg));
@@ -101,14 +97,8 @@ fn panel(
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(3)));
         chart.draw_series(line.into_iter().map(|point| Circle::new(point, 3, colour.filled())))?;
     }
-    let mut labels = chart.configure_series_labels();
-    labels.position(SeriesLabelPosition::UpperLeft).margin(12).label_font(text(14));
-    labels.background_style(WHITE.mix(0.9)).border_style(INK.mix(0.25)).draw()?;
+    legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
     Ok(())
-}
-
-fn text(size: i32) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&INK)
 }
 
 /// Rounded, with one digit if it is small.

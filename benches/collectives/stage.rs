@@ -89,6 +89,19 @@ pub struct Player<'a> {
     pub wait: &'a mut dyn FnMut() -> Result<()>,
 }
 
+impl Player<'_> {
+    /// Microseconds of so many operations. The devices begin together.
+    pub fn timed(&mut self, line: &Line, calls: usize) -> Result<f64> {
+        line.wait();
+        let clock = Instant::now();
+        for _ in 0..calls {
+            (self.call)()?;
+        }
+        (self.wait)()?;
+        Ok(clock.elapsed().as_secs_f64() * 1e6)
+    }
+}
+
 impl<'a, T: Number> Stage<'a, T> {
     /// Makes operands of `bytes` bytes, rounded down to a multiple that `world` divides, filled with noise.
     pub fn new(pool: &'a GpuPool, club: Option<&'a Club>, world: usize, op: Op, bytes: usize) -> Self {
@@ -216,13 +229,7 @@ impl<'a, T: Number> Stage<'a, T> {
                 (player.call)()?;
             }
             (player.wait)()?;
-            line.wait();
-            let clock = Instant::now();
-            for _ in 0..calls {
-                (player.call)()?;
-            }
-            (player.wait)()?;
-            Ok(clock.elapsed().as_secs_f64() * 1e6 / calls as f64)
+            Ok(player.timed(&line, calls)? / calls as f64)
         });
         slowest(times)
     }

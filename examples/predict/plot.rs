@@ -1,21 +1,17 @@
 //! The predictions as a picture, SVG or PNG: time on the left, bus bandwidth on the right.
 
+#[path = "../plot/style.rs"]
+mod style;
+
 use crate::{MB, Point, measured, report};
-use anyhow::{Result, anyhow, bail};
-use plotters::{
-    coord::Shift,
-    prelude::*,
-    style::{FontStyle, register_font},
-};
+use anyhow::{Result, bail};
+use plotters::{coord::Shift, prelude::*};
 use std::{fs, path::Path};
+use style::{INK, legend, load_font, text};
 
 const SIZE: (u32, u32) = (1280, 620);
 const COLOURS: [RGBColor; 4] =
     [RGBColor(23, 90, 164), RGBColor(20, 140, 110), RGBColor(208, 92, 20), RGBColor(136, 62, 150)];
-const INK: RGBColor = RGBColor(45, 52, 60);
-
-/// Included, so that the picture does not depend on the machine's fonts (see `examples/data/README.md`).
-static FONT: &[u8] = include_bytes!("../data/DejaVuSans-ascii.ttf");
 
 /// Checks the file name's extension before the predictions run, not after.
 pub fn check(path: &Path) -> Result<()> {
@@ -27,7 +23,7 @@ pub fn check(path: &Path) -> Result<()> {
 
 /// Draws a line for each machine, and the measurements.
 pub fn draw(path: &Path, curves: &[(String, Vec<Point>)], pieces: usize) -> Result<()> {
-    register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| anyhow!("the font is damaged"))?;
+    load_font();
     if path.extension().is_some_and(|e| e == "png") {
         // Gives a plain message if the file cannot be written.
         fs::File::create(path)?;
@@ -98,14 +94,7 @@ where
         .draw_series(measured::NCCL.iter().map(|point| Cross::new(at(point), 6, INK.stroke_width(2))))?
         .label("8 x H200: measured, NCCL 2.28.9")
         .legend(|(x, y)| Cross::new((x + 11, y), 6, INK.stroke_width(2)));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .margin(12)
-        .label_font(text(14))
-        .background_style(WHITE.mix(0.9))
-        .border_style(INK.mix(0.25))
-        .draw()?;
+    legend(&mut chart, SeriesLabelPosition::UpperLeft, 12, 14)?;
     Ok(())
 }
 
@@ -133,10 +122,6 @@ where
     chart.draw_series(measured::RING.iter().map(|point| Circle::new(at(point), 8, INK.stroke_width(2))))?;
     chart.draw_series(measured::NCCL.iter().map(|point| Cross::new(at(point), 6, INK.stroke_width(2))))?;
     Ok(())
-}
-
-fn text(size: i32) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&INK)
 }
 
 fn size(bytes: usize) -> f64 {

@@ -1,22 +1,18 @@
 //! The loss curve as a picture, SVG or PNG.
 
+#[path = "../plot/style.rs"]
+mod style;
+
 use crate::train::Outcome;
-use anyhow::{Result, anyhow, bail, ensure};
-use plotters::{
-    coord::Shift,
-    prelude::*,
-    style::{FontStyle, register_font},
-};
+use anyhow::{Result, bail, ensure};
+use plotters::{coord::Shift, prelude::*};
 use std::{fs, path::Path};
+use style::{INK, legend, load_font, text};
 
 const SIZE: (u32, u32) = (1120, 640);
 const FAINT: RGBColor = RGBColor(158, 190, 224);
 const LOSS: RGBColor = RGBColor(23, 90, 164);
 const ACCURACY: RGBColor = RGBColor(208, 92, 20);
-const INK: RGBColor = RGBColor(45, 52, 60);
-
-/// Included, so that the picture does not depend on the machine's fonts (see `examples/data/README.md`).
-static FONT: &[u8] = include_bytes!("../data/DejaVuSans-ascii.ttf");
 
 #[derive(Clone, Copy)]
 enum Format {
@@ -46,7 +42,7 @@ pub fn check(path: &Path) -> Result<()> {
 
 /// Draws the loss of every step, the smoothed loss, and the accuracy after every epoch.
 pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
-    register_font("sans-serif", FontStyle::Normal, FONT).map_err(|_| anyhow!("the font is damaged"))?;
+    load_font();
     match format(path)? {
         Format::Svg => {
             let mut svg = String::new();
@@ -77,7 +73,6 @@ where
     let floor = (floor / 10.0).floor() * 10.0;
 
     area.fill(&WHITE)?;
-    let text = |size: i32| ("sans-serif", size).into_font().color(&INK);
     let devices = outcome.devices.len();
     let title = format!(
         "Digits, 64-128-10, on {devices} {}: held-out accuracy {:.1} %",
@@ -128,14 +123,7 @@ where
         .draw_secondary_series(accuracies.iter().map(|&point| Circle::new(point, 4, ACCURACY.filled())))?
         .label("held-out accuracy")
         .legend(move |(x, y)| Circle::new((x + 12, y), 4, ACCURACY.filled()));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::MiddleRight)
-        .margin(16)
-        .label_font(text(16))
-        .background_style(WHITE.mix(0.9))
-        .border_style(INK.mix(0.25))
-        .draw()?;
+    legend(&mut chart, SeriesLabelPosition::MiddleRight, 16, 16)?;
     area.present()?;
     Ok(())
 }

@@ -17,13 +17,13 @@ mod staged;
 #[cfg(test)]
 mod tests;
 
-use crate::fabric::{
-    layout::{DeviceBarrier, MOST, Route},
-    types::{DType, ReduceOp},
-};
 use crate::{
     Module,
     driver::{Address, HostKernel, KernelArg, ValueBytes},
+    fabric::{
+        layout::{DeviceBarrier, MOST, Route},
+        types::{DType, ReduceOp},
+    },
     kernel::builtin,
 };
 use smallvec::SmallVec;

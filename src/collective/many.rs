@@ -12,14 +12,14 @@ use super::{
     ops::in_place,
     request::Request,
 };
-use crate::fabric::{
-    call::Call,
-    layout::{DeviceBarrier, MOST},
-    plan::Shape,
-    types::{Element, ReduceOp},
-};
 use crate::{
     error::Result,
+    fabric::{
+        call::Call,
+        layout::{DeviceBarrier, MOST},
+        plan::Shape,
+        types::{Element, ReduceOp},
+    },
     memory::{AsViewMut, DeviceViewMut, hazard::Access},
 };
 use smallvec::SmallVec;

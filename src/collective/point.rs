@@ -8,9 +8,9 @@
 //! device's pool.
 
 use super::Group;
-use crate::fabric::{call::Call, parcels::Parcel, types::Element};
 use crate::{
     error::{Error, Result},
+    fabric::{call::Call, parcels::Parcel, types::Element},
     memory::{DeviceView, DeviceViewMut},
     thread::wait,
 };

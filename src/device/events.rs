@@ -13,10 +13,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn record(&self) -> Result<Event> {
-        self.not_in_graph("record")?;
-        self.check()?;
-        let _here = self.worker.handle.enter("record", Location::caller());
-        Event::record(&self.stream, "record", false)
+        self.recorded("record", false)
     }
 
     /// [`record`](Self::record) with the time at which the device reaches the event.
@@ -25,10 +22,7 @@ impl Device {
     /// [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
-        self.not_in_graph("record_timed")?;
-        self.check()?;
-        let _here = self.worker.handle.enter("record_timed", Location::caller());
-        Event::record(&self.stream, "record_timed", true)
+        self.recorded("record_timed", true)
     }
 
     /// All later work of the current stream waits, on the device, for the event. The event may belong to any device of
@@ -45,5 +39,12 @@ impl Device {
         self.stream.wait_event("wait", event.0.raw, &event.0.stream, event.0.covered)?;
         op.submitted();
         Ok(())
+    }
+    #[track_caller]
+    fn recorded(&self, op: &'static str, timed: bool) -> Result<Event> {
+        self.not_in_graph(op)?;
+        self.check()?;
+        let _here = self.worker.handle.enter(op, Location::caller());
+        Event::record(&self.stream, op, timed)
     }
 }

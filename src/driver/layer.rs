@@ -8,8 +8,8 @@
 //! nor writes it in full does not compile.
 
 /// Methods of an `impl Driver`. `name(arguments);` forwards a call. `name(arguments) => expression;` wraps it: the
-/// expression uses `call`, a closure that makes the forwarded call once. A method that changes the arguments is written
-/// in full beside the macro. `|layer, call| layer.inner;` names the layer, the closure, and the wrapped driver.
+/// expression uses `call`, a closure that makes the forwarded call once. An expression without `call` replaces the
+/// call. `|layer, call| layer.inner;` names the layer, the closure, and the wrapped driver.
 macro_rules! forward {
     (
         |$layer:ident, $call:ident| $inner:expr;
@@ -94,6 +94,7 @@ macro_rules! forward {
         $($attr)*
         fn $name(&self, $($arg: $type),*) -> $result {
             let $layer = self;
+            #[allow(unused_variables)]
             let $call = || $inner.$name($($arg),*);
             forward!(around $call $($around)?)
         }
@@ -106,6 +107,7 @@ macro_rules! forward {
         unsafe fn $name(&self, $($arg: $type),*) -> $result {
             let $layer = self;
             // SAFETY: the caller's promise to this layer is what the driver inside demands.
+            #[allow(unused_variables)]
             let $call = || unsafe { $inner.$name($($arg),*) };
             forward!(around $call $($around)?)
         }

@@ -118,15 +118,15 @@ pub(crate) fn edge(kind: Kind, now: &Deed, before: &Deed) -> String {
     let (last, at, op) = (word(before), Where(before), now.op);
     if now.device.is_none() {
         return format!(
-            "the calling thread never waited for {last} on {at}: wait for that stream, or for an event recorded on it after \
-             {last}, before the {op}"
+            "the calling thread never waited for {last} on {at}: wait for that stream, or for an event recorded on it \
+             after {last}, before the {op}"
         );
     }
     let who = Where(now);
     let new = if kind == Kind::EarlyReuse { ", which used the memory for the buffer that had it before" } else { "" };
     format!(
-        "{who} never waited for {last} on {at}{new}: record an event on {at} after it, and make {who} wait for it before \
-         the {op}"
+        "{who} never waited for {last} on {at}{new}: record an event on {at} after it, and make {who} wait for it \
+         before the {op}"
     )
 }
 
@@ -218,8 +218,8 @@ mod tests {
                    now:    copy (peer copy, reads) on stream 1 of device 1  at {at}\n  \
                    before: launch (`saxpy`, writes) on stream 0 of device 0 at {at}\n  \
                    buffer: allocated by zeros at {at}\n  \
-                   missing: stream 1 of device 1 never waited for `saxpy` on stream 0 of device 0: record an event on stream \
-                   0 of device 0 after it, and make stream 1 of device 1 wait for it before the copy"
+                   missing: stream 1 of device 1 never waited for `saxpy` on stream 0 of device 0: record an event on \
+                   stream 0 of device 0 after it, and make stream 1 of device 1 wait for it before the copy"
             )
             .replace("device 0 at", "device 0  at")
             .replace("device 1  at", "device 1   at")
@@ -237,8 +237,8 @@ mod tests {
                now:    mem_free (frees) on the host\n  \
                before: fill_u8 (writes) on stream 0 of device 2\n  \
                buffer: allocated by a call of the driver\n  \
-               missing: the calling thread never waited for `fill_u8` on stream 0 of device 2: wait for that stream, or for \
-               an event recorded on it after `fill_u8`, before the mem_free"
+               missing: the calling thread never waited for `fill_u8` on stream 0 of device 2: wait for that stream, \
+               or for an event recorded on it after `fill_u8`, before the mem_free"
         );
     }
 

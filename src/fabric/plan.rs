@@ -270,4 +270,4 @@ impl Shape {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

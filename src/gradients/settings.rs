@@ -59,6 +59,16 @@ pub(super) struct Settings {
 #[derive(Clone, Debug)]
 pub struct GradientExchangeBuilder<T = f32>(Settings, PhantomData<fn() -> T>);
 
+/// Methods of the builder, each of which sets the field of its name.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
+        $($(#[$doc])* pub fn $field(mut self, $field: $type) -> Self {
+            self.0.$field = $field;
+            self
+        })*
+    };
+}
+
 impl<T: Gradient> GradientExchangeBuilder<T> {
     pub(super) fn new() -> Self {
         let settings = Settings {
@@ -94,58 +104,41 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         GradientExchangeBuilder(self.0, PhantomData)
     }
 
-    /// A bucket is full when it has this many bytes of gradients (default: 25 MiB, as in DDP). A bucket that is too
-    /// small costs a meeting and two launches for little; one that is too large waits for the end of the backward pass.
-    /// On fast links larger is better (pytorch#118421).
-    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
-        self.0.bucket_bytes = bytes;
-        self
-    }
+    setters! {
+        /// A bucket is full when it has this many bytes of gradients (default: 25 MiB, as in DDP). A bucket that is too
+        /// small costs a meeting and two launches for little; one that is too large waits for the end of the backward
+        /// pass. On fast links larger is better (pytorch#118421).
+        bucket_bytes: usize;
 
-    /// Size of the first bucket (default: 1 MiB, as in DDP). It is small, so that the exchange begins early.
-    pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
-        self.0.first_bucket_bytes = bytes;
-        self
-    }
+        /// Size of the first bucket (default: 1 MiB, as in DDP). It is small, so that the exchange begins early.
+        first_bucket_bytes: usize;
 
-    /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times the member's own weight. For
-    /// uneven batches the weight is the member's rows / all rows; `Avg` of means over uneven shards is biased. The
-    /// weight given here holds until [`GradientExchange::set_weight`].
-    pub fn reduce(mut self, op: ReduceOp) -> Self {
-        self.0.reduce = op;
-        self
-    }
+        /// `Avg` (the default), `Sum`, or `Scaled`: the sum of each member's gradients times the member's own weight.
+        /// For uneven batches the weight is the member's rows / all rows; `Avg` of means over uneven shards is biased.
+        /// The weight given here holds until [`GradientExchange::set_weight`].
+        reduce: ReduceOp;
 
-    /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may travel as
-    /// `f32`, and `f32` as a half type.
-    pub fn wire(mut self, wire: Wire) -> Self {
-        self.0.wire = wire;
-        self
-    }
+        /// The type between devices (default: [`Wire::Same`]): the gradients' own, or a narrower one. `f64` may travel
+        /// as `f32`, and `f32` as a half type.
+        wire: Wire;
 
-    /// Whether each exchange computes the norm of all gradients (default: no). See
-    /// [`Exchanged::norm`](super::Exchanged::norm).
-    pub fn norm(mut self, norm: bool) -> Self {
-        self.0.norm = norm;
-        self
-    }
+        /// Whether each exchange computes the norm of all gradients (default: no). See
+        /// [`Exchanged::norm`](super::Exchanged::norm).
+        norm: bool;
 
-    /// Whether members tell each other at the end of a step which gradients they had (default: yes), for
-    /// [`Exchanged::unused`](super::Exchanged::unused). It costs one meeting of the host threads, some microseconds.
-    /// Without it gradients that no member had are zero all the same. But members in different steps, because they
-    /// [left out](GradientExchange::set_sync) different exchanges, are then not detected after the first exchange.
-    pub fn find_unused(mut self, find: bool) -> Self {
-        self.0.find_unused = find;
-        self
-    }
+        /// Whether members tell each other at the end of a step which gradients they had (default: yes), for
+        /// [`Exchanged::unused`](super::Exchanged::unused). It costs one meeting of the host threads, some
+        /// microseconds. Without it gradients that no member had are zero all the same. But members in different steps,
+        /// because they [left out](GradientExchange::set_sync) different exchanges, are then not detected after the
+        /// first exchange.
+        find_unused: bool;
 
-    /// Whether buckets are rebuilt after the first step, in the order in which gradients became ready on rank 0
-    /// (default: yes, as in DDP). Before that, and otherwise, they follow the reverse order of the sizes given to
-    /// [`build`](Self::build). Gradients move when buckets are rebuilt. Whatever holds their addresses, for example a
-    /// graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved) tells).
-    pub fn ready_order(mut self, follow: bool) -> Self {
-        self.0.ready_order = follow;
-        self
+        /// Whether buckets are rebuilt after the first step, in the order in which gradients became ready on rank 0
+        /// (default: yes, as in DDP). Before that, and otherwise, they follow the reverse order of the sizes given to
+        /// [`build`](Self::build). Gradients move when buckets are rebuilt. Whatever holds their addresses, for example
+        /// a graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved)
+        /// tells).
+        ready_order: bool;
     }
 
     /// The priority of the stream that exchanges gradients, as in [`Device::stream_with_priority`] (default: -1, before

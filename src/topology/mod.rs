@@ -20,17 +20,18 @@
 //!
 //! | operation | waits for and occupies | takes |
 //! |---|---|---|
-//! | copy | its copy engine, until its bytes are transferred; ports | latency, plus the longer of bytes / bandwidth and the time of its ports |
-//! | kernel, fill, product, copy within a device | the device's compute engine, for its work | launch latency and its work |
+//! | copy | its copy engine, until its bytes are transferred; ports | latency and transfer |
+//! | kernel, fill, product, copy within a device | the compute engine, for its work | launch latency and its work |
 //! | host function | the device's host thread | `host_function_us` |
 //! | wait for an event or a word | nothing | `wait_us`, once it is there |
 //!
-//! The latency occupies no resource. In two streams the bytes of the next copy follow at once. In one stream each
-//! operation starts when the previous one has finished, so the latency counts every time. A port takes the bytes of one
-//! operation after the other. If it has enough bandwidth, copies go through it side by side. If not, it is always busy,
-//! and the last copy ends at the same time as with fair sharing. The *work* of a kernel is the longer of its bytes /
-//! memory bandwidth and its operations / arithmetic rate, divided by the device's speed. Kernels of one device run one
-//! after the other: side by side they would share the bandwidth, and the last one would end at the same time.
+//! The *transfer* of a copy is the longer of its bytes / bandwidth and the time of its ports. The latency occupies no
+//! resource. In two streams the bytes of the next copy follow at once. In one stream each operation starts when the
+//! previous one has finished, so the latency counts every time. A port takes the bytes of one operation after the
+//! other. If it has enough bandwidth, copies go through it side by side. If not, it is always busy, and the last copy
+//! ends at the same time as with fair sharing. The *work* of a kernel is the longer of its bytes / memory bandwidth and
+//! its operations / arithmetic rate, divided by the device's speed. Kernels of one device run one after the other: side
+//! by side they would share the bandwidth, and the last one would end at the same time.
 //!
 //! Each call also costs time of its host thread ([`HostCosts`]). An operation does not start before its submission. The
 //! threads' own computations, and their waits for each other without the driver, cost nothing.
@@ -58,6 +59,8 @@ mod show;
 pub use model::{CopyEngines, DeviceModel, HostCosts, KernelCost, Link, Path, Use};
 
 use crate::error::{Error, Result};
+#[cfg(feature = "topology-files")]
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::Location,
@@ -76,11 +79,7 @@ use std::{
 /// println!("{machine}");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
-#[cfg_attr(
-    feature = "topology-files",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(default, deny_unknown_fields))]
 pub struct Topology {
     name: String,
     host: HostCosts,

@@ -1,12 +1,11 @@
 //! The parts of a machine: plain numbers with public fields.
 
+#[cfg(feature = "topology-files")]
+use serde::{Deserialize, Serialize};
+
 /// A device.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(
-    feature = "topology-files",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(default, deny_unknown_fields))]
 pub struct DeviceModel {
     /// The device's name.
     pub name: String,
@@ -75,11 +74,7 @@ const MOST_ENGINES: usize = 1024;
 
 /// Number of copy engines of a device, by direction: 1 to 1024 of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "topology-files",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(default, deny_unknown_fields))]
 pub struct CopyEngines {
     /// For copies from the host.
     pub up: usize,
@@ -97,7 +92,7 @@ impl Default for CopyEngines {
 
 /// A path for the bytes of copies.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "topology-files", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(deny_unknown_fields))]
 pub struct Path {
     /// Time of a copy that does not depend on its size, microseconds.
     pub latency_us: f64,
@@ -129,7 +124,7 @@ impl Path {
 
 /// The use of a port. Paths that name the same port share it.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "topology-files", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(deny_unknown_fields))]
 pub struct Use {
     /// The port's name.
     pub port: String,
@@ -139,7 +134,7 @@ pub struct Use {
 
 /// The link from one device's memory to another's.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "topology-files", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(deny_unknown_fields))]
 pub struct Link {
     /// The source device.
     pub from: usize,
@@ -167,11 +162,7 @@ impl Link {
 
 /// The costs of calls for the calling host thread, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(
-    feature = "topology-files",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(default, deny_unknown_fields))]
 pub struct HostCosts {
     /// Submission of a kernel, a fill, a matrix product or a host function.
     pub launch_us: f64,
@@ -226,11 +217,7 @@ impl HostCosts {
 
 /// The cost of the kernels with one name.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(
-    feature = "topology-files",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(default, deny_unknown_fields)
-)]
+#[cfg_attr(feature = "topology-files", derive(Serialize, Deserialize), serde(default, deny_unknown_fields))]
 pub struct KernelCost {
     /// Transfers for each byte of an argument that it reads.
     pub reads: f64,

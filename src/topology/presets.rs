@@ -6,16 +6,23 @@
 //!
 //! | number | value | source |
 //! |---|---|---|
-//! | link, one copy engine pushing | 392.5 GB/s | the middle of 390-395, measured; the ports take no more, an assumption |
-//! | link, pulling | 375 GB/s | **fitted** to `Device::all_reduce` of 1 GB on 2 and 4 H200s (`benches/results`, `predict`): a ring, so each device pulls from one other. In patterns that are no permutation 55-240 were measured |
-//! | latency of a peer copy, up, down | 1.9, 2.6, 2.1 us | time of a 4 KB copy, back to back in one stream (`benches/results/4xH200`) |
+//! | link, pushing | 392.5 GB/s | the middle of 390-395, measured with one copy engine |
+//! | the link's ports | 392.5 GB/s | an assumption: they take no more than one copy engine sends |
+//! | link, pulling | 375 GB/s | **fitted** to `Device::all_reduce` of 1 GB, see below |
+//! | latency of a peer copy | 1.9 us | time of a 4 KB copy, back to back in one stream (`benches/results/4xH200`) |
+//! | latency of a copy up, down | 2.6, 2.1 us | likewise |
 //! | host copies | 55 GB/s | measured, one direction alone |
-//! | their ports | 96 per device, 80 up and 180 down per host, 110 down per socket | fitted to the table of copies by 1 to 8 GPUs at once; off by 10 % at most |
+//! | their ports, per device | 96 GB/s | fitted to the table of copies by 1 to 8 GPUs at once; off by 10 % at most |
+//! | their ports, per host | 80 GB/s up, 180 GB/s down | likewise |
+//! | their ports, per socket | 110 GB/s down | likewise |
 //! | `wait_us` | 2.6 us | **fitted** to one number: the copy-engine ring all-reduce of 256 MB on 8 devices, 1355 us |
 //! | calls of the host | see `host_costs` | measured with one thread and with eight; between them a straight line |
 //! | `launch_us`, `wake_us` | 2.3 us each | half each of what launch + synchronise takes beyond the launch |
 //! | products, operations | 48900 GFLOP/s | 50 products of 4000 x 4000 in 131 ms, measured |
 //! | memory | 141 GB, 4800 GB/s | the data sheet |
+//!
+//! The bandwidth of pulling was fitted on 2 and 4 H200s (`benches/results`, `predict`). That all-reduce is a ring, so
+//! each device pulls from one other device. In patterns that are no permutation 55-240 GB/s were measured.
 //!
 //! The quality of the fit of `wait_us`: it was made with both measured sizes of that ring on 8 devices (256 MB and 1
 //! GB) known. It was tested later on 4 H200s, with predictions that were written down before: 321, 578, 1091, 2117 and

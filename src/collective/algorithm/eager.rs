@@ -8,8 +8,10 @@ use super::{
     super::{choose::KernelBarrier, kernels, launch},
     About, Algorithm, Case, Matched, Member, Needs, ll,
 };
-use crate::error::Result;
-use crate::fabric::{limits::Limits, plan::Side, types};
+use crate::{
+    error::Result,
+    fabric::{limits::Limits, plan::Side, types},
+};
 
 pub(crate) struct Eager;
 

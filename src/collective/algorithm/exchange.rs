@@ -15,13 +15,13 @@ use super::{
     exchange_ce::Slice,
     fused,
 };
-use crate::fabric::types;
 use crate::{
     error::Result,
     fabric::{
         limits::Limits,
         plan::{Place, Shape},
         tiling::Tiling,
+        types,
     },
 };
 

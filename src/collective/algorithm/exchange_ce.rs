@@ -31,13 +31,13 @@ use super::{
     },
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, Sizes,
 };
-use crate::fabric::types;
 use crate::{
     Event,
     error::Result,
     fabric::{
         plan::{Place, Shape, Work},
         tiling::{self, GRAIN, Tiling},
+        types,
     },
     memory::stream::StreamCore,
     mutation::Bug,
@@ -107,8 +107,8 @@ const LEAST_ROOM: usize = 16 << 10;
 /// Least bytes of a piece, if a slice has several.
 const LEAST: usize = 512 << 10;
 /// Pieces of a slice, unless they would be too small or too large. While the second piece is sent, the sums of the
-/// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best: of
-/// 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
+/// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best:
+/// of 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
 const PIECES: usize = 2;
 /// Pieces that are in scratch at once.
 const SLOTS: usize = 2;

@@ -13,8 +13,10 @@ use super::{
     },
     About, Algorithm, Case, Matched, Member, Needs,
 };
-use crate::error::Result;
-use crate::fabric::{limits::Limits, plan::Shape, types};
+use crate::{
+    error::Result,
+    fabric::{limits::Limits, plan::Shape, types},
+};
 
 pub(crate) struct Fused;
 

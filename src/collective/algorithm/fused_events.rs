@@ -9,8 +9,7 @@
 //! ```
 
 use super::{About, Algorithm, Case, Matched, Member, Needs, fused};
-use crate::error::Result;
-use crate::fabric::types;
+use crate::{error::Result, fabric::types};
 
 pub(crate) struct FusedEvents;
 

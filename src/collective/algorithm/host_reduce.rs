@@ -20,12 +20,17 @@
 //! brought down after all members have sent that message, and after these events.
 
 use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch};
-use crate::fabric::{layout::MOST, plan::Side, staging::Staging, types};
 use crate::{
     Event,
     driver::{Address, Driver, DriverResult, RawStream},
     error::{Error, Result},
-    fabric::tiling::{self, GRAIN, Tiling},
+    fabric::{
+        layout::MOST,
+        plan::Side,
+        staging::Staging,
+        tiling::{self, GRAIN, Tiling},
+        types,
+    },
     mutation::Bug,
 };
 use smallvec::SmallVec;

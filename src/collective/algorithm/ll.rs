@@ -16,8 +16,10 @@ use super::{
     },
     About, Algorithm, Case, Matched, Member, Needs,
 };
-use crate::error::Result;
-use crate::fabric::{limits::Limits, packets::Packets, plan::Side, types};
+use crate::{
+    error::Result,
+    fabric::{limits::Limits, packets::Packets, plan::Side, types},
+};
 
 pub(crate) struct Ll;
 

@@ -6,11 +6,13 @@
 //! the other.
 
 use super::{super::kernels, About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ll};
-use crate::error::Result;
-use crate::fabric::{
-    packets::Packets,
-    plan::{Counts, Shape, Side},
-    types,
+use crate::{
+    error::Result,
+    fabric::{
+        packets::Packets,
+        plan::{Counts, Shape, Side},
+        types,
+    },
 };
 
 pub(crate) struct LlTwoShot;

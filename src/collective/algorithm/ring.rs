@@ -11,10 +11,12 @@ use super::{
     super::kernels::{self, Cut, Round},
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
 };
-use crate::error::Result;
-use crate::fabric::{
-    plan::{Shape, Side},
-    types::{self, DType, ReduceOp},
+use crate::{
+    error::Result,
+    fabric::{
+        plan::{Shape, Side},
+        types::{self, DType, ReduceOp},
+    },
 };
 
 pub(crate) struct Ring;

@@ -25,14 +25,14 @@ use super::{
     super::{kernels::Entry, launch, request::RemotePtr},
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, ring_cut,
 };
-use crate::fabric::{
-    plan::{Shape, Side},
-    types::{self, DType, ReduceOp},
-};
 use crate::{
     Kernel, Signature,
     driver::{KernelArg, ValueBytes},
     error::Result,
+    fabric::{
+        plan::{Shape, Side},
+        types::{self, DType, ReduceOp},
+    },
     kernel::builtin::{ADD_F32, ADD_F64, ADD_SCALE_F32, ADD_SCALE_F64},
 };
 use std::ops::Range;

@@ -11,7 +11,6 @@ use super::{
     },
     About, Algorithm, Case, Matched, Member, Needs,
 };
-use crate::fabric::types;
 use crate::{
     error::Result,
     fabric::{
@@ -21,6 +20,7 @@ use crate::{
         signal_pad::SLOT,
         staging::cutting,
         tiling::GRAIN,
+        types,
     },
 };
 

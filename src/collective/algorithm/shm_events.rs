@@ -16,16 +16,16 @@ use super::{
     },
     About, Algorithm, Case, Matched, Meeting, Member, Needs, Scratch, shm,
 };
-use crate::fabric::types;
-use crate::fabric::{
-    layout::MOST,
-    plan::Side,
-    staging::{Staging, cutting},
-};
 use crate::{
     driver::Address,
     error::Result,
-    fabric::tiling::{GRAIN, Tiling},
+    fabric::{
+        layout::MOST,
+        plan::Side,
+        staging::{Staging, cutting},
+        tiling::{GRAIN, Tiling},
+        types,
+    },
 };
 use smallvec::SmallVec;
 

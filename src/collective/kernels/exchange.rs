@@ -1,8 +1,10 @@
 //! The arguments of `kernels/exchange.cu`, which [`exchange`](super::super::algorithm::exchange) launches.
 
 use super::{Arguments, DType, ReduceOp, code, eight_of, value};
-use crate::driver::Address;
-use crate::fabric::layout::{DeviceBarrier, MOST};
+use crate::{
+    driver::Address,
+    fabric::layout::{DeviceBarrier, MOST},
+};
 
 /// Slots of a block in its member's scratch, for each sender. For a single piece one slot is enough.
 pub(crate) const EXCHANGE_SLOTS: usize = 2;

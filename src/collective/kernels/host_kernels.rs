@@ -3,8 +3,10 @@
 //! They work on raw pointers in blocks that stay in the cache, since a debug build has to get through them too.
 
 use super::lane::Lane;
-use crate::driver::{HostArg, LaunchDims};
-use crate::fabric::layout::MOST;
+use crate::{
+    driver::{HostArg, LaunchDims},
+    fabric::layout::MOST,
+};
 use smallvec::SmallVec;
 
 pub(super) const SUM: u32 = 0;

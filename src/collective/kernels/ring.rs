@@ -1,8 +1,7 @@
 //! The arguments of `kernels/ring.cu`.
 
 use super::{Arguments, DType, value};
-use crate::driver::Address;
-use crate::fabric::layout::DeviceBarrier;
+use crate::{driver::Address, fabric::layout::DeviceBarrier};
 
 /// Where a member reads and writes.
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]

@@ -1,8 +1,10 @@
 //! The arguments of `kernels/staged.cu`.
 
 use super::{Arguments, ReduceOp, code, eight_of, value};
-use crate::driver::Address;
-use crate::fabric::layout::{DeviceBarrier, MOST};
+use crate::{
+    driver::Address,
+    fabric::layout::{DeviceBarrier, MOST},
+};
 
 /// What all members agree on.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]

@@ -1,9 +1,11 @@
 //! The host kernels against arithmetic that is written another way, and the arguments against the compiled kernels.
 
 use super::*;
-use crate::driver::{HostArg, LaunchDims};
-use crate::fabric::layout::{
-    BLOCKS, FEW, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, STAGED_BLOCKS, eager_bytes, reported, set_epochs,
+use crate::{
+    driver::{HostArg, LaunchDims},
+    fabric::layout::{
+        BLOCKS, FEW, LL_BYTES, LL_BYTES_THROUGH_HOST, MOST, PadLayout, STAGED_BLOCKS, eager_bytes, reported, set_epochs,
+    },
 };
 use half::{bf16, f16};
 use proptest::prelude::*;

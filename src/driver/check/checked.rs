@@ -222,7 +222,10 @@ impl Driver for Checked {
         wait_value(address, value, stream) => {
             let what = const { Call::new("wait_value", "waits for a flag") };
             let (mut state, by) = this.checker.enter();
-            state.wait_flag(by, (this.index, stream.0), what, (address, value), call)
+            let key = (this.index, stream.0);
+            state.submit(by, key, what, &[Operand::flag(address)], call)?;
+            state.waits_for_flag(key, address, value);
+            Ok(())
         };
         poll_value(address) => {
             let (mut state, by) = this.checker.enter();

@@ -9,8 +9,10 @@ use super::{
     shadow::{Access, Manner},
     state::{HostId, Key, Removed, State},
 };
-use crate::driver::{Address, DriverResult, Fault, FaultKind};
-use crate::error::misuse::edge;
+use crate::{
+    driver::{Address, DriverResult, Fault, FaultKind},
+    error::misuse::edge,
+};
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
 
@@ -23,6 +25,11 @@ pub(super) struct Operand {
 }
 
 impl Operand {
+    /// The flag that a wait reads.
+    pub(super) fn flag(address: Address) -> Self {
+        Operand { address, bytes: 8, manner: Manner::AWAIT }
+    }
+
     /// The addresses; `None` if the operand is empty or longer than the address space.
     pub(super) fn range(&self) -> Option<Range<Address>> {
         let end = self.address.checked_add(self.bytes as u64)?;
@@ -249,18 +256,9 @@ impl State {
         Ok(())
     }
 
-    /// A stream waits for a flag.
-    pub fn wait_flag(
-        &mut self,
-        by: HostId,
-        key: Key,
-        call: Call,
-        (address, value): (Address, u64),
-        forward: impl FnOnce() -> DriverResult,
-    ) -> DriverResult {
-        let operand = Operand { address, bytes: 8, manner: Manner::AWAIT };
-        self.submit(by, key, call, &[operand], forward)?;
-        let Some(stream) = self.streams.get_mut(&key) else { return Ok(()) };
+    /// A stream waits for a flag: the wait has been submitted with the operand [`Operand::flag`].
+    pub fn waits_for_flag(&mut self, key: Key, address: Address, value: u64) {
+        let Some(stream) = self.streams.get_mut(&key) else { return };
         let (component, clock) = (stream.component, &stream.clock);
         match self.flags.acquire(address, value, |c, n| c == component || clock.covers(c, n)) {
             Some(learnt) => {
@@ -272,7 +270,6 @@ impl State {
                 stream.clock.add_wait(wait);
             }
         }
-        Ok(())
     }
 
     /// The record of an event that a wait names, if the checker knows the event; or the report that it has no record.

@@ -53,7 +53,8 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     let bytes = (0..BYTES, 1..9_usize, manner);
     prop_oneof![
-        8 => (host.clone(), stream.clone(), prop::collection::vec(bytes, 1..4)).prop_map(|(h, s, o)| Step::Operation(h, s, o)),
+        8 => (host.clone(), stream.clone(), prop::collection::vec(bytes, 1..4))
+            .prop_map(|(h, s, o)| Step::Operation(h, s, o)),
         3 => (host.clone(), event.clone(), stream.clone())
             .prop_map(|(host, event, stream)| Step::Record { host, event, stream }),
         3 => (host.clone(), stream.clone(), event.clone())
@@ -61,7 +62,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (host.clone(), event).prop_map(|(host, event)| Step::HostWaitsForEvent { host, event }),
         1 => (host.clone(), stream).prop_map(|(host, stream)| Step::HostWaitsForStream { host, stream }),
         1 => (host.clone(), host.clone()).prop_map(|(from, to)| Step::HandOver { from, to }),
-        1 => (host, 0..BYTES, 1..9_usize, any::<bool>()).prop_map(|(h, at, n, write)| Step::HostTouches(h, at, n, write)),
+        1 => (host, 0..BYTES, 1..9_usize, any::<bool>())
+            .prop_map(|(h, at, n, write)| Step::HostTouches(h, at, n, write)),
     ]
 }
 

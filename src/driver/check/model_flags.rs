@@ -47,7 +47,8 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (stream.clone(), 0..BYTES, 1..4_usize, any::<bool>())
             .prop_map(|(stream, at, bytes, write)| Step::Touch { stream, at, bytes, write }),
         3 => stream.clone().prop_map(|stream| Step::Raise { stream }),
-        3 => (stream.clone(), stream.clone(), 1..3_u64).prop_map(|(stream, flag, value)| Step::Wait { stream, flag, value }),
+        3 => (stream.clone(), stream.clone(), 1..3_u64)
+            .prop_map(|(stream, flag, value)| Step::Wait { stream, flag, value }),
         1 => (stream.clone(), stream).prop_map(|(stream, of)| Step::Follow { stream, of }),
     ]
 }
@@ -122,7 +123,9 @@ fn accepted(steps: &[Step]) -> bool {
             state.raise(host, key(stream), Call::default(), (word(stream), raised[stream]), || Ok(())).is_ok()
         }
         Step::Wait { stream, flag, value } => {
-            state.wait_flag(host, key(stream), Call::default(), (word(flag), value), || Ok(())).is_ok()
+            let operand = Operand::flag(word(flag));
+            let submitted = state.submit(host, key(stream), Call::default(), &[operand], || Ok(()));
+            submitted.map(|()| state.waits_for_flag(key(stream), word(flag), value)).is_ok()
         }
         Step::Follow { stream, of } => {
             state.recorded(host, (0, 99), key(of));

@@ -44,7 +44,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_of_bytes(adds in prop::collection::vec((0_u64..64, 1_u64..20), 0..20), at in 0_u64..64, n in 1_u64..30) {
+        fn a_set_of_bytes(
+            adds in prop::collection::vec((0_u64..64, 1_u64..20), 0..20),
+            at in 0_u64..64,
+            n in 1_u64..30,
+        ) {
             let (mut set, mut naive) = (Ranges::default(), vec![false; 128]);
             for (start, n) in adds {
                 set.add(start..start + n);

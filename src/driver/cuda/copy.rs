@@ -45,14 +45,13 @@ impl CudaGpu {
         self.check(unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream(s)) })
     }
 
+    /// Copies to the first address from the second one; each address has its device.
+    ///
     /// # Safety
     /// See [`Driver::copy_peer`].
-    pub(super) unsafe fn copy_peer(
+    pub(super) unsafe fn copy_between(
         &self,
-        dst: Address,
-        dst_device: &dyn Driver,
-        src: Address,
-        src_device: &dyn Driver,
+        [(dst, dst_device), (src, src_device)]: [(Address, &dyn Driver); 2],
         bytes: usize,
         s: RawStream,
     ) -> DriverResult {

@@ -90,7 +90,7 @@ impl Driver for CudaGpu {
         unsafe { crate::sync::load_word(std::ptr::with_exposed_provenance(address as usize)) }
     }
 
-    // Each call forwards to the inherent method of the same name.
+    // Each call but `copy_peer` forwards to the inherent method of the same name.
     forward! { |this, call| this;
         bind();
         memory_info();
@@ -124,7 +124,10 @@ impl Driver for CudaGpu {
         copy_to_device(dst, src, bytes, stream);
         copy_to_host(dst, src, bytes, stream);
         copy_within(dst, src, bytes, stream);
-        copy_peer(dst, dst_device, src, src_device, bytes, stream);
+        copy_peer(dst, dst_device, src, src_device, bytes, stream) => {
+            // SAFETY: the caller's promise.
+            unsafe { this.copy_between([(dst, dst_device), (src, src_device)], bytes, stream) }
+        };
         fill_u8(dst, value, bytes, stream);
         fill_u32(dst, value, count, stream);
 

@@ -7,7 +7,7 @@ use super::{
     plan::{FaultOp, FaultPlan, Injected, Release, Verdict},
     stuck::Stuck,
 };
-use crate::driver::{Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
+use crate::driver::{Address, Driver, DriverRef, DriverResult, FaultKind, KernelArg, Launch, RawStream};
 use smallvec::SmallVec;
 use std::{
     sync::{Arc, Weak},
@@ -22,6 +22,26 @@ impl Faulty {
         plan.holds(release);
         let liar = Liar::new(&inner, index, plan);
         Faulty { inner, index, plan: plan.clone(), common: common.clone(), stuck, liar }
+    }
+
+    /// Makes a copy of `bytes` bytes to `dst`, which may arrive damaged or not at all. `copy` submits a number of
+    /// bytes. It is called also if nothing is to arrive: without peer access the copy must still fail.
+    ///
+    /// # Safety
+    /// Work on `stream` may write the bytes at `dst`.
+    pub(super) unsafe fn deliver(
+        &self,
+        lie: Option<Injected>,
+        (dst, bytes): (Address, usize),
+        stream: RawStream,
+        copy: impl FnOnce(usize) -> DriverResult,
+    ) -> DriverResult {
+        copy(if lie == Some(Injected::Drop) { 0 } else { bytes })?;
+        match lie {
+            // SAFETY: the caller's promise.
+            Some(Injected::Corrupt) => unsafe { self.liar.damage(dst, bytes, stream) },
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn alive(&self) -> DriverResult {

@@ -106,6 +106,24 @@ impl Driver for Faulty {
 
         copy_to_device(dst, src, bytes, stream) => this.sends(FaultOp::CopyUp, bytes, stream, call);
         copy_to_host(dst, src, bytes, stream) => this.sends(FaultOp::CopyDown, bytes, stream, call);
+        copy_within(dst, src, bytes, stream) => {
+            this.submit(FaultOp::CopyWithin, &[], bytes, stream)?;
+            // SAFETY: the caller's promise; `delivered` is `bytes` or 0.
+            let copy = |delivered| unsafe { this.inner.copy_within(dst, src, delivered, stream) };
+            // SAFETY: the caller's promise.
+            unsafe { this.deliver(this.common.lie(dst, src), (dst, bytes), stream, copy) }
+        };
+        copy_peer(dst, dst_device, src, src_device, bytes, stream) => {
+            let (to, from) = (this.common.index(dst_device), this.common.index(src_device));
+            let own = to == Some(this.index);
+            let (op, peer) = if own { (FaultOp::CopyFromPeer, from) } else { (FaultOp::CopyToPeer, to) };
+            let verdict = this.submit(op, peer.as_slice(), bytes, stream)?;
+            let lie = peer.and_then(|peer| lie::about(&verdict, peer)).or_else(|| this.common.lie(dst, src));
+            // SAFETY: the caller's promise; `delivered` is `bytes` or 0.
+            let copy = |delivered| unsafe { this.inner.copy_peer(dst, dst_device, src, src_device, delivered, stream) };
+            // SAFETY: the caller's promise.
+            unsafe { this.deliver(lie, (dst, bytes), stream, copy) }
+        };
         fill_u8(dst, value, bytes, stream) => this.sends(FaultOp::Fill, bytes, stream, call);
         fill_u32(dst, value, count, stream) => this.sends(FaultOp::Fill, 0, stream, call);
 
@@ -136,43 +154,6 @@ impl Driver for Faulty {
         write_value(address, value, stream) => this.sends(FaultOp::WriteValue, 0, stream, call);
         wait_value(address, value, stream) => this.sends(FaultOp::WaitValue, 0, stream, call);
         poll_value(address);
-    }
-
-    unsafe fn copy_within(&self, dst: Address, src: Address, bytes: usize, stream: RawStream) -> DriverResult {
-        self.submit(FaultOp::CopyWithin, &[], bytes, stream)?;
-        let lie = self.common.lie(dst, src);
-        let delivered = if lie == Some(Injected::Drop) { 0 } else { bytes };
-        // SAFETY: the caller's promise; `delivered` is `bytes` or 0.
-        unsafe { self.inner.copy_within(dst, src, delivered, stream)? };
-        match lie {
-            // SAFETY: what the caller's copy writes.
-            Some(Injected::Corrupt) => unsafe { self.liar.damage(dst, bytes, stream) },
-            _ => Ok(()),
-        }
-    }
-
-    unsafe fn copy_peer(
-        &self,
-        dst: Address,
-        dst_device: &dyn Driver,
-        src: Address,
-        src_device: &dyn Driver,
-        bytes: usize,
-        stream: RawStream,
-    ) -> DriverResult {
-        let (to, from) = (self.common.index(dst_device), self.common.index(src_device));
-        let (op, peer) = if to == Some(self.index) { (FaultOp::CopyFromPeer, from) } else { (FaultOp::CopyToPeer, to) };
-        let verdict = self.submit(op, peer.as_slice(), bytes, stream)?;
-        let lie = peer.and_then(|peer| lie::about(&verdict, peer)).or_else(|| self.common.lie(dst, src));
-        // The call is made also for a lie: without peer access it must still fail.
-        let delivered = if lie == Some(Injected::Drop) { 0 } else { bytes };
-        // SAFETY: the caller's promise; `delivered` is `bytes` or 0.
-        unsafe { self.inner.copy_peer(dst, dst_device, src, src_device, delivered, stream)? };
-        match lie {
-            // SAFETY: what the caller's copy writes.
-            Some(Injected::Corrupt) => unsafe { self.liar.damage(dst, bytes, stream) },
-            _ => Ok(()),
-        }
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>, stream: RawStream) -> DriverResult {

@@ -8,13 +8,14 @@ const US: Time = 1_000_000;
 
 /// Two devices, a link of 1 GB/s (a byte takes a nanosecond) and 5 us each way; 2 GB/s and 3 us to the host.
 fn machine() -> Topology {
+    let host = || Path::new(3.0, 2.0).through("memory", 2.0);
     let device = || DeviceModel {
         memory_gbps: 10.0,
         gflops: 1.0,
         launch_us: 2.0,
         wait_us: 1.0,
-        up: Path::new(3.0, 2.0).through("memory", 2.0),
-        down: Path::new(3.0, 2.0).through("memory", 2.0),
+        up: host(),
+        down: host(),
         ..DeviceModel::default()
     };
     let link = |from, to| Link::new(from, to, Path::new(5.0, 1.0).through(format!("port of {to}"), 1.0));

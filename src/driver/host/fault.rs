@@ -7,24 +7,25 @@ fn fault(kind: FaultKind, code: i32, name: &str, detail: impl Into<String>) -> F
     Fault { kind, code, name: name.into(), detail: detail.into(), report: None }
 }
 
-/// One function for each code: the kind, the code and its name in CUDA.
+/// Constructors of faults that have a detail: `name => kind, code, CUDA's name;`.
 macro_rules! faults {
-    ($($f:ident: $kind:ident $code:literal $name:literal,)*) => {$(
-        pub(super) fn $f(detail: impl Into<String>) -> Fault {
+    ($($constructor:ident => $kind:ident, $code:literal, $name:literal;)*) => {
+        $(pub(super) fn $constructor(detail: impl Into<String>) -> Fault {
             fault(FaultKind::$kind, $code, $name, detail)
-        }
-    )*};
+        })*
+    };
 }
+
 faults! {
-    invalid: InvalidArgument 1 "CUDA_ERROR_INVALID_VALUE",
-    peer_not_enabled: PeerDenied 705 "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED",
-    peer_unsupported: PeerDenied 217 "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
-    not_found: NotFound 500 "CUDA_ERROR_NOT_FOUND",
-    unsupported: Unsupported 801 "CUDA_ERROR_NOT_SUPPORTED",
-    not_ready: Other 600 "CUDA_ERROR_NOT_READY",
-    exhausted: Other 304 "CUDA_ERROR_OPERATING_SYSTEM",
-    illegal_address: DeviceLost 700 "CUDA_ERROR_ILLEGAL_ADDRESS",
-    launch_failed: DeviceLost 719 "CUDA_ERROR_LAUNCH_FAILED",
+    invalid => InvalidArgument, 1, "CUDA_ERROR_INVALID_VALUE";
+    peer_not_enabled => PeerDenied, 705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED";
+    peer_unsupported => PeerDenied, 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED";
+    not_found => NotFound, 500, "CUDA_ERROR_NOT_FOUND";
+    unsupported => Unsupported, 801, "CUDA_ERROR_NOT_SUPPORTED";
+    not_ready => Other, 600, "CUDA_ERROR_NOT_READY";
+    exhausted => Other, 304, "CUDA_ERROR_OPERATING_SYSTEM";
+    illegal_address => DeviceLost, 700, "CUDA_ERROR_ILLEGAL_ADDRESS";
+    launch_failed => DeviceLost, 719, "CUDA_ERROR_LAUNCH_FAILED";
 }
 
 pub(super) fn invalid_handle(what: &str) -> Fault {

@@ -101,9 +101,9 @@ pub(super) fn report(by: Launched, args: &[KernelArg], argument: usize, bytes: R
         bytes: bytes.clone(),
         allocation: None,
         missing: format!(
-            "kernel `{name}` wrote to bytes {}..{} of the {length} of its argument {argument}, which it declares as read: \
-             declare it `&mut [T]`. The software GPU gave it a copy, so the buffer is unchanged; on a GPU it would not be, and \
-             nothing would order that write",
+            "kernel `{name}` wrote to bytes {}..{} of the {length} of its argument {argument}, which it \
+             declares as read: declare it `&mut [T]`. The software GPU gave it a copy, so the buffer is unchanged; on \
+             a GPU it would not be, and nothing would order that write",
             bytes.start, bytes.end
         ),
     }

@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// `[member][element]`; sums are exact.
-type Memory = Vec<Vec<i64>>;
+pub(in crate::fabric) type Memory = Vec<Vec<u64>>;
 
 /// Carries out the work of all members, one after the other.
 fn run(
@@ -24,7 +24,7 @@ fn run(
         match shape.work(n, me, grain) {
             Work::Combine { len, sources: from, destinations: to } => {
                 for i in 0..len {
-                    let sum = from.iter().map(|place| sources[place.member][place.start + i]).sum::<i64>();
+                    let sum = from.iter().map(|place| sources[place.member][place.start + i]).sum::<u64>();
                     moves.extend(to.iter().map(|place| (*place, i, sum)));
                 }
                 assert!(from.iter().chain(&to).all(|place| shape.touches(me, place.member)));
@@ -43,19 +43,39 @@ fn run(
     }
 }
 
-fn value(member: usize, i: usize) -> i64 {
-    (member as i64 + 1) * 1_000_003 + i as i64 * 7
+pub(in crate::fabric) fn value(member: usize, i: usize) -> u64 {
+    (member as u64 + 1) * 1_000_003 + i as u64 * 7
 }
 
-fn filled(n: usize, len: impl Fn(usize) -> usize) -> Memory {
+pub(in crate::fabric) fn filled(n: usize, len: impl Fn(usize) -> usize) -> Memory {
     (0..n).map(|k| (0..len(k)).map(|i| value(k, i)).collect()).collect()
 }
 
-fn empty(n: usize, len: impl Fn(usize) -> usize) -> Memory {
-    (0..n).map(|k| vec![-1; len(k)]).collect()
+pub(in crate::fabric) fn empty(n: usize, len: impl Fn(usize) -> usize) -> Memory {
+    (0..n).map(|k| vec![1; len(k)]).collect()
 }
 
-fn sum(n: usize, i: usize) -> i64 {
+/// Reduces to a root, and broadcasts from it. `sum` is the expected sum of an element.
+pub(in crate::fabric) fn check_root(
+    n: usize,
+    len: usize,
+    root: usize,
+    sum: impl Fn(usize) -> u64,
+    run: impl Fn(&Shape, &mut Memory, Option<&mut Memory>),
+) {
+    let mut x = filled(n, |_| len);
+    run(&Shape::Reduce { len, root }, &mut x, None);
+    for (k, x) in x.iter().enumerate() {
+        let expected = |i| if k == root { sum(i) } else { value(k, i) };
+        assert!((0..len).all(|i| x[i] == expected(i)));
+    }
+
+    let mut x = filled(n, |_| len);
+    run(&Shape::Broadcast { len, root }, &mut x, None);
+    assert!(x.iter().all(|x| (0..len).all(|i| x[i] == value(root, i))));
+}
+
+fn sum(n: usize, i: usize) -> u64 {
     (0..n).map(|k| value(k, i)).sum()
 }
 
@@ -81,16 +101,7 @@ proptest! {
         run(&Shape::AllReduce { len }, &mut x, Some(&mut y));
         prop_assert!(y.iter().all(|y| (0..len).all(|i| y[i] == sum(n, i))));
 
-        let mut x = filled(n, |_| len);
-        run(&Shape::Reduce { len, root }, &mut x, None);
-        for (k, x) in x.iter().enumerate() {
-            let wanted = |i| if k == root { sum(n, i) } else { value(k, i) };
-            prop_assert!((0..len).all(|i| x[i] == wanted(i)));
-        }
-
-        let mut x = filled(n, |_| len);
-        run(&Shape::Broadcast { len, root }, &mut x, None);
-        prop_assert!(x.iter().all(|x| (0..len).all(|i| x[i] == value(root, i))));
+        check_root(n, len, root, |i| sum(n, i), run);
 
         for counts in [Counts::Each(len / 3), Counts::By(counts[..n].into())] {
             let all = counts.total(n);
@@ -104,7 +115,7 @@ proptest! {
 
             let (mut x, mut y) = (filled(n, |k| counts.part(k).len()), empty(n, |_| all));
             run(&Shape::AllGather { counts: counts.clone(), in_place: false }, &mut x, Some(&mut y));
-            let gathered = |y: &[i64]| (0..n).all(|k| counts.part(k).enumerate().all(|(at, i)| y[i] == value(k, at)));
+            let gathered = |y: &[u64]| (0..n).all(|k| counts.part(k).enumerate().all(|(at, i)| y[i] == value(k, at)));
             prop_assert!(y.iter().all(|y| gathered(y)));
 
             let mut x = filled(n, |_| all);

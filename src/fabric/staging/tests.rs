@@ -2,11 +2,15 @@
 //! that the counts allow, give what the collectives promise; and nobody gets stuck.
 
 use super::*;
-use crate::fabric::{layout::STAGED_SLOTS as SLOTS, plan::Counts, tiling::GRAIN};
+use crate::fabric::{
+    layout::STAGED_SLOTS as SLOTS,
+    plan::{
+        Counts,
+        tests::{Memory, check_root, empty, filled, value},
+    },
+    tiling::GRAIN,
+};
 use proptest::prelude::*;
-
-/// `[member][element]`
-type Memory = Vec<Vec<u64>>;
 
 /// A fold that depends on the order.
 fn folded(values: impl Iterator<Item = u64>) -> u64 {
@@ -159,18 +163,6 @@ fn run(shape: &Shape, n: usize, grain: usize, blocks: usize, seed: u64, from: &m
     }
 }
 
-fn value(member: usize, i: usize) -> u64 {
-    (member as u64 + 1) * 1_000_003 + i as u64 * 7
-}
-
-fn filled(n: usize, len: impl Fn(usize) -> usize) -> Memory {
-    (0..n).map(|k| (0..len(k)).map(|i| value(k, i)).collect()).collect()
-}
-
-fn empty(n: usize, len: impl Fn(usize) -> usize) -> Memory {
-    (0..n).map(|k| vec![1; len(k)]).collect()
-}
-
 fn sum(n: usize, i: usize) -> u64 {
     folded((0..n).map(|k| value(k, i)))
 }
@@ -199,16 +191,7 @@ proptest! {
         run(&Shape::AllReduce { len }, &mut x, Some(&mut y));
         prop_assert!(x == filled(n, |_| len) && y.iter().all(|y| (0..len).all(|i| y[i] == sum(n, i))));
 
-        let mut x = filled(n, |_| len);
-        run(&Shape::Reduce { len, root }, &mut x, None);
-        for (k, x) in x.iter().enumerate() {
-            let expected = |i| if k == root { sum(n, i) } else { value(k, i) };
-            prop_assert!((0..len).all(|i| x[i] == expected(i)));
-        }
-
-        let mut x = filled(n, |_| len);
-        run(&Shape::Broadcast { len, root }, &mut x, None);
-        prop_assert!(x.iter().all(|x| (0..len).all(|i| x[i] == value(root, i))));
+        check_root(n, len, root, |i| sum(n, i), run);
 
         let by = Counts::By(counts[..n].into());
         let total = by.total(n);

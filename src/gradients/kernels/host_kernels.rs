@@ -1,8 +1,12 @@
 //! Host kernels of the gradient kernels, for software GPUs. [`super`] packs their arguments.
 
 use super::{SEGMENTS, TABLE};
-use crate::gradients::{element::OnWire, layout::Unit};
-use crate::{Element, LaunchDims, driver::HostArg, memory::DeviceCopy};
+use crate::{
+    Element, LaunchDims,
+    driver::HostArg,
+    gradients::{element::OnWire, layout::Unit},
+    memory::DeviceCopy,
+};
 
 fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
     let HostArg::Value(bytes) = arg else { unreachable!("packed above") };

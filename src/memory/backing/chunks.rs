@@ -3,8 +3,10 @@
 use super::{
     super::block::ChunkKind, Backing, FreeAround, Mapping, Mappings, Moved, Region, invalid, out_of_memory, unsupported,
 };
-use crate::driver::{Address, DriverResult, FaultKind};
-use crate::memory::handle::DeviceHandle;
+use crate::{
+    driver::{Address, DriverResult, FaultKind},
+    memory::handle::DeviceHandle,
+};
 use smallvec::smallvec;
 use std::{ops::Range, sync::Arc};
 

@@ -3,8 +3,10 @@
 //! The backing adds, moves and gives back units; a block's last drop may give back the rest after the pool has ended.
 
 use super::{ChunkKind, invalid};
-use crate::driver::{Address, DriverResult, Fault, FaultKind, check::Token};
-use crate::memory::handle::DeviceHandle;
+use crate::{
+    driver::{Address, DriverResult, Fault, FaultKind, check::Token},
+    memory::handle::DeviceHandle,
+};
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 

@@ -1,7 +1,6 @@
 //! One suite for all backings.
 
 use super::{Backing, BackingChoice, ChunkKind, Mapping, ProbeContext, open};
-use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{
         Address, DriverRef, DriverResult, FaultKind, RawStream,
@@ -9,6 +8,7 @@ use crate::{
         faulty,
         host::{self, HostConfig},
     },
+    memory::handle::DeviceHandle,
     testing::{FaultPlan, FaultRule, Injected},
 };
 use std::{cell::RefCell, ops::Range, sync::Arc, time::Duration};
@@ -39,6 +39,14 @@ impl Case {
         let backing = open(handle, self.0, self.1, ProbeContext::default()).unwrap();
         assert_eq!(backing.name(), self.2);
         backing
+    }
+
+    /// A machine of one device, its handle, and the backing there.
+    fn alone(self) -> (DriverRef, Arc<DeviceHandle>, Box<dyn Backing>) {
+        let gpu = machine(1).remove(0);
+        let handle = link_of(&gpu);
+        let backing = self.open(&handle);
+        (gpu, handle, backing)
     }
 }
 
@@ -126,10 +134,8 @@ mod suite {
 
     /// Blocks outlive their pool.
     pub fn memory_outlives_the_pool(kind: Case) {
-        let gpu = machine(1).remove(0);
-        let handle = link_of(&gpu);
-        let mut backing = kind.open(&handle);
-        let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
+        let (gpu, handle, mut backing) = kind.alone();
+        let [a, b] = [(); 2].map(|()| backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         unmap(&mut *backing, &b[0]).unwrap();
         drop((b, backing));
@@ -143,9 +149,7 @@ mod suite {
     }
 
     pub fn out_of_memory_changes_nothing(kind: Case) {
-        let gpu = machine(1).remove(0);
-        let handle = link_of(&gpu);
-        let mut backing = kind.open(&handle);
+        let (gpu, _handle, mut backing) = kind.alone();
         let kept = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         for bytes in [MEMORY + G, u64::MAX / 4 / G * G] {
             let before = (backing.reserved(), free(&gpu));
@@ -206,10 +210,8 @@ mod suite {
 
     /// Memory that a stuck stream may use is never given back; memory beside it is.
     pub fn what_is_leaked_stays(kind: Case) {
-        let gpu = machine(1).remove(0);
-        let handle = link_of(&gpu);
-        let mut backing = kind.open(&handle);
-        let (a, b) = (backing.grow(G, G, u64::MAX, &nothing).unwrap(), backing.grow(G, G, u64::MAX, &nothing).unwrap());
+        let (_gpu, handle, mut backing) = kind.alone();
+        let [a, b] = [(); 2].map(|()| backing.grow(G, G, u64::MAX, &nothing).unwrap());
         let (at, also) = (a[0].address, b[0].address);
         a[0].keep_alive.leak(&(at + 100..at + 200));
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::InvalidArgument);

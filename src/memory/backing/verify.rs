@@ -5,9 +5,9 @@
 //! leaked.
 
 use super::{Backing, ProbeContext, fault, vmm::Vmm};
-use crate::memory::handle::DeviceHandle;
 use crate::{
     driver::{Address, DriverRef, DriverResult, FaultKind, RawStream, host},
+    memory::handle::DeviceHandle,
     stall::StallTimer,
 };
 use std::{slice, time::Duration};

@@ -8,8 +8,10 @@ use super::{
     holes::{self, Hole},
     out_of_memory, unsupported,
 };
-use crate::driver::{Address, DriverResult, FaultKind};
-use crate::memory::handle::DeviceHandle;
+use crate::{
+    driver::{Address, DriverResult, FaultKind},
+    memory::handle::DeviceHandle,
+};
 use std::{ops::Range, sync::Arc};
 
 /// The number of the only region.

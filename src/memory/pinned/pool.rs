@@ -14,8 +14,10 @@ use super::{
     },
     DeviceCopy, PinnedBuffer,
 };
-use crate::error::{Error, Result};
-use crate::memory::handle::DeviceHandle;
+use crate::{
+    error::{Error, Result},
+    memory::handle::DeviceHandle,
+};
 use parking_lot::Mutex;
 use std::{marker::PhantomData, panic::Location, sync::Arc};
 

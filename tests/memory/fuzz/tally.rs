@@ -65,7 +65,8 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{steps} steps: {allocated} allocated, {refused} refused ({served_after_refusal} of those served once \
-             something had been freed), {checked} checked, {from_peers} taken from others, {thrown_away} freed on other threads, \
+             something had been freed), {checked} checked, \
+             {from_peers} taken from others, {thrown_away} freed on other threads, \
              {trimmed} trims, {faults} faults"
         )
     }

@@ -1,0 +1,172 @@
+//! A member's side of a scope, on its device thread: the closure, the drain of its streams, the recovery.
+//!
+//! [`scope::run`](super::run) calls [`run`] once for each member. This file may use what the scope may use.
+//!
+//! Invariant: a member leaves its gang and reports its drain exactly once, also after a panic. So no peer waits for a
+//! member that has gone.
+
+use crate::{
+    Device, Shard,
+    collective::barrier,
+    driver::check::Token,
+    error::{Error, Result},
+    gang::Gang,
+    memory::block::InGang,
+    mutation::Panic,
+    panics,
+    thread::worker::Worker,
+};
+use parking_lot::Mutex;
+use std::{cell::Cell, rc::Rc, sync::Arc};
+
+/// The outcome of a member's closure. The caller converts and drops the user's values in it, never the device thread:
+/// that code may panic while peers wait.
+pub(super) enum Outcome<R, E> {
+    Done(R),
+    Failed { error: E, first: bool },
+    Panicked,
+}
+
+/// A member's part in its gang. Peers wait until the member has left and drained, so the drop does both after a panic.
+pub(super) struct Part<'g> {
+    gang: &'g Arc<Gang>,
+    rank: usize,
+    left: Cell<bool>,
+    drained: Cell<bool>,
+}
+
+impl<'g> Part<'g> {
+    pub fn of(gang: &'g Arc<Gang>, rank: usize) -> Self {
+        Part { gang, rank, left: Cell::new(false), drained: Cell::new(false) }
+    }
+
+    fn leave(&self) {
+        if !self.left.replace(true) {
+            self.gang.leave(self.rank);
+        }
+    }
+
+    fn drained(&self) {
+        if !self.drained.replace(true) {
+            self.gang.drained();
+        }
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if !self.drained.get() {
+            // A panic. It is not known what this member's streams do, nor whether its closure has run.
+            let device = self.gang.device(self.rank);
+            let (message, place) =
+                ("the device's thread, outside of the closure".to_owned(), panics::UNKNOWN.to_owned());
+            self.gang.stuck();
+            self.gang.poison(device, Error::Panicked { device, message, place });
+        }
+        self.leave();
+        self.drained();
+    }
+}
+
+/// A member on its device thread: the closure, then the drain of its streams, then the recovery if the gang has failed.
+pub(super) fn run<F, R, E>(
+    worker: &Rc<Worker>,
+    part: &Part<'_>,
+    f: &F,
+    shard: Shard,
+    tell: &impl Fn(&E, &dyn Fn(Error) -> bool) -> bool,
+    known: &Mutex<Option<Box<Token>>>,
+) -> Outcome<R, E>
+where
+    F: Fn(&Device, Shard) -> Result<R, E>,
+{
+    let (device, gang) = (worker.handle.device, part.gang);
+    let in_gang = InGang::enter(gang.word());
+    let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.take_deferred_error());
+    let returned = begun.and_then(|()| {
+        let dev = Device::new(worker, gang, part.rank);
+        let returned = panics::catch(device, || f(&dev, shard));
+        gang.last_call(part.rank, dev.session.last_call.get());
+        returned
+    });
+    let outcome = match returned {
+        Ok(Ok(result)) => Outcome::Done(result),
+        Ok(Err(error)) => Outcome::Failed { first: tell(&error, &|cause| gang.poison(device, cause)), error },
+        Err(error) => {
+            gang.poison(device, error);
+            Outcome::Panicked
+        }
+    };
+    part.leave();
+    if let Err(error) = panics::catch(device, || drain(worker, gang, known)).and_then(|drained| drained) {
+        // The work has failed after the closure returned, so the closure's result is worth nothing. After these two
+        // errors the operations have ended nevertheless: they were cancelled, or were found wrong after they had run.
+        if !matches!(error, Error::Deadlock { .. } | Error::Misuse { .. }) {
+            gang.stuck();
+        }
+        gang.poison(device, error);
+    }
+    part.drained();
+    // The gang may have ended already, so it is too late to fail it.
+    if let Err(error) = panics::catch(device, || end(worker, gang, in_gang, known)) {
+        worker.defer_error(error);
+    }
+    outcome
+}
+
+/// Before the closure.
+fn begin(worker: &Rc<Worker>, gang: &Arc<Gang>) {
+    worker.handle.strike(Panic::BeforeMember);
+    worker.handle.progress.advance();
+    // An earlier gang may have failed on another member only, so that this member has not forgotten its messages.
+    forget(worker, gang.place() - 1);
+    barrier::resync_later(worker);
+    if let Some(signals) = worker.shared.signals.get() {
+        signals.enter(worker.handle.device, gang);
+    }
+}
+
+/// After the closure: drains this member's streams.
+fn drain(worker: &Rc<Worker>, gang: &Gang, known: &Mutex<Option<Box<Token>>>) -> Result<()> {
+    worker.cache.borrow_mut().begin_audit();
+    let drained = worker.drain().inspect(|()| gang.check_kernels(worker.shared.deadline));
+    worker.handle.strike(Panic::InDrain);
+    let drained = drained.and_then(|()| worker.cache.borrow_mut().audit("scope end"));
+    if let Some(token) = worker.handle.release() {
+        Token::add(&mut known.lock(), Some(token));
+    }
+    drained
+}
+
+/// Drops the messages that gangs up to place `upto` have left unread in a device's mailboxes.
+fn forget(worker: &Worker, upto: u64) {
+    let left = worker.endpoint.borrow_mut().leftovers(upto);
+    // Its drop may use the mailboxes.
+    drop(left);
+}
+
+/// After the drain: if the gang has failed, waits for all members and recovers.
+fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex<Option<Box<Token>>>) {
+    worker.handle.strike(Panic::InRecovery);
+    if gang.is_aborted() {
+        worker.failures.set(worker.failures.get() + 1);
+        let recovering = gang.clone();
+        let quiescence = &worker.shared.quiescence[worker.handle.device];
+        quiescence.while_blocked(move || !recovering.is_recovered(), || gang.recover());
+        // With a checker: the work that the other members have waited for is over for this thread, too, as the
+        // quarantine below must be.
+        worker.handle.acquire(known.lock().as_deref());
+        forget(worker, gang.place());
+        if !gang.is_stuck() && barrier::resync(worker).is_err() {
+            // The device or its stream is lost; the next operation reports it.
+            gang.stuck();
+        }
+        for block in worker.quarantine.take() {
+            if gang.is_stuck() {
+                std::mem::forget(block);
+            }
+        }
+        in_gang.unpark(gang.is_stuck());
+    }
+    worker.cache.borrow_mut().publish_stats();
+}
