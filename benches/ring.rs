@@ -50,7 +50,7 @@ trait Spsc {
     }
 }
 
-/// A queue: its name, its two ends, the call that makes it, and how an element goes in and out. More methods may follow.
+/// A queue: its name, its two ends, the call that makes it, and how an element goes in and out. Methods may follow.
 macro_rules! spsc {
     (
         $queue:ident, $name:literal, $tx:ty, $rx:ty, $pair:expr;

@@ -9,26 +9,18 @@
 // them. Never ld.global.nc, since peers write this memory while the kernel runs.
 template <class Unit> __device__ Unit load(u64 at);
 
-template <> __device__ inline u8 load<u8>(u64 at) {
-    u32 x;
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(at));
-    return (u8)x;
-}
-template <> __device__ inline u16 load<u16>(u64 at) {
-    u16 x;
-    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(at));
-    return x;
-}
-template <> __device__ inline u32 load<u32>(u64 at) {
-    u32 x;
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(at));
-    return x;
-}
-template <> __device__ inline u64 load<u64>(u64 at) {
-    u64 x;
-    asm volatile("ld.global.u64 %0, [%1];" : "=l"(x) : "l"(at));
-    return x;
-}
+// A byte has no register of its own size.
+#define LOAD(Unit, InRegister, constraint)                                           \
+    template <> __device__ inline Unit load<Unit>(u64 at) {                          \
+        InRegister x;                                                                \
+        asm volatile("ld.global." #Unit " %0, [%1];" : "=" constraint(x) : "l"(at)); \
+        return (Unit)x;                                                              \
+    }
+LOAD(u8, u32, "r")
+LOAD(u16, u16, "h")
+LOAD(u32, u32, "r")
+LOAD(u64, u64, "l")
+#undef LOAD
 template <> __device__ inline uint4 load<uint4>(u64 at) {
     uint4 x;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at));
@@ -96,7 +88,8 @@ __device__ inline void store_packet(u64 at, uint4 x) {
 // `await_earlier` waits until that kernel has completed and all its writes are visible. Before it, no thread touches
 // global memory; parameters may be read. No thread may skip it: the next kernel waits only for this one, and assumes
 // that all earlier kernels have completed, too.
-// https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#parallel-synchronization-and-communication-instructions-griddepcontrol
+// PTX ISA: "Parallel Synchronization and Communication Instructions: griddepcontrol",
+// https://docs.nvidia.com/cuda/parallel-thread-execution/
 __device__ inline void await_earlier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -8,7 +8,8 @@
 // dimensions, on how a buffer is cut into pieces or on its alignment.
 #include "common.cuh"
 
-template <class T, class Op> __device__ inline void combine(T* __restrict__ dst, const T* __restrict__ src, u64 n, Op op) {
+template <class T, class Op>
+__device__ inline void combine(T* __restrict__ dst, const T* __restrict__ src, u64 n, Op op) {
     const u32 W = 16 / sizeof(T);
     struct alignas(16) Pack {
         T lane[W];

@@ -77,16 +77,7 @@ __device__ inline void fill_table(Table<T>& table, u32 op, u32 sources, u32 dest
         barrier.leave();                                                                                           \
     }
 
-COMBINE(f32)
-COMBINE(f64)
-COMBINE(f16)
-COMBINE(bf16)
-COMBINE(i8)
-COMBINE(u8)
-COMBINE(i32)
-COMBINE(u32)
-COMBINE(i64)
-COMBINE(u64)
+EACH_TYPE(COMBINE)
 
 KERNEL pairs(Meet meet, u32 count, u32 blocks_per_pair, Sizes lo, Sizes hi,
                                                            SIXTEEN(const u8*, s), SIXTEEN(u8*, d)) {

@@ -153,13 +153,4 @@ __device__ inline void eager(const Meet& meet, u64 n, u32 op, const Route& route
         eager<T>(meet, n, op, route, lo, hi, (u64)src, (u64)dst);                                                  \
     }
 
-EAGER(f32)
-EAGER(f64)
-EAGER(f16)
-EAGER(bf16)
-EAGER(i8)
-EAGER(u8)
-EAGER(i32)
-EAGER(u32)
-EAGER(i64)
-EAGER(u64)
+EACH_TYPE(EAGER)

@@ -2,7 +2,8 @@
 // slice to the slice's owner. The owner reduces them in rank order and writes the results to their destinations.
 //
 //   exchange_{f32,f64,f16,bf16,i8,u8,i32,u32,i64,u64}
-//            (Meet meet, u32 op, Factors lo, Factors hi, Pieces pieces, and by eights, low and high: from, bytes, to, inbox)
+//            (Meet meet, u32 op, Factors lo, Factors hi, Pieces pieces, and by eights, low and high: from, bytes, to,
+//            inbox)
 //
 // SMs are fastest over NVLink with stores: loads from peers together with stores to them, as in combine.cu, reach about
 // 315 GB/s; stores to all peers at once reach about 345 GB/s.
@@ -182,13 +183,4 @@ template <class T> __device__ inline void trade(const Meet& meet, u32 op, const 
         trade<T>(meet, op, pieces, desk);                                                                          \
     }
 
-EXCHANGE(f32)
-EXCHANGE(f64)
-EXCHANGE(f16)
-EXCHANGE(bf16)
-EXCHANGE(i8)
-EXCHANGE(u8)
-EXCHANGE(i32)
-EXCHANGE(u32)
-EXCHANGE(i64)
-EXCHANGE(u64)
+EACH_TYPE(EXCHANGE)

@@ -58,6 +58,10 @@ static_assert(sizeof(Signals) == 256 + 2 * BLOCKS * MOST * 4 + 3 * BLOCKS * MOST
 // An entry; all have at most 512 threads a block, and so up to 128 registers a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
 
+// Defines the entries of all element types.
+#define EACH_TYPE(ENTRY) \
+    ENTRY(f32) ENTRY(f64) ENTRY(f16) ENTRY(bf16) ENTRY(i8) ENTRY(u8) ENTRY(i32) ENTRY(u32) ENTRY(i64) ENTRY(u64)
+
 // One value per member, in two parameters: for ranks up to 7, and for the others. (The host passes at most 64 bytes.)
 struct Eight {
     u64 x[8];

@@ -219,13 +219,4 @@ __device__ inline void push(const Meet& meet, u64 n, u32 op, const Route& route,
         push<T>(meet, n, op, route, lo, hi, (u64)src, (u64)dst);                                                   \
     }
 
-PUSH(f32)
-PUSH(f64)
-PUSH(f16)
-PUSH(bf16)
-PUSH(i8)
-PUSH(u8)
-PUSH(i32)
-PUSH(u32)
-PUSH(i64)
-PUSH(u64)
+EACH_TYPE(PUSH)

@@ -279,13 +279,4 @@ __device__ inline void staged(const Meet& meet, const Stage& stage, const Role& 
         staged<T>(meet, stage, role, op, desk, table);                                                             \
     }
 
-STAGED_KERNEL(f32)
-STAGED_KERNEL(f64)
-STAGED_KERNEL(f16)
-STAGED_KERNEL(bf16)
-STAGED_KERNEL(i8)
-STAGED_KERNEL(u8)
-STAGED_KERNEL(i32)
-STAGED_KERNEL(u32)
-STAGED_KERNEL(i64)
-STAGED_KERNEL(u64)
+EACH_TYPE(STAGED_KERNEL)

@@ -12,8 +12,8 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds};
 /// `len` elements of `T` in the memory of one device.
 ///
 /// * A buffer is used together with a [`&Device`](crate::Device): all operations are methods there. They refuse a
-///   buffer of another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Only copies and kernels cross devices,
-///   through [`peer`](Self::peer).
+///   buffer of another device with [`Error::WrongDevice`](crate::Error::WrongDevice). Only copies and kernels cross
+///   devices, through [`peer`](Self::peer).
 /// * A buffer may be sent to any thread, shared, and dropped anywhere, also after its pool has ended. The memory goes
 ///   back to its own device's pool, and is used again only after every device is done with it.
 /// * The library orders the operations on a buffer, over streams and devices, in the order of the calls.

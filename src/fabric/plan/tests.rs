@@ -55,14 +55,23 @@ pub(in crate::fabric) fn empty(n: usize, len: impl Fn(usize) -> usize) -> Memory
     (0..n).map(|k| vec![1; len(k)]).collect()
 }
 
-/// Reduces to a root, and broadcasts from it. `sum` is the expected sum of an element.
-pub(in crate::fabric) fn check_root(
+/// Checks all-reduce in place and into other memory, reduce, and broadcast. `sum` is the expected sum of an element.
+pub(in crate::fabric) fn check_whole(
     n: usize,
     len: usize,
     root: usize,
     sum: impl Fn(usize) -> u64,
     run: impl Fn(&Shape, &mut Memory, Option<&mut Memory>),
 ) {
+    let summed = |x: &Memory| x.iter().all(|x| (0..len).all(|i| x[i] == sum(i)));
+    let mut x = filled(n, |_| len);
+    run(&Shape::AllReduce { len }, &mut x, None);
+    assert!(summed(&x));
+
+    let (mut x, mut y) = (filled(n, |_| len), empty(n, |_| len));
+    run(&Shape::AllReduce { len }, &mut x, Some(&mut y));
+    assert!(x == filled(n, |_| len) && summed(&y));
+
     let mut x = filled(n, |_| len);
     run(&Shape::Reduce { len, root }, &mut x, None);
     for (k, x) in x.iter().enumerate() {
@@ -93,15 +102,7 @@ proptest! {
         let (root, order) = (root % n, order.into_iter().filter(|&k| k < n).collect::<Vec<_>>());
         let run = |shape: &Shape, from: &mut Memory, to: Option<&mut Memory>| run(shape, n, grain, &order, from, to);
 
-        let mut x = filled(n, |_| len);
-        run(&Shape::AllReduce { len }, &mut x, None);
-        prop_assert!(x.iter().all(|x| (0..len).all(|i| x[i] == sum(n, i))));
-
-        let (mut x, mut y) = (filled(n, |_| len), empty(n, |_| len));
-        run(&Shape::AllReduce { len }, &mut x, Some(&mut y));
-        prop_assert!(y.iter().all(|y| (0..len).all(|i| y[i] == sum(n, i))));
-
-        check_root(n, len, root, |i| sum(n, i), run);
+        check_whole(n, len, root, |i| sum(n, i), run);
 
         for counts in [Counts::Each(len / 3), Counts::By(counts[..n].into())] {
             let all = counts.total(n);

@@ -6,7 +6,7 @@ use crate::fabric::{
     layout::STAGED_SLOTS as SLOTS,
     plan::{
         Counts,
-        tests::{Memory, check_root, empty, filled, value},
+        tests::{Memory, check_whole, empty, filled, value},
     },
     tiling::GRAIN,
 };
@@ -184,14 +184,7 @@ proptest! {
             run(shape, n, grain, blocks, seed, from, to);
         };
 
-        let mut x = filled(n, |_| len);
-        run(&Shape::AllReduce { len }, &mut x, None);
-        prop_assert!(x.iter().all(|x| (0..len).all(|i| x[i] == sum(n, i))));
-        let (mut x, mut y) = (filled(n, |_| len), empty(n, |_| len));
-        run(&Shape::AllReduce { len }, &mut x, Some(&mut y));
-        prop_assert!(x == filled(n, |_| len) && y.iter().all(|y| (0..len).all(|i| y[i] == sum(n, i))));
-
-        check_root(n, len, root, |i| sum(n, i), run);
+        check_whole(n, len, root, |i| sum(n, i), run);
 
         let by = Counts::By(counts[..n].into());
         let total = by.total(n);

@@ -41,9 +41,13 @@ impl Case {
         backing
     }
 
-    /// A machine of one device, its handle, and the backing there.
+    /// [`on`](Self::on) the only device of a machine.
     fn alone(self) -> (DriverRef, Arc<DeviceHandle>, Box<dyn Backing>) {
-        let gpu = machine(1).remove(0);
+        self.on(machine(1).remove(0))
+    }
+
+    /// The device, its handle, and the backing there.
+    fn on(self, gpu: DriverRef) -> (DriverRef, Arc<DeviceHandle>, Box<dyn Backing>) {
         let handle = link_of(&gpu);
         let backing = self.open(&handle);
         (gpu, handle, backing)
@@ -92,9 +96,8 @@ mod suite {
     use super::*;
 
     pub fn grows_and_gives_back(kind: Case) {
-        let gpu = check::wrap(machine(1)).remove(0);
-        let handle = link_of(&gpu);
-        let (mut backing, stream) = (kind.open(&handle), gpu.stream_create(0).unwrap());
+        let (gpu, handle, mut backing) = kind.on(check::wrap(machine(1)).remove(0));
+        let stream = gpu.stream_create(0).unwrap();
         assert_eq!(backing.reserved(), 0);
         let small = backing.grow(3000, G, u64::MAX, &nothing).unwrap();
         let large = backing.grow(7 * G, 4 * G, u64::MAX, &nothing).unwrap();
@@ -170,9 +173,8 @@ mod suite {
 
     /// With a checker: memory in use is not given back, and the report names the caller.
     pub fn memory_in_use_stays(kind: Case) {
-        let gpu = check::wrap(machine(1)).remove(0);
-        let handle = link_of(&gpu);
-        let (mut backing, stream) = (kind.open(&handle), gpu.stream_create(0).unwrap());
+        let (gpu, handle, mut backing) = kind.on(check::wrap(machine(1)).remove(0));
+        let stream = gpu.stream_create(0).unwrap();
         let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&handle, a[0].address, 64, stream).unwrap();
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::Misuse);
@@ -191,9 +193,8 @@ mod suite {
 
     /// The knowledge of another thread comes with the memory that it frees.
     pub fn a_region_remembers_who_let_go(kind: Case) {
-        let gpu = check::wrap(machine(1)).remove(0);
-        let handle = link_of(&gpu);
-        let (mut backing, stream) = (kind.open(&handle), gpu.stream_create(0).unwrap());
+        let (gpu, handle, mut backing) = kind.on(check::wrap(machine(1)).remove(0));
+        let stream = gpu.stream_create(0).unwrap();
         let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
         fill(&handle, a[0].address, 64, stream).unwrap();
         drop(backing);
