@@ -10,14 +10,8 @@ use gpu_pool::{
     Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
 };
 use parking_lot::Mutex;
-use std::{
-    panic::Location,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::*},
-    },
-    time::Duration,
-};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 on_both! {
     // Each operation says where in the caller's code it was given the wrong buffer.
@@ -123,8 +117,7 @@ on_both! {
     }
 
     1: fn lengths_must_agree(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (mut x, mut pinned) = (dev.zeros::<f32>(4)?, dev.pinned::<f32>(3)?);
             let mut host = [0.0; 5];
             let y = dev.zeros::<f32>(5)?;
@@ -142,8 +135,7 @@ on_both! {
             dev.fill(&mut x, 1.0)?;
             assert_eq!(dev.download(&x)?, [1.0; 4]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     1: fn a_slice_out_of_range_panics_as_in_the_standard_library(gpus) {

@@ -59,8 +59,7 @@ on_both! {
 
     1: fn a_group_of_one(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let group = dev.group(&[dev.rank()])?;
             let mut exchange = small().build_in(&group, &SIZES)?;
             for number in 0..3 {
@@ -73,8 +72,7 @@ on_both! {
                 assert_eq!(bits(&all(dev, &exchange)?), bits(&own));
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // Sums, averages, norms, what is unused, and the order of buckets are the group's.
@@ -175,8 +173,7 @@ on_both! {
     }
 
     3: fn others_need_not_know_of_it(gpus) {
-        let pool = rig::pool(gpus, 3);
-        pool.run(|dev, _| {
+        rig::run(gpus, 3, |dev| {
             if dev.rank() == 1 {
                 return Ok(());
             }
@@ -188,8 +185,7 @@ on_both! {
             }
             exchange.reset(dev)?;
             group.barrier()
-        })
-        .unwrap();
+        });
     }
 
     4: fn in_later_gangs(gpus) {

@@ -1,6 +1,6 @@
 //! What these tests share: models made of nothing but gradients, and what must come of them.
 
-use crate::support::Gpus;
+use crate::support::{Gpus, succeeds};
 use gpu_pool::{
     Builder, Check, Device, Error, Exchanged, GpuPool, Gradient, GradientExchange, GradientExchangeBuilder, ReduceOp,
     ReduceOrder,
@@ -18,6 +18,12 @@ pub fn builder(gpus: Gpus, count: usize) -> Builder {
 
 pub fn pool(gpus: Gpus, count: usize) -> GpuPool {
     builder(gpus, count).build().unwrap()
+}
+
+/// Runs `f` on each device of a [`pool`], which must succeed. Returns the pool.
+#[track_caller]
+pub fn run(gpus: Gpus, count: usize, f: impl Fn(&Device) -> Result<(), Error> + Sync) -> GpuPool {
+    succeeds(pool(gpus, count), f)
 }
 
 /// Buckets of a few elements, so that there are several.

@@ -14,14 +14,8 @@ use gpu_pool::{
     BackingChoice, Device, DeviceBuffer, Error, OutOfMemoryReport,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
-use std::{
-    panic::Location,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::*},
-    },
-    time::Duration,
-};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 on_both! {
     // The list: requested, free, largest, per-stream pending, who holds what by call site.

@@ -27,6 +27,11 @@ pub fn on_backings(test: impl Fn(BackingChoice)) {
     }
 }
 
+/// Runs a test over every backing, with a pool of `count` devices.
+pub fn on_pools(gpus: Gpus, count: usize, test: impl Fn(&GpuPool, BackingChoice)) {
+    on_backings(|backing| test(&gpus.builder(count).memory_backing(backing).build().unwrap(), backing));
+}
+
 /// A pool in the making, of `count` devices that may each take `limit` bytes.
 pub fn limited(gpus: Gpus, count: usize, backing: BackingChoice, limit: usize) -> Builder {
     gpus.builder(count).memory_backing(backing).memory_limit(limit as u64)

@@ -3,7 +3,10 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings, on_limited},
+    rig::{
+        Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings, on_limited,
+        on_pools,
+    },
     support::{all_are, ramp, slow_add},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
@@ -11,8 +14,7 @@ use gpu_pool::{Device, DeviceBuffer, Error, Stream};
 on_both! {
     // DALI: SingleStreamReuse.
     1: fn a_stream_gets_its_own_block_back_at_once(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 1, |pool, _| {
             pool.run(|dev, _| {
                 for bytes in [256, 10 * KIB, 128 * KIB, MIB, 20 * MIB] {
                     let gate = Gate::new(gpus);
@@ -34,7 +36,7 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 

@@ -4,7 +4,7 @@
 
 use crate::{
     on_both,
-    rig::{KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings},
+    rig::{KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_pools},
     support::until,
 };
 use gpu_pool::{DeviceBuffer, Error};
@@ -23,9 +23,8 @@ on_both! {
     // RMM: AllocFreeDifferentThreads{DefaultStream, PerThreadDefaultStream, SameStream, DifferentStream},
     // PerThreadToStreamDealloc.
     2: fn freed_on_every_other_thread_in_random_order(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(4);
-            let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
+        let n = gpus.up_to(4);
+        on_pools(gpus, n, |pool, _| {
             for round in 0..3u64 {
                 let made = pool
                     .run(|dev, _| {
