@@ -27,7 +27,7 @@ use gpu_pool::driver::{
     check::{self, Kind},
     host::{self, HostConfig},
 };
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 const BYTES: usize = 256;
 
@@ -104,6 +104,15 @@ impl Handler {
     fn order(&mut self, event: usize, first: usize, then: &[usize]) {
         self.record(event, first);
         then.iter().for_each(|&stream| self.wait(event, stream));
+    }
+
+    /// Each of the streams `readers` reads tensor 1; then stream `then` waits for all of them.
+    fn reads_before(&mut self, then: usize, readers: Range<usize>) {
+        for i in readers.clone() {
+            self.good(i, &[1], &[]);
+            self.record(i, i);
+        }
+        readers.for_each(|i| self.wait(i, then));
     }
 
     fn stream_synchronization(&mut self, stream: usize) {
@@ -217,13 +226,7 @@ fn test_deleted_record() {
 #[test]
 fn test_all_reads_checked_failing() {
     let (mut h, iterations) = (Handler::new(), 10);
-    for i in 1..iterations {
-        h.good(i, &[1], &[]);
-        h.record(i, i);
-    }
-    for i in 1..iterations {
-        h.wait(i, 0);
-    }
+    h.reads_before(0, 1..iterations);
     h.good(iterations, &[1], &[]);
     h.record(iterations, iterations - 1);
     // It has not waited for the last read.
@@ -233,13 +236,7 @@ fn test_all_reads_checked_failing() {
 #[test]
 fn test_all_reads_checked_passing() {
     let (mut h, iterations) = (Handler::new(), 10);
-    for i in 1..iterations {
-        h.good(i, &[1], &[]);
-        h.record(i, i);
-    }
-    for i in 1..iterations {
-        h.wait(i, 0);
-    }
+    h.reads_before(0, 1..iterations);
     h.good(0, &[], &[1]);
 }
 

@@ -18,10 +18,7 @@ use std::{
 /// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory. GPUs are not watched unless
 /// `GPU_POOL_CHECK` says so: the checker knows no flags, so where it looks on, kernels do not meet by themselves.
 pub fn builder(gpus: Gpus, count: usize) -> Builder {
-    let mut builder = gpus.builder(count);
-    if gpus.is_cuda() && std::env::var_os("GPU_POOL_CHECK").is_none() {
-        builder = builder.check(Check::Off);
-    }
+    let builder = gpus.unwatched(count);
     match std::env::var("GPU_POOL_TEST_PEERS").as_deref() {
         Ok("off") => builder.without_peer_access(),
         _ => builder,

@@ -13,13 +13,7 @@ use std::time::Duration;
 /// zeros.
 fn plain(group: &Group<'_>, number: usize, op: ReduceOp, used: impl Fn(usize) -> bool) -> Result<Vec<Vec<f32>>> {
     let dev = group.device();
-    let one = |(gradient, &len): (usize, &usize)| {
-        let own = numbers(number, dev.rank(), gradient, len);
-        let mut x = dev.upload(&if used(gradient) { own } else { vec![0.0; len] })?;
-        group.all_reduce(&mut x, op)?;
-        dev.download(&x)
-    };
-    SIZES.iter().enumerate().map(one).collect()
+    rig::plain_with(dev, &SIZES, number, used, |x| group.all_reduce(x, op))
 }
 
 on_both! {

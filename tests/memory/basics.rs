@@ -5,7 +5,7 @@ use crate::{
     on_both,
     rig::{
         KIB, MIB, Rng, aligned, assert_books, assert_empty, bytes_of, check_books, driver_calls, on_backings,
-        on_limited, on_pools, span,
+        on_devices, on_limited, span,
     },
     support::{all_are, failure, ramp},
 };
@@ -44,8 +44,7 @@ fn assert_disjoint(blocks: &[Numbered]) {
 on_both! {
     // RMM: AllocationsAreDifferent, RandomAllocations; TF: NoDups.
     1: fn random_allocations_are_disjoint_and_keep_what_was_written(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut rng = Rng(1);
                 let blocks = (0..100)
                     .map(|i| Numbered::new(dev, rng.below(5 * MIB), i))
@@ -55,15 +54,12 @@ on_both! {
                 blocks.iter().try_for_each(|block| block.check(dev))?;
                 drop(blocks);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
     // RMM: MixedRandomAllocationFree; TF: AllocationsAndDeallocations(WithGrowth).
     1: fn random_allocations_and_frees(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut rng = Rng(2);
                 let mut live: Vec<Numbered> = Vec::new();
                 for i in 0..2000 {
@@ -83,15 +79,12 @@ on_both! {
                 live.iter().try_for_each(|block| block.check(dev))?;
                 drop(live);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
     // RMM: 0, 4 B, 1 KiB, 1 MiB, 1 GiB, 1 PiB; CUDA.jl's 10^20; rmm#307, TF's AllocateZeroBufSize.
     1: fn zero_len_and_1_pib(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let nothing = [bytes_of(dev, 0)?, bytes_of(dev, 0)?, dev.zeros(0)?];
                 assert!(nothing.iter().all(|x| x.is_empty() && x.address() != 0));
                 for bytes in [4, KIB, MIB, if gpus.is_cuda() { 1 << 30 } else { 64 * MIB }] {
@@ -119,15 +112,12 @@ on_both! {
                 Numbered::new(dev, MIB, 9)?.check(dev)?;
                 drop(nothing);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
     // RMM: AlignMultiple, ThrowOnInvalidAllocationAlignment, ForwardsAlignment; xla#40979.
     1: fn alignment_1_to_2_mib(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut kept = Vec::new();
                 for shift in 0..=21 {
                     for bytes in [0, 1, 300, 100 * KIB, 200 * KIB, 3 * MIB + 5] {
@@ -146,8 +136,6 @@ on_both! {
                 }
                 drop(kept);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
@@ -171,8 +159,7 @@ on_both! {
 
     // TF: TracksSizes, AllocatedVsRequested; PyTorch: test_memory_allocation, test_memory_stats.
     1: fn counters_tell_what_was_asked_for_and_what_it_took(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut rng = Rng(3);
                 let (mut live, mut asked, mut peak, mut served) = (Vec::new(), 0, 0, dev.stats().allocations);
                 for _ in 0..300 {
@@ -195,8 +182,6 @@ on_both! {
                 check_books(dev);
                 drop(live);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 

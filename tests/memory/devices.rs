@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{BACKINGS, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, on_pools, span},
+    rig::{BACKINGS, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_limited_pools, on_pools, span},
     support::{all_are, bytes, failure, slow_add},
 };
 use gpu_pool::{DeviceBuffer, Error};
@@ -160,9 +160,8 @@ on_both! {
 
     // A panic (or an error) in one shard leaks nothing, of whatever was held by whomever.
     2: fn panic_in_one_shard_leaks_nothing(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = limited(gpus, n, backing, 32 * MIB).build().unwrap();
+        let n = gpus.up_to(3);
+        on_limited_pools(gpus, n, 32 * MIB, |pool, _| {
             for round in 0..12 {
                 let culprit = round % n;
                 let error = failure(pool.run(|dev, _| {
@@ -178,7 +177,7 @@ on_both! {
                     dev.barrier()
                 }));
                 assert!(error.to_string().contains("round"), "{error}");
-                assert_at_rest(&pool);
+                assert_at_rest(pool);
                 // All of it can be had.
                 pool.run(|dev, _| bytes_of(dev, 30 * MIB).map(drop)).unwrap();
             }

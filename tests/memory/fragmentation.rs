@@ -126,7 +126,7 @@ on_both! {
     // same size.
     1: fn a_fitting_range_among_many_that_are_too_small(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 32 * MIB).memory_reserve(32 * MIB as u64).build().unwrap();
+            let pool = &limited(gpus, 1, backing, 32 * MIB).memory_reserve(32 * MIB as u64).build().unwrap();
             pool.run(|dev, _| {
                 // 4 KiB is the heap's grain; sizes of 1028 to 1052 KiB are within 3 per cent.
                 let fits = bytes_of(dev, 1048 * KIB)?;
@@ -160,7 +160,7 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 

@@ -43,7 +43,7 @@ on_both! {
     // PyTorch: test_memory_plots_history_context, _free_stack: what happened, in order, with who asked for it.
     1: fn the_past_is_recorded_in_order(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).record_memory(true).build().unwrap();
+            let pool = &limited(gpus, 1, backing, 16 * MIB).record_memory(true).build().unwrap();
             pool.run(|dev, _| {
                 let from = dev.memory_snapshot().events.len();
                 let own = bytes_of(dev, 5 * MIB)?;

@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, on_pools},
+    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, on_devices, on_pools},
     support::Gpus,
 };
 use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
@@ -103,8 +103,7 @@ on_both! {
 
     // RMM: async_priming. What was taken once is there the second time.
     1: fn the_second_round_is_primed(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let round = || {
                     let all = (0..100).map(|_| bytes_of(dev, 900 * KIB)).collect::<Result<Vec<_>, _>>()?;
                     drop(all);
@@ -116,15 +115,12 @@ on_both! {
                     assert_eq!((next.driver_calls, next.ladder), (first.driver_calls, first.ladder), "{next}");
                 }
                 Ok(())
-            })
-            .unwrap();
         });
     }
 
     // A loop that allocates what it has just freed finds it without a climb: what `MemoryStats::ladder` promises.
     1: fn a_loop_does_not_climb(gpus) {
-        on_pools(gpus, 1, |pool, _| {
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let round = || {
                     [8, 4 * KIB, 100 * KIB, MIB, 3 * MIB].iter().try_for_each(|&bytes| bytes_of(dev, bytes).map(drop))
                 };
@@ -142,8 +138,6 @@ on_both! {
                     "{before}\n{after}"
                 );
                 Ok(())
-            })
-            .unwrap();
         });
     }
 }

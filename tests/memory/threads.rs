@@ -4,7 +4,10 @@
 
 use crate::{
     on_both,
-    rig::{KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_pools},
+    rig::{
+        KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_limited_pools,
+        on_pools,
+    },
     support::until,
 };
 use gpu_pool::{DeviceBuffer, Error};
@@ -200,8 +203,7 @@ on_both! {
     // The owner never looks into its inbox for long, and then needs what lies there.
     // (`owner_never_drains_then_oom_recovers`)
     2: fn owner_never_drains_then_oom_recovers(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 2, backing, 16 * MIB).build().unwrap();
+        on_limited_pools(gpus, 2, 16 * MIB, |pool, _| {
             pool.run(|dev, _| {
                 let before = dev.stats().remote_frees;
                 let mine = match dev.rank() {

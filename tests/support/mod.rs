@@ -57,6 +57,15 @@ impl Gpus {
         }
     }
 
+    /// A [`builder`](Self::builder) without the checker on GPUs, unless `GPU_POOL_CHECK` asks for it.
+    pub fn unwatched(&self, count: usize) -> Builder {
+        let builder = self.builder(count);
+        match self.cuda && env::var_os("GPU_POOL_CHECK").is_none() {
+            true => builder.check(Check::Off),
+            false => builder,
+        }
+    }
+
     /// A pool of the first `count` devices.
     pub fn pool(&self, count: usize) -> GpuPool {
         self.builder(count).build().unwrap()
