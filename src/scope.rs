@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_planted(result: Result<()>, device: usize) {
+    fn assert_injected(result: Result<()>, device: usize) {
         match result {
             Err(Error::Panicked { device: at, message, place }) => {
                 assert_eq!(at, device);
@@ -277,11 +277,11 @@ mod tests {
                     match result {
                         Err(Error::Custom(_)) => assert!(fails),
                         Ok(_) => assert!(late && !fails, "{place:?}"),
-                        Err(error) => assert_planted(Err(error), device),
+                        Err(error) => assert_injected(Err(error), device),
                     }
                     works(&other).unwrap();
                     if late {
-                        assert_planted(works(&pool), device);
+                        assert_injected(works(&pool), device);
                     }
                     works(&pool).unwrap();
                 }
@@ -298,12 +298,12 @@ mod tests {
             let pool = GpuPool::builder().host(2).build().unwrap();
             pool.shared.handles[1].arm(Panic::AtEnd);
             assert!(catch_unwind(|| panic!("the caller's own")).is_err());
-            assert_planted(pool.close(), 1);
+            assert_injected(pool.close(), 1);
             // `close` returns an error that could be reported to no scope.
             let pool = GpuPool::builder().host(2).build().unwrap();
             pool.shared.handles[0].arm(Panic::InRecovery);
             works(&pool).unwrap();
-            assert_planted(pool.close(), 0);
+            assert_injected(pool.close(), 0);
         });
     }
 }

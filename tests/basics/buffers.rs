@@ -74,8 +74,7 @@ on_both! {
 
     // Write after write, read after write, write after read: over streams of one device.
     1: fn streams_of_one_device_are_ordered(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             let (a, b) = (dev.on(&a), dev.on(&b));
             let mut x = dev.upload(&[1u32; 100])?;
@@ -102,13 +101,11 @@ on_both! {
             double(&a, &mut f)?;
             assert_eq!(dev.download(&f)?, [4.0; 10]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     1: fn disjoint_parts_on_two_streams(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             for mid in [0, 1, 33, 99, 100] {
                 let mut x = dev.upload(&ramp(100, 5))?;
@@ -131,8 +128,7 @@ on_both! {
                 assert_eq!(dev.download(&x)?, expected, "{mid}");
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // pytorch#196257: memory that was freed while a stream still used it, handed out again.
@@ -278,8 +274,7 @@ on_both! {
     }
 
     1: fn statistics_count_what_lives(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             assert_eq!(dev.stats().in_use, 0);
             let x = dev.zeros::<u8>(5 << 20)?;
             let with = dev.stats();
@@ -288,13 +283,11 @@ on_both! {
             let without = dev.stats();
             assert_eq!((without.in_use, without.peak >= with.in_use), (0, true), "{without:?}");
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn nothing_at_all_is_fine_everywhere(gpus) {
-        let pool = gpus.pool(2);
-        pool.run(|dev, _| {
+        let pool = gpus.run(2, |dev| {
             let mut x = dev.zeros::<f32>(0)?;
             assert!(x.is_empty() && dev.upload::<u64>(&[])?.is_empty());
             assert_eq!(dev.download(&x)?, [] as [f32; 0]);
@@ -320,16 +313,14 @@ on_both! {
             // Elements without bytes.
             assert_eq!(dev.download(&dev.upload(&[(); 5])?)?, [(); 5]);
             Ok(())
-        })
-        .unwrap();
+        });
         let mut none = pool.unified::<f32>(0).unwrap();
         pool.run_with(none.rows_mut(4), |dev, _, mut rows| dev.scale(&mut rows, 2.0)).unwrap();
         assert!(none.as_slice().unwrap().is_empty() && pool.pinned::<u8>(0).unwrap().is_empty());
     }
 
     1: fn views_are_parts_of_parts(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let host = ramp(1000, 3);
             let mut x = dev.upload(&host)?;
             assert_eq!(dev.download(&x.slice(100..).slice(..=50).slice(7..9))?, host[107..109]);
@@ -341,8 +332,7 @@ on_both! {
             let now = dev.download(&x)?;
             assert_eq!(now[14..21], [host[14], 1, 1, 1, 1, 2, host[20]]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     1: fn plain_structs_are_elements_too(gpus) {

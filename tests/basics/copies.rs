@@ -58,8 +58,7 @@ on_both! {
 
     // pytorch#127612: the host writes after a copy that does not wait, and the change leaks into the result.
     1: fn the_source_is_free_when_upload_returns(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             for size in [1, 1000, 300 * KIB, 2 * MIB, 9 * MIB] {
                 let mut host = bytes(size, 1);
                 let mut busy = dev.zeros::<u32>(4)?;
@@ -70,13 +69,11 @@ on_both! {
                 assert!(dev.download(&x)? == bytes(size, 1), "{size} bytes");
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     1: fn many_small_uploads_share_pieces(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             let streams = [&dev.on(&a), &dev.on(&b)];
             // More than both pieces hold, on two streams, one of them slow; with large ones in between.
@@ -99,8 +96,7 @@ on_both! {
                 }
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     1: fn pinned_memory_waits_for_its_copies(gpus) {
@@ -134,8 +130,7 @@ on_both! {
 
     // pytorch#130785: 94 programs that free page-locked memory while a copy uses it.
     1: fn pinned_memory_is_dropped_in_flight(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             for round in 0..4u32 {
                 let mut pinned = dev.pinned::<u32>(50_000)?;
                 pinned.as_mut_slice()?.fill(round);
@@ -150,8 +145,7 @@ on_both! {
                 assert!(all_are(&dev.download(&x)?, round));
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // The staging pieces are page-locked memory of the same pool, and 2 MiB each.
@@ -394,8 +388,7 @@ on_both! {
     }
 
     1: fn fills_of_every_element_size(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             macro_rules! check {
                 ($($v:expr),+) => {$({
                     let mut x = dev.zeros(1001)?;
@@ -408,7 +401,6 @@ on_both! {
             let error = failure(dev.fill(&mut dev.zeros::<[u8; 3]>(4)?.view_mut(), [1, 2, 3]));
             assert!(matches!(error, Error::InvalidArgument { op: "fill", .. }), "{error}");
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }

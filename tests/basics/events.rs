@@ -11,8 +11,7 @@ use std::{sync::Arc, thread, time::Duration};
 on_both! {
     1: fn a_stream_waits_for_an_event(gpus) {
         static_assertions::assert_impl_all!(Event: Clone, Send, Sync);
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             let (mut x, mut y, mut busy) = (dev.zeros::<u32>(100)?, dev.zeros::<u32>(100)?, dev.zeros::<u32>(1)?);
             dev.synchronize()?;
@@ -33,14 +32,12 @@ on_both! {
                 a.wait(&b.record()?)?;
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     /// The second `synchronize` once returned at once: the stamp was no operation that it knew of.
     1: fn a_time_stamp_behind_a_synchronised_stream_is_waited_for(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let mut x = dev.zeros::<u32>(1)?;
             for _ in 0..50 {
                 let start = dev.record_timed()?;
@@ -52,8 +49,7 @@ on_both! {
                 end.elapsed_since(&start)?;
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn devices_wait_for_each_others_events(gpus) {
@@ -119,8 +115,7 @@ on_both! {
     }
 
     1: fn time_on_the_device(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let mut x = dev.zeros::<u32>(100)?;
             let start = dev.record_timed()?;
             slow_add(dev, &mut x, 1, 20_000)?;
@@ -137,8 +132,7 @@ on_both! {
                 assert!(matches!(error, Error::InvalidArgument { op: "Event::elapsed_since", .. }), "{error}");
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn times_of_two_devices_cannot_be_compared(gpus) {
@@ -149,8 +143,7 @@ on_both! {
     }
 
     1: fn an_event_is_not_complete_before_its_work(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let mut x = dev.zeros::<u32>(100)?;
             let empty = dev.record()?;
             dev.synchronize()?;
@@ -167,8 +160,7 @@ on_both! {
                 }
             }
             Err(Error::custom("the event was complete before its work"))
-        })
-        .unwrap();
+        });
     }
 
     1: fn events_of_another_pool_are_refused(gpus) {

@@ -16,12 +16,7 @@ fn a_flag_raised_before_the_wait() {
             fill(gpu, x, 1, s).unwrap();
         }
         wait_flag(gpu, flag, 1, t);
-        let then = fill(gpu, x, 2, t);
-        if order {
-            then.unwrap();
-        } else {
-            caught(then, Kind::Race);
-        }
+        race_unless(order, fill(gpu, x, 2, t));
         idle(gpu, t);
         idle(gpu, s);
     }
@@ -31,8 +26,7 @@ fn a_flag_raised_before_the_wait() {
 #[test]
 fn a_flag_raised_after_the_wait() {
     for order_it in [true, false] {
-        let gpus = gpus(2);
-        let [a, b] = &gpus[..] else { unreachable!() };
+        let [a, b] = &two_gpus();
         let (x, to, to2, flag) = (memory(a), pinned(a), pinned(a), pinned(a));
         let (s, t, u) = (stream(a), stream(b), stream(b));
         wait_flag(b, flag, 7, t);
@@ -93,8 +87,7 @@ fn flags_race_with_plain_accesses() {
 /// Two streams hand one buffer back and forth by a counter, each round submitted in the "wrong" order.
 #[test]
 fn a_counter_that_goes_back_and_forth() {
-    let gpus = gpus(2);
-    let [a, b] = &gpus[..] else { unreachable!() };
+    let [a, b] = &two_gpus();
     let (shared, flag, s, t) = (pinned(a), pinned(a), stream(a), stream(b));
     for round in 0..50 {
         wait_flag(b, flag, 2 * round + 1, t);

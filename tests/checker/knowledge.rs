@@ -8,6 +8,13 @@ use std::{
     thread,
 };
 
+/// A pool of software GPUs with the checker, and its faults, which are still paused.
+fn faulty(count: usize, faults: &str) -> (GpuPool, FaultPlan) {
+    let plan = faults.parse::<FaultPlan>().unwrap().paused();
+    let pool = GpuPool::builder().host(count).check(Check::Races).faults(plan.clone()).build().unwrap();
+    (pool, plan)
+}
+
 /// Two other devices have read the buffer, the first long ago; then its owner gives the memory back to the driver. All
 /// that the owner waits for itself is the second reader.
 #[test]
@@ -47,9 +54,7 @@ fn memory_that_others_have_read_goes_back_to_the_driver() {
 /// One thread waits for a copy from page-locked memory and drops it; another one gives it back to the driver.
 #[test]
 fn pinned_memory_that_another_thread_has_waited_for_goes_back_to_the_driver() {
-    let plan: FaultPlan = "*:host-alloc:*:oom".parse().unwrap();
-    let plan = plan.paused();
-    let pool = GpuPool::builder().host(1).check(Check::Races).faults(plan.clone()).build().unwrap();
+    let (pool, plan) = faulty(1, "*:host-alloc:*:oom");
     let mut p = pool.pinned::<u8>(4 << 20).unwrap();
     thread::scope(|s| {
         s.spawn(|| {
@@ -176,9 +181,7 @@ fn a_use_that_happened_to_be_over_is_still_a_race() {
 /// Reports speak of the ordinals of the pool that was asked, also where it is what another one has left.
 #[test]
 fn survivors_are_reported_under_their_own_numbers() {
-    let plan: FaultPlan = "0:launch:1:lost".parse().unwrap();
-    let plan = plan.paused();
-    let pool = GpuPool::builder().host(2).check(Check::Races).faults(plan.clone()).build().unwrap();
+    let (pool, plan) = faulty(2, "0:launch:1:lost");
     plan.resume();
     pool.run(|dev, _| dev.scale(&mut dev.zeros::<f32>(1)?, 1.0)).unwrap_err();
     let rest = pool.survivors().unwrap();

@@ -26,8 +26,7 @@ fn bytes_that_nobody_has_written_are_read() {
 
 #[test]
 fn memory_is_freed_while_it_is_in_use() {
-    let gpus = gpus(2);
-    let [a, b] = &gpus[..] else { unreachable!() };
+    let [a, b] = &two_gpus();
     let (xa, xb, sa, sb) = (memory(a), memory(b), stream(a), stream(b));
     fill(a, xa, 1, sa).unwrap();
     order(a, sa, b, sb);

@@ -27,7 +27,7 @@ use gpu_pool::driver::{
     check::{self, Kind},
     host::{self, HostConfig},
 };
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 const BYTES: usize = 256;
 
@@ -100,6 +100,21 @@ impl Handler {
         self.gpu.stream_wait_event(s, e).unwrap();
     }
 
+    /// An event of stream `first`, for which the streams `then` wait.
+    fn order(&mut self, event: usize, first: usize, then: &[usize]) {
+        self.record(event, first);
+        then.iter().for_each(|&stream| self.wait(event, stream));
+    }
+
+    /// Each of the streams `readers` reads tensor 1; then stream `then` waits for all of them.
+    fn reads_before(&mut self, then: usize, readers: Range<usize>) {
+        for i in readers.clone() {
+            self.good(i, &[1], &[]);
+            self.record(i, i);
+        }
+        readers.for_each(|i| self.wait(i, then));
+    }
+
     fn stream_synchronization(&mut self, stream: usize) {
         let s = self.stream(stream);
         assert!(self.gpu.stream_wait_idle(s, Duration::MAX).unwrap());
@@ -138,8 +153,7 @@ fn test_simple_error() {
 fn test_simple_sync() {
     let mut h = Handler::new();
     h.good(1, &[1], &[]);
-    h.record(0, 1);
-    h.wait(0, 2);
+    h.order(0, 1, &[2]);
     h.good(2, &[], &[1]);
 }
 
@@ -147,8 +161,7 @@ fn test_simple_sync() {
 fn test_reads_check_last_write() {
     let mut h = Handler::new();
     h.good(1, &[], &[1]);
-    h.record(0, 1);
-    h.wait(0, 2);
+    h.order(0, 1, &[2]);
     h.good(2, &[1], &[]);
     h.bad(3, &[1], &[]);
 }
@@ -157,9 +170,7 @@ fn test_reads_check_last_write() {
 fn test_branch_sync() {
     let mut h = Handler::new();
     h.good(1, &[], &[1]);
-    h.record(0, 1);
-    h.wait(0, 2);
-    h.wait(0, 3);
+    h.order(0, 1, &[2, 3]);
     h.good(2, &[1], &[]);
     h.good(3, &[1], &[]);
     h.bad(2, &[], &[1]);
@@ -170,8 +181,7 @@ fn test_chain_sync() {
     let (mut h, iterations) = (Handler::new(), 10);
     h.good(0, &[1], &[]);
     for i in 0..iterations {
-        h.record(i, i);
-        h.wait(i, i + 1);
+        h.order(i, i, &[i + 1]);
     }
     h.good(iterations, &[], &[1]);
 }
@@ -216,13 +226,7 @@ fn test_deleted_record() {
 #[test]
 fn test_all_reads_checked_failing() {
     let (mut h, iterations) = (Handler::new(), 10);
-    for i in 1..iterations {
-        h.good(i, &[1], &[]);
-        h.record(i, i);
-    }
-    for i in 1..iterations {
-        h.wait(i, 0);
-    }
+    h.reads_before(0, 1..iterations);
     h.good(iterations, &[1], &[]);
     h.record(iterations, iterations - 1);
     // It has not waited for the last read.
@@ -232,13 +236,7 @@ fn test_all_reads_checked_failing() {
 #[test]
 fn test_all_reads_checked_passing() {
     let (mut h, iterations) = (Handler::new(), 10);
-    for i in 1..iterations {
-        h.good(i, &[1], &[]);
-        h.record(i, i);
-    }
-    for i in 1..iterations {
-        h.wait(i, 0);
-    }
+    h.reads_before(0, 1..iterations);
     h.good(0, &[], &[1]);
 }
 
@@ -254,8 +252,7 @@ fn test_multiple_errors() {
         let report = h.launch(1, &[], &tensors).unwrap_err().report.unwrap();
         let culprit = report.before.as_ref().unwrap().stream.unwrap();
         assert_eq!((report.kind, culprit), (Kind::Race, tensor + 1), "stream 0 has set the tensors up");
-        h.record(0, 10 + tensor);
-        h.wait(0, 1);
+        h.order(0, 10 + tensor, &[1]);
     }
     h.good(1, &[], &tensors);
 }
@@ -271,8 +268,7 @@ fn test_correct_state_merging() {
     h.good(2, &[], &[2]);
     h.wait(1, 2);
     h.wait(2, 1);
-    h.record(3, 2);
-    h.wait(3, 1);
+    h.order(3, 2, &[1]);
     h.good(1, &[], &[1, 2]);
 }
 
@@ -282,8 +278,7 @@ fn test_record_override() {
     h.good(1, &[1], &[]);
     h.good(2, &[2], &[]);
     h.record(1, 1);
-    h.record(1, 2);
-    h.wait(1, 3);
+    h.order(1, 2, &[3]);
     h.bad(3, &[], &[1]);
 }
 
@@ -291,9 +286,7 @@ fn test_record_override() {
 fn test_multiple_wait() {
     let mut h = Handler::new();
     h.good(1, &[], &[1]);
-    h.record(1, 1);
-    h.wait(1, 2);
-    h.wait(1, 3);
+    h.order(1, 1, &[2, 3]);
     h.good(2, &[1], &[]);
     h.good(3, &[1], &[]);
 }

@@ -86,8 +86,7 @@ fn kernels_by_their_declared_arguments() {
 /// The source of a peer copy is written again before the copy has read it.
 #[test]
 fn a_peer_copys_source_is_kept_until_it_was_read() {
-    let gpus = gpus(2);
-    let [a, b] = &gpus[..] else { unreachable!() };
+    let [a, b] = &two_gpus();
     let (xa, xb, sa, sb) = (memory(a), memory(b), stream(a), stream(b));
     fill(a, xa, 1, sa).unwrap();
     caught(peer(b, xb, a, xa, sb), Kind::Race);

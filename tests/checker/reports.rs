@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 #[test]
 fn a_report_names_the_places_of_its_user() {
-    let gpus = gpus(2);
-    let [a, b] = &gpus[..] else { unreachable!() };
+    let [a, b] = &two_gpus();
     let (s, _, t) = (stream(a), stream(b), stream(b));
     let first = line() + 1;
     let x = annotate("weights", || a.mem_alloc(8192)).unwrap();

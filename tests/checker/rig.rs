@@ -17,6 +17,10 @@ pub fn gpus(n: usize) -> Vec<DriverRef> {
     gpus
 }
 
+pub fn two_gpus() -> [DriverRef; 2] {
+    gpus(2).try_into().unwrap_or_else(|_| unreachable!())
+}
+
 pub fn stream(gpu: &DriverRef) -> RawStream {
     gpu.stream_create(0).unwrap()
 }
@@ -82,6 +86,15 @@ pub fn caught(result: DriverResult, kind: Kind) -> Arc<Report> {
     let report = fault.report.unwrap();
     assert_eq!(report.kind, kind, "{report}");
     report
+}
+
+/// Without an order, an operation is a race.
+#[track_caller]
+pub fn race_unless(ordered: bool, result: DriverResult) {
+    match ordered {
+        true => result.unwrap(),
+        false => drop(caught(result, Kind::Race)),
+    }
 }
 
 #[track_caller]

@@ -32,12 +32,7 @@ fn what_the_host_has_waited_for_is_over() {
         caught(fill(gpu, x, 2, t), Kind::Race);
         wait(gpu, s, e);
         fill(gpu, x, 2, t).unwrap();
-        let later = fill(gpu, y, 2, t);
-        if all {
-            later.unwrap();
-        } else {
-            caught(later, Kind::Race);
-        }
+        race_unless(all, fill(gpu, y, 2, t));
         idle(gpu, s);
         idle(gpu, t);
     }

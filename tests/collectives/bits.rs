@@ -6,7 +6,7 @@
 use crate::{
     numbers::{Rng, own},
     on_both,
-    rig::{WAYS, Way},
+    rig::{WAYS, Way, ways},
     support::Gpus,
 };
 use gpu_pool::{Algorithm, Device, Element, Error, GpuPool, ReduceOp, ReduceOrder};
@@ -255,8 +255,7 @@ macro_rules! each_float {
 on_both! {
     2: fn the_same_bits_on_all_members_and_in_every_run(gpus) {
         let mut rng = Rng(21);
-        for way in WAYS {
-            let pool = way.pool(gpus, gpus.up_to(3));
+        for (way, pool) in ways(gpus, gpus.up_to(3)) {
             each_float!(same_everywhere_and_every_time(&pool, &mut rng, way));
         }
     }
@@ -274,8 +273,7 @@ on_both! {
 
     2: fn what_does_not_go_round_a_ring_is_always_in_rank_order(gpus) {
         let mut rng = Rng(23);
-        for way in WAYS {
-            let pool = way.pool(gpus, gpus.up_to(5));
+        for (way, pool) in ways(gpus, gpus.up_to(5)) {
             each_float!(every_sum_is_in_rank_order(&pool, &mut rng, way));
         }
     }

@@ -4,48 +4,24 @@
 //! seen.
 
 use crate::numbers::{Num, Rng, combined, own, value};
-use gpu_pool::{AsView, AsViewMut, Device, Error, GpuPool, Group, ReduceOp};
+use gpu_pool::{AsView, AsViewMut, Device, DeviceView, DeviceViewMut, Error, GpuPool, Group, ReduceOp};
 use std::ops::Range;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    AllReduce,
-    AllReduceInto,
-    Reduce,
-    ReduceScatter,
-    ReduceScatterV,
-    ReduceScatterInPlace,
-    AllGather,
-    AllGatherV,
-    AllGatherInPlace,
-    Broadcast,
-    Gather,
-    GatherV,
-    Scatter,
-    ScatterV,
-    AllToAll,
-    AllToAllV,
-    /// Everybody to the member that is `root` further on.
-    SendRecv,
+macro_rules! kinds {
+    ($($reducing:ident)+; $($(#[$doc:meta])* $moving:ident)+) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind { $($reducing,)+ $($(#[$doc])* $moving,)+ }
+        use Kind::*;
+        pub const REDUCING: [Kind; 6] = [$($reducing),+];
+        pub const MOVING: [Kind; 11] = [$($moving),+];
+    };
 }
-
-use Kind::*;
-
-pub const REDUCING: [Kind; 6] = [AllReduce, AllReduceInto, Reduce, ReduceScatter, ReduceScatterV, ReduceScatterInPlace];
-
-pub const MOVING: [Kind; 11] = [
-    AllGather,
-    AllGatherV,
-    AllGatherInPlace,
-    Broadcast,
-    Gather,
-    GatherV,
-    Scatter,
-    ScatterV,
-    AllToAll,
-    AllToAllV,
-    SendRecv,
-];
+kinds! {
+    AllReduce AllReduceInto Reduce ReduceScatter ReduceScatterV ReduceScatterInPlace;
+    AllGather AllGatherV AllGatherInPlace Broadcast Gather GatherV Scatter ScatterV AllToAll AllToAllV
+    /// Everybody to the member that is `root` further on.
+    SendRecv
+}
 
 pub const ROOTED: [Kind; 7] = [Reduce, Broadcast, Gather, GatherV, Scatter, ScatterV, SendRecv];
 
@@ -232,7 +208,7 @@ impl<T: Num> Prepared<T> {
         &self,
         dev: &Device,
         rank: usize,
-        call: impl FnOnce(&Case, &gpu_pool::DeviceView<'_, T>, &mut gpu_pool::DeviceViewMut<'_, T>) -> Result<(), Error>,
+        call: impl FnOnce(&Case, &DeviceView<'_, T>, &mut DeviceViewMut<'_, T>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let ((source, destination), (a, b)) = (&self.before[rank], self.case.starts);
         let src = dev.upload(&framed(a, source))?;

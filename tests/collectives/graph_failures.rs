@@ -287,8 +287,7 @@ on_both! {
     // A panic that the closure's caller catches discards the capture, on one member or on all, and nothing else.
     2: fn a_capture_that_panics_leaves_nothing_behind(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        let pool = rig::run(gpus, n, |dev| {
             let mut x = dev.upload(&[1u64; 100])?;
             for round in 0..3 {
                 let panicked = catch_unwind(AssertUnwindSafe(|| {
@@ -306,8 +305,7 @@ on_both! {
             assert_eq!(dev.download(&x)?, [1; 100]);
             drop(x);
             Kept::new(dev)?.check(dev, n)
-        })
-        .unwrap();
+        });
         assert_nothing_kept(&pool);
     }
 }

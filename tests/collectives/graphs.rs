@@ -5,7 +5,7 @@ use crate::{
     cases::{Case, Kind, Prepared, kinds},
     numbers::{OPS, Rng, each_type},
     on_both, rig,
-    rig::{WAYS, assert_nothing_kept, assert_works, sum_works},
+    rig::{assert_nothing_kept, assert_works, sum_works, ways},
     support::{self, failure, slow_add},
 };
 use gpu_pool::{DType, Device, DeviceBuffer, Element, Error, GpuPool, Graph, ReduceOp, Result};
@@ -85,8 +85,7 @@ on_both! {
     2: fn every_collective_of_every_type_in_a_graph(gpus) {
         let n = gpus.up_to(4);
         let mut rng = Rng(71);
-        for way in WAYS {
-            let pool = way.pool(gpus, n);
+        for (way, pool) in ways(gpus, n) {
             each_type!(T => {
                 let captured = kinds().filter(|kind| *kind != Kind::SendRecv);
                 let cases: Vec<_> = captured.map(|kind| {
@@ -185,8 +184,7 @@ on_both! {
     // do replays beside waits of the host.
     2: fn graphs_and_plain_collectives_by_turns(gpus) {
         let n = gpus.up_to(4);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let (side, other) = (dev.stream()?, dev.stream()?);
             let (side, other) = (dev.on(&side), dev.on(&other));
             let (mut x, mut y) = (dev.upload(&[1u64; 100])?, dev.zeros::<u64>(50_000)?);
@@ -208,8 +206,7 @@ on_both! {
                 assert_eq!(dev.download(&y)?, vec![round + times - 1; 50_000]);
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn a_graph_is_launched_in_later_scopes_and_other_gangs(gpus) {
@@ -258,8 +255,7 @@ on_both! {
 
     3: fn a_second_group_in_one_graph_is_refused(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let mut x = dev.zeros::<f32>(10)?;
             let other: Vec<usize> = (0..n).rev().collect();
             let error = failure(dev.capture(|dev| {
@@ -270,13 +266,11 @@ on_both! {
             assert!(error.to_string().contains("one group"), "{error}");
             // Nobody has met for it, so all goes on.
             sum_works(dev)
-        })
-        .unwrap();
+        });
     }
 
     1: fn a_gang_of_one_captures_its_collectives_too(gpus) {
-        let pool = rig::pool(gpus, 1);
-        pool.run(|dev, _| {
+        rig::run(gpus, 1, |dev| {
             let mut x = dev.upload(&[3.0f32; 100])?;
             let mut y = dev.zeros::<f32>(100)?;
             let (graph, ()) = dev.capture(|dev| {
@@ -287,8 +281,7 @@ on_both! {
             dev.launch_graph(&graph)?;
             assert_eq!((dev.download(&x)?, dev.download(&y)?), (vec![12.0; 100], vec![12.0; 100]));
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn what_waits_or_meets_on_the_host_is_refused(gpus) {
@@ -321,8 +314,7 @@ on_both! {
     // What a graph has let go of in flight is used again only after its launch, on all devices (pytorch#196257).
     2: fn a_graph_is_dropped_in_flight(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        let pool = rig::run(gpus, n, |dev| {
             for round in 0..4u64 {
                 let len = 100_000 << round;
                 let mut x = dev.upload(&vec![round + 1; len])?;
@@ -340,8 +332,7 @@ on_both! {
                 assert_eq!(dev.download(&again)?, vec![u64::MAX; len]);
             }
             Ok(())
-        })
-        .unwrap();
+        });
         assert_nothing_kept(&pool);
     }
 

@@ -6,7 +6,7 @@ use crate::{
     cases::{Case, Prepared, kinds},
     numbers::{OPS, Rng},
     on_both, rig,
-    rig::{WAYS, assert_works, invalid, mismatch, sum_works},
+    rig::{WAYS, assert_works, invalid, mismatch, sum_works, ways},
     support::failure,
 };
 use gpu_pool::{Device, Error, ReduceOp};
@@ -35,8 +35,7 @@ on_both! {
     2: fn every_collective_of_any_subset_in_any_order(gpus) {
         let of = gpus.up_to(6);
         let mut rng = Rng(11);
-        for way in WAYS {
-            let pool = way.pool(gpus, of);
+        for (way, pool) in ways(gpus, of) {
             for _ in 0..3 {
                 let n = 1 + rng.below(of);
                 let members = rng.choose(n, of);
@@ -174,8 +173,7 @@ on_both! {
 
     2: fn invalid_groups(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let me = dev.rank();
             assert!(invalid(dev.group(&[me, n])).contains(&format!("rank {n} in a gang of {n}")));
             assert!(invalid(dev.group(&[me, (me + 1) % n, me])).contains("twice"));
@@ -185,8 +183,7 @@ on_both! {
             assert!(invalid(group.broadcast(&mut dev.zeros::<u8>(1)?, 1)).contains("root 1 of 1"));
             assert_eq!(format!("{group:?}"), format!("Group [{me}], rank 0"));
             sum_works(dev)
-        })
-        .unwrap();
+        });
     }
 
     1: fn a_group_of_one_needs_nobody(gpus) {
@@ -252,8 +249,7 @@ on_both! {
     // NeMo-RL#3591: after a failure the children of a communicator were left behind.
     3: fn a_group_works_after_another_one_has_failed(gpus) {
         let n = gpus.up_to(4);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        let pool = rig::run(gpus, n, |dev| {
             for round in 0..5 {
                 if dev.rank() < 2 {
                     let (pair, mut x) = (dev.group(&[1, 0])?, dev.zeros::<f32>(1 + dev.rank())?);
@@ -266,8 +262,7 @@ on_both! {
                 sum_works(dev)?;
             }
             Ok(())
-        })
-        .unwrap();
+        });
         // The same when the whole scope fails: all groups are aborted with it, whoever waits in which.
         for waits in 1..n {
             let error = failure(pool.run(|dev, _| match dev.rank() {

@@ -200,6 +200,14 @@ fn once(fault: Injected, op: FaultOp, nth: u64) -> (FaultPlan, GpuPool) {
     with(FaultRule::new(fault).device(1).op(op).nth(nth), timeout)
 }
 
+/// The pool works after a failure, also with a collective of several pieces, and keeps no memory.
+#[track_caller]
+fn assert_goes_on(pool: &GpuPool) {
+    assert_works(pool);
+    several_pieces(pool).unwrap();
+    assert_nothing_kept(pool);
+}
+
 fn several_pieces(pool: &GpuPool) -> Result<(), Error> {
     pool.run(|dev, _| dev.all_reduce(&mut dev.zeros::<f32>(200_000)?, ReduceOp::Sum)).map(drop)
 }
@@ -214,9 +222,7 @@ fn no_page_locked_memory() {
         assert!(matches!(&error, Error::OutOfMemory { op: "all_reduce", .. }), "{error}");
         assert!(!plan.fired().is_empty());
         plan.pause();
-        assert_works(&pool);
-        several_pieces(&pool).unwrap();
-        assert_nothing_kept(&pool);
+        assert_goes_on(&pool);
     });
 }
 
@@ -269,9 +275,7 @@ fn a_copy_that_fails() {
             let error = failure(several_pieces(&pool));
             assert!(matches!(&error, Error::Driver { device: 1, op: "all_reduce", .. }), "{op:?}: {error}");
             assert_eq!(plan.fired().len(), 1, "{op:?}");
-            assert_works(&pool);
-            several_pieces(&pool).unwrap();
-            assert_nothing_kept(&pool);
+            assert_goes_on(&pool);
         }
     });
 }

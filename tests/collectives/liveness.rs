@@ -108,8 +108,7 @@ on_both! {
     // nccl#744, pytorch#50925: memory is mapped, unmapped and trimmed by one while the others wait for it.
     2: fn allocation_while_others_wait(gpus) {
         let n = gpus.up_to(4);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             for round in 0..n {
                 if dev.rank() == round {
                     for k in 1..6usize {
@@ -122,8 +121,7 @@ on_both! {
                 sum_works(dev)?;
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // torchcomms#2334, nccl#1646: loading modules and making streams while collectives run; here, whole pools with

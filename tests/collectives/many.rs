@@ -4,7 +4,7 @@
 use crate::{
     numbers::{Num, OPS, Rng, each_type, own, value},
     on_both,
-    rig::{self, WAYS, assert_nothing_kept, assert_works, mismatch},
+    rig::{self, WAYS, assert_nothing_kept, assert_works, mismatch, ways},
     support::{self, Gpus, failure},
 };
 use gpu_pool::{
@@ -50,8 +50,7 @@ fn check<T: Num>(dev: &Device, op: ReduceOp, lengths: &[usize]) -> Result<(), Er
 on_both! {
     2: fn every_type_and_operation_in_every_way(gpus) {
         let mut rng = Rng(131);
-        for way in WAYS {
-            let pool = way.pool(gpus, gpus.up_to(3));
+        for (way, pool) in ways(gpus, gpus.up_to(3)) {
             each_type!(T => {
                 let (op, lengths) = (rng.pick(&OPS), lengths(&mut rng));
                 pool.run(|dev, _| check::<T>(dev, op, &lengths)).unwrap_or_else(|error| panic!("{way:?}: {error}"));
@@ -180,8 +179,7 @@ on_both! {
     // In a graph, the copies to and fro are the graph's.
     2: fn in_a_graph(gpus) {
         let n = gpus.up_to(3);
-        for way in WAYS {
-            let pool = way.pool(gpus, n);
+        for (way, pool) in ways(gpus, n) {
             pool.run(|dev, _| {
                 let mut xs = (1..10).map(|len| dev.upload(&vec![1.0f32; 7 * len])).collect::<Result<Vec<_>, Error>>()?;
                 let (graph, ()) = dev.capture(|dev| dev.all_reduce_many(&mut xs, ReduceOp::Sum))?;

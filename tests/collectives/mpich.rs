@@ -1,6 +1,9 @@
 //! MPICH's `test/mpi/coll`, as far as it applies: what the data there looks like, not its code.
 
-use crate::{on_both, rig, rig::WAYS};
+use crate::{
+    on_both, rig,
+    rig::{WAYS, ways},
+};
 use gpu_pool::{AsView, AsViewMut, Device, Error, ReduceOp};
 
 fn upload_ramp(dev: &Device, len: usize, from: usize) -> Result<gpu_pool::DeviceBuffer<i32>, Error> {
@@ -206,8 +209,7 @@ on_both! {
             ("by rank", |from, to, _| from * 3 + to),
             ("with oneself", |from, to, _| if from == to { 9 } else { 0 }),
         ];
-        for way in WAYS {
-            let pool = way.pool(gpus, n);
+        for (way, pool) in ways(gpus, n) {
             for (name, sent) in patterns {
                 let found = pool.run(|dev, _| {
                     let me = dev.rank();

@@ -11,7 +11,7 @@ use crate::{
     cases::{Case, Kind, MOVING, REDUCING, ROOTED, check_all, kinds},
     numbers::{OPS, Rng, each_type},
     on_both, rig,
-    rig::{WAYS, Way},
+    rig::{WAYS, Way, ways},
     support::cases,
 };
 use gpu_pool::{AsView, AsViewMut, GpuPool, ReduceOp};
@@ -106,8 +106,7 @@ on_both! {
     2: fn a_hundred_thousand_and_three(gpus) {
         let n = gpus.up_to(3);
         let mut rng = Rng(5);
-        for way in WAYS {
-            let pool = way.pool(gpus, n);
+        for (_, pool) in ways(gpus, n) {
             let gang = rng.choose(n, n);
             // Those that have a way of their own; the others are made of the same parts.
             let kinds = [
@@ -153,8 +152,7 @@ on_both! {
     // `-m`: several calls one after the other, none waited for.
     2: fn several_collectives_under_way_at_once(gpus) {
         let n = gpus.up_to(4);
-        for way in WAYS {
-            let pool = way.pool(gpus, n);
+        for (_, pool) in ways(gpus, n) {
             let found = pool.run(|dev, _| {
                 let mut all =
                     (0..20).map(|k| dev.upload(&vec![(k + dev.rank()) as f32; 777])).collect::<Result<Vec<_>, _>>()?;
@@ -209,8 +207,7 @@ on_both! {
 
     1: fn lengths_that_do_not_fit_are_refused_at_once(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let x = dev.zeros::<f32>(2 * n + 1)?;
             let mut y = dev.zeros::<f32>(2 * n + 2)?;
             let me = dev.rank();
@@ -248,8 +245,7 @@ on_both! {
             }
             // It met nobody, so nobody has to have been refused alike.
             rig::sum_works(dev)
-        })
-        .unwrap();
+        });
     }
 }
 

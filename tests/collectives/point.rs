@@ -55,8 +55,7 @@ on_both! {
 
     // Sends wait for nobody: MPI's classic deadlock is none here.
     2: fn a_hundred_sends_before_the_first_receive_in_both_directions(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        rig::run(gpus, 2, |dev| {
             let (other, mut x) = (1 - dev.rank(), dev.zeros::<u32>(1000)?);
             for k in 0..100 {
                 dev.fill(&mut x, k + 1000 * dev.rank() as u32)?;
@@ -67,8 +66,7 @@ on_both! {
                 assert_eq!(dev.download(&x)?, [k + 1000 * other as u32; 1000]);
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn a_message_that_nobody_fetches_holds_nothing_up(gpus) {
@@ -137,8 +135,7 @@ on_both! {
     // Collectives and messages do not get into each other's way.
     2: fn between_collectives(gpus) {
         let n = gpus.up_to(4);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let (next, previous) = ((dev.rank() + 1) % n, (dev.rank() + n - 1) % n);
             let mut x = dev.upload(&[dev.rank() as u32])?;
             for _ in 0..n {
@@ -149,8 +146,7 @@ on_both! {
             }
             assert_eq!(dev.download(&x)?, [dev.rank() as u32]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // MPI_Send to one that has failed.

@@ -3,7 +3,7 @@
 use crate::{
     cases::{Case, Prepared, kinds},
     numbers::{OPS, Rng},
-    support::{Gpus, failure, slow_add, until},
+    support::{Gpus, failure, slow_add, succeeds, until},
 };
 use gpu_pool::{
     Algorithm, Builder, Check, Device, DeviceBuffer, Error, GpuPool, ReduceOp, Site,
@@ -18,10 +18,7 @@ use std::{
 /// A pool in the making. `GPU_POOL_TEST_PEERS=off` takes away all access to peers' memory. GPUs are not watched unless
 /// `GPU_POOL_CHECK` says so: the checker knows no flags, so where it looks on, kernels do not meet by themselves.
 pub fn builder(gpus: Gpus, count: usize) -> Builder {
-    let mut builder = gpus.builder(count);
-    if gpus.is_cuda() && std::env::var_os("GPU_POOL_CHECK").is_none() {
-        builder = builder.check(Check::Off);
-    }
+    let builder = gpus.unwatched(count);
     match std::env::var("GPU_POOL_TEST_PEERS").as_deref() {
         Ok("off") => builder.without_peer_access(),
         _ => builder,
@@ -30,6 +27,12 @@ pub fn builder(gpus: Gpus, count: usize) -> Builder {
 
 pub fn pool(gpus: Gpus, count: usize) -> GpuPool {
     builder(gpus, count).build().unwrap()
+}
+
+/// Runs `f` on each device of a [`pool`], which must succeed. Returns the pool.
+#[track_caller]
+pub fn run(gpus: Gpus, count: usize, f: impl Fn(&Device) -> Result<(), Error> + Sync) -> GpuPool {
+    succeeds(pool(gpus, count), f)
 }
 
 /// How collectives are carried out.
@@ -68,6 +71,11 @@ impl Way {
     pub fn pool(self, gpus: Gpus, count: usize) -> GpuPool {
         self.builder(gpus, count).build().unwrap()
     }
+}
+
+/// Each way, with a pool of `count` devices.
+pub fn ways(gpus: Gpus, count: usize) -> impl Iterator<Item = (Way, GpuPool)> {
+    WAYS.into_iter().map(move |way| (way, way.pool(gpus, count)))
 }
 
 /// Ones, summed up over the gang: `count` everywhere.

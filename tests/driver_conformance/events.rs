@@ -1,7 +1,7 @@
 //! Events: what a record captures and what a wait waits for.
 
 use crate::rig::*;
-use gpu_pool::driver::FaultKind;
+use gpu_pool::driver::{DriverRef, FaultKind};
 use std::{
     thread,
     time::{Duration, Instant},
@@ -21,20 +21,32 @@ pub fn an_unrecorded_event_is_complete(rig: &Rig) {
     s.wait();
 }
 
-pub fn an_event_orders_two_streams(rig: &Rig) {
-    let device = rig.one();
+/// A stream that reads, behind an event, what another stream writes behind a gate.
+struct Behind {
+    gate: Gate,
+    to: Pinned,
+    _x: Mem,
+    e: Event,
+    second: Stream,
+    _first: Stream,
+}
+
+fn behind_an_event(device: &DriverRef, value: u32) -> Behind {
     let (first, second, e) = (stream(device), stream(device), event(device, false));
     let (x, to) = (mem(device, 4096), pinned(device, 4096));
     let gate = first.gate();
-    first.fill(&x, 11);
+    first.fill(&x, value);
     e.record(&first);
     e.hold(&second);
     second.down(&to, &x);
+    Behind { gate, to, _x: x, e, second, _first: first }
+}
+
+pub fn an_event_orders_two_streams(rig: &Rig) {
+    let Behind { _first, second, e, _x, to, gate } = behind_an_event(rig.one(), 11);
     assert!(!e.is_done() && !second.is_idle());
     thread::sleep(Duration::from_millis(5));
-    assert!(!second.is_idle());
-    gate.open();
-    second.wait();
+    second.wait_past(gate);
     assert!(e.is_done());
     assert_eq!(to.words(), [11; 1024]);
 }
@@ -71,19 +83,10 @@ pub fn a_new_record_replaces_the_old_one(rig: &Rig) {
 }
 
 pub fn a_captured_wait_outlives_its_event(rig: &Rig) {
-    let device = rig.one();
-    let (first, second, e) = (stream(device), stream(device), event(device, false));
-    let (x, to) = (mem(device, 4096), pinned(device, 4096));
-    let gate = first.gate();
-    first.fill(&x, 13);
-    e.record(&first);
-    e.hold(&second);
-    second.down(&to, &x);
+    let Behind { _first, second, e, _x, to, gate } = behind_an_event(rig.one(), 13);
     drop(e);
     thread::sleep(Duration::from_millis(5));
-    assert!(!second.is_idle());
-    gate.open();
-    second.wait();
+    second.wait_past(gate);
     assert_eq!(to.words(), [13; 1024]);
 }
 

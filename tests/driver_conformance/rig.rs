@@ -147,6 +147,14 @@ impl Stream {
         self.of.stream_query(self.raw).unwrap()
     }
 
+    /// Is still held back by `gate`; opens the gate and waits.
+    #[track_caller]
+    pub fn wait_past(&self, gate: Gate) {
+        assert!(!self.is_idle());
+        gate.open();
+        self.wait();
+    }
+
     #[track_caller]
     pub fn fill(&self, at: &Mem, value: u32) {
         // SAFETY: the cases order their work and wait for it before the memory goes.

@@ -7,9 +7,10 @@ use crate::{
 };
 use gpu_pool::{Error, ReduceOp};
 
+const MIB: usize = 1 << 20;
+
 on_both! {
     1: fn a_memory_limit_holds_and_nothing_is_lost(gpus) {
-        const MIB: usize = 1 << 20;
         let pool = gpus.builder(1).memory_limit(64 * MIB as u64).build().unwrap();
         pool.run(|dev, _| {
             let kept = dev.upload(&[3u8; 100])?;
@@ -37,7 +38,6 @@ on_both! {
 
     // Memory that failed requests have searched is still there for small ones.
     1: fn running_out_does_not_lose_the_free_parts_of_a_slab(gpus) {
-        const MIB: usize = 1 << 20;
         // Two chunks of 2 MiB: one is a slab for small blocks, the other a buffer of its own.
         let pool = gpus.builder(1).memory_limit(4 * MIB as u64).build().unwrap();
         pool.run(|dev, _| {
@@ -63,7 +63,6 @@ on_both! {
 #[test]
 fn a_software_gpu_runs_out_of_memory() {
     guarded(|| {
-        const MIB: usize = 1 << 20;
         let pool = support::builder().host(2).software_memory(32 * MIB as u64).build().unwrap();
         pool.run(|dev, _| {
             let first = dev.upload(&vec![dev.index() as u8; 12 * MIB])?;
@@ -92,7 +91,6 @@ fn a_software_gpu_runs_out_of_memory() {
 #[test]
 fn no_memory_for_scratch_fails_the_gang_not_the_pool() {
     guarded(|| {
-        const MIB: usize = 1 << 20;
         let pool = support::builder().host(2).software_memory(32 * MIB as u64).build().unwrap();
         let error = failure(pool.run(|dev, _| {
             let mut x = dev.zeros::<u8>(if dev.index() == 0 { 24 * MIB } else { 1 })?;

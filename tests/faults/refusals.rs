@@ -10,14 +10,8 @@ use gpu_pool::{
     Schedule, Topology, Wire, each_mut, rows_mut, testing::Explorer,
 };
 use parking_lot::Mutex;
-use std::{
-    panic::Location,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::*},
-    },
-    time::Duration,
-};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 on_both! {
     // Each operation says where in the caller's code it was given the wrong buffer.
@@ -123,8 +117,7 @@ on_both! {
     }
 
     1: fn lengths_must_agree(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (mut x, mut pinned) = (dev.zeros::<f32>(4)?, dev.pinned::<f32>(3)?);
             let mut host = [0.0; 5];
             let y = dev.zeros::<f32>(5)?;
@@ -142,8 +135,7 @@ on_both! {
             dev.fill(&mut x, 1.0)?;
             assert_eq!(dev.download(&x)?, [1.0; 4]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     1: fn a_slice_out_of_range_panics_as_in_the_standard_library(gpus) {
@@ -264,98 +256,96 @@ fn a_refused_argument_names_the_callers_line() {
     });
 }
 
+/// Runs `f` on two devices, with their ordinals and two buffers of other lengths.
+fn on_two<F>(f: F)
+where
+    F: Fn(&Device, Option<usize>, DeviceBuffer<f32>, DeviceBuffer<f32>) -> Result<()> + Send + Sync + 'static,
+{
+    guarded(move || {
+        let pool = host(2);
+        pool.run(|dev, _| f(dev, Some(dev.index()), dev.zeros(4)?, dev.zeros(5)?)).unwrap();
+        assert_works(&pool);
+    });
+}
+
 /// The same, on device threads.
 #[test]
 fn a_refused_argument_names_the_device_and_the_line_of_its_closure() {
-    guarded(|| {
-        let pool = &host(2);
-        pool.run(|dev, _| {
-            let here = Some(dev.index());
-            let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
-            let (mut host, mut pinned) = ([0.0; 5], dev.pinned::<f32>(3)?);
-            refuses!(here, dev.upload_into(&[1.0; 4], &mut y));
-            refuses!(here, dev.download_into(&x, &mut host));
-            refuses!(here, dev.upload_pinned_into(&pinned, &mut y));
-            refuses!(here, dev.download_pinned(&x, &mut pinned));
-            refuses!(here, dev.copy(&x, &mut y));
-            refuses!(here, dev.axpy(1.0, &x, &mut y));
-            refuses!(here, dev.dot(&x, &y));
-            refuses!(here, dev.fill(&mut dev.zeros::<u128>(1)?, 1));
-            // SAFETY: nothing is read.
-            refuses!(here, unsafe { dev.uninit_aligned::<u8>(1, 3) });
-            #[cfg(feature = "blas")]
-            {
-                use gpu_pool::Matrix;
-                refuses!(here, Matrix::new(&x, 2, 3));
-                refuses!(here, dev.gemm(1.0, Matrix::new(&x, 2, 2)?, Matrix::new(&x, 4, 1)?, 0.0, &mut y));
-            }
-            #[cfg(feature = "cuda")]
-            refuses!(here, dev.cuda());
-            let (untimed, timed) = (dev.record()?, dev.record_timed()?);
-            refuses!(here, timed.elapsed_since(&untimed));
-            refuses!(here, dev.group(&[0, 2]));
-            refuses!(here, dev.group(&[0, 1, 0]));
-            refuses!(here, dev.group(&[1 - dev.rank()]));
-            Ok(())
-        })
-        .unwrap();
-        assert_works(pool);
+    on_two(|dev, here, x, mut y| {
+        let (mut host, mut pinned) = ([0.0; 5], dev.pinned::<f32>(3)?);
+        refuses!(here, dev.upload_into(&[1.0; 4], &mut y));
+        refuses!(here, dev.download_into(&x, &mut host));
+        refuses!(here, dev.upload_pinned_into(&pinned, &mut y));
+        refuses!(here, dev.download_pinned(&x, &mut pinned));
+        refuses!(here, dev.copy(&x, &mut y));
+        refuses!(here, dev.axpy(1.0, &x, &mut y));
+        refuses!(here, dev.dot(&x, &y));
+        refuses!(here, dev.fill(&mut dev.zeros::<u128>(1)?, 1));
+        // SAFETY: nothing is read.
+        refuses!(here, unsafe { dev.uninit_aligned::<u8>(1, 3) });
+        #[cfg(feature = "blas")]
+        {
+            use gpu_pool::Matrix;
+            refuses!(here, Matrix::new(&x, 2, 3));
+            refuses!(here, dev.gemm(1.0, Matrix::new(&x, 2, 2)?, Matrix::new(&x, 4, 1)?, 0.0, &mut y));
+        }
+        #[cfg(feature = "cuda")]
+        refuses!(here, dev.cuda());
+        let (untimed, timed) = (dev.record()?, dev.record_timed()?);
+        refuses!(here, timed.elapsed_since(&untimed));
+        refuses!(here, dev.group(&[0, 2]));
+        refuses!(here, dev.group(&[0, 1, 0]));
+        refuses!(here, dev.group(&[1 - dev.rank()]));
+        Ok(())
     });
 }
 
 #[test]
 fn a_refused_collective_names_the_device_and_the_line_of_its_closure() {
-    guarded(|| {
-        let pool = &host(2);
-        pool.run(|dev, _| {
-            let here = Some(dev.index());
-            let (x, mut y) = (dev.zeros::<f32>(4)?, dev.zeros::<f32>(5)?);
-            let sum = ReduceOp::Sum;
-            refuses!(here, dev.all_reduce_into(&x, &mut y, sum));
-            refuses!(here, dev.reduce(&mut y, sum, 2));
-            refuses!(here, dev.reduce_scatter(&x, &mut y, sum));
-            refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[1], sum));
-            refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[1, 1], sum));
-            refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[2, 2], sum));
-            refuses!(here, dev.reduce_scatter_in_place(&mut y, sum));
-            refuses!(here, dev.all_gather(&x, &mut y));
-            refuses!(here, dev.all_gather_v(&x, &mut y, &[1]));
-            refuses!(here, dev.all_gather_v(&x, &mut y, &[1, 1]));
-            refuses!(here, dev.all_gather_v(&x, &mut y, &[4, 4]));
-            refuses!(here, dev.all_gather_in_place(&mut y));
-            refuses!(here, dev.broadcast(&mut y, 2));
-            refuses!(here, dev.gather(&x, None, 2));
-            refuses!(here, dev.gather(&x, None, dev.rank()));
-            refuses!(here, dev.gather(&x, Some(y.view_mut()), dev.rank()));
-            refuses!(here, dev.gather(&x, Some(y.view_mut()), 1 - dev.rank()));
-            refuses!(here, dev.gather_v(&x, None, &[4, 4], 2));
-            refuses!(here, dev.gather_v(&x, None, &[4], 0));
-            refuses!(here, dev.gather_v(&x, None, &[1, 1], 0));
-            refuses!(here, dev.gather_v(&x, None, &[4, 4], dev.rank()));
-            refuses!(here, dev.scatter(None, &mut y, 2));
-            refuses!(here, dev.scatter(Some(x.view()), &mut y, dev.rank()));
-            refuses!(here, dev.scatter_v(None, &mut y, &[5, 5], 2));
-            refuses!(here, dev.scatter_v(None, &mut y, &[5], 0));
-            refuses!(here, dev.scatter_v(None, &mut y, &[1, 1], 0));
-            refuses!(here, dev.scatter_v(None, &mut y, &[5, 5], dev.rank()));
-            refuses!(here, dev.all_to_all(&y, &mut dev.zeros::<f32>(5)?));
-            refuses!(here, dev.all_to_all(&x, &mut y));
-            refuses!(here, dev.all_to_all_v(&x, &[2], &mut y, &[2, 2]));
-            refuses!(here, dev.all_to_all_v(&x, &[2, 2], &mut y, &[2]));
-            refuses!(here, dev.all_to_all_v(&x, &[1, 2], &mut y, &[2, 2]));
-            refuses!(here, dev.all_to_all_v(&x, &[2, 2], &mut y, &[2, 2]));
-            refuses!(here, dev.send(&x, 2));
-            refuses!(here, dev.recv(&mut y, 2));
-            refuses!(here, dev.sendrecv(&x, 2, &mut y, 0));
-            let group = dev.group(&[1, 0])?;
-            refuses!(here, group.reduce(&mut y, sum, 2));
-            refuses!(here, group.all_gather(&x, &mut y));
-            refuses!(here, group.send(&x, 2));
-            refuses!(here, group.recv(&mut y, 2));
-            Ok(())
-        })
-        .unwrap();
-        assert_works(pool);
+    on_two(|dev, here, x, mut y| {
+        let sum = ReduceOp::Sum;
+        refuses!(here, dev.all_reduce_into(&x, &mut y, sum));
+        refuses!(here, dev.reduce(&mut y, sum, 2));
+        refuses!(here, dev.reduce_scatter(&x, &mut y, sum));
+        refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[1], sum));
+        refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[1, 1], sum));
+        refuses!(here, dev.reduce_scatter_v(&x, &mut y, &[2, 2], sum));
+        refuses!(here, dev.reduce_scatter_in_place(&mut y, sum));
+        refuses!(here, dev.all_gather(&x, &mut y));
+        refuses!(here, dev.all_gather_v(&x, &mut y, &[1]));
+        refuses!(here, dev.all_gather_v(&x, &mut y, &[1, 1]));
+        refuses!(here, dev.all_gather_v(&x, &mut y, &[4, 4]));
+        refuses!(here, dev.all_gather_in_place(&mut y));
+        refuses!(here, dev.broadcast(&mut y, 2));
+        refuses!(here, dev.gather(&x, None, 2));
+        refuses!(here, dev.gather(&x, None, dev.rank()));
+        refuses!(here, dev.gather(&x, Some(y.view_mut()), dev.rank()));
+        refuses!(here, dev.gather(&x, Some(y.view_mut()), 1 - dev.rank()));
+        refuses!(here, dev.gather_v(&x, None, &[4, 4], 2));
+        refuses!(here, dev.gather_v(&x, None, &[4], 0));
+        refuses!(here, dev.gather_v(&x, None, &[1, 1], 0));
+        refuses!(here, dev.gather_v(&x, None, &[4, 4], dev.rank()));
+        refuses!(here, dev.scatter(None, &mut y, 2));
+        refuses!(here, dev.scatter(Some(x.view()), &mut y, dev.rank()));
+        refuses!(here, dev.scatter_v(None, &mut y, &[5, 5], 2));
+        refuses!(here, dev.scatter_v(None, &mut y, &[5], 0));
+        refuses!(here, dev.scatter_v(None, &mut y, &[1, 1], 0));
+        refuses!(here, dev.scatter_v(None, &mut y, &[5, 5], dev.rank()));
+        refuses!(here, dev.all_to_all(&y, &mut dev.zeros::<f32>(5)?));
+        refuses!(here, dev.all_to_all(&x, &mut y));
+        refuses!(here, dev.all_to_all_v(&x, &[2], &mut y, &[2, 2]));
+        refuses!(here, dev.all_to_all_v(&x, &[2, 2], &mut y, &[2]));
+        refuses!(here, dev.all_to_all_v(&x, &[1, 2], &mut y, &[2, 2]));
+        refuses!(here, dev.all_to_all_v(&x, &[2, 2], &mut y, &[2, 2]));
+        refuses!(here, dev.send(&x, 2));
+        refuses!(here, dev.recv(&mut y, 2));
+        refuses!(here, dev.sendrecv(&x, 2, &mut y, 0));
+        let group = dev.group(&[1, 0])?;
+        refuses!(here, group.reduce(&mut y, sum, 2));
+        refuses!(here, group.all_gather(&x, &mut y));
+        refuses!(here, group.send(&x, 2));
+        refuses!(here, group.recv(&mut y, 2));
+        Ok(())
     });
 }
 

@@ -195,8 +195,7 @@ on_both! {
     }
 
     2: fn roots_of_no_parameters(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        rig::run(gpus, 2, |dev| {
             let exchange = small().build(dev, &[4])?;
             let mut none: [gpu_pool::DeviceBuffer<f32>; 0] = [];
             let why = refused(exchange.broadcast_parameters(dev, &mut none, 99));
@@ -205,7 +204,6 @@ on_both! {
             let error = failure(dev.capture(|dev| exchange.broadcast_parameters(dev, &mut none, 0)).map(drop));
             assert!(error.to_string().contains("broadcast_parameters"), "{error}");
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }

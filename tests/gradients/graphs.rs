@@ -64,8 +64,7 @@ on_both! {
     // pytorch#89546, #83495 (11 steps before a capture): a graph from before the buckets were rebuilt trains on
     // nothing, silently.
     2: fn a_graph_from_before_the_move(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        rig::run(gpus, 2, |dev| {
             let mut exchange = each().build(dev, &[4, 4])?;
             let mut graph = fills(dev, &mut exchange, 0, 1.0 + dev.rank() as f32)?;
             for number in 0..4 {
@@ -84,8 +83,7 @@ on_both! {
                 assert_eq!(all(dev, &exchange)?, [[mean; 4], [10.0; 4]]);
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn a_graph_goes_on_where_nothing_moves(gpus) {
@@ -117,8 +115,7 @@ on_both! {
     }
 
     2: fn a_graph_from_before_a_reset_and_of_an_exchange_that_is_gone(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        rig::run(gpus, 2, |dev| {
             let mut exchange = each().norm(true).build(dev, &[4, 4])?;
             give(dev, &mut exchange, 0, &[1.0; 4])?;
             give(dev, &mut exchange, 1, &[1.0; 4])?;
@@ -144,15 +141,13 @@ on_both! {
             stale(dev.launch_graph(&behind));
             stale(dev.launch_graph(&reads));
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // What is given away for a gradient is dropped with what takes its place; what is taken back is the caller's as
     // before.
     2: fn graphs_of_memory_that_is_lent(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        rig::run(gpus, 2, |dev| {
             let mut exchange = each().build(dev, &[4, 4])?;
             let mut own = [dev.zeros::<f32>(4)?, dev.zeros(4)?];
             let mut graphs = Vec::new();
@@ -172,14 +167,12 @@ on_both! {
             dev.launch_graph(&graphs[0])?;
             assert_eq!(dev.download(&own)?, [5.0; 4]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // Members find it out alike, before any meeting.
     2: fn a_graph_with_collectives_from_before_the_move(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        rig::run(gpus, 2, |dev| {
             let mut exchange = each().build(dev, &[4, 4])?;
             let mut x = exchange.grad_mut(1)?;
             let (graph, ()) = dev.capture(|dev| dev.all_reduce(&mut x, ReduceOp::Sum))?;
@@ -191,14 +184,12 @@ on_both! {
             dev.barrier()?;
             assert_eq!(all(dev, &exchange)?, [[1.0; 4]; 2]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // The memory itself is as good as any when nobody holds it any more.
     1: fn memory_that_gradients_have_left_is_used_again(gpus) {
-        let pool = rig::pool(gpus, 1);
-        pool.run(|dev, _| {
+        rig::run(gpus, 1, |dev| {
             let mut exchange = each().build(dev, &[1000])?;
             let address = exchange.grad_mut(0)?.address();
             let graph = fills(dev, &mut exchange, 0, 1.0)?;
@@ -216,7 +207,6 @@ on_both! {
             dev.launch_graph(&graph)?;
             assert_eq!(dev.download(&same)?, [2.0; 1000]);
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }

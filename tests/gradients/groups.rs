@@ -13,13 +13,7 @@ use std::time::Duration;
 /// zeros.
 fn plain(group: &Group<'_>, number: usize, op: ReduceOp, used: impl Fn(usize) -> bool) -> Result<Vec<Vec<f32>>> {
     let dev = group.device();
-    let one = |(gradient, &len): (usize, &usize)| {
-        let own = numbers(number, dev.rank(), gradient, len);
-        let mut x = dev.upload(&if used(gradient) { own } else { vec![0.0; len] })?;
-        group.all_reduce(&mut x, op)?;
-        dev.download(&x)
-    };
-    SIZES.iter().enumerate().map(one).collect()
+    rig::plain_with(dev, &SIZES, number, used, |x| group.all_reduce(x, op))
 }
 
 on_both! {
@@ -59,8 +53,7 @@ on_both! {
 
     1: fn a_group_of_one(gpus) {
         let n = gpus.up_to(3);
-        let pool = rig::pool(gpus, n);
-        pool.run(|dev, _| {
+        rig::run(gpus, n, |dev| {
             let group = dev.group(&[dev.rank()])?;
             let mut exchange = small().build_in(&group, &SIZES)?;
             for number in 0..3 {
@@ -73,8 +66,7 @@ on_both! {
                 assert_eq!(bits(&all(dev, &exchange)?), bits(&own));
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // Sums, averages, norms, what is unused, and the order of buckets are the group's.
@@ -175,8 +167,7 @@ on_both! {
     }
 
     3: fn others_need_not_know_of_it(gpus) {
-        let pool = rig::pool(gpus, 3);
-        pool.run(|dev, _| {
+        rig::run(gpus, 3, |dev| {
             if dev.rank() == 1 {
                 return Ok(());
             }
@@ -188,8 +179,7 @@ on_both! {
             }
             exchange.reset(dev)?;
             group.barrier()
-        })
-        .unwrap();
+        });
     }
 
     4: fn in_later_gangs(gpus) {

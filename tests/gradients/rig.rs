@@ -1,23 +1,25 @@
 //! What these tests share: models made of nothing but gradients, and what must come of them.
 
-use crate::support::Gpus;
+use crate::support::{Gpus, succeeds};
 use gpu_pool::{
-    Builder, Check, Device, Error, Exchanged, GpuPool, Gradient, GradientExchange, GradientExchangeBuilder, ReduceOp,
-    ReduceOrder,
+    Builder, Device, DeviceBuffer, Error, Exchanged, GpuPool, Gradient, GradientExchange, GradientExchangeBuilder,
+    ReduceOp, ReduceOrder,
 };
 
 /// Sums in the order of ranks, however they are made: then a plain all-reduce of each gradient has the same bits. GPUs
 /// are not watched unless `GPU_POOL_CHECK` says so: where the checker looks on, kernels do not meet by themselves.
 pub fn builder(gpus: Gpus, count: usize) -> Builder {
-    let builder = gpus.builder(count).reduce_order(ReduceOrder::Rank);
-    match gpus.is_cuda() && std::env::var_os("GPU_POOL_CHECK").is_none() {
-        true => builder.check(Check::Off),
-        false => builder,
-    }
+    gpus.unwatched(count).reduce_order(ReduceOrder::Rank)
 }
 
 pub fn pool(gpus: Gpus, count: usize) -> GpuPool {
     builder(gpus, count).build().unwrap()
+}
+
+/// Runs `f` on each device of a [`pool`], which must succeed. Returns the pool.
+#[track_caller]
+pub fn run(gpus: Gpus, count: usize, f: impl Fn(&Device) -> Result<(), Error> + Sync) -> GpuPool {
+    succeeds(pool(gpus, count), f)
 }
 
 /// Buckets of a few elements, so that there are several.
@@ -94,10 +96,21 @@ pub fn plain(
     op: ReduceOp,
     used: impl Fn(usize) -> bool,
 ) -> Result<Vec<Vec<f32>>, Error> {
+    plain_with(dev, sizes, number, used, |x| dev.all_reduce(x, op))
+}
+
+/// [`plain`] by another all-reduce.
+pub fn plain_with(
+    dev: &Device,
+    sizes: &[usize],
+    number: usize,
+    used: impl Fn(usize) -> bool,
+    all_reduce: impl Fn(&mut DeviceBuffer<f32>) -> Result<(), Error>,
+) -> Result<Vec<Vec<f32>>, Error> {
     let one = |(gradient, &len): (usize, &usize)| {
         let own = numbers(number, dev.rank(), gradient, len);
         let mut x = dev.upload(&if used(gradient) { own } else { vec![0.0; len] })?;
-        dev.all_reduce(&mut x, op)?;
+        all_reduce(&mut x)?;
         dev.download(&x)
     };
     sizes.iter().enumerate().map(one).collect()

@@ -85,14 +85,12 @@ on_both! {
     }
 
     2: fn joins_at_the_wrong_time(gpus) {
-        let pool = rig::pool(gpus, 2);
-        pool.run(|dev, _| {
+        let pool = rig::run(gpus, 2, |dev| {
             let mut exchange = small().build(dev, &[4])?;
             give(dev, &mut exchange, 0, &[1.0; 4])?;
             assert!(refused(exchange.join(dev, true)).contains("within a step"));
             exchange.finish(dev).map(drop)
-        })
-        .unwrap();
+        });
         // One asks, the other does not: nobody waits for ever, and both lines are told.
         let error = failure(pool.run(|dev, _| {
             let mut exchange = small().build(dev, &[4])?;

@@ -43,8 +43,7 @@ on_both! {
     }
 
     1: fn launches_are_ordered_over_streams(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let (a, b) = (dev.stream()?, dev.stream()?);
             let (a, b) = (dev.on(&a), dev.on(&b));
             let mut x = dev.upload(&[0u32; 100])?;
@@ -63,8 +62,7 @@ on_both! {
                 assert_eq!(dev.download(&y)?, [vec![10 * round + 2; 50], vec![99; 50]].concat());
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     2: fn peers_read_what_a_graph_writes(gpus) {

@@ -11,8 +11,7 @@ on_both! {
     // Frees during capture are deferred, and what a captured graph has seen stays its own until it is dropped (issue 4,
     // point 8).
     1: fn a_graph_keeps_its_memory_while_it_lives(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let before = dev.stats().in_use;
             let len = 300_000;
             let mut outer = dev.upload(&vec![1u32; len])?;
@@ -52,14 +51,12 @@ on_both! {
             drop(graph);
             assert_eq!(dev.stats().in_use, before, "with the graph its memory goes");
             Ok(())
-        })
-        .unwrap();
+        });
     }
 
     // What a graph has let go of in flight is used again only after its launch (pytorch#196257).
     1: fn a_graph_is_dropped_in_flight(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        let pool = gpus.run(1, |dev| {
             for round in 0..3u32 {
                 let len = 300_000 << round;
                 let mut out = dev.zeros::<u32>(len)?;
@@ -80,8 +77,7 @@ on_both! {
             let mut x = dev.zeros::<u32>(1)?;
             let (graph, ()) = dev.capture(|dev| slow_add(dev, &mut x, 1, SLOW))?;
             dev.launch_graph(&graph)
-        })
-        .unwrap();
+        });
         pool.close().unwrap();
     }
 

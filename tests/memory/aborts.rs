@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, limited, on_backings},
+    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, limited, on_limited_pools},
     support::{bytes, failure, slow_add, until},
 };
 use gpu_pool::{
@@ -40,8 +40,7 @@ fn assert_untouched(pool: &GpuPool, device: usize, total: usize, seed: u8) {
 on_both! {
     // A peer's slow copy into the owner's buffer, which the owner frees while it fails. The next scope gets the memory.
     2: fn a_late_copy_of_a_peer_does_not_land_in_a_reused_block(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 2, backing, 16 * MIB).build().unwrap();
+        on_limited_pools(gpus, 2, 16 * MIB, |pool, _| {
             for round in 0..4u8 {
                 let gate = Gate::new(gpus);
                 let target = pool.run_on(&[0], |dev, _| dev.zeros::<u8>(8 * MIB)).unwrap().remove(0);
@@ -73,8 +72,8 @@ on_both! {
                     assert_eq!(error.to_string(), "enough");
                 });
                 // The very next use of the memory, all of it.
-                assert_untouched(&pool, 0, 14 * MIB, round);
-                assert_at_rest(&pool);
+                assert_untouched(pool, 0, 14 * MIB, round);
+                assert_at_rest(pool);
             }
         });
     }
@@ -82,8 +81,7 @@ on_both! {
     // The same freed by threads that are members of no gang, and by members of another, while the first one is
     // aborting.
     3: fn remote_frees_during_an_abort(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 3, backing, 16 * MIB).build().unwrap();
+        on_limited_pools(gpus, 3, 16 * MIB, |pool, _| {
             for round in 0..4u8 {
                 let gate = Gate::new(gpus);
                 let lent =
@@ -110,7 +108,7 @@ on_both! {
                     });
                     s.spawn(|| {
                         until("some are freed", || freed.load(Acquire) >= 1).unwrap();
-                        assert_untouched(&pool, 0, 14 * MIB, round);
+                        assert_untouched(pool, 0, 14 * MIB, round);
                     });
                     let error = failure(pool.run_on(&[1], |dev, _| {
                         let from = dev.upload(&vec![0xee; 4 * MIB])?;
@@ -126,8 +124,8 @@ on_both! {
                     }));
                     assert_eq!(error.to_string(), "enough");
                 });
-                assert_untouched(&pool, 0, 14 * MIB, round ^ 0x55);
-                assert_at_rest(&pool);
+                assert_untouched(pool, 0, 14 * MIB, round ^ 0x55);
+                assert_at_rest(pool);
             }
         });
     }
@@ -180,9 +178,8 @@ on_both! {
     // Over and over, with everybody freeing everything on every thread, some in the abort and some after it: at the end
     // nothing is missing, and what lived through it is as it was.
     2: fn nothing_is_lost_in_many_aborts(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = limited(gpus, n, backing, 24 * MIB).build().unwrap();
+        let n = gpus.up_to(3);
+        on_limited_pools(gpus, n, 24 * MIB, |pool, _| {
             let keep: Vec<DeviceBuffer<u8>> = pool.run(|dev, _| dev.upload(&bytes(500 * KIB, 3))).unwrap();
             let others: Mutex<Vec<DeviceBuffer<u32>>> = Mutex::new(Vec::new());
             for round in 0..30u64 {
@@ -219,7 +216,7 @@ on_both! {
             }
             others.lock().clear();
             drop(keep);
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
             pool.run(|dev, _| bytes_of(dev, 22 * MIB).map(drop)).unwrap();
         });
     }

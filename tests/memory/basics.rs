@@ -5,7 +5,7 @@ use crate::{
     on_both,
     rig::{
         KIB, MIB, Rng, aligned, assert_books, assert_empty, bytes_of, check_books, driver_calls, on_backings,
-        on_limited, span,
+        on_devices, on_limited, span,
     },
     support::{all_are, failure, ramp},
 };
@@ -44,9 +44,7 @@ fn assert_disjoint(blocks: &[Numbered]) {
 on_both! {
     // RMM: AllocationsAreDifferent, RandomAllocations; TF: NoDups.
     1: fn random_allocations_are_disjoint_and_keep_what_was_written(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut rng = Rng(1);
                 let blocks = (0..100)
                     .map(|i| Numbered::new(dev, rng.below(5 * MIB), i))
@@ -56,16 +54,12 @@ on_both! {
                 blocks.iter().try_for_each(|block| block.check(dev))?;
                 drop(blocks);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
     // RMM: MixedRandomAllocationFree; TF: AllocationsAndDeallocations(WithGrowth).
     1: fn random_allocations_and_frees(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut rng = Rng(2);
                 let mut live: Vec<Numbered> = Vec::new();
                 for i in 0..2000 {
@@ -85,16 +79,12 @@ on_both! {
                 live.iter().try_for_each(|block| block.check(dev))?;
                 drop(live);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
     // RMM: 0, 4 B, 1 KiB, 1 MiB, 1 GiB, 1 PiB; CUDA.jl's 10^20; rmm#307, TF's AllocateZeroBufSize.
     1: fn zero_len_and_1_pib(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let nothing = [bytes_of(dev, 0)?, bytes_of(dev, 0)?, dev.zeros(0)?];
                 assert!(nothing.iter().all(|x| x.is_empty() && x.address() != 0));
                 for bytes in [4, KIB, MIB, if gpus.is_cuda() { 1 << 30 } else { 64 * MIB }] {
@@ -122,16 +112,12 @@ on_both! {
                 Numbered::new(dev, MIB, 9)?.check(dev)?;
                 drop(nothing);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
     // RMM: AlignMultiple, ThrowOnInvalidAllocationAlignment, ForwardsAlignment; xla#40979.
     1: fn alignment_1_to_2_mib(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut kept = Vec::new();
                 for shift in 0..=21 {
                     for bytes in [0, 1, 300, 100 * KIB, 200 * KIB, 3 * MIB + 5] {
@@ -150,8 +136,6 @@ on_both! {
                 }
                 drop(kept);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
@@ -175,9 +159,7 @@ on_both! {
 
     // TF: TracksSizes, AllocatedVsRequested; PyTorch: test_memory_allocation, test_memory_stats.
     1: fn counters_tell_what_was_asked_for_and_what_it_took(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let mut rng = Rng(3);
                 let (mut live, mut asked, mut peak, mut served) = (Vec::new(), 0, 0, dev.stats().allocations);
                 for _ in 0..300 {
@@ -200,8 +182,6 @@ on_both! {
                 check_books(dev);
                 drop(live);
                 assert_empty(dev)
-            })
-            .unwrap();
         });
     }
 
@@ -253,8 +233,7 @@ on_both! {
 
     // PyTorch: test_cachingAllocator_raw_alloc (contents of reused memory are old bytes, not the new owner's).
     1: fn reused_memory_is_zeroed_when_zeros_are_asked_for(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             for bytes in [64 * KIB, MIB] {
                 let dirty = dev.upload(&ramp(bytes / 4, 5))?;
                 let address = dirty.address();
@@ -264,7 +243,6 @@ on_both! {
                 assert!(all_are(&dev.download(&clean)?, 0));
             }
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }

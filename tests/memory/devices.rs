@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{BACKINGS, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, span},
+    rig::{BACKINGS, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_limited_pools, on_pools, span},
     support::{all_are, bytes, failure, slow_add},
 };
 use gpu_pool::{DeviceBuffer, Error};
@@ -16,9 +16,8 @@ type Shelf = Mutex<Vec<(DeviceBuffer<u32>, u32)>>;
 on_both! {
     // RMM: MultidevicePool, DifferentPoolsUnequal; PyTorch: test_memory_stats_multigpu. What one does, no other counts.
     2: fn each_device_has_its_own_books(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(4);
-            let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
+        let n = gpus.up_to(4);
+        on_pools(gpus, n, |pool, _| {
             for busy in 0..n {
                 let before = pool.run(|dev, _| Ok(dev.stats())).unwrap();
                 let held = pool
@@ -45,16 +44,15 @@ on_both! {
                 }
                 drop(held);
             }
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
     // RMM: CreateDestroy-, CreateMoveDestroy-, Resize-, ShrinkDifferentActiveDevice; thrust's multi_device. Made on one
     // device, used on another, dropped on a third, in vectors that grow and shrink meanwhile.
     2: fn made_moved_and_dropped_with_any_device_active(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
+        let n = gpus.up_to(3);
+        on_pools(gpus, n, |pool, _| {
             let shelves: Vec<Shelf> = (0..n).map(|_| Mutex::new(Vec::new())).collect();
             pool.run(|dev, _| {
                 let mut rng = Rng(dev.rank() as u64);
@@ -79,16 +77,15 @@ on_both! {
             })
             .unwrap();
             drop(shelves);
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
     // https://github.com/openxla/xla/issues/40852: one chunk without access rights for the peers was a silent hang of
     // 56 minutes. llama.cpp#24491: granted to the owner only.
     2: fn every_pair_of_devices_reads_every_new_chunk(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
+        let n = gpus.up_to(3);
+        on_pools(gpus, n, |pool, _| {
             let mut all: Vec<Arc<Vec<DeviceBuffer<u8>>>> = Vec::new();
             for round in 0..4 {
                 // Chunks of all kinds: for slabs, for large blocks, those that come between others.
@@ -151,9 +148,8 @@ on_both! {
 
     // Each device's window is its own: no address means memory of two devices. (research/memory.md 4.1)
     2: fn devices_have_addresses_of_their_own(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(4);
-            let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
+        let n = gpus.up_to(4);
+        on_pools(gpus, n, |pool, _| {
             let all =
                 pool.run(|dev, _| (0..40).map(|i| bytes_of(dev, i * 50 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
             let mut spans: Vec<_> = all.iter().flatten().map(span).filter(|span| !span.is_empty()).collect();
@@ -164,9 +160,8 @@ on_both! {
 
     // A panic (or an error) in one shard leaks nothing, of whatever was held by whomever.
     2: fn panic_in_one_shard_leaks_nothing(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = limited(gpus, n, backing, 32 * MIB).build().unwrap();
+        let n = gpus.up_to(3);
+        on_limited_pools(gpus, n, 32 * MIB, |pool, _| {
             for round in 0..12 {
                 let culprit = round % n;
                 let error = failure(pool.run(|dev, _| {
@@ -182,7 +177,7 @@ on_both! {
                     dev.barrier()
                 }));
                 assert!(error.to_string().contains("round"), "{error}");
-                assert_at_rest(&pool);
+                assert_at_rest(pool);
                 // All of it can be had.
                 pool.run(|dev, _| bytes_of(dev, 30 * MIB).map(drop)).unwrap();
             }

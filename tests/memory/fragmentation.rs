@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, on_limited},
+    rig::{KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, limited, on_backings, on_limited, on_pools},
     support::all_are,
 };
 use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
@@ -18,8 +18,7 @@ on_both! {
     // https://github.com/pytorch/pytorch/issues/193400: A = 91 MiB, B = 45.5 MiB, keep 2 MiB, free A and B: after each
     // cycle more was reserved, 220 to 14,060 MiB with 266 live. Scaled down by 16, and kept for 250 cycles each.
     1: fn keep_small_between_large_1000_cycles(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 1, |pool, backing| {
             pool.run(|dev, _| {
                 let mut kept: Vec<DeviceBuffer<u8>> = Vec::new();
                 for cycle in 0..1000 {
@@ -39,7 +38,7 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
@@ -127,7 +126,7 @@ on_both! {
     // same size.
     1: fn a_fitting_range_among_many_that_are_too_small(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 32 * MIB).memory_reserve(32 * MIB as u64).build().unwrap();
+            let pool = &limited(gpus, 1, backing, 32 * MIB).memory_reserve(32 * MIB as u64).build().unwrap();
             pool.run(|dev, _| {
                 // 4 KiB is the heap's grain; sizes of 1028 to 1052 KiB are within 3 per cent.
                 let fits = bytes_of(dev, 1048 * KIB)?;
@@ -161,15 +160,14 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
     // cubecl: test_fragmentation_resistance, capacity_overflow_falls_through_to_later_accepting_pool: waves of other
     // sizes each.
     1: fn waves_of_other_sizes(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 1, |pool, backing| {
             pool.run(|dev, _| {
                 let mut rng = Rng(11);
                 for _ in 0..4 {
@@ -199,7 +197,7 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 

@@ -43,7 +43,7 @@ on_both! {
     // PyTorch: test_memory_plots_history_context, _free_stack: what happened, in order, with who asked for it.
     1: fn the_past_is_recorded_in_order(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).record_memory(true).build().unwrap();
+            let pool = &limited(gpus, 1, backing, 16 * MIB).record_memory(true).build().unwrap();
             pool.run(|dev, _| {
                 let from = dev.memory_snapshot().events.len();
                 let own = bytes_of(dev, 5 * MIB)?;
@@ -136,8 +136,7 @@ on_both! {
 
     // TF: TestBinDebugInfo. Classes add up to the small blocks.
     1: fn classes_add_up(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
+        gpus.run(1, |dev| {
             let live = (1..100).map(|i| bytes_of(dev, i * 999)).collect::<Result<Vec<_>, _>>()?;
             let snapshot = dev.memory_snapshot();
             let classes = snapshot.classes();
@@ -145,7 +144,6 @@ on_both! {
             let bytes: u64 = classes.classes.iter().map(|class| class.live as u64 * class.bytes).sum();
             assert_eq!(bytes, snapshot.stats.in_use);
             Ok::<_, Error>(())
-        })
-        .unwrap();
+        });
     }
 }

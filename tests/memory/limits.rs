@@ -6,7 +6,7 @@ use crate::{
     on_both,
     rig::{
         BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, driver_calls, limited,
-        on_backings, span,
+        on_backings, on_devices, on_limited_pools, on_pools, span,
     },
     support::{Gpus, all_are, builder, failure},
 };
@@ -201,8 +201,7 @@ on_both! {
     // UMF: trimMemory; PyTorch: empty_cache, TestMemPool's test_empty_cache(_inactive),
     // test_garbage_collect_expandable.
     1: fn trim_gives_back_what_is_free(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 1, |pool, _| {
             pool.run(|dev, _| {
                 assert_eq!((dev.trim()?, dev.stats().reserved), (0, 0), "what the pool's own trials took has gone");
                 let mut kept = Vec::new();
@@ -241,7 +240,7 @@ on_both! {
                 dev.zeros::<u8>(5 * MIB).map(drop)
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
@@ -268,9 +267,7 @@ on_both! {
 
     // Trimming does not wait, and takes nothing that is used. (cf. `seven.rs` for peers.)
     1: fn trim_leaves_what_is_pending(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let gate = Gate::new(gpus);
                 let side = dev.stream()?;
                 let side = dev.on(&side);
@@ -287,20 +284,17 @@ on_both! {
                 dev.trim()?;
                 assert_eq!((dev.stats().reserved, dev.stats().pending), (0, 0));
                 Ok(())
-            })
-            .unwrap();
         });
     }
 
     // A limit is a limit of one device; PyTorch: TestMemPool's test_limited_memory_with_allocator.
     2: fn a_limit_is_each_devices_own(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = limited(gpus, n, backing, 8 * MIB).build().unwrap();
+        let n = gpus.up_to(3);
+        on_limited_pools(gpus, n, 8 * MIB, |pool, _| {
             let all = pool.run(|dev, _| bytes_of(dev, 7 * MIB)).unwrap();
             assert_eq!(all.iter().map(|x| x.device()).collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
             drop(all);
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 }

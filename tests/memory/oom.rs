@@ -6,7 +6,7 @@ use crate::{
     on_both,
     rig::{
         Gate, KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_limited,
-        refused,
+        on_limited_pools, refused,
     },
     support::{all_are, failure},
 };
@@ -14,14 +14,8 @@ use gpu_pool::{
     BackingChoice, Device, DeviceBuffer, Error, OutOfMemoryReport,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
-use std::{
-    panic::Location,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::*},
-    },
-    time::Duration,
-};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 on_both! {
     // The list: requested, free, largest, per-stream pending, who holds what by call site.
@@ -88,7 +82,7 @@ on_both! {
             return; // Nothing can hold a GPU for longer than the deadline and then let go of it.
         }
         on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 16 * MIB).timeout(Duration::from_millis(50)).build().unwrap();
+            let pool = &limited(gpus, 1, backing, 16 * MIB).timeout(Duration::from_millis(50)).build().unwrap();
             pool.run(|dev, _| {
                 let gate = Gate::new(gpus);
                 let side = dev.stream()?;
@@ -111,7 +105,7 @@ on_both! {
                 bytes_of(dev, 16 * MIB).map(drop)
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
@@ -170,9 +164,8 @@ on_both! {
 
     // One device is full; the others do not notice. PyTorch: test_raises_oom per device; MultidevicePool.
     2: fn other_devices_are_unaffected(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = limited(gpus, n, backing, 16 * MIB).build().unwrap();
+        let n = gpus.up_to(3);
+        on_limited_pools(gpus, n, 16 * MIB, |pool, _| {
             pool.run(|dev, _| {
                 if dev.rank() == 1 {
                     let whole = bytes_of(dev, 15 * MIB)?;
@@ -192,7 +185,7 @@ on_both! {
                 dev.barrier()
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 

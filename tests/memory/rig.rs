@@ -27,6 +27,21 @@ pub fn on_backings(test: impl Fn(BackingChoice)) {
     }
 }
 
+/// Runs a test over every backing, with a pool of `count` devices.
+pub fn on_pools(gpus: Gpus, count: usize, test: impl Fn(&GpuPool, BackingChoice)) {
+    on_backings(|backing| test(&gpus.builder(count).memory_backing(backing).build().unwrap(), backing));
+}
+
+/// Runs a test over every backing, on each of `count` devices.
+pub fn on_devices(gpus: Gpus, count: usize, test: impl Fn(&Device) -> Result<(), Error> + Sync) {
+    on_pools(gpus, count, |pool, _| drop(pool.run(|dev, _| test(dev)).unwrap()));
+}
+
+/// Runs a test over every backing, with a pool of `count` devices that may each take `limit` bytes.
+pub fn on_limited_pools(gpus: Gpus, count: usize, limit: usize, test: impl Fn(&GpuPool, BackingChoice)) {
+    on_backings(|backing| test(&limited(gpus, count, backing, limit).build().unwrap(), backing));
+}
+
 /// A pool in the making, of `count` devices that may each take `limit` bytes.
 pub fn limited(gpus: Gpus, count: usize, backing: BackingChoice, limit: usize) -> Builder {
     gpus.builder(count).memory_backing(backing).memory_limit(limit as u64)

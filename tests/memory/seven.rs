@@ -3,7 +3,10 @@
 
 use crate::{
     on_both,
-    rig::{BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, span},
+    rig::{
+        BACKINGS, Gate, KIB, MIB, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings,
+        on_limited_pools, span,
+    },
     support::{all_are, bytes, slow_add, until},
 };
 use gpu_pool::{
@@ -26,7 +29,7 @@ on_both! {
     // looked up in device 1's pool. Whoever frees it, it goes home, and is as good as new there.
     2: fn freed_with_another_device_current_731(gpus) {
         on_backings(|backing| {
-            let pool = limited(gpus, 2, backing, 10 * MIB).memory_reserve(10 * MIB as u64).build().unwrap();
+            let pool = &limited(gpus, 2, backing, 10 * MIB).memory_reserve(10 * MIB as u64).build().unwrap();
             let before = pool.run(|dev, _| Ok(dev.stats().remote_frees)).unwrap();
             let quarters = pool.run(|dev, _| (0..16).map(|_| bytes_of(dev, MIB / 2)).collect::<Result<Vec<_>, _>>());
             let mut quarters = quarters.unwrap();
@@ -62,15 +65,14 @@ on_both! {
             })
             .unwrap();
             drop(kept);
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
     // https://github.com/JuliaGPU/CUDA.jl/issues/1522 (open): threads cannot free each other's objects, so they run out
     // of memory. Here each device frees what the other has made, and keeps some small result of every round.
     2: fn threads_free_each_others_objects_1522(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 2, backing, 8 * MIB).build().unwrap();
+        on_limited_pools(gpus, 2, 8 * MIB, |pool, _| {
             pool.run(|dev, _| {
                 let mut kept = Vec::new();
                 for round in 0..60 {
@@ -93,8 +95,7 @@ on_both! {
 
     // The same: the peer that freed it has parked, or is stuck in its closure, and hands nothing over any more.
     2: fn a_peer_that_is_stuck_holds_nothing_back_1522(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 2, backing, 16 * MIB).build().unwrap();
+        on_limited_pools(gpus, 2, 16 * MIB, |pool, _| {
             for parked in [false, true] {
                 let stuck = AtomicBool::new(!parked);
                 let (to, from) = mpsc::channel::<DeviceBuffer<u8>>();
@@ -194,8 +195,8 @@ on_both! {
     // https://github.com/pytorch/pytorch/issues/196258: unmapping waited for the null stream of whatever device was
     // current.
     2: fn trimmed_with_another_device_current_196258(gpus) {
+        let n = gpus.up_to(3);
         on_backings(|backing| {
-            let n = gpus.up_to(3);
             let pool = limited(gpus, n, backing, 16 * MIB).build().unwrap();
             for round in 0..3u8 {
                 pool.run(|dev, _| {
@@ -248,8 +249,7 @@ on_both! {
     // https://github.com/pytorch/pytorch/issues/189504: out of memory, although a block that fits had come back during
     // the wait that was to bring one.
     1: fn oom_after_sync_researches_pool_189504(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 14 * MIB).build().unwrap();
+        on_limited_pools(gpus, 1, 14 * MIB, |pool, _| {
             for _ in 0..3 {
                 let gate = Gate::new(gpus);
                 let fits = pool.run(|dev, _| bytes_of(dev, 8 * MIB)).unwrap().remove(0);
@@ -276,7 +276,7 @@ on_both! {
                     })
                     .unwrap();
                 });
-                assert_at_rest(&pool);
+                assert_at_rest(pool);
             }
         });
     }
@@ -284,8 +284,7 @@ on_both! {
     // https://github.com/pytorch/pytorch/issues/71616: one stream that runs for long, at the head of the queue of
     // events, kept the blocks of all others from being used again.
     1: fn a_long_stream_does_not_block_others_71616(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 1, backing, 64 * MIB).build().unwrap();
+        on_limited_pools(gpus, 1, 64 * MIB, |pool, _| {
             pool.run(|dev, _| {
                 let gate = Gate::new(gpus);
                 let (long, short) = (dev.stream()?, dev.stream()?);

@@ -3,7 +3,7 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, on_backings},
+    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, on_devices, on_pools},
     support::Gpus,
 };
 use gpu_pool::{BackingChoice, Device, DeviceBuffer, Error};
@@ -51,8 +51,7 @@ fn step(dev: &Device, seed: u64, timing: Timing) -> Result<(), Error> {
 on_both! {
     // The issue: zero driver calls after warm-up. Frees by peers, several streams, all sizes.
     2: fn steady_state_makes_zero_driver_calls(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(2).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 2, |pool, _| {
             let steps = |seeds: std::ops::Range<u64>, timing| {
                 for seed in seeds {
                     // Eight different steps, over and over.
@@ -70,14 +69,13 @@ on_both! {
                 assert!(after.allocations >= before.allocations + 80 * 60);
                 assert!(after.remote_frees > before.remote_frees);
             }
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
     // https://github.com/tracel-ai/burn/issues/4792 (open): memory grows with every epoch until there is none.
     1: fn epochs_do_not_add_up(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 1, |pool, backing| {
             let mut reserved = Vec::new();
             for epoch in 0..12 {
                 pool.run(|dev, _| {
@@ -105,9 +103,7 @@ on_both! {
 
     // RMM: async_priming. What was taken once is there the second time.
     1: fn the_second_round_is_primed(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let round = || {
                     let all = (0..100).map(|_| bytes_of(dev, 900 * KIB)).collect::<Result<Vec<_>, _>>()?;
                     drop(all);
@@ -119,16 +115,12 @@ on_both! {
                     assert_eq!((next.driver_calls, next.ladder), (first.driver_calls, first.ladder), "{next}");
                 }
                 Ok(())
-            })
-            .unwrap();
         });
     }
 
     // A loop that allocates what it has just freed finds it without a climb: what `MemoryStats::ladder` promises.
     1: fn a_loop_does_not_climb(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
-            pool.run(|dev, _| {
+        on_devices(gpus, 1, |dev| {
                 let round = || {
                     [8, 4 * KIB, 100 * KIB, MIB, 3 * MIB].iter().try_for_each(|&bytes| bytes_of(dev, bytes).map(drop))
                 };
@@ -146,8 +138,6 @@ on_both! {
                     "{before}\n{after}"
                 );
                 Ok(())
-            })
-            .unwrap();
         });
     }
 }

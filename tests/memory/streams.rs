@@ -3,7 +3,10 @@
 
 use crate::{
     on_both,
-    rig::{Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings, on_limited},
+    rig::{
+        Gate, KIB, MIB, Rng, assert_at_rest, bytes_of, check_books, driver_calls, limited, on_backings, on_limited,
+        on_limited_pools, on_pools,
+    },
     support::{all_are, ramp, slow_add},
 };
 use gpu_pool::{Device, DeviceBuffer, Error, Stream};
@@ -11,8 +14,7 @@ use gpu_pool::{Device, DeviceBuffer, Error, Stream};
 on_both! {
     // DALI: SingleStreamReuse.
     1: fn a_stream_gets_its_own_block_back_at_once(gpus) {
-        on_backings(|backing| {
-            let pool = gpus.builder(1).memory_backing(backing).build().unwrap();
+        on_pools(gpus, 1, |pool, _| {
             pool.run(|dev, _| {
                 for bytes in [256, 10 * KIB, 128 * KIB, MIB, 20 * MIB] {
                     let gate = Gate::new(gpus);
@@ -34,7 +36,7 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 
@@ -244,9 +246,8 @@ on_both! {
 
     // The same on several devices at once, which also read each other's blocks (research/memory.md G1).
     2: fn cross_stream_with_hogs_of_peers(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(3);
-            let pool = limited(gpus, n, backing, 32 * MIB).build().unwrap();
+        let n = gpus.up_to(3);
+        on_limited_pools(gpus, n, 32 * MIB, |pool, _| {
             pool.run(|dev, _| {
                 let streams = (0..3).map(|_| dev.stream()).collect::<Result<Vec<_>, _>>()?;
                 let mut rng = Rng(7 + dev.rank() as u64);
@@ -270,7 +271,7 @@ on_both! {
                 Ok(())
             })
             .unwrap();
-            assert_at_rest(&pool);
+            assert_at_rest(pool);
         });
     }
 

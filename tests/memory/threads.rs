@@ -4,7 +4,10 @@
 
 use crate::{
     on_both,
-    rig::{KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings},
+    rig::{
+        KIB, MIB, Rng, assert_at_rest, assert_empty, bytes_of, check_books, limited, on_backings, on_limited_pools,
+        on_pools,
+    },
     support::until,
 };
 use gpu_pool::{DeviceBuffer, Error};
@@ -23,9 +26,8 @@ on_both! {
     // RMM: AllocFreeDifferentThreads{DefaultStream, PerThreadDefaultStream, SameStream, DifferentStream},
     // PerThreadToStreamDealloc.
     2: fn freed_on_every_other_thread_in_random_order(gpus) {
-        on_backings(|backing| {
-            let n = gpus.up_to(4);
-            let pool = gpus.builder(n).memory_backing(backing).build().unwrap();
+        let n = gpus.up_to(4);
+        on_pools(gpus, n, |pool, _| {
             for round in 0..3u64 {
                 let made = pool
                     .run(|dev, _| {
@@ -201,8 +203,7 @@ on_both! {
     // The owner never looks into its inbox for long, and then needs what lies there.
     // (`owner_never_drains_then_oom_recovers`)
     2: fn owner_never_drains_then_oom_recovers(gpus) {
-        on_backings(|backing| {
-            let pool = limited(gpus, 2, backing, 16 * MIB).build().unwrap();
+        on_limited_pools(gpus, 2, 16 * MIB, |pool, _| {
             pool.run(|dev, _| {
                 let before = dev.stats().remote_frees;
                 let mine = match dev.rank() {

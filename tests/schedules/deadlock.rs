@@ -118,6 +118,11 @@ fn assert_works(pool: &GpuPool) {
     }
 }
 
+/// Runs a test of two devices under each schedule.
+fn on_schedules(test: fn(&GpuPool)) {
+    guarded(move || SCHEDULES.iter().for_each(|schedule| test(&pool(2, schedule))));
+}
+
 fn expect_deadlock<T: std::fmt::Debug>(result: Result<T, Error>, parts: &[&str]) {
     let Err(Error::Deadlock { who, .. }) = result else { panic!("{result:?}") };
     println!("{who}\n");
@@ -129,19 +134,16 @@ fn expect_deadlock<T: std::fmt::Debug>(result: Result<T, Error>, parts: &[&str])
 /// Two devices, each with a kernel that spins for a word which the other would write after its own kernel.
 #[test]
 fn kernels_that_spin_for_each_other_are_reported() {
-    guarded(|| {
-        for schedule in SCHEDULES {
-            let pool = pool(2, &schedule);
-            let stuck = pool.run(|dev, _| {
-                let word = dev.zeros::<u32>(1)?;
-                let mut out = dev.zeros::<u32>(1)?;
-                // SAFETY: the kernel is what its signature says. Nobody ever writes the word.
-                unsafe { dev.launch(&AWAIT, LaunchDims::cover(1), (&word, &mut out))? };
-                dev.download(&out)
-            });
-            expect_deadlock(stuck, &["its kernel `await`, which spins", "of device 0", "of device 1"]);
-            assert_works(&pool);
-        }
+    on_schedules(|pool| {
+        let stuck = pool.run(|dev, _| {
+            let word = dev.zeros::<u32>(1)?;
+            let mut out = dev.zeros::<u32>(1)?;
+            // SAFETY: the kernel is what its signature says. Nobody ever writes the word.
+            unsafe { dev.launch(&AWAIT, LaunchDims::cover(1), (&word, &mut out))? };
+            dev.download(&out)
+        });
+        expect_deadlock(stuck, &["its kernel `await`, which spins", "of device 0", "of device 1"]);
+        assert_works(pool);
     });
 }
 
@@ -149,23 +151,20 @@ fn kernels_that_spin_for_each_other_are_reported() {
 /// do after the meeting.
 #[test]
 fn a_meeting_and_a_stream_that_wait_for_each_other_are_reported() {
-    guarded(|| {
-        for schedule in SCHEDULES {
-            let pool = pool(2, &schedule);
-            let stuck = pool.run(|dev, _| {
-                if dev.index() == 1 {
-                    let word = dev.zeros::<u32>(1)?;
-                    let mut out = dev.zeros::<u32>(1)?;
-                    // SAFETY: the kernel is what its signature says.
-                    unsafe { dev.launch(&AWAIT, LaunchDims::cover(1), (&word, &mut out))? };
-                    dev.synchronize()?;
-                }
-                dev.exchange(dev.index())
-            });
-            let parts = ["a host thread waits for stream", "device 0 waits in exchange for device 1", "`await`"];
-            expect_deadlock(stuck, &parts);
-            assert_works(&pool);
-        }
+    on_schedules(|pool| {
+        let stuck = pool.run(|dev, _| {
+            if dev.index() == 1 {
+                let word = dev.zeros::<u32>(1)?;
+                let mut out = dev.zeros::<u32>(1)?;
+                // SAFETY: the kernel is what its signature says.
+                unsafe { dev.launch(&AWAIT, LaunchDims::cover(1), (&word, &mut out))? };
+                dev.synchronize()?;
+            }
+            dev.exchange(dev.index())
+        });
+        let parts = ["a host thread waits for stream", "device 0 waits in exchange for device 1", "`await`"];
+        expect_deadlock(stuck, &parts);
+        assert_works(pool);
     });
 }
 

@@ -2,7 +2,7 @@
 //! guard against hangs.
 #![allow(dead_code)]
 
-use gpu_pool::{Builder, Check, DeviceCopy, Error, GpuPool, Module, kernel};
+use gpu_pool::{Builder, Check, Device, DeviceCopy, Error, GpuPool, Module, kernel};
 use std::{
     env,
     fmt::Debug,
@@ -57,9 +57,24 @@ impl Gpus {
         }
     }
 
+    /// A [`builder`](Self::builder) without the checker on GPUs, unless `GPU_POOL_CHECK` asks for it.
+    pub fn unwatched(&self, count: usize) -> Builder {
+        let builder = self.builder(count);
+        match self.cuda && env::var_os("GPU_POOL_CHECK").is_none() {
+            true => builder.check(Check::Off),
+            false => builder,
+        }
+    }
+
     /// A pool of the first `count` devices.
     pub fn pool(&self, count: usize) -> GpuPool {
         self.builder(count).build().unwrap()
+    }
+
+    /// Runs `f` on each of the first `count` devices, which must succeed. Returns their pool.
+    #[track_caller]
+    pub fn run(&self, count: usize, f: impl Fn(&Device) -> Result<(), Error> + Sync) -> GpuPool {
+        succeeds(self.pool(count), f)
     }
 
     /// As many devices as there are, up to `limit`.
@@ -75,6 +90,13 @@ impl Gpus {
     pub fn is_cuda(&self) -> bool {
         self.cuda
     }
+}
+
+/// Runs `f` on each device of `pool`, which must succeed. Returns the pool.
+#[track_caller]
+pub fn succeeds(pool: GpuPool, f: impl Fn(&Device) -> Result<(), Error> + Sync) -> GpuPool {
+    pool.run(|dev, _| f(dev)).unwrap();
+    pool
 }
 
 /// A pool in the making, with the checker on unless `GPU_POOL_CHECK` says otherwise: every test is one of the checker,
@@ -245,57 +267,19 @@ pub fn all_are<T: DeviceCopy>(found: &[T], x: T) -> bool {
     found.chunks(expected.len()).all(|found| bits(found) == bits(&expected[..found.len()]))
 }
 
-/// Device code for the kernels below.
-pub static MODULE: Module = Module::ptx(
-    r#"
-.version 7.5
-.target sm_75
-.address_size 64
-
-.visible .entry slow_add(.param .u64 x, .param .u64 n, .param .u32 add, .param .u32 micros)
-{
-    .reg .pred %p<3>;
-    .reg .b32 %r<8>;
-    .reg .b64 %rd<10>;
-    ld.param.u64 %rd1, [x];
-    ld.param.u64 %rd2, [n];
-    ld.param.u32 %r1, [add];
-    ld.param.u32 %r2, [micros];
-    cvta.to.global.u64 %rd3, %rd1;
-    mov.u64 %rd4, %globaltimer;
-    mul.wide.u32 %rd5, %r2, 1000;
-    add.u64 %rd5, %rd4, %rd5;
-WAIT:
-    mov.u64 %rd6, %globaltimer;
-    setp.lt.u64 %p1, %rd6, %rd5;
-    @%p1 bra WAIT;
-    mov.u32 %r3, %ctaid.x;
-    mov.u32 %r4, %ntid.x;
-    mov.u32 %r5, %tid.x;
-    mad.lo.s32 %r6, %r3, %r4, %r5;
-    cvt.u64.u32 %rd7, %r6;
-    setp.ge.u64 %p2, %rd7, %rd2;
-    @%p2 bra END;
-    shl.b64 %rd8, %rd7, 2;
-    add.u64 %rd9, %rd3, %rd8;
-    ld.global.u32 %r7, [%rd9];
-    add.u32 %r7, %r7, %r1;
-    st.global.u32 [%rd9], %r7;
-END:
-    ret;
-}
-
-.visible .entry slow_copy(.param .u64 src, .param .u64 dst, .param .u64 n, .param .u32 micros)
+/// A kernel that waits, and then does `$work` in each of `n` threads. `%rd8` is the byte offset of a thread's element.
+macro_rules! slow_ptx {
+    ($signature:literal, $work:literal) => {
+        concat!(
+            ".visible .entry ",
+            $signature,
+            r#"
 {
     .reg .pred %p<3>;
     .reg .b32 %r<8>;
     .reg .b64 %rd<12>;
-    ld.param.u64 %rd1, [src];
-    ld.param.u64 %rd10, [dst];
     ld.param.u64 %rd2, [n];
     ld.param.u32 %r2, [micros];
-    cvta.to.global.u64 %rd3, %rd1;
-    cvta.to.global.u64 %rd11, %rd10;
     mov.u64 %rd4, %globaltimer;
     mul.wide.u32 %rd5, %r2, 1000;
     add.u64 %rd5, %rd4, %rd5;
@@ -311,15 +295,51 @@ WAIT:
     setp.ge.u64 %p2, %rd7, %rd2;
     @%p2 bra END;
     shl.b64 %rd8, %rd7, 2;
+"#,
+            $work,
+            r#"
+END:
+    ret;
+}
+"#
+        )
+    };
+}
+
+/// Device code for the kernels below.
+pub static MODULE: Module = Module::ptx(concat!(
+    "
+.version 7.5
+.target sm_75
+.address_size 64
+
+",
+    slow_ptx!(
+        "slow_add(.param .u64 x, .param .u64 n, .param .u32 add, .param .u32 micros)",
+        "
+    ld.param.u64 %rd1, [x];
+    ld.param.u32 %r1, [add];
+    cvta.to.global.u64 %rd3, %rd1;
+    add.u64 %rd9, %rd3, %rd8;
+    ld.global.u32 %r7, [%rd9];
+    add.u32 %r7, %r7, %r1;
+    st.global.u32 [%rd9], %r7;
+"
+    ),
+    slow_ptx!(
+        "slow_copy(.param .u64 src, .param .u64 dst, .param .u64 n, .param .u32 micros)",
+        "
+    ld.param.u64 %rd1, [src];
+    ld.param.u64 %rd10, [dst];
+    cvta.to.global.u64 %rd3, %rd1;
+    cvta.to.global.u64 %rd11, %rd10;
     add.u64 %rd9, %rd3, %rd8;
     ld.global.u32 %r7, [%rd9];
     add.u64 %rd9, %rd11, %rd8;
     st.global.u32 [%rd9], %r7;
-END:
-    ret;
-}
-"#,
-);
+"
+    ),
+));
 
 kernel! {
     /// Waits, then adds `add` to `n` elements.

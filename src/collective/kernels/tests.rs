@@ -193,7 +193,7 @@ proptest! {
     /// (https://github.com/sgl-project/sglang/issues/34159), the number of destinations, or whether they are the
     /// sources.
     #[test]
-    fn twins_agree_with_the_naive_fold(
+    fn host_kernels_agree_with_the_naive_fold(
         ranks in 1_usize..=20,
         n in prop_oneof![0_usize..40, 1020_usize..1030],
         bits in prop::collection::vec(any::<u64>(), 64),
@@ -394,7 +394,7 @@ fn compiled_kernels_keep_to_registers() {
 /// Through the driver of two software GPUs, each with its half of an all-reduce in place: sources and destinations are
 /// its own memory and a peer's, each named once.
 #[test]
-fn software_gpus_run_the_twin() {
+fn software_gpus_run_the_host_kernel() {
     const N: usize = 5000;
     let pool = crate::GpuPool::builder().host(2).build().unwrap();
     let sums = pool.run(|dev, shard| {

@@ -11,6 +11,7 @@ use crate::{
     memory::handle::DeviceHandle,
     testing::{FaultPlan, FaultRule, Injected},
 };
+use smallvec::SmallVec;
 use std::{cell::RefCell, ops::Range, sync::Arc, time::Duration};
 
 const MIB: u64 = 1 << 20;
@@ -34,6 +35,8 @@ const MALLOC: Case = Case(ChunkKind::Device, BackingChoice::Malloc, "malloc");
 const PINNED: Case = Case(ChunkKind::Pinned, BackingChoice::Auto, "pinned");
 const MANAGED: Case = Case(ChunkKind::Managed, BackingChoice::Auto, "managed");
 
+type InUse = (DriverRef, Arc<DeviceHandle>, Box<dyn Backing>, RawStream, SmallVec<[Mapping; 4]>);
+
 impl Case {
     pub fn open(self, handle: &Arc<DeviceHandle>) -> Box<dyn Backing> {
         let backing = open(handle, self.0, self.1, ProbeContext::default()).unwrap();
@@ -51,6 +54,16 @@ impl Case {
         let handle = link_of(&gpu);
         let backing = self.open(&handle);
         (gpu, handle, backing)
+    }
+
+    /// With a checker: a device, its handle, the backing there, and a stream that still uses the mapping.
+    fn in_use(self) -> InUse {
+        let gpu = check::wrap(machine(1)).remove(0);
+        let handle = link_of(&gpu);
+        let (mut backing, stream) = (self.open(&handle), gpu.stream_create(0).unwrap());
+        let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
+        fill(&handle, a[0].address, 64, stream).unwrap();
+        (gpu, handle, backing, stream, a)
     }
 }
 
@@ -173,10 +186,7 @@ mod suite {
 
     /// With a checker: memory in use is not given back, and the report names the caller.
     pub fn memory_in_use_stays(kind: Case) {
-        let (gpu, handle, mut backing) = kind.on(check::wrap(machine(1)).remove(0));
-        let stream = gpu.stream_create(0).unwrap();
-        let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-        fill(&handle, a[0].address, 64, stream).unwrap();
+        let (_gpu, handle, mut backing, stream, a) = kind.in_use();
         assert_eq!(unmap(&mut *backing, &a[0]).unwrap_err().kind, FaultKind::Misuse);
         assert_eq!(backing.reserved(), G);
         wait(&handle, stream);
@@ -193,10 +203,7 @@ mod suite {
 
     /// The knowledge of another thread comes with the memory that it frees.
     pub fn a_region_remembers_who_let_go(kind: Case) {
-        let (gpu, handle, mut backing) = kind.on(check::wrap(machine(1)).remove(0));
-        let stream = gpu.stream_create(0).unwrap();
-        let a = backing.grow(G, G, u64::MAX, &nothing).unwrap();
-        fill(&handle, a[0].address, 64, stream).unwrap();
+        let (gpu, handle, backing, stream, a) = kind.in_use();
         drop(backing);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {

@@ -10,13 +10,8 @@ use gpu_pool::{
     driver::host::Schedule,
     testing::{FaultOp, FaultPlan, FaultRule, Injected},
 };
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::*},
-    },
-    task::Poll,
-};
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::{sync::Arc, task::Poll};
 
 on_both! {
     // A program that does no wrong: steps of a training on several streams, with whatever sizes, hears nothing, and

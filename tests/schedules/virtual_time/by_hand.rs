@@ -126,6 +126,14 @@ impl Lab {
         assert!(gpu.stream_wait_idle(stream, Duration::from_secs(600)).unwrap());
         host::virtual_now(gpu).expect("the machine has a clock").as_nanos()
     }
+
+    /// Each stream of a device ends at its time.
+    #[track_caller]
+    fn ends(&self, expected: &[(usize, RawStream, u128)]) {
+        for &(device, stream, nanos) in expected {
+            assert_eq!(self.end(device, stream), nanos, "{stream:?} of device {device}");
+        }
+    }
 }
 
 #[test]
@@ -152,8 +160,7 @@ fn copies_of_two_streams_queue_for_the_engine() {
     lab.push(0, 1, 4 * KB, a);
     // To another device, through another port: what they share is the engine.
     lab.push(0, 2, 4 * KB, b);
-    assert_eq!(lab.end(0, a), 9_000);
-    assert_eq!(lab.end(0, b), 13_000);
+    lab.ends(&[(0, a, 9_000), (0, b, 13_000)]);
 }
 
 #[test]
@@ -162,8 +169,7 @@ fn a_second_engine_takes_the_second_copy() {
     let (a, b) = (lab.stream(0), lab.stream(0));
     lab.push(0, 1, 4 * KB, a);
     lab.push(0, 2, 4 * KB, b);
-    assert_eq!(lab.end(0, a), 9_000);
-    assert_eq!(lab.end(0, b), 9_000);
+    lab.ends(&[(0, a, 9_000), (0, b, 9_000)]);
 }
 
 #[test]
@@ -183,9 +189,7 @@ fn engines_of_different_kinds_overlap() {
     lab.up(0, 4 * KB, up); // 3 us + 4000 bytes at 2 GB/s
     lab.kernel(0, 70 * KB, kernel); // 2 us + 70 000 bytes at 10 GB/s
     lab.push(0, 1, 5 * KB, copy); // 5 us + 5000 bytes at 1 GB/s
-    assert_eq!(lab.end(0, up), 5_000);
-    assert_eq!(lab.end(0, kernel), 9_000);
-    assert_eq!(lab.end(0, copy), 10_000);
+    lab.ends(&[(0, up, 5_000), (0, kernel, 9_000), (0, copy, 10_000)]);
 }
 
 #[test]
@@ -194,8 +198,7 @@ fn up_and_down_share_the_memory_of_the_host() {
     let (up, down) = (lab.stream(0), lab.stream(1));
     lab.up(0, 4 * KB, up);
     lab.down(1, 4 * KB, down);
-    assert_eq!(lab.end(0, up), 5_000);
-    assert_eq!(lab.end(1, down), 7_000);
+    lab.ends(&[(0, up, 5_000), (1, down, 7_000)]);
 }
 
 #[test]
@@ -204,8 +207,7 @@ fn kernels_of_one_device_take_turns() {
     let (a, b) = (lab.stream(0), lab.stream(0));
     lab.kernel(0, 40 * KB, a);
     lab.kernel(0, 40 * KB, b);
-    assert_eq!(lab.end(0, a), 6_000);
-    assert_eq!(lab.end(0, b), 10_000);
+    lab.ends(&[(0, a, 6_000), (0, b, 10_000)]);
 }
 
 #[test]
@@ -225,8 +227,7 @@ fn a_slow_device_takes_longer() {
     let (fast, slow) = (lab.stream(0), lab.stream(1));
     lab.kernel(0, 40 * KB, fast);
     lab.kernel(1, 40 * KB, slow);
-    assert_eq!(lab.end(0, fast), 6_000);
-    assert_eq!(lab.end(1, slow), 18_000);
+    lab.ends(&[(0, fast, 6_000), (1, slow, 18_000)]);
 }
 
 #[test]
@@ -241,8 +242,7 @@ fn events_carry_time_over_devices() {
     lab.kernel(2, 20 * KB, streams[2]); // 22
     // Not waited for by anyone: it does not count.
     lab.push(0, 1, 90 * KB, streams[0]);
-    assert_eq!(lab.end(1, streams[1]), 17_000);
-    assert_eq!(lab.end(2, streams[2]), 22_000);
+    lab.ends(&[(1, streams[1], 17_000), (2, streams[2], 22_000)]);
 }
 
 #[test]
