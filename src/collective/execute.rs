@@ -272,8 +272,7 @@ impl Executor for MemberThread<'_> {
     }
 
     fn copy(&self, stream: &Arc<StreamCore>, to: RemotePtr, from: RemotePtr, bytes: usize) -> Result<()> {
-        let dev = self.group.dev.at(stream.clone());
-        peer::copy(&dev, to.address, to.device, from.address, from.device, bytes)
+        peer::copy(&self.group.dev.worker, stream, to.address, to.device, from.address, from.device, bytes)
     }
 
     fn function(&self, entry: &Entry) -> Result<RawFunction> {

@@ -18,7 +18,6 @@
 //! stream waits for the pair's stream at the end. So a staged copy is one operation of the caller's stream.
 
 use crate::{
-    Device,
     driver::{Address, Driver, DriverResult},
     error::Result,
     memory::{
@@ -27,7 +26,7 @@ use crate::{
         stream::StreamCore,
     },
     mutation::Bug,
-    thread::worker::Shared,
+    thread::worker::{Shared, Worker},
 };
 use std::sync::Arc;
 
@@ -35,33 +34,35 @@ use std::sync::Arc;
 /// smaller than this.
 const SMALLEST: usize = 256 << 10;
 
-/// Submits a copy to `dev`'s current stream. One of the two devices is `dev`. The caller's `Op` orders the memory.
+/// Submits a copy to a stream of the worker's device, which is one of the two. The caller's `Op` orders the memory.
 pub(crate) fn copy(
-    dev: &Device,
+    worker: &Worker,
+    stream: &Arc<StreamCore>,
     dst: Address,
     dst_device: usize,
     src: Address,
     src_device: usize,
     bytes: usize,
 ) -> Result<()> {
-    let (shared, handle) = (&dev.worker.shared, &dev.worker.handle);
+    let (shared, handle) = (&worker.shared, &worker.handle);
     if bytes == 0 {
         return Ok(());
     }
     if dst_device == src_device {
         // SAFETY: both ranges are live, the caller's `Op` has ordered them, and they do not overlap: one is borrowed
         // exclusively.
-        let copied = unsafe { handle.driver.copy_within(dst, src, bytes, dev.stream.raw) };
+        let copied = unsafe { handle.driver.copy_within(dst, src, bytes, stream.raw) };
         return handle.check("copy", copied);
     }
-    let other = if dst_device == dev.index() { src_device } else { dst_device };
-    if shared.is_direct(dev.index(), other) {
+    let own = handle.device;
+    let other = if dst_device == own { src_device } else { dst_device };
+    if shared.is_direct(own, other) {
         let (to, from) = (&*shared.handles[dst_device].driver, &*shared.handles[src_device].driver);
         // SAFETY: as above.
-        let copied = unsafe { handle.driver.copy_peer(dst, to, src, from, bytes, dev.stream.raw) };
+        let copied = unsafe { handle.driver.copy_peer(dst, to, src, from, bytes, stream.raw) };
         return handle.check("copy", copied);
     }
-    shared.peer_staging(src_device, dst_device)?.copy(shared, &dev.stream, dev.index() == src_device, dst, src, bytes)
+    shared.peer_staging(src_device, dst_device)?.copy(shared, stream, own == src_device, dst, src, bytes)
 }
 
 impl PeerStaging {

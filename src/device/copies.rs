@@ -149,7 +149,8 @@ impl Device {
             return Err(recording.refuse(op.site, "copy", &format!("one with device {other} has to be staged")));
         }
         let done = peer::copy(
-            self,
+            &self.worker,
+            &self.stream,
             dst.address(),
             to.unwrap_or(self.index()),
             src.address(),
