@@ -46,7 +46,7 @@ pub(crate) fn resync_later(worker: &Worker) {
         && worker.is_idle()
         && let Err(error) = resync(worker)
     {
-        event!(debug, device = worker.handle.device, %error, "meetings could not be made up");
+        event!(debug, device = worker.handle.device, %error, "skipped barriers could not be resynchronised");
     }
 }
 

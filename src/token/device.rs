@@ -202,11 +202,6 @@ impl Device {
         self.ordered
     }
 
-    /// This device, working on a stream that belongs to the library.
-    pub(crate) fn at(&self, stream: Arc<StreamCore>) -> OnStream<'_> {
-        self.with(stream, self.ordered)
-    }
-
     fn with<'a>(&self, stream: Arc<StreamCore>, ordered: bool) -> OnStream<'a> {
         let (worker, session, recording) = (self.worker.clone(), self.session.clone(), self.recording.clone());
         OnStream { dev: Device { worker, session, stream, ordered, recording }, of: PhantomData }

@@ -73,7 +73,7 @@ impl Algorithm for Ring {
             to: own(Side::Destination),
             next_to: matched.address(next, Side::Destination),
             recv_scratch: matched.recv_scratch(member.rank).address,
-            next_inbox: matched.recv_scratch(next).address,
+            next_scratch: matched.recv_scratch(next).address,
         };
         let cut = Cut {
             bytes: (len * request.dtype.size()) as u64,

@@ -15,7 +15,7 @@ pub(crate) struct Ring {
     /// Own memory that the predecessor fills: `slots` slots for each block,
     pub recv_scratch: Address,
     /// and the successor's.
-    pub next_inbox: Address,
+    pub next_scratch: Address,
 }
 
 /// What all members agree on.
