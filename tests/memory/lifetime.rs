@@ -127,7 +127,7 @@ on_both! {
     2: fn what_is_left_is_told_by_call_site(gpus) {
         let pool = gpus.builder(2).record_memory(true).build().unwrap();
         assert!(pool.leaks().unwrap().is_empty(), "{}", pool.leaks().unwrap());
-        let line = Location::caller().line() + 1;
+        let line = Location::caller().line() + 2;
         let some =
             pool.run(|dev, _| (0..3).map(|_| dev.zeros::<u8>(100 * KIB)).collect::<Result<Vec<_>, _>>()).unwrap();
         let one = pool.run_on(&[1], |dev, _| dev.upload(&[0u8; 5000])).unwrap();
