@@ -1,7 +1,7 @@
 //! Pipeline schedules as plain data: which rank does which action, in which order.
 //!
-//! Users make a [`Schedule`] by a preset, from a list of actions or from a CSV file. The executor of pipelines reads it.
-//! This module uses the standard library only.
+//! Users make a [`Schedule`] by a preset, from lists of actions, or from a CSV file. The executor of pipelines reads
+//! it. This module uses the standard library only.
 //!
 //! Invariant: each value of [`Schedule`] is complete and runnable. `check.rs` proves both when the value is made.
 

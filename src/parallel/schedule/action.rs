@@ -101,7 +101,7 @@ impl<'a> Fields<'a> {
             "B" => Work::Backward,
             "I" => Work::BackwardInput,
             "W" => Work::BackwardWeights,
-            "BW" => return Err("BW is of PyTorch before 2.6; write B for BW, and I for the B of such a file"),
+            "BW" => return Err("in a file with BW, of an old PyTorch, write I for B, and B for BW"),
             _ => return Err("the part after the stage is none of F, B, I, W"),
         };
         Ok(Action { stage: self.stage, work, micro: number(self.micro)? })

@@ -13,14 +13,14 @@ impl Schedule {
     ///
     /// * `2F0`, `1B3`, `2I0` and `0W0` are [`Action`]s. Space around them does not matter.
     /// * Empty cells are idle slots. They are skipped, since the times follow from the order.
-    /// * `(0F1;3B0)OVERLAP_F_B` is several actions that PyTorch lets overlap. They become single actions, in this order.
+    /// * `(0F1;3B0)OVERLAP_F_B` holds actions that PyTorch lets overlap. They become single actions, in this order.
     /// * Transfers (`0SEND_F0`, `1RECV_F0`, `1SEND_B0`, `0RECV_B0`) are skipped: they follow from the other actions.
     ///   `0UNSHARD`, `0RESHARD` and `0REDUCE_GRAD` are skipped: they concern sharded parameters, not the order of the
     ///   pipeline. So files of PyTorch's `compute_comms` form can be read, too.
     /// * Any other cell is an error.
     ///
-    /// Files of PyTorch before 2.6 write `B` for the gradient of the input, and `BW` for the whole backward pass. They
-    /// are errors here. Replace `BW` by `X`, then `B` by `I`, then `X` by `B`.
+    /// Old versions of PyTorch (2024) wrote `B` for the gradient of the input, and `BW` for the whole backward pass.
+    /// Such files are errors here. Replace `BW` by `X`, then `B` by `I`, then `X` by `B`.
     ///
     /// # Errors
     ///

@@ -35,7 +35,7 @@ pub enum ScheduleError {
         rank: Option<usize>,
         /// How often the action is there.
         found: usize,
-        /// How often it should be there: 0 or 1. It is 0 for a part of a backward pass that is there as a whole, too.
+        /// How often it should be there: 0 or 1. It is 0 for an `I` or a `W` beside a `B` of the same micro-batch.
         expected: usize,
     },
     /// One rank has two actions in the wrong order.
@@ -65,6 +65,9 @@ pub struct Blocked {
     /// The rank that has `needs` in its list. If it is `rank` itself, then `needs` comes later in its list.
     pub on: usize,
 }
+
+/// How many blocked ranks a message names.
+const SHOWN: usize = 8;
 
 impl ScheduleError {
     pub(super) fn unreadable(text: &str, (line, column): (usize, usize), why: &'static str) -> Self {
@@ -100,11 +103,14 @@ impl fmt::Display for ScheduleError {
             }
             Self::Stuck(blocked) => {
                 f.write_str("the schedule would deadlock: ")?;
-                for (i, Blocked { rank, action, needs, on }) in blocked.iter().enumerate() {
+                for (i, Blocked { rank, action, needs, on }) in blocked.iter().take(SHOWN).enumerate() {
                     let separator = if i == 0 { "" } else { "; " };
                     write!(f, "{separator}rank {rank} waits at {action} for {needs} of rank {on}")?;
                 }
-                Ok(())
+                match blocked.len().saturating_sub(SHOWN) {
+                    0 => Ok(()),
+                    more => write!(f, "; and {more} more"),
+                }
             }
             Self::Shape(why) => f.write_str(why),
         }

@@ -67,8 +67,8 @@ impl Schedule {
     pub fn interleaved(ranks: usize, chunks: usize, micros: usize) -> Result<Self> {
         let shape = Shape { ranks, chunks, micros };
         shape.check(2)?;
-        // With one chunk, one more forward pass for each rank behind keeps all ranks busy. A second one would only cost
-        // memory. With more chunks the first stage of the next chunk needs it.
+        // One more forward pass for each rank behind keeps all ranks busy, if hops take no time. A second one hides the
+        // hops, for more memory. As in Megatron-LM, only the interleaved schedule has it.
         let lead = if chunks == 1 { 1 } else { 2 };
         Order { shape, round: round(shape)?, lead, split: false }.schedule()
     }

@@ -89,7 +89,7 @@ impl Shape {
         match actions {
             Some(actions) if actions <= MAX_ACTIONS => Ok(()),
             _ => Err(ScheduleError::Shape(format!(
-                "{ranks} ranks with {chunks} chunks each and {micros} micro-batches make more than {MAX_ACTIONS} actions"
+                "{ranks} ranks, {chunks} chunks on each and {micros} micro-batches make more than {MAX_ACTIONS} actions"
             ))),
         }
     }

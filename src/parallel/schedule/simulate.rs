@@ -78,7 +78,7 @@ pub struct Timeline {
 impl Schedule {
     /// Computes when each action runs on ideal devices: equal stages, constant times, no limit of bandwidth.
     ///
-    /// Costs about 50 ns for each action. Touches no device.
+    /// The cost is proportional to the number of actions. Touches no device.
     ///
     /// # Errors
     ///

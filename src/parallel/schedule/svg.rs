@@ -11,7 +11,7 @@ const ROW: f64 = 30.0;
 const GAP: f64 = 6.0;
 const AXIS: f64 = 44.0;
 /// Of a letter of the labels in the boxes, which are 11 pixels high.
-const LETTER: f64 = 6.8;
+const LETTER: f64 = 7.4;
 /// Of the time axis.
 const WIDTH: std::ops::RangeInclusive<f64> = 560.0..=3200.0;
 
@@ -19,8 +19,8 @@ impl Timeline {
     /// Draws the timeline as an SVG document: a row for each rank, time from left to right, a box for each action.
     ///
     /// The colour of a box tells the work, and its shade tells the stage: later stages of a rank are paler. A box has
-    /// its action as a label where there is room, and always as a tooltip with its times. The text has about 300 bytes
-    /// for each action.
+    /// its action as a label where there is room, and always as a tooltip with its times. Beside each rank stands the
+    /// most activations that it saves at once. The text has about 300 bytes for each action.
     ///
     /// ```
     /// use gpu_pool::parallel::{Costs, Schedule};
@@ -28,7 +28,7 @@ impl Timeline {
     /// let timeline = Schedule::zero_bubble(4, 1, 8)?.simulate(Costs::default())?;
     /// let svg = timeline.to_svg(); // std::fs::write("zero_bubble.svg", &svg)
     /// assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-    /// assert!(svg.contains("<title>3I2: rank 3, 7ms to 8ms</title>"));
+    /// assert!(svg.contains("<title>3I2: rank 3, 8ms to 9ms</title>"));
     /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
     /// ```
     pub fn to_svg(&self) -> String {
@@ -76,7 +76,9 @@ impl Timeline {
         stages.sort_unstable();
         stages.dedup();
         let middle = y + ROW / 2.0 + 4.0;
-        writeln!(svg, "<text x=\"12\" y=\"{middle}\">rank {rank}</text>")?;
+        let kept = self.in_flight.get(rank).copied().unwrap_or(0);
+        writeln!(svg, "<text x=\"12\" y=\"{}\">rank {rank}</text>", y + 13.0)?;
+        writeln!(svg, "<text x=\"12\" y=\"{}\" font-size=\"10\" fill=\"#666\">saves {kept}</text>", y + 26.0)?;
         writeln!(svg, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{:.2}\" height=\"{ROW}\" fill=\"#f2f2f2\"/>", scale.width)?;
         for Span { action, start, end } in spans {
             let (x, width) = (scale.x(*start), scale.x(*end) - scale.x(*start));

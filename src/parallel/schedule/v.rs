@@ -12,8 +12,8 @@ impl Schedule {
     /// rank, since each stage is half as large. The first and the last stage are on rank 0: the loss can be computed
     /// where the inputs are.
     ///
-    /// Source: Qi et al., *Pipeline Parallelism with Controllable Memory*, 2024, <https://arxiv.org/abs/2405.15362>;
-    /// the order is that of PyTorch's `ScheduleZBVZeroBubble`.
+    /// Source: Qi et al., *Zero Bubble Pipeline Parallelism*, 2023, section 6, <https://arxiv.org/abs/2401.10241>; the
+    /// order is that of PyTorch's `ScheduleZBVZeroBubble`.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl Schedule {
     /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
     /// ```
     pub fn zero_bubble_v(ranks: usize, micros: usize) -> Result<Self> {
-        // The order below needs that many micro-batches. Those that are too many are left out again.
+        // The order below needs that many micro-batches. The surplus is left out again.
         let needed = micros.max(ranks.saturating_mul(2).saturating_sub(1));
         Shape { ranks, chunks: 2, micros }.check(3)?;
         Shape { ranks, chunks: 2, micros: needed }.check(3)?;
