@@ -124,6 +124,12 @@ fn each_rule_has_its_error() {
             "no rank has the stage 1: the schedule lacks the action 1F0 (stage 1, forward pass, micro-batch 0)",
         ),
         (
+            // A double action before the hole does not move it.
+            "0F0,0F0,0F1,0F5\n",
+            Count { action: action("0F2"), rank: Some(0), found: 0, expected: 1 },
+            "rank 0 lacks the action 0F2 (stage 0, forward pass, micro-batch 2)",
+        ),
+        (
             "0B0,0F0\n",
             Order { rank: 0, early: action("0B0"), late: action("0F0") },
             "rank 0 has 0B0 before 0F0, but 0B0 needs the result of 0F0",

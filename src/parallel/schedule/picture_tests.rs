@@ -91,6 +91,15 @@ fn svg_has_a_box_for_each_action() {
     }
 }
 
+#[test]
+fn svg_has_ticks_at_round_times() {
+    let part = Duration::from_millis(10);
+    let costs = Costs { forward: part, backward_input: part, backward_weights: part, hop: Duration::ZERO };
+    let svg = Schedule::one_f_one_b(4, 8).unwrap().simulate(costs).unwrap().to_svg();
+    let ticks: Vec<_> = svg.lines().filter_map(|line| line.strip_suffix("ms</text>")?.rsplit('>').next()).collect();
+    assert_eq!(ticks, ["50", "100", "150", "200", "250", "300"]);
+}
+
 /// Extreme times neither hang nor divide by zero.
 #[test]
 fn svg_of_extreme_times() {

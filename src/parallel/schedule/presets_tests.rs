@@ -166,6 +166,13 @@ fn arguments_without_sense_are_errors_at_once() {
 }
 
 #[test]
+fn a_list_of_too_many_actions_is_an_error() {
+    let action = Action { stage: 0, work: Work::Forward, micro: 0 };
+    let wrong = Schedule::new(vec![vec![action; MAX_ACTIONS + 1]]).unwrap_err();
+    assert_eq!(wrong, ScheduleError::Shape("4194305 actions are more than 4194304".into()));
+}
+
+#[test]
 fn rounds_that_are_not_equal_are_refused() {
     for preset in [Schedule::interleaved, Schedule::zero_bubble] {
         assert!(matches!(preset(4, 2, 9), Err(ScheduleError::Shape(_))));
