@@ -83,7 +83,7 @@ fn extent(actions: &[Vec<Action>]) -> Result<(usize, usize)> {
 
 /// Checks that each rank computes, for each stage and micro-batch, F before B or I, and I before W.
 ///
-/// The run finds this, too, except for W, which takes no result of another rank. This error says it more simply.
+/// The run would find these mistakes, too, as a deadlock. This error is easier to read.
 fn order(schedule: &Schedule) -> Result<()> {
     let micros = schedule.micros;
     let mut done = vec![[false; 4]; schedule.stages() * micros];
