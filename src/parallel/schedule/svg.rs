@@ -1,0 +1,169 @@
+//! A [`Timeline`] as an SVG picture. Users open it in a browser or put it into a page; it needs no other file.
+
+use super::{Span, Timeline, Work, diagram::count};
+use std::{fmt::Write, time::Duration};
+
+/// Pixels.
+const LEFT: f64 = 72.0;
+const RIGHT: f64 = 24.0;
+const TOP: f64 = 64.0;
+const ROW: f64 = 30.0;
+const GAP: f64 = 6.0;
+const AXIS: f64 = 44.0;
+/// Of a letter of the labels in the boxes, which are 11 pixels high.
+const LETTER: f64 = 7.4;
+/// Of the time axis.
+const WIDTH: std::ops::RangeInclusive<f64> = 560.0..=3200.0;
+
+impl Timeline {
+    /// Draws the timeline as an SVG document: a row for each rank, time from left to right, a box for each action.
+    ///
+    /// The colour of a box tells the work, and its shade tells the stage: later stages of a rank are paler. A box has
+    /// its action as a label where there is room, and always as a tooltip with its times. Beside each rank stands the
+    /// most activations that it saves at once. The text has about 300 bytes for each action.
+    ///
+    /// ```
+    /// use gpu_pool::parallel::{Costs, Schedule};
+    ///
+    /// let timeline = Schedule::zero_bubble(4, 1, 8)?.simulate(Costs::default())?;
+    /// let svg = timeline.to_svg(); // std::fs::write("zero_bubble.svg", &svg)
+    /// assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    /// assert!(svg.contains("<title>3I2: rank 3, 8ms to 9ms</title>"));
+    /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+    /// ```
+    pub fn to_svg(&self) -> String {
+        let scale = Scale::new(self);
+        let (width, rows) = (LEFT + scale.width + RIGHT, self.spans.len() as f64);
+        let bottom = TOP + rows * (ROW + GAP);
+        let height = bottom + AXIS;
+        let mut svg = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.head(&mut svg, width, height);
+        let _ = scale.axis(&mut svg, bottom);
+        for (rank, spans) in self.spans.iter().enumerate() {
+            let _ = self.row(&mut svg, &scale, rank, spans);
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    /// Title and legend.
+    fn head(&self, svg: &mut String, width: f64, height: f64) -> std::fmt::Result {
+        let ranks = count(self.spans.len(), "rank");
+        let title = format!("{ranks}, {:?}, bubble {:.1} %", self.end, 100.0 * self.bubble);
+        writeln!(
+            svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+             viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
+        )?;
+        writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>")?;
+        writeln!(svg, "<text x=\"12\" y=\"22\" font-size=\"14\">{title}</text>")?;
+        let mut x = 12.0;
+        for work in [Work::Forward, Work::Backward, Work::BackwardInput, Work::BackwardWeights] {
+            if self.spans.iter().flatten().any(|span| span.action.work == work) {
+                let (fill, letter, name) = (color(work), work.letter(), work.name());
+                writeln!(svg, "<rect x=\"{x}\" y=\"34\" width=\"14\" height=\"14\" fill=\"{fill}\"/>")?;
+                writeln!(svg, "<text x=\"{}\" y=\"46\">{letter} {name}</text>", x + 20.0)?;
+                x += 40.0 + 7.0 * (name.len() + 2) as f64;
+            }
+        }
+        Ok(())
+    }
+
+    fn row(&self, svg: &mut String, scale: &Scale, rank: usize, spans: &[Span]) -> std::fmt::Result {
+        let y = TOP + rank as f64 * (ROW + GAP);
+        let mut stages: Vec<usize> = spans.iter().map(|span| span.action.stage).collect();
+        stages.sort_unstable();
+        stages.dedup();
+        let middle = y + ROW / 2.0 + 4.0;
+        let kept = self.in_flight.get(rank).copied().unwrap_or(0);
+        writeln!(svg, "<text x=\"12\" y=\"{}\">rank {rank}</text>", y + 13.0)?;
+        writeln!(svg, "<text x=\"12\" y=\"{}\" font-size=\"10\" fill=\"#666\">saves {kept}</text>", y + 26.0)?;
+        writeln!(svg, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{:.2}\" height=\"{ROW}\" fill=\"#f2f2f2\"/>", scale.width)?;
+        for Span { action, start, end } in spans {
+            let (x, width) = (scale.x(*start), scale.x(*end) - scale.x(*start));
+            let chunk = stages.binary_search(&action.stage).unwrap_or(0) as f64 / stages.len() as f64;
+            let (fill, opacity) = (color(action.work), 1.0 - 0.6 * chunk);
+            writeln!(
+                svg,
+                "<g><title>{action}: rank {rank}, {start:?} to {end:?}</title><rect x=\"{x:.2}\" y=\"{y}\" \
+                 width=\"{width:.2}\" height=\"{ROW}\" fill=\"{fill}\" fill-opacity=\"{opacity:.2}\" stroke=\"#fff\"/>"
+            )?;
+            let label = action.to_string();
+            if LETTER * label.len() as f64 <= width {
+                let x = x + width / 2.0;
+                writeln!(
+                    svg,
+                    "<text x=\"{x:.2}\" y=\"{middle}\" font-size=\"11\" text-anchor=\"middle\">{label}</text>"
+                )?;
+            }
+            svg.push_str("</g>\n");
+        }
+        Ok(())
+    }
+}
+
+/// From times to pixels.
+struct Scale {
+    end: Duration,
+    width: f64,
+}
+
+impl Scale {
+    /// Wide enough for the labels of the shortest boxes, within [`WIDTH`].
+    fn new(timeline: &Timeline) -> Self {
+        let all = || timeline.spans.iter().flatten();
+        let letters = all().map(|span| span.action.to_string().len()).max().unwrap_or(0);
+        let lengths = all().map(|span| (span.end - span.start).as_secs_f64()).filter(|&length| length > 0.0);
+        let shortest = lengths.fold(f64::INFINITY, f64::min);
+        let wanted = LETTER * (letters + 1) as f64 * timeline.end.as_secs_f64() / shortest;
+        Scale { end: timeline.end, width: wanted.clamp(*WIDTH.start(), *WIDTH.end()) }
+    }
+
+    fn x(&self, time: Duration) -> f64 {
+        match self.end.as_secs_f64() {
+            0.0 => LEFT,
+            end => LEFT + self.width * time.as_secs_f64() / end,
+        }
+    }
+
+    /// A line with ticks at round times, at least 70 pixels from each other.
+    fn axis(&self, svg: &mut String, y: f64) -> std::fmt::Result {
+        let right = LEFT + self.width;
+        writeln!(svg, "<path d=\"M{LEFT} {y}H{right:.2}\" stroke=\"#888\"/>")?;
+        let ticks = (self.width / 70.0).floor();
+        let least = (self.end.as_nanos() as f64 / ticks).ceil() as u128;
+        let step = round_up(least);
+        let mut nanos = 0;
+        while nanos <= self.end.as_nanos() && nanos <= u128::from(u64::MAX) {
+            // Later times than 584 years have no tick.
+            let time = Duration::from_nanos(nanos as u64);
+            let x = self.x(time);
+            writeln!(svg, "<path d=\"M{x:.2} {y}v6\" stroke=\"#888\"/>")?;
+            writeln!(svg, "<text x=\"{x:.2}\" y=\"{}\" text-anchor=\"middle\">{time:?}</text>", y + 20.0)?;
+            nanos += step;
+        }
+        Ok(())
+    }
+}
+
+/// The first of 1, 2, 5, 10, 20, 50 .. that is at least `least`.
+fn round_up(least: u128) -> u128 {
+    let mut power = 1;
+    loop {
+        if let Some(step) = [1, 2, 5].map(|digit| digit * power).into_iter().find(|&step| step >= least) {
+            return step;
+        }
+        power *= 10;
+    }
+}
+
+/// Distinct for people who see fewer colours: they differ in brightness, too.
+fn color(work: Work) -> &'static str {
+    match work {
+        Work::Forward => "#7fb3e6",
+        Work::Backward => "#f4a259",
+        Work::BackwardInput => "#f7c873",
+        Work::BackwardWeights => "#8cc084",
+    }
+}
