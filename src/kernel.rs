@@ -4,6 +4,7 @@
 //! passed by value. Wrong argument types do not compile.
 
 pub(crate) mod builtin;
+pub(crate) mod real;
 
 use crate::{
     DeviceCopy,

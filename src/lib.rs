@@ -129,6 +129,7 @@ pub use memory::{
 };
 #[cfg(feature = "blas")]
 pub use ops::Matrix;
+pub use ops::{Activation, Index};
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
 pub use pool::report::PoolReport;

@@ -1,5 +1,13 @@
 //! The operations that come with the crate; everything else is the user's kernels.
 
+mod cast;
+mod embedding;
+mod family;
+mod pointwise;
+mod random;
+mod rows;
+mod shape;
+
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::{
@@ -9,6 +17,8 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
 };
 use std::{marker::PhantomData, panic::Location};
+
+pub use self::{embedding::Index, pointwise::Activation};
 
 /// The launch of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };

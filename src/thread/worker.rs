@@ -250,8 +250,18 @@ impl Worker {
         }
         let not_found =
             |why: String| Error::KernelNotFound { device: self.handle.device, kernel: name.to_owned(), why };
-        let Some(&loaded) = self.modules.borrow().get(&key.0) else {
-            return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
+        let loaded = self.modules.borrow().get(&key.0).copied();
+        let loaded = match loaded {
+            Some(loaded) => loaded,
+            // The crate's own modules that are not for set-up are loaded here. The driver takes the launch gate for it.
+            None if module.image.shared => {
+                let loaded = self.handle.check("load module", self.handle.driver.module_load(&module.image))?;
+                self.modules.borrow_mut().insert(key.0, loaded);
+                loaded
+            }
+            None => {
+                return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
+            }
         };
         let function = self.handle.driver.function(loaded, name).map_err(|fault| match fault.kind {
             crate::driver::FaultKind::NotFound => not_found(fault.to_string()),
