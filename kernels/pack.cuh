@@ -11,8 +11,8 @@ template <class T> constexpr u32 LANES = 16 / sizeof(T);
 
 __device__ inline bool is_aligned(const void* at) { return (u64)at % 16 == 0; }
 
-// A pack that is zero but for lane `k`, which need not be a constant: loops over lanes that are not unrolled are for the
-// ends of arrays and for unaligned ones, where size counts more than speed.
+// A pack that is zero but for lane `k`, which need not be a constant. Loops over lanes that are not unrolled are for
+// the ends of arrays and for unaligned ones, where size counts more than speed.
 template <class T> __device__ inline uint4 only_lane(u32 k, T x) {
     if constexpr (sizeof(T) == 8) {
         const u32 low = (u32)to_bits(x), high = (u32)(to_bits(x) >> 32);

@@ -6,10 +6,12 @@
 //   dropout_T   (const T* x, T* y, u64 n, u64 seed, u64 offset, u64 threshold, A scale)
 //                                                                        y = word < threshold ? 0 : x * scale
 //
-// T is f32, f64, f16 or bf16; A is f64 for f64, else f32. The key is the seed, the counter the number of a block of four
-// words. Element i of a call is element offset + i of one endless sequence, so a sequence that is cut into calls, over
-// devices too, has the same numbers as in one call. Element e takes word e % 4 of block e / 4; a uniform or normal f64
-// takes half a block: words 2 (e % 2) and one more of block e / 2.
+// T is f32, f64, f16 or bf16; A is f64 for f64, else f32.
+//
+// The key is the seed. The counter is the number of a block of four words. Element i of a call is element offset + i of
+// the seed's sequence. So a sequence that is cut into calls, on one device or several, has the numbers of a single call.
+// Element e takes word e % 4 of block e / 4. A uniform or normal f64 takes two words of block e / 2: the first two, or
+// the last two.
 //
 // u has as many bits as T has (24, 53, 11, 8), so it is exact and never 1. Normal numbers are Box and Muller's pairs:
 // two uniform numbers of one block make two neighbours.
@@ -30,9 +32,9 @@ __device__ inline uint4 philox(u64 block, u64 seed) {
     return make_uint4(x, y, z, w);
 }
 
-// Calls `f(words, first, begin, end)` for each block of PER elements that has some of `offset .. offset + n`: the
-// elements `begin .. end` of the block are the call's; its first, which may be none of them, would be at `first`, counted
-// from the call's first element.
+// Calls `f(words, at, begin, end)` for each block of PER elements that has some of `offset .. offset + n`. Elements
+// `begin .. end` of the block belong to the call. `at` is the place of the block's first element, counted from `offset`;
+// it wraps around where that element does not belong to the call.
 template <u32 PER, class F> __device__ inline void each_block(u64 n, u64 seed, u64 offset, F f) {
     if (n == 0) return;
     const u64 first = offset / PER, last = (offset + n - 1) / PER;

@@ -3,7 +3,8 @@
 //   softmax_T              (const T* x, T* y, u64 rows, u32 cols, u32 log)
 //   softmax_backward_T     (const T* y, const T* dy, T* dx, u64 rows, u32 cols, u32 log)
 //   cross_entropy_T        (const T* x, const u32* labels, T* dx, A* loss, u64 rows, u32 cols, A scale)
-//   layer_norm_T           (const T* x, const T* gamma, const T* beta, T* y, A* mean, A* rstd, u64 rows, u32 cols, A eps)
+//   layer_norm_T           (const T* x, const T* gamma, const T* beta, T* y, A* mean, A* rstd, u64 rows, u32 cols,
+//                           A eps)
 //   layer_norm_backward_T  (const T* dy, const T* x, const T* gamma, const A* mean, const A* rstd, T* dx,
 //                           u64 rows, u32 cols)
 //   rms_norm_T, rms_norm_backward_T   the same without beta and mean
@@ -82,7 +83,7 @@ template <class A> __device__ inline A max_across(A a) {
     return across(One<A>{a}, [](One<A> p, One<A> q) { return One<A>{larger(p.a, q.a)}; }).a;
 }
 
-// Calls `f(p, k)` for each of this thread's packs: `p` is the first element of the k-th one. The loop is not unrolled, or
+// Calls `f(p, k)` for each of this thread's packs: `p` is the first element of the k-th one. The loop is not unrolled:
 // the code would be five times as large.
 template <class T, class F> __device__ inline void each_pack(u32 cols, F f) {
     const u32 step = blockDim.x * LANES<T>;
@@ -411,7 +412,8 @@ __device__ inline void columns(const T* dy, const T* x, const Acc<T>* mean_of, c
         const T* dy, const T* x, const A* rstd, A* dgamma, u64 rows, u32 cols, u32 parts) {                            \
         columns<RMS>(dy, x, (const A*)nullptr, rstd, dgamma, dgamma, rows, cols, parts);                               \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) column_final_##T(const A* partial, T* out, u32 parts, u32 cols) { \
+    extern "C" __global__ void __launch_bounds__(256) column_final_##T(const A* partial, T* out, u32 parts,            \
+                                                                       u32 cols) {                                    \
         columns<PLAIN>(partial, partial, (const A*)nullptr, (const A*)nullptr, out, out, parts, cols, 1);              \
     }
 

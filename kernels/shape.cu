@@ -7,20 +7,21 @@
 
 const u32 TILE = 32, WARPS = 8;
 
-// A tile of 32 x 32 goes through shared memory, so that a warp reads and writes 32 neighbours. The column too many keeps
-// a warp's reads of a column in different banks. Blocks of 32 x 8.
+// A tile of 32 x 32 goes through shared memory, so that a warp reads and writes 32 neighbours. One column more than
+// that puts the elements of a column into different banks. Blocks of 32 x 8.
 template <class T> __device__ inline void transpose(const T* x, T* y, u32 rows, u32 cols) {
     __shared__ T tile[TILE][TILE + 1];
     const u64 across = ((u64)cols + TILE - 1) / TILE, tiles = ((u64)rows + TILE - 1) / TILE * across;
     for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
         const u64 row = t / across * TILE, col = t % across * TILE;
+        const u64 from = row * cols + col + threadIdx.x, to = col * rows + row + threadIdx.x;
 #pragma unroll
         for (u32 i = threadIdx.y; i < TILE; i += WARPS)
-            if (row + i < rows && col + threadIdx.x < cols) tile[i][threadIdx.x] = x[(row + i) * cols + col + threadIdx.x];
+            if (row + i < rows && col + threadIdx.x < cols) tile[i][threadIdx.x] = x[from + (u64)i * cols];
         __syncthreads();
 #pragma unroll
         for (u32 i = threadIdx.y; i < TILE; i += WARPS)
-            if (col + i < cols && row + threadIdx.x < rows) y[(col + i) * rows + row + threadIdx.x] = tile[threadIdx.x][i];
+            if (col + i < cols && row + threadIdx.x < rows) y[to + (u64)i * rows] = tile[threadIdx.x][i];
         __syncthreads();
     }
 }

@@ -15,14 +15,15 @@ use half::{bf16, f16};
 
 module! { CAST, "cast" }
 
-/// An integer in `f64`. Of 64 bits, those that `f64` has no room for leave a trace in the last bit kept: so rounding the
-/// result to a half type gives what rounding the integer would.
-fn with_trace(negative: bool, magnitude: u64) -> f64 {
+/// The `f32` that rounds to a half type as the integer does. `f64` has no room for the low 11 bits of 64: they leave a
+/// trace in the next bit. `odd` does the same from `f64` to `f32`.
+fn for_half(x: i128) -> f32 {
+    let magnitude = x.unsigned_abs() as u64;
     let m = match magnitude >> 53 {
         0 => magnitude,
         _ => (magnitude & !0x7ff) | u64::from(magnitude & 0x7ff != 0) << 11,
     };
-    if negative { -(m as f64) } else { m as f64 }
+    odd(if x < 0 { -(m as f64) } else { m as f64 })
 }
 
 macro_rules! cast {
@@ -52,8 +53,8 @@ macro_rules! integers {
             bf16 $I $from_b |x: bf16| x.to_f32() as $I;
             $I f32 $to32 |x| x as f32;
             $I f64 $to64 |x| x as f64;
-            $I f16 $to16 |x: $I| f16::from_f32(odd(with_trace(i128::from(x) < 0, i128::from(x).unsigned_abs() as u64)));
-            $I bf16 $to_b |x: $I| bf16::from_f32(odd(with_trace(i128::from(x) < 0, i128::from(x).unsigned_abs() as u64)));
+            $I f16 $to16 |x: $I| f16::from_f32(for_half(x.into()));
+            $I bf16 $to_b |x: $I| bf16::from_f32(for_half(x.into()));
         }
     )+};
 }

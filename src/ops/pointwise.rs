@@ -133,6 +133,7 @@ fn host_bias_assign<T: Float>(_: LaunchDims, _: Address, b: &[T], x: &mut [T], n
     x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
 }
 
+#[allow(clippy::too_many_arguments)]
 fn host_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], _: Address, dx: &mut [T], n: u64, _: u32, f: u32) {
     let inputs = dy.iter().zip(x);
     dx[..n as usize].iter_mut().zip(inputs).for_each(|(dx, (dy, x))| *dx = T::narrow(wide(dy) * slope(f, wide(x))));

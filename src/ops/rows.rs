@@ -362,7 +362,8 @@ macro_rules! softmax {
             /// # pool.run(|dev, _| {
             /// let x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
             #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
-            #[doc = concat!("assert!(y.iter().zip([", $y, "]).all(|(y, right)| (y - right).abs() < 1e-4f32), \"{y:?}\");")]
+            #[doc = concat!("let right = [", $y, "f32];")]
+            /// assert!(y.iter().zip(right).all(|(y, right)| (y - right).abs() < 1e-4), "{y:?}");
             /// # Ok(()) })?;
             /// # Ok::<(), gpu_pool::Error>(())
             /// ```
@@ -646,7 +647,7 @@ impl Device {
         let mut gammas = self.allocate(OP, parts as usize * cols)?;
         let mut betas = self.allocate(OP, parts as usize * cols)?;
         let args = (dy, x, mean, rstd, &mut gammas, &mut betas, rows as u64, cols as u32, parts);
-        // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, mean and rstd one for each row, the sums `parts` rows.
+        // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, mean and rstd one for each row, the sums `parts`.
         unsafe { self.launch(&layer_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
         self.sum_parts(&gammas, dgamma, parts)?;
         self.sum_parts(&betas, dbeta, parts)

@@ -148,7 +148,8 @@ on_both! {
             refused(dev.layer_norm(&six, &two, &five, 0.1), "layer_norm");
             refused(dev.layer_norm(&six, &five, &five, 0.1), "layer_norm");
             refused(dev.rms_norm_backward(&six, &six, &two, &two), "rms_norm_backward");
-            refused(dev.rms_norm_weights_backward(&five, &six, &five, &mut dev.zeros::<f32>(2)?), "rms_norm_weights_backward");
+            let mut dgamma = dev.zeros::<f32>(2)?;
+            refused(dev.rms_norm_weights_backward(&five, &six, &five, &mut dgamma), "rms_norm_weights_backward");
             refused(dev.argmax(&six, 4), "argmax");
             refused(dev.column_sum(&six, &mut dev.zeros::<f32>(4)?), "column_sum");
             refused(dev.transpose(&six, 2, 2), "transpose");
