@@ -7,6 +7,7 @@
 //! Invariant: arguments that do not fit the signature do not compile.
 
 pub(crate) mod builtin;
+pub(crate) mod real;
 
 use crate::{
     DeviceCopy,

@@ -96,6 +96,7 @@ mod memory;
 mod mutation;
 mod ops;
 mod panics;
+pub mod parallel;
 mod parts;
 mod per_device;
 mod pool;
@@ -138,6 +139,7 @@ pub use memory::{
 };
 #[cfg(feature = "blas")]
 pub use ops::Matrix;
+pub use ops::{Activation, Index};
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
 pub use pool::report::PoolReport;

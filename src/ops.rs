@@ -4,6 +4,14 @@
 //! Each takes views, launches a kernel of `kernel::builtin` (or a fill, or cuBLAS), and is asynchronous on the current
 //! stream.
 
+mod cast;
+mod embedding;
+mod family;
+mod pointwise;
+mod random;
+mod rows;
+mod shape;
+
 #[cfg(feature = "blas")]
 use crate::driver::Gemm;
 use crate::{
@@ -13,6 +21,8 @@ use crate::{
     memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
 };
 use std::{marker::PhantomData, panic::Location};
+
+pub use self::{embedding::Index, pointwise::Activation};
 
 /// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };

@@ -5,7 +5,7 @@ TOKENS = {"dev": "Device", "group": "Group", "pool": "GpuPool", "builder": "Buil
 
 # Methods of std. Where the type of a receiver is unknown, these names say nothing.
 STD_METHODS = set("""
-    all and_then any append as_bytes as_deref as_mut as_ptr as_ref as_slice as_str binary_search borrow borrow_mut
+    add all and_then any append as_bytes as_deref as_mut as_ptr as_ref as_slice as_str binary_search borrow borrow_mut
     build by_ref bytes capacity cast chain chars checked_add chunks clear clone cloned close cmp collect contains
     copied copy count dedup default deref device download drain drop elapsed enter entry enumerate eq err expect
     extend fill filter find first flat_map flatten flush fmt fold for_each free get get_mut get_or_init group hash id
@@ -13,7 +13,7 @@ STD_METHODS = set("""
     lock map map_err max memory min name new next notify_all notify_one nth ok or_else parse peek pop position push
     read record recv reduce remove repeat replace reserve resize rev rows send set skip sort spawn split split_at
     stack_size start starts_with stats store stream sum swap synchronize take then timeout to_owned to_string to_vec
-    trim truncate try_into unwrap unwrap_or update values wait with write zip
+    transpose trim truncate try_into unwrap unwrap_or update values wait with write zip
 """.split())
 
 # Types of std that pass calls on to what they hold; slices, arrays and vectors; and all that a type may be told by.

@@ -7,20 +7,26 @@
 //! device code. But a GPU fuses multiply and add, and adds sums in another order, so the last bits may differ between a
 //! GPU and a software GPU.
 
-use crate::{Kernel, Module, kernel, memory::DeviceCopy};
+use crate::{
+    Kernel, Module, kernel,
+    kernel::real::{Cast, Real, Sealed},
+    memory::DeviceCopy,
+};
 use half::{bf16, f16};
 
 macro_rules! module {
     ($name:ident, $file:literal) => {
         #[doc = concat!("`kernels/", $file, ".cu`")]
-        pub(crate) static $name: Module = Module::ptx(include_str!(concat!("../../kernels/ptx/", $file, ".ptx")))
-            .with_cubins(&[
-                (80, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_80.cubin"))),
-                (90, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_90.cubin"))),
-            ])
-            .shared();
+        pub(crate) static $name: $crate::Module =
+            $crate::Module::ptx(include_str!(concat!("../../kernels/ptx/", $file, ".ptx")))
+                .with_cubins(&[
+                    (80, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_80.cubin"))),
+                    (90, include_bytes!(concat!("../../kernels/ptx/", $file, ".sm_90.cubin"))),
+                ])
+                .shared();
     };
 }
+pub(crate) use module;
 module! { ELEMENTWISE, "elementwise" }
 module! { REDUCE, "reduce" }
 module! { COLLECTIVE, "collective" }
@@ -42,17 +48,12 @@ pub(crate) const SUM_BLOCKS: u32 = 256;
 /// Threads per block of a sum, as the kernels require.
 pub(crate) const SUM_THREADS: u32 = 256;
 
-mod sealed {
-    pub trait Sealed {}
-    pub trait Cast<B> {}
-}
-
 /// `(x, n, a)`
 type Scale<T, A> = Kernel<(&'static mut [T], u64, A)>;
 /// `(x, y, n, a)`
 type Axpy<T, A> = Kernel<(&'static [T], &'static mut [T], u64, A)>;
 /// `(x, y, n)`, from one type to another
-type Map<A, B> = Kernel<(&'static [A], &'static mut [B], u64)>;
+pub(crate) type Map<A, B> = Kernel<(&'static [A], &'static mut [B], u64)>;
 /// `(partial, out, count)`
 type SumFinal<T, A> = Kernel<(&'static [A], &'static mut [T], u32)>;
 /// `(x, y, partial, n)`
@@ -64,9 +65,18 @@ type DotPartial<T, A> = Kernel<(&'static [T], &'static [T], &'static mut [A], u6
     message = "the built-in operations do not know the type `{Self}`",
     note = "they know f32, f64, half::f16 and half::bf16; for other types write a kernel (`gpu_pool::kernel!`)"
 )]
-pub trait Float: DeviceCopy + sealed::Sealed {
+pub trait Float: DeviceCopy + Sealed {
     /// The type of factors and of partial sums: `f64` for `f64`, else `f32`.
-    type Acc: DeviceCopy + crate::Scalar;
+    type Acc: DeviceCopy + crate::Scalar + Real;
+    /// The place of the type in a kernel's list of names: f32, f64, f16, bf16.
+    #[doc(hidden)]
+    const KIND: usize;
+    /// The exact value, in the type that arithmetic uses.
+    #[doc(hidden)]
+    fn wide(x: Self) -> Self::Acc;
+    /// Rounded once, to nearest even.
+    #[doc(hidden)]
+    fn narrow(x: Self::Acc) -> Self;
     #[doc(hidden)]
     const SCALE: &'static Scale<Self, Self::Acc>;
     #[doc(hidden)]
@@ -80,7 +90,7 @@ pub trait Float: DeviceCopy + sealed::Sealed {
 }
 
 macro_rules! float {
-    ($T:ty, $Acc:ty, $to:expr, $from:expr;
+    ($T:ty, $Acc:ty, $kind:literal, $to:expr, $from:expr;
      $scale:ident $scale_sym:literal, $axpy:ident $axpy_sym:literal, $sum:ident $sum_sym:literal,
      $dot:ident $dot_sym:literal, $fin:ident $fin_sym:literal) => {
         kernel! {
@@ -104,9 +114,16 @@ macro_rules! float {
             }
         }
 
-        impl sealed::Sealed for $T {}
+        impl Sealed for $T {}
         impl Float for $T {
             type Acc = $Acc;
+            const KIND: usize = $kind;
+            fn wide(x: Self) -> $Acc {
+                $to(x)
+            }
+            fn narrow(x: $Acc) -> Self {
+                $from(x)
+            }
             const SCALE: &'static Scale<Self, $Acc> = &$scale;
             const AXPY: &'static Axpy<Self, $Acc> = &$axpy;
             const SUM_PARTIAL: &'static Map<Self, $Acc> = &$sum;
@@ -120,16 +137,16 @@ fn same<T>(x: T) -> T {
     x
 }
 
-float! { f32, f32, same, same;
+float! { f32, f32, 0, same, same;
 SCALE_F32 "scale_f32", AXPY_F32 "axpy_f32", SUM_F32 "sum_partial_f32",
 DOT_F32 "dot_partial_f32", FINAL_F32 "sum_final_f32" }
-float! { f64, f64, same, same;
+float! { f64, f64, 1, same, same;
 SCALE_F64 "scale_f64", AXPY_F64 "axpy_f64", SUM_F64 "sum_partial_f64",
 DOT_F64 "dot_partial_f64", FINAL_F64 "sum_final_f64" }
-float! { f16, f32, f16::to_f32, f16::from_f32;
+float! { f16, f32, 2, f16::to_f32, f16::from_f32;
 SCALE_F16 "scale_f16", AXPY_F16 "axpy_f16", SUM_F16 "sum_partial_f16",
 DOT_F16 "dot_partial_f16", FINAL_F16 "sum_final_f16" }
-float! { bf16, f32, bf16::to_f32, bf16::from_f32;
+float! { bf16, f32, 3, bf16::to_f32, bf16::from_f32;
 SCALE_BF16 "scale_bf16", AXPY_BF16 "axpy_bf16", SUM_BF16 "sum_partial_bf16",
 DOT_BF16 "dot_partial_bf16", FINAL_BF16 "sum_final_bf16" }
 
@@ -169,7 +186,7 @@ fill! { FILL_U16 "fill_u16" u16, FILL_U64 "fill_u64" u64 }
 /// kernel! { static MINE: "mine" in MODULE, fn(x: &[f32], y: &mut [u32], n: u64); }
 /// impl CastTo<u32> for f32 { const CAST: &'static Kernel<(&'static [f32], &'static mut [u32], u64)> = &MINE; }
 /// ```
-pub trait CastTo<B: DeviceCopy>: Float + sealed::Cast<B> {
+pub trait CastTo<B: DeviceCopy>: DeviceCopy + Cast<B> {
     #[doc(hidden)]
     const CAST: &'static Map<Self, B>;
 }
@@ -182,7 +199,7 @@ macro_rules! cast {
                 y[..n].iter_mut().zip(&x[..n]).for_each(|(y, x)| *y = $f(*x));
             }
         }
-        impl sealed::Cast<$B> for $A {}
+        impl Cast<$B> for $A {}
         impl CastTo<$B> for $A {
             const CAST: &'static Map<Self, $B> = &$name;
         }
@@ -229,7 +246,7 @@ kernel! {
 
 /// `x` in `f32`, rounded to odd: rounding that once more to a half type gives what rounding `x` to it would (Boldo and
 /// Melquiond, 2005). Rounding to nearest twice does not: 1 + 2^-11 + 2^-40 would become 1.
-fn odd(x: f64) -> f32 {
+pub(crate) fn odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || !near.is_finite() {
         return near;

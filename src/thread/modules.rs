@@ -47,6 +47,10 @@ impl Worker {
         }
         let not_found =
             |why: String| Error::KernelNotFound { device: self.handle.device, kernel: name.to_owned(), why };
+        // A module of the crate's own that set-up does not need is loaded at its first launch.
+        if module.image.shared && !self.modules.loaded.borrow().contains_key(&key.0) {
+            self.modules.load(&self.handle, module)?;
+        }
         let Some(&loaded) = self.modules.loaded.borrow().get(&key.0) else {
             return Err(not_found("its module was not given to the pool's builder (`Builder::module`)".to_owned()));
         };

@@ -1,0 +1,423 @@
+// Operations on the rows of a row-major matrix: softmax, cross-entropy, norms, argmax; and sums of its columns.
+//
+//   softmax_T              (const T* x, T* y, u64 rows, u32 cols, u32 log)
+//   softmax_backward_T     (const T* y, const T* dy, T* dx, u64 rows, u32 cols, u32 log)
+//   cross_entropy_T        (const T* x, const u32* labels, T* dx, A* loss, u64 rows, u32 cols, A scale)
+//   layer_norm_T           (const T* x, const T* gamma, const T* beta, T* y, A* mean, A* rstd, u64 rows, u32 cols,
+//                           A eps)
+//   layer_norm_backward_T  (const T* dy, const T* x, const T* gamma, const A* mean, const A* rstd, T* dx,
+//                           u64 rows, u32 cols)
+//   rms_norm_T, rms_norm_backward_T   the same without beta and mean
+//   argmax_T               (const T* x, u32* at, u64 rows, u32 cols)
+//   column_sum_T           (const T* x, A* partial, u64 rows, u32 cols, u32 parts)
+//   layer_norm_columns_T   (const T* dy, const T* x, const A* mean, const A* rstd, A* dgamma, A* dbeta,
+//                           u64 rows, u32 cols, u32 parts)
+//   rms_norm_columns_T     the same without mean and dbeta
+//   column_final_T         (const A* partial, T* out, u32 parts, u32 cols)
+//
+// T is f32, f64, f16 or bf16; A is f64 for f64, else f32. All arithmetic is in A, and rounds once when it is stored.
+//
+// Rows. A row belongs to one warp, or to one block of a power of two of warps: blockDim.x is the threads of a row, and
+// blockDim.y the rows of a block (1 where a row has more than one warp). src/ops/rows.rs chooses both by the width
+// alone. Thread t of T takes the packs t, t + T, ..; it keeps the first four in registers, and reads further ones again
+// in each pass. Sums over the threads are butterflies. So the bits of a row depend on its elements, its width and its
+// type: not on the number of rows, its place, or its alignment.
+//
+// Columns. Pass 1 cuts the rows into `parts` equal parts; a block of 32 x 8 threads sums a part of 32 packs of columns,
+// warp w taking the rows w, w + 8, ..; pass 2 sums the parts the same way. No atomics: the same bits every run.
+//
+// The output of a row operation may be its input: all reads of an element that is to be written come before the last
+// meeting of the row's threads, or are by the thread that writes it.
+#include "pack.cuh"
+
+const u32 ALL = 0xffffffffu;
+const u32 KEPT = 4;
+
+template <class A> __device__ inline A infinity();
+template <> __device__ inline f32 infinity<f32>() { return __int_as_float(0x7f800000); }
+template <> __device__ inline f64 infinity<f64>() { return __longlong_as_double(0x7ff0000000000000ll); }
+template <class A> __device__ inline A nan() { return infinity<A>() - infinity<A>(); }
+__device__ inline f32 larger(f32 a, f32 b) { return fmaxf(a, b); }
+__device__ inline f64 larger(f64 a, f64 b) { return fmax(a, b); }
+
+// `op` over the threads of a row, the same bits in all. `op` is commutative.
+template <class V, class Op> __device__ inline V across(V v, Op op) {
+    __shared__ V warps[32];
+    __syncwarp();
+#pragma unroll
+    for (u32 far = 16; far > 0; far /= 2) v = op(v, v.from(far));
+    if (blockDim.x > 32) {
+        const u32 count = blockDim.x / 32;
+        __syncthreads();  // The values of the last call have been read.
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
+        __syncthreads();
+        v = warps[threadIdx.x % count];
+        for (u32 far = count / 2; far > 0; far /= 2) v = op(v, v.from(far));
+    }
+    return v;
+}
+
+template <class A> struct One {
+    A a;
+    __device__ One from(u32 far) const { return {__shfl_xor_sync(ALL, a, far)}; }
+};
+template <class A> struct Two {
+    A a, b;
+    __device__ Two from(u32 far) const { return {__shfl_xor_sync(ALL, a, far), __shfl_xor_sync(ALL, b, far)}; }
+};
+template <class A> struct Found {
+    A value;
+    u32 at;
+    __device__ Found from(u32 far) const {
+        return {__shfl_xor_sync(ALL, value, far), __shfl_xor_sync(ALL, at, far)};
+    }
+};
+
+template <class A> __device__ inline A sum_across(A a) {
+    return across(One<A>{a}, [](One<A> p, One<A> q) { return One<A>{p.a + q.a}; }).a;
+}
+template <class A> __device__ inline Two<A> sums_across(A a, A b) {
+    return across(Two<A>{a, b}, [](Two<A> p, Two<A> q) { return Two<A>{p.a + q.a, p.b + q.b}; });
+}
+template <class A> __device__ inline A max_across(A a) {
+    return across(One<A>{a}, [](One<A> p, One<A> q) { return One<A>{larger(p.a, q.a)}; }).a;
+}
+
+// Calls `f(p, k)` for each of this thread's packs: `p` is the first element of the k-th one. The loop is not unrolled:
+// the code would be five times as large.
+template <class T, class F> __device__ inline void each_pack(u32 cols, F f) {
+    const u32 step = blockDim.x * LANES<T>;
+#pragma unroll 1
+    for (u32 p = threadIdx.x * LANES<T>, k = 0; p < cols; p += step, k++) f(p, k);
+}
+
+// One row. This thread's first packs are in registers, if they are whole and aligned.
+template <class T> struct Row {
+    const T* at;
+    u32 cols;
+    bool whole;
+    uint4 kept[KEPT];
+
+    __device__ Row(const T* x, u64 row, u32 cols) : at(x + row * cols), cols(cols), whole(is_aligned(at)) {
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++) {
+            const u32 p = (threadIdx.x + k * blockDim.x) * LANES<T>;
+            kept[k] = whole && p + LANES<T> <= cols ? *(const uint4*)(at + p) : make_uint4(0, 0, 0, 0);
+        }
+    }
+
+    __device__ uint4 pack(u32 p, u32 k) const {
+        if (k >= KEPT || !whole || p + LANES<T> > cols) return load_pack(at, p, cols, whole);
+        // By selects: registers cannot be indexed.
+        const uint4 low = k == 0 ? kept[0] : kept[1], high = k == 2 ? kept[2] : kept[3];
+        return k < 2 ? low : high;
+    }
+};
+
+template <class T> __device__ inline void store_row(T* y, u64 row, u32 cols, u32 p, uint4 pack) {
+    T* at = y + row * cols;
+    store_pack(at, p, cols, is_aligned(at), pack);
+}
+
+// Calls `f(row)` for each row of this thread's, the same in all threads of the row.
+template <class F> __device__ inline void each_row(u64 rows, F f) {
+    const u64 step = (u64)gridDim.x * blockDim.y;
+    for (u64 row = (u64)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) f(row);
+}
+
+// The greatest element of a row, and the sum of the exponentials of the differences to it: one pass ("online softmax",
+// Milakov and Gimelshein, 2018). An element that is NaN or +infinity makes the sum NaN; so does a row of -infinity in
+// what is computed from it.
+template <class T> __device__ inline Two<Acc<T>> top_and_sum(const Row<T>& x) {
+    typedef Acc<T> A;
+    A top = -infinity<A>(), sum = 0;
+    const auto finite = [](A top) { return top == -infinity<A>() ? A(0) : top; };
+    each_pack<T>(x.cols, [&](u32 p, u32 k) {
+        const uint4 pack = x.pack(p, k);
+        A next = top;
+#pragma unroll
+        for (u32 i = 0; i < LANES<T>; i++)
+            if (p + i < x.cols) next = larger(next, wide(lane<T>(pack, i)));
+        const A shift = finite(next);
+        sum *= exp_of(top - shift);
+        top = next;
+#pragma unroll
+        for (u32 i = 0; i < LANES<T>; i++)
+            if (p + i < x.cols) sum += exp_of(wide(lane<T>(pack, i)) - shift);
+    });
+    const A all = max_across(top);
+    return {all, sum_across(sum * exp_of(top - finite(all)))};
+}
+
+template <class T> __device__ inline void softmax(const T* x, T* y, u64 rows, u32 cols, u32 log) {
+    typedef Acc<T> A;
+    each_row(rows, [&](u64 row) {
+        const Row<T> in(x, row, cols);
+        const Two<A> found = top_and_sum(in);
+        const A top = found.a, factor = A(1) / found.b, shift = log ? log_of(found.b) : A(0);
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 pack = in.pack(p, k);
+            const auto of = [&](u32 i) {
+                const A v = wide(lane<T>(pack, i)) - top;
+                return log ? v - shift : exp_of(v) * factor;
+            };
+            store_row(y, row, cols, p, pack_of<T>(of));
+        });
+    });
+}
+
+template <class T>
+__device__ inline void softmax_backward(const T* y, const T* dy, T* dx, u64 rows, u32 cols, u32 log) {
+    typedef Acc<T> A;
+    each_row(rows, [&](u64 row) {
+        const Row<T> out(y, row, cols), d(dy, row, cols);
+        A sum = 0;
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 a = out.pack(p, k), b = d.pack(p, k);
+#pragma unroll
+            for (u32 i = 0; i < LANES<T>; i++) {
+                const A v = wide(lane<T>(b, i));
+                sum += log ? v : v * wide(lane<T>(a, i));
+            }
+        });
+        sum = sum_across(sum);
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 a = out.pack(p, k), b = d.pack(p, k);
+            store_row(dx, row, cols, p, pack_of<T>([&](u32 i) {
+                const A v = wide(lane<T>(a, i)), g = wide(lane<T>(b, i));
+                return log ? g - exp_of(v) * sum : v * (g - sum);
+            }));
+        });
+    });
+}
+
+// dx = (softmax(x) - one at the label) * scale and loss = -log(softmax(x)[label]). A label that is no column makes both
+// NaN. `dx` may be null: then there is only the loss.
+template <class T>
+__device__ inline void cross_entropy(const T* x, const u32* labels, T* dx, Acc<T>* loss, u64 rows, u32 cols,
+                                     Acc<T> scale) {
+    typedef Acc<T> A;
+    each_row(rows, [&](u64 row) {
+        const Row<T> in(x, row, cols);
+        const u32 label = labels[row];
+        const bool known = label < cols;
+        const A there = known ? wide(x[row * cols + label]) : nan<A>();
+        const Two<A> found = top_and_sum(in);
+        const A top = found.a, factor = known ? A(1) / found.b : nan<A>();
+        if (threadIdx.x == 0) loss[row] = log_of(found.b) - (there - top);
+        if (!dx) return;
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 pack = in.pack(p, k);
+            store_row(dx, row, cols, p, pack_of<T>([&](u32 i) {
+                const A share = exp_of(wide(lane<T>(pack, i)) - top) * factor;
+                return (p + i == label ? share - A(1) : share) * scale;
+            }));
+        });
+    });
+}
+
+// y = (x - mean) / sqrt(variance + eps) * gamma + beta, in two passes over the row in registers. MEAN: of the layer
+// norm; the RMS norm has neither mean nor beta.
+template <bool MEAN, class T>
+__device__ inline void norm(const T* x, const T* gamma, const T* beta, T* y, Acc<T>* mean_of, Acc<T>* rstd_of, u64 rows,
+                            u32 cols, Acc<T> eps) {
+    typedef Acc<T> A;
+    const bool whole = aligned16(gamma, beta);
+    each_row(rows, [&](u64 row) {
+        const Row<T> in(x, row, cols);
+        A mean = 0;
+        if (MEAN) {
+            A sum = 0;
+            each_pack<T>(cols, [&](u32 p, u32 k) {
+                const uint4 pack = in.pack(p, k);
+#pragma unroll
+                for (u32 i = 0; i < LANES<T>; i++) sum += wide(lane<T>(pack, i));
+            });
+            mean = sum_across(sum) / A(cols);
+        }
+        A squares = 0;
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 pack = in.pack(p, k);
+#pragma unroll
+            for (u32 i = 0; i < LANES<T>; i++) {
+                const A v = wide(lane<T>(pack, i)) - mean;
+                if (p + i < cols) squares += v * v;
+            }
+        });
+        const A rstd = A(1) / sqrt_of(sum_across(squares) / A(cols) + eps);
+        if (threadIdx.x == 0) {
+            if (MEAN) mean_of[row] = mean;
+            rstd_of[row] = rstd;
+        }
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 pack = in.pack(p, k), g = load_pack(gamma, p, cols, whole);
+            const uint4 b = MEAN ? load_pack(beta, p, cols, whole) : make_uint4(0, 0, 0, 0);
+            store_row(y, row, cols, p, pack_of<T>([&](u32 i) {
+                const A v = (wide(lane<T>(pack, i)) - mean) * rstd * wide(lane<T>(g, i));
+                return MEAN ? v + wide(lane<T>(b, i)) : v;
+            }));
+        });
+    });
+}
+
+// With h = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean of g - h * (mean of g * h)).
+template <bool MEAN, class T>
+__device__ inline void norm_backward(const T* dy, const T* x, const T* gamma, const Acc<T>* mean_of,
+                                     const Acc<T>* rstd_of, T* dx, u64 rows, u32 cols) {
+    typedef Acc<T> A;
+    const bool whole = is_aligned(gamma);
+    each_row(rows, [&](u64 row) {
+        const Row<T> d(dy, row, cols), in(x, row, cols);
+        const A mean = MEAN ? mean_of[row] : A(0), rstd = rstd_of[row];
+        A sum = 0, product = 0;
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 a = d.pack(p, k), b = in.pack(p, k), c = load_pack(gamma, p, cols, whole);
+#pragma unroll
+            for (u32 i = 0; i < LANES<T>; i++) {
+                // Beyond the row, dy and gamma are zeros.
+                const A g = wide(lane<T>(a, i)) * wide(lane<T>(c, i));
+                sum += g;
+                product += g * ((wide(lane<T>(b, i)) - mean) * rstd);
+            }
+        });
+        const Two<A> sums = sums_across(sum, product);
+        const A first = MEAN ? sums.a / A(cols) : A(0), second = sums.b / A(cols);
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 a = d.pack(p, k), b = in.pack(p, k), c = load_pack(gamma, p, cols, whole);
+            store_row(dx, row, cols, p, pack_of<T>([&](u32 i) {
+                const A g = wide(lane<T>(a, i)) * wide(lane<T>(c, i));
+                return rstd * (g - first - (wide(lane<T>(b, i)) - mean) * rstd * second);
+            }));
+        });
+    });
+}
+
+// The first of the greatest elements; a NaN is greater than all.
+template <class T> __device__ inline void argmax(const T* x, u32* at, u64 rows, u32 cols) {
+    typedef Acc<T> A;
+    const auto better = [](Found<A> p, Found<A> q) {
+        const bool p_nan = p.value != p.value, q_nan = q.value != q.value;
+        const bool equal = (p_nan && q_nan) || p.value == q.value;
+        const bool first = equal ? p.at < q.at : p_nan || (!q_nan && p.value > q.value);
+        return first ? p : q;
+    };
+    each_row(rows, [&](u64 row) {
+        const Row<T> in(x, row, cols);
+        // A thread without elements: after all others.
+        Found<A> best = {-infinity<A>(), ~0u};
+        each_pack<T>(cols, [&](u32 p, u32 k) {
+            const uint4 pack = in.pack(p, k);
+#pragma unroll
+            for (u32 i = 0; i < LANES<T>; i++)
+                if (p + i < cols) best = better(best, {wide(lane<T>(pack, i)), p + i});
+        });
+        best = across(best, better);
+        if (threadIdx.x == 0) at[row] = best.at;
+    });
+}
+
+// What a sum of columns adds up, of each element: the element, or its share in the gradients of a norm's weights.
+enum Columns { PLAIN, RMS, LAYER };
+const u32 WARPS = 8;
+
+template <Columns KIND, class T, class Out>
+__device__ inline void columns(const T* dy, const T* x, const Acc<T>* mean_of, const Acc<T>* rstd_of, Out* first_out,
+                               Out* second_out, u64 rows, u32 cols, u32 parts) {
+    typedef Acc<T> A;
+    const u32 TILE = 32 * LANES<T>;
+    __shared__ A shared[KIND == LAYER ? 2 : 1][WARPS][TILE];
+    const bool whole = aligned16(dy, KIND == PLAIN ? (const void*)dy : (const void*)x) && cols % LANES<T> == 0;
+    const u64 chunk = (rows + parts - 1) / parts;
+    for (u32 part = blockIdx.y; part < parts; part += gridDim.y) {
+        const u64 begin = part * chunk < rows ? part * chunk : rows;
+        const u64 end = begin + chunk < rows ? begin + chunk : rows;
+        for (u64 tile = blockIdx.x; tile * TILE < cols; tile += gridDim.x) {
+            const u64 c = tile * TILE + threadIdx.x * LANES<T>;
+            A first[LANES<T>] = {}, second[LANES<T>] = {};
+            if (c < cols) {
+#pragma unroll 4
+                for (u64 row = begin + threadIdx.y; row < end; row += WARPS) {
+                    const uint4 a = load_pack(dy + row * cols, c, cols, whole);
+                    const uint4 b = KIND == PLAIN ? a : load_pack(x + row * cols, c, cols, whole);
+                    const A mean = KIND == LAYER ? mean_of[row] : A(0), rstd = KIND == PLAIN ? A(1) : rstd_of[row];
+#pragma unroll
+                    for (u32 i = 0; i < LANES<T>; i++) {
+                        const A d = wide(lane<T>(a, i));
+                        first[i] += KIND == PLAIN ? d : d * ((wide(lane<T>(b, i)) - mean) * rstd);
+                        if (KIND == LAYER) second[i] += d;
+                    }
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < LANES<T>; i++) {
+                shared[0][threadIdx.y][threadIdx.x * LANES<T> + i] = first[i];
+                if (KIND == LAYER) shared[KIND == LAYER][threadIdx.y][threadIdx.x * LANES<T> + i] = second[i];
+            }
+            __syncthreads();
+            for (u32 i = threadIdx.y * 32 + threadIdx.x; i < TILE && tile * TILE + i < cols; i += WARPS * 32) {
+                const u64 at = (u64)part * cols + tile * TILE + i;
+                A sum = shared[0][0][i];
+                for (u32 w = 1; w < WARPS; w++) sum += shared[0][w][i];
+                first_out[at] = narrow<Out>(sum);
+                if (KIND != LAYER) continue;
+                sum = shared[KIND == LAYER][0][i];
+                for (u32 w = 1; w < WARPS; w++) sum += shared[KIND == LAYER][w][i];
+                second_out[at] = narrow<Out>(sum);
+            }
+            __syncthreads();
+        }
+    }
+}
+
+#define ROWS(T, A)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(1024) softmax_##T(const T* x, T* y, u64 rows, u32 cols, u32 log) {    \
+        softmax(x, y, rows, cols, log);                                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) softmax_backward_##T(const T* y, const T* dy, T* dx, u64 rows,  \
+                                                                            u32 cols, u32 log) {                       \
+        softmax_backward(y, dy, dx, rows, cols, log);                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) cross_entropy_##T(                                              \
+        const T* x, const u32* labels, T* dx, A* loss, u64 rows, u32 cols, A scale) {                                  \
+        cross_entropy(x, labels, dx, loss, rows, cols, scale);                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) layer_norm_##T(                                                 \
+        const T* x, const T* gamma, const T* beta, T* y, A* mean, A* rstd, u64 rows, u32 cols, A eps) {                \
+        norm<true>(x, gamma, beta, y, mean, rstd, rows, cols, eps);                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_##T(const T* x, const T* gamma, T* y, A* rstd,         \
+                                                                    u64 rows, u32 cols, A eps) {                       \
+        norm<false>(x, gamma, gamma, y, (A*)nullptr, rstd, rows, cols, eps);                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) layer_norm_backward_##T(                                        \
+        const T* dy, const T* x, const T* gamma, const A* mean, const A* rstd, T* dx, u64 rows, u32 cols) {            \
+        norm_backward<true>(dy, x, gamma, mean, rstd, dx, rows, cols);                                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_backward_##T(                                          \
+        const T* dy, const T* x, const T* gamma, const A* rstd, T* dx, u64 rows, u32 cols) {                           \
+        norm_backward<false>(dy, x, gamma, (const A*)nullptr, rstd, dx, rows, cols);                                   \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024) argmax_##T(const T* x, u32* at, u64 rows, u32 cols) {           \
+        argmax(x, at, rows, cols);                                                                                     \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) column_sum_##T(const T* x, A* partial, u64 rows, u32 cols,       \
+                                                                     u32 parts) {                                      \
+        columns<PLAIN>(x, x, (const A*)nullptr, (const A*)nullptr, partial, partial, rows, cols, parts);               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) layer_norm_columns_##T(                                          \
+        const T* dy, const T* x, const A* mean, const A* rstd, A* dgamma, A* dbeta, u64 rows, u32 cols, u32 parts) {   \
+        columns<LAYER>(dy, x, mean, rstd, dgamma, dbeta, rows, cols, parts);                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) rms_norm_columns_##T(                                            \
+        const T* dy, const T* x, const A* rstd, A* dgamma, u64 rows, u32 cols, u32 parts) {                            \
+        columns<RMS>(dy, x, (const A*)nullptr, rstd, dgamma, dgamma, rows, cols, parts);                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) column_final_##T(const A* partial, T* out, u32 parts,            \
+                                                                       u32 cols) {                                    \
+        columns<PLAIN>(partial, partial, (const A*)nullptr, (const A*)nullptr, out, out, parts, cols, 1);              \
+    }
+
+ROWS(f32, f32)
+ROWS(f64, f64)
+ROWS(f16, f32)
+ROWS(bf16, f32)
