@@ -4,6 +4,7 @@
 //! Each takes views, launches a kernel of `kernel::builtin` (or a fill, or cuBLAS), and is asynchronous on the current
 //! stream.
 
+mod activation;
 mod cast;
 mod embedding;
 mod family;
@@ -22,7 +23,7 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location};
 
-pub use self::{embedding::Index, pointwise::Activation};
+pub use self::{activation::Activation, embedding::Index};
 
 /// Launch dimensions of a sum's first pass.
 const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_THREADS, 1, 1), shared_bytes: 0 };

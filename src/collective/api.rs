@@ -1,4 +1,5 @@
-//! The collectives of [`Device`] and [`Group`]: their documentation, their checks, and the [`Request`] that each fills.
+//! The collectives of [`Device`](crate::Device) and [`Group`](crate::Group): their documentation, their checks, and the
+//! [`Request`] that each fills.
 //!
 //! Users call these methods. A body is written once, for `Group`; `Device` calls it for the group of all devices of
 //! the scope. A body may use the checks of [`ops`](super::ops), and [`execute`](super::execute) through `Group::run`.
@@ -8,85 +9,26 @@
 //! A body calls nothing in a closure that needs the caller's line: `#[track_caller]` does not reach into closures.
 
 use super::{
-    Group,
+    face::collectives,
     ops::{all_reduce, between, in_place},
     request::Request,
 };
 use crate::{
-    Device,
-    contain::Contained,
     error::Result,
     fabric::{
         call::{Call, Origin},
-        compact::CompactDescriptor,
-        descriptor::{Descriptor, Payload},
         plan::{Counts, Shape},
         types::{Element, ReduceOp},
     },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
-use std::panic::Location;
-
-/// Stamps methods onto `Device` and `Group`. Both get the documentation; only `Device` gets the example, so that it is
-/// tested once. `errors` is for all methods, and `fails` adds what one method has besides.
-macro_rules! collectives {
-    (
-        $(#[$about:meta])*
-        errors $errors:literal;
-        $(
-            $(#[$doc:meta])*
-            $(example { $(#[$example:meta])* })?
-            $(fails $fails:literal;)?
-            fn $name:ident $(<$($Of:ident),+>)? (&$this:ident $(, $arg:ident: $Arg:ty)* $(,)?) -> $Out:ty
-            $(where [$($bounds:tt)*])?
-            $body:block
-        )+
-    ) => {
-        $(#[$about])*
-        impl Device {
-            $(
-                $(#[$doc])*
-                ///
-                /// The members are all devices of the scope.
-                ///
-                $($(#[$example])*)?
-                ///
-                /// # Errors
-                #[doc = $errors]
-                $(#[doc = $fails])?
-                #[track_caller]
-                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? {
-                    $this.everyone().$name($($arg),*)
-                }
-            )+
-        }
-
-        $(#[$about])*
-        ///
-        /// In these methods of a group, ranks and parts go by the order of the group.
-        impl Group<'_> {
-            $(
-                $(#[$doc])*
-                ///
-                #[doc = concat!(" The members are the devices of the group; [`Device::", stringify!($name), "`]")]
-                /// is for all devices of the scope.
-                ///
-                /// # Errors
-                #[doc = $errors]
-                $(#[doc = $fails])?
-                #[track_caller]
-                pub fn $name $(<$($Of),+>)? (&$this $(, $arg: $Arg)*) -> $Out $(where $($bounds)*)? $body
-            )+
-        }
-    };
-}
 
 collectives! {
     /// Collectives. Every member calls them in the same order, with the same counts, type and operation. Anything else
     /// is [`Error::Mismatch`](crate::Error::Mismatch) on every member: it names two call sites, no buffer is touched,
     /// and nothing hangs. A member whose closure has already ended is a mismatch, too. A member that does not come is
-    /// [`Error::Timeout`](crate::Error::Timeout), which names it. [`Device`] has these methods for all devices of the
-    /// scope, and [`Group`] has them for some.
+    /// [`Error::Timeout`](crate::Error::Timeout), which names it. [`Device`](crate::Device) has these methods for all
+    /// devices of the scope, and [`Group`](crate::Group) has them for some.
     ///
     /// All are asynchronous on the current stream. When that stream has got past a collective, no peer touches the
     /// buffers of this member any more. Buffers may have any length, also 0, and any alignment. (With
@@ -98,9 +40,9 @@ collectives! {
     /// [`ReduceOrder::Rank`](crate::ReduceOrder) rules it out. A sum of `n` members is off by at most `n - 1` roundings
     /// of the accumulator's type, each of the size of the sum of magnitudes, and one rounding of the element's type.
     ///
-    /// **Graphs.** Within [`capture`](Device::capture) collectives go into the graph. Where kernels wait for each other
-    /// on the devices, a launch of the graph has one meeting of the hosts for all its collectives. Elsewhere it has one
-    /// meeting for each.
+    /// **Graphs.** Within [`capture`](crate::Device::capture) collectives go into the graph. Where kernels wait for
+    /// each other on the devices, a launch of the graph has one meeting of the hosts for all its collectives. Elsewhere
+    /// it has one meeting for each.
     ///
     /// **Errors** of all: `Mismatch`, `Timeout`, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for lengths
     /// that do not fit, [`Error::WrongDevice`](crate::Error::WrongDevice), [`Error::Aborted`](crate::Error::Aborted),
@@ -465,107 +407,5 @@ collectives! {
         let none = Shape::AllToAll { send: Vec::new(), receive: Vec::new() };
         let request = between(call, None, none, Some(src), Some(dst));
         self.run(Request { shape: None, counts: Some((out, into)), ..request })
-    }
-}
-
-collectives! {
-    /// Meetings on the host.
-    errors " `Mismatch`, `Timeout`, `Aborted`.";
-
-    /// Waits on the host until every member has called it. It says nothing about work on the devices.
-    fn barrier(&self) -> Result<()> {
-        let _here = self.dev.worker.handle.enter("barrier", Location::caller());
-        let call = Call::new("barrier");
-        let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
-        self.dev.not_in_graph(call.op)?;
-        self.dev.worker.handle.progress.advance();
-        self.meet_compact(CompactDescriptor::of_barrier(&call, members), &call, false).map(drop)
-    }
-
-    /// Gives a host value to every member and returns all members' values, in rank order. The values are `'static`:
-    /// otherwise one device's borrow could be handed to another.
-    example {
-        /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let all = pool.run(|dev, shard| dev.exchange(shard.index() * 10))?;
-        /// assert_eq!(all[2], [0, 10, 20]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
-    fails " Values of different types are a `Mismatch`, too.";
-    fn exchange<T>(&self, value: T) -> Result<Vec<T>>
-    where [T: Clone + Send + Sync + 'static]
-    {
-        self.exchange_from(Origin::default(), value)
-    }
-}
-
-impl Group<'_> {
-    /// [`exchange`](Self::exchange) of a caller that all members must have in common.
-    #[track_caller]
-    pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
-        let _here = self.dev.worker.handle.enter("exchange", Location::caller());
-        let call = Call::new("exchange").of_type::<T>().from(origin);
-        let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
-        Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
-    }
-}
-
-fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
-    match &descriptor.payload {
-        Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
-        _ => unreachable!("the meeting compared the operations"),
-    }
-}
-
-collectives! {
-    /// From one member to one other. Messages of one pair arrive in the order in which they were sent.
-    errors " [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no such member, \
-        [`Error::Aborted`](crate::Error::Aborted), and the driver's errors.";
-
-    /// Sends a copy of `src` to member `to`, which fetches it by [`recv`](Self::recv). A member may send to itself.
-    /// Asynchronous, and waits for no other member: `src` may be written at once. The copy takes memory on this device
-    /// until it is fetched; a copy that nobody fetches goes when the scope ends.
-    example {
-        /// ```
-        /// # use gpu_pool::GpuPool;
-        /// let pool = GpuPool::builder().host(3).build()?;
-        /// let found = pool.run(|dev, _| {
-        ///     let (next, previous) = ((dev.rank() + 1) % 3, (dev.rank() + 2) % 3);
-        ///     let (x, mut y) = (dev.upload(&[dev.rank() as u32])?, dev.zeros::<u32>(1)?);
-        ///     dev.send(&x, next)?;
-        ///     dev.recv(&mut y, previous)?;
-        ///     dev.download(&y)
-        /// })?;
-        /// assert_eq!(found, [[2], [0], [1]]);
-        /// # Ok::<(), gpu_pool::Error>(())
-        /// ```
-    }
-    fails " `OutOfMemory` for the copy.";
-    fn send<S>(&self, src: &S, to: usize) -> Result<()>
-    where [S: AsView + ?Sized, S::Elem: Element]
-    {
-        self.send_view(src.view(), to)
-    }
-
-    /// Fetches the next message of member `from`. The host waits until it was sent, the device until it has arrived.
-    fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the message has \
-        another type or length, or if its sender's closure has ended without sending it. A mismatch fails the gang.";
-    fn recv<D>(&self, dst: &mut D, from: usize) -> Result<()>
-    where [D: AsViewMut + ?Sized, D::Elem: Element]
-    {
-        self.recv_view(dst.view_mut(), from)
-    }
-
-    /// [`send`](Self::send), then [`recv`](Self::recv).
-    fails " And those of both.";
-    fn sendrecv<S, D>(&self, src: &S, to: usize, dst: &mut D, from: usize) -> Result<()>
-    where [S: AsView + ?Sized, D: AsViewMut + ?Sized, S::Elem: Element, D::Elem: Element]
-    {
-        // Both views before anything is sent: the caller's `view_mut` of `dst` may write to `src`.
-        let (src, dst) = (src.view(), dst.view_mut());
-        self.send_view(src, to)?;
-        self.recv_view(dst, from)
     }
 }

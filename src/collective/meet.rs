@@ -1,14 +1,15 @@
 //! The meeting: every member tells every other one what it is about to do, before any member does it.
 //!
 //! A member sends its descriptor to all others, then reads theirs. When it has read all and they match, it commits the
-//! sequence number on the gang's word ([`commit`](super::commit)). `execute`, `replay` and the host operations of
-//! [`Group`] call this file; it sends and receives through [`exchange`](super::exchange).
+//! sequence number on the gang's word ([`commit`](super::commit)). `execute` and `replay` call this file, and
+//! users do for `barrier` and `exchange`; it sends and receives through [`exchange`](super::exchange).
 //!
 //! Invariant: a collective runs on all members or on none. A member that fails before the commit aborts the gang's word
 //! for all. A mismatch is found by every member alike, and no buffer is touched.
 
-use super::{Group, request::Request};
+use super::{Group, face::collectives, request::Request};
 use crate::{
+    contain::Contained,
     driver::Address,
     error::{Error, Result},
     fabric::{
@@ -20,7 +21,7 @@ use crate::{
     },
 };
 use smallvec::{SmallVec, smallvec};
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, panic::Location, sync::Arc};
 
 /// The members' descriptors, by rank.
 #[allow(
@@ -244,5 +245,56 @@ impl Group<'_> {
             *b_call = format!("all_to_all_v({into} elements from member {a})");
         }
         error
+    }
+}
+
+collectives! {
+    /// Meetings on the host.
+    errors " `Mismatch`, `Timeout`, `Aborted`.";
+
+    /// Waits on the host until every member has called it. It says nothing about work on the devices.
+    fn barrier(&self) -> Result<()> {
+        let _here = self.dev.worker.handle.enter("barrier", Location::caller());
+        let call = Call::new("barrier");
+        let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
+        self.dev.not_in_graph(call.op)?;
+        self.dev.worker.handle.progress.advance();
+        self.meet_compact(CompactDescriptor::of_barrier(&call, members), &call, false).map(drop)
+    }
+
+    /// Gives a host value to every member and returns all members' values, in rank order. The values are `'static`:
+    /// otherwise one device's borrow could be handed to another.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(3).build()?;
+        /// let all = pool.run(|dev, shard| dev.exchange(shard.index() * 10))?;
+        /// assert_eq!(all[2], [0, 10, 20]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fails " Values of different types are a `Mismatch`, too.";
+    fn exchange<T>(&self, value: T) -> Result<Vec<T>>
+    where [T: Clone + Send + Sync + 'static]
+    {
+        self.exchange_from(Origin::default(), value)
+    }
+}
+
+impl Group<'_> {
+    /// [`exchange`](Self::exchange) of a caller that all members must have in common.
+    #[track_caller]
+    pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
+        let _here = self.dev.worker.handle.enter("exchange", Location::caller());
+        let call = Call::new("exchange").of_type::<T>().from(origin);
+        let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
+        Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
+    }
+}
+
+fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
+    match &descriptor.payload {
+        Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
+        _ => unreachable!("the meeting compared the operations"),
     }
 }

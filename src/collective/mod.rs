@@ -19,6 +19,7 @@ pub(crate) mod choose;
 mod commit;
 mod exchange;
 mod execute;
+mod face;
 pub(crate) mod group;
 pub(crate) mod kernels;
 mod launch;

@@ -1,3 +1,5 @@
+//! Tests of the limits between algorithms: the table of machines, interpolation, shared GPUs, the text, measurements.
+
 use super::{Bytes, Limits, part, table};
 use crate::collective::algorithm::{eager::blocks as sending, fused::combining, ring_cut};
 use proptest::prelude::*;

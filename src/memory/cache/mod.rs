@@ -1,7 +1,7 @@
 //! The memory cache of one device (or of one NUMA node's page-locked memory): it serves allocations and takes frees.
 //!
 //! ```text
-//!   driver ── units (backing) ──> heap (large pieces, split and joined) ──> slabs ──> small blocks by class, stream
+//!   driver -- units (backing) --> heap (large pieces, split and joined) --> slabs --> small blocks by class, stream
 //! ```
 //!
 //! Only the owner's thread allocates, so the cache needs no lock; any thread may free ([`block`](super::block)). Blocks
