@@ -1,0 +1,1 @@
+//! Checkpoints: what is saved is loaded bit for bit.

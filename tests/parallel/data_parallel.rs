@@ -1,0 +1,1 @@
+//! Data parallel: replicas, optimizers, sharded state.

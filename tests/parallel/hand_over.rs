@@ -1,0 +1,1 @@
+//! give and take: values between the devices of a gang.

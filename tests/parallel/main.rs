@@ -1,0 +1,11 @@
+//! The floor `parallel`: hand-over, data parallel, pipelines, tensor parallel, tasks, checkpoints.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod checkpoint;
+mod data_parallel;
+mod hand_over;
+mod pipeline;
+mod tasks;
+mod tensor;

@@ -1,0 +1,1 @@
+//! Pipelines: the executor against one device.

@@ -1,0 +1,1 @@
+//! Tasks: order follows from what they read and write.

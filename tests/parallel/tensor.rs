@@ -1,0 +1,1 @@
+//! Tensor parallel: layers whose weights lie on several devices.
