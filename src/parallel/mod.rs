@@ -4,5 +4,11 @@
 //! [`Schedule`]: the order in which the devices of a pipeline work. A schedule is plain data and touches no device.
 
 mod schedule;
+#[cfg(feature = "tasks")]
+mod tasks;
 
 pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, ScheduleError, Span, Step, Timeline, Work};
+#[cfg(feature = "tasks")]
+pub use tasks::{
+    CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,
+};
