@@ -359,8 +359,7 @@ impl<'t, 'env> Tasks<'t, 'env> {
         failure.map_or(Ok(()), |failure| Err(failure.clone().report()))
     }
 
-    /// Notes all later tasks in `trace`, with their times. Call it before the first task; a later call replaces the
-    /// trace.
+    /// Notes all later tasks in `trace`, with their times. Only the first call has an effect.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -378,12 +377,22 @@ impl<'t, 'env> Tasks<'t, 'env> {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn trace(&self, trace: &'env TaskTrace) {
+        if self.trace.get().is_some() {
+            return;
+        }
         trace.begin(self.devices());
         self.engine.lock().trace = Some(trace);
         self.trace.set(Some(trace));
     }
 
-    fn task(&self, job: Option<engine::Job<'env>>, place: usize, lane: Lane, site: Site, name: Option<&str>) -> Task<'env> {
+    fn task(
+        &self,
+        job: Option<engine::Job<'env>>,
+        place: usize,
+        lane: Lane,
+        site: Site,
+        name: Option<&str>,
+    ) -> Task<'env> {
         let known = self.engine.handle().hand_over();
         let trace = self.trace.get().filter(|_| job.is_some());
         let traced = trace.map(|trace| trace.add(place, lane, site, name));

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Device, Event,
     driver::host::Attendee,
-    error::{Result, Site},
+    error::{Error, Result, Site},
     gang::Gang,
     memory::handle::{DeviceHandle, Handover},
     sync::{EventCount, shim},
@@ -320,6 +320,9 @@ impl<'env> Engine<'env> {
     pub fn end(&self, failure: Failure) {
         let mut state = self.state.lock();
         if state.ended.is_none() {
+            // Who has waited in vain has waited for a task that failed, if one has.
+            let in_vain = matches!(failure.error(), Error::Deadlock { .. } | Error::Timeout { .. });
+            let failure = state.failures.first().filter(|_| in_vain).cloned().unwrap_or(failure);
             failure.note(&mut state.failures);
             state.ended = Some(failure);
             self.cpu.stop();
@@ -372,7 +375,8 @@ impl<'env> Engine<'env> {
         let busy = (0..self.devices()).filter(|&place| state.places[place].running > 0).collect::<SmallVec<_>>();
         let others = self.cpu_place()..=self.caller_place();
         let idle = |place: usize| state.places[place].running > 0 || waits(place);
-        let quiet = (0..self.devices()).all(idle) && others.into_iter().all(|p| state.places[p].running == 0 && waits(p));
+        let quiet =
+            (0..self.devices()).all(idle) && others.into_iter().all(|p| state.places[p].running == 0 && waits(p));
         (quiet && !busy.is_empty()).then_some((busy, state.started))
     }
 

@@ -29,7 +29,8 @@ impl Step {
     /// Adds the sum of all that it uses to all that it writes, with its number, so that no order of steps gives the
     /// values of another one.
     fn apply(&self, number: usize, values: &mut [u64], versions: &mut [u64]) {
-        let sum = self.reads.iter().chain(&self.writes).fold(number as u64 + 1, |sum, &var| sum.wrapping_add(values[var]));
+        let sum =
+            self.reads.iter().chain(&self.writes).fold(number as u64 + 1, |sum, &var| sum.wrapping_add(values[var]));
         let mut writes = self.writes.clone();
         writes.sort_unstable();
         writes.dedup();

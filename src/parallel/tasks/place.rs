@@ -12,9 +12,9 @@ use super::{
 use crate::{
     Device, Event, Stream,
     contain::contain,
+    driver::host::Attendee,
     error::{Error, Result},
     gang::quiescence::Quiescence,
-    driver::host::Attendee,
     panics,
     scope::Watch,
 };
@@ -78,7 +78,6 @@ impl<'env> Engine<'env> {
     }
 
     /// Ends a task, and takes the next one. `Some(None)`: there will be none.
-    #[allow(clippy::option_option)]
     fn step(&self, place: usize, finished: Option<Finished>, wake: &mut Wake) -> Option<Option<Started<'env>>> {
         let mut state = self.lock();
         if let Some(finished) = finished {
@@ -204,32 +203,39 @@ impl<'env> Engine<'env> {
         let helps = rayon::current_thread_index().is_some();
         let mut suspected = None;
         loop {
-            let look = || poll(&mut self.lock());
+            let mut look = || poll(&mut self.lock());
+            if helps {
+                if let Some(answer) = look() {
+                    return answer;
+                }
+                // The calling thread may be the one that is to run the tasks of the CPU.
+                if rayon::yield_now() == Some(rayon::Yield::Executed) {
+                    continue;
+                }
+            }
             if let Some(answer) = self.caller.wait_until(Some(if helps { HELP } else { TICK }), look) {
                 return answer;
             }
-            // The calling thread may be the one that is to run the tasks of the CPU.
-            while helps && rayon::yield_now() == Some(rayon::Yield::Executed) {}
             watch.look(self.has_work());
             watch.gang.check_kernels(self.shared.deadline);
             if watch.gang.is_aborted() {
                 let error = watch.gang.cause().map_or(Error::Closed, |(_, cause)| cause);
                 self.end(Failure::new(error));
             }
-            let stuck = self.is_stuck();
-            if let Some((device, started, failure)) = stuck {
-                if suspected == Some(started) {
-                    watch.gang.poison(device, failure.error().clone());
-                }
-                suspected = Some(started);
-            } else {
-                suspected = None;
+            // Seen twice, so that a wait that is about to end is none.
+            let stuck = self.stuck();
+            if let Some((device, started, failure)) = &stuck
+                && suspected == Some(*started)
+            {
+                watch.gang.poison(*device, failure.error().clone());
             }
+            suspected = stuck.map(|(_, started, _)| started);
         }
     }
 
-    /// A device whose task waits for a peer that will not come, since the peer's task has failed or will not run.
-    fn is_stuck(&self) -> Option<(usize, u64, Failure)> {
+    /// A device whose task waits for a peer that will not come, since a task has failed and nothing else runs or can
+    /// start; with the number of tasks that were started, and the failure.
+    fn stuck(&self) -> Option<(usize, u64, Failure)> {
         let (busy, started) = self.waits_only_for_devices()?;
         let waits = |&device: &usize| Attendee::waits_for(&*self.shared.quiescence[device]).is_some();
         let failure = self.lock().failures.first().cloned()?;

@@ -17,7 +17,7 @@ use std::{
 
 /// The graph of the tasks of one call of [`GpuPool::tasks`](crate::GpuPool::tasks), and their times.
 ///
-/// A further call starts it anew. Tracing costs some microseconds for each task.
+/// A trace is for one call at a time; a further call starts it anew. Tracing costs some microseconds for each task.
 #[derive(Debug, Default)]
 pub struct TaskTrace(Mutex<Data>);
 
@@ -86,7 +86,7 @@ impl TaskTrace {
     /// A task uses a variable.
     pub(super) fn order(&self, number: usize, access: Access, users: &mut Users) {
         let mut data = self.0.lock();
-        let after = &mut data.tasks[number].after;
+        let Some(Entry { after, .. }) = data.tasks.get_mut(number) else { return };
         let mut add = |task: usize, is_data: bool| match after.iter_mut().find(|(known, _)| *known == task) {
             Some((_, known)) => *known |= is_data,
             None => after.push((task, is_data)),
@@ -102,20 +102,23 @@ impl TaskTrace {
 
     /// The begin of a task's work on a device, on its current stream.
     pub(super) fn begin_on(&self, dev: &Device) -> Result<Event> {
-        if self.0.lock().zero[dev.index()].is_none() {
+        let is_new = self.0.lock().zero.get(dev.index()).is_some_and(Option::is_none);
+        if is_new {
             let event = dev.record_timed()?;
             dev.synchronize()?;
             let mut data = self.0.lock();
             let now = data.start.map_or(Duration::ZERO, |start| start.elapsed());
-            data.zero[dev.index()] = Some((event, now));
+            if let Some(zero) = data.zero.get_mut(dev.index()) {
+                *zero = Some((event, now));
+            }
         }
         dev.record_timed()
     }
 
     pub(super) fn finish(&self, number: usize, times: Option<Times>, has_failed: bool) {
-        let mut data = self.0.lock();
-        let entry = &mut data.tasks[number];
-        (entry.times, entry.has_failed) = (times, has_failed);
+        if let Some(entry) = self.0.lock().tasks.get_mut(number) {
+            (entry.times, entry.has_failed) = (times, has_failed);
+        }
     }
 
     /// Computes all times. All work is over.
@@ -125,11 +128,15 @@ impl TaskTrace {
         for entry in tasks {
             entry.span = match entry.times.take() {
                 None => None,
-                Some(Times::Host(began, ended)) => Some((began - start, ended - start)),
-                Some(Times::Device(began, ended)) => zero[entry.place].as_ref().and_then(|(event, offset)| {
-                    let at = |other: &Event| other.elapsed_since(event).map(|time| *offset + time).ok();
-                    at(&began).zip(at(&ended))
-                }),
+                Some(Times::Host(began, ended)) => {
+                    Some((began.saturating_duration_since(start), ended.saturating_duration_since(start)))
+                }
+                Some(Times::Device(began, ended)) => {
+                    zero.get(entry.place).and_then(Option::as_ref).and_then(|(event, offset)| {
+                        let at = |other: &Event| other.elapsed_since(event).map(|time| *offset + time).ok();
+                        at(&began).zip(at(&ended))
+                    })
+                }
             };
         }
         // They hold events of the devices.
@@ -150,7 +157,8 @@ impl TaskTrace {
     /// order a write after reads. A task that has failed, or did not run since it depends on one, is red.
     pub fn to_dot(&self) -> String {
         let data = self.0.lock();
-        let mut dot = String::from("digraph tasks {\n  rankdir=LR;\n  node [shape=box, style=filled, fillcolor=white];\n");
+        let mut dot =
+            String::from("digraph tasks {\n  rankdir=LR;\n  node [shape=box, style=filled, fillcolor=white];\n");
         for (number, task) in data.tasks.iter().enumerate() {
             let (name, row) = (task.name.replace('\\', "\\\\").replace('"', "\\\""), data.row(task));
             let color = if task.has_failed { "#f4a3a3" } else { color(task.lane, task.place == data.devices) };

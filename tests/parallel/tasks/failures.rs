@@ -216,8 +216,9 @@ fn bad_input() {
 #[test]
 fn a_lost_device() {
     guarded(|| {
-        let plan: FaultPlan = "1:launch:2:lost".parse().unwrap();
-        let pool = Gpus::software().builder(2).faults(plan).build().unwrap();
+        let plan = "1:launch:2:lost".parse::<FaultPlan>().unwrap().paused();
+        let pool = Gpus::software().builder(2).faults(plan.clone()).build().unwrap();
+        plan.resume();
         let other = AtomicBool::new(false);
         let error = failure(pool.tasks(|t| {
             let mut x = t.gpu(1).run((), |dev, ()| dev.upload(&[1.0f32; 8]));
