@@ -47,8 +47,8 @@ impl Event {
         core.stream.handle.check("Event::is_complete", core.stream.handle.driver.event_query(core.raw))
     }
 
-    /// The calling host thread waits until the work before the event has completed. It gives up when the stream makes no
-    /// progress for `limit`, or when `stop` returns true.
+    /// The calling host thread waits until the work before the event has completed. It gives up when the stream makes
+    /// no progress for `limit`, or when `stop` returns true.
     #[cfg(feature = "tasks")]
     pub(crate) fn wait_host(&self, op: &'static str, limit: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
         let EventCore { stream, raw, covered, .. } = &*self.0;

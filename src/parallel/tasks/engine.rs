@@ -8,13 +8,13 @@
 
 use super::{
     Failure,
+    cpu_work::CpuWork,
     graph::{Access, Graph, TaskId},
     trace::{self, TaskTrace, Times},
     value::Home,
 };
 use crate::{
     Device, Event,
-    driver::host::Attendee,
     error::{Error, Result, Site},
     gang::Gang,
     memory::handle::{DeviceHandle, Handover},
@@ -24,7 +24,7 @@ use crate::{
 use once_cell::sync::OnceCell;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::{collections::VecDeque, mem, sync::Arc, thread::ThreadId};
+use std::{collections::VecDeque, mem, sync::Arc};
 
 /// The body of a task. It drops what it has captured before it returns.
 pub(super) type Job<'env> = Box<dyn FnOnce(Option<&Device>) -> Result<()> + Send + 'env>;
@@ -132,8 +132,8 @@ pub(super) struct Engine<'env> {
     /// The caller sleeps here.
     pub caller: shim::Arc<EventCount>,
     pub gang: OnceCell<Arc<Gang>>,
-    /// Software GPUs that run one operation at a time: each device runs its tasks in the order in which they were added,
-    /// so that what it submits does not depend on time.
+    /// Software GPUs that run one operation at a time: each device runs its tasks in the order in which they were
+    /// added, so that what it submits does not depend on time.
     in_order: bool,
     /// Most runners of the CPU.
     threads: usize,
@@ -403,53 +403,4 @@ impl State<'_> {
             None => self.left == 0,
         }
     }
-}
-
-/// The tasks of the CPU, as software GPUs see them: an [`Attendee`], which is blocked when there are none.
-#[derive(Default)]
-pub(super) struct CpuWork(Mutex<(usize, u64)>);
-
-impl CpuWork {
-    /// A task is ready.
-    pub fn more(&self) {
-        let mut state = self.0.lock();
-        state.0 += 1;
-        state.1 += 1;
-    }
-
-    /// A task has run, or will not.
-    pub fn less(&self) {
-        let mut state = self.0.lock();
-        state.0 = state.0.saturating_sub(1);
-    }
-
-    /// What is ready will not run.
-    fn stop(&self) {
-        self.0.lock().0 = 0;
-    }
-}
-
-impl Attendee for CpuWork {
-    fn thread(&self) -> Option<ThreadId> {
-        None
-    }
-
-    fn blocked(&self) -> Option<u64> {
-        let (tasks, stamp) = *self.0.lock();
-        (tasks == 0).then_some(stamp)
-    }
-
-    fn is_running(&self) -> bool {
-        self.0.lock().0 > 0
-    }
-
-    fn waits_for(&self) -> Option<String> {
-        None
-    }
-
-    fn progress(&self) -> u64 {
-        self.0.lock().1
-    }
-
-    fn deadlocked(&self, _report: &str) {}
 }

@@ -174,8 +174,8 @@ impl TaskTrace {
     }
 
     /// The times as an SVG document: time from left to right, a row for each device's tasks, for its copies in each
-    /// direction, and for each task of the CPU that runs beside others. A box has its task's name as a label where there
-    /// is room, and always as a tooltip with its times. Tasks that did not run are not in it.
+    /// direction, and for each task of the CPU that runs beside others. A box has its task's name as a label where
+    /// there is room, and always as a tooltip with its times. Tasks that did not run are not in it.
     pub fn to_svg(&self) -> String {
         let data = self.0.lock();
         let mut rows: Vec<((usize, Lane, usize), String, Vec<svg::Bar>)> = Vec::new();
