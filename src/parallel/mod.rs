@@ -8,7 +8,13 @@
 mod data_parallel;
 mod optim;
 mod schedule;
+#[cfg(feature = "tasks")]
+mod tasks;
 
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
 pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, ScheduleError, Span, Step, Timeline, Work};
+#[cfg(feature = "tasks")]
+pub use tasks::{
+    CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,
+};
