@@ -3,16 +3,19 @@
 //! Users call this module. It may use every room below it, and no room below may use it.
 //!
 //! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`].
+//! * [`Pipeline`]: a model in stages on several devices.
 //! * [`Schedule`]: the order in which the devices of a pipeline work. A schedule is plain data and touches no device.
 
 mod data_parallel;
 mod optim;
+mod pipeline;
 mod schedule;
 #[cfg(feature = "tasks")]
 mod tasks;
 
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
+pub use pipeline::{At, Hop, Pipeline, Stage};
 pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, ScheduleError, Span, Step, Timeline, Work};
 #[cfg(feature = "tasks")]
 pub use tasks::{
