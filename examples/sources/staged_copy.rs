@@ -1,0 +1,89 @@
+//! The CUDA Handbook, listing 9.1, `chMemcpyPeerToPeer`: a copy between devices by way of two staging buffers.
+//!
+//! `cargo run --release --example staged_copy`. It uses the first two GPUs, else two software GPUs. Device 0 copies
+//! piece by piece into page-locked memory, device 1 copies from it. The devices wait for each other; the CPU waits for
+//! none of them. `Device::copy` does all of this by itself where there is no peer access: the last lines.
+
+use anyhow::{Result, ensure};
+use gpu_pool::{Device, GpuPool, PinnedBuffer};
+use std::{
+    io::{Write, stdout},
+    ops::Range,
+    time::Instant,
+};
+
+/// Tag of a staging buffer that has been filled.
+const FULL: u64 = 0;
+/// Tag of a staging buffer that may be filled again.
+const EMPTY: u64 = 1;
+
+fn main() -> Result<()> {
+    // Without peer access, so that `copy` below has to stage, too.
+    let pool = GpuPool::builder().devices(&[0, 1]).without_peer_access().build()?;
+    run(&pool, &mut stdout(), 25_000_000, 1 << 20)
+}
+
+/// A copy of `len` elements in pieces of `staging`, by hand and by the library.
+pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), len: usize, staging: usize) -> Result<()> {
+    let data: Vec<f32> = (0..len).map(|i| i as f32).collect();
+    let pieces = || (0..len).step_by(staging).map(|start| start..len.min(start + staging));
+    let copied = pool.run_on(&[0, 1], |dev, _| {
+        let (src, mut dst) = match dev.rank() {
+            0 => (dev.upload(&data)?, dev.zeros(0)?),
+            _ => (dev.zeros(0)?, dev.zeros::<f32>(len)?),
+        };
+        let begin = start_together(dev)?;
+        for (i, piece) in pieces().enumerate() {
+            if dev.rank() == 0 {
+                let mut buffer = empty_buffer(dev, i, &piece, staging)?;
+                dev.download_pinned(&src.slice(piece), &mut buffer)?;
+                dev.give(buffer, 1, FULL)?; // and the event after which device 1 may read it
+            } else {
+                let buffer = dev.take::<PinnedBuffer<f32>>(0, FULL)?;
+                dev.upload_pinned_into(&buffer, &mut dst.slice_mut(piece))?;
+                dev.give(buffer, 0, EMPTY)?; // and the event after which device 0 may write it
+            }
+        }
+        dev.synchronize()?;
+        let by_hand = begin.elapsed();
+        let found = dev.download(&dst)?;
+
+        // The same by the library.
+        if dev.rank() == 0 {
+            dev.give(src, 1, 2)?;
+            return Ok((found, Vec::new(), [by_hand; 2]));
+        }
+        let src = dev.take::<gpu_pool::DeviceBuffer<f32>>(0, 2)?;
+        dev.fill(&mut dst, 0.0)?;
+        dev.synchronize()?;
+        let begin = Instant::now();
+        dev.copy(&src, &mut dst)?;
+        dev.synchronize()?;
+        Ok((found, dev.download(&dst)?, [by_hand, begin.elapsed()]))
+    })?;
+    let (by_hand, by_library, times) = &copied[1];
+    for (what, time) in ["by hand", "by Device::copy"].iter().zip(times) {
+        let seconds = time.as_secs_f64();
+        writeln!(out, "{len} elements {what}: {seconds:.4} sec, {:.1} GB/s", 4e-9 * len as f64 / seconds)?;
+    }
+    check(&data, by_hand)?;
+    check(&data, by_library)
+}
+
+/// A staging buffer that device 0 may fill: two take turns. (One for a shorter last piece is extra.)
+fn empty_buffer(dev: &Device, i: usize, piece: &Range<usize>, staging: usize) -> gpu_pool::Result<PinnedBuffer<f32>> {
+    if i < 2 || piece.len() < staging { dev.pinned(piece.len()) } else { dev.take(1, EMPTY) }
+}
+
+/// The time at which both devices are ready.
+fn start_together(dev: &Device) -> gpu_pool::Result<Instant> {
+    dev.synchronize()?;
+    dev.barrier()?;
+    Ok(Instant::now())
+}
+
+/// Compares the copy with the source.
+pub fn check(src: &[f32], dst: &[f32]) -> Result<()> {
+    ensure!(src == dst, "the copy differs from its source");
+    Ok(())
+}
