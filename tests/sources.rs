@@ -5,6 +5,9 @@
 use gpu_pool::{Builder, Check, GpuPool, ReduceOrder};
 use std::{fs, path::Path, time::Duration};
 
+#[path = "../examples/sources/channel_parallel.rs"]
+#[allow(dead_code, reason = "`main`")]
+mod channel_parallel;
 #[path = "../examples/sources/copy_while_computing.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod copy_while_computing;
@@ -75,7 +78,10 @@ fn data_parallel_prints_the_tutorials_lines() {
     assert_eq!(printed(|out| data_parallel::run(&pool(2), out)), expected);
     // On one device: what is outside alone.
     let one = printed(|out| data_parallel::run(&pool(1), out));
-    assert!(one.starts_with("\tIn Model: input size [30, 5] output size [30, 2]\nOutside: input size [30, 5]"), "{one}");
+    assert!(
+        one.starts_with("\tIn Model: input size [30, 5] output size [30, 2]\nOutside: input size [30, 5]"),
+        "{one}"
+    );
     let zeros = (vec![0.0; 10], vec![0.0; 2]);
     assert!(data_parallel::check(&[1.0; 5], &zeros, &[0.0; 2]).is_ok());
     assert!(data_parallel::check(&[1.0; 5], &zeros, &[0.0, 0.1]).is_err());
@@ -102,11 +108,17 @@ fn five_steps_give_the_same_bits_with_both_sums() {
 }
 
 #[test]
+fn a_grid_learns_as_one_row_of_it() {
+    let text = printed(|out| channel_parallel::run(&pool(4), &pool(2), out, 50));
+    assert!(text.starts_with("step 0: loss ") && text.ends_with("4 devices learn as 2 do\n"), "{text}");
+    assert!(channel_parallel::check(&[3.0, 1.0], &[3.0, 1.0]).is_ok());
+    assert!(channel_parallel::check(&[3.0, 1.0], &[3.0, 1.1]).is_err());
+    assert!(channel_parallel::check(&[3.0, 2.0], &[3.0, 2.0]).is_err());
+}
+
+#[test]
 fn two_series_run_on_two_devices() {
-    assert_times(
-        &printed(|out| two_series::run(&pool(2), out, 40, 50)),
-        &["GPU1 time", "GPU2 time", "GPU1 & GPU2"],
-    );
+    assert_times(&printed(|out| two_series::run(&pool(2), out, 40, 50)), &["GPU1 time", "GPU2 time", "GPU1 & GPU2"]);
     assert!(two_series::check(&[2.0], 1, &[4.0], &[4.0]).is_ok());
     assert!(two_series::check(&[2.0], 1, &[4.0], &[5.0]).is_err());
     assert!(two_series::check(&[2.0], 1, &[5.0], &[5.0]).is_err());
@@ -209,6 +221,7 @@ fn the_guides_table_counts_the_lines_of_each_program() {
 
 #[test]
 fn lines_are_counted_without_comments_and_checks() {
-    let source = "//! What\n\nfn f() {\n    // why\n    g()\n}\nfn main() {\n    f()\n}\npub fn check() {\n}\nfn h() {}\n";
+    let source =
+        "//! What\n\nfn f() {\n    // why\n    g()\n}\nfn main() {\n    f()\n}\npub fn check() {\n}\nfn h() {}\n";
     assert_eq!(lines(source), (9, 4));
 }
