@@ -24,8 +24,9 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
 }
 
 /// `w -= RATE / ROWS * (a + b)`
-fn update(w: &mut [f32], a: &[f32], b: &[f32]) {
+fn update(w: &mut [f32], a: &[f32], b: &[f32]) -> gpu_pool::Result<()> {
     w.iter_mut().zip(a.iter().zip(b)).for_each(|(w, (a, b))| *w -= RATE / ROWS as f32 * (a + b));
+    Ok(())
 }
 
 fn main() -> Result<()> {
@@ -75,8 +76,8 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), steps: usize) -> Result
             });
             let [(a1, a2, a), (b1, b2, b)] = &gradients;
             let cpu = t.cpu().named("update");
-            let _ = cpu.run((&mut w2, a2, b2), |(w, a, b)| Ok(update(w, a.as_slice()?, b.as_slice()?)));
-            let _ = cpu.run((&mut w1, a1, b1), |(w, a, b)| Ok(update(w, a.as_slice()?, b.as_slice()?)));
+            let _ = cpu.run((&mut w2, a2, b2), |(w, a, b)| update(w, a.as_slice()?, b.as_slice()?));
+            let _ = cpu.run((&mut w1, a1, b1), |(w, a, b)| update(w, a.as_slice()?, b.as_slice()?));
             losses.push(t.cpu().named("loss").run((a, b), |(a, b)| {
                 let errors = a.as_slice()?.iter().chain(b.as_slice()?);
                 Ok(errors.map(|error| error * error / 2.0).sum::<f32>() / ROWS as f32)
@@ -108,8 +109,8 @@ pub fn check(losses: &[f32]) -> Result<()> {
             }
         }
         ensure!((found - loss).abs() < 1e-4, "step {step}: the loss is {found} instead of {loss}");
-        update(&mut w1, &d1, &vec![0.0; d1.len()]);
-        update(&mut w2, &d2, &vec![0.0; d2.len()]);
+        update(&mut w1, &d1, &vec![0.0; d1.len()])?;
+        update(&mut w2, &d2, &vec![0.0; d2.len()])?;
     }
     Ok(())
 }
