@@ -16,7 +16,8 @@ mod data_parallel;
 mod optim;
 mod pipeline;
 mod schedule;
-mod tensor;
+#[cfg(feature = "tasks")]
+mod tasks;
 
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
@@ -27,9 +28,4 @@ pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, Schedule
 #[cfg(feature = "tasks")]
 pub use tasks::{
     CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,
-};
-#[cfg(feature = "blas")]
-pub use tensor::{ColumnLinear, LinearPart, RowLinear};
-pub use tensor::{
-    Indices, NormSaved, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };
