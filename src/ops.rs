@@ -16,6 +16,7 @@ mod pointwise;
 mod random;
 mod rows;
 mod shape;
+mod vocabulary;
 
 use crate::{
     Device, DeviceBuffer, LaunchDims,
@@ -27,6 +28,7 @@ use std::{marker::PhantomData, panic::Location};
 
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
+pub(crate) use self::vocabulary::STATS;
 pub use self::{activation::Activation, embedding::Index};
 
 /// Launch dimensions of a sum's first pass.

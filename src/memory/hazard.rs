@@ -111,17 +111,23 @@ impl Hazards {
         self.0.lock().past().uses.push(Use { stream: stream.clone(), sequence: OPEN, bytes, access });
     }
 
+    /// Whether foreign code may still submit conflicting work to a stream other than `stream`.
+    pub(crate) fn is_lent_elsewhere(&self, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> bool {
+        let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
+        self.0.lock().uses().iter().any(lent)
+    }
+
     /// Ends an open use; the submitted work counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
+        // Noted before the open use is removed: at no time does another thread see neither.
+        self.note(stream, sequence, bytes.clone(), access);
         let mut history = self.0.lock();
         let uses = &mut history.past().uses;
         let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
         if let Some(at) = uses.iter().position(open) {
             uses.swap_remove(at);
         }
-        drop(history);
-        self.note(stream, sequence, bytes, access);
     }
 
     /// The calling host thread waits for every use that conflicts with a host access. Other threads may use the block

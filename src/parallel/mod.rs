@@ -18,6 +18,7 @@ mod pipeline;
 mod schedule;
 #[cfg(feature = "tasks")]
 mod tasks;
+mod tensor;
 
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
@@ -28,4 +29,9 @@ pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, Schedule
 #[cfg(feature = "tasks")]
 pub use tasks::{
     CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,
+};
+#[cfg(feature = "blas")]
+pub use tensor::{ColumnLinear, LinearPart, RowLinear};
+pub use tensor::{
+    Indices, NormSaved, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };
