@@ -117,7 +117,7 @@ fn readers_run_together_and_a_writer_alone() {
     assert_eq!((first, second, written, third), (true, true, false, false));
     let mut ready = Vec::new();
     graph.finish(a, |task, ()| ready.push(task));
-    assert_eq!(ready, []);
+    assert!(ready.is_empty());
     graph.finish(b, |task, ()| ready.push(task));
     assert_eq!(ready, [w]);
     graph.finish(w, |task, ()| ready.push(task));
