@@ -40,6 +40,7 @@
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
 //! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
+//! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -66,6 +67,7 @@
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
 //! | `insight` | yes | Memory snapshots as JSON ([`MemorySnapshot::to_json`]) and HTML ([`MemorySnapshot::to_html`]). |
+//! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!
