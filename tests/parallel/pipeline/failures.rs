@@ -75,7 +75,7 @@ fn at_every_action(gpus: Gpus, pool: &GpuPool, name: &str, schedule: &Schedule, 
     let mut go = || step(&mut model, |dev, stage| stage.0.gradients(dev));
     assert_eq!(go().unwrap(), expected);
     for rank in 0..schedule.ranks() {
-        for &action in schedule.actions(rank).iter().step_by(cases(3, 1)) {
+        for &action in schedule.actions(rank).iter().step_by(cases(5, 1)) {
             *fault.lock().unwrap() = Some((action, how));
             let error = failure(step(&mut model, |dev, stage| stage.0.gradients(dev)));
             match (&error, how) {
@@ -116,7 +116,10 @@ on_both! {
         let schedule = Schedule::one_f_one_b(2, 4).unwrap();
         let mut model = pipeline(&pool, &schedule).unwrap();
         for micro in 0..4 {
-            let no = |at: usize, what: &str| if at == micro { Err(Error::custom(format!("no {what} {at}"))) } else { Ok(()) };
+            let no = |at: usize, what: &str| match at == micro {
+                true => Err(Error::custom(format!("no {what} {at}"))),
+                false => Ok(()),
+            };
             let error = failure(model.step(
                 |dev, at| no(at, "input").and_then(|()| input(dev, at, 4)),
                 |dev, _, y| loss(dev, y),
@@ -141,7 +144,7 @@ fn with_a_call_that_fails() {
     for (name, schedule) in schedules(2, 3) {
         let expected = on_one_device(gpus, &schedule, 1);
         for fault in [Injected::Error, Injected::OutOfMemory] {
-            for n in (1..).step_by(cases(29, 1)) {
+            for n in (1..).step_by(cases(83, 1)) {
                 let plan = FaultPlan::new().on(FaultRule::new(fault).device(1).nth(n)).paused();
                 let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
                 let mut model = pipeline(&pool, &schedule).unwrap();

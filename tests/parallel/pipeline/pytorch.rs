@@ -63,7 +63,7 @@ on_both! {
             for (micro, output) in outputs.iter().enumerate() {
                 assert_eq!(output.len(), rows(micro, 4).len() * WIDTH);
             }
-            let losses = model.forward(|dev, micro| input(dev, micro, 4), |dev, _, y| loss(dev, y).map(|(_, loss)| loss));
+            let losses = model.forward(|dev, micro| input(dev, micro, 4), |dev, _, y| Ok(loss(dev, y)?.1));
             assert_eq!(losses.unwrap(), expected);
         }
     }
@@ -80,7 +80,8 @@ on_both! {
     2: fn sleeping_stages(gpus) {
         let pool = gpus.pool(2);
         for (name, schedule) in schedules(2, 4) {
-            let mut model = Pipeline::new(&pool, schedule.clone(), |dev, stage| Layer::new(dev, stage).map(Sleeps)).unwrap();
+            let make = |dev: &Device, stage| Layer::new(dev, stage).map(Sleeps);
+            let mut model = Pipeline::new(&pool, schedule.clone(), make).unwrap();
             let found = step(&mut model, |dev, stage| stage.0.gradients(dev)).unwrap();
             assert_eq!(found, on_one_device(gpus, &schedule, 1), "{name}");
         }
@@ -94,7 +95,7 @@ on_both! {
         let mut model = pipeline(&pool, &schedule).unwrap();
         for _ in 0..2 {
             assert_eq!(step(&mut model, |dev, layer| layer.gradients(dev)).unwrap(), expected);
-            let losses = model.forward(|dev, micro| input(dev, micro, 3), |dev, _, y| loss(dev, y).map(|(_, loss)| loss));
+            let losses = model.forward(|dev, micro| input(dev, micro, 3), |dev, _, y| Ok(loss(dev, y)?.1));
             assert_eq!(losses.unwrap(), expected.0);
         }
     }
