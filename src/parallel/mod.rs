@@ -2,8 +2,8 @@
 //!
 //! Users call this module. It may use every room below it, and no room below may use it.
 //!
-//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature `checkpoints`):
-//!   its state in a file.
+//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature
+//!   `checkpoints`): its state in a file.
 //! * [`Schedule`]: the order in which the devices of a pipeline work. A schedule is plain data and touches no device.
 
 #[cfg(feature = "checkpoints")]
