@@ -21,8 +21,8 @@ use std::{
 };
 
 /// Tensors and texts with names, on the host: what a training run needs to go on. The file is in the format
-/// [safetensors](https://huggingface.co/docs/safetensors), which other programs read, too (`safetensors.torch.load_file`
-/// of Python), and which runs no code when it is read.
+/// [safetensors](https://huggingface.co/docs/safetensors), which other programs read, too
+/// (`safetensors.torch.load_file` of Python), and which runs no code when it is read.
 ///
 /// ```
 /// use gpu_pool::{GpuPool, parallel::Checkpoint};

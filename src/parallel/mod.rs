@@ -2,8 +2,8 @@
 //!
 //! Users call this module. It may use every room below it, and no room below may use it.
 //!
-//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature `checkpoints`):
-//!   its state in a file.
+//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature
+//!   `checkpoints`): its state in a file.
 //! * [`Pipeline`]: a model in stages. [`Schedule`]: the order in which its devices work, plain data that touches no
 //!   device.
 //! * `ColumnLinear`, `RowLinear` (feature `blas`) and the functions beside them: layers whose weights lie on several

@@ -5,6 +5,7 @@ use crate::{
     rig::{self, SIZES, backwards, give, numbers, refused},
 };
 use gpu_pool::{Device, Error, GradientExchange, GradientExchangeBuilder, ReduceOp, Wire};
+use std::ops::Range;
 
 fn scattered() -> GradientExchangeBuilder {
     GradientExchange::builder().ready_order(false).reduce(ReduceOp::Sum).scatter(true)
@@ -29,16 +30,19 @@ on_both! {
             rig::run(gpus, n, |dev| {
                 for bytes in [1000, 1 << 20] {
                     let builder = scattered().first_bucket_bytes(bytes).bucket_bytes(bytes);
-                    let (mut parts, mut whole) = (builder.build(dev, &LARGE)?, builder.clone().scatter(false).build(dev, &LARGE)?);
+                    let mut parts = builder.build(dev, &LARGE)?;
+                    let mut whole = builder.clone().scatter(false).build(dev, &LARGE)?;
                     for number in 0..3 {
                         let (found, expected) = (buckets(dev, &mut parts, number)?, buckets(dev, &mut whole, number)?);
                         for (bucket, (found, expected)) in found.iter().zip(&expected).enumerate() {
                             assert_eq!(whole.part(bucket), 0..expected.len());
                             let part = parts.part(bucket);
                             assert!(part.start % 2048 == 0 || part.is_empty());
-                            assert_eq!(rig::bits(&[found[part.clone()].to_vec()]), rig::bits(&[expected[part.clone()].to_vec()]));
-                            let all = dev.exchange(part)?;
-                            assert!(all.iter().try_fold(0, |next, part| (part.start == next).then_some(part.end)) == Some(found.len()));
+                            let of = |x: &[f32]| rig::bits(&[x[part.clone()].to_vec()]);
+                            assert_eq!(of(found), of(expected));
+                            let all = dev.exchange(part.clone())?;
+                            let follows = |end, part: &Range<usize>| (part.start == end).then_some(part.end);
+                            assert_eq!(all.iter().try_fold(0, follows), Some(found.len()));
                         }
                     }
                 }

@@ -1,12 +1,12 @@
 //! Checkpoints: what is saved is loaded bit for bit.
 
 use crate::{
-    data_parallel::rig::{Bag, Real, backward, bag, bits, step, weights},
+    data_parallel::rig::{Bag, Real, backward, bag, bags, bits, step, weights},
     on_both,
     support::{Gpus, failure},
 };
 use gpu_pool::{
-    Error, Parameter,
+    Device, Error, Parameter,
     parallel::{Checkpoint, DataParallel, Optimizer},
 };
 use half::{bf16, f16};
@@ -71,8 +71,7 @@ fn goes_on<T: Real>(gpus: Gpus, n: usize, file: &Path) {
     for optimizer in optimizers() {
         let optimizer = optimizer.bucket_bytes(9000);
         for (before, after) in [(optimizer, optimizer.sharded()), (optimizer.sharded(), optimizer)] {
-            let new =
-                |pool, optimizer, seed| DataParallel::new(pool, optimizer, |dev| bag::<T>(dev, &SIZES, seed)).unwrap();
+            let new = |pool, optimizer, seed| bags::<T>(pool, optimizer, &SIZES, seed);
             let mut straight = new(&pool, before, 0);
             for number in 0..3 {
                 step(&mut straight, &SIZES, number, 6).unwrap();
@@ -116,7 +115,7 @@ on_both! {
         let folder = folder(gpus, "wrong");
         let (file, right) = (folder.file("wrong"), folder.file("right"));
         let pool = gpus.pool(gpus.up_to(2));
-        let new = |optimizer, sizes: &'static [usize]| DataParallel::new(&pool, optimizer, move |dev| bag::<f32>(dev, sizes, 0)).unwrap();
+        let new = |optimizer, sizes: &'static [usize]| bags::<f32>(&pool, optimizer, sizes, 0);
         let mut model = new(Optimizer::adam(0.1), &[30, 4]);
         step(&mut model, &[30, 4], 0, 4).unwrap();
         model.save(&right).unwrap();
@@ -152,14 +151,15 @@ on_both! {
             new(optimizer, sizes).save(&file).unwrap();
             refused(wanted);
         }
-        let mut halves = DataParallel::new(&pool, Optimizer::adam(0.1), |dev| bag::<f16>(dev, &[30, 4], 0)).unwrap();
+        let mut halves = bags::<f16>(&pool, Optimizer::adam(0.1), &[30, 4], 0);
         halves.save(&file).unwrap();
         refused("`parameters.0` is of F16, not of F32");
         // The right one still works.
         fs::copy(&right, &file).unwrap();
         model.load(&file).unwrap();
         assert_eq!(model.steps(), 1);
-        assert!(matches!(failure(model.load(folder.file("nowhere"))), Error::Custom(why) if why.to_string().contains("nowhere")));
+        let error = failure(model.load(folder.file("nowhere")));
+        assert!(matches!(&error, Error::Custom(why) if why.to_string().contains("nowhere")), "{error}");
     }
 
     // A step that has failed in its update is repaired by a checkpoint.
@@ -168,7 +168,7 @@ on_both! {
         let file = folder.file("file");
         let pool = gpus.pool(2);
         for optimizer in [Optimizer::adam(0.1), Optimizer::adam(0.1).sharded()] {
-            let mut model = DataParallel::new(&pool, optimizer, |dev| bag::<f32>(dev, &[3000], 0)).unwrap();
+            let mut model = bags::<f32>(&pool, optimizer, &[3000], 0);
             step(&mut model, &[3000], 0, 4).unwrap();
             model.save(&file).unwrap();
             let saved = weights(&mut model).unwrap();
@@ -195,13 +195,17 @@ on_both! {
         let file = folder.file("file");
         let pool = gpus.pool(4);
         // Two stages of different sizes, each on two devices.
-        let sizes = |rank: usize| if rank % 2 == 0 { &[5000, 3][..] } else { &[2500][..] };
+        let sizes = |rank: usize| if rank.is_multiple_of(2) { &[5000, 3][..] } else { &[2500][..] };
         let new = |optimizer: Optimizer| {
             let group = |rank: usize| [rank % 2, rank % 2 + 2];
-            DataParallel::new_in(&pool, |dev| dev.group(&group(dev.rank())), optimizer, |dev| bag::<f32>(dev, sizes(dev.rank()), 0)).unwrap()
+            let build = |dev: &Device| bag::<f32>(dev, sizes(dev.rank()), 0);
+            DataParallel::new_in(&pool, |dev| dev.group(&group(dev.rank())), optimizer, build).unwrap()
         };
         let step = |model: &mut DataParallel<Bag>, number| {
-            model.step(4, |dev, shard, _, gradients| backward(gradients, dev, sizes(dev.rank()), number, shard.range(4).len())).unwrap()
+            let pass = model.step(4, |dev, shard, _, gradients| {
+                backward(gradients, dev, sizes(dev.rank()), number, shard.range(4).len())
+            });
+            pass.unwrap()
         };
         let (mut model, mut resumed) = (new(Optimizer::adam(0.1)), new(Optimizer::adam(0.1).sharded()));
         step(&mut model, 0);
@@ -212,7 +216,7 @@ on_both! {
         let (model, resumed) = (weights(&mut model).unwrap(), weights(&mut resumed).unwrap());
         assert!(model.iter().zip(&resumed).all(|(a, b)| bits(a) == bits(b)));
         assert!(Checkpoint::load(&file).unwrap().names().any(|name| name == "group1.second.0"));
-        let mut alone = DataParallel::new(&pool, Optimizer::adam(0.1), |dev| bag::<f32>(dev, sizes(0), 0)).unwrap();
+        let mut alone = bags::<f32>(&pool, Optimizer::adam(0.1), sizes(0), 0);
         assert!(failure(alone.load(&file)).to_string().contains("`parameters.0`"));
     }
 }

@@ -76,14 +76,14 @@ fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
     let (g, w, x, norm) = (dev.zeros::<T>(8)?, dev.zeros::<T>(8)?, dev.zeros::<f32>(8)?, dev.zeros::<f32>(1)?);
     let segment = Segment { start: 0, len: 8, memory: Some(w.view()) };
     let full = Moments { begin: 0, first: Some(x.view()), second: Some(x.view()), master: Some(x.view()) };
-    let expected = parameters(&OPTIMIZER, T::UPDATE.0);
+    let expected = parameters(&builtin::OPTIMIZER, T::UPDATE.0);
     for moments in [full, Moments::default()] {
         let found = sizes(&update_args(&g.view(), &moments, &norm.view(), &[segment], Rule::zeroed()));
         assert_eq!(found[..expected.len()], expected, "{}", T::UPDATE.0);
         assert_eq!(found.len(), expected.len() + 1, "the slices come behind what a GPU looks at");
     }
     let partial = dev.zeros::<f64>(1)?;
-    assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), parameters(&OPTIMIZER, T::SQUARES.0));
+    assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), parameters(&builtin::OPTIMIZER, T::SQUARES.0));
     Ok(())
 }
 
@@ -96,7 +96,7 @@ fn arguments_fit_the_compiled_optimizers() {
         updates_fit::<bf16>(dev)
     })
     .unwrap();
-    let ptx = OPTIMIZER.image.ptx.unwrap();
+    let ptx = builtin::OPTIMIZER.image.ptx.unwrap();
     assert!(!ptx.contains(".local"), "a table or a pack was copied to local memory");
     assert_eq!(ptx.matches(".entry ").count(), 2 * 3, "a kernel that nobody launches");
 }

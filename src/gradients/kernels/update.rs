@@ -5,7 +5,7 @@
 //! the device code.
 
 use super::{
-    Arguments, OPTIMIZER, Segment, Touched,
+    Arguments, Segment, Touched,
     host_kernels::{pointer, read, table},
     launch, push_table, slice, touched, value,
 };
@@ -14,7 +14,7 @@ use crate::{
     driver::HostArg,
     error::Result,
     gradients::element::{Gradient, private::Named},
-    kernel::builtin::Float,
+    kernel::builtin::{Float, OPTIMIZER},
     memory::{DeviceView, hazard::Access},
 };
 use half::{bf16, f16};

@@ -1,7 +1,7 @@
 //! One device's part: its model, its gradients, and the optimizer's memory; the passes and the update of a step.
 //!
-//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds from
-//! the first launch of an update until all of it is launched, so a failure within it is found.
+//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds
+//! from the first launch of an update until all of it is launched, so a failure within it is found.
 
 use super::{
     super::optim::{Needs, Optimizer},
@@ -46,6 +46,18 @@ pub(super) struct Outcome {
     pub unused: Option<Vec<usize>>,
     /// The step whose gradients were not finite, and their norm.
     pub not_finite: Option<(u64, f32)>,
+}
+
+/// Where the elements of a parameter's gradient lie: the bucket, and elements of it.
+#[cfg(feature = "checkpoints")]
+pub(super) type Place = (usize, Range<usize>);
+
+/// A device, the first device of its group, and where the gradients lie.
+#[cfg(feature = "checkpoints")]
+pub(super) struct Placed {
+    pub ordinal: usize,
+    pub first: usize,
+    pub places: Vec<Place>,
 }
 
 /// The optimizer's memory for this device's part of a bucket.
@@ -229,9 +241,10 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     /// This device, the first one of its group, and where the gradients lie.
     #[cfg(feature = "checkpoints")]
     #[track_caller]
-    pub fn places(&self, dev: &Device) -> Result<(usize, usize, Vec<(usize, Range<usize>)>)> {
+    pub fn places(&self, dev: &Device) -> Result<Placed> {
         let first = self.exchange.group(dev, "DataParallel")?.ordinal(0);
-        Ok((dev.index(), first, (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect()))
+        let places = (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect();
+        Ok(Placed { ordinal: dev.index(), first, places })
     }
 
     /// Everything was replaced by the state after so many steps.

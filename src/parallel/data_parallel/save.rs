@@ -1,13 +1,13 @@
 //! Checkpoints of [`DataParallel`]: the whole state of each group, whatever devices it is spread over.
 //!
-//! Users call `save` and `load`. Tensors `parameters.0`, `first.0` (the first moment), `second.0`, `master.0` (the copy in
-//! `f32`) and so on; with several groups of devices after `group0.`. Invariant: everything is compared with the model
-//! before anything is written.
+//! Users call `save` and `load`. Tensors: `parameters.0`, `first.0` (the first moment), `second.0`, `master.0` (the
+//! copy in `f32`) and so on; with several groups of devices after `group0.`. Invariant: everything is compared with the
+//! model before anything is written.
 
 use super::{
     super::{checkpoint::Checkpoint, optim::Needs},
     DataParallel, Model,
-    replica::{Replica, State},
+    replica::{Place, Placed, Replica, State},
 };
 use crate::{
     Device, DeviceBuffer, Parameter,
@@ -28,8 +28,14 @@ const KINDS: [Kind; 3] =
 struct Own<T> {
     /// None unless it is the group's first device.
     parameters: Option<Vec<Vec<T>>>,
-    /// By bucket: elements, and their values of each kind.
-    parts: Vec<(Range<usize>, [Option<Vec<f32>>; 3])>,
+    /// By bucket.
+    parts: Vec<Part>,
+}
+
+/// Elements of a bucket, and their values of each kind.
+struct Part {
+    elements: Range<usize>,
+    values: [Option<Vec<f32>>; 3],
 }
 
 impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
@@ -84,7 +90,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
                     let mut whole = vec![0.0f32; place.len()];
                     let mut any = false;
                     for own in members() {
-                        let Some((part, values)) = own.parts.get(*bucket) else { continue };
+                        let Some(Part { elements: part, values }) = own.parts.get(*bucket) else { continue };
                         let Some(values) = &values[kind] else { continue };
                         any = true;
                         let both = common(place, part);
@@ -151,19 +157,19 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
 /// Which devices make up which group, and where the gradients of each group lie: a bucket, and elements of it.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Groups {
+pub(super) struct Groups {
     /// By device of the model: its ordinal, and below its group.
     ordinals: Vec<usize>,
     of: Vec<usize>,
-    places: Vec<Vec<(usize, Range<usize>)>>,
+    places: Vec<Vec<Place>>,
 }
 
 impl Groups {
-    /// From each device's ordinal, the ordinal of its group's first device, and the places.
-    pub fn new(all: Vec<(usize, usize, Vec<(usize, Range<usize>)>)>) -> Self {
+    /// Devices with one first device are a group.
+    pub fn new(all: Vec<Placed>) -> Self {
         let mut groups = Groups::default();
         let mut firsts = Vec::new();
-        for (ordinal, first, places) in all {
+        for Placed { ordinal, first, places } in all {
             let group = firsts.iter().position(|known| *known == first).unwrap_or_else(|| {
                 firsts.push(first);
                 groups.places.push(places);
@@ -234,7 +240,7 @@ fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> 
                 }
             }
         }
-        own.parts.push((state.part.clone(), values));
+        own.parts.push(Part { elements: state.part.clone(), values });
     }
     Ok(own)
 }
