@@ -1,8 +1,8 @@
 //! Ways to spread the training of one model over several devices.
 //!
 //! Users call this module. It may use every room below it, and no room below may use it. It holds
-//! [`Schedule`], the order in which the devices of a pipeline work (plain data, which touches no device), and the layers of
-//! tensor parallel: [`part_of`] says how they are cut.
+//! [`Schedule`], the order in which the devices of a pipeline work (plain data, which touches no device), and the
+//! layers of tensor parallel: [`part_of`] says how they are cut.
 
 mod schedule;
 mod tensor;

@@ -102,8 +102,8 @@ impl<T: Float> LinearPart<T> {
     }
 }
 
-/// A linear layer cut by columns: `y[:, own] = x w[:, own] + b[own]`. All members have all of `x`; each gets its columns
-/// of `y`. Sizes need not divide: a member may have more columns than another, or none.
+/// A linear layer cut by columns: `y[:, own] = x w[:, own] + b[own]`. All members have all of `x`; each gets its
+/// columns of `y`. Sizes need not divide: a member may have more columns than another, or none.
 ///
 /// Forward nothing is exchanged. Backward the gradient of `x` is summed over the members (Megatron's f), beside the
 /// gradients of the weights.
