@@ -131,7 +131,7 @@ fn trained(pool: &GpuPool, ranks: &[usize], steps: usize) -> (Vec<Vec<f64>>, Vec
 crate::on_both! {
     // Sizes that nothing divides, and parts without a column.
     4: fn split_layers_have_the_bits_of_whole_ones(gpus) {
-        for sizes in [[3, 5, 7, 4], [5, 3, 2, 1], [2, 1, 3, 6]] {
+        for sizes in [[3, 5, 7, 4], [5, 3, 2, 1], [2, 1, 3, 6], [0, 3, 5, 2]] {
             let one = perceptron(&gpus.pool(1), sizes, false);
             for n in [2, 3, 4] {
                 for sequence in [false, true] {

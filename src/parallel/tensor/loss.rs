@@ -59,7 +59,7 @@ where
         return Err(Error::invalid(OP, "0 rows"));
     }
     let stats = dev.vocabulary_stats(logits.view(), cols, &labels.numbers)?;
-    let mut all = dev.zeros(STATS * rows * group.count())?;
+    let mut all = dev.allocate(OP, STATS * rows * group.count())?;
     group.all_gather(&stats, &mut all)?;
     dev.vocabulary_loss(logits.view_mut(), cols, &labels.numbers, &all, scale)
 }
