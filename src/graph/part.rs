@@ -59,10 +59,7 @@ impl Segment {
             .then(|| Turns::take(self.touched.iter().map(|touched| &*touched.block)));
         if dev.ordered {
             for Touched { block, bytes, access } in &self.touched {
-                if block.hazards.is_lent_elsewhere(&dev.stream, bytes, *access) {
-                    return Err(Error::Borrowed { device: block.handle.device });
-                }
-                block.hazards.order(name, &dev.stream, bytes, *access)?;
+                block.hazards.order_launch(name, &dev.stream, bytes, *access)?;
             }
         }
         let launch = || {

@@ -239,8 +239,8 @@ fn what_a_stuck_gang_has_left_is_made_up_later() {
     assert_eq!(left.unwrap(), [0, 0]);
 }
 
-/// As `dev.cuda()?.read(&x)` does, foreign code has memory on one stream. A launch on another stream would not be ordered
-/// with what that code submits later.
+/// As `dev.cuda()?.read(&x)` does, foreign code has memory on one stream. A launch on another stream would not be
+/// ordered with what that code submits later.
 #[cfg(feature = "cuda")]
 #[test]
 fn lent_memory_is_not_written_by_a_launch_on_another_stream() {

@@ -20,9 +20,14 @@ pub(crate) struct Turns<'h>(#[allow(dead_code, reason = "held, not read")] Small
 impl<'h> Turns<'h> {
     /// Takes the turns of all devices that own one of the blocks. Waits while another thread has one of them.
     pub(crate) fn take(blocks: impl Iterator<Item = &'h Block>) -> Self {
-        let mut homes: SmallVec<[&DeviceHandle; 4]> = blocks.map(|block| &*block.handle).collect();
+        let mut homes: SmallVec<[&DeviceHandle; 4]> = SmallVec::new();
+        for block in blocks {
+            // A graph names many blocks of few devices.
+            if !homes.iter().any(|home| home.device == block.handle.device) {
+                homes.push(&block.handle);
+            }
+        }
         homes.sort_unstable_by_key(|home| home.device);
-        homes.dedup_by_key(|home| home.device);
         Turns(homes.into_iter().map(|home| home.turn.lock()).collect())
     }
 }

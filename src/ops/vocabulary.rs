@@ -1,7 +1,7 @@
 //! The two halves of a cross-entropy over columns that lie on several devices: `kernels/vocabulary.cu`.
 //!
-//! `parallel` calls them and puts a collective between them. Invariant: the loss has the same bits on all members, since
-//! sums over members go in their order.
+//! `parallel` calls them and puts a collective between them. Invariant: the loss has the same bits on all members,
+//! since sums over members go in their order.
 
 use super::family::{Address, In, Out, address, kernels, small, wide};
 use crate::{

@@ -71,7 +71,7 @@ where
     let part = part.view();
     let counts = row_counts(group, rows, cols);
     fits("gather_rows", "the part", part.len(), (counts[group.rank()] / cols.max(1), cols))?;
-    let mut all = group.device().zeros(rows.saturating_mul(cols))?;
+    let mut all = group.device().allocate("gather_rows", rows.saturating_mul(cols))?;
     group.all_gather_v(&part, &mut all, &counts)?;
     Ok(all)
 }
@@ -90,7 +90,7 @@ where
     let all = all.view();
     fits("scatter_rows", "the matrix", all.len(), (rows, cols))?;
     let counts = row_counts(group, rows, cols);
-    let mut part = group.device().zeros(counts[group.rank()])?;
+    let mut part = group.device().allocate("scatter_rows", counts[group.rank()])?;
     group.reduce_scatter_v(&all, &mut part, &counts, ReduceOp::Sum)?;
     Ok(part)
 }

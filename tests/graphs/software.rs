@@ -111,3 +111,25 @@ fn a_launch_and_a_peers_copy_are_ordered() {
         assert!(copy.iter().all(|&x| x == copy[0]), "a copy of half a launch: {copy:?}");
     }
 }
+
+/// The same of two graphs: that of device 1 copies what that of device 0 writes.
+#[test]
+fn launches_of_two_devices_are_ordered() {
+    let pool = GpuPool::builder().host(2).check(Check::Races).module(&support::MODULE).build().unwrap();
+    let seen = pool.run(|dev, _| {
+        let (mut mine, mut here) = (dev.upload(&[0u32; 64])?, dev.zeros::<u32>(64)?);
+        let (writes, ()) = dev.capture(|dev| slow_add(dev, &mut mine, 1, 0))?;
+        let theirs = dev.exchange(Arc::new(mine))?[0].clone();
+        let reads = match dev.rank() {
+            0 => None,
+            _ => Some(dev.capture(|dev| dev.copy(&theirs.peer(), &mut here))?.0),
+        };
+        for _ in 0..300 {
+            dev.launch_graph(reads.as_ref().unwrap_or(&writes))?;
+            let seen = dev.download(&here)?;
+            assert!(seen.iter().all(|&x| x == seen[0]), "a copy of half a launch: {seen:?}");
+        }
+        Ok(())
+    });
+    seen.unwrap();
+}

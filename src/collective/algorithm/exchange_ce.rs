@@ -110,8 +110,8 @@ const LEAST: usize = 512 << 10;
 /// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best:
 /// of 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
 const PIECES: usize = 2;
-/// A slice of more pieces gets larger slots. Each piece is some calls of the driver on each member, and the calls wait in
-/// the streams' queues.
+/// A slice of more pieces gets larger slots. Each piece is some calls of the driver on each member, and the calls wait
+/// in the streams' queues.
 const MANY_PIECES: usize = 1 << 12;
 /// Most pieces of a slice when memory is short. With less scratch than that the call is `OutOfMemory`.
 const MOST_PIECES: usize = 1 << 16;

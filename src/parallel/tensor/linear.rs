@@ -46,11 +46,12 @@ impl<T: Float> LinearPart<T> {
     /// `x w`, without the bias.
     #[track_caller]
     fn product(&self, dev: &Device, x: DeviceView<'_, T>, rows: usize) -> Result<DeviceBuffer<T>> {
-        let mut y = dev.zeros(rows * self.outputs)?;
-        if self.inputs > 0 {
-            let (x, w) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
-            dev.gemm(T::Acc::of(1.0), x, w, T::Acc::of(0.0), &mut y)?;
+        if self.inputs == 0 {
+            return dev.zeros(rows * self.outputs);
         }
+        let mut y = dev.allocate("linear", rows * self.outputs)?;
+        let (x, w) = (Matrix::new(&x, rows, self.inputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
+        dev.gemm(T::Acc::of(1.0), x, w, T::Acc::of(0.0), &mut y)?;
         Ok(y)
     }
 
@@ -62,12 +63,12 @@ impl<T: Float> LinearPart<T> {
     /// `dy w^T`: of the gradient of `x`, what this part gives.
     #[track_caller]
     fn input_gradient(&self, dev: &Device, dy: DeviceView<'_, T>, rows: usize) -> Result<DeviceBuffer<T>> {
-        let mut dx = dev.zeros(rows * self.inputs)?;
-        if self.outputs > 0 {
-            let (dy, w) =
-                (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
-            dev.gemm(T::Acc::of(1.0), dy, w.t(), T::Acc::of(0.0), &mut dx)?;
+        if self.outputs == 0 {
+            return dev.zeros(rows * self.inputs);
         }
+        let mut dx = dev.allocate("linear", rows * self.inputs)?;
+        let (dy, w) = (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
+        dev.gemm(T::Acc::of(1.0), dy, w.t(), T::Acc::of(0.0), &mut dx)?;
         Ok(dx)
     }
 
@@ -90,8 +91,8 @@ impl<T: Float> LinearPart<T> {
             let beta = T::Acc::of(f64::from(u8::from(add)));
             dev.gemm(T::Acc::of(1.0), x.t(), dy, beta, &mut self.weight_gradient)?;
         } else if !add {
-            // The sum over no rows. A product of no terms is left to no library.
-            dev.scale(&mut self.weight_gradient, T::Acc::of(0.0))?;
+            // The sum over no rows: not left to a library.
+            dev.fill(&mut self.weight_gradient, T::narrow(T::Acc::default()))?;
         }
         if !add {
             return dev.column_sum(&dy, &mut self.bias_gradient);
@@ -102,8 +103,8 @@ impl<T: Float> LinearPart<T> {
     }
 }
 
-/// A linear layer cut by columns: `y[:, own] = x w[:, own] + b[own]`. All members have all of `x`; each gets its columns
-/// of `y`. Sizes need not divide: a member may have more columns than another, or none.
+/// A linear layer cut by columns: `y[:, own] = x w[:, own] + b[own]`. All members have all of `x`; each gets its
+/// columns of `y`. Sizes need not divide: a member may have more columns than another, or none.
 ///
 /// Forward nothing is exchanged. Backward the gradient of `x` is summed over the members (Megatron's f), beside the
 /// gradients of the weights.

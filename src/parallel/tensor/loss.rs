@@ -18,7 +18,8 @@ use crate::{
 /// label, one after the other. Here each member finds the three for its own columns; one all-gather of them follows, 4
 /// numbers for each row.
 ///
-/// Rows of a NaN or `+inf`, or all of `-inf`, have a loss of NaN, as of [`cross_entropy`](crate::Device::cross_entropy).
+/// Rows of a NaN or `+inf`, or all of `-inf`, have a loss of NaN, as of
+/// [`cross_entropy`](crate::Device::cross_entropy).
 ///
 /// ```
 /// use gpu_pool::{GpuPool, parallel::{Indices, vocabulary_cross_entropy}};
@@ -58,7 +59,7 @@ where
         return Err(Error::invalid(OP, "0 rows"));
     }
     let stats = dev.vocabulary_stats(logits.view(), cols, &labels.numbers)?;
-    let mut all = dev.zeros(STATS * rows * group.count())?;
+    let mut all = dev.allocate(OP, STATS * rows * group.count())?;
     group.all_gather(&stats, &mut all)?;
     dev.vocabulary_loss(logits.view_mut(), cols, &labels.numbers, &all, scale)
 }

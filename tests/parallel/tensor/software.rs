@@ -25,7 +25,7 @@ fn gradients_are_slopes() {
     };
     let (_, gradients) = trained(&pool, &[0, 1], 1);
     for (i, (name, rows, cols)) in SHAPES.into_iter().enumerate() {
-        for at in [0, rows * cols / 2, rows * cols - 1] {
+        for at in [rows * cols / 2, 0, rows * cols - 1].into_iter().take(cases(1, 3)) {
             let moved = |by: f64| {
                 let mut weights = block::weights();
                 weights[i][at] += by;
@@ -79,7 +79,7 @@ fn a_fault_at_any_call_leaves_a_usable_pool() {
             }
             let losses = step(&pool).unwrap();
             assert!(losses.iter().all(|loss| *loss == losses[0] && loss.iter().all(|x| x.is_finite())));
-            at += cases(3, 1);
+            at += cases(5, 1);
         }
     }
 }
