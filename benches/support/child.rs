@@ -3,6 +3,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
+    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
@@ -20,6 +21,19 @@ impl Process {
         let orders = child.stdin.take().expect("piped");
         let answers = BufReader::new(child.stdout.take().expect("piped"));
         Process { child, orders, answers }
+    }
+
+    /// Starts `benches/peers/<script>` with these arguments. None without a Python that has torch and `devices` GPUs.
+    pub fn torch(script: &str, devices: usize, arguments: &[&str]) -> Option<Self> {
+        let look = format!("import torch, torch.distributed; assert torch.cuda.device_count() >= {devices}");
+        let looked = Command::new("python3").args(["-c", &look]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if !looked.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let built = format!("{}/benches/peers/{script}", env!("CARGO_MANIFEST_DIR"));
+        // A packed bench runs in a copy of the repository.
+        let script = if Path::new(&built).exists() { built } else { format!("benches/peers/{script}") };
+        Some(Process::start(Command::new("python3").arg(script).args(arguments)))
     }
 
     /// Sends an order; [`answer`](Self::answer) waits for its time.

@@ -1,0 +1,22 @@
+//! Measures the jobs of `parallel` and the operations of `ops` against PyTorch, which runs in processes of its own and
+//! takes its turns on command (`benches/peers`). Without torch or GPUs there is no peer.
+//!
+//! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
+//!
+//! `cargo bench --bench parallel -- ops/` runs one part, and so for the others.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod machine;
+mod ops;
+
+use machine::Machine;
+use support::Bench;
+
+fn main() {
+    let mut bench = Bench::new("parallel");
+    let machine = Machine::new();
+    ops::run(&mut bench, &machine);
+    bench.finish();
+}
