@@ -2,6 +2,7 @@
 //! takes its turns on command (`benches/peers`). Without torch or GPUs there is no peer.
 //!
 //! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
+//! * `.../products/..`: 50 products of matrices, see `products`
 //!
 //! `cargo bench --bench parallel -- ops/` runs one part, and so for the others.
 
@@ -10,6 +11,7 @@ mod support;
 
 mod machine;
 mod ops;
+mod products;
 
 use machine::Machine;
 use support::Bench;
@@ -18,5 +20,6 @@ fn main() {
     let mut bench = Bench::new("parallel");
     let machine = Machine::new();
     ops::run(&mut bench, &machine);
+    products::run(&mut bench, &machine);
     bench.finish();
 }
