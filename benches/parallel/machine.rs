@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use gpu_pool::{Builder, Check, GpuPool};
+use gpu_pool::{Builder, Check, Device, DeviceBuffer, GpuPool, Result};
 
 use crate::support::{Side, child::Process, gpus};
 
@@ -62,4 +62,10 @@ impl Torch {
     pub fn side<'a>(&'a self, name: &'a str, order: String, number: usize) -> Side<'a> {
         Side::new(name, move || self.ask(&order, number))
     }
+}
+
+/// Memory that an operation writes before anybody reads it.
+pub fn uninit(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
+    // SAFETY: every bit pattern is an `f32`, and the callers pass it to an operation that writes all of it.
+    unsafe { dev.uninit(len) }
 }
