@@ -36,7 +36,7 @@
 //! | see who holds memory | [`MemoryStats`], [`MemorySnapshot`], [`LeakReport`], [`OutOfMemoryReport`] |
 //! | use several streams, and measure times | [`Stream`], [`OnStream`], [`Event`] |
 //! | launch kernels of your own | [`kernel!`], [`Module`], [`LaunchDims`], [`Device::launch`] |
-//! | multiply matrices | [`Device::gemm`], [`Matrix`] |
+//! | multiply matrices | [`Device::gemm`], [`Matrix`], [`MatrixMut`] |
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
 //! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
@@ -137,9 +137,9 @@ pub use memory::{
     MemorySnapshot, MemoryStats, OutOfMemoryReport, PeerView, PendingOnStream, PinnedBuffer, UnifiedBuffer,
     UnifiedRows, UnifiedRowsMut,
 };
-#[cfg(feature = "blas")]
-pub use ops::Matrix;
 pub use ops::{Activation, Index};
+#[cfg(feature = "blas")]
+pub use ops::{GemmOutput, Matrix, MatrixMut};
 pub use parts::{EachMut, Parts, RowsMut, each_mut, rows_mut};
 pub use per_device::{PerDevice, Ref, RefMut};
 pub use pool::report::PoolReport;

@@ -8,13 +8,15 @@ mod activation;
 mod cast;
 mod embedding;
 mod family;
+#[cfg(feature = "blas")]
+mod gemm;
+#[cfg(feature = "blas")]
+mod matrix;
 mod pointwise;
 mod random;
 mod rows;
 mod shape;
 
-#[cfg(feature = "blas")]
-use crate::driver::Gemm;
 use crate::{
     Device, DeviceBuffer, LaunchDims,
     error::{Error, Result},
@@ -23,6 +25,8 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location};
 
+#[cfg(feature = "blas")]
+pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
 pub use self::{activation::Activation, embedding::Index};
 
 /// Launch dimensions of a sum's first pass.
@@ -181,95 +185,6 @@ impl Device {
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
         unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n), (x, &mut y, n as u64))? };
         Ok(y)
-    }
-}
-
-/// A row-major matrix in a view: its rows, its columns, and whether it is used transposed.
-#[cfg(feature = "blas")]
-#[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    view: DeviceView<'a, f32>,
-    rows: usize,
-    cols: usize,
-    transposed: bool,
-}
-
-#[cfg(feature = "blas")]
-impl<'a> Matrix<'a> {
-    /// A matrix of `rows x cols` elements, densely packed, row after row.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the view has another number of elements.
-    #[track_caller]
-    pub fn new<V: AsView<Elem = f32> + ?Sized>(view: &'a V, rows: usize, cols: usize) -> Result<Self> {
-        let view = view.view();
-        if rows.checked_mul(cols) != Some(view.len()) {
-            return Err(Error::invalid("Matrix::new", format_args!("{rows} x {cols} of {} elements", view.len())));
-        }
-        Ok(Matrix { view, rows, cols, transposed: false })
-    }
-
-    /// The same memory, read as its transpose.
-    pub fn t(self) -> Self {
-        Matrix { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }
-    }
-}
-
-#[cfg(feature = "blas")]
-impl Device {
-    /// `c = alpha * a * b + beta * c` in single precision (no TF32), by cuBLAS, or by the `gemm` crate on software
-    /// GPUs. `c` is row-major, with as many rows as `a` and as many columns as `b`. With `beta == 0` the old contents
-    /// of `c` are not read.
-    ///
-    /// ```
-    /// # use gpu_pool::{GpuPool, Matrix};
-    /// let pool = GpuPool::builder().host(1).build()?;
-    /// let c = pool.run(|dev, _| {
-    ///     let a = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?; // 2 x 3
-    ///     let mut c = dev.zeros::<f32>(4)?;
-    ///     let a = Matrix::new(&a, 2, 3)?;
-    ///     dev.gemm(1.0, a, a.t(), 0.0, &mut c)?;
-    ///     dev.download(&c)
-    /// })?;
-    /// assert_eq!(c[0], [14.0, 32.0, 32.0, 77.0]);
-    /// # Ok::<(), gpu_pool::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the shapes do not fit, [`Error::WrongDevice`], [`Error::Aborted`], the driver's
-    /// (also when cuBLAS is not installed).
-    #[track_caller]
-    pub fn gemm<C>(&self, alpha: f32, a: Matrix<'_>, b: Matrix<'_>, beta: f32, c: &mut C) -> Result<()>
-    where
-        C: AsViewMut<Elem = f32> + ?Sized,
-    {
-        let (m, k, n) = (a.rows, a.cols, b.cols);
-        let c = c.view_mut();
-        let mut op = self.op_in_graph("gemm")?;
-        op.reads(&a.view)?;
-        op.reads(&b.view)?;
-        op.writes(&c)?;
-        if b.rows != k || m.checked_mul(n) != Some(c.len()) {
-            let why = format!("({m} x {k}) * ({} x {n}) into {} elements", b.rows, c.len());
-            return Err(Error::invalid("gemm", why));
-        }
-        if m == 0 || n == 0 {
-            return Ok(());
-        }
-        let gemm = Gemm {
-            m,
-            n,
-            k,
-            alpha,
-            a: a.view.address(),
-            transpose_a: a.transposed,
-            b: b.view.address(),
-            transpose_b: b.transposed,
-            beta,
-            c: c.address(),
-        };
-        // SAFETY: the shapes fit the views, which are live memory of this device, ordered and noted by `op`.
-        op.submit(|driver, stream| unsafe { driver.gemm(&gemm, stream) })
     }
 }
 

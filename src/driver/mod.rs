@@ -37,12 +37,16 @@ pub mod check;
 pub mod cuda;
 pub mod faulty;
 pub(crate) mod gate;
+#[cfg(feature = "blas")]
+mod gemm;
 pub mod host;
 mod layer;
 pub(crate) mod module;
 pub(crate) mod route;
 mod types;
 
+#[cfg(feature = "blas")]
+pub use gemm::*;
 pub use types::*;
 
 use std::{any::Any, sync::Arc, time::Duration};
@@ -269,7 +273,7 @@ pub trait Driver: Any + Send + Sync {
     /// device work.
     fn launch_host(&self, stream: RawStream, f: Box<dyn FnOnce() + Send>) -> DriverResult;
 
-    /// Single-precision matrix product in stream order.
+    /// A batch of matrix products in stream order.
     ///
     /// # Safety
     /// See the trait.

@@ -237,31 +237,6 @@ pub struct Launch<'a> {
     pub early: bool,
 }
 
-/// `C = alpha * op(A) * op(B) + beta * C`, single precision, row-major, densely packed.
-#[derive(Clone, Copy, Debug)]
-pub struct Gemm {
-    /// Rows of `op(A)` and of C.
-    pub m: usize,
-    /// Columns of `op(B)` and of C.
-    pub n: usize,
-    /// Columns of `op(A)`, rows of `op(B)`.
-    pub k: usize,
-    /// Factor of the product.
-    pub alpha: f32,
-    /// A: `m x k`, or `k x m` when transposed.
-    pub a: Address,
-    /// Whether A is used transposed.
-    pub transpose_a: bool,
-    /// B: `k x n`, or `n x k` when transposed.
-    pub b: Address,
-    /// Whether B is used transposed.
-    pub transpose_b: bool,
-    /// Factor of the old C; 0 means that C is not read.
-    pub beta: f32,
-    /// C: `m x n`.
-    pub c: Address,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

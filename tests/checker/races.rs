@@ -103,15 +103,40 @@ fn a_peer_copys_source_is_kept_until_it_was_read() {
 
 #[cfg(feature = "blas")]
 #[test]
+fn a_product_touches_nothing_between_the_rows_of_its_matrices() {
+    use gpu_pool::driver::{Gemm, GemmMatrix, GemmType};
+    let gpu = &gpus(1)[0];
+    let (x, y, s) = (memory(gpu), memory(gpu), stream(gpu));
+    // 2 x 2 in rows of 4: only the left half is written.
+    for row in [0, 16] {
+        // SAFETY: within the memory.
+        unsafe { gpu.fill_u8(x + row, 0, 8, s) }.unwrap();
+    }
+    let left = |address| GemmMatrix::dense(address, 4);
+    let product = |a, c, beta| {
+        let (a, b, c) = (left(a), left(a), left(c));
+        let gemm = Gemm { of: GemmType::F32, count: 1, m: 2, n: 2, k: 2, alpha: 1.0, a, b, beta, c };
+        // SAFETY: the matrices are within the memory.
+        unsafe { gpu.gemm(&gemm, s) }
+    };
+    product(x, y, 0.0).unwrap();
+    product(x, y, 1.0).unwrap();
+    caught(product(x + 8, y, 0.0), Kind::UninitializedRead);
+    caught(product(x, y + 8, 1.0), Kind::UninitializedRead);
+    idle(gpu, s);
+}
+
+#[cfg(feature = "blas")]
+#[test]
 fn a_product_reads_the_old_matrix_only_if_it_is_to_be_added() {
-    use gpu_pool::driver::Gemm;
+    use gpu_pool::driver::{Gemm, GemmMatrix, GemmType};
     let gpu = &gpus(1)[0];
     let (a, b, c, s) = (memory(gpu), memory(gpu), memory(gpu), stream(gpu));
     fill(gpu, a, 0, s).unwrap();
     fill(gpu, b, 0, s).unwrap();
     let product = |beta| {
-        let (transpose_a, transpose_b) = (false, false);
-        let gemm = Gemm { m: 8, n: 8, k: 8, alpha: 1.0, a, transpose_a, b, transpose_b, beta, c };
+        let [a, b, c] = [a, b, c].map(|address| GemmMatrix::dense(address, 8));
+        let gemm = Gemm { of: GemmType::F32, count: 1, m: 8, n: 8, k: 8, alpha: 1.0, a, b, beta, c };
         // SAFETY: the matrices are within the memory.
         unsafe { gpu.gemm(&gemm, s) }
     };

@@ -50,7 +50,7 @@ pub fn missing_functions_are_reported(rig: &Rig) {
 
 #[cfg(feature = "blas")]
 pub fn gemm_matches_the_naive_product(rig: &Rig) {
-    use gpu_pool::driver::Gemm;
+    use gpu_pool::driver::{Gemm, GemmMatrix, GemmType};
     let device = rig.one();
     let s = stream(device);
     let floats =
@@ -67,7 +67,11 @@ pub fn gemm_matches_the_naive_product(rig: &Rig) {
                 // With beta == 0 the old C must not be read: NaN would show.
                 let c = if beta == 0.0 { vec![f32::NAN; m * n] } else { floats(m * n, 3) };
                 let (da, db, dc) = (upload(&a), upload(&b), upload(&c));
-                let gemm = Gemm { m, n, k, alpha, a: da.raw, transpose_a, b: db.raw, transpose_b, beta, c: dc.raw };
+                let x = GemmMatrix::dense(da.raw, if transpose_a { m } else { k }).transposed_if(transpose_a);
+                let y = GemmMatrix::dense(db.raw, if transpose_b { k } else { n }).transposed_if(transpose_b);
+                let (factor, of) = (alpha.into(), GemmType::F32);
+                let z = GemmMatrix::dense(dc.raw, n);
+                let gemm = Gemm { of, count: 1, m, n, k, alpha: factor, a: x, b: y, beta: f64::from(beta), c: z };
                 // SAFETY: the matrices are live and as large as they should be.
                 unsafe { device.gemm(&gemm, s.raw) }.unwrap();
                 s.wait();

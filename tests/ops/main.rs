@@ -7,6 +7,8 @@ mod support;
 mod cast;
 mod derivatives;
 mod embedding;
+#[cfg(feature = "blas")]
+mod gemm;
 mod general;
 mod pointwise;
 mod random;

@@ -185,10 +185,11 @@ impl Driver for Checked {
         #[cfg(feature = "blas")]
         gemm(gemm, stream) => {
             let what = const { Call::new("gemm", "matrix product") };
-            let size = |rows: usize, columns: usize| rows.saturating_mul(columns).saturating_mul(4);
-            let c = write(gemm.c, size(gemm.m, gemm.n));
-            let old = Operand { bytes: if gemm.beta == 0.0 { 0 } else { c.bytes }, ..read(gemm.c, 0) };
-            let operands = [read(gemm.a, size(gemm.m, gemm.k)), read(gemm.b, size(gemm.k, gemm.n)), old, c];
+            let [a, b, c] = gemm.spans();
+            let old = c.pieces().filter(|_| gemm.beta != 0.0);
+            let reads = a.pieces().chain(b.pieces()).chain(old).map(|(address, bytes)| read(address, bytes));
+            let writes = c.pieces().map(|(address, bytes)| write(address, bytes));
+            let operands: SmallVec<[Operand; 8]> = reads.chain(writes).collect();
             this.submit(stream, what, &operands, call)
         };
 

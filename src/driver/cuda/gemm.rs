@@ -1,7 +1,8 @@
 //! The matrix product, by cuBLAS.
 //!
 //! cuBLAS is column-major. The bytes of a row-major matrix are its transpose in column-major order, and `C^T = op(B)^T
-//! op(A)^T`. So the operands are swapped, and no data moves.
+//! op(A)^T`. So the operands are swapped, and no data moves. Sums of half types are `f32` throughout, also where cuBLAS
+//! splits `k`; TF32 is used for [`GemmType::Tf32`] alone.
 //!
 //! Workspaces are allocated once, with the handle, so that no later call allocates. Kernels of different streams must
 //! not share a workspace. Each stream takes its own while there are free ones. When they are used up, a stream takes
@@ -10,10 +11,13 @@
 
 use std::{ffi::c_int, ptr};
 
-use cudarc::cublas::sys::{self, cublasHandle_t, cublasOperation_t, cublasStatus_t};
+use cudarc::cublas::sys::{
+    self, cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasMath_t, cublasOperation_t, cublasStatus_t,
+    cudaDataType,
+};
 
 use super::{CudaGpu, fault, library, stream::stream};
-use crate::driver::{Address, DriverResult, Fault, FaultKind, Gemm, RawEvent, RawStream, gate};
+use crate::driver::{Address, DriverResult, Fault, FaultKind, Gemm, GemmType, RawEvent, RawStream, gate};
 
 /// Number of streams that can multiply without waiting for each other.
 const SPACES: usize = 4;
@@ -63,9 +67,10 @@ impl Blas {
     }
 
     fn fill(&mut self, gpu: &CudaGpu) -> DriverResult {
-        // Full single precision: TF32 stays off.
+        // The default, which leaves TF32 to the type of a product, with sums that are never rounded to a half type.
+        let math = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
         // SAFETY: a live handle.
-        gpu.blas(unsafe { sys::cublasSetMathMode(self.handle, sys::cublasMath_t::CUBLAS_DEFAULT_MATH) })?;
+        gpu.blas(unsafe { sys::cublasSetMathMode(self.handle, math) })?;
         for _ in 0..SPACES {
             let done = gpu.event_create(false)?;
             let address = gpu.mem_alloc(self.space_bytes);
@@ -145,7 +150,7 @@ impl CudaGpu {
     /// See [`Driver::gemm`](crate::driver::Driver::gemm).
     pub(super) unsafe fn gemm(&self, g: &Gemm, s: RawStream) -> DriverResult {
         self.enter()?;
-        let (m, n, k) = (dim(g.m)?, dim(g.n)?, dim(g.k)?);
+        let call = Call::new(g)?;
         let captures = self.is_capturing(s);
         let mut lock = self.blas.lock();
         let blas = match &mut *lock {
@@ -161,41 +166,20 @@ impl CudaGpu {
             }
         };
         // The handle is created first, so that it exists also after a product of size zero.
-        if m == 0 || n == 0 || (k == 0 && g.beta == 1.0) {
+        if g.count == 0 || g.m == 0 || g.n == 0 || (g.k == 0 && g.beta == 1.0) {
             return Ok(());
         }
-        if k == 0 && g.beta == 0.0 {
+        if g.k == 0 && g.beta == 0.0 {
+            let [.., c] = g.spans();
             // SAFETY: the caller's promise for C.
-            return unsafe { self.fill_u32(g.c, 0, g.m * g.n, s) };
+            return c.pieces().try_for_each(|(address, bytes)| unsafe { self.fill_u8(address, 0, bytes, s) });
         }
-        let op = |t| if t { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
-        // The length of a stored row.
-        let (row_a, row_b) = (if g.transpose_a { m } else { k }, if g.transpose_b { k } else { n });
         let i = match captures {
             true => blas.select_captured(self, s).map(|()| None)?,
             false => Some(blas.select(self, s)?),
         };
-        let at = |a: Address| ptr::with_exposed_provenance_mut::<f32>(a as usize);
-        // SAFETY: the caller's promise: three live matrices of these sizes that this device may access. The factors are
-        // on the host, as the default pointer mode demands, and are read before the call returns.
-        let status = unsafe {
-            sys::cublasSgemm_v2(
-                blas.handle,
-                op(g.transpose_b),
-                op(g.transpose_a),
-                n,
-                m,
-                k,
-                &g.alpha,
-                at(g.b),
-                row_b.max(1),
-                at(g.a),
-                row_a.max(1),
-                &g.beta,
-                at(g.c),
-                n,
-            )
-        };
+        // SAFETY: the caller's promise: live matrices of these sizes that this device may access.
+        let status = unsafe { call.submit(blas.handle, g) };
         let submitted = self.blas(status);
         // The event is recorded also after a failure: a part of the product may be in flight.
         let recorded = i.map_or(Ok(()), |i| self.event_record(blas.spaces[i].done, s));
@@ -227,6 +211,68 @@ impl CudaGpu {
     }
 }
 
+/// A batch in cuBLAS's words: C^T of `n x m` by B^T and A^T.
+struct Call {
+    data: cudaDataType,
+    compute: cublasComputeType_t,
+    /// n, m and k, then the leading dimensions of B, A and C, then the batch.
+    dims: [c_int; 7],
+}
+
+impl Call {
+    fn new(g: &Gemm) -> DriverResult<Self> {
+        use {cublasComputeType_t as compute, cudaDataType as data};
+        let (data, compute) = match g.of {
+            GemmType::F32 => (data::CUDA_R_32F, compute::CUBLAS_COMPUTE_32F),
+            GemmType::Tf32 => (data::CUDA_R_32F, compute::CUBLAS_COMPUTE_32F_FAST_TF32),
+            GemmType::F64 => (data::CUDA_R_64F, compute::CUBLAS_COMPUTE_64F),
+            GemmType::F16 => (data::CUDA_R_16F, compute::CUBLAS_COMPUTE_32F),
+            GemmType::Bf16 => (data::CUDA_R_16BF, compute::CUBLAS_COMPUTE_32F),
+        };
+        let mut dims = [0; 7];
+        // A leading dimension of a single row may be anything; cuBLAS demands at least the length of the row.
+        let (row_a, row_b) = (if g.a.transposed { g.m } else { g.k }, if g.b.transposed { g.k } else { g.n });
+        let leads = [g.b.lead.max(row_b).max(1), g.a.lead.max(row_a).max(1), g.c.lead.max(g.n)];
+        for (to, from) in dims.iter_mut().zip([g.n, g.m, g.k].into_iter().chain(leads).chain([g.count])) {
+            *to = dim(from)?;
+        }
+        Ok(Call { data, compute, dims })
+    }
+
+    /// # Safety
+    /// The handle is live and set to a stream; the matrices of `g` are live, and the device may access them.
+    unsafe fn submit(&self, handle: cublasHandle_t, g: &Gemm) -> cublasStatus_t {
+        let op = |t| if t { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
+        let at = |a: Address| ptr::with_exposed_provenance_mut(a as usize);
+        let [n, m, k, lead_b, lead_a, lead_c, count] = self.dims;
+        let (op_a, op_b, a, b, c) =
+            (op(g.a.transposed), op(g.b.transposed), at(g.a.address), at(g.b.address), at(g.c.address));
+        // The factors have the type of the sums.
+        let (narrow, wide) = ([g.alpha as f32, g.beta as f32], [g.alpha, g.beta]);
+        let [alpha, beta] = match g.of {
+            GemmType::F64 => [ptr::from_ref(&wide[0]).cast(), ptr::from_ref(&wide[1]).cast()],
+            _ => [ptr::from_ref(&narrow[0]).cast(), ptr::from_ref(&narrow[1]).cast()],
+        };
+        let (data, compute, algorithm) = (self.data, self.compute, cublasGemmAlgo_t::CUBLAS_GEMM_DFALT);
+        // SAFETY: the caller's promise. The factors are on the host, as the default pointer mode demands, and are read
+        // before the call returns.
+        unsafe {
+            if count == 1 {
+                return sys::cublasGemmEx(
+                    handle, op_b, op_a, n, m, k, alpha, b, data, lead_b, a, data, lead_a, beta, c, data, lead_c,
+                    compute, algorithm,
+                );
+            }
+            let [step_a, step_b, step_c] = [g.a.stride, g.b.stride, g.c.stride].map(|x| x as i64);
+            sys::cublasGemmStridedBatchedEx(
+                handle, op_b, op_a, n, m, k, alpha, b, data, lead_b, step_b, a, data, lead_a, step_a, beta, c, data,
+                lead_c, step_c, count, compute, algorithm,
+            )
+        }
+    }
+}
+
 fn dim(n: usize) -> DriverResult<c_int> {
-    c_int::try_from(n).map_err(|_| fault::invalid("a matrix of more than 2^31 - 1 rows or columns"))
+    c_int::try_from(n)
+        .map_err(|_| fault::invalid("a product with a number of rows, columns or matrices of more than 2^31 - 1"))
 }

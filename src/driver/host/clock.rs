@@ -60,6 +60,10 @@ pub(super) enum Cost {
         m: usize,
         n: usize,
         k: usize,
+        /// Products of the batch.
+        count: usize,
+        /// Bytes of an element.
+        size: usize,
     },
     HostFunction,
     /// The scheduler has raised `ready` to the time of the awaited record.
@@ -287,9 +291,9 @@ impl VirtualClock {
                 let bytes = cost.reads * read as f64 + cost.writes * written as f64;
                 compute(operations(cost.operations * threads(dims)).max(memory(bytes)))
             }
-            Cost::Gemm { m, n, k } => {
-                let [m, n, k] = [m, n, k].map(|x| x as f64);
-                compute(operations(2.0 * m * n * k).max(memory(4.0 * (m * k + k * n + m * n))))
+            Cost::Gemm { m, n, k, count, size } => {
+                let [m, n, k, count, size] = [m, n, k, count, size].map(|x| x as f64);
+                compute(operations(2.0 * count * m * n * k).max(memory(size * count * (m * k + k * n + m * n))))
             }
             Cost::HostFunction => Demand::on(Engine::HostThread, 0, micro(self.host.host_function_us)),
             Cost::WaitEvent | Cost::WaitValue => Demand::free(micro(model.wait_us)),

@@ -96,7 +96,7 @@ fn kernels_take_the_longer_of_bytes_and_operations() {
     // Half the speed: twice the work, the same launch.
     assert_eq!(clock.book(1, &kernel("bytes"), 0), (0, 10 * US));
     // 2 * 10 * 20 * 30 operations.
-    assert_eq!(clock.book(1, &Cost::Gemm { m: 10, n: 20, k: 30 }, 8 * US), (8 * US, 34 * US));
+    assert_eq!(clock.book(1, &Cost::Gemm { m: 10, n: 20, k: 30, count: 1, size: 4 }, 8 * US), (8 * US, 34 * US));
     // 10 000 bytes, read and written.
     assert_eq!(clock.book(0, &copy(0, 0, 10_000), 24 * US), (24 * US, 28 * US));
 }
@@ -189,7 +189,7 @@ fn no_time_overflows() {
         Cost::Copy { from: host, to: Side::Device(0), bytes: n },
         Cost::Fill { bytes: n },
         Cost::Kernel { name: "k", dims, read: n, written: n },
-        Cost::Gemm { m: n, n, k: n },
+        Cost::Gemm { m: n, n, k: n, count: n, size: 8 },
         Cost::HostFunction,
         Cost::WaitEvent,
     ];

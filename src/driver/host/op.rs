@@ -178,9 +178,11 @@ impl Work {
             }
             #[cfg(feature = "blas")]
             Work::Gemm(g) => {
-                range(g.a, 4 * g.m * g.k, false);
-                range(g.b, 4 * g.k * g.n, false);
-                range(g.c, 4 * g.m * g.n, true);
+                // Also what lies between the rows: only products that could share a matrix wait for each other.
+                let [a, b, c] = g.spans();
+                range(a.address, a.bytes(), false);
+                range(b.address, b.bytes(), false);
+                range(c.address, c.bytes(), true);
             }
             Work::WriteValue { address, .. } => range(*address, 8, true),
             Work::WaitValue { address, .. } => range(*address, 8, false),

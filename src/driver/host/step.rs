@@ -253,7 +253,7 @@ impl Core {
                 Cost::Kernel { name, dims: *dims, read: all(false), written: all(true) }
             }
             #[cfg(feature = "blas")]
-            Work::Gemm(gemm) => Cost::Gemm { m: gemm.m, n: gemm.n, k: gemm.k },
+            Work::Gemm(gemm) => Cost::Gemm { m: gemm.m, n: gemm.n, k: gemm.k, count: gemm.count, size: gemm.of.size() },
             Work::HostFunction(_) => Cost::HostFunction,
             Work::WaitEvent(_) => Cost::WaitEvent,
             Work::Stamp { .. } => Cost::Stamp,

@@ -1,0 +1,156 @@
+//! A batch of matrix products, as drivers take it: plain data. `ops` fills it in; both drivers and the checker read it.
+
+use super::Address;
+
+/// The elements of a product, and what it is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GemmType {
+    /// `f32`; no TF32.
+    F32,
+    /// `f32` whose factors the device may round to TF32 (10 bits of mantissa); sums are `f32`.
+    Tf32,
+    /// `f64`.
+    F64,
+    /// `f16` with sums of `f32`.
+    F16,
+    /// `bf16` with sums of `f32`.
+    Bf16,
+}
+
+impl GemmType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            GemmType::F64 => 8,
+            GemmType::F32 | GemmType::Tf32 => 4,
+            GemmType::F16 | GemmType::Bf16 => 2,
+        }
+    }
+}
+
+/// Where the matrices of one operand lie. Rows are contiguous. Numbers are of elements.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmMatrix {
+    /// The first element.
+    pub address: Address,
+    /// Whether the matrix is used transposed. Not for C.
+    pub transposed: bool,
+    /// From a stored row to the next one.
+    pub lead: usize,
+    /// From a matrix of the batch to the next one; 0 when all products use one matrix.
+    pub stride: usize,
+}
+
+impl GemmMatrix {
+    /// A matrix of densely packed rows of `cols` elements, for a batch of one.
+    pub const fn dense(address: Address, cols: usize) -> Self {
+        GemmMatrix { address, transposed: false, lead: cols, stride: 0 }
+    }
+
+    /// The same memory, used transposed if `transposed`.
+    pub const fn transposed_if(self, transposed: bool) -> Self {
+        GemmMatrix { transposed, ..self }
+    }
+}
+
+/// `C = alpha * op(A) * op(B) + beta * C`, row-major, for each matrix of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Gemm {
+    /// The type of the elements and of the arithmetic.
+    pub of: GemmType,
+    /// Number of products.
+    pub count: usize,
+    /// Rows of `op(A)` and of C.
+    pub m: usize,
+    /// Columns of `op(B)` and of C.
+    pub n: usize,
+    /// Columns of `op(A)`, rows of `op(B)`.
+    pub k: usize,
+    /// Factor of the product: an `f64` for `f64`, else a number that `f32` has.
+    pub alpha: f64,
+    /// A: `m x k`, or `k x m` when transposed.
+    pub a: GemmMatrix,
+    /// B: `k x n`, or `n x k` when transposed.
+    pub b: GemmMatrix,
+    /// Factor of the old C, like `alpha`; 0 means that C is not read.
+    pub beta: f64,
+    /// C: `m x n`.
+    pub c: GemmMatrix,
+}
+
+/// The memory of an operand: `rows` runs of `bytes` in each of `count` matrices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GemmSpan {
+    pub address: Address,
+    count: usize,
+    rows: usize,
+    bytes: usize,
+    lead: usize,
+    stride: usize,
+}
+
+impl Gemm {
+    /// The memory of A, B and C.
+    pub(crate) fn spans(&self) -> [GemmSpan; 3] {
+        let size = self.of.size();
+        let span = |x: GemmMatrix, rows: usize, cols: usize| {
+            let (rows, cols) = if x.transposed { (cols, rows) } else { (rows, cols) };
+            let count = if x.stride == 0 { self.count.min(1) } else { self.count };
+            let (bytes, lead, stride) = (times(cols, size), times(x.lead, size), times(x.stride, size));
+            GemmSpan { address: x.address, count, rows, bytes, lead, stride }
+        };
+        [span(self.a, self.m, self.k), span(self.b, self.k, self.n), span(self.c, self.m, self.n)]
+    }
+}
+
+impl GemmSpan {
+    /// Bytes from the first element to the end of the last one. `usize::MAX` when that is too many.
+    pub(crate) fn bytes(&self) -> usize {
+        if self.count == 0 || self.rows == 0 || self.bytes == 0 {
+            return 0;
+        }
+        times(self.count - 1, self.stride).saturating_add(times(self.rows - 1, self.lead)).saturating_add(self.bytes)
+    }
+
+    /// The contiguous pieces, each with its length: one if nothing lies between the rows.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (Address, usize)> + use<> {
+        let GemmSpan { address, count, rows, bytes, lead, stride } = *self;
+        let one_matrix = lead == bytes || rows <= 1;
+        let one_piece = one_matrix && (count <= 1 || stride == times(rows, bytes));
+        let (count, rows, bytes) = match (one_piece, one_matrix) {
+            (true, _) => (1, 1, self.bytes()),
+            (_, true) => (count, 1, times(rows, bytes)),
+            _ => (count, rows, bytes),
+        };
+        let at = move |i: usize, r: usize| address + times(i, stride) as u64 + times(r, lead) as u64;
+        (0..count).flat_map(move |i| (0..rows).map(move |r| (at(i, r), bytes)))
+    }
+}
+
+fn times(a: usize, b: usize) -> usize {
+    a.saturating_mul(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_cover_what_the_products_use() {
+        let a = GemmMatrix { address: 1000, transposed: true, lead: 5, stride: 2 };
+        let b = GemmMatrix::dense(2000, 4);
+        let c = GemmMatrix { address: 3000, transposed: false, lead: 4, stride: 8 };
+        let gemm = Gemm { of: GemmType::F16, count: 3, m: 2, n: 4, k: 3, alpha: 1.0, a, b, beta: 0.0, c };
+        let [a, b, c] = gemm.spans();
+        // A is stored as 3 rows of 2 at a lead of 5; the last matrix begins at 4.
+        assert_eq!((a.bytes(), b.bytes(), c.bytes()), (2 * (4 + 10 + 2), 2 * 12, 2 * 24));
+        assert_eq!(a.pieces().count(), 9);
+        assert_eq!(a.pieces().nth(4), Some((1000 + 2 * (2 + 5), 4)));
+        assert_eq!(b.pieces().collect::<Vec<_>>(), [(2000, 24)]);
+        assert_eq!(c.pieces().collect::<Vec<_>>(), [(3000, 48)]);
+        let [a, ..] = Gemm { k: 0, ..gemm }.spans();
+        assert_eq!(a.bytes(), 0);
+        let [_, b, _] = Gemm { n: usize::MAX, ..gemm }.spans();
+        assert_eq!(b.bytes(), usize::MAX);
+    }
+}

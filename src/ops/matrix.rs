@@ -1,0 +1,361 @@
+//! Matrices in views: their rows, columns, leading dimension and batches; what [`Device::gemm`](crate::Device::gemm)
+//! multiplies and writes.
+//!
+//! Users make them; `gemm` beside it reads the [`Layout`]. It uses the views of `memory`, and moves no element.
+//!
+//! Invariant: a [`Layout`] lies within the view that it was made for, and the matrices of a [`MatrixMut`] do not
+//! overlap.
+
+use crate::{
+    driver::{Address, GemmMatrix},
+    error::{Error, Result},
+    memory::{AsView, AsViewMut, DeviceCopy, DeviceView, DeviceViewMut},
+};
+use std::{
+    fmt,
+    ops::{Bound, RangeBounds},
+};
+
+/// Where the elements of a batch of matrices lie in a view. Row-major; `rows` and `cols` are those of the matrix as it
+/// is used.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    first: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    lead: usize,
+    transposed: bool,
+    pub(super) count: usize,
+    stride: usize,
+}
+
+impl Layout {
+    pub(super) fn dense(count: usize, rows: usize, cols: usize) -> Self {
+        Layout { first: 0, rows, cols, lead: cols, transposed: false, count, stride: rows.saturating_mul(cols) }
+    }
+
+    /// The number of elements of all matrices, if it can be counted.
+    pub(super) fn elements(&self) -> Option<usize> {
+        self.count.checked_mul(self.rows)?.checked_mul(self.cols)
+    }
+
+    /// From an element to the one below it, and to the one beside it.
+    fn steps(&self) -> (usize, usize) {
+        if self.transposed { (1, self.lead) } else { (self.lead, 1) }
+    }
+
+    /// One behind the last element.
+    fn end(&self) -> Option<usize> {
+        if self.count == 0 || self.rows == 0 || self.cols == 0 {
+            return Some(self.first);
+        }
+        let (down, right) = self.steps();
+        let steps = [(self.count, self.stride), (self.rows, down), (self.cols, right)];
+        let last = steps.iter().try_fold(self.first, |at, &(n, step)| at.checked_add((n - 1).checked_mul(step)?));
+        last?.checked_add(1)
+    }
+
+    #[track_caller]
+    fn within(self, op: &'static str, len: usize) -> Result<Self> {
+        match self.end() {
+            Some(end) if end <= len => Ok(self),
+            _ => Err(Error::invalid(op, format_args!("{self} in a view of {len} elements"))),
+        }
+    }
+
+    #[track_caller]
+    fn strided(op: &'static str, len: usize, rows: usize, cols: usize, lead: usize) -> Result<Self> {
+        if lead < cols {
+            return Err(Error::invalid(op, format_args!("rows of {cols} elements at a leading dimension of {lead}")));
+        }
+        Layout { lead, ..Layout::dense(1, rows, cols) }.within(op, len)
+    }
+
+    /// Part `range` of `0..len`, which counts `what`.
+    #[track_caller]
+    fn range(
+        &self,
+        op: &'static str,
+        what: &str,
+        len: usize,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(usize, usize)> {
+        let after = |bound: Bound<&usize>, unbounded, step| match bound {
+            Bound::Included(&at) => at.saturating_add(step),
+            Bound::Excluded(&at) => at.saturating_add(1 - step),
+            Bound::Unbounded => unbounded,
+        };
+        let (start, end) = (after(range.start_bound(), 0, 0), after(range.end_bound(), len, 1));
+        if start > end || end > len {
+            return Err(Error::invalid(op, format_args!("{what} {start}..{end} of {self}")));
+        }
+        Ok((start, end - start))
+    }
+
+    #[track_caller]
+    fn batch(self, op: &'static str, len: usize, count: usize, stride: usize) -> Result<Self> {
+        if self.count != 1 {
+            return Err(Error::invalid(op, format_args!("a batch of {self}")));
+        }
+        Layout { count, stride, ..self }.within(op, len)
+    }
+
+    /// `parts` of `whole` rows or columns.
+    #[track_caller]
+    fn part(&self, op: &'static str, what: &str, whole: usize, parts: usize) -> Result<usize> {
+        if self.count != 1 || parts == 0 || !whole.is_multiple_of(parts) {
+            return Err(Error::invalid(op, format_args!("{parts} equal parts of the {what} of {self}")));
+        }
+        Ok(whole / parts)
+    }
+
+    /// No element belongs to two matrices: each lies behind the one before, or beside it.
+    fn is_disjoint(&self) -> bool {
+        let one = Layout { count: self.count.min(1), first: 0, ..*self }.end().unwrap_or(usize::MAX);
+        let beside = || self.stride >= self.cols && (self.count - 1) * self.stride + self.cols <= self.lead;
+        self.count <= 1 || self.elements() == Some(0) || self.stride >= one || beside()
+    }
+
+    pub(super) fn in_memory(&self, view: Address, size: usize) -> GemmMatrix {
+        let stride = if self.count == 1 { 0 } else { self.stride };
+        GemmMatrix { address: view + (self.first * size) as u64, transposed: self.transposed, lead: self.lead, stride }
+    }
+}
+
+/// "2 x 3", "4 of 2 x 3 at 6", "2 x 3 of rows of 8".
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.count != 1 {
+            write!(f, "{} of ", self.count)?;
+        }
+        write!(f, "{} x {}", self.rows, self.cols)?;
+        if self.lead != if self.transposed { self.rows } else { self.cols } {
+            write!(f, " with a leading dimension of {}", self.lead)?;
+        }
+        if self.count > 1 && self.stride != self.rows.saturating_mul(self.cols) {
+            write!(f, " with a stride of {}", self.stride)?;
+        }
+        Ok(())
+    }
+}
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A row-major matrix in a view, or a batch of them, as [`Device::gemm`] reads it. It is small and `Copy`.
+///
+/// The parts of a matrix are matrices: no element moves for [`columns`](Self::columns), [`rows`](Self::rows),
+/// [`t`](Self::t), [`split_rows`](Self::split_rows) and [`split_columns`](Self::split_columns).
+///
+/// ```
+/// # use gpu_pool::{GpuPool, Matrix};
+/// # let pool = GpuPool::builder().host(1).build()?;
+/// # pool.run(|dev, _| {
+/// let x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])?; // 2 x 4
+/// let mut y = dev.zeros::<f32>(4)?;
+/// let right = Matrix::new(&x, 2, 4)?.columns(2..)?; // 3 4, 7 8
+/// dev.gemm(1.0, right, right.t(), 0.0, &mut y)?;
+/// assert_eq!(dev.download(&y)?, [25.0, 53.0, 53.0, 113.0]);
+/// # Ok(()) })?;
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, T: DeviceCopy = f32> {
+    pub(super) view: DeviceView<'a, T>,
+    pub(super) layout: Layout,
+}
+
+/// A row-major matrix in a view, or a batch of them, that [`Device::gemm`] writes. Where the result fills a view
+/// densely, the view itself does: `&mut c`.
+///
+/// ```
+/// # use gpu_pool::{GpuPool, Matrix, MatrixMut};
+/// # let pool = GpuPool::builder().host(1).build()?;
+/// # pool.run(|dev, _| {
+/// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(6)?); // 2 x 2, 2 x 3
+/// let x = Matrix::new(&x, 2, 2)?;
+/// dev.gemm(1.0, x, x, 0.0, &mut MatrixMut::new(&mut y, 2, 3)?.columns(..2)?)?;
+/// assert_eq!(dev.download(&y)?, [7.0, 10.0, 0.0, 15.0, 22.0, 0.0]);
+/// # Ok(()) })?;
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MatrixMut<'a, T: DeviceCopy = f32> {
+    view: DeviceViewMut<'a, T>,
+    layout: Layout,
+}
+
+impl<'a, T: DeviceCopy> Matrix<'a, T> {
+    /// A matrix of `rows x cols` elements, densely packed, row after row.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the view has another number of elements.
+    #[track_caller]
+    pub fn new<V: AsView<Elem = T> + ?Sized>(view: &'a V, rows: usize, cols: usize) -> Result<Self> {
+        let view = view.view();
+        let layout = dense("Matrix::new", view.len(), rows, cols)?;
+        Ok(Matrix { view, layout })
+    }
+
+    /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`: `lead` is what BLAS calls the
+    /// leading dimension. The view may be longer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the view is too short, or `lead` less than `cols`.
+    #[track_caller]
+    pub fn strided<V: AsView<Elem = T> + ?Sized>(view: &'a V, rows: usize, cols: usize, lead: usize) -> Result<Self> {
+        let view = view.view();
+        let layout = Layout::strided("Matrix::strided", view.len(), rows, cols, lead)?;
+        Ok(Matrix { view, layout })
+    }
+
+    /// The same memory, read as its transpose; of a batch, each matrix.
+    pub fn t(self) -> Self {
+        let Layout { rows, cols, transposed, .. } = self.layout;
+        Matrix { layout: Layout { rows: cols, cols: rows, transposed: !transposed, ..self.layout }, ..self }
+    }
+}
+
+impl<'a, T: DeviceCopy> MatrixMut<'a, T> {
+    /// A matrix of `rows x cols` elements, densely packed, row after row.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the view has another number of elements.
+    #[track_caller]
+    pub fn new<V: AsViewMut<Elem = T> + ?Sized>(view: &'a mut V, rows: usize, cols: usize) -> Result<Self> {
+        let view = view.view_mut();
+        let layout = dense("MatrixMut::new", view.len(), rows, cols)?;
+        Ok(MatrixMut { view, layout })
+    }
+
+    /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`. What lies between the rows is not
+    /// written. The view may be longer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the view is too short, or `lead` less than `cols`.
+    #[track_caller]
+    pub fn strided<V: AsViewMut<Elem = T> + ?Sized>(
+        view: &'a mut V,
+        rows: usize,
+        cols: usize,
+        lead: usize,
+    ) -> Result<Self> {
+        let view = view.view_mut();
+        let layout = Layout::strided("MatrixMut::strided", view.len(), rows, cols, lead)?;
+        Ok(MatrixMut { view, layout })
+    }
+}
+
+/// What both have: parts and batches.
+macro_rules! parts {
+    ($Matrix:ident, $batch:expr) => {
+        impl<T: DeviceCopy> $Matrix<'_, T> {
+            /// Rows and columns of each matrix.
+            pub fn shape(&self) -> (usize, usize) {
+                (self.layout.rows, self.layout.cols)
+            }
+
+            /// The number of matrices.
+            pub fn count(&self) -> usize {
+                self.layout.count
+            }
+
+            /// Some of the columns; of a batch, of each matrix.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] when there are fewer.
+            #[track_caller]
+            pub fn columns(self, range: impl RangeBounds<usize>) -> Result<Self> {
+                let l = self.layout;
+                let (start, cols) = l.range(concat!(stringify!($Matrix), "::columns"), "columns", l.cols, range)?;
+                Ok($Matrix { layout: Layout { first: l.first + start * l.steps().1, cols, ..l }, ..self })
+            }
+
+            /// Some of the rows; of a batch, of each matrix.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] when there are fewer.
+            #[track_caller]
+            pub fn rows(self, range: impl RangeBounds<usize>) -> Result<Self> {
+                let l = self.layout;
+                let (start, rows) = l.range(concat!(stringify!($Matrix), "::rows"), "rows", l.rows, range)?;
+                Ok($Matrix { layout: Layout { first: l.first + start * l.steps().0, rows, ..l }, ..self })
+            }
+
+            /// A batch of `parts` matrices: the first has the first rows, and so on.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch.
+            #[track_caller]
+            pub fn split_rows(self, parts: usize) -> Result<Self> {
+                let l = self.layout;
+                let rows = l.part(concat!(stringify!($Matrix), "::split_rows"), "rows", l.rows, parts)?;
+                Ok($Matrix { layout: Layout { rows, count: parts, stride: rows * l.steps().0, ..l }, ..self })
+            }
+
+            /// A batch of `parts` matrices: the first has the first columns, and so on. The heads of attention are
+            /// such parts.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch.
+            #[track_caller]
+            pub fn split_columns(self, parts: usize) -> Result<Self> {
+                let l = self.layout;
+                let cols = l.part(concat!(stringify!($Matrix), "::split_columns"), "columns", l.cols, parts)?;
+                Ok($Matrix { layout: Layout { cols, count: parts, stride: cols * l.steps().1, ..l }, ..self })
+            }
+
+            /// A batch of `count` such matrices; each begins `stride` elements behind the one before.
+            ///
+            /// # Errors
+            /// [`Error::InvalidArgument`] when the view is too short, and of a batch; of a [`MatrixMut`], when two of
+            /// the matrices have an element in common.
+            #[track_caller]
+            pub fn batch(self, count: usize, stride: usize) -> Result<Self> {
+                let op = concat!(stringify!($Matrix), "::batch");
+                let layout = self.layout.batch(op, self.view.len(), count, stride)?;
+                if !$batch(&layout) {
+                    return Err(Error::invalid(op, format_args!("{layout} overlap")));
+                }
+                Ok($Matrix { layout, ..self })
+            }
+        }
+    };
+}
+parts!(Matrix, |_| true);
+parts!(MatrixMut, Layout::is_disjoint);
+
+/// What a product can be written to: a [`MatrixMut`], or a buffer or view that it fills densely.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is nothing that a product can be written to",
+    note = "it is written to a `&mut DeviceBuffer`, a `&mut DeviceViewMut` or a `&mut MatrixMut`"
+)]
+pub trait GemmOutput {
+    /// The element type.
+    type Elem: DeviceCopy;
+    #[doc(hidden)]
+    fn output(&mut self) -> (DeviceViewMut<'_, Self::Elem>, Option<Layout>);
+}
+impl<V: AsViewMut + ?Sized> GemmOutput for V {
+    type Elem = V::Elem;
+    fn output(&mut self) -> (DeviceViewMut<'_, V::Elem>, Option<Layout>) {
+        (self.view_mut(), None)
+    }
+}
+impl<T: DeviceCopy> GemmOutput for MatrixMut<'_, T> {
+    type Elem = T;
+    fn output(&mut self) -> (DeviceViewMut<'_, T>, Option<Layout>) {
+        (self.view.view_mut(), Some(self.layout))
+    }
+}
+
+/// A matrix that fills a view of `len` elements.
+#[track_caller]
+fn dense(op: &'static str, len: usize, rows: usize, cols: usize) -> Result<Layout> {
+    match rows.checked_mul(cols) {
+        Some(n) if n == len => Ok(Layout::dense(1, rows, cols)),
+        _ => Err(Error::invalid(op, format_args!("{rows} x {cols} of {len} elements"))),
+    }
+}
