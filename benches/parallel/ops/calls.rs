@@ -27,7 +27,10 @@ fn kept<R: 'static>(made: Result<R>) -> Result<Kept> {
 
 /// Every kernel once; forms in place are the same kernels.
 pub fn all<T: Number>() -> Vec<Call<T>> {
-    [simple(), activations(), rows(), norms(), shapes(), random(), T::products()].into_iter().flatten().collect()
+    [simple(), activations(), rows(), norms(), shapes(), random(), products(), T::further()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn simple<T: Number>() -> Vec<Call<T>> {
@@ -112,10 +115,18 @@ fn random<T: Number>() -> Vec<Call<T>> {
     ]
 }
 
-/// Products of `rows x cols` by `cols x cols`.
-pub fn gemm_f32() -> Vec<Call<f32>> {
+/// A product of `rows x cols` by `cols x cols`; that of `f32` is without TF32.
+fn products<T: Number>() -> Vec<Call<T>> {
     vec![call("gemm", |dev, r, i| {
         let (x, w) = (Matrix::new(&r.x[i], r.rows, r.cols)?, Matrix::new(&r.square, r.cols, r.cols)?);
         kept(dev.gemm(1.0, x, w, 0.0, &mut r.y[i]))
+    })]
+}
+
+/// Operations of `f32` only.
+pub fn of_f32() -> Vec<Call<f32>> {
+    vec![call("gemm_tf32", |dev, r, i| {
+        let (x, w) = (Matrix::new(&r.x[i], r.rows, r.cols)?, Matrix::new(&r.square, r.cols, r.cols)?);
+        kept(dev.gemm_tf32(1.0, x, w, 0.0, &mut r.y[i]))
     })]
 }

@@ -14,8 +14,10 @@ pub trait Number: Float<Acc = f32> + CastTo<Self::Other> {
     const ONE: Self;
     /// The type that it is cast to.
     type Other: DeviceCopy;
-    /// The matrix products of this type.
-    fn products() -> Vec<Call<Self>>;
+    /// Operations of this type only.
+    fn further() -> Vec<Call<Self>> {
+        Vec::new()
+    }
 }
 
 impl Number for f32 {
@@ -23,8 +25,8 @@ impl Number for f32 {
     const ONE: Self = 1.0;
     type Other = bf16;
 
-    fn products() -> Vec<Call<Self>> {
-        calls::gemm_f32()
+    fn further() -> Vec<Call<Self>> {
+        calls::of_f32()
     }
 }
 
@@ -32,10 +34,6 @@ impl Number for bf16 {
     const NAME: &'static str = "bf16";
     const ONE: Self = bf16::ONE;
     type Other = f32;
-
-    fn products() -> Vec<Call<Self>> {
-        Vec::new()
-    }
 }
 
 /// What an operation returns; it lives as long as the graph.
