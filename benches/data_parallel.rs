@@ -18,24 +18,12 @@ use std::{
     time::Instant,
 };
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, LaunchDims, Matrix, Module, PerDevice, Result, kernel};
+use gpu_pool::{Activation, Device, DeviceBuffer, GpuPool, Matrix, PerDevice, Result};
 use support::{Bench, MICROSECONDS, Side, gpus};
 
 const BATCH: usize = 30;
 const INPUTS: usize = 5;
 const OUTPUTS: usize = 2;
-
-static MLP: Module = Module::ptx(include_str!("../kernels/ptx/mlp.ptx")).with_cubins(&[
-    (80, include_bytes!("../kernels/ptx/mlp.sm_80.cubin")),
-    (90, include_bytes!("../kernels/ptx/mlp.sm_90.cubin")),
-]);
-kernel! {
-    static BIAS_ADD: "bias_add" in MLP, fn(h: &mut [f32], b: &[f32], rows: u32, cols: u32) |_dims| {
-        for row in h.chunks_exact_mut(cols as usize).take(rows as usize) {
-            row.iter_mut().zip(b).for_each(|(h, b)| *h += b);
-        }
-    }
-}
 
 /// A fully connected layer on one device.
 struct Linear {
@@ -49,9 +37,7 @@ impl Linear {
         let mut y = unsafe { dev.uninit(rows * OUTPUTS)? };
         let weight = Matrix::new(&self.weight, OUTPUTS, INPUTS)?;
         dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?, weight.t(), 0.0, &mut y)?;
-        let (dims, shape) = (LaunchDims::cover(rows * OUTPUTS), (rows as u32, OUTPUTS as u32));
-        // SAFETY: the kernel touches `rows * OUTPUTS` elements of `y` and `OUTPUTS` of the bias.
-        unsafe { dev.launch(&BIAS_ADD, dims, (&mut y, &self.bias, shape.0, shape.1))? };
+        dev.bias_activation_assign(Activation::Identity, &mut y, &self.bias)?;
         Ok(y)
     }
 }
@@ -151,7 +137,7 @@ fn main() {
     let expected = reference(&batch, &weight, &bias);
     let passes = bench.size(50, 10);
     for devices in gpus::powers(if software { 4 } else { hardware }) {
-        let builder = GpuPool::builder().module(&MLP);
+        let builder = GpuPool::builder();
         let builder = match software {
             true => builder.host(devices),
             false => builder.cuda().devices(&(0..devices).collect::<Vec<_>>()),

@@ -10,35 +10,17 @@
 //! * `.../alone/...`: the same without exchange (DDP's `no_sync`)
 //! * `.../exposed/...`: the difference of the two, in each turn
 
-#[allow(dead_code, reason = "the example's kernels, of which this needs some")]
-#[path = "../examples/train_digits/kernels.rs"]
-mod kernels;
 mod support;
 
 use std::{cell::RefCell, time::Instant};
 
-use gpu_pool::{Device, DeviceBuffer, GpuPool, GradientExchange, LaunchDims, Matrix, PerDevice, Result, Shard, kernel};
-use kernels::{BIAS_ADD, BIAS_RELU, COL_SUM, MLP, RELU_BACKWARD, SGD, SOFTMAX_XENT};
+use gpu_pool::{Activation, Device, DeviceBuffer, GpuPool, GradientExchange, Matrix, PerDevice, Result, Shard};
 use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
 
 /// Widths from the input to the output.
 const WIDTHS: [usize; 4] = [784, 2048, 2048, 10];
 const LAYERS: usize = WIDTHS.len() - 1;
 const RATE: f32 = 0.01;
-/// Parts into which the rows are cut for the first pass of column sums.
-const PARTS: usize = 64;
-
-kernel! {
-    static COL_SUM_PARTS: "col_sum_parts" in MLP,
-    fn(x: &[f32], out: &mut [f32], rows: u32, cols: u32, parts: u32) |_dims| {
-        let (cols, chunk) = (cols as usize, rows.div_ceil(parts) as usize);
-        out[..parts as usize * cols].fill(0.0);
-        for (part, rows) in x[..rows as usize * cols].chunks(chunk * cols).enumerate() {
-            let sums = &mut out[part * cols..][..cols];
-            rows.chunks_exact(cols).for_each(|row| sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
-        }
-    }
-}
 
 /// The state of a device, for one batch size.
 struct Replica {
@@ -50,16 +32,8 @@ struct Replica {
     /// Gradients of the outputs.
     douts: Vec<DeviceBuffer<f32>>,
     labels: DeviceBuffer<i32>,
-    losses: DeviceBuffer<f32>,
-    /// Column sums of the parts.
-    sums: DeviceBuffer<f32>,
     /// Weight and bias of layer `l` are gradients `2 l` and `2 l + 1`.
     gradients: GradientExchange,
-}
-
-/// One thread per four of `n` elements.
-fn fours(n: usize) -> LaunchDims {
-    LaunchDims::cover(n.div_ceil(4))
 }
 
 /// Numbers in -scale..scale.
@@ -88,8 +62,6 @@ impl Replica {
             outputs,
             douts: layers().map(|(_, width)| dev.zeros(rows * width)).collect::<Result<_>>()?,
             labels: dev.upload(&labels)?,
-            losses: dev.zeros(rows)?,
-            sums: dev.zeros(PARTS * WIDTHS[1].max(WIDTHS[2]))?,
             gradients: GradientExchange::builder().build(dev, &sizes)?,
         })
     }
@@ -100,10 +72,7 @@ impl Replica {
         self.gradients.finish(dev)?;
         for layer in 0..LAYERS {
             for (what, x) in [&mut self.weights[layer], &mut self.biases[layer]].into_iter().enumerate() {
-                let n = x.len();
-                let gradient = self.gradients.grad(2 * layer + what)?;
-                // SAFETY: both have `n` elements.
-                unsafe { dev.launch(&SGD, LaunchDims::cover(n), (x, gradient, n as u64, RATE))? };
+                dev.axpy(-RATE, &self.gradients.grad(2 * layer + what)?, x)?;
             }
         }
         Ok(())
@@ -116,22 +85,12 @@ impl Replica {
             let (before, behind) = self.outputs.split_at_mut(layer + 1);
             let (x, y) = (Matrix::new(&before[layer], rows, inputs)?, &mut behind[0]);
             dev.gemm(1.0, x, Matrix::new(&self.weights[layer], width, inputs)?.t(), 0.0, y)?;
-            let kernel = if layer + 1 < LAYERS { &BIAS_RELU } else { &BIAS_ADD };
-            let args = (y, &self.biases[layer], rows as u32, width as u32);
-            // SAFETY: `y` is rows x width, and the bias has an element for each column.
-            unsafe { dev.launch(kernel, fours(rows * width), args)? };
+            let activation = if layer + 1 < LAYERS { Activation::Relu } else { Activation::Identity };
+            dev.bias_activation_assign(activation, y, &self.biases[layer])?;
         }
-        let args = (
-            &self.outputs[LAYERS],
-            &self.labels,
-            &mut self.douts[LAYERS - 1],
-            &mut self.losses,
-            rows as u32,
-            WIDTHS[LAYERS] as u32,
-            1.0 / rows as f32,
-        );
-        // SAFETY: the logits and their gradient are rows x classes, labels and losses have an element for each row.
-        unsafe { dev.launch(&SOFTMAX_XENT, LaunchDims::cover(rows), args) }
+        let (_, gradient) = dev.cross_entropy(&self.outputs[LAYERS], &self.labels, 1.0 / rows as f32)?;
+        self.douts[LAYERS - 1] = gradient;
+        Ok(())
     }
 
     fn backward(&mut self, dev: &Device) -> Result<()> {
@@ -140,22 +99,14 @@ impl Replica {
             let (inputs, width) = (WIDTHS[layer], WIDTHS[layer + 1]);
             let (below, here) = self.douts.split_at_mut(layer);
             let dy = Matrix::new(&here[0], rows, width)?;
-            let mut sums = self.sums.slice_mut(..PARTS * width);
-            let (dims, shape) = (LaunchDims::cover(PARTS * width), (rows as u32, width as u32, PARTS as u32));
-            // SAFETY: `here` is rows x width, and there are PARTS sums for each column.
-            unsafe { dev.launch(&COL_SUM_PARTS, dims, (&here[0], &mut sums, shape.0, shape.1, shape.2))? };
-            let db = self.gradients.grad_mut(2 * layer + 1)?;
-            // SAFETY: as above, and the bias has an element for each column.
-            unsafe { dev.launch(&COL_SUM, LaunchDims::cover(width), (&sums, db, shape.2, shape.1))? };
+            dev.column_sum(&here[0], &mut self.gradients.grad_mut(2 * layer + 1)?)?;
             self.gradients.ready(dev, 2 * layer + 1)?;
             let x = Matrix::new(&self.outputs[layer], rows, inputs)?;
             dev.gemm(1.0, dy.t(), x, 0.0, &mut self.gradients.grad_mut(2 * layer)?)?;
             self.gradients.ready(dev, 2 * layer)?;
             if let Some(dx) = below.last_mut() {
                 dev.gemm(1.0, dy, Matrix::new(&self.weights[layer], width, inputs)?, 0.0, dx)?;
-                let n = rows * inputs;
-                // SAFETY: both have `n` elements.
-                unsafe { dev.launch(&RELU_BACKWARD, fours(n), (dx, &self.outputs[layer], n as u64))? };
+                dev.activation_backward_assign(Activation::Relu, dx, &self.outputs[layer])?;
             }
         }
         Ok(())
@@ -207,7 +158,7 @@ fn main() {
         let peer = if software { None } else { Process::torch("ddp.py", devices, &[&devices.to_string()]) };
         let peer = peer.map(RefCell::new);
         for &batch in batches {
-            let builder = GpuPool::builder().module(&MLP);
+            let builder = GpuPool::builder();
             let builder = match software {
                 true => builder.host(devices),
                 false => builder.cuda().devices(&(0..devices).collect::<Vec<_>>()),

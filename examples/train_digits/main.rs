@@ -10,11 +10,10 @@
 //! is uneven. Then all devices take the same step, so the replicas stay equal bit for bit. The parts:
 //!
 //! * `data`: the digits, read and split; `rng`: the seeded generator for everything random
-//! * `kernels`: the device code and its host kernels; `model`: a replica; `train`: the loop
+//! * `model`: a replica; `train`: the loop
 //! * `report`, `plot`: output for the user
 
 mod data;
-mod kernels;
 mod model;
 mod plot;
 mod report;
@@ -138,7 +137,7 @@ fn shown(pool: &GpuPool, data: &Digits, set: Settings, what: &'static str) -> Re
 
 /// The pool that the options ask for; without options, the library's default and its environment variables decide.
 fn build(options: &Options) -> Result<GpuPool> {
-    let builder = GpuPool::builder().module(&kernels::MLP);
+    let builder = GpuPool::builder();
     let first = |count: usize| (0..count).collect::<Vec<_>>();
     let pool = match (options.backend, options.devices) {
         (Kind::Auto, None) => builder.build(),

@@ -2,10 +2,9 @@
 
 use crate::{
     data::{CLASSES, Images, PIXELS},
-    kernels::{BIAS_ADD, BIAS_RELU, COL_SUM, COUNT_CORRECT, RELU_BACKWARD, SGD, SOFTMAX_XENT},
     rng::Rng,
 };
-use gpu_pool::{Device, DeviceBuffer, Event, GradientExchange, LaunchDims, Matrix, ReduceOp, Result, Shard};
+use gpu_pool::{Activation, Device, DeviceBuffer, Event, GradientExchange, Matrix, ReduceOp, Result, Shard};
 use std::ops::Range;
 
 /// Neurons of the hidden layer.
@@ -43,7 +42,7 @@ pub struct Replica {
     /// The cross-entropy of every row of this device's shards in the current epoch.
     losses: DeviceBuffer<f32>,
     rows_done: usize,
-    held_out: (DeviceBuffer<f32>, DeviceBuffer<i32>),
+    held_out: (DeviceBuffer<f32>, Vec<i32>),
 }
 
 /// Events of a step, recorded on the device.
@@ -60,7 +59,7 @@ pub struct StepTimes {
 
 /// Uninitialised memory for an operation that writes all of it.
 fn room(dev: &Device, len: usize) -> Result<DeviceBuffer<f32>> {
-    // SAFETY: every caller passes it first to a product with beta = 0, or to a kernel that writes each element.
+    // SAFETY: every caller passes it first to a product with beta = 0, which writes each element.
     unsafe { dev.uninit(len) }
 }
 
@@ -76,7 +75,7 @@ impl Replica {
             gradients: exchange.build(dev, &LAYOUT.map(|range| range.len()))?,
             losses: dev.zeros(rows)?,
             rows_done: 0,
-            held_out: (dev.upload(shard.rows(&held_out.pixels, PIXELS))?, dev.upload(shard.of(&held_out.labels))?),
+            held_out: (dev.upload(shard.rows(&held_out.pixels, PIXELS))?, shard.of(&held_out.labels).to_vec()),
         })
     }
 
@@ -95,10 +94,7 @@ impl Replica {
         self.gradients.finish(dev)?;
         let exchanged = dev.record_timed()?;
         for (gradient, range) in LAYOUT.into_iter().enumerate() {
-            let n = range.len();
-            let args = (self.weights.slice_mut(range), self.gradients.grad(gradient)?, n as u64, lr);
-            // SAFETY: the kernel reads `n` gradients and writes `n` weights.
-            unsafe { dev.launch(&SGD, LaunchDims::cover(n), args)? };
+            dev.axpy(-lr, &self.gradients.grad(gradient)?, &mut self.weights.slice_mut(range))?;
         }
         Ok(StepTimes { uploaded, computed, exchanged, updated: dev.record_timed()? })
     }
@@ -114,19 +110,13 @@ impl Replica {
     ) -> Result<()> {
         let rows = labels.len();
         let (h, logits) = self.forward(dev, x, rows)?;
-        let mut dlogits = room(dev, rows * CLASSES)?;
-        let mut losses = self.losses.slice_mut(self.rows_done..self.rows_done + rows);
-        let scale = 1.0 / batch as f32;
-        let args = (&logits, labels, &mut dlogits, &mut losses, rows as u32, CLASSES as u32, scale);
-        // SAFETY: `logits` and `dlogits` are rows x CLASSES, `labels` and `losses` have an element per row.
-        unsafe { dev.launch(&SOFTMAX_XENT, LaunchDims::cover(rows), args)? };
+        let (losses, dlogits) = dev.cross_entropy(&logits, labels, 1.0 / batch as f32)?;
+        dev.copy(&losses, &mut self.losses.slice_mut(self.rows_done..self.rows_done + rows))?;
         self.rows_done += rows;
 
         let (xm, hm) = (Matrix::new(x, rows, PIXELS)?, Matrix::new(&h, rows, HIDDEN)?);
         let dlm = Matrix::new(&dlogits, rows, CLASSES)?;
-        let args = (&dlogits, self.gradients.grad_mut(DB2)?, rows as u32, CLASSES as u32);
-        // SAFETY: `dlogits` is rows x CLASSES and the bias has an element per column.
-        unsafe { dev.launch(&COL_SUM, LaunchDims::cover(CLASSES), args)? };
+        dev.column_sum(&dlogits, &mut self.gradients.grad_mut(DB2)?)?;
         self.gradients.ready(dev, DB2)?;
         dev.gemm(1.0, hm.t(), dlm, 0.0, &mut self.gradients.grad_mut(DW2)?)?;
         self.gradients.ready(dev, DW2)?;
@@ -134,12 +124,8 @@ impl Replica {
         let mut dh = room(dev, rows * HIDDEN)?;
         let w2 = self.weights.slice(W2);
         dev.gemm(1.0, dlm, Matrix::new(&w2, HIDDEN, CLASSES)?.t(), 0.0, &mut dh)?;
-        let n = rows * HIDDEN;
-        // SAFETY: both have `n` elements.
-        unsafe { dev.launch(&RELU_BACKWARD, LaunchDims::cover(n), (&mut dh, &h, n as u64))? };
-        let args = (&dh, self.gradients.grad_mut(DB1)?, rows as u32, HIDDEN as u32);
-        // SAFETY: `dh` is rows x HIDDEN and the bias has an element per column.
-        unsafe { dev.launch(&COL_SUM, LaunchDims::cover(HIDDEN), args)? };
+        dev.activation_backward_assign(Activation::Relu, &mut dh, &h)?;
+        dev.column_sum(&dh, &mut self.gradients.grad_mut(DB1)?)?;
         self.gradients.ready(dev, DB1)?;
         dev.gemm(1.0, xm.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut self.gradients.grad_mut(DW1)?)?;
         self.gradients.ready(dev, DW1)
@@ -155,15 +141,11 @@ impl Replica {
         let (w1, w2) = (self.weights.slice(W1), self.weights.slice(W2));
         let mut h = room(dev, rows * HIDDEN)?;
         dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(&w1, PIXELS, HIDDEN)?, 0.0, &mut h)?;
-        let args = (&mut h, self.weights.slice(B1), rows as u32, HIDDEN as u32);
-        // SAFETY: `h` is rows x HIDDEN and the bias has an element per column.
-        unsafe { dev.launch(&BIAS_RELU, LaunchDims::cover(rows * HIDDEN), args)? };
+        dev.bias_activation_assign(Activation::Relu, &mut h, &self.weights.slice(B1))?;
 
         let mut logits = room(dev, rows * CLASSES)?;
         dev.gemm(1.0, Matrix::new(&h, rows, HIDDEN)?, Matrix::new(&w2, HIDDEN, CLASSES)?, 0.0, &mut logits)?;
-        let args = (&mut logits, self.weights.slice(B2), rows as u32, CLASSES as u32);
-        // SAFETY: `logits` is rows x CLASSES and the bias has an element per column.
-        unsafe { dev.launch(&BIAS_ADD, LaunchDims::cover(rows * CLASSES), args)? };
+        dev.bias_activation_assign(Activation::Identity, &mut logits, &self.weights.slice(B2))?;
         Ok((h, logits))
     }
 
@@ -175,11 +157,8 @@ impl Replica {
             return Ok(0);
         }
         let (_, logits) = self.forward(dev, x, rows)?;
-        let mut correct = dev.zeros::<u32>(rows)?;
-        let args = (&logits, labels, &mut correct, rows as u32, CLASSES as u32);
-        // SAFETY: `logits` is rows x CLASSES, `labels` and `correct` have an element per row.
-        unsafe { dev.launch(&COUNT_CORRECT, LaunchDims::cover(rows), args)? };
-        Ok(dev.download(&correct)?.iter().map(|&c| c as usize).sum())
+        let best = dev.download(&dev.argmax(&logits, CLASSES)?)?;
+        Ok(best.iter().zip(labels).filter(|(best, label)| **best as i32 == **label).count())
     }
 
     /// The losses of the rows since the last call. Waits.

@@ -63,7 +63,7 @@ impl Device {
         T: Float,
         C: GemmOutput<Elem = T> + ?Sized,
     {
-        self.product("gemm", TYPES[T::KIND], (alpha.to_f64(), beta.to_f64()), (a, b), c)
+        self.multiply("gemm", TYPES[T::KIND], (alpha.to_f64(), beta.to_f64()), (a, b), c)
     }
 
     /// As [`gemm`](Self::gemm), but the GPU may round the elements of `a` and `b` to TF32 (10 bits of mantissa) and
@@ -89,11 +89,11 @@ impl Device {
     where
         C: GemmOutput<Elem = f32> + ?Sized,
     {
-        self.product("gemm_tf32", GemmType::Tf32, (alpha.into(), beta.into()), (a, b), c)
+        self.multiply("gemm_tf32", GemmType::Tf32, (alpha.into(), beta.into()), (a, b), c)
     }
 
     #[track_caller]
-    fn product<T: DeviceCopy, C: GemmOutput<Elem = T> + ?Sized>(
+    fn multiply<T: DeviceCopy, C: GemmOutput<Elem = T> + ?Sized>(
         &self,
         name: &'static str,
         of: GemmType,
