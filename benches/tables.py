@@ -30,7 +30,8 @@ import plots
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
 PICTURES = ROOT / "docs/src/plots"
-MARK = re.compile(r"(<!-- (measured|targets|sweeps|sizes|rest|kernels|part|headlines):(\w+) -->\n).*?(<!-- end -->)", re.S)
+NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|headlines"
+MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
 # Targets: words, the target, the pattern of the cases (in their order in the file), and the beginning of a peer's name:

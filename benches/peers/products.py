@@ -3,9 +3,9 @@
 
     python3 benches/peers/products.py DEVICES
 
-answers each input line `WHAT:FORM TURNS` with milliseconds per turn. WHAT is `one` or `two` GPUs, with `copy_` before it
-for copies of all results to page-locked memory. FORM says where the copies go: `torch` is the stream of the products,
-as in "Dive into Deep Learning", 13.3, and `torch_second_stream` a stream beside it.
+answers each input line `WHAT:FORM TURNS` with milliseconds per turn. WHAT is `one` or `two` GPUs, with `copy_` before
+it for copies of all results to page-locked memory. FORM says where the copies go: `torch` is the stream of the
+products, as in "Dive into Deep Learning", 13.3, and `torch_second_stream` a stream beside it.
 """
 
 import sys
