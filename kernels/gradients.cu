@@ -17,55 +17,10 @@
 // Bits: products and sums of squares are in f64, where a square of an f32 is exact. The elements of a thread depend on
 // the launch dimensions and on first and n, not on the table: so devices with another layout of gradients get the same
 // bits.
-#include "common.cuh"
-
-const u32 MOST = 64;
-const u32 THREADS = 512;
-
-// As many addresses as one by-value argument of a launch holds.
-struct Eight {
-    u64 at[8];
-};
-
-struct Table {
-    u64 start[MOST], len[MOST], place[MOST];
-};
-
-#define EIGHTS(x) Eight x##0, Eight x##1, Eight x##2, Eight x##3, Eight x##4, Eight x##5, Eight x##6, Eight x##7
-#define LIST(x) {x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7}
-
-// Parameters cannot be indexed at run time without a copy in local memory; shared memory can.
-__device__ inline void fill_table(Table& table, const Eight (&s)[8], const Eight (&l)[8], const Eight (&a)[8]) {
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (u32 k = 0; k < MOST; k++) {
-            table.start[k] = s[k / 8].at[k % 8];
-            table.len[k] = l[k / 8].at[k % 8];
-            table.place[k] = a[k / 8].at[k % 8];
-        }
-    }
-    __syncthreads();
-}
-
-// The last segment that begins at or before element i. (The first segment begins at 0.)
-__device__ inline u32 segment_of(const Table& table, u32 count, u64 i) {
-    u32 low = 0, high = count;
-    while (high - low > 1) {
-        const u32 middle = (low + high) / 2;
-        if (table.start[middle] <= i) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
+#include "segments.cuh"
 
 // Loads in flight per thread: enough to hide the memory latency.
 const u32 UNROLL = 4;
-
-// The type of computations with T.
-template <class T> using Accumulator = decltype(wide(T()));
 
 // Elements of G that a segment is rounded up to: 16 bytes, and never less than 4.
 template <class G> __device__ inline u64 grains(u64 len) {
@@ -96,17 +51,6 @@ __device__ inline void pack(W* wire, const Table& table, u32 count, Accumulator<
         for (u32 u = 0; u < UNROLL; u++)
             if (here[u]) wire[i + u * step] = narrow<W>(value[u]);
     }
-}
-
-// The block's sum, valid in thread 0.
-__device__ inline f64 block_sum(f64 value) {
-    __shared__ f64 lane[THREADS];
-    lane[threadIdx.x] = value;
-    for (u32 width = THREADS / 2; width > 0; width /= 2) {
-        __syncthreads();
-        if (threadIdx.x < width && threadIdx.x + width < blockDim.x) lane[threadIdx.x] += lane[threadIdx.x + width];
-    }
-    return lane[0];
 }
 
 template <class G, class W>

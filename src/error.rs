@@ -239,6 +239,19 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
+    /// The norm of a step's gradients is NaN or infinite, so that step and the one that reports this changed no
+    /// parameter. See [`DataParallel::step`](crate::parallel::DataParallel::step).
+    #[error("{op}: the norm of the gradients of step {step} is {norm}; no parameter was changed (at {site})")]
+    NotFinite {
+        /// The operation that reports it.
+        op: &'static str,
+        /// The step, counted from 0.
+        step: u64,
+        /// The norm.
+        norm: f32,
+        /// Where in the caller's code.
+        site: Site,
+    },
     /// Per-device state is already borrowed in a way that excludes this borrow.
     #[error("the state of device {device} is already borrowed")]
     Borrowed {

@@ -6,7 +6,7 @@
 //! * [`layout`]: where each gradient lies. [`access`]: gives it to the backward pass. [`readiness`]: which gradients of
 //!   a step are ready.
 //! * [`step`]: ready and finish. [`start`]: packs, reduces and unpacks a bucket, by [`kernels`] for the types of
-//!   [`element`].
+//!   [`element`]. [`parts`]: buckets as a whole, and the update of parameters by an optimizer.
 //! * [`settings`]: settings that all members agree on. [`replicas`]: equal parameters, and a common end. [`exchanged`]:
 //!   results.
 //!
@@ -17,6 +17,7 @@ mod element;
 mod exchanged;
 mod kernels;
 mod layout;
+mod parts;
 mod readiness;
 mod replicas;
 mod settings;
@@ -25,6 +26,8 @@ mod step;
 
 pub use element::Gradient;
 pub use exchanged::Exchanged;
+pub use kernels::update::Parameter;
+pub(crate) use kernels::update::{ADAM, MOMENTUM, Moments, Rule, SGD};
 pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
@@ -254,7 +257,7 @@ impl<T: Gradient> GradientExchange<T> {
 
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
-    fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
+    pub(crate) fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
         match dev.group_of(&self.members) {
             Some(group) => Ok(group),
             None => {

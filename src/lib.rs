@@ -123,7 +123,7 @@ pub use fabric::{
     limits::Tune,
     types::{Algorithm, DType, Element, ReduceOp, ReduceOrder},
 };
-pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Wire};
+pub use gradients::{Exchanged, Gradient, GradientExchange, GradientExchangeBuilder, Parameter, Wire};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub use interop::{Cuda, CudaMut, CudaRef};

@@ -1,5 +1,5 @@
 //! What the public collectives ([`api`](super::api)) check before members meet, and how they fill a [`Request`]. Also
-//! the all-reduces that only this crate calls.
+//! the collectives that only this crate calls.
 
 use super::{Group, algorithm::Algorithm, request::Request};
 use crate::fabric::{
@@ -99,7 +99,7 @@ pub(super) fn all_reduce<T: Element>(origin: Origin, x: DeviceViewMut<'_, T>, op
     between(call, Some(op), Shape::AllReduce { len }, None, Some(x))
 }
 
-/// All-reduces for callers within the crate.
+/// Collectives for callers within the crate.
 impl Group<'_> {
     /// [`all_reduce`](Self::all_reduce) of a caller that all members must have in common.
     #[track_caller]
@@ -122,6 +122,41 @@ impl Group<'_> {
         op: ReduceOp,
     ) -> Result<()> {
         self.carry(&all_reduce(origin, x, op), &self.limits().overlapping(), None)
+    }
+
+    /// [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with parts of these lengths, of a caller that all
+    /// members must have in common; `overlapped` as in [`all_reduce_overlapped`](Self::all_reduce_overlapped).
+    #[track_caller]
+    pub(crate) fn reduce_scatter_from<T: Element>(
+        &self,
+        origin: Origin,
+        x: DeviceViewMut<'_, T>,
+        counts: &[usize],
+        op: ReduceOp,
+        overlapped: bool,
+    ) -> Result<()> {
+        let name = "reduce_scatter_in_place";
+        let shape = Shape::ReduceScatter { counts: self.check_counts(name, counts)?.even(), in_place: true };
+        let call = Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin);
+        let request = in_place(call, Some(op), shape, x);
+        match overlapped {
+            true => self.carry(&request, &self.limits().overlapping(), None),
+            false => self.run(request),
+        }
+    }
+
+    /// [`all_gather_in_place`](Self::all_gather_in_place) with parts of these lengths, of a caller that all members
+    /// must have in common.
+    #[track_caller]
+    pub(crate) fn all_gather_from<T: Element>(
+        &self,
+        origin: Origin,
+        x: DeviceViewMut<'_, T>,
+        counts: &[usize],
+    ) -> Result<()> {
+        let name = "all_gather_in_place";
+        let shape = Shape::AllGather { counts: self.check_counts(name, counts)?.even(), in_place: true };
+        self.run(in_place(Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin), None, shape, x))
     }
 
     /// [`all_reduce`](Self::all_reduce) by a given algorithm. The tuner measures algorithms so.

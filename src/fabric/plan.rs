@@ -37,6 +37,14 @@ impl Counts {
         }
     }
 
+    /// The same counts, known to be equal if they are: more algorithms can do that.
+    pub(crate) fn even(self) -> Counts {
+        match &self {
+            Counts::By(counts) if counts.windows(2).all(|two| two[0] == two[1]) => Counts::Each(counts[0]),
+            _ => self,
+        }
+    }
+
     /// Elements of all `n` members.
     pub(crate) fn total(&self, n: usize) -> usize {
         match self {

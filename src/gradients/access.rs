@@ -75,10 +75,14 @@ impl<T: Gradient> GradientExchange<T> {
     /// # Errors
     /// [`Error::InvalidArgument`] when there is no such gradient, it has another length, it is being exchanged, or it
     /// [`holds`](Self::holds) something, which would be lost: write into [`grad_mut`](Self::grad_mut), or exchange it
-    /// first; [`Error::WrongDevice`], [`Error::WrongPool`].
+    /// first, or buckets are [scattered](super::GradientExchangeBuilder::scatter); [`Error::WrongDevice`],
+    /// [`Error::WrongPool`].
     #[track_caller]
     pub fn lend(&mut self, gradient: usize, memory: DeviceBuffer<T>) -> Result<()> {
         self.unless_failed("lend", gradient, self.readiness.check_open("lend", gradient))?;
+        if self.settings.scatter {
+            return Err(Error::invalid("lend", "buckets are scattered, and no member has all of a gradient"));
+        }
         if self.holds(gradient) {
             let why = format_args!(
                 "gradient {gradient} holds what earlier steps have left; add to it by `grad_mut`, or exchange it first"

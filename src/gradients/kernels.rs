@@ -1,4 +1,5 @@
-//! Launches of `kernels/gradients.cu`: pack, unpack and norm; their host kernels are in [`host_kernels`].
+//! Launches of `kernels/gradients.cu`: pack, unpack and norm; their host kernels are in [`host_kernels`]. [`update`]
+//! launches `kernels/optimizer.cu`.
 //!
 //! On a GPU the table of segments holds addresses. A host kernel finds the same memory as slices behind the table; the
 //! slices also tell the checker what is touched. A GPU ignores arguments that its kernel does not have.
@@ -6,6 +7,7 @@
 pub(super) mod host_kernels;
 #[cfg(test)]
 mod tests;
+pub(super) mod update;
 
 use super::{
     element::{
@@ -15,7 +17,7 @@ use super::{
     layout::Unit,
 };
 use crate::{
-    Device, Element, LaunchDims,
+    Device, Element, LaunchDims, Module,
     driver::{Address, KernelArg, Launch, ValueBytes},
     error::{Error, Result},
     kernel::builtin,
@@ -23,6 +25,8 @@ use crate::{
 };
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
+
+builtin::module! { OPTIMIZER, "optimizer" }
 
 /// Most segments of a launch. Addresses are arguments, not a table in memory: they may change at every step, and a
 /// table would have to be copied to the device before each launch.
@@ -128,6 +132,7 @@ fn norm_args<A: DeviceCopy>(partial: &DeviceView<'_, f64>, out: &DeviceView<'_, 
 #[track_caller]
 fn launch(
     dev: &Device,
+    module: &'static Module,
     (name, host): Named,
     blocks: usize,
     args: &Arguments,
@@ -137,7 +142,7 @@ fn launch(
     for (block, bytes, access) in touched {
         op.touch(block, bytes.clone(), *access, false)?;
     }
-    let function = dev.worker.function(&builtin::GRADIENTS, name)?;
+    let function = dev.worker.function(module, name)?;
     let dims = LaunchDims { grid: (blocks as u32, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
     let launch = Launch { name, function, host: Some(host), dims, args, early: false };
     // SAFETY: the arguments fit the kernel, and all memory that they name is live, ordered and noted by `op`.
@@ -168,7 +173,7 @@ pub(super) fn pack<G: Gradient, W: Element>(
     let mut touched = touched((wire.block, wire.bytes()), Access::Write);
     let sources = segments.iter().filter_map(|segment| segment.memory.as_ref());
     touched.extend(sources.map(|memory| (memory.block, memory.bytes(), Access::Read)));
-    launch(dev, between::<G, W>()?.pack, blocks(covered), &args, &touched)
+    launch(dev, &builtin::GRADIENTS, between::<G, W>()?.pack, blocks(covered), &args, &touched)
 }
 
 /// Unpacks `n` elements of the wire, from `first` on, into their segments, and writes the sums of their squares to
@@ -186,7 +191,7 @@ pub(super) fn unpack<G: Gradient, W: Element>(
     touched.extend(partial.as_ref().map(|partial| (partial.block, partial.bytes(), Access::Write)));
     let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
     touched.extend(places.map(|memory| (memory.block, memory.bytes(), Access::Write)));
-    launch(dev, between::<G, W>()?.unpack, blocks(n), &args, &touched)
+    launch(dev, &builtin::GRADIENTS, between::<G, W>()?.unpack, blocks(n), &args, &touched)
 }
 
 /// Writes the root of the sum of `partial`.
@@ -199,5 +204,5 @@ pub(super) fn norm<G: Gradient>(
     let args = norm_args(partial, out);
     let mut touched = touched((partial.block, partial.bytes()), Access::Read);
     touched.push((out.block, out.bytes(), Access::Write));
-    launch(dev, G::NORM_KERNEL, 1, &args, &touched)
+    launch(dev, &builtin::GRADIENTS, G::NORM_KERNEL, 1, &args, &touched)
 }

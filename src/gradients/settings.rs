@@ -52,6 +52,7 @@ pub(super) struct Settings {
     pub norm: bool,
     pub find_unused: bool,
     pub ready_order: bool,
+    pub scatter: bool,
     pub priorities: SmallVec<[i32; 4]>,
 }
 
@@ -79,6 +80,7 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
             norm: false,
             find_unused: true,
             ready_order: true,
+            scatter: false,
             priorities: smallvec![-1],
         };
         GradientExchangeBuilder(settings, PhantomData)
@@ -139,6 +141,13 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         /// a graph captured in the first step, is out of date then ([`Exchanged::moved`](super::Exchanged::moved)
         /// tells).
         ready_order: bool;
+
+        /// Whether a bucket is reduce-scattered instead of all-reduced (default: no): each member has the results of
+        /// one [part](GradientExchange::part) of a bucket, and unspecified numbers elsewhere. For optimizers whose
+        /// state is divided among the members (ZeRO-1). Parts must not move, and the norm is of whole buckets: so it
+        /// needs [`ready_order(false)`](Self::ready_order), no [`norm`](Self::norm), and [`Wire::Same`]; nothing can
+        /// be [lent](GradientExchange::lend).
+        scatter: bool;
     }
 
     /// The priority of the stream that exchanges gradients, as in [`Device::stream_with_priority`] (default: -1, before
@@ -218,6 +227,10 @@ impl Settings {
         }
         if T::kernels(self.wire.dtype(T::DTYPE)).is_none() {
             let why = format_args!("a wire of {:?} is no use to gradients of {:?}", self.wire, T::DTYPE);
+            return Err(Error::invalid(OP, why));
+        }
+        if self.scatter && (self.ready_order || self.norm || T::DTYPE != self.wire.dtype(T::DTYPE)) {
+            let why = "buckets that are scattered need `ready_order(false)`, `norm(false)` and `Wire::Same`";
             return Err(Error::invalid(OP, why));
         }
         match self.bucket_bytes.min(self.first_bucket_bytes) {

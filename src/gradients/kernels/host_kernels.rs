@@ -8,7 +8,7 @@ use crate::{
     memory::DeviceCopy,
 };
 
-fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
+pub(super) fn read<T: bytemuck::Pod>(arg: &HostArg) -> T {
     let HostArg::Value(bytes) = arg else { unreachable!("packed above") };
     bytemuck::pod_read_unaligned(bytes.as_bytes())
 }
@@ -19,7 +19,11 @@ fn cell(args: &[HostArg], at: usize, k: usize) -> usize {
 }
 
 /// `(start, len, memory)` of every segment; the table begins at `args[at]`.
-fn table<G>(args: &[HostArg], at: usize, count: usize) -> impl Iterator<Item = (usize, usize, Option<*mut G>)> {
+pub(super) fn table<G>(
+    args: &[HostArg],
+    at: usize,
+    count: usize,
+) -> impl Iterator<Item = (usize, usize, Option<*mut G>)> {
     let column = SEGMENTS / 8;
     let mut slices = args[at + TABLE..].iter();
     (0..count).map(move |k| {
@@ -31,7 +35,7 @@ fn table<G>(args: &[HostArg], at: usize, count: usize) -> impl Iterator<Item = (
     })
 }
 
-fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
+pub(super) fn pointer<T>(arg: &HostArg) -> Option<(*mut T, usize)> {
     match arg {
         HostArg::Slice { ptr, bytes, .. } => Some((ptr.cast(), bytes / size_of::<T>())),
         HostArg::Value(_) => None,

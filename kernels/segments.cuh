@@ -1,0 +1,62 @@
+// Tables of segments, passed as arguments, and the sum of a block: for kernels over buckets of gradients.
+//
+// A segment is a part of a bucket: its first element, its length, and the address of the memory that belongs to it.
+// Segments are in ascending order and begin at whole grains: 8 elements for half types, else 4.
+#pragma once
+#include "common.cuh"
+
+const u32 MOST = 64;
+const u32 THREADS = 512;
+
+// As many addresses as one by-value argument of a launch holds.
+struct Eight {
+    u64 at[8];
+};
+
+struct Table {
+    u64 start[MOST], len[MOST], place[MOST];
+};
+
+#define EIGHTS(x) Eight x##0, Eight x##1, Eight x##2, Eight x##3, Eight x##4, Eight x##5, Eight x##6, Eight x##7
+#define LIST(x) {x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7}
+
+// Parameters cannot be indexed at run time without a copy in local memory; shared memory can.
+__device__ inline void fill_table(Table& table, const Eight (&s)[8], const Eight (&l)[8], const Eight (&a)[8]) {
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (u32 k = 0; k < MOST; k++) {
+            table.start[k] = s[k / 8].at[k % 8];
+            table.len[k] = l[k / 8].at[k % 8];
+            table.place[k] = a[k / 8].at[k % 8];
+        }
+    }
+    __syncthreads();
+}
+
+// The last segment that begins at or before element i. (The first segment begins at 0.)
+__device__ inline u32 segment_of(const Table& table, u32 count, u64 i) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (table.start[middle] <= i) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// The type of computations with T.
+template <class T> using Accumulator = decltype(wide(T()));
+
+// The block's sum, valid in thread 0.
+__device__ inline f64 block_sum(f64 value) {
+    __shared__ f64 lane[THREADS];
+    lane[threadIdx.x] = value;
+    for (u32 width = THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width && threadIdx.x + width < blockDim.x) lane[threadIdx.x] += lane[threadIdx.x + width];
+    }
+    return lane[0];
+}

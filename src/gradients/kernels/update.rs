@@ -1,0 +1,248 @@
+//! Launches of `kernels/optimizer.cu`: sums of squares, and the update of parameters; with their host kernels.
+//!
+//! [`parts`](super::super::parts) calls them for whole buckets. The formulas' numbers come from `parallel::optim`, as a
+//! [`Rule`]. Invariant: each element is computed by itself, in `f32`, by the same operations in the same order as in
+//! the device code.
+
+use super::{
+    Arguments, OPTIMIZER, Segment, Touched,
+    host_kernels::{pointer, read, table},
+    launch, push_table, slice, touched, value,
+};
+use crate::{
+    Device, LaunchDims,
+    driver::HostArg,
+    error::Result,
+    gradients::element::{Gradient, private::Named},
+    kernel::builtin::Float,
+    memory::{DeviceView, hazard::Access},
+};
+use half::{bf16, f16};
+
+/// Elements of a sum of squares. Parts of a bucket begin at multiples, so that the sums do not depend on the parts.
+pub(in super::super) const CHUNK: usize = 2048;
+/// Elements that a thread handles at once.
+const PACK: usize = 4;
+/// Most thread blocks of an update: more than any GPU runs at once.
+const MOST_BLOCKS: usize = 2048;
+
+/// The types of a model's parameters: `f32`, `half::f16` and `half::bf16`. Sealed, since the kernels are part of the
+/// crate. Optimizers compute in `f32`, and keep a copy of parameters of half types in `f32`.
+#[diagnostic::on_unimplemented(
+    message = "parameters of type `{Self}` are not trained",
+    note = "those of f32, half::f16 and half::bf16 are"
+)]
+pub trait Parameter: Gradient<Norm = f32> + Float<Acc = f32> + private::Trained {}
+
+mod private {
+    use super::Named;
+
+    /// The kernels of a type.
+    pub trait Trained {
+        const SQUARES: Named;
+        const UPDATE: Named;
+    }
+}
+
+macro_rules! parameters {
+    ($($T:ty: $squares:literal, $update:literal;)+) => {$(
+        impl Parameter for $T {}
+        impl private::Trained for $T {
+            const SQUARES: Named = ($squares, squares_host::<$T>);
+            const UPDATE: Named = ($update, update_host::<$T>);
+        }
+    )+};
+}
+parameters! {
+    f32: "squares_f32", "update_f32";
+    f16: "squares_f16", "update_f16";
+    bf16: "squares_bf16", "update_bf16";
+}
+
+/// [`Rule::kind`]: `w -= rate * g`.
+pub(crate) const SGD: u32 = 0;
+/// [`Rule::kind`]: with one moment.
+pub(crate) const MOMENTUM: u32 = 1;
+/// [`Rule::kind`]: with two moments.
+pub(crate) const ADAM: u32 = 2;
+
+/// How a parameter follows from its gradient, in one step: `Rule` of the device code.
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Rule {
+    pub kind: u32,
+    pub nesterov: u32,
+    /// Whether new parameters are also written to the bucket.
+    pub gather: u32,
+    /// What gradients are multiplied with, before they are clipped. The norm is of gradients without it.
+    pub factor: f32,
+    /// The largest norm; 0: not clipped.
+    pub most: f32,
+    /// Added to the gradient, times the parameter.
+    pub decay: f32,
+    /// What the parameter is multiplied with first.
+    pub shrink: f32,
+    pub beta1: f32,
+    pub rest1: f32,
+    pub beta2: f32,
+    pub rest2: f32,
+    /// The learning rate; of Adam over `1 - beta1^t`.
+    pub rate: f32,
+    /// The root of `1 - beta2^t`.
+    pub root: f32,
+    pub eps: f32,
+}
+
+/// An optimizer's memory for the elements of a bucket from `begin` on; each as long as the member's part.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Moments<'a> {
+    pub begin: usize,
+    pub first: Option<DeviceView<'a, f32>>,
+    pub second: Option<DeviceView<'a, f32>>,
+    /// The parameters in `f32`.
+    pub master: Option<DeviceView<'a, f32>>,
+}
+
+/// Writes the sum of the squares of each chunk of `g`.
+#[track_caller]
+pub(in super::super) fn squares<T: Parameter>(
+    dev: &Device,
+    g: &DeviceView<'_, T>,
+    partial: &DeviceView<'_, f64>,
+) -> Result<()> {
+    debug_assert_eq!(partial.len(), g.len().div_ceil(CHUNK));
+    let mut args = Arguments::new();
+    args.push(slice(g.address(), size_of::<T>() * g.len(), false));
+    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), true));
+    args.push(value(g.len() as u64));
+    let mut touched = touched((g.block, g.bytes()), Access::Read);
+    touched.push((partial.block, partial.bytes(), Access::Write));
+    launch(dev, &OPTIMIZER, T::SQUARES, partial.len().min(u32::MAX as usize), &args, &touched)
+}
+
+fn update_args<T: Parameter>(
+    g: &DeviceView<'_, T>,
+    moments: &Moments<'_>,
+    norm: &DeviceView<'_, f32>,
+    segments: &[Segment<'_, T>],
+    rule: Rule,
+) -> Arguments {
+    let mut args = Arguments::new();
+    args.push(slice(g.address(), size_of::<T>() * g.len(), true));
+    for memory in [moments.first, moments.second, moments.master] {
+        args.push(match memory {
+            Some(memory) => slice(memory.address(), size_of::<f32>() * memory.len(), true),
+            None => value(0u64),
+        });
+    }
+    args.push(slice(norm.address(), size_of::<f32>(), false));
+    args.push(value(moments.begin as u64));
+    args.push(value(segments.len() as u32));
+    args.push(value(rule));
+    push_table(&mut args, segments, true);
+    args
+}
+
+/// Updates the parameters that are the segments' memory, by the gradients `g`. There is at least one segment, none is
+/// empty, and each has memory.
+#[track_caller]
+pub(in super::super) fn update<T: Parameter>(
+    dev: &Device,
+    g: &DeviceView<'_, T>,
+    moments: &Moments<'_>,
+    norm: &DeviceView<'_, f32>,
+    segments: &[Segment<'_, T>],
+    rule: Rule,
+) -> Result<()> {
+    let (first, last) = (segments[0], segments[segments.len() - 1]);
+    let packs = (last.start + last.len - first.start).div_ceil(PACK);
+    let blocks = packs.div_ceil(super::THREADS as usize).clamp(1, MOST_BLOCKS);
+    let mut touched: Touched<'_> = touched((g.block, g.bytes()), Access::Write);
+    touched.push((norm.block, norm.bytes(), Access::Read));
+    let state = [&moments.first, &moments.second, &moments.master].into_iter().flatten();
+    touched.extend(state.map(|memory| (memory.block, memory.bytes(), Access::Write)));
+    let places = segments.iter().filter_map(|segment| segment.memory.as_ref());
+    touched.extend(places.map(|memory| (memory.block, memory.bytes(), Access::Write)));
+    launch(dev, &OPTIMIZER, T::UPDATE, blocks, &update_args(g, moments, norm, segments, rule), &touched)
+}
+
+/// # Safety
+/// `args` are those of [`squares`] for this type, with the memory behind them.
+unsafe fn squares_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
+    let (Some((g, len)), Some((partial, count))) = (pointer::<T>(&args[0]), pointer::<f64>(&args[1])) else { return };
+    // SAFETY: memory of `len` elements that nobody writes meanwhile (the caller's promise).
+    let g = unsafe { std::slice::from_raw_parts(g.cast_const(), len) };
+    // SAFETY: only this kernel has the sums.
+    let partial = unsafe { std::slice::from_raw_parts_mut(partial, count) };
+    for (sum, chunk) in partial.iter_mut().zip(g.chunks(CHUNK)) {
+        *sum = chunk.iter().map(|x| f64::from(T::wide(*x))).fold(0.0, |sum, x| sum + x * x);
+    }
+}
+
+/// # Safety
+/// `args` are those of [`update`] for this type, with the memory behind them.
+unsafe fn update_host<T: Parameter>(_dims: LaunchDims, args: &[HostArg]) {
+    let (Some((g, len)), Some((norm, _))) = (pointer::<T>(&args[0]), pointer::<f32>(&args[4])) else { return };
+    // SAFETY: only this kernel has the bucket (the caller's promise), and it is aligned as device memory is.
+    let g = unsafe { std::slice::from_raw_parts_mut(g, len) };
+    // SAFETY: one number, which nobody writes meanwhile.
+    let norm = unsafe { *norm };
+    let mut state = [1, 2, 3].map(|at| {
+        // SAFETY: only this kernel has the moments, which are none of the other arguments.
+        pointer::<f32>(&args[at]).map(|(memory, len)| unsafe { std::slice::from_raw_parts_mut(memory, len) })
+    });
+    let begin = read::<u64>(&args[5]) as usize;
+    let (count, rule) = (read::<u32>(&args[6]) as usize, read::<Rule>(&args[7]));
+    let scale = rule.scale(norm);
+    for (start, len, memory) in table::<T>(args, 8, count) {
+        let Some(memory) = memory else { continue };
+        // SAFETY: a segment has `len` elements that only this kernel has, and that are not part of the bucket.
+        let own = unsafe { std::slice::from_raw_parts_mut(memory, len) };
+        for (own, at) in own.iter_mut().zip(start..) {
+            let mut values = [0.0; 3];
+            values.iter_mut().zip(&state).for_each(|(x, memory)| *x = memory.as_ref().map_or(0.0, |m| m[at - begin]));
+            let [first, second, master] = &mut values;
+            let current = T::narrow(*master);
+            if state[2].is_none() || bytemuck::bytes_of(&current) != bytemuck::bytes_of(own) {
+                *master = T::wide(*own);
+            }
+            if norm.is_finite() {
+                *master = rule.next(scale, T::wide(g[at]), *master, first, second);
+                *own = T::narrow(*master);
+                let written = state.iter_mut().zip(values);
+                written.for_each(|(memory, x)| memory.iter_mut().for_each(|memory| memory[at - begin] = x));
+            }
+            if rule.gather != 0 {
+                g[at] = *own;
+            }
+        }
+    }
+}
+
+impl Rule {
+    /// What gradients of this norm are multiplied with.
+    fn scale(&self, norm: f32) -> f32 {
+        let clip = self.most / (norm * self.factor + 1e-6);
+        if self.most > 0.0 && clip < 1.0 { self.factor * clip } else { self.factor }
+    }
+
+    /// The new parameter.
+    fn next(&self, scale: f32, g: f32, w: f32, first: &mut f32, second: &mut f32) -> f32 {
+        let (mut g, w) = (g * scale, w * self.shrink);
+        if self.decay != 0.0 {
+            g += self.decay * w;
+        }
+        match self.kind {
+            SGD => w - self.rate * g,
+            MOMENTUM => {
+                *first = self.beta1 * *first + self.rest1 * g;
+                w - self.rate * if self.nesterov != 0 { g + self.beta1 * *first } else { *first }
+            }
+            _ => {
+                *first += (g - *first) * self.rest1;
+                *second = self.beta2 * *second + self.rest2 * (g * g);
+                w - self.rate * (*first / (second.sqrt() / self.root + self.eps))
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A user's model, as [`DataParallel`](super::DataParallel) sees it: its parameters, and where its gradients go.
+
+use crate::{Device, DeviceBuffer, DeviceViewMut, GradientExchange, Parameter, error::Result, memory::AsViewMut};
+
+/// A replica of a model. The crate has no layers and no automatic differentiation: forward and backward passes are the
+/// user's own functions, over `ops`, own kernels, or another crate.
+pub trait Model<T: Parameter = f32>: 'static {
+    /// The parameters, in the order in which the forward pass uses them; always as many and as long as at first, and
+    /// on the replica's device.
+    fn parameters(&mut self) -> Vec<&mut DeviceBuffer<T>>;
+}
+
+/// Where the backward pass leaves its gradients; their numbers are those of [`Model::parameters`].
+#[derive(Debug)]
+pub struct Gradients<'a, T: Parameter = f32> {
+    dev: &'a Device,
+    exchange: &'a mut GradientExchange<T>,
+    /// One over the rows of the whole batch: the factor of each row's loss. (When gradients were
+    /// [accumulated](super::DataParallel::accumulate), one over the rows of the first piece; the update corrects it.)
+    pub scale: f32,
+}
+
+impl<'a, T: Parameter> Gradients<'a, T> {
+    pub(super) fn new(dev: &'a Device, exchange: &'a mut GradientExchange<T>, scale: f32) -> Self {
+        Gradients { dev, exchange, scale }
+    }
+
+    /// Number of gradients.
+    pub fn len(&self) -> usize {
+        self.exchange.len()
+    }
+
+    /// Whether there are none. (Never so: a model without parameters is an error.)
+    pub fn is_empty(&self) -> bool {
+        self.exchange.is_empty()
+    }
+
+    /// Gives gradient `i`, once in each pass: `f` writes all of it. When the last gradient of a bucket is there, its
+    /// exchange begins. What an earlier pass has [accumulated](super::DataParallel::accumulate) is added to it, at the
+    /// cost of a buffer and of a pass over it; see [`add`](Self::add).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no such gradient, or it was given already;
+    /// those of `f`, and of the exchange.
+    #[track_caller]
+    pub fn write(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>) -> Result<()>) -> Result<()> {
+        let holds = self.exchange.holds(i);
+        let mut own = self.exchange.grad_mut(i)?;
+        if holds {
+            let mut new = self.dev.zeros::<T>(own.len())?;
+            f(&mut new.view_mut())?;
+            self.dev.axpy(1.0, &new, &mut own)?;
+        } else {
+            f(&mut own)?;
+        }
+        self.exchange.ready(self.dev, i)
+    }
+
+    /// [`write`](Self::write) for an `f` that can add, as a matrix product can: it gets 1 if it must add to what is
+    /// there, else 0 (`beta` of a product).
+    ///
+    /// # Errors
+    /// As of `write`.
+    #[track_caller]
+    pub fn add(&mut self, i: usize, f: impl FnOnce(&mut DeviceViewMut<'_, T>, f32) -> Result<()>) -> Result<()> {
+        let beta = if self.exchange.holds(i) { 1.0 } else { 0.0 };
+        f(&mut self.exchange.grad_mut(i)?, beta)?;
+        self.exchange.ready(self.dev, i)
+    }
+}

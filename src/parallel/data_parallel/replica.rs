@@ -1,0 +1,264 @@
+//! One device's part: its model, its gradients, and the optimizer's memory; the passes and the update of a step.
+//!
+//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds from
+//! the first launch of an update until all of it is launched, so a failure within it is found.
+
+use super::{
+    super::optim::{Needs, Optimizer},
+    Gradients, Model,
+};
+use crate::{
+    Device, DeviceBuffer, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Shard,
+    error::{Error, Result, Site},
+    gradients::Moments,
+    memory::AsView,
+};
+use std::ops::Range;
+
+/// The smaller size of the first bucket, so that the exchange begins early.
+const FIRST_BUCKET: usize = 1 << 20;
+
+/// Rows of the pieces of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Held {
+    first: usize,
+    total: usize,
+}
+
+impl Held {
+    /// With one more piece.
+    #[track_caller]
+    pub fn and(held: Option<Held>, rows: usize, op: &'static str) -> Result<Held> {
+        if rows == 0 {
+            return Err(Error::invalid(op, "a batch of 0 rows"));
+        }
+        Ok(match held {
+            None => Held { first: rows, total: rows },
+            Some(held) => Held { total: held.total.saturating_add(rows), ..held },
+        })
+    }
+}
+
+/// What a device has found, for the caller's thread.
+#[derive(Debug)]
+pub(in super::super) struct Outcome {
+    pub steps: u64,
+    pub unused: Option<Vec<usize>>,
+    /// The step whose gradients were not finite, and their norm.
+    pub not_finite: Option<(u64, f32)>,
+}
+
+/// The optimizer's memory for this device's part of a bucket.
+pub(in super::super) struct State {
+    pub part: Range<usize>,
+    pub first: Option<DeviceBuffer<f32>>,
+    pub second: Option<DeviceBuffer<f32>>,
+    pub master: Option<DeviceBuffer<f32>>,
+}
+
+pub(in super::super) struct Replica<M, T: Parameter> {
+    pub model: M,
+    pub exchange: GradientExchange<T>,
+    pub sizes: Box<[usize]>,
+    /// By bucket.
+    pub state: Vec<State>,
+    /// Sums of squares, and where those of each bucket are.
+    sums: DeviceBuffer<f64>,
+    slots: Vec<Range<usize>>,
+    norm: DeviceBuffer<f32>,
+    /// The norms of the last two steps, on their way to the host.
+    seen: [PinnedBuffer<f32>; 2],
+    /// The last step, if its norm was not looked at yet.
+    pending: Option<u64>,
+    pub steps: u64,
+    /// Updates that were launched: which of `seen` is the next.
+    updates: u64,
+    dirty: bool,
+}
+
+impl<M: Model<T>, T: Parameter> Replica<M, T> {
+    #[track_caller]
+    pub fn new(group: &Group<'_>, optimizer: &Optimizer, mut model: M) -> Result<Self> {
+        let dev = group.device();
+        let mut parameters = model.parameters();
+        let sizes: Box<[usize]> = parameters.iter().map(|parameter| parameter.len()).collect();
+        if sizes.is_empty() {
+            return Err(Error::invalid("DataParallel", "the model has no parameters"));
+        }
+        let bytes = optimizer.bucket_bytes;
+        let exchange = GradientExchange::builder().of::<T>().reduce(ReduceOp::Sum).ready_order(false);
+        let exchange = exchange.bucket_bytes(bytes).first_bucket_bytes(bytes.min(FIRST_BUCKET));
+        let exchange = exchange.scatter(optimizer.sharded).build_in(group, &sizes)?;
+        exchange.broadcast_parameters(dev, &mut parameters, 0)?;
+        let mut state = Vec::with_capacity(exchange.buckets());
+        let mut slots: Vec<Range<usize>> = Vec::with_capacity(exchange.buckets());
+        for bucket in 0..exchange.buckets() {
+            let part = exchange.part(bucket);
+            let zeros = |wanted: bool| wanted.then(|| dev.zeros::<f32>(part.len())).transpose();
+            let needs = optimizer.needs();
+            let (first, second) = (zeros(needs != Needs::Nothing)?, zeros(needs == Needs::Two)?);
+            let master = zeros(size_of::<T>() < size_of::<f32>())?;
+            state.push(State { part, first, second, master });
+            let start = slots.last().map_or(0, |slots| slots.end);
+            slots.push(start..start + exchange.chunks(bucket));
+        }
+        Ok(Replica {
+            sums: dev.zeros(slots.last().map_or(0, |slots| slots.end))?,
+            norm: dev.zeros(1)?,
+            seen: [dev.pinned(1)?, dev.pinned(1)?],
+            pending: None,
+            steps: 0,
+            updates: 0,
+            dirty: false,
+            model,
+            exchange,
+            sizes,
+            state,
+            slots,
+        })
+    }
+
+    /// This device's shard among its group.
+    #[track_caller]
+    pub fn shard(&self, dev: &Device, shard: Shard) -> Result<Shard> {
+        let group = self.exchange.group(dev, "DataParallel")?;
+        // The gang's shards may have weights.
+        let is_gang = (group.rank(), group.count()) == (shard.index(), shard.count());
+        Ok(if is_gang { shard } else { Shard::new(group.rank(), group.count(), None) })
+    }
+
+    /// The forward and backward pass, if this device has rows.
+    #[track_caller]
+    #[expect(clippy::too_many_arguments, reason = "one call for both kinds of passes")]
+    pub fn pass<R>(
+        &mut self,
+        dev: &Device,
+        shard: Shard,
+        rows: usize,
+        held: Held,
+        site: Site,
+        sync: bool,
+        f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
+    ) -> Result<Option<R>> {
+        self.exchange.set_sync(sync).map_err(|error| error.called_at(site))?;
+        if shard.range(rows).is_empty() {
+            self.exchange.nothing();
+            return Ok(None);
+        }
+        let scale = (1.0 / held.first as f64) as f32;
+        f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)).map(Some)
+    }
+
+    /// Ends a pass without an exchange.
+    #[track_caller]
+    pub fn hold(&mut self, dev: &Device) -> Result<()> {
+        self.exchange.finish(dev).map(drop)
+    }
+
+    /// Ends the exchange, and updates the parameters.
+    #[track_caller]
+    pub fn update(&mut self, dev: &Device, optimizer: &Optimizer, held: Held) -> Result<Outcome> {
+        if optimizer.sharded {
+            // The other members' sums are added to these.
+            dev.fill(&mut self.sums, 0.0)?;
+        }
+        for bucket in 0..self.exchange.buckets() {
+            // Later buckets are still being exchanged.
+            self.exchange.finish_bucket(dev, bucket)?;
+            self.exchange.sum_squares(dev, bucket, &self.sums.slice(self.slots[bucket].clone()))?;
+        }
+        // All members meet here: no closure has failed.
+        let unused = self.exchange.finish(dev)?.unused().to_vec();
+        let mut outcome = self.settle()?;
+        outcome.unused = Some(unused);
+        if outcome.not_finite.is_some() {
+            return Ok(outcome);
+        }
+        let mut parameters = self.model.parameters();
+        compare_sizes(&parameters, &self.sizes)?;
+        self.dirty = true;
+        self.exchange.norm_of(dev, &mut self.sums, &self.norm)?;
+        let rule = optimizer.rule(self.steps, held.first as f64 / held.total as f64);
+        for (bucket, state) in self.state.iter().enumerate() {
+            self.exchange.update(dev, bucket, &state.moments(), &self.norm.view(), rule, &mut parameters)?;
+            self.exchange.gather(dev, bucket, &mut parameters)?;
+        }
+        let seen = &mut self.seen[(self.updates % 2) as usize];
+        dev.download_pinned(&self.norm, seen)?;
+        self.pending = Some(self.steps);
+        (self.dirty, self.steps, self.updates) = (false, self.steps + 1, self.updates + 1);
+        outcome.steps = self.steps;
+        Ok(outcome)
+    }
+
+    /// Looks at the norm of the last step; waits for it.
+    #[track_caller]
+    pub fn settle(&mut self) -> Result<Outcome> {
+        let Some(step) = self.pending else { return Ok(self.outcome()) };
+        let norm = self.last_norm()?.expect("a step is pending");
+        self.pending = None;
+        if !norm.is_finite() {
+            // The devices have left the parameters as they were.
+            self.steps = step;
+        }
+        let not_finite = (!norm.is_finite()).then_some((step, norm));
+        Ok(Outcome { not_finite, ..self.outcome() })
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        Outcome { steps: self.steps, unused: None, not_finite: None }
+    }
+
+    /// The norm of the last step; waits for it.
+    #[track_caller]
+    pub fn last_norm(&self) -> Result<Option<f32>> {
+        let Some(last) = self.updates.checked_sub(1) else { return Ok(None) };
+        Ok(Some(self.seen[(last % 2) as usize].as_slice()?[0]))
+    }
+
+    /// Checks that all members have the same parameters.
+    #[track_caller]
+    pub fn compare(&mut self, dev: &Device) -> Result<()> {
+        self.exchange.verify_parameters(dev, &self.model.parameters())
+    }
+
+    /// Forgets the gradients of a failed step. No member may have been within an update.
+    #[track_caller]
+    pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
+        self.exchange.reset(dev)?;
+        let outcome = self.settle()?;
+        let all = self.exchange.group(dev, "recover")?.exchange((self.steps, self.dirty))?;
+        if all.iter().any(|(steps, dirty)| *dirty || *steps != self.steps) {
+            let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
+            return Err(Error::invalid("DataParallel::recover", why));
+        }
+        self.compare(dev)?;
+        Ok(outcome)
+    }
+}
+
+impl State {
+    fn moments(&self) -> Moments<'_> {
+        Moments {
+            begin: self.part.start,
+            first: self.first.as_ref().map(|memory| memory.view()),
+            second: self.second.as_ref().map(|memory| memory.view()),
+            master: self.master.as_ref().map(|memory| memory.view()),
+        }
+    }
+}
+
+#[track_caller]
+fn compare_sizes<T: Parameter>(parameters: &[&mut DeviceBuffer<T>], sizes: &[usize]) -> Result<()> {
+    if parameters.len() != sizes.len() {
+        let why = format_args!("the model has {} parameters, and had {}", parameters.len(), sizes.len());
+        return Err(Error::invalid("DataParallel", why));
+    }
+    match (0..sizes.len()).find(|&i| parameters[i].len() != sizes[i]) {
+        Some(i) => {
+            let why = format_args!("parameter {i} has {} elements, and had {}", parameters[i].len(), sizes[i]);
+            Err(Error::invalid("DataParallel", why))
+        }
+        None => Ok(()),
+    }
+}
