@@ -2,6 +2,7 @@
 //! takes its turns on command (`benches/peers`). Without torch or GPUs there is no peer.
 //!
 //! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
+//! * `.../data_parallel/<devices>/<rows>`: microseconds of a training step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
 //!
 //! `cargo bench --bench parallel -- ops/` runs one part, and so for the others.
@@ -9,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod data_parallel;
 mod machine;
 mod ops;
 mod products;
@@ -20,6 +22,7 @@ fn main() {
     let mut bench = Bench::new("parallel");
     let machine = Machine::new();
     ops::run(&mut bench, &machine);
+    data_parallel::run(&mut bench, &machine);
     products::run(&mut bench, &machine);
     bench.finish();
 }
