@@ -10,7 +10,7 @@ use crate::{
         Group,
         algorithm::{Algorithm, fused::Fused, fused_events::FusedEvents, ll::Ll},
     },
-    error::Result,
+    error::{Error, Result},
     fabric::limits::{Limits, Tuned, multiprocessors, table},
 };
 use std::{
@@ -150,7 +150,7 @@ impl<'d> Trial<'d> {
             let sides: [Side; 2] = [(&Ll, default), (&Fused, default)];
             let ll = crossing(LEAST..=self.room.ilog2(), |log| {
                 let times = self.contest(&sides, 1 << log)?;
-                Ok(times.map(|times| times[0] <= times[1] * TIE))
+                Ok::<_, Error>(times.map(|times| times[0] <= times[1] * TIE))
             })?;
             measured.barriers = match ll {
                 Crossing::Unknown => false,

@@ -21,6 +21,7 @@ mod exchange;
 mod execute;
 mod face;
 pub(crate) mod group;
+mod hand_over;
 pub(crate) mod kernels;
 mod launch;
 mod many;

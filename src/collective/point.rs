@@ -1,18 +1,22 @@
-//! From one device to one other: `send`, `recv`, `sendrecv`.
+//! Elements from one device to one other: `send`, `recv`, `sendrecv`, `send_owned`, `recv_any`.
 //!
 //! A sender copies its data on its own device, in stream order, and hands the copy over; the receiver fetches it over
 //! the link. So a sender waits for no other member, and may write to its buffer at once: `send(next); recv(previous)`
 //! on all devices cannot deadlock, whatever the sizes (MPI's `MPI_Send` may). The copy runs at the speed of the
-//! device's memory, some ten times that of a link. The parcel's memory knows its last writer, as all memory does. So
-//! the receiver's copy is ordered after the sender's without an event. A dropped parcel's memory goes back to its
-//! device's pool.
+//! device's memory, some ten times that of a link. A sender that gives its buffer up saves the copy. The parcel's
+//! memory knows its last writer, as all memory does, and so the receiver's copy is ordered after the sender's. A
+//! dropped parcel's memory goes back to its device's pool.
 
 use super::{Group, face::collectives};
 use crate::{
+    Device, DeviceBuffer,
     error::{Error, Result},
-    fabric::{call::Call, parcels::Parcel, types::Element},
+    fabric::{
+        call::Call,
+        parcels::{Contents, Label, Parcel},
+        types::Element,
+    },
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
-    thread::wait,
 };
 use std::{marker::PhantomData, panic::Location};
 
@@ -65,6 +69,59 @@ collectives! {
         self.send_view(src, to)?;
         self.recv_view(dst, from)
     }
+
+    /// [`send`](Self::send) of a buffer that this device needs no more: nothing is copied on this device. The receiver
+    /// calls [`recv`](Self::recv) or [`recv_any`](Self::recv_any).
+    fails " [`Error::WrongDevice`](crate::Error::WrongDevice) and [`Error::WrongPool`](crate::Error::WrongPool) for a \
+        buffer that is not this device's. After an error the buffer is gone.";
+    fn send_owned<T>(&self, buffer: DeviceBuffer<T>, to: usize) -> Result<()>
+    where [T: Element]
+    {
+        let dev = self.dev;
+        let _here = dev.worker.handle.enter("send_owned", Location::caller());
+        self.check_peer("send_owned", to)?;
+        self.check_own("send_owned", &buffer)?;
+        let call = Call::new("send_owned").elements(T::DTYPE, buffer.len());
+        let bytes = buffer.len() * size_of::<T>();
+        self.post(call, to, Label::Message, Contents::Elements(DeviceBuffer::new(buffer.block, bytes)))
+    }
+
+    /// Fetches the next message of member `from`, whatever its length: from [`send`](Self::send) or
+    /// [`send_owned`](Self::send_owned). The host waits until it was sent, the device until it has arrived. A message
+    /// of a device to itself is not copied.
+    example {
+        /// ```
+        /// # use gpu_pool::GpuPool;
+        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let found = pool.run(|dev, _| {
+        ///     let x = dev.upload(&vec![7u32; 1 + dev.rank()])?;
+        ///     dev.send_owned(x, 1 - dev.rank())?;
+        ///     dev.download(&dev.recv_any::<u32>(1 - dev.rank())?)
+        /// })?;
+        /// assert_eq!(found, [vec![7, 7], vec![7]]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fails " [`Error::Timeout`](crate::Error::Timeout), `OutOfMemory`. [`Error::Mismatch`](crate::Error::Mismatch) if \
+        the message has another type, or if its sender's closure has ended without sending it. A mismatch fails the \
+        gang.";
+    fn recv_any<T>(&self, from: usize) -> Result<DeviceBuffer<T>>
+    where [T: Element]
+    {
+        let dev = self.dev;
+        let _here = dev.worker.handle.enter("recv_any", Location::caller());
+        let call = Call::new("recv_any").elements(T::DTYPE, 0);
+        let (sent, there) = self.message(&call, from)?;
+        if sent.dtype != call.dtype {
+            return Err(self.differs("dtype", &call, from, &sent));
+        }
+        if there.device() == dev.index() {
+            return Ok(DeviceBuffer::new(there.block, sent.count));
+        }
+        let mut here = dev.allocate::<T>("recv_any", sent.count)?;
+        self.fetch(there, bytes_mut(here.view_mut()))?;
+        Ok(here)
+    }
 }
 
 impl Group<'_> {
@@ -74,59 +131,60 @@ impl Group<'_> {
         let _here = dev.worker.handle.enter("send", Location::caller());
         self.check_peer("send", to)?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
-        self.note_call(&call);
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
-        dev.copy(&bytes(src), &mut contents)?;
-        let gang = &dev.session.gang;
-        let (from, group) = (dev.index(), self.ranks().clone());
-        let told = dev.worker.handle.hand_over();
-        let parcel = Parcel { gang: gang.place(), from, group, call, contents, told };
-        dev.worker.endpoint.borrow().parcels.send(self.ordinal(to), parcel);
-        gang.waker(self.ranks()[to]).notify();
-        Ok(())
+        // In order also for a program that orders its streams itself: it does not know of the parcel's memory.
+        dev.in_order().copy(&bytes(src), &mut contents)?;
+        self.post(call, to, Label::Message, Contents::Elements(contents))
     }
 
     #[track_caller]
     fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
-        let dev = self.dev;
-        let _here = dev.worker.handle.enter("recv", Location::caller());
-        self.check_peer("recv", from)?;
-        dev.check()?;
-        dev.worker.handle.progress.advance();
+        let _here = self.dev.worker.handle.enter("recv", Location::caller());
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
-        self.note_call(&call);
-        let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
-        let take = || dev.worker.endpoint.borrow_mut().parcels.take(gang.place(), ordinal, self.ranks());
-        let parcel = wait::for_peer(dev.waiter(), "recv", rank, || {
-            // This comes before the look into the mailbox: a member sends before it leaves.
-            let left = gang.has_left(rank);
-            match take() {
-                Some(parcel) => Some(Ok(parcel)),
-                None => left.then(|| Err(self.absent(&call, rank))),
-            }
-        })?;
-        dev.worker.handle.take_over(parcel.told.as_deref());
-        if let Some(what) = call.differs_in_elements(&parcel.call) {
-            // The sender has gone on, so only a failed gang tells it of the mismatch.
-            let error = self.mismatch(what, (self.rank, &call), (from, &parcel.call));
-            gang.poison(dev.index(), error.clone());
-            return Err(error);
+        let (sent, there) = self.message(&call, from)?;
+        if let Some(what) = call.differs_in_elements(&sent) {
+            return Err(self.differs(what, &call, from, &sent));
         }
-        let mut dst =
-            DeviceViewMut::<u8> { block: dst.block, address: dst.address(), len: dst.bytes().len(), of: PhantomData };
-        dev.copy(&parcel.contents.peer(), &mut dst)
+        self.fetch(there, bytes_mut(dst))
     }
 
-    /// `peer` must be a member, and captures must not be under way: a graph cannot hold these calls.
+    /// The next message of a member, with the call that has sent it.
     #[track_caller]
-    fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
-        if peer >= self.count() {
-            return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));
+    fn message(&self, call: &Call, from: usize) -> Result<(Call, DeviceBuffer<u8>)> {
+        match self.receive_parcel(call, from, Label::Message)? {
+            Parcel { call, contents: Contents::Elements(there), .. } => Ok((call, there)),
+            _ => unreachable!("messages hold elements"),
         }
-        self.dev.not_in_graph(op)
+    }
+
+    /// Copies a message to this device.
+    #[track_caller]
+    fn fetch(&self, there: DeviceBuffer<u8>, mut dst: DeviceViewMut<'_, u8>) -> Result<()> {
+        // In order, as in `send_view`.
+        let dev: &Device = &self.dev.in_order();
+        dev.copy(&there.peer(), &mut dst)?;
+        // The memory goes back to the sender, which waits for this copy, and not for what this device does next.
+        dev.stream.record_early("recv")
+    }
+
+    /// The buffer must be this device's.
+    #[track_caller]
+    fn check_own<T: Element>(&self, op: &'static str, buffer: &DeviceBuffer<T>) -> Result<()> {
+        let (own, site, owner) = (&self.dev.worker.handle, Location::caller(), &buffer.block.handle);
+        if owner.pool != own.pool {
+            return Err(Error::WrongPool { op, device: own.device, site });
+        }
+        if owner.device != own.device {
+            return Err(Error::WrongDevice { op, buffer: owner.device, device: own.device, site });
+        }
+        Ok(())
     }
 }
 
 fn bytes<T: Element>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
     DeviceView { block: view.block, address: view.address(), len: view.bytes().len(), of: PhantomData }
+}
+
+fn bytes_mut<T: Element>(view: DeviceViewMut<'_, T>) -> DeviceViewMut<'_, u8> {
+    DeviceViewMut { block: view.block, address: view.address(), len: view.bytes().len(), of: PhantomData }
 }

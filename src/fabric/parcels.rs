@@ -1,22 +1,52 @@
-//! Parcels: what one device sends to one other by `send` and `recv` (`collective/point.rs`).
+//! Parcels: what one device hands to one other, by `send` and `recv` or by `give` and `take`
+//! (`collective/point.rs`, `collective/give.rs`).
 //!
 //! Every device has one box, an MPSC [`Inbox`], which all devices write to.
 //!
-//! Invariant: the parcels of one sender to one receiver are taken in the order in which they were sent.
+//! Invariant: the parcels of one sender to one receiver under one label are taken in the order in which they were sent.
 
 use super::call::Call;
-use crate::{DeviceBuffer, memory::handle::Handover, sync::Inbox};
-use std::sync::Arc;
+use crate::{DeviceBuffer, contain::Contained, memory::handle::Handover, sync::Inbox};
+use std::{any::Any, fmt, sync::Arc};
 
-/// A message that is on its way: a copy of the sender's data, in the sender's memory.
+/// What a receiver asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Label {
+    /// The next message.
+    Message,
+    /// A value of the program, by its tag.
+    Value(u64),
+    /// A value of the library's own, by its tag.
+    Internal(u64),
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Label::Message => f.write_str("message"),
+            Label::Value(tag) | Label::Internal(tag) => write!(f, "value with tag {tag}"),
+        }
+    }
+}
+
+/// What is in a parcel. Messages are elements, values are values.
+pub(crate) enum Contents {
+    /// Data in the sender's memory: a copy, or a buffer that the sender has given up.
+    Elements(DeviceBuffer<u8>),
+    /// A value that nobody takes is dropped by the library.
+    Value(Contained<Box<dyn Any + Send>>),
+}
+
+/// A message or a value that is on its way.
 pub(crate) struct Parcel {
     pub(crate) gang: u64,
     /// The sender's ordinal in the pool.
     pub(crate) from: usize,
     /// Ranks in the gang of the group that it was sent in.
     pub(crate) group: Arc<[usize]>,
+    pub(crate) label: Label,
     pub(crate) call: Call,
-    pub(crate) contents: DeviceBuffer<u8>,
+    pub(crate) contents: Contents,
     pub(crate) told: Option<Box<Handover>>,
 }
 
@@ -24,7 +54,7 @@ pub(crate) struct Parcel {
 pub(crate) struct ParcelBox {
     boxes: Arc<[Inbox<Parcel>]>,
     own: usize,
-    /// Parcels that were taken out of the box before their `recv`, in the order of arrival.
+    /// Parcels that were taken out of the box before they were asked for, in the order of arrival.
     waiting: Vec<Parcel>,
 }
 
@@ -40,10 +70,12 @@ impl ParcelBox {
         self.boxes[to].push(parcel);
     }
 
-    /// The oldest parcel from a device that was sent in this gang and group.
-    pub(crate) fn take(&mut self, gang: u64, from: usize, group: &[usize]) -> Option<Parcel> {
+    /// The oldest parcel with this label from a device that was sent in this gang and group.
+    pub(crate) fn take(&mut self, gang: u64, from: usize, group: &[usize], label: Label) -> Option<Parcel> {
         self.waiting.extend(self.boxes[self.own].take());
-        let fits = |parcel: &Parcel| parcel.gang == gang && parcel.from == from && *parcel.group == *group;
+        let fits = |parcel: &Parcel| {
+            parcel.label == label && parcel.gang == gang && parcel.from == from && *parcel.group == *group
+        };
         self.waiting.iter().position(fits).map(|at| self.waiting.remove(at))
     }
 

@@ -5,8 +5,8 @@
 //!
 //! Invariant: `completed` never runs ahead of the device, and the number of an operation is taken after its submission.
 
+mod early;
 mod milestone;
-mod step_events;
 pub(crate) mod word;
 
 use crate::{
@@ -17,11 +17,11 @@ use crate::{
     stall::StallTimer,
     sync::{Sequence, unique_id},
 };
+use early::EarlyEvents;
 use milestone::{LastSeen, Milestones};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::{rc::Rc, sync::Arc, time::Duration};
-use step_events::StepEvents;
 
 /// Period in which a waiting host thread polls milestones and asks whether it should stop.
 const TICK: Duration = Duration::from_millis(20);
@@ -44,8 +44,8 @@ pub(crate) struct StreamCore {
     /// Milestones behind every sixteenth operation. They show how far the stream is without a driver call, and tell a
     /// long queue from a stuck one.
     milestones: Milestones,
-    /// Used instead of milestones when software GPUs run one operation at a time (stepped).
-    step_events: StepEvents,
+    /// Events that were recorded before anyone waited for them. When stepped, they replace milestones.
+    early: EarlyEvents,
     /// By id of another stream: the operations of it that this stream already waits for.
     known: Mutex<SmallVec<[(u64, u64); 8]>>,
 }
@@ -66,7 +66,7 @@ impl StreamCore {
             completed: Sequence::new(),
             waited: Sequence::new(),
             milestones: Milestones::new(handle),
-            step_events: StepEvents::default(),
+            early: EarlyEvents::default(),
             known: Mutex::default(),
         }))
     }
@@ -75,7 +75,7 @@ impl StreamCore {
     pub(crate) fn submit(&self) -> u64 {
         let sequence = self.submitted.fetch_advance();
         if self.handle.stepped {
-            self.step_events.set(self, sequence);
+            self.early.step(self, sequence);
         } else if milestone::is_due(sequence) {
             self.set_milestone();
         }
@@ -166,9 +166,9 @@ impl StreamCore {
         Err(if theirs { owner } else { &self.handle }.error(op, fault))
     }
 
-    /// All later work of this stream waits, on the device, for operation `sequence` of `other`. The event is recorded
-    /// only now, and only if no earlier wait implies this one: most blocks are never shared, so most events never
-    /// exist.
+    /// All later work of this stream waits, on the device, for operation `sequence` of `other`, unless an earlier wait
+    /// implies this one. The event is an [early](early) one if there is one behind the operation. Otherwise it is
+    /// recorded only now: most blocks are never shared, so most events never exist.
     ///
     /// Recording late captures more than was asked for: all that `other` has submitted by now. That cannot deadlock:
     /// every wait refers to work that was submitted before it, so the waits form no cycle; and kernels that spin for
@@ -178,11 +178,10 @@ impl StreamCore {
             return Ok(());
         }
         // When stepped, the stream waits even if the operation is over: whether it is over depends on time.
-        if other.handle.stepped {
-            if self.wait_for_step_event(op, other, sequence)? {
-                return Ok(());
-            }
-        } else if other.has_completed(sequence) {
+        if !other.handle.stepped && other.has_completed(sequence) {
+            return Ok(());
+        }
+        if self.wait_for_early_event(op, other, sequence)? {
             return Ok(());
         }
         let (event, covered) = other.record(op, false)?;
@@ -255,7 +254,7 @@ impl StreamCore {
             return Ok(());
         }
         let passed = |event| self.handle.check(op, self.handle.driver.event_wait(event, TICK));
-        if let Some((covered, found)) = self.step_events.find(sequence) {
+        if let Some((covered, found)) = self.early.find(sequence) {
             self.wait_while_advancing(op, limit, || passed(found.event), stop)?;
             self.complete_waited(covered);
             return Ok(());

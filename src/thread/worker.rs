@@ -218,6 +218,14 @@ impl Worker {
         self.streams.engines(&self.handle)
     }
 
+    /// Records an event behind the new work of each stream: for threads that get memory from this device, and must not
+    /// wait for what it does afterwards.
+    pub(crate) fn record_early(&self, op: &'static str) -> Result<()> {
+        let streams = self.streams.all();
+        let mut all = std::iter::once(&self.main).chain(streams.iter().map(|pooled| &pooled.core));
+        all.try_for_each(|stream| stream.record_early(op))
+    }
+
     /// Waits until all streams of this device are idle.
     pub(crate) fn drain(&self) -> Result<()> {
         let limit = self.shared.deadline;

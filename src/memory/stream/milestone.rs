@@ -42,7 +42,7 @@ pub(super) fn is_due(sequence: u64) -> bool {
 
 impl Milestones {
     pub(super) fn new(handle: &DeviceHandle) -> Self {
-        // When stepped, step events replace milestones.
+        // When stepped, early events replace milestones.
         match if handle.stepped { None } else { handle.words.take(handle) } {
             Some(word) => Milestones::Word { word, published: Sequence::new(), writing: Mutex::new(()) },
             None => Milestones::Events(Mutex::default()),

@@ -1,0 +1,155 @@
+//! Values from one device to one other: `give` and `take`. And what [`point`](super::point) and pipelines share with
+//! them: parcels are posted and received here.
+//!
+//! A hand-over is on the host: a value goes from one device's thread to another's. Memory in it stays where it is. It
+//! knows its last uses, so the taker's streams wait for the giver's work on it. The events for these waits are recorded
+//! when the value is given, and so cover nothing that the giver does afterwards.
+//!
+//! Invariant: nobody waits for a receiver, so no order of calls among givers can deadlock.
+
+use super::{Group, face::collectives};
+use crate::{
+    contain::Contained,
+    error::{Error, Result},
+    fabric::{
+        call::Call,
+        parcels::{Contents, Label, Parcel},
+    },
+    thread::wait,
+};
+use std::{any::Any, panic::Location};
+
+collectives! {
+    /// Hand-over of values between members.
+    errors " [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there is no such member, \
+        [`Error::Aborted`](crate::Error::Aborted), and the driver's errors.";
+
+    /// Gives a value to member `to`, which takes it by [`take`](Self::take). The value may be anything that is `Send`:
+    /// numbers, vectors, [`DeviceBuffer`](crate::DeviceBuffer)s, tuples of them. It may go to this device itself.
+    ///
+    /// Does not wait, neither for the receiver nor for the device. Memory in the value stays on its device; the
+    /// receiver may read it, [copy it](crate::DeviceBuffer::copy_to) or pass it on at once: its streams wait for the
+    /// work that this device has submitted up to now, on all of its streams, and for nothing that it submits later.
+    /// (That is for the library's ordering. After [`unordered`](crate::Device::unordered) work, give an
+    /// [`Event`](crate::Event) along.) A value that nobody takes is dropped when the scope is over.
+    ///
+    /// Each tag is a queue of its own: values of one pair of members with one tag are taken in the order in which they
+    /// were given. Groups do not see each other's values.
+    example {
+        /// ```
+        /// # use gpu_pool::{DeviceBuffer, GpuPool};
+        /// let pool = GpuPool::builder().host(2).build()?;
+        /// let found = pool.run(|dev, _| {
+        ///     if dev.rank() == 0 {
+        ///         dev.give(dev.upload(&[1.0f32, 2.0])?, 1, 10)?;
+        ///         dev.give("any value".to_owned(), 1, 20)?;
+        ///         return Ok(vec![]);
+        ///     }
+        ///     let text: String = dev.take(0, 20)?; // In any order of tags.
+        ///     assert_eq!(text, "any value");
+        ///     let there: DeviceBuffer<f32> = dev.take(0, 10)?; // Still in the memory of device 0.
+        ///     dev.download(&there.copy_to(dev)?)
+        /// })?;
+        /// assert_eq!(found[1], [1.0, 2.0]);
+        /// # Ok::<(), gpu_pool::Error>(())
+        /// ```
+    }
+    fails " After an error the value is dropped.";
+    fn give<T>(&self, value: T, to: usize, tag: u64) -> Result<()>
+    where [T: Send + 'static]
+    {
+        self.give_as("give", Label::Value(tag), value, to)
+    }
+
+    /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given.
+    fails " [`Error::Timeout`](crate::Error::Timeout). [`Error::Mismatch`](crate::Error::Mismatch) if the value has \
+        another type, or if the closure of `from` has ended without giving it. A value of another type fails the \
+        gang. `InvalidArgument` also if `from` is this device itself, and it has given no such value before.";
+    fn take<T>(&self, from: usize, tag: u64) -> Result<T>
+    where [T: Send + 'static]
+    {
+        self.take_as("take", Label::Value(tag), from)
+    }
+}
+
+impl Group<'_> {
+    #[track_caller]
+    pub(crate) fn give_as<T: Send + 'static>(&self, op: &'static str, label: Label, value: T, to: usize) -> Result<()> {
+        let _here = self.dev.worker.handle.enter(op, Location::caller());
+        self.check_peer(op, to)?;
+        let call = Call::new(op).of_type::<T>();
+        self.post(call, to, label, Contents::Value(Contained::new(Box::new(value))))
+    }
+
+    #[track_caller]
+    pub(crate) fn take_as<T: Send + 'static>(&self, op: &'static str, label: Label, from: usize) -> Result<T> {
+        let _here = self.dev.worker.handle.enter(op, Location::caller());
+        let call = Call::new(op).of_type::<T>();
+        let parcel = self.receive_parcel(&call, from, label)?;
+        let Contents::Value(value) = parcel.contents else { unreachable!("values are not messages") };
+        match value.into_inner().downcast() {
+            Ok(value) => Ok(*value),
+            Err(value) => {
+                drop(Contained::<Box<dyn Any + Send>>::new(value));
+                Err(self.differs("dtype", &call, from, &parcel.call))
+            }
+        }
+    }
+
+    /// Hands a parcel to a member, which is one. Whoever uses its memory next waits for what this device has submitted
+    /// up to now.
+    pub(super) fn post(&self, call: Call, to: usize, label: Label, contents: Contents) -> Result<()> {
+        let (dev, gang) = (self.dev, &self.dev.session.gang);
+        dev.check()?;
+        dev.worker.handle.progress.advance();
+        self.note_call(&call);
+        dev.worker.record_early(call.op)?;
+        let (from, group, told) = (dev.index(), self.ranks().clone(), dev.worker.handle.hand_over());
+        let parcel = Parcel { gang: gang.place(), from, group, label, call, contents, told };
+        dev.worker.endpoint.borrow().parcels.send(self.ordinal(to), parcel);
+        gang.waker(self.ranks()[to]).notify();
+        Ok(())
+    }
+
+    /// Waits for the next parcel with this label from a member.
+    #[track_caller]
+    pub(super) fn receive_parcel(&self, call: &Call, from: usize, label: Label) -> Result<Parcel> {
+        let dev = self.dev;
+        self.check_peer(call.op, from)?;
+        dev.check()?;
+        dev.worker.handle.progress.advance();
+        self.note_call(call);
+        let (gang, rank, ordinal) = (&dev.session.gang, self.ranks()[from], self.ordinal(from));
+        let take = || dev.worker.endpoint.borrow_mut().parcels.take(gang.place(), ordinal, self.ranks(), label);
+        let nothing_from_itself = || {
+            Error::invalid_at(call.site, call.op, format_args!("member {from} is this device, which sent no {label}"))
+        };
+        let parcel = wait::for_peer(dev.waiter(), call.op, rank, || {
+            // This comes before the look into the mailbox: a member sends before it leaves.
+            let left = gang.has_left(rank);
+            match take() {
+                Some(parcel) => Some(Ok(parcel)),
+                None if from == self.rank => Some(Err(nothing_from_itself())),
+                None => left.then(|| Err(self.absent(call, rank))),
+            }
+        })?;
+        dev.worker.handle.take_over(parcel.told.as_deref());
+        Ok(parcel)
+    }
+
+    /// The error for a parcel that is not what was asked for. The sender has gone on, so only a failed gang tells it.
+    pub(super) fn differs(&self, what: &'static str, call: &Call, from: usize, sent: &Call) -> Error {
+        let error = self.mismatch(what, (self.rank, call), (from, sent));
+        self.dev.session.gang.poison(self.dev.index(), error.clone());
+        error
+    }
+
+    /// `peer` must be a member, and captures must not be under way: a graph cannot hold these calls.
+    #[track_caller]
+    pub(super) fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
+        if peer >= self.count() {
+            return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));
+        }
+        self.dev.not_in_graph(op)
+    }
+}

@@ -1,0 +1,137 @@
+//! Early events: recorded by the thread that submits, before anyone waits for them.
+//!
+//! Normally a wait records its event late ([`StreamCore::wait_for`]), and so covers all that the stream has by then:
+//! also what its thread has submitted after the operation in question. A stream has early events in two cases, and a
+//! wait takes the first one behind its operation:
+//!
+//! * A device hands memory over ([`StreamCore::record_early`]: `give`, `send`, a pipeline's hop). It does not know when
+//!   the receiver comes, and must not make it wait for what the device does next.
+//! * Software GPUs run one operation at a time (stepped). What a late event covers depends on the speed of the stream's
+//!   own thread, and the order of operations and virtual time would depend on it, too. So there is an event behind
+//!   each operation. Recording it costs no virtual time.
+
+use super::StreamCore;
+use crate::{
+    driver::{RawEvent, host},
+    error::Result,
+    memory::handle::DeviceHandle,
+};
+use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::Arc};
+
+/// Early events kept per stream. A wait for an older operation takes the oldest one.
+const KEPT: usize = 1024;
+
+/// The early events of one stream, in order, each with the number of operations that it covers.
+#[derive(Default)]
+pub(super) struct EarlyEvents(Mutex<VecDeque<(u64, Arc<EarlyEvent>)>>);
+
+/// A recorded event, given back when nobody waits for it any more.
+pub(super) struct EarlyEvent {
+    pub(super) event: RawEvent,
+    handle: Arc<DeviceHandle>,
+}
+
+impl Drop for EarlyEvent {
+    fn drop(&mut self) {
+        self.handle.give_event(self.event, false);
+    }
+}
+
+impl EarlyEvents {
+    /// When stepped: records an event behind operation `sequence`, which was just submitted. Best effort: without it,
+    /// each wait records an event of its own.
+    pub(super) fn step(&self, stream: &StreamCore, sequence: u64) {
+        let Ok(event) = stream.handle.take_event(false) else { return };
+        let found = EarlyEvent { event, handle: stream.handle.clone() };
+        if host::uncharged(|| stream.handle.driver.event_record(event, stream.raw)).is_err() {
+            return;
+        }
+        self.add(sequence, found);
+    }
+
+    fn add(&self, covered: u64, found: EarlyEvent) {
+        let mut events = self.0.lock();
+        events.push_back((covered, Arc::new(found)));
+        if events.len() > KEPT {
+            events.pop_front();
+        }
+    }
+
+    /// The first event behind operation `sequence`, with the number of operations that it covers.
+    pub(super) fn find(&self, sequence: u64) -> Option<(u64, Arc<EarlyEvent>)> {
+        let events = self.0.lock();
+        let at = events.partition_point(|(covered, _)| *covered < sequence);
+        events.get(at).cloned()
+    }
+}
+
+impl StreamCore {
+    /// Records an event behind all that the stream has by now, if it has anything new. The device's own thread calls
+    /// it when it hands memory over.
+    pub(crate) fn record_early(&self, op: &'static str) -> Result<()> {
+        let submitted = self.submitted.get();
+        let is_new = |events: &VecDeque<(u64, _)>| events.back().is_none_or(|(covered, _)| *covered < submitted);
+        {
+            let mut events = self.early.0.lock();
+            if self.handle.stepped || submitted == 0 || !is_new(&events) {
+                return Ok(());
+            }
+            let completed = self.completed.get();
+            let over = events.partition_point(|(covered, _)| *covered <= completed);
+            events.drain(..over);
+        }
+        let (event, covered) = self.record(op, false)?;
+        self.early.add(covered, EarlyEvent { event, handle: self.handle.clone() });
+        Ok(())
+    }
+
+    /// [`wait_for`](Self::wait_for) by an early event; false if there is none.
+    pub(super) fn wait_for_early_event(&self, op: &'static str, other: &StreamCore, sequence: u64) -> Result<bool> {
+        let Some((covered, found)) = other.early.find(sequence) else { return Ok(false) };
+        self.wait_event(op, found.event, other, covered).map(|()| true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{GpuPool, memory::stream::StreamCore};
+    use std::{sync::mpsc, time::Duration};
+
+    const PATIENCE: Duration = Duration::from_secs(300);
+
+    /// A wait takes the event behind its operation, and does not see what the stream does afterwards.
+    #[test]
+    fn a_wait_covers_no_more_than_was_recorded() {
+        let pool = GpuPool::builder().host(2).build().unwrap();
+        let [giver, taker] = [0, 1].map(|device| StreamCore::new(&pool.shared.handles[device], "test").unwrap());
+        let work = |stream: &StreamCore, f: Box<dyn FnOnce() + Send>| {
+            stream.handle.driver.launch_host(stream.raw, f).unwrap();
+            stream.submit()
+        };
+        let (open, gate) = mpsc::channel::<()>();
+        let first = work(&giver, Box::new(|| {}));
+        giver.record_early("test").unwrap();
+        giver.record_early("test").unwrap();
+        assert_eq!(giver.early.0.lock().len(), 1, "nothing new, no event");
+        let later = work(&giver, Box::new(move || gate.recv().unwrap()));
+        giver.record_early("test").unwrap();
+        assert_eq!(giver.early.find(first).map(|(covered, _)| covered), Some(first));
+        assert_eq!(giver.early.find(later).map(|(covered, _)| covered), Some(later));
+        assert!(giver.early.find(later + 1).is_none());
+
+        taker.wait_for("test", &giver, first).unwrap();
+        assert!(!taker.comes_after(&giver, later));
+        work(&taker, Box::new(|| {}));
+        // With an event that was recorded only now, this would wait for the gate.
+        taker.wait_idle("test", PATIENCE, || false).unwrap();
+        assert!(!giver.is_over(later));
+        open.send(()).unwrap();
+        giver.wait_idle("test", PATIENCE, || false).unwrap();
+        // Events of work that is over go when the next one is recorded.
+        work(&giver, Box::new(|| {}));
+        giver.record_early("test").unwrap();
+        assert_eq!(giver.early.0.lock().len(), 1);
+        giver.wait_idle("test", PATIENCE, || false).unwrap();
+    }
+}

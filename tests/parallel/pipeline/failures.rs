@@ -1,0 +1,166 @@
+//! A step that fails ends on all devices, with its error, and the pool works on.
+
+use super::{SHAPES, model::*, schedules};
+use crate::{
+    on_both,
+    support::{Gpus, cases, failure},
+};
+use gpu_pool::{
+    Device, DeviceBuffer, Error, GpuPool,
+    parallel::{Action, At, Pipeline, Schedule, Stage, Work},
+    testing::{FaultPlan, FaultRule, Injected},
+};
+use std::sync::{Arc, Mutex};
+
+/// How a stage fails.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How {
+    Error,
+    Panic,
+}
+
+/// Fails at one action.
+struct Fails(Layer, Arc<Mutex<Option<(Action, How)>>>);
+
+impl Fails {
+    fn look(&self, at: At, work: Work) -> Result<(), Error> {
+        let fails = *self.1.lock().unwrap();
+        match fails.filter(|(action, _)| *action == Action { stage: at.stage, work, micro: at.micro }) {
+            None => Ok(()),
+            Some((action, How::Error)) => Err(Error::custom(format!("{action} fails"))),
+            Some((action, How::Panic)) => panic!("{action} panics"),
+        }
+    }
+}
+
+impl Stage for Fails {
+    type Activation = DeviceBuffer<f32>;
+    type Saved = Saved;
+    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
+        let done = self.0.forward(dev, at, x)?;
+        self.look(at, Work::Forward).map(|()| done)
+    }
+    fn backward(
+        &mut self,
+        dev: &Device,
+        at: At,
+        saved: Saved,
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
+        let done = self.0.backward(dev, at, saved, dy)?;
+        self.look(at, Work::Backward).map(|()| done)
+    }
+    fn backward_input(
+        &mut self,
+        dev: &Device,
+        at: At,
+        saved: &mut Saved,
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
+        let done = self.0.backward_input(dev, at, saved, dy)?;
+        self.look(at, Work::BackwardInput).map(|()| done)
+    }
+    fn backward_weights(&mut self, dev: &Device, at: At, saved: Saved) -> Result<(), Error> {
+        self.look(at, Work::BackwardWeights)?;
+        self.0.backward_weights(dev, at, saved)
+    }
+}
+
+/// A step fails at each action of the schedule in turn; the next one is right.
+fn at_every_action(gpus: Gpus, pool: &GpuPool, name: &str, schedule: &Schedule, how: How) {
+    let fault = Arc::new(Mutex::new(None));
+    let expected = on_one_device(gpus, schedule, 1);
+    let make = |dev: &Device, stage| Ok(Fails(Layer::new(dev, stage)?, fault.clone()));
+    let mut model = Pipeline::new(pool, schedule.clone(), make).unwrap();
+    let mut go = || step(&mut model, |dev, stage| stage.0.gradients(dev));
+    assert_eq!(go().unwrap(), expected);
+    for rank in 0..schedule.ranks() {
+        for &action in schedule.actions(rank).iter().step_by(cases(3, 1)) {
+            *fault.lock().unwrap() = Some((action, how));
+            let error = failure(step(&mut model, |dev, stage| stage.0.gradients(dev)));
+            match (&error, how) {
+                (Error::Custom(_), How::Error) => assert_eq!(error.to_string(), format!("{action} fails"), "{name}"),
+                (Error::Panicked { device, message, .. }, How::Panic) => {
+                    assert_eq!((*device, message.as_str()), (rank, format!("{action} panics").as_str()), "{name}");
+                }
+                _ => panic!("{name} at {action}: {error}"),
+            }
+            *fault.lock().unwrap() = None;
+            let poisoned = failure(step(&mut model, |dev, stage| stage.0.gradients(dev)));
+            assert!(matches!(poisoned, Error::Poisoned { .. }), "{poisoned}");
+            model.clear_poison().unwrap();
+            let after = step(&mut model, |dev, stage| stage.0.gradients(dev)).unwrap();
+            assert_eq!(after, expected, "{name} after {action}");
+        }
+    }
+    model.reset(make).unwrap();
+    assert_eq!(step(&mut model, |dev, stage| stage.0.gradients(dev)).unwrap(), expected);
+}
+
+on_both! {
+    2: fn a_stage_that_fails(gpus) {
+        let (ranks, micros) = SHAPES[0];
+        let pool = gpus.pool(ranks);
+        for (name, schedule) in schedules(ranks, micros) {
+            at_every_action(gpus, &pool, name, &schedule, How::Error);
+        }
+    }
+    3: fn a_stage_of_three_that_panics(gpus) {
+        let schedule = Schedule::zero_bubble_v(3, 3).unwrap();
+        at_every_action(gpus, &gpus.pool(3), "zero bubble v", &schedule, How::Panic);
+    }
+
+    // The closures of the caller fail as stages do.
+    2: fn inputs_and_losses_that_fail(gpus) {
+        let pool = gpus.pool(2);
+        let schedule = Schedule::one_f_one_b(2, 4).unwrap();
+        let mut model = pipeline(&pool, &schedule).unwrap();
+        for micro in 0..4 {
+            let no = |at: usize, what: &str| if at == micro { Err(Error::custom(format!("no {what} {at}"))) } else { Ok(()) };
+            let error = failure(model.step(
+                |dev, at| no(at, "input").and_then(|()| input(dev, at, 4)),
+                |dev, _, y| loss(dev, y),
+            ));
+            assert_eq!(error.to_string(), format!("no input {micro}"));
+            model.clear_poison().unwrap();
+            let error = failure(model.step(
+                |dev, at| input(dev, at, 4),
+                |dev, at, y| no(at, "loss").and_then(|()| loss(dev, y)),
+            ));
+            assert_eq!(error.to_string(), format!("no loss {micro}"));
+            model.clear_poison().unwrap();
+        }
+        assert_eq!(step(&mut model, |dev, layer| layer.gradients(dev)).unwrap(), on_one_device(gpus, &schedule, 1));
+    }
+}
+
+/// Each call of one device's driver fails: a typed error or the right result, and a pool that works.
+#[test]
+fn with_a_call_that_fails() {
+    let gpus = Gpus::software();
+    for (name, schedule) in schedules(2, 3) {
+        let expected = on_one_device(gpus, &schedule, 1);
+        for fault in [Injected::Error, Injected::OutOfMemory] {
+            for n in (1..).step_by(cases(29, 1)) {
+                let plan = FaultPlan::new().on(FaultRule::new(fault).device(1).nth(n)).paused();
+                let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
+                let mut model = pipeline(&pool, &schedule).unwrap();
+                plan.resume();
+                let found = step(&mut model, |dev, layer| layer.gradients(dev));
+                plan.pause();
+                let fired = plan.fired();
+                match found {
+                    Ok(found) => assert_eq!(found, expected, "{name}: {fired:?}"),
+                    Err(Error::Driver { device: 1, .. } | Error::OutOfMemory { .. }) => {
+                        model.reset(Layer::new).unwrap();
+                    }
+                    Err(error) => panic!("{name}: {fired:?} became {error}"),
+                }
+                assert_eq!(step(&mut model, |dev, layer| layer.gradients(dev)).unwrap(), expected, "{name}: {fired:?}");
+                if fired.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+}
