@@ -2,15 +2,20 @@
 //!
 //! Users call this module. It may use every room below it, and no room below may use it.
 //!
-//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`].
+//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature `checkpoints`):
+//!   its state in a file.
 //! * [`Pipeline`]: a model in stages. [`Schedule`]: the order in which its devices work, plain data that touches no
 //!   device.
 
+#[cfg(feature = "checkpoints")]
+mod checkpoint;
 mod data_parallel;
 mod optim;
 mod pipeline;
 mod schedule;
 
+#[cfg(feature = "checkpoints")]
+pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{At, Hop, Pipeline, Stage};
