@@ -40,6 +40,7 @@
 //! | combine data of all devices, or of some | [`Device::all_reduce`] and its neighbours, [`Group`], [`ReduceOp`] |
 //! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
+//! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -66,6 +67,7 @@
 //! | `cuda` | yes | NVIDIA GPUs. The driver is found at run time; nothing is linked. |
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
 //! | `insight` | yes | Memory snapshots as JSON ([`MemorySnapshot::to_json`]) and HTML ([`MemorySnapshot::to_html`]). |
+//! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!

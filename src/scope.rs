@@ -28,7 +28,7 @@ use crossbeam::utils::CachePadded;
 use member::{Outcome, Part};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
-use std::{fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt, panic::Location, rc::Rc, sync::Arc, time::Duration};
 
 /// The one order of gangs in this process.
 static ORDER: Lazy<Order> = Lazy::new(Order::new);
@@ -80,6 +80,24 @@ where
     R: Send,
     E: From<Error> + Send,
 {
+    run_beside(shared, members, f, tell, |_| {})
+}
+
+/// [`run`], while the calling thread runs `beside`. If a member's closure waits for `beside`, then `beside` must end
+/// that wait before it returns; it must not unwind.
+#[track_caller]
+pub(crate) fn run_beside<F, R, E>(
+    shared: &Arc<Shared>,
+    members: Option<&[usize]>,
+    f: F,
+    tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
+    beside: impl FnOnce(&Watch<'_>),
+) -> Result<Vec<R>, E>
+where
+    F: Fn(&Device, Shard) -> Result<R, E> + Sync,
+    R: Send,
+    E: From<Error> + Send,
+{
     if on_device_thread() {
         return Err(Error::NestedScope { op: "run" }.into());
     }
@@ -122,7 +140,9 @@ where
         shared.gpu_order[all[rank]].issue(handle.pool)
     });
     drop(entering);
-    let withdrawn = wait(shared, &gang, &waiting);
+    let watch = Watch::new(shared, &gang, &waiting);
+    beside(&watch);
+    let withdrawn = watch.wait();
     drop(waiting);
     for from in ended {
         handle.take_over(from.into_inner().as_deref());
@@ -186,43 +206,77 @@ impl std::error::Error for Told {}
 /// Where a member puts the outcome of its closure.
 type Slot<R, E> = Mutex<Option<Outcome<R, E>>>;
 
-/// Waits for all members. Withdraws members that cannot start before the deadline, and logs members that make no
-/// progress. Returns whether a member was withdrawn.
-fn wait(shared: &Shared, gang: &Gang, waiting: &Waiting<'_, Rc<Worker>>) -> bool {
-    let progress = || gang.members().iter().map(|&device| shared.gpu_order[device].progress.any()).sum::<u64>();
-    let (mut stall, mut seen, mut told) = (StallTimer::new(shared.deadline.saturating_add(TICK)), progress(), false);
-    let mut withdrawn = false;
-    while !waiting.wait(Some(stall.tick(TICK))) {
-        let now = progress();
-        if now != seen {
-            (seen, told) = (now, false);
-            stall.renew();
-            continue;
+/// The caller's watch over the members of its scope. It withdraws members that cannot start before the deadline, and
+/// logs members that make no progress.
+pub(crate) struct Watch<'w> {
+    shared: &'w Shared,
+    pub(crate) gang: &'w Arc<Gang>,
+    waiting: &'w Waiting<'w, Rc<Worker>>,
+    seen: RefCell<Seen>,
+}
+
+/// What a watch has seen.
+struct Seen {
+    stall: StallTimer,
+    progress: u64,
+    /// Whether a lack of progress was logged.
+    told: bool,
+    /// Whether a member was withdrawn.
+    withdrawn: bool,
+}
+
+impl<'w> Watch<'w> {
+    fn new(shared: &'w Shared, gang: &'w Arc<Gang>, waiting: &'w Waiting<'w, Rc<Worker>>) -> Self {
+        let stall = StallTimer::new(shared.deadline.saturating_add(TICK));
+        let seen = Seen { stall, progress: progress(shared, gang), told: false, withdrawn: false };
+        Watch { shared, gang, waiting, seen: RefCell::new(seen) }
+    }
+
+    /// Waits for all members. Returns whether a member was withdrawn.
+    fn wait(self) -> bool {
+        let tick = self.seen.borrow().stall.tick(TICK);
+        while !self.waiting.wait(Some(tick)) {
+            self.look(true);
         }
-        if !stall.is_over() {
-            continue;
+        self.seen.into_inner().withdrawn
+    }
+
+    /// One look. `busy`: members that have started have work.
+    pub(crate) fn look(&self, busy: bool) {
+        let (gang, now, mut seen) = (self.gang, progress(self.shared, self.gang), self.seen.borrow_mut());
+        if now != seen.progress {
+            (seen.progress, seen.told) = (now, false);
+            seen.stall.renew();
+            return;
+        }
+        if !seen.stall.is_over() {
+            return;
         }
         let ranks = 0..gang.count();
-        let queued: Vec<usize> = ranks.clone().filter(|&rank| waiting.is_queued(rank)).collect();
+        let queued: Vec<usize> = ranks.clone().filter(|&rank| self.waiting.is_queued(rank)).collect();
         if !queued.is_empty() {
             let missing: Vec<usize> = queued.iter().map(|&rank| gang.device(rank)).collect();
-            let error =
-                Error::Timeout { device: missing[0], op: "waiting for its turn", waited: stall.waited(), missing };
-            gang.poison(gang.device(queued[0]), error);
+            let (device, waited) = (missing[0], seen.stall.waited());
+            gang.poison(device, Error::Timeout { device, op: "waiting for its turn", waited, missing });
             for rank in queued {
-                if waiting.withdraw(rank) {
+                if self.waiting.withdraw(rank) {
                     gang.withdraw(rank);
-                    withdrawn = true;
+                    seen.withdrawn = true;
                 }
             }
-        } else if !told {
+        } else if busy && !seen.told {
             // A scope always waits for a closure that has started, but not silently.
             let missing: Vec<usize> = ranks.filter(|&r| !gang.has_left(r)).map(|r| gang.device(r)).collect();
-            event!(warn, ?missing, waited = ?stall.waited(), "a scope waits for closures that make no progress");
-            told = true;
+            let waited = seen.stall.waited();
+            event!(warn, ?missing, ?waited, "a scope waits for closures that make no progress");
+            seen.told = true;
         }
     }
-    withdrawn
+}
+
+/// The progress of a gang's devices.
+fn progress(shared: &Shared, gang: &Gang) -> u64 {
+    gang.members().iter().map(|&device| shared.gpu_order[device].progress.any()).sum()
 }
 
 #[cfg(test)]

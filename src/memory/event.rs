@@ -47,6 +47,14 @@ impl Event {
         core.stream.handle.check("Event::is_complete", core.stream.handle.driver.event_query(core.raw))
     }
 
+    /// The calling host thread waits until the work before the event has completed. It gives up when the stream makes
+    /// no progress for `limit`, or when `stop` returns true.
+    #[cfg(feature = "tasks")]
+    pub(crate) fn wait_host(&self, op: &'static str, limit: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
+        let EventCore { stream, raw, covered, .. } = &*self.0;
+        stream.wait_host_for(op, *raw, *covered, limit, stop)
+    }
+
     /// The time on the device between `earlier` and this event. Both must come from
     /// [`Device::record_timed`](crate::Device::record_timed) of one device and be complete.
     ///

@@ -59,6 +59,21 @@ pub(crate) struct Handover {
     time: Option<Duration>,
 }
 
+impl Handover {
+    /// Adds the knowledge of a further thread.
+    #[cfg(feature = "tasks")]
+    pub(crate) fn add(to: &mut Option<Box<Handover>>, other: Option<Box<Handover>>) {
+        match (to, other) {
+            (Some(to), Some(other)) => {
+                Token::add(&mut to.known, other.known);
+                to.time = to.time.max(other.time);
+            }
+            (to, Some(other)) => *to = Some(other),
+            (_, None) => {}
+        }
+    }
+}
+
 impl DeviceHandle {
     pub(crate) fn new(
         pool: u64,

@@ -242,6 +242,25 @@ impl StreamCore {
         self.wait_host_unless(op, sequence, limit, &|| false)
     }
 
+    /// The calling host thread waits for an event of this stream, which covers its first `covered` operations.
+    #[cfg(feature = "tasks")]
+    pub(super) fn wait_host_for(
+        &self,
+        op: &'static str,
+        event: RawEvent,
+        covered: u64,
+        limit: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        if self.has_completed(covered) {
+            return Ok(());
+        }
+        let passed = || self.handle.check(op, self.handle.driver.event_wait(event, TICK));
+        self.wait_while_advancing(op, limit, passed, stop)?;
+        self.complete_waited(covered);
+        Ok(())
+    }
+
     /// Like [`wait_host`](Self::wait_host), but gives up when `stop` returns true.
     pub(crate) fn wait_host_unless(
         &self,

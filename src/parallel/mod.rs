@@ -13,6 +13,8 @@ mod data_parallel;
 mod optim;
 mod pipeline;
 mod schedule;
+#[cfg(feature = "tasks")]
+mod tasks;
 
 #[cfg(feature = "checkpoints")]
 pub use checkpoint::Checkpoint;
@@ -20,3 +22,7 @@ pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{At, Hop, Pipeline, Stage};
 pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, ScheduleError, Span, Step, Timeline, Work};
+#[cfg(feature = "tasks")]
+pub use tasks::{
+    CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,
+};

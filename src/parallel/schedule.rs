@@ -14,7 +14,7 @@ mod one_f_one_b;
 mod presets;
 mod simulate;
 mod step;
-mod svg;
+pub(super) mod svg;
 mod v;
 
 #[cfg(test)]

@@ -43,7 +43,10 @@ pub trait Attendee: Send + Sync {
 /// software GPU.
 pub fn attend(device: &dyn Driver, attendee: &Arc<dyn Attendee>) {
     if let Some(gpu) = device.as_any().downcast_ref::<HostGpu>() {
-        gpu.lock().threads.attendees.push(Arc::downgrade(attendee));
+        let attendees = &mut gpu.lock().threads.attendees;
+        // Those of calls that are over.
+        attendees.retain(|attendee| attendee.strong_count() > 0);
+        attendees.push(Arc::downgrade(attendee));
     }
 }
 

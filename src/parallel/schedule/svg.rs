@@ -51,13 +51,7 @@ impl Timeline {
     fn head(&self, svg: &mut String, width: f64, height: f64) -> std::fmt::Result {
         let ranks = count(self.spans.len(), "rank");
         let title = format!("{ranks}, {:?}, bubble {:.1} %", self.end, 100.0 * self.bubble);
-        writeln!(
-            svg,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
-             viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
-        )?;
-        writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>")?;
-        writeln!(svg, "<text x=\"12\" y=\"22\" font-size=\"14\">{title}</text>")?;
+        open(svg, &title, width, height)?;
         let mut x = 12.0;
         for work in [Work::Forward, Work::Backward, Work::BackwardInput, Work::BackwardWeights] {
             if self.spans.iter().flatten().any(|span| span.action.work == work) {
@@ -103,10 +97,22 @@ impl Timeline {
     }
 }
 
+/// The begin of a picture: its size and its title.
+pub(in crate::parallel) fn open(svg: &mut String, title: &str, width: f64, height: f64) -> std::fmt::Result {
+    writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+         viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
+    )?;
+    writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>")?;
+    writeln!(svg, "<text x=\"12\" y=\"22\" font-size=\"14\">{title}</text>")
+}
+
 /// From times to pixels.
-struct Scale {
-    end: Duration,
-    width: f64,
+pub(in crate::parallel) struct Scale {
+    pub left: f64,
+    pub end: Duration,
+    pub width: f64,
 }
 
 impl Scale {
@@ -117,20 +123,20 @@ impl Scale {
         let lengths = all().map(|span| (span.end - span.start).as_secs_f64()).filter(|&length| length > 0.0);
         let shortest = lengths.fold(f64::INFINITY, f64::min);
         let wanted = LETTER * (letters + 1) as f64 * timeline.end.as_secs_f64() / shortest;
-        Scale { end: timeline.end, width: wanted.clamp(*WIDTH.start(), *WIDTH.end()) }
+        Scale { left: LEFT, end: timeline.end, width: wanted.clamp(*WIDTH.start(), *WIDTH.end()) }
     }
 
-    fn x(&self, time: Duration) -> f64 {
+    pub fn x(&self, time: Duration) -> f64 {
         match self.end.as_secs_f64() {
-            0.0 => LEFT,
-            end => LEFT + self.width * time.as_secs_f64() / end,
+            0.0 => self.left,
+            end => self.left + self.width * time.as_secs_f64() / end,
         }
     }
 
     /// A line with ticks at round times, at least 70 pixels from each other.
-    fn axis(&self, svg: &mut String, y: f64) -> std::fmt::Result {
-        let right = LEFT + self.width;
-        writeln!(svg, "<path d=\"M{LEFT} {y}H{right:.2}\" stroke=\"#888\"/>")?;
+    pub fn axis(&self, svg: &mut String, y: f64) -> std::fmt::Result {
+        let (left, right) = (self.left, self.left + self.width);
+        writeln!(svg, "<path d=\"M{left} {y}H{right:.2}\" stroke=\"#888\"/>")?;
         let ticks = (self.width / 70.0).floor();
         let least = (self.end.as_nanos() as f64 / ticks).ceil() as u128;
         let step = round_up(least);

@@ -1,0 +1,406 @@
+//! The engine: which task runs next at each place, and what follows when it has run.
+//!
+//! The caller adds tasks; device threads and the runners of the CPU take them ([`super::place`]). All of it is under
+//! one lock, which is held for some hundred nanoseconds and never while a task runs or a value is dropped.
+//!
+//! Invariant: whoever makes a task ready wakes its place, after the lock is released. So a place that sleeps has
+//! nothing to do.
+
+use super::{
+    Failure,
+    cpu_work::CpuWork,
+    graph::{Access, Graph, TaskId},
+    trace::{self, TaskTrace, Times},
+    value::Home,
+};
+use crate::{
+    Device, Event,
+    error::{Error, Result, Site},
+    gang::Gang,
+    memory::handle::{DeviceHandle, Handover},
+    sync::{EventCount, shim},
+    thread::worker::Shared,
+};
+use once_cell::sync::OnceCell;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+use std::{collections::VecDeque, mem, sync::Arc};
+
+/// The body of a task. It drops what it has captured before it returns.
+pub(super) type Job<'env> = Box<dyn FnOnce(Option<&Device>) -> Result<()> + Send + 'env>;
+
+/// The stream of a device on which a task works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Lane {
+    Compute,
+    Upload,
+    Download,
+    Peer,
+}
+
+/// A task that has not finished.
+pub(super) struct Task<'env> {
+    /// `None` while it runs, and for a look of the caller.
+    pub job: Option<Job<'env>>,
+    pub place: usize,
+    pub lane: Lane,
+    pub site: Site,
+    /// The task must not run.
+    pub failure: Option<Failure>,
+    /// What the caller knew when it added the task.
+    pub known: Option<Box<Handover>>,
+    pub traced: Option<usize>,
+}
+
+/// What the engine notes of a variable.
+#[derive(Default)]
+pub(super) struct Notes {
+    /// The task that should have made the content has failed.
+    failure: Option<Failure>,
+    /// Where the caller has taken the content.
+    taken: Option<Site>,
+    /// The end of the last write's work on its device.
+    written: Option<Event>,
+    /// The ends of the reads' work since then: one for each stream.
+    read: SmallVec<[Event; 2]>,
+    /// What the threads knew that have used it.
+    known: Option<Box<Handover>>,
+    pub traced: trace::Users,
+}
+
+/// A task that is about to run.
+pub(super) struct Started<'env> {
+    pub id: TaskId,
+    pub job: Option<Job<'env>>,
+    pub lane: Lane,
+    pub failure: Option<Failure>,
+    /// What its work has to wait for.
+    pub after: SmallVec<[Event; 4]>,
+    pub traced: Option<&'env TaskTrace>,
+}
+
+/// A task that has run.
+pub(super) struct Finished {
+    pub id: TaskId,
+    pub failure: Option<Failure>,
+    /// The end of its work on its device, if it has submitted any.
+    pub event: Option<Event>,
+    pub times: Option<Times>,
+}
+
+/// Who has to be woken.
+#[derive(Default)]
+pub(super) struct Wake {
+    places: SmallVec<[usize; 8]>,
+    /// Number of runners to start.
+    pub runners: usize,
+}
+
+/// What waits at one place.
+#[derive(Default)]
+struct Place {
+    /// Tasks that are ready; if the order is fixed, all tasks.
+    queue: VecDeque<TaskId>,
+    running: usize,
+}
+
+pub(super) struct State<'env> {
+    pub graph: Graph<Task<'env>, Notes>,
+    /// The devices, then the CPU, then the caller.
+    places: Vec<Place>,
+    /// Runners of the CPU that exist.
+    runners: usize,
+    /// Tasks that have not finished.
+    left: usize,
+    /// Number of tasks that have been started.
+    started: u64,
+    /// No task will be added.
+    pub is_closed: bool,
+    /// No task is started any more, for this reason.
+    pub ended: Option<Failure>,
+    /// Failures of tasks, the first one first.
+    pub failures: Vec<Failure>,
+    pub trace: Option<&'env TaskTrace>,
+    /// Variables are looked through when there are so many.
+    sweep_at: usize,
+}
+
+pub(super) struct Engine<'env> {
+    pub state: Mutex<State<'env>>,
+    pub shared: Arc<Shared>,
+    pub home: Arc<Home>,
+    /// The caller sleeps here.
+    pub caller: shim::Arc<EventCount>,
+    pub gang: OnceCell<Arc<Gang>>,
+    /// Software GPUs that run one operation at a time: each device runs its tasks in the order in which they were
+    /// added, so that what it submits does not depend on time.
+    in_order: bool,
+    /// Most runners of the CPU.
+    threads: usize,
+    pub cpu: Arc<CpuWork>,
+}
+
+impl<'env> Engine<'env> {
+    pub fn new(shared: &Arc<Shared>, threads: usize) -> Self {
+        let places = (0..shared.devices() + 2).map(|_| Place::default()).collect();
+        let state = State {
+            graph: Graph::new(),
+            places,
+            runners: 0,
+            left: 0,
+            started: 0,
+            is_closed: false,
+            ended: None,
+            failures: Vec::new(),
+            trace: None,
+            sweep_at: 64,
+        };
+        Engine {
+            state: Mutex::new(state),
+            shared: shared.clone(),
+            home: Arc::default(),
+            caller: shim::Arc::new(EventCount::new()),
+            gang: OnceCell::new(),
+            in_order: shared.handles[0].stepped,
+            threads,
+            cpu: Arc::default(),
+        }
+    }
+
+    pub fn devices(&self) -> usize {
+        self.shared.devices()
+    }
+
+    pub fn cpu_place(&self) -> usize {
+        self.devices()
+    }
+
+    pub fn caller_place(&self) -> usize {
+        self.devices() + 1
+    }
+
+    /// For what belongs to no device: knowledge of threads that are no device threads.
+    pub fn handle(&self) -> &DeviceHandle {
+        &self.shared.handles[0]
+    }
+
+    pub fn gang(&self) -> &Arc<Gang> {
+        self.gang.get().expect("set before any task is added")
+    }
+
+    /// Adds a task.
+    pub fn add(&self, state: &mut State<'env>, task: Task<'env>, uses: &[(usize, Access)], wake: &mut Wake) {
+        let place = task.place;
+        if let Some((trace, number)) = state.trace.zip(task.traced) {
+            let graph = &mut state.graph;
+            for &(var, access) in uses {
+                trace.order(number, access, &mut graph.notes(var).traced);
+            }
+        }
+        let (id, is_ready) = state.graph.add(task, uses);
+        state.left += 1;
+        self.enqueue(state, id, place, true, is_ready, wake);
+    }
+
+    /// Puts a task into the queue of its place, and notes that the place must be woken.
+    fn enqueue(&self, state: &mut State<'env>, id: TaskId, place: usize, new: bool, ready: bool, wake: &mut Wake) {
+        let fixed = self.in_order && place < self.devices();
+        if if fixed { new } else { ready } {
+            state.places[place].queue.push_back(id);
+        }
+        if !ready || state.ended.is_some() {
+            return;
+        }
+        if place == self.cpu_place() {
+            self.cpu.more();
+            if state.runners < self.threads {
+                state.runners += 1;
+                wake.runners += 1;
+            }
+        } else if !wake.places.contains(&place) {
+            wake.places.push(place);
+        }
+    }
+
+    /// Takes the next task of a place.
+    pub fn start(&self, state: &mut State<'env>, place: usize) -> Option<Started<'env>> {
+        if state.ended.is_some() {
+            return None;
+        }
+        let id = *state.places[place].queue.front().filter(|&&id| state.graph.is_ready(id))?;
+        state.places[place].queue.pop_front();
+        state.places[place].running += 1;
+        state.started += 1;
+        let Task { job, lane, site, failure, known, traced, .. } = state.graph.payload(id);
+        let (lane, site, traced) = (*lane, *site, *traced);
+        let (job, mut failure, known) = (job.take(), failure.take(), known.take());
+        let handle = self.handle();
+        handle.take_over(known.as_deref());
+        let mut after = SmallVec::new();
+        state.graph.each_use(id, |access, notes| {
+            if failure.is_none() {
+                failure = notes.failure.clone();
+            }
+            if let Some(taken) = notes.taken.filter(|_| failure.is_none()) {
+                failure = Some(Failure::invalid(site, format_args!("the content was taken at {taken}")));
+            }
+            after.extend(notes.written.clone());
+            if access == Access::Write {
+                after.extend(notes.read.iter().cloned());
+            }
+            handle.take_over(notes.known.as_deref());
+        });
+        if let Some(failure) = &failure {
+            failure.note(&mut state.failures);
+        }
+        let traced = state.trace.filter(|_| traced.is_some());
+        Some(Started { id, job, lane, failure, after, traced })
+    }
+
+    /// Notes that a task has run, or will not run, and makes the tasks ready that have waited for it.
+    pub fn finish(&self, state: &mut State<'env>, finished: Finished, wake: &mut Wake) {
+        let Finished { id, failure, event, times } = finished;
+        let handle = self.handle();
+        state.graph.each_use(id, |access, notes| {
+            if handle.hands_over() {
+                Handover::add(&mut notes.known, handle.hand_over());
+            }
+            match (access, &event) {
+                (Access::Write, Some(event)) => {
+                    notes.written = Some(event.clone());
+                    notes.read.clear();
+                }
+                (Access::Read, Some(event)) => {
+                    let same = |known: &&mut Event| Arc::ptr_eq(&known.0.stream, &event.0.stream);
+                    match notes.read.iter_mut().find(same) {
+                        Some(known) => *known = event.clone(),
+                        None => notes.read.push(event.clone()),
+                    }
+                }
+                (_, None) => {}
+            }
+            if access == Access::Write && notes.failure.is_none() {
+                notes.failure.clone_from(&failure);
+            }
+        });
+        if let Some(failure) = &failure {
+            failure.note(&mut state.failures);
+        }
+        let mut ready = SmallVec::<[(TaskId, usize); 8]>::new();
+        let task = state.graph.finish(id, |id, task| ready.push((id, task.place)));
+        if let Some((trace, number)) = state.trace.zip(task.traced) {
+            trace.finish(number, times, failure.is_some());
+        }
+        for (id, place) in ready {
+            self.enqueue(state, id, place, false, true, wake);
+        }
+        state.places[task.place].running -= 1;
+        state.left -= 1;
+        if state.is_over() && !wake.places.contains(&self.caller_place()) {
+            wake.places.extend(0..self.devices());
+            wake.places.push(self.caller_place());
+        } else if state.is_idle() && !wake.places.contains(&self.caller_place()) {
+            wake.places.push(self.caller_place());
+        }
+        // What the task has held beside its job.
+        drop(task.known);
+    }
+
+    /// A runner of the CPU has found nothing to do, and ends.
+    pub fn leave(&self, state: &mut State<'env>) {
+        state.runners -= 1;
+    }
+
+    /// The caller has taken the content of a variable.
+    pub fn taken(&self, var: usize, site: Site) {
+        self.state.lock().graph.notes(var).taken = Some(site);
+    }
+
+    /// No task is started any more. The first call decides why.
+    pub fn end(&self, failure: Failure) {
+        let mut state = self.state.lock();
+        if state.ended.is_none() {
+            // Who has waited in vain has waited for a task that failed, if one has.
+            let in_vain = matches!(failure.error(), Error::Deadlock { .. } | Error::Timeout { .. });
+            let failure = state.failures.first().filter(|_| in_vain).cloned().unwrap_or(failure);
+            failure.note(&mut state.failures);
+            state.ended = Some(failure);
+            self.cpu.stop();
+        }
+        drop(state);
+        self.wake_all();
+    }
+
+    /// No task will be added.
+    pub fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        EventCount::notify_all(self.shared.wakers.iter().map(|waker| &**waker).chain([&*self.caller]));
+    }
+
+    /// Wakes devices and the caller. The runners to start are left to the caller of this function.
+    pub fn wake(&self, wake: &Wake) {
+        if wake.places.is_empty() {
+            return;
+        }
+        let event = |&place: &usize| match place < self.devices() {
+            true => &*self.shared.wakers[place],
+            false => &*self.caller,
+        };
+        EventCount::notify_all(wake.places.iter().map(event));
+    }
+
+    /// Forgets the variables whose values are gone, now and then.
+    pub fn sweep(&self, state: &mut State<'env>) {
+        if state.graph.vars() < state.sweep_at {
+            return;
+        }
+        for var in mem::take(&mut *self.home.released.lock()) {
+            state.graph.release(var);
+        }
+        state.sweep_at = 64 + 2 * state.graph.vars();
+    }
+
+    /// The devices that run a task, with the number of tasks that were started, if nothing can start before one of
+    /// these ends; `None` if something else runs or could start.
+    pub fn waits_only_for_devices(&self) -> Option<(SmallVec<[usize; 8]>, u64)> {
+        let state = self.state.lock();
+        let waits = |place: usize| {
+            let queue = &state.places[place].queue;
+            state.ended.is_some() || queue.front().is_none_or(|&id| !state.graph.is_ready(id))
+        };
+        let busy = (0..self.devices()).filter(|&place| state.places[place].running > 0).collect::<SmallVec<_>>();
+        let others = self.cpu_place()..=self.caller_place();
+        let idle = |place: usize| state.places[place].running > 0 || waits(place);
+        let quiet =
+            (0..self.devices()).all(idle) && others.into_iter().all(|p| state.places[p].running == 0 && waits(p));
+        (quiet && !busy.is_empty()).then_some((busy, state.started))
+    }
+
+    /// Whether a device runs a task.
+    pub fn has_work(&self) -> bool {
+        self.state.lock().places.iter().take(self.devices()).any(|place| place.running > 0)
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State<'env>> {
+        self.state.lock()
+    }
+}
+
+impl State<'_> {
+    /// Whether nothing runs and nothing will.
+    pub fn is_over(&self) -> bool {
+        (self.is_closed || self.ended.is_some()) && self.is_idle()
+    }
+
+    /// Whether nothing runs, and nothing that was added waits for its turn.
+    pub fn is_idle(&self) -> bool {
+        match self.ended {
+            Some(_) => self.places.iter().all(|place| place.running == 0),
+            None => self.left == 0,
+        }
+    }
+}

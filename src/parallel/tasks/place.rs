@@ -1,0 +1,269 @@
+//! Where tasks run: device threads, runners of the CPU, and the caller's own looks.
+//!
+//! A device thread starts the work of a task behind the work of the tasks that it depends on: their streams are waited
+//! for on the device, by events that were recorded when those tasks ended. So a copy does not wait for work that came
+//! after its source. The CPU and the caller wait for these events on the host.
+
+use super::{
+    Failure, TaskPanicked,
+    engine::{Engine, Finished, Lane, Started, State, Wake},
+    trace::Times,
+};
+use crate::{
+    Device, Event, Stream,
+    contain::contain,
+    driver::host::Attendee,
+    error::{Error, Result},
+    gang::quiescence::Quiescence,
+    panics,
+    scope::Watch,
+};
+use once_cell::unsync::OnceCell;
+use rayon::Scope;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How often a waiting caller looks whether the devices get on.
+const TICK: Duration = Duration::from_millis(50);
+/// The same, for a caller that must help its pool of threads.
+const HELP: Duration = Duration::from_millis(1);
+
+/// A device's streams for copies, made when they are first needed.
+#[derive(Default)]
+struct Lanes {
+    upload: OnceCell<Stream>,
+    download: OnceCell<Stream>,
+    peer: OnceCell<Stream>,
+}
+
+impl Lanes {
+    fn stream(&self, dev: &Device, lane: Lane) -> Result<Option<&Stream>> {
+        let cell = match lane {
+            Lane::Compute => return Ok(None),
+            Lane::Upload => &self.upload,
+            Lane::Download => &self.download,
+            Lane::Peer => &self.peer,
+        };
+        cell.get_or_try_init(|| dev.stream()).map(Some)
+    }
+}
+
+impl<'env> Engine<'env> {
+    /// A device thread runs the tasks of its device until there will be no more.
+    pub fn serve<'scope>(&'scope self, dev: &Device, scope: &Scope<'scope>) -> Result<()> {
+        let (place, gang) = (dev.rank(), &dev.session.gang);
+        let lanes = Lanes::default();
+        let mut finished = None;
+        loop {
+            let mut wake = Wake::default();
+            let next = self.step(place, finished.take(), &mut wake);
+            self.tell(wake, scope);
+            let next = next.or_else(|| {
+                // The last task has been told of, so a step wakes nobody.
+                let step = || self.step(place, None, &mut Wake::default());
+                let look = || if gang.is_aborted() { Some(None) } else { step() };
+                gang.waker(place).wait_lingering(None, self.shared.linger, look)
+            });
+            finished = next.flatten().map(|task| self.on_device(dev, &lanes, task));
+            if let Err(error) = gang.check() {
+                self.end(Failure::new(self.root(error)));
+            }
+            if finished.is_none() {
+                return dev.check();
+            }
+        }
+    }
+
+    /// Ends a task, and takes the next one. `Some(None)`: there will be none.
+    fn step(&self, place: usize, finished: Option<Finished>, wake: &mut Wake) -> Option<Option<Started<'env>>> {
+        let mut state = self.lock();
+        if let Some(finished) = finished {
+            self.finish(&mut state, finished, wake);
+        }
+        let next = self.start(&mut state, place);
+        (next.is_some() || state.is_over() || state.ended.is_some()).then_some(next)
+    }
+
+    /// The failure of a gang, as its caller sees it.
+    fn root(&self, error: Error) -> Error {
+        self.gang().cause().map_or(error, |(_, cause)| cause)
+    }
+
+    fn on_device(&self, dev: &Device, lanes: &Lanes, task: Started<'env>) -> Finished {
+        let Started { id, job, lane, failure, after, traced } = task;
+        let Some(job) = job else { return Finished { id, failure, event: None, times: None } };
+        if failure.is_some() {
+            contain(|| drop(job));
+            return Finished { id, failure, event: None, times: None };
+        }
+        let mut event = None;
+        let mut times = None;
+        let run = || {
+            let stream = lanes.stream(dev, lane)?;
+            let on = stream.map(|stream| dev.on(stream));
+            let dev = on.as_deref().unwrap_or(dev);
+            for event in &after {
+                if !dev.stream.comes_after(&event.0.stream, event.0.covered) {
+                    dev.wait(event)?;
+                }
+            }
+            let began = traced.map(|trace| trace.begin_on(dev)).transpose()?;
+            let before = dev.stream.submitted();
+            let done = job(Some(dev));
+            // Also after a failure: what has been submitted may use what it was given.
+            if dev.stream.submitted() != before && !self.gang().is_aborted() {
+                event = Some(dev.record()?);
+            }
+            times = began.map(|began| Times::on(began, dev)).transpose()?;
+            done
+        };
+        let done = panics::catch(dev.index(), run).and_then(|done| done);
+        Finished { id, failure: done.err().map(|error| Failure::new(self.root_if_aborted(error))), event, times }
+    }
+
+    /// An abort's cause says more than the abort.
+    fn root_if_aborted(&self, error: Error) -> Error {
+        if matches!(error, Error::Aborted { .. }) { self.root(error) } else { error }
+    }
+
+    /// Wakes places, and starts runners of the CPU.
+    pub fn tell<'scope>(&'scope self, wake: Wake, scope: &Scope<'scope>) {
+        self.wake(&wake);
+        for _ in 0..wake.runners {
+            scope.spawn(|scope| self.run_cpu(scope));
+        }
+    }
+
+    /// A runner: runs tasks of the CPU while there are some.
+    fn run_cpu<'scope>(&'scope self, scope: &Scope<'scope>) {
+        let mut finished = None;
+        loop {
+            let mut wake = Wake::default();
+            let mut state = self.lock();
+            let had = finished.is_some();
+            if let Some(finished) = finished.take() {
+                self.finish(&mut state, finished, &mut wake);
+            }
+            let next = self.start(&mut state, self.cpu_place());
+            if next.is_none() {
+                self.leave(&mut state);
+            }
+            drop(state);
+            self.tell(wake, scope);
+            if had {
+                // Those that it has made ready are awake by now.
+                self.cpu.less();
+            }
+            let Some(task) = next else { return };
+            finished = Some(self.on_cpu(task));
+        }
+    }
+
+    fn on_cpu(&self, task: Started<'env>) -> Finished {
+        let Started { id, job, failure, after, traced, .. } = task;
+        let job = job.expect("a task of the CPU has a body");
+        if failure.is_some() {
+            contain(|| drop(job));
+            return Finished { id, failure, event: None, times: None };
+        }
+        let mut times = None;
+        let done = self.wait_for(&after, true).and_then(|()| {
+            let began = Instant::now();
+            let done = panics::catch(0, || job(None)).unwrap_or_else(|error| Err(TaskPanicked::of(error)));
+            times = traced.map(|_| Times::Host(began, Instant::now()));
+            done
+        });
+        Finished { id, failure: done.err().map(Failure::new), event: None, times }
+    }
+
+    /// The calling host thread waits for the ends of tasks' work. `counted`: the thread runs a task of the CPU.
+    fn wait_for(&self, events: &[Event], counted: bool) -> Result<()> {
+        let gang = self.gang();
+        for event in events {
+            let stop = || gang.is_aborted();
+            if counted {
+                self.cpu.less();
+            }
+            let waited = event.wait_host("tasks", self.shared.deadline, &stop);
+            if counted {
+                self.cpu.more();
+            }
+            waited.map_err(|error| if gang.is_aborted() { self.root(error) } else { error })?;
+        }
+        // A collective that was given up leaves no result.
+        gang.check_kernels(self.shared.deadline);
+        gang.check().map_err(|error| self.root(error))
+    }
+
+    /// The caller waits until `poll` has an answer.
+    pub fn wait<T>(&self, watch: &Watch<'_>, mut poll: impl FnMut(&mut State<'env>) -> Option<T>) -> T {
+        let helps = rayon::current_thread_index().is_some();
+        let mut suspected = None;
+        loop {
+            let mut look = || poll(&mut self.lock());
+            if helps {
+                if let Some(answer) = look() {
+                    return answer;
+                }
+                // The calling thread may be the one that is to run the tasks of the CPU.
+                if rayon::yield_now() == Some(rayon::Yield::Executed) {
+                    continue;
+                }
+            }
+            if let Some(answer) = self.caller.wait_until(Some(if helps { HELP } else { TICK }), look) {
+                return answer;
+            }
+            watch.look(self.has_work());
+            watch.gang.check_kernels(self.shared.deadline);
+            if watch.gang.is_aborted() {
+                let error = watch.gang.cause().map_or(Error::Closed, |(_, cause)| cause);
+                self.end(Failure::new(error));
+            }
+            // Seen twice, so that a wait that is about to end is none.
+            let stuck = self.stuck();
+            if let Some((device, started, failure)) = &stuck
+                && suspected == Some(*started)
+            {
+                watch.gang.poison(*device, failure.error().clone());
+            }
+            suspected = stuck.map(|(_, started, _)| started);
+        }
+    }
+
+    /// A device whose task waits for a peer that will not come, since a task has failed and nothing else runs or can
+    /// start; with the number of tasks that were started, and the failure.
+    fn stuck(&self) -> Option<(usize, u64, Failure)> {
+        let (busy, started) = self.waits_only_for_devices()?;
+        let waits = |&device: &usize| Attendee::waits_for(&*self.shared.quiescence[device]).is_some();
+        let failure = self.lock().failures.first().cloned()?;
+        busy.iter().all(waits).then(|| (busy[0], started, failure))
+    }
+
+    /// A look of the caller at a value: waits for its turn, and for the work of the tasks before it.
+    pub fn look<R>(&self, watch: &Watch<'_>, tell: &dyn Fn(Wake), f: impl FnOnce() -> R) -> Result<R> {
+        let place = self.caller_place();
+        let started = self.wait(watch, |state| {
+            let ended = state.ended.clone().map(Err);
+            self.start(state, place).map(Ok).or(ended)
+        });
+        let Started { id, failure, after, .. } = started.map_err(Failure::report)?;
+        let done = match failure {
+            Some(failure) => Err(failure.report()),
+            // The turn ends also if the caller's code panics.
+            None => self.wait_for(&after, false).map(|()| catch_unwind(AssertUnwindSafe(f))),
+        };
+        let (mut state, mut wake) = (self.lock(), Wake::default());
+        self.finish(&mut state, Finished { id, failure: None, event: None, times: None }, &mut wake);
+        drop(state);
+        tell(wake);
+        Ok(done?.unwrap_or_else(|payload| resume_unwind(payload)))
+    }
+}
+
+/// The caller's thread, as software GPUs see it.
+pub(super) fn caller(engine: &Engine<'_>) -> Arc<Quiescence> {
+    Quiescence::new(engine.caller.clone(), engine.shared.gpu_order[0].clone())
+}

@@ -1,0 +1,246 @@
+//! [`Value`]: what tasks make, read and write; and the arguments of a task.
+//!
+//! Users hold values and lend them to tasks. The engine decides when a task may touch them ([`super::graph`]); so a
+//! lock of a content never waits.
+
+use super::graph::{Access, VarId};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use smallvec::SmallVec;
+use std::{fmt, sync::Arc};
+
+/// What a task makes. Other tasks take it by `&value`, `&mut value` or `value`; the caller looks at it by
+/// [`Tasks::get`](super::Tasks::get).
+///
+/// The content appears when the task has run. It is dropped when nobody needs it any more: the caller has dropped the
+/// `Value`, and the last task that uses it has run.
+///
+/// A value belongs to the call of [`GpuPool::tasks`](crate::GpuPool::tasks) in which it was made. Elsewhere it is an
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that names the place of its use.
+#[must_use = "a value that nobody uses is dropped; `let _ =` says that this is meant"]
+pub struct Value<T> {
+    pub(super) slot: Arc<Slot<T>>,
+}
+
+/// A content, and its variable.
+pub(super) struct Slot<T> {
+    pub content: RwLock<Option<T>>,
+    pub var: VarId,
+    pub home: Arc<Home>,
+}
+
+/// What all values of one call have in common: the variables whose values are gone.
+#[derive(Default)]
+pub(super) struct Home {
+    pub released: Mutex<Vec<VarId>>,
+}
+
+impl<T> Drop for Slot<T> {
+    fn drop(&mut self) {
+        self.home.released.lock().push(self.var);
+    }
+}
+
+impl<T> Slot<T> {
+    pub fn new(var: VarId, home: &Arc<Home>) -> Arc<Self> {
+        Arc::new(Slot { content: RwLock::new(None), var, home: home.clone() })
+    }
+}
+
+impl<T> fmt::Debug for Value<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Value<{}>", std::any::type_name::<T>())
+    }
+}
+
+/// The variables that a task uses.
+pub struct Uses {
+    pub(super) home: Arc<Home>,
+    pub(super) list: SmallVec<[(VarId, Access); 6]>,
+    /// Whether a value of another call is among them.
+    pub(super) is_foreign: bool,
+}
+
+impl Uses {
+    fn add<T>(&mut self, value: &Value<T>, access: Access) {
+        match Arc::ptr_eq(&value.slot.home, &self.home) {
+            true => self.list.push((value.slot.var, access)),
+            false => self.is_foreign = true,
+        }
+    }
+}
+
+/// The arguments of a task: `()`, or a tuple of up to eight [`TaskArg`]s. The task's closure gets a tuple of what
+/// they stand for.
+pub trait TaskArgs {
+    /// The contents.
+    #[doc(hidden)]
+    type Cells: TaskCells + Send;
+    #[doc(hidden)]
+    fn cells(self, uses: &mut Uses) -> Self::Cells;
+}
+
+/// An argument of a task.
+///
+/// | argument | the closure gets | |
+/// |---|---|---|
+/// | `&Value<T>` | `&T` | a read: beside other readers, after the writes before it |
+/// | `&mut Value<T>` | `&mut T` | a write: alone, after the reads and writes before it |
+/// | `Value<T>` | `T` | the content itself; the caller has the value no more |
+/// | `&[Value<T>]`, `Vec<&Value<T>>` | `Vec<&T>` | reads of several |
+pub trait TaskArg {
+    /// The content.
+    #[doc(hidden)]
+    type Cell: TaskCell + Send;
+    #[doc(hidden)]
+    fn cell(self, uses: &mut Uses) -> Self::Cell;
+}
+
+/// The contents of [`TaskArgs`], without the caller's borrows.
+#[doc(hidden)]
+pub trait TaskCells: 'static {
+    type Refs<'a>;
+    fn call<R>(&self, f: impl for<'a> FnOnce(Self::Refs<'a>) -> R) -> R;
+}
+
+/// The content of a [`TaskArg`], without the caller's borrow.
+#[doc(hidden)]
+pub trait TaskCell: 'static {
+    type Guard<'g>;
+    type Ref<'a>;
+    fn lock(&self) -> Self::Guard<'_>;
+    fn get<'a>(guard: &'a mut Self::Guard<'_>) -> Self::Ref<'a>;
+}
+
+const THERE: &str = "a task runs after the tasks that make its arguments";
+
+#[doc(hidden)]
+pub struct Reads<T>(Arc<Slot<T>>);
+#[doc(hidden)]
+pub struct Writes<T>(Arc<Slot<T>>);
+#[doc(hidden)]
+pub struct Takes<T>(Arc<Slot<T>>);
+#[doc(hidden)]
+pub struct ReadsAll<T>(Vec<Reads<T>>);
+
+impl<T: 'static> TaskCell for Reads<T> {
+    type Guard<'g> = RwLockReadGuard<'g, Option<T>>;
+    type Ref<'a> = &'a T;
+    fn lock(&self) -> Self::Guard<'_> {
+        self.0.content.read()
+    }
+    fn get<'a>(guard: &'a mut Self::Guard<'_>) -> &'a T {
+        guard.as_ref().expect(THERE)
+    }
+}
+
+impl<T: 'static> TaskCell for Writes<T> {
+    type Guard<'g> = RwLockWriteGuard<'g, Option<T>>;
+    type Ref<'a> = &'a mut T;
+    fn lock(&self) -> Self::Guard<'_> {
+        self.0.content.write()
+    }
+    fn get<'a>(guard: &'a mut Self::Guard<'_>) -> &'a mut T {
+        guard.as_mut().expect(THERE)
+    }
+}
+
+impl<T: 'static> TaskCell for Takes<T> {
+    type Guard<'g> = Option<T>;
+    type Ref<'a> = T;
+    fn lock(&self) -> Option<T> {
+        self.0.content.write().take()
+    }
+    fn get<'a>(guard: &'a mut Option<T>) -> T {
+        guard.take().expect(THERE)
+    }
+}
+
+impl<T: 'static> TaskCell for ReadsAll<T> {
+    type Guard<'g> = Vec<RwLockReadGuard<'g, Option<T>>>;
+    type Ref<'a> = Vec<&'a T>;
+    fn lock(&self) -> Self::Guard<'_> {
+        self.0.iter().map(TaskCell::lock).collect()
+    }
+    fn get<'a>(guard: &'a mut Self::Guard<'_>) -> Vec<&'a T> {
+        guard.iter().map(|content| content.as_ref().expect(THERE)).collect()
+    }
+}
+
+impl<T: Send + Sync + 'static> TaskArg for &Value<T> {
+    type Cell = Reads<T>;
+    fn cell(self, uses: &mut Uses) -> Reads<T> {
+        uses.add(self, Access::Read);
+        Reads(self.slot.clone())
+    }
+}
+
+impl<T: Send + Sync + 'static> TaskArg for &mut Value<T> {
+    type Cell = Writes<T>;
+    fn cell(self, uses: &mut Uses) -> Writes<T> {
+        uses.add(self, Access::Write);
+        Writes(self.slot.clone())
+    }
+}
+
+impl<T: Send + Sync + 'static> TaskArg for Value<T> {
+    type Cell = Takes<T>;
+    fn cell(self, uses: &mut Uses) -> Takes<T> {
+        uses.add(&self, Access::Write);
+        Takes(self.slot)
+    }
+}
+
+impl<T: Send + Sync + 'static> TaskArg for &[Value<T>] {
+    type Cell = ReadsAll<T>;
+    fn cell(self, uses: &mut Uses) -> ReadsAll<T> {
+        ReadsAll(self.iter().map(|value| value.cell(uses)).collect())
+    }
+}
+
+impl<T: Send + Sync + 'static> TaskArg for Vec<&Value<T>> {
+    type Cell = ReadsAll<T>;
+    fn cell(self, uses: &mut Uses) -> ReadsAll<T> {
+        ReadsAll(self.into_iter().map(|value| value.cell(uses)).collect())
+    }
+}
+
+impl TaskArgs for () {
+    type Cells = ();
+    fn cells(self, _: &mut Uses) {}
+}
+
+impl TaskCells for () {
+    type Refs<'a> = ();
+    fn call<R>(&self, f: impl for<'a> FnOnce(()) -> R) -> R {
+        f(())
+    }
+}
+
+macro_rules! tuples {
+    ($(($($A:ident $C:ident $i:tt),+))+) => {$(
+        impl<$($A: TaskArg),+> TaskArgs for ($($A,)+) {
+            type Cells = ($($A::Cell,)+);
+            fn cells(self, uses: &mut Uses) -> Self::Cells {
+                ($(self.$i.cell(uses),)+)
+            }
+        }
+
+        impl<$($C: TaskCell),+> TaskCells for ($($C,)+) {
+            type Refs<'a> = ($($C::Ref<'a>,)+);
+            fn call<R>(&self, f: impl for<'a> FnOnce(Self::Refs<'a>) -> R) -> R {
+                let mut guards = ($(self.$i.lock(),)+);
+                f(($($C::get(&mut guards.$i),)+))
+            }
+        }
+    )+};
+}
+tuples! {
+    (A CA 0)
+    (A CA 0, B CB 1)
+    (A CA 0, B CB 1, C CC 2)
+    (A CA 0, B CB 1, C CC 2, D CD 3)
+    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4)
+    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4, F CF 5)
+    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4, F CF 5, G CG 6)
+    (A CA 0, B CB 1, C CC 2, D CD 3, E CE 4, F CF 5, G CG 6, H CH 7)
+}

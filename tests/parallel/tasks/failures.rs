@@ -1,0 +1,257 @@
+//! What fails, and what that ends.
+
+use crate::{
+    on_both,
+    support::{Gpus, failure, guarded, until},
+};
+use gpu_pool::{
+    Error, GpuPool, ReduceOp, Result,
+    parallel::{TaskPanicked, Tasks},
+    testing::{Explorer, FaultPlan},
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+fn works(pool: &GpuPool) {
+    let found = pool.run(|dev, _| {
+        let mut x = dev.upload(&[1.0f32; 4])?;
+        dev.all_reduce(&mut x, ReduceOp::Sum)?;
+        dev.download(&x)
+    });
+    assert_eq!(found.unwrap()[0], [pool.devices() as f32; 4]);
+    pool.tasks(|t| {
+        let x = t.gpu(0).run((), |_, ()| Ok(1));
+        assert_eq!(t.get(&x)?, 1);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Runs `f`, whose error is `text`, with a pool that works afterwards.
+#[track_caller]
+fn fails<'env>(gpus: Gpus, text: &str, f: impl FnOnce(&Tasks<'_, 'env>) -> Result<()>) -> Error {
+    let pool = gpus.pool(2);
+    let error = failure(pool.tasks(f));
+    assert!(error.to_string().contains(text), "{error}");
+    works(&pool);
+    error
+}
+
+on_both! {
+    /// MXNet's test_exc_imperative and test_exc_symbolic: what depends on a failed task fails with its error.
+    2: fn a_failure_reaches_what_depends_on_it(gpus) {
+        let pool = gpus.pool(2);
+        let ran = AtomicUsize::new(0);
+        pool.tasks(|t| {
+            let bad = t.gpu(1).run((), |_, ()| Err::<i32, _>(Error::custom("no")));
+            let next = t.cpu().run((&bad,), |(x,)| { ran.fetch_add(1, SeqCst); Ok(*x) });
+            let last = t.gpu(0).run((&next,), |_, (x,)| { ran.fetch_add(1, SeqCst); Ok(*x) });
+            // MXNet's test_exc_multiple_waits: each wait says why.
+            for _ in 0..2 {
+                assert_eq!(t.get(&last).unwrap_err().to_string(), "no");
+            }
+            // MXNet's test_exc_post_fail: others are not affected, before and after.
+            let other = t.gpu(1).run((), |_, ()| Ok(5));
+            assert_eq!(t.get(&other)?, 5);
+            Ok(())
+        }).unwrap();
+        assert_eq!(ran.load(SeqCst), 0);
+        works(&pool);
+    }
+
+    /// MXNet's test_exc_mutable_var_fail: a task that fails while it writes a value spoils it, also for writers.
+    2: fn what_a_failed_task_has_written_is_spoilt(gpus) {
+        let pool = gpus.pool(2);
+        pool.tasks(|t| {
+            let (mut x, y) = (t.cpu().run((), |()| Ok(1)), t.cpu().run((), |()| Ok(2)));
+            let _ = t.gpu(0).run((&mut x, &y), |_, (x, _)| { *x = 7; Err::<(), _>(Error::custom("half way")) });
+            let _ = t.gpu(1).run((&mut x,), |_, (x,)| { *x = 8; Ok(()) });
+            assert_eq!(t.get(&x).unwrap_err().to_string(), "half way");
+            assert_eq!(t.get(&y)?, 2);
+            Ok(())
+        }).unwrap();
+    }
+
+    /// A failure that nobody has asked for is not lost.
+    2: fn a_failure_that_was_not_seen_is_the_result(gpus) {
+        fails(gpus, "nobody asks", |t| {
+            let _ = t.gpu(1).run((), |_, ()| Err::<(), _>(Error::custom("nobody asks")));
+            Ok(())
+        });
+    }
+
+    /// MXNet's test_multiple_waitalls, test_exc_gluon: `wait` reports a failure once.
+    2: fn wait_reports_a_failure(gpus) {
+        let pool = gpus.pool(2);
+        pool.tasks(|t| {
+            let _ = t.gpu(0).run((), |_, ()| Err::<(), _>(Error::custom("first")));
+            assert_eq!(failure(t.wait()).to_string(), "first");
+            t.wait()
+        }).unwrap();
+    }
+
+    2: fn a_task_of_a_device_panics(gpus) {
+        let error = fails(gpus, "tasks/failures.rs", |t| {
+            let bad = t.gpu(1).run((), |_, ()| -> Result<i32> { panic!("on purpose") });
+            t.get(&bad).map(drop)
+        });
+        assert!(matches!(error, Error::Panicked { device: 1, ref message, .. } if message == "on purpose"), "{error:?}");
+    }
+
+    2: fn a_task_of_the_cpu_panics(gpus) {
+        let error = fails(gpus, "tasks/failures.rs", |t| {
+            let bad = t.cpu().run((), |()| -> Result<i32> { panic!("on {}", "purpose") });
+            t.get(&bad).map(drop)
+        });
+        let Error::Custom(error) = error else { panic!("{error:?}") };
+        assert_eq!(error.downcast_ref::<TaskPanicked>().unwrap().message, "on purpose");
+    }
+
+    /// The caller's panic passes through, after the tasks that run have ended; others do not start.
+    2: fn the_caller_panics(gpus) {
+        let pool = gpus.pool(2);
+        let (ended, started) = (AtomicBool::new(false), AtomicBool::new(false));
+        let panicked = catch_unwind(AssertUnwindSafe(|| pool.tasks(|t| -> Result<()> {
+            let inside = Arc::new(AtomicBool::new(false));
+            let (ended, tell) = (&ended, inside.clone());
+            let slow = t.gpu(0).run((), move |_, ()| {
+                tell.store(true, SeqCst);
+                std::thread::sleep(std::time::Duration::from_millis(30));
+                ended.store(true, SeqCst);
+                Ok(())
+            });
+            let _ = t.gpu(1).run((&slow,), |_, (_,)| { started.store(true, SeqCst); Ok(()) });
+            until("the task runs", || inside.load(SeqCst))?;
+            panic!("the caller's own")
+        })));
+        assert_eq!(*panicked.unwrap_err().downcast::<&str>().unwrap(), "the caller's own");
+        assert!(ended.load(SeqCst) && !started.load(SeqCst));
+        works(&pool);
+    }
+
+    2: fn an_early_return_ends_what_has_not_started(gpus) {
+        let started = AtomicBool::new(false);
+        fails(gpus, "enough", |t| {
+            let gate = t.cpu().run((), |()| { std::thread::sleep(std::time::Duration::from_millis(30)); Ok(()) });
+            let _ = t.gpu(1).run((&gate,), |_, (_,)| { started.store(true, SeqCst); Ok(()) });
+            Err(Error::custom("enough"))
+        });
+        assert!(!started.load(SeqCst));
+    }
+
+    /// A device waits in a collective for a device whose task does not run, since it depends on a failed one.
+    2: fn a_failure_ends_the_wait_of_another_device(gpus) {
+        fails(gpus, "no input", |t| {
+            let mut parts: Vec<_> = (0..2).map(|i| t.gpu(i).run((), move |dev, ()| match i {
+                0 => dev.zeros::<f32>(8),
+                _ => Err(Error::custom("no input")),
+            })).collect();
+            for (i, part) in parts.iter_mut().enumerate() {
+                let _ = t.gpu(i).run((part,), |dev, (x,)| dev.all_reduce(x, ReduceOp::Sum));
+            }
+            t.get(&t.gpu(0).run((&parts[0],), |dev, (x,)| dev.download(x))).map(drop)
+        });
+    }
+
+    /// A failure of the gang: everything ends, and the cause is the result.
+    2: fn collectives_that_do_not_match_end_all(gpus) {
+        let pool = gpus.pool(2);
+        let error = failure(pool.tasks(|t| {
+            let mut parts: Vec<_> = (0..2).map(|i| t.gpu(i).run((), move |dev, ()| dev.zeros::<f32>(8 + i))).collect();
+            for (i, part) in parts.iter_mut().enumerate() {
+                let _ = t.gpu(i).run((part,), |dev, (x,)| dev.all_reduce(x, ReduceOp::Sum));
+            }
+            Ok(())
+        }));
+        assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
+        works(&pool);
+    }
+}
+
+/// Each is a typed error that names the place of its use.
+#[test]
+fn bad_input() {
+    #[track_caller]
+    fn invalid<R: std::fmt::Debug>(result: Result<R>, why: &str, line: u32) {
+        match failure(result) {
+            Error::InvalidArgument { op: "tasks", why: found, site, .. } => {
+                assert!(found.contains(why), "{found}");
+                assert_eq!((site.line(), site.file().ends_with("failures.rs")), (line, true));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    guarded(|| {
+        let pool = Gpus::software().pool(2);
+        let mut foreign = pool.tasks(|t| Ok(t.cpu().run((), |()| Ok(1)))).unwrap();
+        pool.tasks(|t| {
+            invalid(t.get(&foreign), "another call", line!());
+            invalid(t.take(&mut foreign), "another call", line!());
+            let (used, line) = (t.gpu(1).run((&foreign,), |_, (x,)| Ok(*x)), line!());
+            invalid(t.get(&used), "another call", line);
+
+            let mut x = t.cpu().run((), |()| Ok(String::from("once")));
+            let (taken, at) = (t.take(&mut x)?, line!());
+            assert_eq!(taken, "once");
+            invalid(t.get(&x), &format!("failures.rs:{at}"), line!());
+            let (used, line) = (t.cpu().run((&x,), |(x,)| Ok(x.len())), line!());
+            invalid(t.get(&used), &format!("failures.rs:{at}"), line);
+
+            let (nowhere, line) = (t.gpu(2).run((), |_, ()| Ok(())), line!());
+            invalid(t.get(&nowhere), "device 2 of 2", line);
+            Ok(())
+        })
+        .unwrap();
+        let nested = pool.run(|_, _| pool.tasks(|_| Ok(())));
+        assert!(matches!(failure(nested), Error::NestedScope { .. }));
+    });
+}
+
+/// A lost device fails its own tasks and the call; tasks of the other device that need nothing of it have run.
+#[test]
+fn a_lost_device() {
+    guarded(|| {
+        let plan = "1:launch:2:lost".parse::<FaultPlan>().unwrap().paused();
+        let pool = Gpus::software().builder(2).faults(plan.clone()).build().unwrap();
+        plan.resume();
+        let other = AtomicBool::new(false);
+        let error = failure(pool.tasks(|t| {
+            let mut x = t.gpu(1).run((), |dev, ()| dev.upload(&[1.0f32; 8]));
+            for _ in 0..3 {
+                let _ = t.gpu(1).run((&mut x,), |dev, (x,)| dev.scale(x, 2.0));
+            }
+            let _ = t.gpu(0).run((), |_, ()| {
+                other.store(true, SeqCst);
+                Ok(())
+            });
+            Ok(())
+        }));
+        assert!(matches!(error, Error::DeviceLost { device: 1, .. }), "{error:?}");
+        assert!(other.load(SeqCst));
+    });
+}
+
+/// A failing task in every interleaving: the same error, and no device hangs.
+#[test]
+fn failures_in_many_interleavings() {
+    guarded(|| {
+        let run = Explorer::new().devices(2).seeds(crate::support::cases(5, 100)).run(|pool| {
+            let result = pool.tasks(|t| {
+                let x = t.gpu(0).run((), |dev, ()| dev.upload(&[1.0f32; 64]));
+                let y = t.gpu(1).copy(&x);
+                let bad = t.gpu(1).run((&y,), |_, (_,)| Err::<(), _>(Error::custom("no")));
+                let host = t.gpu(0).download(&x);
+                let sum = t.cpu().run((&host, &bad), |(host, ())| Ok(host.as_slice()?[0]));
+                t.get(&sum)
+            });
+            assert_eq!(failure(result).to_string(), "no");
+            pool.run(|dev, _| dev.zeros::<f32>(1)).map(drop)
+        });
+        run.unwrap_or_else(|failure| panic!("{failure}"));
+    });
+}
