@@ -2,6 +2,8 @@
 //! takes its turns on command (`benches/peers`). Without torch or GPUs there is no peer.
 //!
 //! * `<gpu or software>/ops/<operation>/<f32 or bf16>/<columns>`: microseconds of one operation on 4096 rows, see `ops`
+//! * `.../task/..`: microseconds of an empty task, see `task`
+//! * `.../hop/..`, `.../pipeline/..`: microseconds of a hop, milliseconds of a step, see `pipeline`
 //! * `.../data_parallel/<devices>/<rows>`: microseconds of a training step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
 //!
@@ -13,7 +15,10 @@ mod support;
 mod data_parallel;
 mod machine;
 mod ops;
+mod pipeline;
 mod products;
+mod stack;
+mod task;
 
 use machine::Machine;
 use support::Bench;
@@ -22,6 +27,8 @@ fn main() {
     let mut bench = Bench::new("parallel");
     let machine = Machine::new();
     ops::run(&mut bench, &machine);
+    task::run(&mut bench, &machine);
+    pipeline::run(&mut bench, &machine);
     data_parallel::run(&mut bench, &machine);
     products::run(&mut bench, &machine);
     bench.finish();
