@@ -2,7 +2,7 @@
 //!
 //! `pipeline.rs` calls [`run`] in a scope. A member does the actions of its list in order. What another device needs
 //! is given to it on the host, without a wait; what comes from another device is taken on the host and fetched over the
-//! link, on a stream of its own. So copies overlap computing, and a schedule that is runnable cannot get stuck.
+//! link, on streams for that. So copies overlap computing, and a schedule that is runnable cannot get stuck.
 //!
 //! Events are recorded after each action, since memory changes hands there: a copy that lands in memory of an earlier
 //! micro-batch waits for the last use of that memory, and not for all that was enqueued since.
@@ -50,7 +50,7 @@ pub(super) fn run<S: Stage, R>(
         schedule,
         group,
         local,
-        links: dev.stream()?,
+        links: (0..2 * stages.len()).map(|_| dev.stream()).collect::<Result<_>>()?,
         kept: (0..2 * slots).map(|_| None).collect(),
         saved: (0..slots).map(|_| None).collect(),
         accumulate: vec![false; stages.len()],
@@ -71,8 +71,9 @@ struct Member<'a, S: Stage, R> {
     group: &'a Group<'a>,
     /// By stage: its place among the member's stages.
     local: Vec<usize>,
-    /// Copies from other devices run here.
-    links: Stream,
+    /// By local stage: where its activations are fetched, and its gradients. On one stream for both, an activation
+    /// would stand behind a gradient that comes later; and with it the stage before, when it uses the memory again.
+    links: Vec<Stream>,
     /// By slot: the activation and the gradient that this member has made for itself.
     kept: Vec<Option<S::Activation>>,
     /// By slot: what the backward pass needs.
@@ -155,9 +156,10 @@ impl<S: Stage, R> Member<'_, S, R> {
     fn take(&mut self, step: Step) -> Result<S::Activation> {
         let Action { stage, micro, work } = step.action;
         let Peer::Rank(rank) = step.input else { return Ok(self.keep(self.slot(stage, micro), step.action)) };
-        let label = self.label(stage, micro, work != Work::Forward);
-        let there: S::Activation = self.group.take_as(self.op, label, rank)?;
-        there.hop(&self.group.device().on(&self.links))
+        let (dev, backward) = (self.group.device(), work != Work::Forward);
+        let there: S::Activation = self.group.take_as(self.op, self.label(stage, micro, backward), rank)?;
+        let _here = dev.worker.handle.enter(self.op, self.site);
+        there.hop(&dev.on(&self.links[2 * self.local[stage] + usize::from(backward)]))
     }
 
     /// What this member has made for itself.

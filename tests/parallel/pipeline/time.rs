@@ -20,8 +20,10 @@ kernel! {
 }
 
 const PART: Duration = Duration::from_millis(5);
-/// Elements of an activation: 4 MiB.
-const ELEMENTS: usize = 1 << 20;
+/// Threads of the kernel.
+const THREADS: u32 = 1024;
+/// Elements of an activation: 64 KiB.
+const ELEMENTS: usize = 1 << 14;
 
 /// By rank: when its actions have begun and ended.
 type Times = Arc<Mutex<Vec<Vec<(Event, Event)>>>>;
@@ -40,15 +42,18 @@ impl Busy {
             // The device waits for its input.
             dev.copy(&input.slice(..1), &mut self.0.slice_mut(..1))?;
         }
+        let mut output = dev.zeros(ELEMENTS)?;
         let start = dev.record_timed()?;
         for _ in 0..parts {
             // SAFETY: the kernel touches nothing.
             unsafe {
-                dev.launch(&BUSY, LaunchDims { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 }, (&mut self.0,))?
+                dev.launch(
+                    &BUSY,
+                    LaunchDims { grid: (1, 1, 1), block: (THREADS, 1, 1), shared_bytes: 0 },
+                    (&mut self.0,),
+                )?
             };
         }
-        // SAFETY: nobody reads it, in a dry run.
-        let mut output = unsafe { dev.uninit(ELEMENTS)? };
         dev.copy(&self.0, &mut output.slice_mut(..1))?;
         let span = (start, dev.record_timed()?);
         self.1.lock().unwrap()[dev.rank()].push(span);
@@ -87,8 +92,8 @@ impl Stage for Busy {
 
 fn machine(ranks: usize) -> Topology {
     let machine = Topology::nvswitch(ranks);
-    // An operation for each of so many that the device does in the time.
-    let operations = machine.devices()[0].gflops * 1e9 * PART.as_secs_f64();
+    // By each of the kernel's threads: what the device does in that time, in all.
+    let operations = machine.devices()[0].gflops * 1e9 * PART.as_secs_f64() / f64::from(THREADS);
     machine.with_kernel("busy", KernelCost { reads: 0.0, writes: 0.0, operations })
 }
 
