@@ -101,6 +101,11 @@ where
     if on_device_thread() {
         return Err(Error::NestedScope { op: "run" }.into());
     }
+    let pool = shared.handles[0].pool;
+    if HELD.with_borrow(|held| held.contains(&pool)) {
+        let why = "a task, or the closure that gives out tasks, would wait for devices that wait for it";
+        return Err(Error::invalid("run", why).into());
+    }
     check_pid(shared)?;
     let _pass = shared.gate.enter().ok_or(Error::Closed)?;
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
@@ -169,6 +174,25 @@ where
             Err(error) => Err(error.into()),
         },
     }
+}
+
+thread_local! {
+    /// The pools whose devices may wait for this thread.
+    static HELD: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs code for which the devices of a pool may wait: it cannot start a scope of that pool.
+#[cfg(feature = "tasks")]
+pub(crate) fn holding<R>(shared: &Shared, f: impl FnOnce() -> R) -> R {
+    struct Held;
+    impl Drop for Held {
+        fn drop(&mut self) {
+            HELD.with_borrow_mut(Vec::pop);
+        }
+    }
+    HELD.with_borrow_mut(|held| held.push(shared.handles[0].pool));
+    let _held = Held;
+    f()
 }
 
 /// For errors of this crate's type: peers see the error itself.

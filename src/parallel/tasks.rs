@@ -28,7 +28,7 @@ use crate::{
     driver::host::{self, Attendee},
     error::{Error, Result, Site},
     panics,
-    scope::{Watch, as_it_is, run_beside},
+    scope::{Watch, as_it_is, holding, run_beside},
     sync::Flag,
 };
 use engine::{Engine, Wake};
@@ -137,7 +137,7 @@ impl GpuPool {
     /// Ready tasks of a device run in the order in which they became ready. Collectives of several tasks must run in
     /// one order on all devices: give each device a value of its own that these tasks write, such as the buffer itself.
     ///
-    /// The call is a scope of all devices: other scopes of the pool wait until it is over.
+    /// The call is a scope of all devices: other scopes of the pool wait until it is over. `f` and tasks cannot start one.
     ///
     /// # Failures
     /// A task that returns an error or panics makes no value. Tasks that need the value do not run, and fail with the
@@ -203,7 +203,7 @@ fn run<'scope, 'env, R>(
         host::attend(driver, &(engine.cpu.clone() as Arc<dyn Attendee>));
         let registered = caller.register();
         let tasks = Tasks::new(engine, watch, &tell);
-        let result = catch_unwind(AssertUnwindSafe(|| f(&tasks)));
+        let result = catch_unwind(AssertUnwindSafe(|| holding(&pool.shared, || f(&tasks))));
         match &result {
             Ok(Ok(_)) => engine.close(),
             Ok(Err(error)) => engine.end(Failure::new(error.clone())),

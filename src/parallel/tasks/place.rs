@@ -16,7 +16,7 @@ use crate::{
     error::{Error, Result},
     gang::quiescence::Quiescence,
     panics,
-    scope::Watch,
+    scope::{Watch, holding},
 };
 use once_cell::unsync::OnceCell;
 use rayon::Scope;
@@ -172,7 +172,8 @@ impl<'env> Engine<'env> {
         let mut times = None;
         let done = self.wait_for(&after, true).and_then(|()| {
             let began = Instant::now();
-            let done = panics::catch(0, || job(None)).unwrap_or_else(|error| Err(TaskPanicked::of(error)));
+            let done = panics::catch(0, || holding(&self.shared, || job(None)))
+                .unwrap_or_else(|error| Err(TaskPanicked::of(error)));
             times = traced.map(|_| Times::Host(began, Instant::now()));
             done
         });

@@ -15,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
 fn works(pool: &GpuPool) {
@@ -100,7 +101,8 @@ on_both! {
             let bad = t.gpu(1).run((), |_, ()| -> Result<i32> { panic!("on purpose") });
             t.get(&bad).map(drop)
         });
-        assert!(matches!(error, Error::Panicked { device: 1, ref message, .. } if message == "on purpose"), "{error:?}");
+        let Error::Panicked { device, message, .. } = error else { panic!("{error:?}") };
+        assert_eq!((device, &*message), (1, "on purpose"));
     }
 
     2: fn a_task_of_the_cpu_panics(gpus) {
@@ -121,7 +123,7 @@ on_both! {
             let (ended, tell) = (&ended, inside.clone());
             let slow = t.gpu(0).run((), move |_, ()| {
                 tell.store(true, SeqCst);
-                std::thread::sleep(std::time::Duration::from_millis(30));
+                std::thread::sleep(Duration::from_millis(30));
                 ended.store(true, SeqCst);
                 Ok(())
             });
@@ -137,7 +139,7 @@ on_both! {
     2: fn an_early_return_ends_what_has_not_started(gpus) {
         let started = AtomicBool::new(false);
         fails(gpus, "enough", |t| {
-            let gate = t.cpu().run((), |()| { std::thread::sleep(std::time::Duration::from_millis(30)); Ok(()) });
+            let gate = t.cpu().run((), |()| { std::thread::sleep(Duration::from_millis(30)); Ok(()) });
             let _ = t.gpu(1).run((&gate,), |_, (_,)| { started.store(true, SeqCst); Ok(()) });
             Err(Error::custom("enough"))
         });
@@ -209,6 +211,78 @@ fn bad_input() {
         .unwrap();
         let nested = pool.run(|_, _| pool.tasks(|_| Ok(())));
         assert!(matches!(failure(nested), Error::NestedScope { .. }));
+    });
+}
+
+/// The devices wait for the caller, not the caller for the devices: no deadline passes.
+#[test]
+fn a_slow_caller_and_a_slow_cpu() {
+    guarded(|| {
+        let limit = Duration::from_millis(100);
+        let pool = Gpus::software().builder(2).timeout(limit).build().unwrap();
+        let found = pool.tasks(|t| {
+            std::thread::sleep(3 * limit);
+            let x = t.gpu(0).run((), |dev, ()| dev.upload(&[1.0f32]));
+            let y = t.cpu().run((), |()| {
+                std::thread::sleep(3 * limit);
+                Ok(2.0f32)
+            });
+            let sum = t.gpu(0).run((x, &y), |dev, (mut x, y)| {
+                dev.scale(&mut x, *y)?;
+                dev.download(&x)
+            });
+            t.get(&sum)
+        });
+        assert_eq!(found.unwrap(), [2.0]);
+    });
+}
+
+/// A scope on the devices that wait for the caller would wait for ever.
+#[test]
+fn a_scope_of_the_same_pool() {
+    guarded(|| {
+        let pool = Gpus::software().pool(2);
+        let refused = |result: Result<Vec<()>>| {
+            let error = failure(result);
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
+        };
+        pool.tasks(|t| {
+            refused(pool.run(|_, _| Ok(())));
+            let inner = t.cpu().run((), |()| {
+                refused(pool.run(|_, _| Ok(())));
+                Ok(())
+            });
+            t.get(&inner)?;
+            // Another pool may be used.
+            Gpus::software().pool(1).run(|_, _| Ok(())).map(drop)
+        })
+        .unwrap();
+        works(&pool);
+    });
+}
+
+/// Another scope has the devices, and makes no progress.
+#[test]
+fn devices_that_are_busy() {
+    guarded(|| {
+        let pool = Gpus::software().builder(2).timeout(Duration::from_millis(200)).build().unwrap();
+        let (inside, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pool.run(|_, _| {
+                    inside.store(true, SeqCst);
+                    until("the other scope has given up", || over.load(SeqCst))
+                })
+            });
+            until("the scope runs", || inside.load(SeqCst)).unwrap();
+            let error = failure(pool.tasks(|t| {
+                let x = t.gpu(0).run((), |_, ()| Ok(1));
+                t.get(&x)
+            }));
+            over.store(true, SeqCst);
+            assert!(matches!(error, Error::Timeout { op: "waiting for its turn", .. }), "{error}");
+        });
+        works(&pool);
     });
 }
 
