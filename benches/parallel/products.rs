@@ -1,14 +1,13 @@
 //! The matrix products of "Dive into Deep Learning", 13.3 (automatic parallelism): 50 products of 4000 x 4000 in `f32`
 //! (no TF32), on one GPU and on two at once; and their results on the way to page-locked memory while the GPU computes.
 //!
-//! * `.../products/<streams or tasks>/one`: milliseconds of the 50 products on one GPU
-//! * `.../products/<streams>/two`: of 50 on each of two GPUs
-//! * `.../products/<streams>/copy_one`, `copy_two`: the same with copies of all results (50 times 64 MB)
+//! * `.../products/<streams or tasks>/one`, `two`: milliseconds of 50 products on one GPU, and of 50 on each of two
+//! * `.../copy_one`, `copy_two`: the same with copies of all results (50 times 64 MB)
 //!
 //! `streams` is a scope with a second stream for the copies, into page-locked memory that is there before. `tasks` is
-//! `GpuPool::tasks`, with a task for each product and `download` for each copy. torch runs in one process; its copies are `non_blocking`
-//! into page-locked memory, on the stream of the products as the book has them, or on a second one. Targets: 135 ms on
-//! two GPUs, 140 ms with copies on one.
+//! `GpuPool::tasks`, with a task for each product and `download` for each copy. torch runs in one process. Its copies
+//! are `non_blocking` into page-locked memory, on the stream of the products as the book has them, or on a second one.
+//! Targets: 135 ms on two GPUs, 140 ms with copies on one.
 
 use std::{cell::RefCell, time::Instant};
 
