@@ -22,8 +22,8 @@ kernel! {
 const PART: Duration = Duration::from_millis(5);
 /// Threads of the kernel.
 const THREADS: u32 = 1024;
-/// Elements of an activation: 64 KiB.
-const ELEMENTS: usize = 1 << 14;
+/// Elements of an activation: 4 MiB.
+const ELEMENTS: usize = 1 << 20;
 
 /// By rank: when its actions have begun and ended.
 type Times = Arc<Mutex<Vec<Vec<(Event, Event)>>>>;
@@ -141,7 +141,8 @@ fn a_step_takes_as_long_as_simulate_says() {
     let all: Vec<(usize, usize)> = (2..=8).flat_map(|p| [4, 8, 16, 32, 64].map(|m| (p, m))).collect();
     for (ranks, micros) in cases(vec![(2, 4), (4, 8), (8, 16)], all) {
         let machine = machine(ranks);
-        let pool = builder().topology(machine.clone()).dry().module(&MODULE).build().unwrap();
+        // Memory for a whole step: host threads run ahead of their devices, and a small pool makes streams wait for it.
+        let pool = builder().topology(machine.clone()).dry().memory_reserve(32 << 30).module(&MODULE).build().unwrap();
         let hop = hop(&pool, &machine);
         for (name, schedule) in schedules(ranks, micros) {
             let off = 100.0 * off(&pool, &schedule, hop);
