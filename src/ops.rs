@@ -1,8 +1,8 @@
-//! The operations on buffers that come with the crate: what a perceptron, a transformer and their optimizers need. Users
-//! launch kernels of their own for everything else.
+//! The operations on buffers that come with the crate: what a perceptron, a transformer and their optimizers need.
+//! Users launch kernels of their own for everything else.
 //!
-//! Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on the current stream. Here are fill,
-//! scale, axpy, sum, dot and cast; the modules have the others, by family.
+//! Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on the current stream. Here are
+//! fill, scale, axpy, sum, dot and cast; the modules have the others, by family.
 
 mod activation;
 mod cast;

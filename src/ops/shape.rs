@@ -18,6 +18,9 @@ use std::panic::Location;
 
 module! { SHAPE, "shape" }
 
+/// `(x, y, count, rows, cols)`
+type Transpose<W> = Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>;
+
 fn host_transpose<T: DeviceCopy>(x: &[T], y: &mut [T], count: u32, rows: u32, cols: u32) {
     let (count, rows, cols) = (count as usize, rows as usize, cols as usize);
     let size = (rows * cols).max(1);
@@ -163,7 +166,7 @@ impl Device {
     fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
         &self,
         op: &'static str,
-        kernel: &'static Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>,
+        kernel: &'static Transpose<W>,
         x: DeviceView<'_, T>,
         y: DeviceViewMut<'_, T>,
         [count, rows, cols]: [usize; 3],

@@ -128,7 +128,8 @@ kernels! { POINTWISE;
     pub(super) fn backward(In<T>, In<T>, Address, Out<T>, u64, u32, u32) = "activate_backward", host_backward::<T>;
     pub(super) fn backward_assign(Address, In<T>, Address, Out<T>, u64, u32, u32)
         = "activate_backward", host_backward_assign::<T>;
-    pub(super) fn bias_backward(In<T>, In<T>, In<T>, Out<T>, u64, u32, u32) = "activate_backward", host_bias_backward::<T>;
+    pub(super) fn bias_backward(In<T>, In<T>, In<T>, Out<T>, u64, u32, u32)
+        = "activate_backward", host_bias_backward::<T>;
     pub(super) fn bias_backward_assign(Address, In<T>, In<T>, Out<T>, u64, u32, u32)
         = "activate_backward", host_bias_backward_assign::<T>;
 }

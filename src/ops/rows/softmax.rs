@@ -221,7 +221,8 @@ macro_rules! softmax {
             /// let (x, dy) = (dev.upload(&[1.0f32, 1.0])?, dev.upload(&[2.0f32, 0.0])?); // one row
             #[doc = concat!("let y = dev.", stringify!($name), "(&x, 2)?;")]
             #[doc = concat!("let dx = dev.download(&dev.", stringify!($back), "(&dy, &y, 2)?)?;")]
-            #[doc = concat!("assert!((dx[0] - ", $dx, ").abs() < 1e-6 && (dx[1] + ", $dx, ").abs() < 1e-6, \"{dx:?}\");")]
+            #[doc = concat!("let right = [", $dx, "f32, -", $dx, "];")]
+            /// assert!(dx.iter().zip(right).all(|(dx, right)| (dx - right).abs() < 1e-6), "{dx:?}");
             /// # Ok(()) })?;
             /// # Ok::<(), gpu_pool::Error>(())
             /// ```

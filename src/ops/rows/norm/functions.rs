@@ -153,7 +153,8 @@ fn host_column_finals<T: Float>(
 }
 
 kernels! { ROWS;
-    pub(super) fn column_finals(In<T::Acc>, In<T::Acc>, Out<T>, Out<T>, u32, u32) = "column_finals", host_column_finals::<T>;
+    pub(super) fn column_finals(In<T::Acc>, In<T::Acc>, Out<T>, Out<T>, u32, u32)
+        = "column_finals", host_column_finals::<T>;
     pub(super) fn layer_norm(In<T>, In<T>, In<T>, Out<T>, Out<T::Acc>, Out<T::Acc>, u64, u32, T::Acc)
         = "layer_norm", host_layer_norm::<T>;
     pub(super) fn rms_norm(In<T>, In<T>, Out<T>, Out<T::Acc>, u64, u32, T::Acc) = "rms_norm", host_rms_norm::<T>;
