@@ -132,7 +132,7 @@ fn parts_are_updated_by_themselves() {
                 moments.extend([dev.download(&memory[0])?, dev.download(&memory[1])?]);
             }
             let of = |which: usize| moments.iter().skip(which).step_by(2).flatten().copied().collect::<Vec<_>>();
-            Ok((dev.download(&w[0])?, dev.download(&w[1])?, dev.download(&bucket)?, of(0), of(1)))
+            Ok::<_, crate::Error>((dev.download(&w[0])?, dev.download(&w[1])?, dev.download(&bucket)?, of(0), of(1)))
         };
         let whole = run(&[(0, 24)])?;
         assert!(run(&[(0, 4), (4, 12), (12, 24)])? == whole && run(&[(0, 16), (16, 24)])? == whole);
