@@ -7,7 +7,8 @@
 //! * `.../data_parallel/<devices>/<rows>`: microseconds of a training step, see `data_parallel`
 //! * `.../products/..`: 50 products of matrices, see `products`
 //!
-//! `cargo bench --bench parallel -- ops/` runs one part, and so for the others.
+//! `cargo bench --bench parallel -- ops/` runs one part; the others are `/task/`, `hop/`, `pipeline/`, `data_parallel/`
+//! and `products/`. All of them are planned to take less than 4 minutes on 2 H200s, more than half of it for `ops/`.
 
 #[path = "../support/mod.rs"]
 mod support;

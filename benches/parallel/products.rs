@@ -109,7 +109,7 @@ pub fn run(bench: &mut Bench, machine: &Machine) {
     let side = if machine.software { 64 } else { 4000 };
     let results = pool.per_device(|dev, shard| Results::new(dev, &shard, side)).expect("memory for it");
     let results = RefCell::new(results);
-    bench.set_turns(1, bench.size(7, 3));
+    bench.set_turns(1, bench.size(5, 3));
     let factors = results.borrow_mut().run(|dev, _, own| {
         let mut x = uninit(dev, own.x.len())?;
         dev.copy(&own.x, &mut x)?;

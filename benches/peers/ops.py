@@ -120,7 +120,6 @@ def compiled(torch, name):
     """Two operations as one kernel. The inputs are tensors: a list of them would be compiled in."""
     functional, aten = torch.nn.functional, torch.ops.aten
     functions = {
-        "bias_relu": lambda x, b, dy: torch.relu(x + b),
         "bias_gelu": lambda x, b, dy: functional.gelu(x + b),
         "bias_gelu_backward": lambda x, b, dy: aten.gelu_backward(dy, x + b, approximate="none"),
     }

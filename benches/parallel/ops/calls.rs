@@ -57,7 +57,7 @@ fn activations<T: Number>() -> Vec<Call<T>> {
         call("silu", |dev, r, i| kept(dev.activation(Silu, &r.x[i]))),
         call("silu_backward", |dev, r, i| kept(dev.activation_backward(Silu, &r.dy[i], &r.x[i]))),
         call("bias", |dev, r, i| kept(dev.bias_activation(Identity, &r.x[i], &r.beta))),
-        fused("bias_relu", |dev, r, i| kept(dev.bias_activation(Relu, &r.x[i], &r.beta))),
+        call("bias_relu", |dev, r, i| kept(dev.bias_activation(Relu, &r.x[i], &r.beta))),
         fused("bias_gelu", |dev, r, i| kept(dev.bias_activation(Gelu, &r.x[i], &r.beta))),
         fused("bias_gelu_backward", |dev, r, i| kept(dev.bias_activation_backward(Gelu, &r.dy[i], &r.x[i], &r.beta))),
     ]
