@@ -1,14 +1,18 @@
 //! Steps back against finite differences, in `f64`: the derivative of a weighted sum of what the step forward gives.
 
 use crate::{on_both, pointwise, rig::values};
-#[cfg(feature = "blas")]
-use gpu_pool::Matrix;
 use gpu_pool::{Device, DeviceBuffer, Result};
 
 type Buffer = DeviceBuffer<f64>;
 
 /// `dx` is the gradient of the sum of `w * forward(x)`: central differences are off by h^2 and by 1e-16 / h.
-fn check(dev: &Device, x: &[f64], w: &[f64], dx: &Buffer, forward: impl Fn(&Buffer) -> Result<Buffer>) -> Result<()> {
+pub fn check(
+    dev: &Device,
+    x: &[f64],
+    w: &[f64],
+    dx: &Buffer,
+    forward: impl Fn(&Buffer) -> Result<Buffer>,
+) -> Result<()> {
     let h = 1e-5;
     let at = |i: usize, h: f64| {
         let mut x = x.to_vec();
@@ -81,25 +85,6 @@ on_both! {
             check(dev, &x, &w, &dx, |x| Ok(dev.rms_norm(x, &gamma, 0.1)?.0))?;
             dev.rms_norm_weights_backward(&dy, &on, &rstd, &mut dgamma)?;
             check(dev, &g, &w, &dgamma, |gamma| Ok(dev.rms_norm(&on, gamma, 0.1)?.0))
-        })
-        .unwrap();
-    }
-
-    #[cfg(feature = "blas")]
-    1: fn of_products(gpus) {
-        let pool = gpus.pool(1);
-        pool.run(|dev, _| {
-            // `a` is 3 x 5, `b` is 5 x 2; the steps back are products, too.
-            let (a, b, w) = (values::<f64>(15, 13), values::<f64>(10, 14), values::<f64>(6, 15));
-            let (on_a, on_b, dy) = (dev.upload(&a)?, dev.upload(&b)?, dev.upload(&w)?);
-            let product = |x: Matrix<'_, f64>, y: Matrix<'_, f64>| {
-                let mut z = dev.zeros::<f64>(x.shape().0 * y.shape().1)?;
-                dev.gemm(1.0, x, y, 0.0, &mut z)?;
-                Ok::<_, gpu_pool::Error>(z)
-            };
-            let (x, y, dz) = (Matrix::new(&on_a, 3, 5)?, Matrix::new(&on_b, 5, 2)?, Matrix::new(&dy, 3, 2)?);
-            check(dev, &a, &w, &product(dz, y.t())?, |a| product(Matrix::new(a, 3, 5)?, y))?;
-            check(dev, &b, &w, &product(x.t(), dz)?, |b| product(x, Matrix::new(b, 5, 2)?))
         })
         .unwrap();
     }
