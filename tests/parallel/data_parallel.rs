@@ -136,6 +136,33 @@ on_both! {
         }
     }
 
+    // Devices of different speeds have different numbers of rows; the mean is over all rows.
+    2: fn weighted_shards(gpus) {
+        let pool = gpus.builder(2).weights(&[3.0, 1.0]).build().unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::sgd(1.0), &[1], 0);
+        let before = weights(&mut model).unwrap()[0][0];
+        let rows = model.step(8, |dev, shard, _, gradients| {
+            let own = shard.range(8);
+            let sum = own.clone().sum::<usize>() as f32 * gradients.scale;
+            gradients.write(0, |g| dev.fill(g, sum))?;
+            Ok(own)
+        });
+        assert_eq!(rows.unwrap(), [0..6, 6..8]);
+        assert!((before - weights(&mut model).unwrap()[1][0] - 3.5).abs() < 1e-6);
+    }
+
+    1: fn parameters_without_elements(gpus) {
+        let pool = gpus.pool(gpus.up_to(2));
+        for sharded in [false, true] {
+            let mut model = bags::<f32>(&pool, either(Optimizer::adam(0.1).clip(1.0), sharded), &[0, 0], 0);
+            for number in 0..3 {
+                step(&mut model, &[0, 0], number, 2).unwrap();
+            }
+            model.verify().unwrap();
+            assert_eq!(model.gradient_norms().unwrap(), Some(vec![0.0; pool.devices()]));
+        }
+    }
+
     2: fn gradients_that_no_device_has_are_named(gpus) {
         let pool = gpus.pool(2);
         let mut model = bags::<f32>(&pool, Optimizer::sgd(1.0), &[3, 2, 1], 0);

@@ -122,7 +122,7 @@ pub(in super::super) fn squares<T: Parameter>(
     let args = squares_args(g, partial);
     let mut touched = touched((g.block, g.bytes()), Access::Read);
     touched.push((partial.block, partial.bytes(), Access::Write));
-    launch(dev, &OPTIMIZER, T::SQUARES, partial.len().min(u32::MAX as usize), &args, &touched)
+    launch(dev, &OPTIMIZER, T::SQUARES, partial.len().min(i32::MAX as usize), &args, &touched)
 }
 
 pub(super) fn update_args<T: Parameter>(
