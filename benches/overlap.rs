@@ -12,11 +12,7 @@
 
 mod support;
 
-use std::{
-    cell::RefCell,
-    process::{Command, Stdio},
-    time::Instant,
-};
+use std::{cell::RefCell, time::Instant};
 
 use gpu_pool::{Activation, Device, DeviceBuffer, GpuPool, GradientExchange, Matrix, PerDevice, Result, Shard};
 use support::{Bench, MICROSECONDS, Side, child::Process, gpus};
@@ -139,19 +135,6 @@ fn assert_equal(model: &mut PerDevice<Replica>) {
     assert!(weights.iter().all(|x| x[0].is_finite() && bits(x) == bits(&weights[0])), "the replicas drifted apart");
 }
 
-/// Starts torchrun with the peer, if there is one.
-fn ddp(devices: usize) -> Option<Process> {
-    let look = format!("import torch, torch.distributed; assert torch.cuda.device_count() >= {devices}");
-    let looked = Command::new("python3").args(["-c", &look]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if !looked.is_ok_and(|status| status.success()) {
-        return None;
-    }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/ddp.py");
-    // A packed bench runs in a copy of the repository.
-    let script = if std::path::Path::new(script).exists() { script } else { "benches/peers/ddp.py" };
-    Some(Process::start(Command::new("python3").args([script, &devices.to_string()])))
-}
-
 /// Sends the peer an order, and returns its answer.
 fn ask(peer: &RefCell<Process>, batch: usize, sync: bool, steps: usize) -> f64 {
     let mut peer = peer.borrow_mut();
@@ -172,7 +155,8 @@ fn main() {
         {
             continue;
         }
-        let peer = if software { None } else { ddp(devices) }.map(RefCell::new);
+        let peer = if software { None } else { Process::torch("ddp.py", devices, &[&devices.to_string()]) };
+        let peer = peer.map(RefCell::new);
         for &batch in batches {
             let builder = GpuPool::builder();
             let builder = match software {

@@ -12,6 +12,10 @@
 # the same reason. Its peer is PyTorch's DDP, started by torchrun if python3 has torch. Run it from the root of the
 # repository.
 #
+# `parallel` is no default either: less than 4 minutes on 2 GPUs. Its peer is python3's torch; where it takes a process
+# for each GPU, the peer starts `torch.distributed.run` itself. `PART=ops/ benches/run-gpu.sh parallel` runs the cases
+# whose name contains `ops/`, and adds them to the file.
+#
 # `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
 # go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
@@ -57,6 +61,7 @@ limit() {
     memory) echo 180 ;;
     collectives) echo "$limit_of_collectives" ;;
     overlap) echo 300 ;;
+    parallel) echo 300 ;;
     *) echo 50 ;;
   esac
 }
@@ -101,7 +106,7 @@ allocates() { [[ $(echo "pair:4096:1 10" | timeout 60 "$@") =~ ^[0-9.]+$ ]]; }
 
 failed=()
 for bench in "${benches[@]}"; do
-  rm -f "$OUT/$bench.json"
+  [ -n "${PART:-}" ] || rm -f "$OUT/$bench.json"
   if [ "$bench" = memory ] && [ -z "${GPU_POOL_TORCH:-}" ]; then
     GPU_POOL_TORCH=$(torch_side 2>"$OUT/torch_allocator.log")
     export GPU_POOL_TORCH
@@ -118,7 +123,7 @@ for bench in "${benches[@]}"; do
     options=("${collectives[@]}")
   fi
   timeout -k 5 "$(limit "$bench")" ".gpu/$bench" --json "$OUT/$bench.json" "${pictures[@]}" \
-    "${options[@]}" ${QUICK:+--quick} 2>&1 | tee -a "$OUT/tables.txt"
+    "${options[@]}" ${QUICK:+--quick} ${PART:+"$PART"} 2>&1 | tee -a "$OUT/tables.txt"
   code=${PIPESTATUS[0]}
   [ ${#pictures[@]} -eq 0 ] || tar -C "${pictures[1]}" -czf "$OUT/$bench-plots.tar.gz" .
   echo "$bench: $((SECONDS - start)) s"

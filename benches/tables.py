@@ -12,6 +12,7 @@ Both pages have comments that choose the text between them and `<!-- end -->`:
   `gpu/graph/..` and `gpu/no_peer/..`).
 * `sizes:<bench>`: every size of the all-reduce of f32 on the most devices of each machine.
 * `rest:<bench>`: all cases that are no sweeps, with the 99th percentiles.
+* `kernels:parallel`: a line for each operation. `part:<name>`: the other cases of `parallel`.
 * `headlines:all`: the README's table.
 * `value <bench>; <machine>; <case>`, within a sentence: the value of a case, or with `; <peer>` the peer's value.
 * `ratio <machine>; <operation>; <type>; <devices>; worst|mean`, within a sentence: NCCL's best time / time here, of a
@@ -23,12 +24,14 @@ import pathlib
 import re
 import sys
 
+import parallel_tables
 import plots
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/src/measured.md"]
 PICTURES = ROOT / "docs/src/plots"
-MARK = re.compile(r"(<!-- (measured|targets|sweeps|sizes|rest|headlines):(\w+) -->\n).*?(<!-- end -->)", re.S)
+NAMES = "measured|targets|sweeps|sizes|rest|kernels|part|headlines"
+MARK = re.compile(rf"(<!-- ({NAMES}):(\w+) -->\n).*?(<!-- end -->)", re.S)
 INLINE = re.compile(r"(<!-- (value|ratio) ([^>]*) -->).*?(<!-- end -->)", re.S)
 
 # Targets: words, the target, the pattern of the cases (in their order in the file), and the beginning of a peer's name:
@@ -107,6 +110,7 @@ TARGETS = {
         ("step of batch 8192, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/8192", "DDP"),
         ("step of batch 65536, all GPUs: DDP's / here", ">= 1", r"gpu/step/{n}/65536", "DDP"),
     ],
+    "parallel": parallel_tables.TARGETS,
 }
 
 # Machines with targets.
@@ -183,8 +187,19 @@ def mean_of(ratios):
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
+def kernels(bench):
+    return parallel_tables.kernels(read(bench), number)
+
+
+def part(name):
+    return listed(parallel_tables.part(read("parallel"), name))
+
+
 def table(bench):
-    rows = read(bench)
+    return listed(read(bench))
+
+
+def listed(rows):
     if not rows:
         return "(not measured yet)\n"
     out = ["| case | machine | here | peer | | ratio |", "|---|---|---:|---|---:|---:|"]
@@ -337,7 +352,8 @@ def ratio(machine, operation, dtype, devices, what):
 def filled(page):
     """The page with the text that its comments choose."""
     write = {
-        "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "headlines": headlines,
+        "measured": table, "targets": targets, "sweeps": sweeps, "sizes": sizes, "rest": rest, "kernels": kernels,
+        "part": part, "headlines": headlines,
     }
     inline = {"value": value, "ratio": ratio}
     page = MARK.sub(lambda m: m[1] + write[m[2]](m[3]) + m[4], page)

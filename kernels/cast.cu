@@ -6,7 +6,7 @@
 // A floating-point number is cut towards zero; what is too large becomes the largest integer, what is too small the
 // smallest, a NaN becomes 0. An integer keeps the low bits of another integer. An integer becomes the nearest
 // floating-point number, ties to even, rounded once; in f16 one of magnitude 65520 or more becomes an infinity.
-#include "fold.cuh"
+#include "lanes.cuh"
 
 // An integer in f64. Of 64 bits, those that f64 has no room for leave a trace in the last bit kept: so rounding the
 // result to a half type gives what rounding the integer would.
@@ -35,7 +35,7 @@ template <class T, class F> __device__ inline T cast(F x) {
 
 #define CAST(F, T)                                                                                  \
     extern "C" __global__ void cast_##F##_##T(const F* __restrict__ x, T* __restrict__ y, u64 n) {  \
-        for (u64 i = grid_index(); i < n; i += grid_size()) y[i] = cast<T>(x[i]);                   \
+        by_fours(x, y, n, [](F x) { return cast<T>(x); });                                          \
     }
 // Between a floating-point type and all integers, both ways.
 #define FLOAT(F)                                                                                      \

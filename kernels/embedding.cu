@@ -9,7 +9,7 @@
 // type; embedding_backward ignores it.
 //
 // The sum has a fixed order, that of i, so its bits are the same every run: a block per row of the table looks through
-// all indices, 256 at a time, and adds up the rows that are its own. That reads the indices once for each row of the
+// all indices, 1024 at a time, and adds up the rows that are its own. That reads the indices once for each row of the
 // table and each 256 packs of its width, mostly from the caches. A row that many indices name is added up by one block.
 #include "pack.cuh"
 #include "units.cuh"
@@ -29,11 +29,14 @@ extern "C" __global__ void gather_rows(const u8* __restrict__ table, const u32* 
     BY_UNIT((u64)table | (u64)out | width, gather, table, indices, out, n, width, rows)
 }
 
+// Indices that a thread looks at between two meetings of its block: each meeting costs more than some loads.
+const u32 FOURS = 4;
+
 // Blocks of 256 threads; blockIdx.x strides over the table's rows, blockIdx.y over pieces of 256 packs of a row.
 template <class T>
 __device__ inline void embedding_backward(const T* dy, const u32* indices, T* dtable, u64 n, u32 cols, u32 rows) {
     typedef Acc<T> A;
-    __shared__ u32 hits[8];
+    __shared__ u32 hits[FOURS * 8];
     const bool whole = aligned16(dy, dtable) && cols % LANES<T> == 0;
     const u64 piece = 256 * LANES<T>;
     for (u64 begin = blockIdx.y * piece; begin < cols; begin += gridDim.y * piece) {
@@ -41,14 +44,23 @@ __device__ inline void embedding_backward(const T* dy, const u32* indices, T* dt
         for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
             A sum[LANES<T>] = {};
             bool any = false;
-            for (u64 base = 0; base < n; base += 256) {
-                const bool hit = base + threadIdx.x < n && indices[base + threadIdx.x] == row;
-                if (!__syncthreads_or(hit)) continue;
+            for (u64 base = 0; base < n; base += FOURS * 256) {
+                bool hit[FOURS], some = false;
+#pragma unroll
+                for (u32 k = 0; k < FOURS; k++) {
+                    const u64 i = base + k * 256 + threadIdx.x;
+                    hit[k] = i < n && indices[i] == row;
+                    some |= hit[k];
+                }
+                if (!__syncthreads_or(some)) continue;
                 any = true;
-                const u32 warp = __ballot_sync(0xffffffffu, hit);
-                if (threadIdx.x % 32 == 0) hits[threadIdx.x / 32] = warp;
+#pragma unroll
+                for (u32 k = 0; k < FOURS; k++) {
+                    const u32 warp = __ballot_sync(0xffffffffu, hit[k]);
+                    if (threadIdx.x % 32 == 0) hits[k * 8 + threadIdx.x / 32] = warp;
+                }
                 __syncthreads();
-                for (u32 w = 0; w < 8; w++) {
+                for (u32 w = 0; w < FOURS * 8; w++) {
                     for (u32 left = hits[w]; left; left &= left - 1) {
                         const u64 i = base + w * 32 + __ffs((int)left) - 1;
                         if (c >= cols) continue;

@@ -44,3 +44,26 @@ template <class T> __device__ inline void set_lane(uint4& unit, u32 i, T x) {
 template <class T> __device__ inline T lane(const u64& unit, u32 i) {
     return from_bits<T>((BitsOf<T>)(unit >> (8 * sizeof(T) * i)));
 }
+
+// Some elements that are moved at once.
+template <class T, u32 COUNT> struct alignas(sizeof(T) * COUNT) Chunk {
+    T lane[COUNT];
+};
+
+// y[i] = f(x[i]) for `n` elements, four at once where the addresses allow that.
+template <class F, class T, class Map> __device__ inline void by_fours(const F* x, T* y, u64 n, Map f) {
+    const bool whole = (u64)x % (4 * sizeof(F)) == 0 && (u64)y % (4 * sizeof(T)) == 0;
+    for (u64 g = grid_index(); g * 4 < n; g += grid_size()) {
+        const u64 at = g * 4;
+        if (whole && at + 4 <= n) {
+            const Chunk<F, 4> in = *(const Chunk<F, 4>*)(x + at);
+            Chunk<T, 4> out;
+#pragma unroll
+            for (u32 k = 0; k < 4; k++) out.lane[k] = f(in.lane[k]);
+            *(Chunk<T, 4>*)(y + at) = out;
+        } else {
+#pragma unroll 1
+            for (u64 i = at; i < at + 4 && i < n; i++) y[i] = f(x[i]);
+        }
+    }
+}

@@ -46,10 +46,6 @@ template <u32 PER, class F> __device__ inline void each_block(u64 n, u64 seed, u
     }
 }
 
-template <class T, u32 PER> struct alignas(sizeof(T) * PER) Chunk {
-    T lane[PER];
-};
-
 // Stores `f(k)` for the elements `begin .. end` of a block.
 template <u32 PER, class T, class F> __device__ inline void store_block_of(T* x, u64 at, u32 begin, u32 end, F f) {
     if (begin == 0 && end == PER && (u64)(x + at) % (sizeof(T) * PER) == 0 && sizeof(T) * PER <= 16) {

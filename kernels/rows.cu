@@ -14,6 +14,8 @@
 //                           u64 rows, u32 cols, u32 parts)
 //   rms_norm_columns_T     the same without mean and dbeta
 //   column_final_T         (const A* partial, T* out, u32 parts, u32 cols)
+//   column_finals_T        (const A* first, const A* second, T* first_out, T* second_out, u32 parts, u32 cols)
+//                          two at once: blockIdx.z says which
 //
 // T is f32, f64, f16 or bf16; A is f64 for f64, else f32. All arithmetic is in A, and rounds once when it is stored.
 //
@@ -83,22 +85,44 @@ template <class A> __device__ inline A max_across(A a) {
     return across(One<A>{a}, [](One<A> p, One<A> q) { return One<A>{larger(p.a, q.a)}; }).a;
 }
 
-// Calls `f(p, k)` for each of this thread's packs: `p` is the first element of the k-th one. The loop is not unrolled:
-// the code would be five times as large.
-template <class T, class F> __device__ inline void each_pack(u32 cols, F f) {
+// FITS: all packs of all rows are whole, aligned and in registers. Then the code is unrolled and has no ends to look
+// after. f64 does without: its code is the largest.
+#define BY_FIT(T, bits, CALL, ...)                                                                                     \
+    if constexpr (sizeof(T) < 8) {                                                                                     \
+        if (fits<T>(cols, bits)) return CALL<true>(__VA_ARGS__);                                                       \
+    }                                                                                                                  \
+    CALL<false>(__VA_ARGS__);
+
+// `bits` is the union of all addresses.
+template <class T> __device__ inline bool fits(u32 cols, u64 bits) {
+    return bits % 16 == 0 && cols % LANES<T> == 0 && cols <= KEPT * blockDim.x * LANES<T>;
+}
+
+// A flag that is a type, so that a call need not name it before its other types.
+template <bool VALUE> struct Flag {};
+
+// Calls `f(p, k)` for each of this thread's packs: `p` is the first element of the k-th one.
+template <class T, bool FITS, class F> __device__ inline void each_pack(u32 cols, F f) {
     const u32 step = blockDim.x * LANES<T>;
+    u32 p = threadIdx.x * LANES<T>;
+    if constexpr (FITS) {
+#pragma unroll
+        for (u32 k = 0; k < KEPT; k++, p += step)
+            if (p < cols) f(p, k);
+    } else {
 #pragma unroll 1
-    for (u32 p = threadIdx.x * LANES<T>, k = 0; p < cols; p += step, k++) f(p, k);
+        for (u32 k = 0; p < cols; p += step, k++) f(p, k);
+    }
 }
 
 // One row. This thread's first packs are in registers, if they are whole and aligned.
-template <class T> struct Row {
+template <class T, bool FITS> struct Row {
     const T* at;
     u32 cols;
     bool whole;
     uint4 kept[KEPT];
 
-    __device__ Row(const T* x, u64 row, u32 cols) : at(x + row * cols), cols(cols), whole(is_aligned(at)) {
+    __device__ Row(const T* x, u64 row, u32 cols) : at(x + row * cols), cols(cols), whole(FITS || is_aligned(at)) {
 #pragma unroll
         for (u32 k = 0; k < KEPT; k++) {
             const u32 p = (threadIdx.x + k * blockDim.x) * LANES<T>;
@@ -107,16 +131,25 @@ template <class T> struct Row {
     }
 
     __device__ uint4 pack(u32 p, u32 k) const {
-        if (k >= KEPT || !whole || p + LANES<T> > cols) return load_pack(at, p, cols, whole);
-        // By selects: registers cannot be indexed.
+        if (!FITS && (k >= KEPT || !whole || p + LANES<T> > cols)) return load_pack(at, p, cols, whole);
+        // By selects, where `k` is no constant: registers cannot be indexed.
         const uint4 low = k == 0 ? kept[0] : kept[1], high = k == 2 ? kept[2] : kept[3];
         return k < 2 ? low : high;
     }
+
+    // Whether lane `i` of the pack at `p` is an element of the row.
+    __device__ bool has(u32 p, u32 i) const { return FITS || p + i < cols; }
 };
 
-template <class T> __device__ inline void store_row(T* y, u64 row, u32 cols, u32 p, uint4 pack) {
+template <bool FITS, class T> __device__ inline void store_row(T* y, u64 row, u32 cols, u32 p, uint4 pack) {
     T* at = y + row * cols;
-    store_pack(at, p, cols, is_aligned(at), pack);
+    if (FITS) *(uint4*)(at + p) = pack;
+    else store_pack(at, p, cols, is_aligned(at), pack);
+}
+
+// A pack of what all rows have in common.
+template <bool FITS, class T> __device__ inline uint4 load_common(const T* x, u32 p, u32 cols, bool whole) {
+    return FITS ? *(const uint4*)(x + p) : load_pack(x, p, cols, whole);
 }
 
 // Calls `f(row)` for each row of this thread's, the same in all threads of the row.
@@ -128,51 +161,51 @@ template <class F> __device__ inline void each_row(u64 rows, F f) {
 // The greatest element of a row, and the sum of the exponentials of the differences to it: one pass ("online softmax",
 // Milakov and Gimelshein, 2018). An element that is NaN or +infinity makes the sum NaN; so does a row of -infinity in
 // what is computed from it.
-template <class T> __device__ inline Two<Acc<T>> top_and_sum(const Row<T>& x) {
+template <class T, bool FITS> __device__ inline Two<Acc<T>> top_and_sum(const Row<T, FITS>& x) {
     typedef Acc<T> A;
     A top = -infinity<A>(), sum = 0;
     const auto finite = [](A top) { return top == -infinity<A>() ? A(0) : top; };
-    each_pack<T>(x.cols, [&](u32 p, u32 k) {
+    each_pack<T, FITS>(x.cols, [&](u32 p, u32 k) {
         const uint4 pack = x.pack(p, k);
         A next = top;
 #pragma unroll
         for (u32 i = 0; i < LANES<T>; i++)
-            if (p + i < x.cols) next = larger(next, wide(lane<T>(pack, i)));
+            if (x.has(p, i)) next = larger(next, wide(lane<T>(pack, i)));
         const A shift = finite(next);
         sum *= exp_of(top - shift);
         top = next;
 #pragma unroll
         for (u32 i = 0; i < LANES<T>; i++)
-            if (p + i < x.cols) sum += exp_of(wide(lane<T>(pack, i)) - shift);
+            if (x.has(p, i)) sum += exp_of(wide(lane<T>(pack, i)) - shift);
     });
     const A all = max_across(top);
     return {all, sum_across(sum * exp_of(top - finite(all)))};
 }
 
-template <class T> __device__ inline void softmax(const T* x, T* y, u64 rows, u32 cols, u32 log) {
+template <bool FITS, class T> __device__ inline void softmax(const T* x, T* y, u64 rows, u32 cols, u32 log) {
     typedef Acc<T> A;
     each_row(rows, [&](u64 row) {
-        const Row<T> in(x, row, cols);
+        const Row<T, FITS> in(x, row, cols);
         const Two<A> found = top_and_sum(in);
         const A top = found.a, factor = A(1) / found.b, shift = log ? log_of(found.b) : A(0);
-        each_pack<T>(cols, [&](u32 p, u32 k) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
             const uint4 pack = in.pack(p, k);
             const auto of = [&](u32 i) {
                 const A v = wide(lane<T>(pack, i)) - top;
                 return log ? v - shift : exp_of(v) * factor;
             };
-            store_row(y, row, cols, p, pack_of<T>(of));
+            store_row<FITS>(y, row, cols, p, pack_of<T>(of));
         });
     });
 }
 
-template <class T>
+template <bool FITS, class T>
 __device__ inline void softmax_backward(const T* y, const T* dy, T* dx, u64 rows, u32 cols, u32 log) {
     typedef Acc<T> A;
     each_row(rows, [&](u64 row) {
-        const Row<T> out(y, row, cols), d(dy, row, cols);
+        const Row<T, FITS> out(y, row, cols), d(dy, row, cols);
         A sum = 0;
-        each_pack<T>(cols, [&](u32 p, u32 k) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
             const uint4 a = out.pack(p, k), b = d.pack(p, k);
 #pragma unroll
             for (u32 i = 0; i < LANES<T>; i++) {
@@ -181,9 +214,9 @@ __device__ inline void softmax_backward(const T* y, const T* dy, T* dx, u64 rows
             }
         });
         sum = sum_across(sum);
-        each_pack<T>(cols, [&](u32 p, u32 k) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
             const uint4 a = out.pack(p, k), b = d.pack(p, k);
-            store_row(dx, row, cols, p, pack_of<T>([&](u32 i) {
+            store_row<FITS>(dx, row, cols, p, pack_of<T>([&](u32 i) {
                 const A v = wide(lane<T>(a, i)), g = wide(lane<T>(b, i));
                 return log ? g - exp_of(v) * sum : v * (g - sum);
             }));
@@ -193,12 +226,12 @@ __device__ inline void softmax_backward(const T* y, const T* dy, T* dx, u64 rows
 
 // dx = (softmax(x) - one at the label) * scale and loss = -log(softmax(x)[label]). A label that is no column makes both
 // NaN. `dx` may be null: then there is only the loss.
-template <class T>
+template <bool FITS, class T>
 __device__ inline void cross_entropy(const T* x, const u32* labels, T* dx, Acc<T>* loss, u64 rows, u32 cols,
                                      Acc<T> scale) {
     typedef Acc<T> A;
     each_row(rows, [&](u64 row) {
-        const Row<T> in(x, row, cols);
+        const Row<T, FITS> in(x, row, cols);
         const u32 label = labels[row];
         const bool known = label < cols;
         const A there = known ? wide(x[row * cols + label]) : nan<A>();
@@ -206,9 +239,9 @@ __device__ inline void cross_entropy(const T* x, const u32* labels, T* dx, Acc<T
         const A top = found.a, factor = known ? A(1) / found.b : nan<A>();
         if (threadIdx.x == 0) loss[row] = log_of(found.b) - (there - top);
         if (!dx) return;
-        each_pack<T>(cols, [&](u32 p, u32 k) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
             const uint4 pack = in.pack(p, k);
-            store_row(dx, row, cols, p, pack_of<T>([&](u32 i) {
+            store_row<FITS>(dx, row, cols, p, pack_of<T>([&](u32 i) {
                 const A share = exp_of(wide(lane<T>(pack, i)) - top) * factor;
                 return (p + i == label ? share - A(1) : share) * scale;
             }));
@@ -218,17 +251,17 @@ __device__ inline void cross_entropy(const T* x, const u32* labels, T* dx, Acc<T
 
 // y = (x - mean) / sqrt(variance + eps) * gamma + beta, in two passes over the row in registers. MEAN: of the layer
 // norm; the RMS norm has neither mean nor beta.
-template <bool MEAN, class T>
-__device__ inline void norm(const T* x, const T* gamma, const T* beta, T* y, Acc<T>* mean_of, Acc<T>* rstd_of, u64 rows,
-                            u32 cols, Acc<T> eps) {
+template <bool FITS, bool MEAN, class T>
+__device__ inline void norm(Flag<MEAN>, const T* x, const T* gamma, const T* beta, T* y, Acc<T>* mean_of,
+                            Acc<T>* rstd_of, u64 rows, u32 cols, Acc<T> eps) {
     typedef Acc<T> A;
     const bool whole = aligned16(gamma, beta);
     each_row(rows, [&](u64 row) {
-        const Row<T> in(x, row, cols);
+        const Row<T, FITS> in(x, row, cols);
         A mean = 0;
         if (MEAN) {
             A sum = 0;
-            each_pack<T>(cols, [&](u32 p, u32 k) {
+            each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
                 const uint4 pack = in.pack(p, k);
 #pragma unroll
                 for (u32 i = 0; i < LANES<T>; i++) sum += wide(lane<T>(pack, i));
@@ -236,12 +269,12 @@ __device__ inline void norm(const T* x, const T* gamma, const T* beta, T* y, Acc
             mean = sum_across(sum) / A(cols);
         }
         A squares = 0;
-        each_pack<T>(cols, [&](u32 p, u32 k) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
             const uint4 pack = in.pack(p, k);
 #pragma unroll
             for (u32 i = 0; i < LANES<T>; i++) {
                 const A v = wide(lane<T>(pack, i)) - mean;
-                if (p + i < cols) squares += v * v;
+                if (in.has(p, i)) squares += v * v;
             }
         });
         const A rstd = A(1) / sqrt_of(sum_across(squares) / A(cols) + eps);
@@ -249,10 +282,10 @@ __device__ inline void norm(const T* x, const T* gamma, const T* beta, T* y, Acc
             if (MEAN) mean_of[row] = mean;
             rstd_of[row] = rstd;
         }
-        each_pack<T>(cols, [&](u32 p, u32 k) {
-            const uint4 pack = in.pack(p, k), g = load_pack(gamma, p, cols, whole);
-            const uint4 b = MEAN ? load_pack(beta, p, cols, whole) : make_uint4(0, 0, 0, 0);
-            store_row(y, row, cols, p, pack_of<T>([&](u32 i) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
+            const uint4 pack = in.pack(p, k), g = load_common<FITS>(gamma, p, cols, whole);
+            const uint4 b = MEAN ? load_common<FITS>(beta, p, cols, whole) : make_uint4(0, 0, 0, 0);
+            store_row<FITS>(y, row, cols, p, pack_of<T>([&](u32 i) {
                 const A v = (wide(lane<T>(pack, i)) - mean) * rstd * wide(lane<T>(g, i));
                 return MEAN ? v + wide(lane<T>(b, i)) : v;
             }));
@@ -261,17 +294,17 @@ __device__ inline void norm(const T* x, const T* gamma, const T* beta, T* y, Acc
 }
 
 // With h = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean of g - h * (mean of g * h)).
-template <bool MEAN, class T>
-__device__ inline void norm_backward(const T* dy, const T* x, const T* gamma, const Acc<T>* mean_of,
+template <bool FITS, bool MEAN, class T>
+__device__ inline void norm_backward(Flag<MEAN>, const T* dy, const T* x, const T* gamma, const Acc<T>* mean_of,
                                      const Acc<T>* rstd_of, T* dx, u64 rows, u32 cols) {
     typedef Acc<T> A;
     const bool whole = is_aligned(gamma);
     each_row(rows, [&](u64 row) {
-        const Row<T> d(dy, row, cols), in(x, row, cols);
+        const Row<T, FITS> d(dy, row, cols), in(x, row, cols);
         const A mean = MEAN ? mean_of[row] : A(0), rstd = rstd_of[row];
         A sum = 0, product = 0;
-        each_pack<T>(cols, [&](u32 p, u32 k) {
-            const uint4 a = d.pack(p, k), b = in.pack(p, k), c = load_pack(gamma, p, cols, whole);
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
+            const uint4 a = d.pack(p, k), b = in.pack(p, k), c = load_common<FITS>(gamma, p, cols, whole);
 #pragma unroll
             for (u32 i = 0; i < LANES<T>; i++) {
                 // Beyond the row, dy and gamma are zeros.
@@ -282,9 +315,9 @@ __device__ inline void norm_backward(const T* dy, const T* x, const T* gamma, co
         });
         const Two<A> sums = sums_across(sum, product);
         const A first = MEAN ? sums.a / A(cols) : A(0), second = sums.b / A(cols);
-        each_pack<T>(cols, [&](u32 p, u32 k) {
-            const uint4 a = d.pack(p, k), b = in.pack(p, k), c = load_pack(gamma, p, cols, whole);
-            store_row(dx, row, cols, p, pack_of<T>([&](u32 i) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
+            const uint4 a = d.pack(p, k), b = in.pack(p, k), c = load_common<FITS>(gamma, p, cols, whole);
+            store_row<FITS>(dx, row, cols, p, pack_of<T>([&](u32 i) {
                 const A g = wide(lane<T>(a, i)) * wide(lane<T>(c, i));
                 return rstd * (g - first - (wide(lane<T>(b, i)) - mean) * rstd * second);
             }));
@@ -293,7 +326,7 @@ __device__ inline void norm_backward(const T* dy, const T* x, const T* gamma, co
 }
 
 // The first of the greatest elements; a NaN is greater than all.
-template <class T> __device__ inline void argmax(const T* x, u32* at, u64 rows, u32 cols) {
+template <bool FITS, class T> __device__ inline void argmax(const T* x, u32* at, u64 rows, u32 cols) {
     typedef Acc<T> A;
     const auto better = [](Found<A> p, Found<A> q) {
         const bool p_nan = p.value != p.value, q_nan = q.value != q.value;
@@ -302,14 +335,14 @@ template <class T> __device__ inline void argmax(const T* x, u32* at, u64 rows, 
         return first ? p : q;
     };
     each_row(rows, [&](u64 row) {
-        const Row<T> in(x, row, cols);
+        const Row<T, FITS> in(x, row, cols);
         // A thread without elements: after all others.
         Found<A> best = {-infinity<A>(), ~0u};
-        each_pack<T>(cols, [&](u32 p, u32 k) {
+        each_pack<T, FITS>(cols, [&](u32 p, u32 k) {
             const uint4 pack = in.pack(p, k);
 #pragma unroll
             for (u32 i = 0; i < LANES<T>; i++)
-                if (p + i < cols) best = better(best, {wide(lane<T>(pack, i)), p + i});
+                if (in.has(p, i)) best = better(best, {wide(lane<T>(pack, i)), p + i});
         });
         best = across(best, better);
         if (threadIdx.x == 0) at[row] = best.at;
@@ -371,34 +404,38 @@ __device__ inline void columns(const T* dy, const T* x, const Acc<T>* mean_of, c
 
 #define ROWS(T, A)                                                                                                     \
     extern "C" __global__ void __launch_bounds__(1024) softmax_##T(const T* x, T* y, u64 rows, u32 cols, u32 log) {    \
-        softmax(x, y, rows, cols, log);                                                                                \
+        BY_FIT(T, (u64)x | (u64)y, softmax, x, y, rows, cols, log)                                                     \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) softmax_backward_##T(const T* y, const T* dy, T* dx, u64 rows,  \
                                                                             u32 cols, u32 log) {                       \
-        softmax_backward(y, dy, dx, rows, cols, log);                                                                  \
+        BY_FIT(T, (u64)y | (u64)dy | (u64)dx, softmax_backward, y, dy, dx, rows, cols, log)                            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) cross_entropy_##T(                                              \
         const T* x, const u32* labels, T* dx, A* loss, u64 rows, u32 cols, A scale) {                                  \
-        cross_entropy(x, labels, dx, loss, rows, cols, scale);                                                         \
+        BY_FIT(T, (u64)x | (u64)dx, cross_entropy, x, labels, dx, loss, rows, cols, scale)                             \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) layer_norm_##T(                                                 \
         const T* x, const T* gamma, const T* beta, T* y, A* mean, A* rstd, u64 rows, u32 cols, A eps) {                \
-        norm<true>(x, gamma, beta, y, mean, rstd, rows, cols, eps);                                                    \
+        BY_FIT(T, (u64)x | (u64)gamma | (u64)beta | (u64)y, norm, Flag<true>(), x, gamma, beta, y, mean, rstd, rows,   \
+               cols, eps)                                                                                              \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_##T(const T* x, const T* gamma, T* y, A* rstd,         \
                                                                     u64 rows, u32 cols, A eps) {                       \
-        norm<false>(x, gamma, gamma, y, (A*)nullptr, rstd, rows, cols, eps);                                           \
+        BY_FIT(T, (u64)x | (u64)gamma | (u64)y, norm, Flag<false>(), x, gamma, gamma, y, (A*)nullptr, rstd, rows,      \
+               cols, eps)                                                                                              \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) layer_norm_backward_##T(                                        \
         const T* dy, const T* x, const T* gamma, const A* mean, const A* rstd, T* dx, u64 rows, u32 cols) {            \
-        norm_backward<true>(dy, x, gamma, mean, rstd, dx, rows, cols);                                                 \
+        BY_FIT(T, (u64)dy | (u64)x | (u64)gamma | (u64)dx, norm_backward, Flag<true>(), dy, x, gamma, mean, rstd, dx,  \
+               rows, cols)                                                                                             \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_backward_##T(                                          \
         const T* dy, const T* x, const T* gamma, const A* rstd, T* dx, u64 rows, u32 cols) {                           \
-        norm_backward<false>(dy, x, gamma, (const A*)nullptr, rstd, dx, rows, cols);                                   \
+        BY_FIT(T, (u64)dy | (u64)x | (u64)gamma | (u64)dx, norm_backward, Flag<false>(), dy, x, gamma,                 \
+               (const A*)nullptr, rstd, dx, rows, cols)                                                                \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) argmax_##T(const T* x, u32* at, u64 rows, u32 cols) {           \
-        argmax(x, at, rows, cols);                                                                                     \
+        BY_FIT(T, (u64)x, argmax, x, at, rows, cols)                                                                   \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(256) column_sum_##T(const T* x, A* partial, u64 rows, u32 cols,       \
                                                                      u32 parts) {                                      \
@@ -414,6 +451,12 @@ __device__ inline void columns(const T* dy, const T* x, const Acc<T>* mean_of, c
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(256) column_final_##T(const A* partial, T* out, u32 parts,            \
                                                                        u32 cols) {                                    \
+        columns<PLAIN>(partial, partial, (const A*)nullptr, (const A*)nullptr, out, out, parts, cols, 1);              \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) column_finals_##T(                                               \
+        const A* first, const A* second, T* first_out, T* second_out, u32 parts, u32 cols) {                           \
+        const A* partial = blockIdx.z ? second : first;                                                                \
+        T* out = blockIdx.z ? second_out : first_out;                                                                  \
         columns<PLAIN>(partial, partial, (const A*)nullptr, (const A*)nullptr, out, out, parts, cols, 1);              \
     }
 

@@ -252,8 +252,9 @@ pub enum Error {
         /// Where in the caller's code.
         site: Site,
     },
-    /// Per-device state is already borrowed in a way that excludes this borrow.
-    #[error("the state of device {device} is already borrowed")]
+    /// Per-device state is already borrowed in a way that excludes this borrow; or a graph is launched that touches
+    /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`).
+    #[error("state or memory of device {device} is already borrowed")]
     Borrowed {
         /// The device.
         device: usize,

@@ -12,7 +12,7 @@ use crate::{
     AsView, AsViewMut, Device, DeviceBuffer, DeviceCopy, DeviceView, DeviceViewMut,
     driver::cuda::CudaGpu,
     error::{Error, Result},
-    memory::{block::BlockRef, hazard::Access},
+    memory::{block::BlockRef, hazard::Access, turn::Turns},
 };
 use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
@@ -88,17 +88,24 @@ impl<'a> Cuda<'a> {
 
     /// `x` for cudarc's functions to read: checked to belong to this device, and ordered on the current stream.
     ///
+    /// Until the returned value is dropped, a launch on another stream of a graph that writes `x` is
+    /// [`Error::Borrowed`].
+    ///
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::Aborted`], the driver's.
     #[track_caller]
     pub fn read<'v, V: AsView + ?Sized>(&'v self, x: &'v V) -> Result<CudaRef<'v, V::Elem>> {
         let x = x.view();
         let mut op = self.dev.op("cuda")?;
+        let _turns = turns(x.block);
         op.reads(&x)?;
         Ok(CudaRef(ForeignUse::new(self, x, Access::Read)?, PhantomData))
     }
 
     /// `x` for cudarc's functions to write: checked and ordered.
+    ///
+    /// Until the returned value is dropped, a launch on another stream of a graph that names `x` is
+    /// [`Error::Borrowed`].
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -106,10 +113,16 @@ impl<'a> Cuda<'a> {
     pub fn write<'v, V: AsViewMut + ?Sized>(&'v self, x: &'v mut V) -> Result<CudaMut<'v, V::Elem>> {
         let x = x.view_mut();
         let mut op = self.dev.op("cuda")?;
+        let _turns = turns(x.block);
         op.writes(&x)?;
         let x = DeviceView::<V::Elem> { block: x.block, address: x.address, len: x.len, of: PhantomData };
         Ok(CudaMut(ForeignUse::new(self, x, Access::Write)?, PhantomData))
     }
+}
+
+/// If a graph names the block, no launch comes between the order of a use and its note.
+fn turns(block: &BlockRef) -> Turns<'_> {
+    Turns::take(Some(&**block).filter(|block| block.is_in_graph()).into_iter())
 }
 
 /// Memory in use by cudarc until this is dropped. The drop notes the use.

@@ -41,6 +41,7 @@
 //! | know or choose how that is done | [`GpuPool::explain`], [`Algorithm`], [`ReduceOrder`], [`Tune`] |
 //! | exchange gradients beside the backward pass | [`GradientExchange`], [`Wire`] |
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
+//! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
@@ -68,6 +69,7 @@
 //! | `blas` | yes | [`Device::gemm`]: cuBLAS on GPUs, the `gemm` crate on software GPUs. |
 //! | `insight` | yes | Memory snapshots as JSON ([`MemorySnapshot::to_json`]) and HTML ([`MemorySnapshot::to_html`]). |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
+//! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!

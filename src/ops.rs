@@ -1,8 +1,8 @@
-//! The operations on buffers that come with the crate: fill, scale, axpy, sum, dot, cast, gemm. Users launch kernels of
-//! their own for everything else.
+//! The operations on buffers that come with the crate: what a perceptron, a transformer and their optimizers need.
+//! Users launch kernels of their own for everything else.
 //!
-//! Each takes views, launches a kernel of `kernel::builtin` (or a fill, or cuBLAS), and is asynchronous on the current
-//! stream.
+//! Each takes views, launches a kernel (or a fill, or cuBLAS), and is asynchronous on the current stream. Here are
+//! fill, scale, axpy, sum, dot and cast; the modules have the others, by family.
 
 mod activation;
 mod cast;
@@ -16,6 +16,7 @@ mod pointwise;
 mod random;
 mod rows;
 mod shape;
+mod vocabulary;
 
 use crate::{
     Device, DeviceBuffer, LaunchDims,
@@ -25,8 +26,11 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location};
 
+use self::family::packs;
+
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
+pub(crate) use self::vocabulary::STATS;
 pub use self::{activation::Activation, embedding::Index};
 
 /// Launch dimensions of a sum's first pass.
@@ -36,6 +40,17 @@ const PARTIAL: LaunchDims = LaunchDims { grid: (SUM_BLOCKS, 1, 1), block: (SUM_T
 /// [`Error::Aborted`], [`Error::OutOfMemory`] for those that return a buffer, and the driver's.
 impl Device {
     /// Sets every element to `value`. Elements have 1, 2, 4 or 8 bytes.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let mut x = dev.zeros::<i32>(3)?;
+    /// dev.fill(&mut x, -7)?;
+    /// assert_eq!(dev.download(&x)?, [-7; 3]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of another size; else see above.
@@ -86,6 +101,17 @@ impl Device {
 
     /// `x *= a`.
     ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let mut x = dev.upload(&[1.0f32, 2.0])?;
+    /// dev.scale(&mut x, 0.5)?;
+    /// assert_eq!(dev.download(&x)?, [0.5, 1.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// See above.
     #[track_caller]
@@ -98,10 +124,21 @@ impl Device {
         let _here = self.worker.handle.enter("scale", Location::caller());
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
-        unsafe { self.launch(V::Elem::SCALE, LaunchDims::stride(n), (x, n as u64, a)) }
+        unsafe { self.launch(V::Elem::SCALE, LaunchDims::stride(n.div_ceil(4)), (x, n as u64, a)) }
     }
 
     /// `y += a * x`; half types are computed in `f32`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (gradient, mut weights) = (dev.upload(&[1.0f32, 2.0])?, dev.upload(&[5.0f32, 5.0])?);
+    /// dev.axpy(-0.5, &gradient, &mut weights)?;
+    /// assert_eq!(dev.download(&weights)?, [4.5, 4.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
@@ -117,11 +154,21 @@ impl Device {
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(X::Elem::AXPY, LaunchDims::stride(n), (x, y, n as u64, a)) }
+        unsafe { self.launch(X::Elem::AXPY, packs::<X::Elem>(n), (x, y, n as u64, a)) }
     }
 
     /// The sum, as one element on this device. The order of the additions is fixed, so every run gives the same bits.
     /// `f32` and half types are summed in `f32`, pairwise, so that the error grows with the logarithm of the length.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1.0f32, 2.0, 3.0])?;
+    /// assert_eq!(dev.download(&dev.sum(&x)?)?, [6.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -140,6 +187,16 @@ impl Device {
     }
 
     /// The dot product, as one element on this device; summed as in [`sum`](Self::sum).
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1.0f32, 2.0, 3.0])?;
+    /// assert_eq!(dev.download(&dev.dot(&x, &x)?)?, [14.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for different lengths; else see above.
@@ -170,6 +227,16 @@ impl Device {
 
     /// A copy in another floating-point type, rounded to nearest.
     ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[2.9f32, -1e9, f32::NAN])?;
+    /// assert_eq!(dev.download(&dev.cast::<i8, _>(&x)?)?, [2, -128, 0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// See above.
     #[track_caller]
@@ -183,7 +250,7 @@ impl Device {
         let n = x.len();
         let mut y = self.allocate("cast", n)?;
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n), (x, &mut y, n as u64))? };
+        unsafe { self.launch(<V::Elem as CastTo<B>>::CAST, LaunchDims::stride(n.div_ceil(4)), (x, &mut y, n as u64))? };
         Ok(y)
     }
 }

@@ -3,7 +3,9 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
+    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::OnceLock,
 };
 
 /// A child process that takes orders.
@@ -20,6 +22,17 @@ impl Process {
         let orders = child.stdin.take().expect("piped");
         let answers = BufReader::new(child.stdout.take().expect("piped"));
         Process { child, orders, answers }
+    }
+
+    /// Starts `benches/peers/<script>` with these arguments. None without a Python that has torch and `devices` GPUs.
+    pub fn torch(script: &str, devices: usize, arguments: &[&str]) -> Option<Self> {
+        if torch_gpus() < devices {
+            return None;
+        }
+        let built = format!("{}/benches/peers/{script}", env!("CARGO_MANIFEST_DIR"));
+        // A packed bench runs in a copy of the repository.
+        let script = if Path::new(&built).exists() { built } else { format!("benches/peers/{script}") };
+        Some(Process::start(Command::new("python3").arg(script).args(arguments)))
     }
 
     /// Sends an order; [`answer`](Self::answer) waits for its time.
@@ -40,6 +53,16 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// How many GPUs python3's torch sees; 0 without torch. The import takes seconds, so it is done once.
+fn torch_gpus() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| {
+        let look = "import torch, torch.distributed; print(torch.cuda.device_count())";
+        let looked = Command::new("python3").args(["-c", look]).stderr(Stdio::null()).output();
+        looked.ok().and_then(|found| String::from_utf8(found.stdout).ok()?.trim().parse().ok()).unwrap_or(0)
+    })
 }
 
 /// The child's side: answers orders until there are no more.

@@ -46,7 +46,10 @@ macro_rules! collectives {
             $(
                 $(#[$doc])*
                 ///
-                #[doc = concat!(" The members are the devices of the group; [`Device::", stringify!($name), "`]")]
+                #[doc = concat!(
+                    " The members are the devices of the group; [`Device::", stringify!($name), "`](crate::Device::",
+                    stringify!($name), ")"
+                )]
                 /// is for all devices of the scope.
                 ///
                 /// # Errors

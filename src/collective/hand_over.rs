@@ -15,6 +15,7 @@ use crate::{
         call::Call,
         parcels::{Contents, Label, Parcel},
     },
+    gang::LastCall,
     thread::wait,
 };
 use std::{any::Any, panic::Location};
@@ -58,7 +59,7 @@ collectives! {
     fn give<T>(&self, value: T, to: usize, tag: u64) -> Result<()>
     where [T: Send + 'static]
     {
-        self.give_as("give", Label::Value(tag), value, to)
+        self.give_as(("give", Location::caller()), Label::Value(tag), value, to)
     }
 
     /// Takes the next value that member `from` has given with this `tag`. The host waits until it was given.
@@ -68,23 +69,29 @@ collectives! {
     fn take<T>(&self, from: usize, tag: u64) -> Result<T>
     where [T: Send + 'static]
     {
-        self.take_as("take", Label::Value(tag), from)
+        self.take_as(("take", Location::caller()), Label::Value(tag), from)
     }
 }
 
 impl Group<'_> {
-    #[track_caller]
-    pub(crate) fn give_as<T: Send + 'static>(&self, op: &'static str, label: Label, value: T, to: usize) -> Result<()> {
-        let _here = self.dev.worker.handle.enter(op, Location::caller());
-        self.check_peer(op, to)?;
-        let call = Call::new(op).of_type::<T>();
+    /// [`give`](Self::give) by the call `op` at `site`.
+    pub(crate) fn give_as<T: Send + 'static>(
+        &self,
+        (op, site): LastCall,
+        label: Label,
+        value: T,
+        to: usize,
+    ) -> Result<()> {
+        let _here = self.dev.worker.handle.enter(op, site);
+        let call = Call::at(op, site).of_type::<T>();
+        self.check_peer(&call, to)?;
         self.post(call, to, label, Contents::Value(Contained::new(Box::new(value))))
     }
 
-    #[track_caller]
-    pub(crate) fn take_as<T: Send + 'static>(&self, op: &'static str, label: Label, from: usize) -> Result<T> {
-        let _here = self.dev.worker.handle.enter(op, Location::caller());
-        let call = Call::new(op).of_type::<T>();
+    /// [`take`](Self::take) by the call `op` at `site`.
+    pub(crate) fn take_as<T: Send + 'static>(&self, (op, site): LastCall, label: Label, from: usize) -> Result<T> {
+        let _here = self.dev.worker.handle.enter(op, site);
+        let call = Call::at(op, site).of_type::<T>();
         let parcel = self.receive_parcel(&call, from, label)?;
         let Contents::Value(value) = parcel.contents else { unreachable!("values are not messages") };
         match value.into_inner().downcast() {
@@ -112,10 +119,9 @@ impl Group<'_> {
     }
 
     /// Waits for the next parcel with this label from a member.
-    #[track_caller]
     pub(super) fn receive_parcel(&self, call: &Call, from: usize, label: Label) -> Result<Parcel> {
         let dev = self.dev;
-        self.check_peer(call.op, from)?;
+        self.check_peer(call, from)?;
         dev.check()?;
         dev.worker.handle.progress.advance();
         self.note_call(call);
@@ -145,11 +151,10 @@ impl Group<'_> {
     }
 
     /// `peer` must be a member, and captures must not be under way: a graph cannot hold these calls.
-    #[track_caller]
-    pub(super) fn check_peer(&self, op: &'static str, peer: usize) -> Result<()> {
+    pub(super) fn check_peer(&self, call: &Call, peer: usize) -> Result<()> {
         if peer >= self.count() {
-            return Err(Error::invalid(op, format_args!("member {peer} of {}", self.count())));
+            return Err(Error::invalid_at(call.site, call.op, format_args!("member {peer} of {}", self.count())));
         }
-        self.dev.not_in_graph(op)
+        self.dev.not_in_graph_at(call.site, call.op)
     }
 }

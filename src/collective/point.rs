@@ -79,9 +79,9 @@ collectives! {
     {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("send_owned", Location::caller());
-        self.check_peer("send_owned", to)?;
-        self.check_own("send_owned", &buffer)?;
         let call = Call::new("send_owned").elements(T::DTYPE, buffer.len());
+        self.check_peer(&call, to)?;
+        self.check_own("send_owned", &buffer)?;
         let bytes = buffer.len() * size_of::<T>();
         self.post(call, to, Label::Message, Contents::Elements(DeviceBuffer::new(buffer.block, bytes)))
     }
@@ -129,8 +129,8 @@ impl Group<'_> {
     fn send_view<T: Element>(&self, src: DeviceView<'_, T>, to: usize) -> Result<()> {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("send", Location::caller());
-        self.check_peer("send", to)?;
         let call = Call::new("send").elements(T::DTYPE, src.len());
+        self.check_peer(&call, to)?;
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         // In order also for a program that orders its streams itself: it does not know of the parcel's memory.
         dev.in_order().copy(&bytes(src), &mut contents)?;
@@ -149,7 +149,6 @@ impl Group<'_> {
     }
 
     /// The next message of a member, with the call that has sent it.
-    #[track_caller]
     fn message(&self, call: &Call, from: usize) -> Result<(Call, DeviceBuffer<u8>)> {
         match self.receive_parcel(call, from, Label::Message)? {
             Parcel { call, contents: Contents::Elements(there), .. } => Ok((call, there)),

@@ -148,18 +148,17 @@ impl Device {
         {
             return Err(recording.refuse(op.site, "copy", &format!("one with device {other} has to be staged")));
         }
-        let done = peer::copy(
-            &self.worker,
-            &self.stream,
-            dst.address(),
-            to.unwrap_or(self.index()),
-            src.address(),
-            from.unwrap_or(self.index()),
-            src.bytes().len(),
-        );
-        op.done(&done);
-        op.submitted();
-        done
+        op.submit_by(|| {
+            peer::copy(
+                &self.worker,
+                &self.stream,
+                dst.address(),
+                to.unwrap_or(self.index()),
+                src.address(),
+                from.unwrap_or(self.index()),
+                src.bytes().len(),
+            )
+        })
     }
 }
 

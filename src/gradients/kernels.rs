@@ -26,8 +26,6 @@ use crate::{
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-builtin::module! { OPTIMIZER, "optimizer" }
-
 /// Most segments of a launch. Addresses are arguments, not a table in memory: they may change at every step, and a
 /// table would have to be copied to the device before each launch.
 pub(super) const SEGMENTS: usize = 64;

@@ -175,7 +175,8 @@ impl<T: Parameter> GradientExchange<T> {
         self.layout.buckets[bucket].gradients.iter().filter_map(place).collect()
     }
 
-    /// Where the elements of each gradient lie: its bucket, and its first element there.
+    /// Where the elements of a gradient lie: its bucket, and its first element there.
+    #[cfg(feature = "checkpoints")]
     pub(crate) fn place(&self, gradient: usize) -> (usize, Range<usize>) {
         let extent = self.layout.extents[gradient];
         (extent.bucket, extent.range())

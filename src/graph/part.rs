@@ -10,6 +10,7 @@ use crate::{
         replay::{Captured, Meetings},
     },
     error::{Error, Result, Site},
+    memory::turn::Turns,
     thread::graph_exec::GraphExec,
     token::recording::{Recorded, Touched},
 };
@@ -53,9 +54,12 @@ pub(super) struct Segment {
 impl Segment {
     /// Launches it on the device's current stream, as one operation. `group`: whose kernels meet.
     pub(super) fn launch(&self, dev: &Device, name: &'static str, site: Site, group: Option<&Group<'_>>) -> Result<()> {
+        // Kernels that meet wait for their peers' host threads; a turn must not.
+        let turns = (dev.ordered && self.meetings.is_none())
+            .then(|| Turns::take(self.touched.iter().map(|touched| &*touched.block)));
         if dev.ordered {
             for Touched { block, bytes, access } in &self.touched {
-                block.hazards.order(name, &dev.stream, bytes, *access)?;
+                block.hazards.order_launch(name, &dev.stream, bytes, *access)?;
             }
         }
         let launch = || {
@@ -69,6 +73,7 @@ impl Segment {
             (None, _) => {
                 launch()?;
                 self.note(dev);
+                drop(turns);
                 Ok(())
             }
             (Some(meetings), Some(group)) => {

@@ -38,8 +38,9 @@ module! { STAGED, "staged" }
 module! { RING, "ring" }
 module! { EXCHANGE, "exchange" }
 module! { GRADIENTS, "gradients" }
+module! { OPTIMIZER, "optimizer" }
 
-/// The modules that every pool loads on every device.
+/// The modules that every pool loads on every device. Others are loaded at their first launch.
 pub(crate) static MODULES: [&Module; 11] =
     [&ELEMENTWISE, &REDUCE, &COLLECTIVE, &PROBE, &COMBINE, &PUSH, &EAGER, &STAGED, &RING, &EXCHANGE, &GRADIENTS];
 

@@ -55,6 +55,8 @@ pub(crate) struct Block {
     pub(super) region: Arc<Region>,
     /// Set when the contents have moved elsewhere or are gone. A graph that names the block is then out of date.
     retired: Flag,
+    /// Set when a graph names the block: launches use it without a borrow. See [`turn`](super::turn).
+    in_graph: Flag,
 }
 
 /// What a block was cut from.
@@ -99,6 +101,7 @@ impl Block {
             owner: owner.cloned(),
             region: region.clone(),
             retired: Flag::new(),
+            in_graph: Flag::new(),
         })
     }
 
@@ -109,6 +112,16 @@ impl Block {
 
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.is_raised()
+    }
+
+    /// A graph names the block from now on, until the block is handed out again.
+    pub(crate) fn name_in_graph(&self) {
+        self.in_graph.raise();
+    }
+
+    #[inline]
+    pub(crate) fn is_in_graph(&self) -> bool {
+        self.in_graph.is_raised()
     }
 
     /// The device that the memory belongs to. None for host memory and managed memory, which all devices may use.
@@ -164,6 +177,7 @@ impl BlockRef {
     pub(super) fn activate(mut block: Box<Block>) -> Self {
         block.refs.reset();
         block.retired = Flag::new();
+        block.in_graph = Flag::new();
         BlockRef(NonNull::from(Box::leak(block)))
     }
 }

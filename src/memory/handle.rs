@@ -47,6 +47,9 @@ pub(crate) struct DeviceHandle {
     /// The words into which the device's streams write their progress.
     pub(crate) words: Words,
     timing_events: Spares<RawEvent>,
+    /// Taken in turns by the operations that touch memory of this device which a graph names: see
+    /// [`turn`](super::turn).
+    pub(super) turn: Mutex<()>,
     /// For cudarc's `DeviceSlice::stream`, which returns a reference.
     #[cfg(feature = "cuda")]
     cudarc: once_cell::sync::OnceCell<Arc<cudarc::driver::CudaStream>>,
@@ -101,6 +104,7 @@ impl DeviceHandle {
             events: Spares::new(),
             words: Words::default(),
             timing_events: Spares::new(),
+            turn: Mutex::new(()),
             #[cfg(feature = "cuda")]
             cudarc: Default::default(),
         }

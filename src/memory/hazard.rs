@@ -14,7 +14,12 @@ mod history;
 pub(crate) use history::{History, Tenants};
 
 use super::handle::DeviceHandle;
-use crate::{driver::check::Token, error::Result, memory::stream::StreamCore, mutation::Bug};
+use crate::{
+    driver::check::Token,
+    error::{Error, Result},
+    memory::stream::StreamCore,
+    mutation::Bug,
+};
 use history::{Past, merge};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -63,14 +68,24 @@ impl Hazards {
         bytes: &Range<usize>,
         access: Access,
     ) -> Result<()> {
+        self.0.lock().order(op, stream, bytes, access)
+    }
+
+    /// [`order`](Self::order) for a launch of a graph, which no borrow keeps from memory that foreign code has on
+    /// another stream.
+    pub(crate) fn order_launch(
+        &self,
+        op: &'static str,
+        stream: &StreamCore,
+        bytes: &Range<usize>,
+        access: Access,
+    ) -> Result<()> {
         let history = self.0.lock();
-        stream.handle.acquire(history.known());
-        for last in history.uses() {
-            if last.conflicts(bytes, access) && !stream.handle.injected(Bug::OrderDropped) {
-                stream.wait_for(op, &last.stream, last.sequence)?;
-            }
+        let lent = |last: &Use| last.sequence == OPEN && last.stream.id != stream.id && last.conflicts(bytes, access);
+        if let Some(last) = history.uses().iter().find(|last| lent(last)) {
+            return Err(Error::Borrowed { device: last.stream.handle.device });
         }
-        Ok(())
+        history.order(op, stream, bytes, access)
     }
 
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
@@ -114,14 +129,14 @@ impl Hazards {
     /// Ends an open use; the submitted work counts as operation `sequence`.
     #[cfg(feature = "cuda")]
     pub(crate) fn close(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
+        // Noted before the open use is removed: at no time does another thread see neither.
+        self.note(stream, sequence, bytes.clone(), access);
         let mut history = self.0.lock();
         let uses = &mut history.past().uses;
         let open = |u: &Use| u.sequence == OPEN && u.stream.id == stream.id && u.bytes == bytes && u.access == access;
         if let Some(at) = uses.iter().position(open) {
             uses.swap_remove(at);
         }
-        drop(history);
-        self.note(stream, sequence, bytes, access);
     }
 
     /// The calling host thread waits for every use that conflicts with a host access. Other threads may use the block
@@ -188,6 +203,18 @@ impl Hazards {
         if token.is_some() {
             Token::add(&mut self.history().past().known, token);
         }
+    }
+}
+
+impl History {
+    fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
+        stream.handle.acquire(self.known());
+        for last in self.uses() {
+            if last.conflicts(bytes, access) && !stream.handle.injected(Bug::OrderDropped) {
+                stream.wait_for(op, &last.stream, last.sequence)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) mod progress;
 pub(crate) mod staging;
 pub(crate) mod stats;
 pub(crate) mod stream;
+pub(crate) mod turn;
 pub(crate) mod unified;
 pub(crate) mod view;
 

@@ -5,15 +5,19 @@
 //!
 //! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
+mod functions;
+
+use self::functions::{
+    activate, activate_assign, backward, backward_assign, bias, bias_assign, bias_backward, bias_backward_assign,
+};
 use super::{
-    family::{Address, In, NULL, Out, address, kernels, packs, rows_of, wide},
-    pointwise::POINTWISE,
+    family::{NULL, address, packs, rows_of},
     same_len,
 };
 use crate::{
-    Device, DeviceBuffer, LaunchDims,
+    Device, DeviceBuffer,
     error::Result,
-    kernel::{builtin::Float, real::Real},
+    kernel::builtin::Float,
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::panic::Location;
@@ -33,128 +37,6 @@ pub enum Activation {
     GeluTanh,
     /// `x / (1 + exp(-x))`, also called swish.
     Silu,
-}
-
-const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
-/// `1 / sqrt(2 pi)`
-const DENSITY: f64 = 0.398_942_280_401_432_7;
-/// `sqrt(2 / pi)`
-const SQRT_2_PI: f64 = 0.797_884_560_802_865_4;
-
-/// Function `f` of `kernels/pointwise.cu` at `x`, in the same order of operations.
-fn value<A: Real>(f: u32, x: A) -> A {
-    let (half, one) = (A::of(0.5), A::of(1.0));
-    match f {
-        0 => x,
-        1 if x < A::of(0.0) => A::of(0.0),
-        1 => x,
-        2 => half * x * (one + (x * A::of(SQRT_HALF)).erf()),
-        3 => half * x * (one + gelu_inner(x).tanh()),
-        _ => x / (one + (-x).exp()),
-    }
-}
-
-fn gelu_inner<A: Real>(x: A) -> A {
-    A::of(SQRT_2_PI) * (x + A::of(0.044_715) * x * x * x)
-}
-
-/// The derivative of [`value`].
-fn slope<A: Real>(f: u32, x: A) -> A {
-    let (half, one) = (A::of(0.5), A::of(1.0));
-    match f {
-        0 => one,
-        1 if x <= A::of(0.0) => A::of(0.0),
-        1 => one,
-        2 => {
-            let below = half * (one + (x * A::of(SQRT_HALF)).erf());
-            below + x * (A::of(DENSITY) * (-half * x * x).exp())
-        }
-        3 => {
-            let t = gelu_inner(x).tanh();
-            let inner_slope = A::of(SQRT_2_PI) * (one + A::of(0.134_145) * x * x);
-            half * (one + t) + half * x * (one - t * t) * inner_slope
-        }
-        _ => {
-            let s = one / (one + (-x).exp());
-            s * (one + x * (one - s))
-        }
-    }
-}
-
-/// The biases of row-major elements; zeros without columns.
-fn biases<T: Float>(b: &[T], cols: u32) -> impl Iterator<Item = T::Acc> {
-    b[..cols as usize].iter().map(wide).cycle()
-}
-
-fn host_activate<T: Float>(_: LaunchDims, x: &[T], _: Address, y: &mut [T], n: u64, _: u32, f: u32) {
-    y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(value(f, wide(x))));
-}
-
-fn host_activate_assign<T: Float>(_: LaunchDims, _: Address, _: Address, x: &mut [T], n: u64, _: u32, f: u32) {
-    x[..n as usize].iter_mut().for_each(|x| *x = T::narrow(value(f, wide(x))));
-}
-
-fn host_bias<T: Float>(_: LaunchDims, x: &[T], b: &[T], y: &mut [T], n: u64, cols: u32, f: u32) {
-    let inputs = x.iter().zip(biases(b, cols));
-    y[..n as usize].iter_mut().zip(inputs).for_each(|(y, (x, b))| *y = T::narrow(value(f, wide(x) + b)));
-}
-
-fn host_bias_assign<T: Float>(_: LaunchDims, _: Address, b: &[T], x: &mut [T], n: u64, cols: u32, f: u32) {
-    x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], _: Address, dx: &mut [T], n: u64, _: u32, f: u32) {
-    let inputs = dy.iter().zip(x);
-    dx[..n as usize].iter_mut().zip(inputs).for_each(|(dx, (dy, x))| *dx = T::narrow(wide(dy) * slope(f, wide(x))));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_backward_assign<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    x: &[T],
-    _: Address,
-    dy: &mut [T],
-    n: u64,
-    _: u32,
-    f: u32,
-) {
-    dy[..n as usize].iter_mut().zip(x).for_each(|(dy, x)| *dy = T::narrow(wide(dy) * slope(f, wide(x))));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_bias_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], b: &[T], dx: &mut [T], n: u64, cols: u32, f: u32) {
-    let inputs = dy.iter().zip(x).zip(biases(b, cols));
-    let dx = dx[..n as usize].iter_mut().zip(inputs);
-    dx.for_each(|(dx, ((dy, x), b))| *dx = T::narrow(wide(dy) * slope(f, wide(x) + b)));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_bias_backward_assign<T: Float>(
-    _: LaunchDims,
-    _: Address,
-    x: &[T],
-    b: &[T],
-    dy: &mut [T],
-    n: u64,
-    cols: u32,
-    f: u32,
-) {
-    let dy = dy[..n as usize].iter_mut().zip(x.iter().zip(biases(b, cols)));
-    dy.for_each(|(dy, (x, b))| *dy = T::narrow(wide(dy) * slope(f, wide(x) + b)));
-}
-kernels! { POINTWISE;
-    fn activate(In<T>, Address, Out<T>, u64, u32, u32) = "activate", host_activate::<T>;
-    fn activate_assign(Address, Address, Out<T>, u64, u32, u32) = "activate", host_activate_assign::<T>;
-    fn bias(In<T>, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias::<T>;
-    fn bias_assign(Address, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias_assign::<T>;
-    fn backward(In<T>, In<T>, Address, Out<T>, u64, u32, u32) = "activate_backward", host_backward::<T>;
-    fn backward_assign(Address, In<T>, Address, Out<T>, u64, u32, u32)
-        = "activate_backward", host_backward_assign::<T>;
-    fn bias_backward(In<T>, In<T>, In<T>, Out<T>, u64, u32, u32) = "activate_backward", host_bias_backward::<T>;
-    fn bias_backward_assign(Address, In<T>, In<T>, Out<T>, u64, u32, u32)
-        = "activate_backward", host_bias_backward_assign::<T>;
 }
 
 /// The functions of one argument that have a name of their own.
@@ -206,6 +88,16 @@ activations! {
 impl Device {
     /// `f(x)` in a new buffer.
     ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[-1.0f32, 0.0, 2.0])?;
+    /// assert_eq!(dev.download(&dev.activation(Activation::Relu, &x)?)?, [0.0, 0.0, 2.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// See above.
     #[track_caller]
@@ -222,6 +114,17 @@ impl Device {
 
     /// `y = f(x)`.
     ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, mut y) = (dev.upload(&[-1.0f32, 2.0])?, dev.zeros::<f32>(2)?);
+    /// dev.activation_into(Activation::Identity, &x, &mut y)?;
+    /// assert_eq!(dev.download(&y)?, [-1.0, 2.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// See above.
     #[track_caller]
@@ -235,6 +138,17 @@ impl Device {
     }
 
     /// `x = f(x)`, in place. Then only [`Activation::Relu`] can be stepped back through.
+    ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let mut x = dev.upload(&[-1.0f32, 2.0])?;
+    /// dev.activation_assign(Activation::Relu, &mut x)?;
+    /// assert_eq!(dev.download(&x)?, [0.0, 2.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -286,6 +200,17 @@ impl Device {
     }
 
     /// `dy = dy * f'(x)`, in place.
+    ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (y, mut dy) = (dev.upload(&[0.0f32, 2.0])?, dev.upload(&[5.0f32, 7.0])?);
+    /// dev.activation_backward_assign(Activation::Relu, &mut dy, &y)?;
+    /// assert_eq!(dev.download(&dy)?, [0.0, 7.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -341,6 +266,17 @@ impl Device {
 
     /// `x = f(x + bias)`, in place, row by row.
     ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (mut x, bias) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.upload(&[-2.0f32, 10.0])?);
+    /// dev.bias_activation_assign(Activation::Identity, &mut x, &bias)?;
+    /// assert_eq!(dev.download(&x)?, [-1.0, 12.0, 1.0, 14.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// See above.
     #[track_caller]
@@ -361,6 +297,18 @@ impl Device {
 
     /// `dy * f'(x + bias)` in a new buffer, row by row: the gradient of `x`. That of the bias is its
     /// [`column_sum`](Self::column_sum).
+    ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, bias) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.upload(&[-2.0f32, 10.0])?);
+    /// let dy = dev.upload(&[1.0f32; 4])?;
+    /// let dx = dev.bias_activation_backward(Activation::Relu, &dy, &x, &bias)?;
+    /// assert_eq!(dev.download(&dx)?, [0.0, 1.0, 1.0, 1.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -391,6 +339,18 @@ impl Device {
     }
 
     /// `dy = dy * f'(x + bias)`, in place, row by row.
+    ///
+    /// ```
+    /// # use gpu_pool::{Activation, GpuPool};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, bias) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.upload(&[-2.0f32, 10.0])?);
+    /// let mut dy = dev.upload(&[1.0f32; 4])?;
+    /// dev.bias_activation_backward_assign(Activation::Relu, &mut dy, &x, &bias)?;
+    /// assert_eq!(dev.download(&dy)?, [0.0, 1.0, 1.0, 1.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.

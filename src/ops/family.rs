@@ -24,9 +24,9 @@ pub(super) const NULL: Address = 0;
 
 /// Declares kernels of the four types: `fn name(parameters) = "symbol", host kernel;`, with `T` for the type.
 macro_rules! kernels {
-    ($module:ident; $($(#[$m:meta])* fn $name:ident($($p:ty),+ $(,)?) = $sym:literal, $host:expr;)+) => {$(
+    ($module:ident; $($(#[$m:meta])* $vis:vis fn $name:ident($($p:ty),+ $(,)?) = $sym:literal, $host:expr;)+) => {$(
         $(#[$m])*
-        fn $name<T: Float>() -> $crate::Kernel<($($p,)+)> {
+        $vis fn $name<T: Float>() -> $crate::Kernel<($($p,)+)> {
             let symbols = [concat!($sym, "_f32"), concat!($sym, "_f64"), concat!($sym, "_f16"), concat!($sym, "_bf16")];
             $crate::Kernel::new(&$module, symbols[T::KIND], $host)
         }

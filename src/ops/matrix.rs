@@ -202,6 +202,18 @@ impl<'a, T: DeviceCopy> Matrix<'a, T> {
     /// A matrix of `rows x cols` elements whose row `r` begins at element `r * lead`: `lead` is what BLAS calls the
     /// leading dimension. The view may be longer.
     ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, Matrix};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 9.0, 3.0, 4.0])?, dev.zeros::<f32>(4)?);
+    /// let x = Matrix::strided(&x, 2, 2, 3)?; // 1 2, 3 4
+    /// dev.gemm(1.0, x, x, 0.0, &mut y)?;
+    /// assert_eq!(dev.download(&y)?, [7.0, 10.0, 15.0, 22.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the view is too short, or `lead` less than `cols`.
     #[track_caller]
@@ -286,6 +298,18 @@ macro_rules! parts {
 
             /// A batch of `parts` matrices: the first has the first rows, and so on.
             ///
+            /// ```
+            /// # use gpu_pool::{GpuPool, Matrix};
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(2)?);
+            /// let rows = Matrix::new(&x, 2, 2)?.split_rows(2)?;
+            /// dev.gemm(1.0, rows, rows.t(), 0.0, &mut y)?;
+            /// assert_eq!(dev.download(&y)?, [5.0, 25.0]);
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
+            ///
             /// # Errors
             /// [`Error::InvalidArgument`] when the parts cannot be equal, and of a batch.
             #[track_caller]
@@ -308,6 +332,18 @@ macro_rules! parts {
             }
 
             /// A batch of `count` such matrices; each begins `stride` elements behind the one before.
+            ///
+            /// ```
+            /// # use gpu_pool::{GpuPool, Matrix};
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            /// let (x, mut y) = (dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?, dev.zeros::<f32>(3)?);
+            /// let pairs = Matrix::strided(&x, 1, 2, 2)?.batch(3, 1)?; // 1 2, 2 3, 3 4
+            /// dev.gemm(1.0, pairs, pairs.t(), 0.0, &mut y)?;
+            /// assert_eq!(dev.download(&y)?, [5.0, 13.0, 25.0]);
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
             ///
             /// # Errors
             /// [`Error::InvalidArgument`] when the view is too short, and of a batch; of a [`MatrixMut`], when two of

@@ -89,6 +89,18 @@ macro_rules! binary {
 
             #[doc = concat!("`z = x ", $sign, " y`.")]
             ///
+            /// ```
+            /// # use gpu_pool::GpuPool;
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            #[doc = concat!("let (x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
+            /// let mut z = dev.zeros::<f32>(1)?;
+            #[doc = concat!("dev.", stringify!($into), "(&x, &y, &mut z)?;")]
+            #[doc = concat!("assert_eq!(dev.download(&z)?, [", $z, "]);")]
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
+            ///
             /// # Errors
             /// See above.
             #[track_caller]
@@ -103,6 +115,17 @@ macro_rules! binary {
             }
 
             #[doc = concat!("`x = x ", $sign, " y`, in place.")]
+            ///
+            /// ```
+            /// # use gpu_pool::GpuPool;
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            #[doc = concat!("let (mut x, y) = (dev.upload(&[", $x, "f32])?, dev.upload(&[", $y, "f32])?);")]
+            #[doc = concat!("dev.", stringify!($assign), "(&mut x, &y)?;")]
+            #[doc = concat!("assert_eq!(dev.download(&x)?, [", $z, "]);")]
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
             ///
             /// # Errors
             /// See above.

@@ -290,6 +290,18 @@ impl Device {
 
     /// [`dropout`](Self::dropout) in place.
     ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let mut x = dev.upload(&[1.0f32; 1000])?;
+    /// let y = dev.dropout(&x, 0.5, 7, 0)?;
+    /// dev.dropout_assign(&mut x, 0.5, 7, 0)?;
+    /// assert_eq!(dev.download(&x)?, dev.download(&y)?);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`dropout`](Self::dropout).
     #[track_caller]

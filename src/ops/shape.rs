@@ -18,18 +18,22 @@ use std::panic::Location;
 
 module! { SHAPE, "shape" }
 
-fn host_transpose<T: DeviceCopy>(x: &[T], y: &mut [T], rows: u32, cols: u32) {
-    let (rows, cols) = (rows as usize, cols as usize);
-    for (i, y) in y[..rows * cols].iter_mut().enumerate() {
-        *y = x[i % rows * cols + i / rows];
+/// `(x, y, count, rows, cols)`
+type Transpose<W> = Kernel<(&'static [W], &'static mut [W], u32, u32, u32)>;
+
+fn host_transpose<T: DeviceCopy>(x: &[T], y: &mut [T], count: u32, rows: u32, cols: u32) {
+    let (count, rows, cols) = (count as usize, rows as usize, cols as usize);
+    let size = (rows * cols).max(1);
+    for (x, y) in x.chunks_exact(size).zip(y.chunks_exact_mut(size)).take(count) {
+        y.iter_mut().enumerate().for_each(|(i, y)| *y = x[i % rows * cols + i / rows]);
     }
 }
 
 macro_rules! transpose {
     ($($name:ident $sym:literal $T:ty;)+) => {
         kernel! {$(
-            static $name: $sym in SHAPE, fn(x: &[$T], y: &mut [$T], rows: u32, cols: u32) |_dims| {
-                host_transpose(x, y, rows, cols);
+            static $name: $sym in SHAPE, fn(x: &[$T], y: &mut [$T], count: u32, rows: u32, cols: u32) |_dims| {
+                host_transpose(x, y, count, rows, cols);
             }
         )+}
     };
@@ -77,11 +81,50 @@ impl Device {
     pub fn transpose<X: AsView + ?Sized>(&self, x: &X, rows: usize, cols: usize) -> Result<DeviceBuffer<X::Elem>> {
         let x = x.view();
         let mut y = self.allocate("transpose", x.len())?;
-        self.transposed("transpose", x, y.view_mut(), rows, cols)?;
+        self.transposed("transpose", x, y.view_mut(), [1, rows, cols])?;
+        Ok(y)
+    }
+
+    /// The transposes of a batch of `count` matrices of `rows x cols` elements, one after the other, in a new buffer.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1i32, 2, 3, 4, 5, 6, 7, 8])?; // 2 of 2 x 2
+    /// assert_eq!(dev.download(&dev.transpose_batch(&x, 2, 2, 2)?)?, [1, 3, 2, 4, 5, 7, 6, 8]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See above.
+    #[track_caller]
+    pub fn transpose_batch<X: AsView + ?Sized>(
+        &self,
+        x: &X,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<DeviceBuffer<X::Elem>> {
+        let x = x.view();
+        let mut y = self.allocate("transpose_batch", x.len())?;
+        self.transposed("transpose_batch", x, y.view_mut(), [count, rows, cols])?;
         Ok(y)
     }
 
     /// `y` becomes the transpose of the `rows x cols` elements of `x`.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, mut y) = (dev.upload(&[1u16, 2, 3, 4, 5, 6])?, dev.zeros::<u16>(6)?);
+    /// dev.transpose_into(&x, 2, 3, &mut y)?;
+    /// assert_eq!(dev.download(&y)?, [1, 4, 2, 5, 3, 6]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -91,28 +134,30 @@ impl Device {
         X: AsView + ?Sized,
         Y: AsViewMut<Elem = X::Elem> + ?Sized,
     {
-        self.transposed("transpose_into", x.view(), y.view_mut(), rows, cols)
+        self.transposed("transpose_into", x.view(), y.view_mut(), [1, rows, cols])
     }
 
+    /// `shape`: matrices, rows, columns.
     #[track_caller]
     fn transposed<T: DeviceCopy>(
         &self,
         op: &'static str,
         x: DeviceView<'_, T>,
         y: DeviceViewMut<'_, T>,
-        rows: usize,
-        cols: usize,
+        shape: [usize; 3],
     ) -> Result<()> {
         let _here = self.worker.handle.enter(op, Location::caller());
-        if rows.checked_mul(cols) != Some(x.len()) {
-            return Err(Error::invalid(op, format_args!("{rows} x {cols} of {} elements", x.len())));
+        let [count, rows, cols] = shape;
+        if rows.checked_mul(cols).and_then(|n| n.checked_mul(count)) != Some(x.len()) {
+            let many = if count == 1 { String::new() } else { format!("{count} of ") };
+            return Err(Error::invalid(op, format_args!("{many}{rows} x {cols} of {} elements", x.len())));
         }
         same_len(op, x.len(), y.len())?;
         match size_of::<T>() {
-            1 => self.transposed_words(op, &TRANSPOSE_U8, x, y, rows, cols),
-            2 => self.transposed_words(op, &TRANSPOSE_U16, x, y, rows, cols),
-            4 => self.transposed_words(op, &TRANSPOSE_U32, x, y, rows, cols),
-            8 => self.transposed_words(op, &TRANSPOSE_U64, x, y, rows, cols),
+            1 => self.transposed_words(op, &TRANSPOSE_U8, x, y, shape),
+            2 => self.transposed_words(op, &TRANSPOSE_U16, x, y, shape),
+            4 => self.transposed_words(op, &TRANSPOSE_U32, x, y, shape),
+            8 => self.transposed_words(op, &TRANSPOSE_U64, x, y, shape),
             bytes => Err(Error::invalid(op, format_args!("elements of {bytes} bytes"))),
         }
     }
@@ -121,21 +166,24 @@ impl Device {
     fn transposed_words<T: DeviceCopy, W: DeviceCopy>(
         &self,
         op: &'static str,
-        kernel: &'static Kernel<(&'static [W], &'static mut [W], u32, u32)>,
+        kernel: &'static Transpose<W>,
         x: DeviceView<'_, T>,
         y: DeviceViewMut<'_, T>,
-        rows: usize,
-        cols: usize,
+        [count, rows, cols]: [usize; 3],
     ) -> Result<()> {
-        let n = x.len();
-        let (r, c) = (small(op, "rows", rows)?, small(op, "columns", cols)?);
+        let len = x.len();
+        if len == 0 {
+            return Ok(());
+        }
+        let (n, r, c) = (small(op, "matrices", count)?, small(op, "rows", rows)?, small(op, "columns", cols)?);
         if !(x.address | y.address).is_multiple_of(size_of::<W>() as u64) {
             return Err(Error::invalid(op, format_args!("an element of {} bytes at an odd address", size_of::<W>())));
         }
-        let tiles = rows.div_ceil(32).saturating_mul(cols.div_ceil(32)).clamp(1, i32::MAX as usize);
-        let dims = LaunchDims { grid: (tiles as u32, 1, 1), block: (32, 8, 1), shared_bytes: 0 };
-        // SAFETY: `W` is as large as the element; both have `rows` times `cols` elements.
-        unsafe { self.launch(kernel, dims, (as_type::<T, W>(x, n), as_type_mut::<T, W>(y, n), r, c)) }
+        let tiles = rows.div_ceil(32).saturating_mul(cols.div_ceil(32)).saturating_mul(count);
+        let grid = (tiles.min(i32::MAX as usize) as u32, 1, 1);
+        let dims = LaunchDims { grid, block: (32, 8, 1), shared_bytes: 0 };
+        // SAFETY: `W` is as large as the element; both have `count` times `rows` times `cols` elements.
+        unsafe { self.launch(kernel, dims, (as_type::<T, W>(x, len), as_type_mut::<T, W>(y, len), n, r, c)) }
     }
 
     /// Copies `rows` rows of `cols` elements between matrices with longer rows: row `r` begins at element

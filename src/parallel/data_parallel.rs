@@ -2,11 +2,14 @@
 //! backward pass, and one optimizer.
 //!
 //! Users call it. [`model`]: what it has to know of a model, and where gradients go. [`replica`]: one device's part of
-//! a step. Uses `gradients` and `per_device`. Invariant: all replicas of a group have the same bits after each step
-//! that succeeded; after one that failed they are poisoned until [`DataParallel::recover`] has compared them.
+//! a step. `save`: checkpoints. Uses `gradients` and `per_device`. Invariant: all replicas of a group have the same
+//! bits after each step that succeeded; after one that failed they are poisoned until [`DataParallel::recover`] has
+//! compared them.
 
 mod model;
-pub(super) mod replica;
+mod replica;
+#[cfg(feature = "checkpoints")]
+mod save;
 
 pub use model::{Gradients, Model};
 
@@ -75,6 +78,8 @@ pub struct DataParallel<M: Model<T>, T: Parameter = f32> {
     steps: u64,
     held: Option<Held>,
     unused: Vec<usize>,
+    #[cfg(feature = "checkpoints")]
+    groups: save::Groups,
 }
 
 impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
@@ -173,7 +178,22 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
             Replica::new(&group, &optimizer, model).map(Some).map_err(|error| error.called_at(site))
         })?;
         let devices = devices.map(Vec::from);
-        Ok(DataParallel { replicas, devices, optimizer, steps: 0, held: None, unused: Vec::new() })
+        #[cfg_attr(not(feature = "checkpoints"), expect(unused_mut, reason = "only checkpoints look at it again"))]
+        let mut model = DataParallel {
+            replicas,
+            devices,
+            optimizer,
+            steps: 0,
+            held: None,
+            unused: Vec::new(),
+            #[cfg(feature = "checkpoints")]
+            groups: Default::default(),
+        };
+        #[cfg(feature = "checkpoints")]
+        {
+            model.groups = save::Groups::new(model.on_each(|dev, _, replica| replica.places(dev))?);
+        }
+        Ok(model)
     }
 
     /// One step on a batch of `rows` rows: `f` does the forward and backward pass of its shard, which is never empty,
@@ -356,7 +376,7 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// Runs `f` on every device that has a replica.
     #[track_caller]
-    pub(super) fn on_each<R: Send>(
+    fn on_each<R: Send>(
         &mut self,
         f: impl Fn(&Device, Shard, &mut Replica<M, T>) -> Result<R> + Sync,
     ) -> Result<Vec<R>> {
@@ -386,14 +406,10 @@ impl<M: Model<T>, T: Parameter> DataParallel<M, T> {
 
     /// For a checkpoint that replaces everything.
     #[cfg(feature = "checkpoints")]
-    pub(super) fn forget_failures(&mut self) -> Result<()> {
+    #[track_caller]
+    fn forget_failures(&mut self) -> Result<()> {
         self.held = None;
         self.replicas.clear_poison()
-    }
-
-    #[cfg(feature = "checkpoints")]
-    pub(super) fn set_steps(&mut self, steps: u64) {
-        self.steps = steps;
     }
 }
 

@@ -2,17 +2,26 @@
 //!
 //! Users call this module. It may use every room below it, and no room below may use it.
 //!
-//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`].
-//! * [`Pipeline`]: a model in stages on several devices.
-//! * [`Schedule`]: the order in which the devices of a pipeline work. A schedule is plain data and touches no device.
+//! * [`DataParallel`]: a replica of a model on each device, and one [`Optimizer`]. `Checkpoint` (feature
+//!   `checkpoints`): its state in a file.
+//! * [`Pipeline`]: a model in stages. [`Schedule`]: the order in which its devices work, plain data that touches no
+//!   device.
+//! * `ColumnLinear`, `RowLinear` (feature `blas`) and the functions beside them: layers whose weights lie on several
+//!   devices.
+//! * `Tasks` (feature `tasks`): work whose order follows from what it reads and writes.
 
+#[cfg(feature = "checkpoints")]
+mod checkpoint;
 mod data_parallel;
 mod optim;
 mod pipeline;
 mod schedule;
 #[cfg(feature = "tasks")]
 mod tasks;
+mod tensor;
 
+#[cfg(feature = "checkpoints")]
+pub use checkpoint::Checkpoint;
 pub use data_parallel::{DataParallel, Gradients, Model};
 pub use optim::{LearningRate, Optimizer};
 pub use pipeline::{At, Hop, Pipeline, Stage};
@@ -20,4 +29,9 @@ pub use schedule::{Action, Blocked, Costs, MAX_ACTIONS, Peer, Schedule, Schedule
 #[cfg(feature = "tasks")]
 pub use tasks::{
     CpuTasks, GpuTasks, HostData, TaskArg, TaskArgs, TaskCell, TaskCells, TaskPanicked, TaskTrace, Tasks, Value,
+};
+#[cfg(feature = "blas")]
+pub use tensor::{ColumnLinear, LinearPart, RowLinear};
+pub use tensor::{
+    Indices, NormSaved, SequenceNorm, VocabularyEmbedding, gather_rows, part_of, scatter_rows, vocabulary_cross_entropy,
 };

@@ -150,8 +150,8 @@ impl Optimizer {
         self
     }
 
-    /// How the learning rate changes (default: [`Constant`](LearningRate::Constant)). After the [`warm_up`](Self::warm_up)
-    /// it begins at its step 0.
+    /// How the learning rate changes (default: [`Constant`](LearningRate::Constant)). After the
+    /// [`warm_up`](Self::warm_up) it begins at its step 0.
     pub fn schedule(mut self, schedule: LearningRate) -> Self {
         self.schedule = schedule;
         self

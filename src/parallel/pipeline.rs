@@ -17,7 +17,7 @@ use crate::{
     Device, GpuPool, Group, PerDevice,
     error::{Error, Result, Site},
 };
-use execute::Part;
+use execute::{Input, Output, Part};
 use std::{any::Any, fmt, panic::Location};
 
 /// Makes the group of this device's pipeline.
@@ -47,7 +47,9 @@ type Stages<S> = Vec<(usize, S)>;
 ///         dev.scale(&mut x, self.factor)?;
 ///         Ok((x, sum))
 ///     }
-///     fn backward(&mut self, dev: &Device, at: At, sum: f32, mut dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+///     fn backward(&mut self, dev: &Device, at: At, sum: f32, mut dy: DeviceBuffer<f32>)
+///         -> Result<Option<DeviceBuffer<f32>>>
+///     {
 ///         let old = if at.accumulate { self.gradient } else { 0.0 };
 ///         self.gradient = old + sum * dev.download(&dy)?[0];
 ///         dev.scale(&mut dy, self.factor)?;
@@ -116,8 +118,12 @@ impl<S: Stage + 'static> Pipeline<S> {
     /// # impl Stage for Sum {
     /// #     type Activation = DeviceBuffer<f32>;
     /// #     type Saved = ();
-    /// #     fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> { Ok((x, ())) }
-    /// #     fn backward(&mut self, dev: &Device, _: At, _: (), dy: DeviceBuffer<f32>) -> Result<Option<DeviceBuffer<f32>>> {
+    /// #     fn forward(&mut self, _: &Device, _: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, ())> {
+    /// #         Ok((x, ()))
+    /// #     }
+    /// #     fn backward(&mut self, dev: &Device, _: At, _: (), dy: DeviceBuffer<f32>)
+    /// #         -> Result<Option<DeviceBuffer<f32>>>
+    /// #     {
     /// #         dev.axpy(1.0, &dy, &mut self.0)?;
     /// #         Ok(Some(dy))
     /// #     }
@@ -242,12 +248,12 @@ impl<S: Stage + 'static> Pipeline<S> {
         site: Site,
         op: &'static str,
         schedule: &Schedule,
-        input: &(dyn Fn(&Device, usize) -> Result<S::Activation> + Sync),
-        output: &(dyn Fn(&Device, usize, S::Activation) -> Result<(Option<S::Activation>, R)> + Sync),
+        input: Input<'_, S::Activation>,
+        output: Output<'_, S::Activation, R>,
     ) -> Result<Vec<R>> {
         let mut all = self.scope(site, op, |group, stages| {
             let first = group.ordinal(0);
-            let part = Part { op, site, schedule, group, stages };
+            let part = Part { call: (op, site), schedule, group, stages };
             Ok((first, execute::run(part, input, output)?))
         })?;
         all.sort_by_key(|(first, _)| *first);

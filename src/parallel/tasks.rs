@@ -137,7 +137,8 @@ impl GpuPool {
     /// Ready tasks of a device run in the order in which they became ready. Collectives of several tasks must run in
     /// one order on all devices: give each device a value of its own that these tasks write, such as the buffer itself.
     ///
-    /// The call is a scope of all devices: other scopes of the pool wait until it is over. `f` and tasks cannot start one.
+    /// The call is a scope of all devices: other scopes of the pool wait until it is over. `f` and tasks cannot start
+    /// one.
     ///
     /// # Failures
     /// A task that returns an error or panics makes no value. Tasks that need the value do not run, and fail with the

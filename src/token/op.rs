@@ -16,6 +16,7 @@ use crate::{
         DeviceCopy, DeviceView, DeviceViewMut,
         block::{BlockRef, ChunkKind},
         hazard::Access,
+        turn::Turns,
     },
 };
 use smallvec::SmallVec;
@@ -26,7 +27,8 @@ use std::{ops::Range, panic::Location, rc::Rc};
 /// 1. [`Device::op`]: checks that the gang has not failed, and counts the device's progress.
 /// 2. [`touch`](Self::touch): checks that the memory belongs to this device (or may be a peer's), and makes the stream
 ///    wait for conflicting uses.
-/// 3. [`submit`](Self::submit): makes the driver call, then records the uses under the operation's number.
+/// 3. [`submit`](Self::submit): makes the driver call, then records the uses under the operation's number. If a graph
+///    names the memory, this step excludes launches ([`turn`](crate::memory::turn)).
 ///
 /// If a step fails, nothing was submitted and nothing is recorded. (A stream that waits without need is harmless.)
 ///
@@ -140,6 +142,8 @@ impl Op<'_> {
     /// Makes the driver call and records the uses.
     pub(crate) fn submit(self, call: impl FnOnce(&dyn Driver, RawStream) -> DriverResult) -> Result<()> {
         let dev = self.dev;
+        let blocks: SmallVec<[BlockRef; 4]> = self.blocks_of_graphs().cloned().collect();
+        let _turns = self.take_turns(&blocks)?;
         let called = call(&*dev.worker.handle.driver, dev.stream.raw);
         let done = dev.worker.handle.check(self.name, called);
         self.done(&done);
@@ -147,6 +151,33 @@ impl Op<'_> {
             self.submitted();
         }
         done
+    }
+
+    /// Submits work by other code, which waits for no other host thread, and records the uses in any case.
+    pub(crate) fn submit_by(self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let blocks: SmallVec<[BlockRef; 4]> = self.blocks_of_graphs().cloned().collect();
+        let _turns = self.take_turns(&blocks)?;
+        let done = work();
+        self.done(&done);
+        self.submitted();
+        done
+    }
+
+    fn blocks_of_graphs(&self) -> impl Iterator<Item = &BlockRef> {
+        let ordered = self.dev.recording.is_none() && self.dev.ordered;
+        self.touched.iter().map(|touched| &touched.block).filter(move |block| ordered && block.is_in_graph())
+    }
+
+    /// No graph that names one of the blocks is launched while the turns are held. What was launched since the
+    /// operation began is waited for.
+    fn take_turns<'b>(&self, blocks: &'b [BlockRef]) -> Result<Turns<'b>> {
+        let turns = Turns::take(blocks.iter().map(|block| &**block));
+        for Touched { block, bytes, access } in &self.touched {
+            if !blocks.is_empty() && block.is_in_graph() {
+                block.hazards.order(self.name, &self.dev.stream, bytes, *access)?;
+            }
+        }
+        Ok(turns)
     }
 
     /// Records the uses of work that other code has submitted to the device's current stream.

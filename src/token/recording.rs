@@ -158,6 +158,7 @@ impl Recording {
     fn take(&self) -> Vec<Touched> {
         let blocks = std::mem::take(&mut *self.touched.borrow_mut()).blocks;
         let parts = |(block, parts): (BlockRef, Parts)| {
+            block.name_in_graph();
             parts.into_iter().map(move |(bytes, access)| Touched { block: block.clone(), bytes, access })
         };
         blocks.into_iter().flat_map(parts).collect()

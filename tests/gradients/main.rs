@@ -27,6 +27,7 @@ mod crossed;
 mod failures;
 mod graphs;
 mod groups;
+mod parts;
 mod rig;
 mod steps;
 mod types;

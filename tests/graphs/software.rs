@@ -2,6 +2,7 @@
 
 use crate::support::{self, failure, slow_add};
 use gpu_pool::{Check, Device, DeviceBuffer, Error, GpuPool, Module, Schedule, Topology, driver::check::Kind};
+use std::sync::Arc;
 
 /// What is allocated in a capture is unwritten before the first launch, to the checker as well.
 #[test]
@@ -86,4 +87,56 @@ fn a_launch_costs_the_host_one_call() {
     };
     let (launched, called) = (time(true), time(false));
     assert!(launched < called, "{launched:?} {called:?}");
+}
+
+/// Rounds of two device threads side by side: without turns some of 300 are races.
+const ROUNDS: usize = 2000;
+
+/// A graph writes memory that a peer may read without a borrow's protection: both device threads submit work on it at
+/// one time. The library orders the two, in whichever order they come.
+#[test]
+fn a_launch_and_a_peers_copy_are_ordered() {
+    let pool = GpuPool::builder().host(2).check(Check::Races).module(&support::MODULE).build().unwrap();
+    let seen = pool.run(|dev, _| {
+        let mut mine = dev.upload(&[0u32; 64])?;
+        let (graph, ()) = dev.capture(|dev| slow_add(dev, &mut mine, 1, 0))?;
+        let theirs = dev.exchange(Arc::new(mine))?[0].clone();
+        let mut seen = Vec::new();
+        for round in 0..ROUNDS {
+            match dev.rank() {
+                0 => dev.launch_graph(&graph)?,
+                _ if round % 20 == 0 => seen.push(theirs.copy_to(dev)?),
+                _ => drop(theirs.copy_to(dev)?),
+            }
+        }
+        seen.iter().map(|copy| dev.download(copy)).collect::<gpu_pool::Result<Vec<_>>>()
+    });
+    for copy in seen.unwrap().remove(1) {
+        assert!(copy.iter().all(|&x| x == copy[0]), "a copy of half a launch: {copy:?}");
+    }
+}
+
+/// The same of two graphs: that of device 1 copies what that of device 0 writes.
+#[test]
+fn launches_of_two_devices_are_ordered() {
+    let pool = GpuPool::builder().host(2).check(Check::Races).module(&support::MODULE).build().unwrap();
+    let seen = pool.run(|dev, _| {
+        let (mut mine, mut here) = (dev.upload(&[0u32; 64])?, dev.zeros::<u32>(64)?);
+        let (writes, ()) = dev.capture(|dev| slow_add(dev, &mut mine, 1, 0))?;
+        let theirs = dev.exchange(Arc::new(mine))?[0].clone();
+        let reads = match dev.rank() {
+            0 => None,
+            _ => Some(dev.capture(|dev| dev.copy(&theirs.peer(), &mut here))?.0),
+        };
+        for round in 0..ROUNDS {
+            dev.launch_graph(reads.as_ref().unwrap_or(&writes))?;
+            if round % 20 != 0 {
+                continue;
+            }
+            let seen = dev.download(&here)?;
+            assert!(seen.iter().all(|&x| x == seen[0]), "a copy of half a launch: {seen:?}");
+        }
+        Ok(())
+    });
+    seen.unwrap();
 }

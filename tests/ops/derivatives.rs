@@ -6,7 +6,13 @@ use gpu_pool::{Device, DeviceBuffer, Result};
 type Buffer = DeviceBuffer<f64>;
 
 /// `dx` is the gradient of the sum of `w * forward(x)`: central differences are off by h^2 and by 1e-16 / h.
-fn check(dev: &Device, x: &[f64], w: &[f64], dx: &Buffer, forward: impl Fn(&Buffer) -> Result<Buffer>) -> Result<()> {
+pub fn check(
+    dev: &Device,
+    x: &[f64],
+    w: &[f64],
+    dx: &Buffer,
+    forward: impl Fn(&Buffer) -> Result<Buffer>,
+) -> Result<()> {
     let h = 1e-5;
     let at = |i: usize, h: f64| {
         let mut x = x.to_vec();

@@ -1,7 +1,7 @@
 //! Matrix products against a plain loop in `f64`: all types, transposes, parts of matrices, batches.
 
 use crate::{
-    each_type, on_both,
+    derivatives, each_type, on_both,
     rig::{Type, acc_eps, close, download, upload, values},
 };
 use gpu_pool::{Device, Error, GemmOutput, GpuPool, Matrix, MatrixMut, Result};
@@ -263,6 +263,24 @@ on_both! {
                 close::<f32>(&download(dev, &dc)?, &want, |i| bound * sizes[i]);
             }
             Ok(())
+        })
+        .unwrap();
+    }
+
+    1: fn steps_back(gpus) {
+        let pool = gpus.pool(1);
+        pool.run(|dev, _| {
+            // `a` is 3 x 5, `b` is 5 x 2; the steps back are products, too.
+            let (a, b, w) = (values::<f64>(15, 13), values::<f64>(10, 14), values::<f64>(6, 15));
+            let (on_a, on_b, dy) = (dev.upload(&a)?, dev.upload(&b)?, dev.upload(&w)?);
+            let product = |x: Matrix<'_, f64>, y: Matrix<'_, f64>| {
+                let mut z = dev.zeros::<f64>(x.shape().0 * y.shape().1)?;
+                dev.gemm(1.0, x, y, 0.0, &mut z)?;
+                Ok::<_, gpu_pool::Error>(z)
+            };
+            let (x, y, dz) = (Matrix::new(&on_a, 3, 5)?, Matrix::new(&on_b, 5, 2)?, Matrix::new(&dy, 3, 2)?);
+            derivatives::check(dev, &a, &w, &product(dz, y.t())?, |a| product(Matrix::new(a, 3, 5)?, y))?;
+            derivatives::check(dev, &b, &w, &product(x.t(), dz)?, |b| product(x, Matrix::new(b, 5, 2)?))
         })
         .unwrap();
     }

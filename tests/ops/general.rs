@@ -21,13 +21,25 @@ fn step(dev: &Device, x: &DeviceBuffer<f32>, labels: &DeviceBuffer<u32>) -> Resu
     dev.column_sum(&d, &mut bias)?;
     let dx = dev.layer_norm_backward(&d, &sum, &weights, &mean, &rstd)?;
     let turned = dev.transpose(&dx, ROWS, COLS)?;
+    let (mut dgamma, mut dbeta) = (dev.zeros::<f32>(COLS)?, dev.zeros::<f32>(COLS)?);
+    dev.layer_norm_weights_backward(&d, &sum, &mean, &rstd, &mut dgamma, &mut dbeta)?;
+    let mut product = dev.mul(&dgamma, &dbeta)?;
+    dev.scale(&mut product, 0.5)?;
+    dev.axpy(2.0, &dbeta, &mut product)?;
+    let (squared, rrms) = dev.rms_norm(&sum, &weights, 1e-5)?;
+    let dsquared = dev.rms_norm_backward(&d, &squared, &weights, &rrms)?;
+    dev.rms_norm_weights_backward(&d, &squared, &rrms, &mut dgamma)?;
+    let mut shares = dev.log_softmax(&sum, COLS)?;
+    shares = dev.log_softmax_backward(&d, &shares, COLS)?;
+    dev.softmax_assign(&mut shares, COLS)?;
+    let halves = dev.transpose_batch(&dx, 2, ROWS / 2, COLS)?;
     let best = dev.cast::<f32, _>(&dev.argmax(&active, COLS)?)?;
     let rows = dev.embedding(x, COLS, labels)?;
     let mut table = dev.zeros::<f32>(x.len())?;
     dev.embedding_backward(&dx, labels, COLS, &mut table)?;
     let mut part = dev.zeros::<f32>(ROWS * 3)?;
     dev.copy_2d(&turned, ROWS, &mut part, 3, ROWS, 3)?;
-    Ok(vec![active, loss, bias, turned, best, rows, table, part])
+    Ok(vec![active, loss, bias, turned, best, rows, table, part, product, dgamma, dsquared, shares, halves])
 }
 
 trait Copied {
@@ -153,6 +165,8 @@ on_both! {
             refused(dev.argmax(&six, 4), "argmax");
             refused(dev.column_sum(&six, &mut dev.zeros::<f32>(4)?), "column_sum");
             refused(dev.transpose(&six, 2, 2), "transpose");
+            refused(dev.transpose_batch(&six, 2, 2, 2), "transpose_batch");
+            refused(dev.transpose_batch(&six, usize::MAX, 2, 3), "transpose_batch");
             refused(dev.transpose(&dev.zeros::<[u8; 3]>(6)?, 2, 3), "transpose");
             refused(dev.copy_2d(&five, 3, &mut six, 3, 2, 3), "copy_2d");
             refused(dev.copy_2d(&five, 2, &mut six, 3, 2, 3), "copy_2d");

@@ -5,7 +5,8 @@ use crate::{
     rig::{Type, acc_eps, close, download, upload, values},
     support::Gpus,
 };
-use gpu_pool::{Activation, Device};
+use gpu_pool::{Activation, CastTo, Device};
+use half::{bf16, f16};
 
 pub const ALL: [Activation; 5] =
     [Activation::Identity, Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
@@ -43,6 +44,30 @@ fn erf(x: f64) -> f64 {
 }
 
 const LENGTHS: [usize; 8] = [0, 1, 2, 7, 8, 255, 1000, 5001];
+
+/// `scale`, `axpy` and `cast`, of whole buffers and of parts that begin anywhere.
+fn scaled<T: Type + CastTo<f64>>(gpus: Gpus) {
+    let pool = gpus.pool(1);
+    pool.run(|dev, _| {
+        for n in LENGTHS {
+            for begin in [0, 1, 3, 4].into_iter().filter(|&begin| begin <= n) {
+                let (a, b) = (values::<T>(n, 1), values::<T>(n, 2));
+                let (mut x, mut y) = (upload::<T>(dev, &a)?, upload::<T>(dev, &b)?);
+                let wide = dev.download(&dev.cast::<f64, _>(&x.slice(begin..))?)?;
+                assert_eq!(wide, a[begin..]);
+                dev.axpy(T::acc(0.75), &x.slice(begin..), &mut y.slice_mut(begin..))?;
+                dev.scale(&mut x.slice_mut(begin..), T::acc(-0.75))?;
+                let part = |i: usize| i >= begin;
+                let sums = (0..n).map(|i| if part(i) { 0.75 * a[i] + b[i] } else { b[i] }).collect::<Vec<_>>();
+                close::<T>(&download(dev, &y)?, &sums, |_| 6.0 * acc_eps::<T>());
+                let products = (0..n).map(|i| if part(i) { -0.75 * a[i] } else { a[i] }).collect::<Vec<_>>();
+                close::<T>(&download(dev, &x)?, &products, |_| 6.0 * acc_eps::<T>());
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+}
 
 fn arithmetic<T: Type>(gpus: Gpus) {
     let pool = gpus.pool(1);
@@ -143,6 +168,12 @@ fn biases<T: Type>(gpus: Gpus) {
 }
 
 on_both! {
+    1: fn scale_axpy_and_cast(gpus) {
+        scaled::<f32>(gpus);
+        scaled::<f16>(gpus);
+        scaled::<bf16>(gpus);
+    }
+
     1: fn sums_differences_products(gpus) { each_type!(arithmetic(gpus)) }
     1: fn activations(gpus) { each_type!(functions(gpus)) }
     1: fn activations_with_a_bias(gpus) { each_type!(biases(gpus)) }

@@ -15,6 +15,14 @@ fn transposes<T: DeviceCopy + PartialEq + std::fmt::Debug>(gpus: Gpus, of: fn(us
             let mut z = dev.zeros::<T>(rows * cols)?;
             dev.transpose_into(&y, cols, rows, &mut z)?;
             assert_eq!(dev.download(&z)?, a);
+
+            for count in [0, 1, 3] {
+                let all: Vec<T> = (0..count * rows * cols).map(of).collect();
+                let batch = dev.download(&dev.transpose_batch(&dev.upload(&all)?, count, rows, cols)?)?;
+                let size = (rows * cols).max(1);
+                let each = all.chunks_exact(size).flat_map(|x| (0..rows * cols).map(|i| x[i % rows * cols + i / rows]));
+                assert_eq!(batch, each.collect::<Vec<_>>(), "{count} of {rows} x {cols}");
+            }
         }
         Ok(())
     })

@@ -14,7 +14,7 @@ use gpu_pool::{
     Device, Error, Result, Shard,
     parallel::{DataParallel, Gradients, Optimizer},
 };
-use rig::{Bag, SIZES, backward, bag, bits, number, step, weights};
+use rig::{Bag, SIZES, backward, bag, bags, bits, either, number, step, weights};
 
 on_both! {
     // The first device's parameters are everyone's: `test_replicate`.
@@ -23,7 +23,8 @@ on_both! {
         let make = |dev: &Device| bag::<f32>(dev, &SIZES, 10 * dev.index() as u64);
         let mut model = DataParallel::new(&pool, Optimizer::sgd(0.1), make).unwrap();
         let all = weights(&mut model).unwrap();
-        let first: Vec<f32> = SIZES.iter().enumerate().flat_map(|(k, len)| (0..*len).map(move |i| number(k as u64, i) as f32)).collect();
+        let parameter = |(k, len): (usize, &usize)| (0..*len).map(move |i| number(k as u64, i) as f32).collect();
+        let first = SIZES.iter().enumerate().map(parameter).collect::<Vec<Vec<f32>>>().concat();
         assert!(all.iter().all(|own| bits(own) == bits(&first)));
     }
 
@@ -33,7 +34,7 @@ on_both! {
         let train = |n: usize, sharded: bool| {
             let pool = gpus.pool(n);
             let optimizer = Optimizer::sgd(0.2).momentum(0.5);
-            let optimizer = if sharded { optimizer.sharded() } else { optimizer };
+            let optimizer = either(optimizer, sharded);
             let mut model = DataParallel::new(&pool, optimizer, |dev| Ok(Bag(vec![dev.zeros::<f32>(2)?]))).unwrap();
             for batch in [30, 30, 30, 10, 3, 2, 1] {
                 let seen = model.step(batch, |dev, shard, line, gradients| {
@@ -52,7 +53,8 @@ on_both! {
         for n in 2..=gpus.up_to(4) {
             for sharded in [false, true] {
                 let found = train(n, sharded);
-                assert!(found.iter().zip(&one).all(|(a, b)| (a - b).abs() < 1e-5), "{n} devices: {found:?}, not {one:?}");
+                let close = found.iter().zip(&one).all(|(a, b)| (a - b).abs() < 1e-5);
+                assert!(close, "{n} devices: {found:?}, not {one:?}");
             }
         }
     }
@@ -60,7 +62,7 @@ on_both! {
     // pytorch #15161, #52260, #5039; `test_gather_*`.
     1: fn a_forward_pass_gathers_in_order(gpus) {
         let pool = gpus.pool(gpus.up_to(4));
-        let mut model = DataParallel::new(&pool, Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[1], 0)).unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::sgd(0.1), &[1], 0);
         for rows in [11, 3, 1, 0] {
             let found = model.forward(rows, |_, shard, _| {
                 assert!(!shard.range(rows).is_empty());
@@ -74,7 +76,7 @@ on_both! {
     1: fn accumulated_gradients_have_the_weights_of_their_rows(gpus) {
         for (n, sharded) in [(1, false), (gpus.up_to(3), false), (gpus.up_to(3), true)] {
             let pool = gpus.pool(n);
-            let optimizer = if sharded { Optimizer::sgd(0.1).clip(0.3).sharded() } else { Optimizer::sgd(0.1).clip(0.3) };
+            let optimizer = either(Optimizer::sgd(0.1).clip(0.3), sharded);
             let make = || DataParallel::new(&pool, optimizer, |dev| Ok(Bag(vec![dev.zeros::<f32>(2)?]))).unwrap();
             let (mut whole, mut pieces) = (make(), make());
             let pass = |dev: &Device, bag: &mut Bag, gradients: &mut Gradients<'_>, rows: std::ops::Range<usize>| {
@@ -110,7 +112,8 @@ on_both! {
             |dev| bag::<f32>(dev, &[5000], dev.index() as u64 % 2),
         ).unwrap();
         let mut lone = [0, 1].map(|which| {
-            DataParallel::new_on(&pool, &[3, which], Optimizer::adam(0.1).clip(0.5), |dev| bag::<f32>(dev, &[5000], which as u64)).unwrap()
+            let build = |dev: &Device| bag::<f32>(dev, &[5000], which as u64);
+            DataParallel::new_on(&pool, &[3, which], Optimizer::adam(0.1).clip(0.5), build).unwrap()
         });
         for number in 0..3 {
             grid.step(4, |dev, shard, _, gradients| {
@@ -127,13 +130,42 @@ on_both! {
         for (found, expected) in found.iter().zip([&first[0], &second[0], &first[0], &second[0]]) {
             assert!(bits(found) == bits(expected));
         }
-        assert!(matches!(failure(DataParallel::new_on(&pool, &[], Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[1], 0))), Error::InvalidArgument { .. }));
-        assert!(matches!(failure(DataParallel::new_on(&pool, &[1, 9], Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[1], 0))), Error::InvalidArgument { .. }));
+        for wrong in [&[][..], &[1, 9], &[2, 2]] {
+            let found = DataParallel::new_on(&pool, wrong, Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[1], 0));
+            assert!(matches!(failure(found), Error::InvalidArgument { .. }), "{wrong:?}");
+        }
+    }
+
+    // Devices of different speeds have different numbers of rows; the mean is over all rows.
+    2: fn weighted_shards(gpus) {
+        let pool = gpus.builder(2).weights(&[3.0, 1.0]).build().unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::sgd(1.0), &[1], 0);
+        let before = weights(&mut model).unwrap()[0][0];
+        let rows = model.step(8, |dev, shard, _, gradients| {
+            let own = shard.range(8);
+            let sum = own.clone().sum::<usize>() as f32 * gradients.scale;
+            gradients.write(0, |g| dev.fill(g, sum))?;
+            Ok(own)
+        });
+        assert_eq!(rows.unwrap(), [0..6, 6..8]);
+        assert!((before - weights(&mut model).unwrap()[1][0] - 3.5).abs() < 1e-6);
+    }
+
+    1: fn parameters_without_elements(gpus) {
+        let pool = gpus.pool(gpus.up_to(2));
+        for sharded in [false, true] {
+            let mut model = bags::<f32>(&pool, either(Optimizer::adam(0.1).clip(1.0), sharded), &[0, 0], 0);
+            for number in 0..3 {
+                step(&mut model, &[0, 0], number, 2).unwrap();
+            }
+            model.verify().unwrap();
+            assert_eq!(model.gradient_norms().unwrap(), Some(vec![0.0; pool.devices()]));
+        }
     }
 
     2: fn gradients_that_no_device_has_are_named(gpus) {
         let pool = gpus.pool(2);
-        let mut model = DataParallel::new(&pool, Optimizer::sgd(1.0), |dev| bag::<f32>(dev, &[3, 2, 1], 0)).unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::sgd(1.0), &[3, 2, 1], 0);
         let before = weights(&mut model).unwrap();
         model.step(2, |dev, _, _, gradients| {
             // Parameter 2 has a gradient on one device only, parameter 1 on none.
@@ -148,10 +180,11 @@ on_both! {
     2: fn members_that_differ(gpus) {
         let pool = gpus.pool(2);
         for (what, sizes) in [("count", [&[1, 2, 3][..], &[1, 2]]), ("size", [&[1, 2], &[1, 3]])] {
-            let error = failure(DataParallel::new(&pool, Optimizer::sgd(0.1), |dev| bag::<f32>(dev, sizes[dev.index()], 0)));
+            let build = |dev: &Device| bag::<f32>(dev, sizes[dev.index()], 0);
+            let error = failure(DataParallel::new(&pool, Optimizer::sgd(0.1), build));
             assert!(matches!(&error, Error::Mismatch { what: found, .. } if *found == what), "{error}");
         }
-        let mut model = DataParallel::new(&pool, Optimizer::sgd(0.1), |dev| bag::<f32>(dev, &[5], 0)).unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::sgd(0.1), &[5], 0);
         model.each(|dev, bag| dev.fill(&mut bag.0[0], dev.index() as f32)).unwrap();
         assert!(matches!(failure(model.verify()), Error::Mismatch { what: "parameters", .. }));
     }

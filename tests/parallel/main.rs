@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "checkpoints")]
 mod checkpoint;
 mod data_parallel;
 mod hand_over;

@@ -27,4 +27,5 @@ fn schedules(ranks: usize, micros: usize) -> Vec<(&'static str, Schedule)> {
 }
 
 /// Ranks and micro-batches of the tests.
+#[cfg(feature = "blas")]
 const SHAPES: [(usize, usize); 3] = [(2, 4), (4, 8), (3, 6)];

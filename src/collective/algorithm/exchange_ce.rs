@@ -110,6 +110,11 @@ const LEAST: usize = 512 << 10;
 /// first are made, so that the links never wait. Between two copies an engine rests for 5 us, so few pieces are best:
 /// of 2, 3, 4 and 6 pieces 2 were the best between two H200s, at every size.
 const PIECES: usize = 2;
+/// A slice of more pieces gets larger slots. Each piece is some calls of the driver on each member, and the calls wait
+/// in the streams' queues.
+const MANY_PIECES: usize = 1 << 12;
+/// Most pieces of a slice when memory is short. With less scratch than that the call is `OutOfMemory`.
+const MOST_PIECES: usize = 1 << 16;
 /// Pieces that are in scratch at once.
 const SLOTS: usize = 2;
 
@@ -152,8 +157,10 @@ fn cuts(case: &Case<'_>) -> impl Iterator<Item = Cut> + use<> {
 /// The ways to cut slices of up to `bytes` bytes, each with less scratch than the one before it.
 fn cuts_of(bytes: usize, members: usize, software: bool) -> impl Iterator<Item = Cut> {
     let room = if software { ROOM_OF_SOFTWARE } else { ROOM };
+    let room = room.max(bytes.div_ceil(MANY_PIECES).saturating_mul(members));
     let rooms = std::iter::successors(Some(room), |room| Some(room / 4)).take_while(|room| *room >= LEAST_ROOM);
-    rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)))
+    let cuts = rooms.map(move |room| Cut::of(bytes, members, room.max(members * GRAIN)));
+    cuts.take_while(|cut| cut.pieces.rounds <= MOST_PIECES)
 }
 
 /// The slice that an owner adds up.
@@ -186,26 +193,28 @@ impl Exchange<'_> {
     fn run(&self) -> Result<()> {
         let (member, executor) = (self.member, self.member.executor);
         let me = member.rank;
-        // `here`, by piece and sender: the part has arrived. `empty`, by piece and owner: the slot is empty again.
-        let mut here: Vec<SmallVec<[Event; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
-        let mut empty: Vec<SmallVec<[Option<Event>; 8]>> = Vec::with_capacity(self.cut.pieces.rounds);
+        // By slot and sender: the part has arrived. There may be millions of pieces (a large sum with little room), so
+        // only those in scratch are remembered.
+        let mut here: SmallVec<[SmallVec<[Event; 8]>; SLOTS]> = SmallVec::new();
         for j in 0..self.cut.slots() {
             self.send_parts(j, None)?;
             here.push(self.arrivals(j)?);
         }
         for j in 0..self.cut.pieces.rounds {
+            let slot = j % self.cut.slots();
             if self.has(me, j) {
-                let emptied = self.add_up(j, &here[j])?;
+                let emptied = self.add_up(j, &here[slot])?;
                 member.others().try_for_each(|peer| executor.send_step(peer, emptied.clone()))?;
             }
             let emptied = |owner| {
                 if owner != me && self.has(owner, j) { executor.take_step(owner).map(Some) } else { Ok(None) }
             };
-            empty.push((0..member.count()).map(emptied).collect::<Result<_>>()?);
+            // By owner: the slot is empty again.
+            let empty: SmallVec<[Option<Event>; 8]> = (0..member.count()).map(emptied).collect::<Result<_>>()?;
             let next = j + self.cut.slots();
             if next < self.cut.pieces.rounds {
-                self.send_parts(next, Some(&empty[j]))?;
-                here.push(self.arrivals(next)?);
+                self.send_parts(next, Some(&empty))?;
+                here[slot] = self.arrivals(next)?;
             }
         }
         Ok(())
@@ -319,6 +328,19 @@ mod tests {
                 assert!(ranges.iter().all(|range| !range.is_empty()) && pieces.range(pieces.rounds, bytes).is_empty());
                 assert!(pieces.tile.is_multiple_of(GRAIN) && cut.senders * pieces.tile <= ROOM, "{cut:?}");
                 assert!(bytes == 0 || cut.slots() >= 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_number_of_pieces_is_bounded() {
+        for members in [2, 3, 8, 64] {
+            for bytes in [0, 1, 1 << 20, 1 << 30, 1 << 34, 1 << 41, 1 << 50, usize::MAX / 64] {
+                for software in [true, false] {
+                    let cuts: Vec<_> = cuts_of(bytes, members, software).collect();
+                    assert!(!cuts.is_empty() && cuts[0].pieces.rounds <= 2 * MANY_PIECES.max(members), "{cuts:?}");
+                    assert!(cuts.iter().all(|cut| cut.pieces.rounds <= MOST_PIECES), "{cuts:?}");
+                }
             }
         }
     }

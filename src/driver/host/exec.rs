@@ -145,8 +145,8 @@ impl Job {
             }
             #[cfg(feature = "blas")]
             Work::Gemm(gemm) => {
-                // SAFETY: the spans are A, B and C in this order. They are live, as long as `operands` says, and aligned
-                // (checked at submit); C is exclusively claimed.
+                // SAFETY: the spans are A, B and C in this order. They are live, as long as `operands` says, and
+                // aligned (checked at submit); C is exclusively claimed.
                 unsafe { super::gemm::run(gemm, self.spans[0].ptr, self.spans[1].ptr, self.spans[2].ptr) }
             }
             _ => unreachable!("`perform` and the scheduler do the others"),

@@ -1,13 +1,17 @@
 //! Kernel arguments, compared with the compiled kernels; and host kernels, compared with arithmetic written in another
 //! way.
 
-use super::*;
+use super::{
+    update::{ADAM, Moments, Parameter, Rule, squares_args, update_args},
+    *,
+};
 use crate::{GpuPool, memory::AsView};
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 /// The sizes of an entry's parameters, from the PTX.
-fn parameters(entry: &str) -> Vec<usize> {
-    let ptx = builtin::GRADIENTS.image.ptx.unwrap();
+fn parameters(module: &Module, entry: &str) -> Vec<usize> {
+    let ptx = module.image.ptx.unwrap();
     let (_, rest) = ptx.split_once(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
     let (list, _) = rest.split_once(")\n").unwrap();
     let number = |text: &str| text.trim_matches(|c: char| !c.is_ascii_digit()).parse::<usize>().unwrap();
@@ -32,14 +36,18 @@ fn fit<G: Gradient, W: Element>(dev: &Device) -> Result<()> {
     let (full, empty) = (segment(Some(memory.view())), segment(None));
     let (wire, Between { pack, unpack }) = (wire.view(), between::<G, W>()?);
     let packed = |segments: &[_]| pack_args(segments, G::factor(1.0).unwrap(), &wire);
-    assert_eq!(sizes(&packed(&[empty; SEGMENTS])), parameters(pack.0));
+    assert_eq!(sizes(&packed(&[empty; SEGMENTS])), parameters(&builtin::GRADIENTS, pack.0));
     let more = packed(&[full, empty, full]);
-    assert_eq!(more.len(), parameters(pack.0).len() + 2, "the slices come behind what a GPU looks at");
+    assert_eq!(
+        more.len(),
+        parameters(&builtin::GRADIENTS, pack.0).len() + 2,
+        "the slices come behind what a GPU looks at"
+    );
     for partial in [None, Some(&partial.view())] {
-        assert_eq!(sizes(&unpack_args(&wire, (0, 16), &[empty], partial)), parameters(unpack.0));
+        assert_eq!(sizes(&unpack_args(&wire, (0, 16), &[empty], partial)), parameters(&builtin::GRADIENTS, unpack.0));
     }
     let out = dev.zeros::<G::Norm>(1)?;
-    assert_eq!(sizes(&norm_args(&partial.view(), &out.view())), parameters(G::NORM_KERNEL.0));
+    assert_eq!(sizes(&norm_args(&partial.view(), &out.view())), parameters(&builtin::GRADIENTS, G::NORM_KERNEL.0));
     Ok(())
 }
 
@@ -62,6 +70,77 @@ fn arguments_fit_the_compiled_kernels() {
     let ptx = builtin::GRADIENTS.image.ptx.unwrap();
     assert!(!ptx.contains(".local"), "a table was copied to local memory");
     assert_eq!(ptx.matches(".entry ").count(), 2 * 7 + 2, "a kernel that nobody launches");
+}
+
+fn updates_fit<T: Parameter>(dev: &Device) -> Result<()> {
+    let (g, w, x, norm) = (dev.zeros::<T>(8)?, dev.zeros::<T>(8)?, dev.zeros::<f32>(8)?, dev.zeros::<f32>(1)?);
+    let segment = Segment { start: 0, len: 8, memory: Some(w.view()) };
+    let full = Moments { begin: 0, first: Some(x.view()), second: Some(x.view()), master: Some(x.view()) };
+    let expected = parameters(&builtin::OPTIMIZER, T::UPDATE.0);
+    for moments in [full, Moments::default()] {
+        let found = sizes(&update_args(&g.view(), &moments, &norm.view(), &[segment], Rule::zeroed()));
+        assert_eq!(found[..expected.len()], expected, "{}", T::UPDATE.0);
+        assert_eq!(found.len(), expected.len() + 1, "the slices come behind what a GPU looks at");
+    }
+    let partial = dev.zeros::<f64>(1)?;
+    assert_eq!(sizes(&squares_args(&g.view(), &partial.view())), parameters(&builtin::OPTIMIZER, T::SQUARES.0));
+    Ok(())
+}
+
+#[test]
+fn arguments_fit_the_compiled_optimizers() {
+    let pool = GpuPool::builder().host(1).build().unwrap();
+    pool.run(|dev, _| {
+        updates_fit::<f32>(dev)?;
+        updates_fit::<f16>(dev)?;
+        updates_fit::<bf16>(dev)
+    })
+    .unwrap();
+    let ptx = builtin::OPTIMIZER.image.ptx.unwrap();
+    assert!(!ptx.contains(".local"), "a table or a pack was copied to local memory");
+    assert_eq!(ptx.matches(".entry ").count(), 2 * 3, "a kernel that nobody launches");
+}
+
+/// Parts of a bucket are updated by themselves, by launches of any number of segments, with the same bits. A pack of
+/// four elements at the end of a segment has fewer, and what is between segments stays.
+#[test]
+fn parts_are_updated_by_themselves() {
+    let pool = GpuPool::builder().host(1).build().unwrap();
+    let found = pool.run(|dev, _| {
+        let g: Vec<f32> = (0..24).map(|i| i as f32 - 11.5).collect();
+        let rule = Rule { kind: ADAM, factor: 0.5, most: 3.0, rest1: 0.1, beta2: 0.9, rest2: 0.1, ..Rule::zeroed() };
+        let rule = Rule { shrink: 0.9, rate: 0.3, root: 0.7, eps: 1e-3, gather: 1, ..rule };
+        let norm = dev.upload(&[(2.0f32 * 1150.0).sqrt()])?;
+        let run = |parts: &[(usize, usize)]| {
+            let (bucket, w) = (dev.upload(&g)?, [dev.upload(&[1.0f32; 7])?, dev.upload(&[2.0f32; 13])?]);
+            let mut moments = Vec::new();
+            for &(start, end) in parts {
+                let memory = [dev.zeros::<f32>(end - start)?, dev.zeros::<f32>(end - start)?];
+                let views = Moments {
+                    begin: start,
+                    first: Some(memory[0].view()),
+                    second: Some(memory[1].view()),
+                    master: None,
+                };
+                let places = [(0, &w[0]), (8, &w[1])].into_iter().filter_map(|(at, w)| {
+                    let (from, to) = (start.max(at), end.min(at + w.len()));
+                    let memory = (from < to).then(|| w.slice(from - at..to - at))?;
+                    Some(Segment { start: from, len: to - from, memory: Some(memory) })
+                });
+                let places: Vec<_> = places.collect();
+                update::update(dev, &bucket.view(), &views, &norm.view(), &places, rule)?;
+                moments.extend([dev.download(&memory[0])?, dev.download(&memory[1])?]);
+            }
+            let of = |which: usize| moments.iter().skip(which).step_by(2).flatten().copied().collect::<Vec<_>>();
+            Ok::<_, crate::Error>((dev.download(&w[0])?, dev.download(&w[1])?, dev.download(&bucket)?, of(0), of(1)))
+        };
+        let whole = run(&[(0, 24)])?;
+        assert!(run(&[(0, 4), (4, 12), (12, 24)])? == whole && run(&[(0, 16), (16, 24)])? == whole);
+        Ok(whole)
+    });
+    let (a, b, bucket, ..) = found.unwrap().remove(0);
+    assert_eq!((&bucket[..7], bucket[7], &bucket[8..21], bucket[21]), (&a[..], -4.5, &b[..], 9.5));
+    assert!(a.iter().all(|a| *a > 0.9) && b[12] < 1.8, "parameters go against their gradients: {a:?} {b:?}");
 }
 
 /// On a wire of its own type every value is unchanged, with zeros up to whole grains. Products are rounded once.

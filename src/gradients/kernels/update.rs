@@ -5,7 +5,7 @@
 //! the device code.
 
 use super::{
-    Arguments, OPTIMIZER, Segment, Touched,
+    Arguments, Segment, Touched,
     host_kernels::{pointer, read, table},
     launch, push_table, slice, touched, value,
 };
@@ -14,7 +14,7 @@ use crate::{
     driver::HostArg,
     error::Result,
     gradients::element::{Gradient, private::Named},
-    kernel::builtin::Float,
+    kernel::builtin::{Float, OPTIMIZER},
     memory::{DeviceView, hazard::Access},
 };
 use half::{bf16, f16};
@@ -34,7 +34,7 @@ const MOST_BLOCKS: usize = 2048;
 )]
 pub trait Parameter: Gradient<Norm = f32> + Float<Acc = f32> + private::Trained {}
 
-mod private {
+pub(super) mod private {
     use super::Named;
 
     /// The kernels of a type.
@@ -103,6 +103,14 @@ pub(crate) struct Moments<'a> {
     pub master: Option<DeviceView<'a, f32>>,
 }
 
+pub(super) fn squares_args<T: Parameter>(g: &DeviceView<'_, T>, partial: &DeviceView<'_, f64>) -> Arguments {
+    let mut args = Arguments::new();
+    args.push(slice(g.address(), size_of::<T>() * g.len(), false));
+    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), true));
+    args.push(value(g.len() as u64));
+    args
+}
+
 /// Writes the sum of the squares of each chunk of `g`.
 #[track_caller]
 pub(in super::super) fn squares<T: Parameter>(
@@ -111,16 +119,13 @@ pub(in super::super) fn squares<T: Parameter>(
     partial: &DeviceView<'_, f64>,
 ) -> Result<()> {
     debug_assert_eq!(partial.len(), g.len().div_ceil(CHUNK));
-    let mut args = Arguments::new();
-    args.push(slice(g.address(), size_of::<T>() * g.len(), false));
-    args.push(slice(partial.address(), size_of::<f64>() * partial.len(), true));
-    args.push(value(g.len() as u64));
+    let args = squares_args(g, partial);
     let mut touched = touched((g.block, g.bytes()), Access::Read);
     touched.push((partial.block, partial.bytes(), Access::Write));
-    launch(dev, &OPTIMIZER, T::SQUARES, partial.len().min(u32::MAX as usize), &args, &touched)
+    launch(dev, &OPTIMIZER, T::SQUARES, partial.len().min(i32::MAX as usize), &args, &touched)
 }
 
-fn update_args<T: Parameter>(
+pub(super) fn update_args<T: Parameter>(
     g: &DeviceView<'_, T>,
     moments: &Moments<'_>,
     norm: &DeviceView<'_, f32>,

@@ -80,14 +80,25 @@ impl PinnedPool {
         len: usize,
         near: Locality,
     ) -> Result<PinnedBuffer<T>> {
+        let mut buffer = self.reused(op, len, near)?;
+        // A reused block holds old bytes. They are values of any Pod type, but nobody expects them.
+        buffer.as_mut_slice()?.fill(T::zeroed());
+        Ok(buffer)
+    }
+
+    /// [`buffer`](Self::buffer) without zeros, for a caller that copies to all of it. Zeros take longer than the copy.
+    #[track_caller]
+    pub(crate) fn reused<T: DeviceCopy>(
+        &self,
+        op: &'static str,
+        len: usize,
+        near: Locality,
+    ) -> Result<PinnedBuffer<T>> {
         const { fits_blocks::<T>() };
         let bytes = len.saturating_mul(size_of::<T>());
         let _here = self.handles[0].enter(op, Location::caller());
         let (block, deadline) = (self.block(op, bytes, near)?, self.caches[0].settings.deadline);
-        let mut buffer = PinnedBuffer { block, len, deadline, of: PhantomData };
-        // A reused block holds old bytes. They are values of any Pod type, but nobody expects them.
-        buffer.as_mut_slice()?.fill(T::zeroed());
-        Ok(buffer)
+        Ok(PinnedBuffer { block, len, deadline, of: PhantomData })
     }
 
     /// The first find in red zones, as an error.

@@ -2,165 +2,20 @@
 //!
 //! `Device`'s methods check shapes and launch kernels of `kernels/rows.cu`, as [`rows`](super) says.
 
-use super::{
-    super::family::{In, Out, each_row, each_row_mut, kernels, rows_of, wide},
-    super::same_len,
-    ROWS, column_dims, parts_of, row_dims, sum_parts,
-};
+mod functions;
+
+use self::functions as kernels;
+use super::{super::family::rows_of, super::same_len, column_dims, parts_of, row_dims};
 use crate::{
     Device, DeviceBuffer, LaunchDims,
     error::Result,
-    kernel::{builtin::Float, real::Real},
+    kernel::builtin::Float,
     memory::{AsView, AsViewMut},
 };
 use std::panic::Location;
 
 /// What a layer norm gives: `y`, and the mean and `1 / sqrt(variance + eps)` of each row.
 type Normed<T> = (DeviceBuffer<T>, DeviceBuffer<<T as Float>::Acc>, DeviceBuffer<<T as Float>::Acc>);
-
-/// The mean of `f(i)` over a row of `cols` elements.
-fn mean<A: Real>(cols: u32, f: impl Fn(usize) -> A) -> A {
-    (0..cols as usize).fold(A::default(), |sum, i| sum + f(i)) / A::of(f64::from(cols))
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_layer_norm<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    gamma: &[T],
-    beta: &[T],
-    y: &mut [T],
-    mean_of: &mut [T::Acc],
-    rstd_of: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    eps: T::Acc,
-) {
-    let stats = mean_of.iter_mut().zip(rstd_of);
-    for ((x, y), (mean_of, rstd_of)) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)).zip(stats) {
-        let average = mean(cols, |i| wide(&x[i]));
-        let rstd = T::Acc::of(1.0) / (mean(cols, |i| (wide(&x[i]) - average) * (wide(&x[i]) - average)) + eps).sqrt();
-        (*mean_of, *rstd_of) = (average, rstd);
-        for (i, y) in y.iter_mut().enumerate() {
-            *y = T::narrow((wide(&x[i]) - average) * rstd * wide(&gamma[i]) + wide(&beta[i]));
-        }
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_rms_norm<T: Float>(
-    _: LaunchDims,
-    x: &[T],
-    gamma: &[T],
-    y: &mut [T],
-    rstd_of: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    eps: T::Acc,
-) {
-    for ((x, y), rstd_of) in each_row(x, rows, cols).zip(each_row_mut(y, rows, cols)).zip(rstd_of) {
-        let rstd = T::Acc::of(1.0) / (mean(cols, |i| wide(&x[i]) * wide(&x[i])) + eps).sqrt();
-        *rstd_of = rstd;
-        for (i, y) in y.iter_mut().enumerate() {
-            *y = T::narrow(wide(&x[i]) * rstd * wide(&gamma[i]));
-        }
-    }
-}
-
-/// The gradient of one row of a norm; `average` is the row's mean where the norm subtracts it.
-fn norm_backward_row<T: Float>(dy: &[T], x: &[T], gamma: &[T], average: Option<T::Acc>, rstd: T::Acc, dx: &mut [T]) {
-    let cols = x.len() as u32;
-    let g = |i: usize| wide(&dy[i]) * wide(&gamma[i]);
-    let h = |i: usize| (wide(&x[i]) - average.unwrap_or_default()) * rstd;
-    let first = average.map_or(T::Acc::default(), |_| mean(cols, g));
-    let second = mean(cols, |i| g(i) * h(i));
-    for (i, dx) in dx.iter_mut().enumerate() {
-        *dx = T::narrow(rstd * (g(i) - first - h(i) * second));
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_layer_norm_backward<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    gamma: &[T],
-    mean_of: &[T::Acc],
-    rstd_of: &[T::Acc],
-    dx: &mut [T],
-    rows: u64,
-    cols: u32,
-) {
-    let inputs = each_row(dy, rows, cols).zip(each_row(x, rows, cols)).zip(mean_of.iter().zip(rstd_of));
-    for (dx, ((dy, x), (average, rstd))) in each_row_mut(dx, rows, cols).zip(inputs) {
-        norm_backward_row(dy, x, gamma, Some(*average), *rstd, dx);
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_rms_norm_backward<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    gamma: &[T],
-    rstd_of: &[T::Acc],
-    dx: &mut [T],
-    rows: u64,
-    cols: u32,
-) {
-    let inputs = each_row(dy, rows, cols).zip(each_row(x, rows, cols)).zip(rstd_of);
-    for (dx, ((dy, x), rstd)) in each_row_mut(dx, rows, cols).zip(inputs) {
-        norm_backward_row(dy, x, gamma, None, *rstd, dx);
-    }
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_layer_norm_columns<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    mean_of: &[T::Acc],
-    rstd_of: &[T::Acc],
-    dgamma: &mut [T::Acc],
-    dbeta: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    parts: u32,
-) {
-    let at = |row: usize, c: usize| row * cols as usize + c;
-    let share = |row, c| wide(&dy[at(row, c)]) * ((wide(&x[at(row, c)]) - mean_of[row]) * rstd_of[row]);
-    sum_parts(dgamma, rows, cols, parts, share);
-    sum_parts(dbeta, rows, cols, parts, |row, c| wide(&dy[at(row, c)]));
-}
-
-#[allow(clippy::too_many_arguments)]
-fn host_rms_norm_columns<T: Float>(
-    _: LaunchDims,
-    dy: &[T],
-    x: &[T],
-    rstd_of: &[T::Acc],
-    dgamma: &mut [T::Acc],
-    rows: u64,
-    cols: u32,
-    parts: u32,
-) {
-    let at = |row: usize, c: usize| row * cols as usize + c;
-    sum_parts(dgamma, rows, cols, parts, |row, c| wide(&dy[at(row, c)]) * (wide(&x[at(row, c)]) * rstd_of[row]));
-}
-
-kernels! { ROWS;
-    fn layer_norm(In<T>, In<T>, In<T>, Out<T>, Out<T::Acc>, Out<T::Acc>, u64, u32, T::Acc)
-        = "layer_norm", host_layer_norm::<T>;
-    fn rms_norm(In<T>, In<T>, Out<T>, Out<T::Acc>, u64, u32, T::Acc) = "rms_norm", host_rms_norm::<T>;
-    fn layer_norm_backward(In<T>, In<T>, In<T>, In<T::Acc>, In<T::Acc>, Out<T>, u64, u32)
-        = "layer_norm_backward", host_layer_norm_backward::<T>;
-    fn rms_norm_backward(In<T>, In<T>, In<T>, In<T::Acc>, Out<T>, u64, u32)
-        = "rms_norm_backward", host_rms_norm_backward::<T>;
-    fn layer_norm_columns(In<T>, In<T>, In<T::Acc>, In<T::Acc>, Out<T::Acc>, Out<T::Acc>, u64, u32, u32)
-        = "layer_norm_columns", host_layer_norm_columns::<T>;
-    fn rms_norm_columns(In<T>, In<T>, In<T::Acc>, Out<T::Acc>, u64, u32, u32)
-        = "rms_norm_columns", host_rms_norm_columns::<T>;
-}
 
 impl Device {
     /// Layer norm of each row (Ba, Kiros and Hinton, 2016): `y = (x - mean) * rstd * gamma + beta`, with
@@ -205,12 +60,25 @@ impl Device {
         let mut y = self.allocate("layer_norm", x.len())?;
         let args = (x, gamma, beta, &mut y, &mut mean, &mut rstd, rows as u64, cols as u32, eps);
         // SAFETY: `x` and `y` have `rows` rows of `cols` elements, mean and rstd one for each row, the others `cols`.
-        unsafe { self.launch(&layer_norm::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::layer_norm::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok((y, mean, rstd))
     }
 
     /// The step back through [`layer_norm`](Self::layer_norm): the gradient of `x`, in a new buffer. `mean` and `rstd`
     /// are those that the step forward gave.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, gamma) = (dev.upload(&[1.0f64, 3.0, 5.0])?, dev.upload(&[1.0f64; 3])?); // one row
+    /// let (_, mean, rstd) = dev.layer_norm(&x, &gamma, &gamma, 0.0)?;
+    /// // A shift of the whole row changes nothing, so neither does a gradient that is the same for all.
+    /// let dx = dev.layer_norm_backward(&dev.upload(&[7.0f64; 3])?, &x, &gamma, &mean, &rstd)?;
+    /// assert!(dev.download(&dx)?.iter().all(|dx| dx.abs() < 1e-12));
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -237,12 +105,26 @@ impl Device {
         let mut dx = self.allocate("layer_norm_backward", x.len())?;
         let args = (dy, x, gamma, mean, rstd, &mut dx, rows as u64, cols as u32);
         // SAFETY: `dy`, `x` and `dx` have `rows` rows of `cols` elements, mean and rstd one for each row.
-        unsafe { self.launch(&layer_norm_backward::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::layer_norm_backward::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok(dx)
     }
 
     /// The gradients of the weights of [`layer_norm`](Self::layer_norm): `dgamma` is the sum over the rows of
     /// `dy * (x - mean) * rstd`, `dbeta` that of `dy`. Sums have a fixed order: the same bits every run.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, weights) = (dev.upload(&[1.0f64, 3.0, 10.0, 20.0])?, dev.upload(&[1.0f64, 1.0])?); // 2 x 2
+    /// let (_, mean, rstd) = dev.layer_norm(&x, &weights, &weights, 0.0)?;
+    /// let dy = dev.upload(&[1.0f64, 2.0, 3.0, 4.0])?;
+    /// let (mut dgamma, mut dbeta) = (dev.zeros::<f64>(2)?, dev.zeros::<f64>(2)?);
+    /// dev.layer_norm_weights_backward(&dy, &x, &mean, &rstd, &mut dgamma, &mut dbeta)?;
+    /// assert_eq!((dev.download(&dgamma)?, dev.download(&dbeta)?), (vec![-4.0, 6.0], vec![4.0, 6.0]));
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -275,9 +157,12 @@ impl Device {
         let mut betas = self.allocate(OP, parts as usize * cols)?;
         let args = (dy, x, mean, rstd, &mut gammas, &mut betas, rows as u64, cols as u32, parts);
         // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, mean and rstd one for each row, the sums `parts`.
-        unsafe { self.launch(&layer_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
-        self.sum_parts(&gammas, dgamma, parts)?;
-        self.sum_parts(&betas, dbeta, parts)
+        unsafe { self.launch(&kernels::layer_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
+        let args = (&gammas, &betas, dgamma, dbeta, parts, cols as u32);
+        let one = column_dims::<<X::Elem as Float>::Acc>(cols, 1);
+        let dims = LaunchDims { grid: (one.grid.0, 1, 2), ..one };
+        // SAFETY: the first pass has written `parts` rows of `cols` sums of both.
+        unsafe { self.launch(&kernels::column_finals::<X::Elem>(), dims, args) }
     }
 
     /// RMS norm of each row (Zhang and Sennrich, 2019): `y = x * rstd * gamma`, `rstd = 1 / sqrt(mean of x^2 + eps)`. A
@@ -316,11 +201,24 @@ impl Device {
         let (mut y, mut rstd) = (self.allocate("rms_norm", x.len())?, self.allocate("rms_norm", rows)?);
         let args = (x, gamma, &mut y, &mut rstd, rows as u64, cols as u32, eps);
         // SAFETY: `x` and `y` have `rows` rows of `cols` elements, rstd one for each row, gamma `cols`.
-        unsafe { self.launch(&rms_norm::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::rms_norm::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok((y, rstd))
     }
 
     /// The step back through [`rms_norm`](Self::rms_norm): the gradient of `x`, in a new buffer.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 1.0])?); // one row
+    /// let (_, rstd) = dev.rms_norm(&x, &gamma, 0.0)?;
+    /// // A longer row in the same direction has the same norm, so a gradient along the row vanishes.
+    /// let dx = dev.rms_norm_backward(&x, &x, &gamma, &rstd)?;
+    /// assert_eq!(dev.download(&dx)?, [0.0, 0.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -345,12 +243,25 @@ impl Device {
         let mut dx = self.allocate("rms_norm_backward", x.len())?;
         let args = (dy, x, gamma, rstd, &mut dx, rows as u64, cols as u32);
         // SAFETY: `dy`, `x` and `dx` have `rows` rows of `cols` elements, rstd one for each row.
-        unsafe { self.launch(&rms_norm_backward::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
+        unsafe { self.launch(&kernels::rms_norm_backward::<X::Elem>(), row_dims::<X::Elem>(rows, cols), args)? };
         Ok(dx)
     }
 
     /// The gradient of the weights of [`rms_norm`](Self::rms_norm): the sum over the rows of `dy * x * rstd`, in a
     /// fixed order.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, gamma) = (dev.upload(&[2.0f64, -2.0])?, dev.upload(&[1.0f64, 1.0])?); // one row
+    /// let (_, rstd) = dev.rms_norm(&x, &gamma, 0.0)?;
+    /// let (dy, mut dgamma) = (dev.upload(&[3.0f64, 5.0])?, dev.zeros::<f64>(2)?);
+    /// dev.rms_norm_weights_backward(&dy, &x, &rstd, &mut dgamma)?;
+    /// assert_eq!(dev.download(&dgamma)?, [3.0, -5.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.
@@ -377,7 +288,7 @@ impl Device {
         let mut gammas = self.allocate(OP, parts as usize * cols)?;
         let args = (dy, x, rstd, &mut gammas, rows as u64, cols as u32, parts);
         // SAFETY: `dy` and `x` have `rows` rows of `cols` elements, rstd one for each row, the sums `parts` rows.
-        unsafe { self.launch(&rms_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
+        unsafe { self.launch(&kernels::rms_norm_columns::<X::Elem>(), column_dims::<X::Elem>(cols, parts), args)? };
         self.sum_parts(&gammas, dgamma, parts)
     }
 }

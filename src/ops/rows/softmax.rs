@@ -134,7 +134,7 @@ kernels! { ROWS;
 
 /// The four forms of softmax, and the step back through two of them.
 macro_rules! softmax {
-    ($($name:ident $assign:ident $back:ident $log:literal $what:literal $y:literal $of_y:literal;)+) => {
+    ($($name:ident $assign:ident $back:ident $log:literal $what:literal $y:literal $of_y:literal $dx:literal;)+) => {
         /// Operations on rows: a buffer is rows of `cols` elements, one after the other. All are asynchronous on the
         /// current stream and can be captured, unless they say that they wait. They compute in `f32` (of `f64` in
         /// `f64`) and round once.
@@ -183,6 +183,18 @@ macro_rules! softmax {
 
             #[doc = concat!($what, " of each row of `cols` elements, in place.")]
             ///
+            /// ```
+            /// # use gpu_pool::GpuPool;
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            /// let mut x = dev.upload(&[1.0f32, 1.0, 1000.0, 0.0])?; // 2 x 2
+            #[doc = concat!("let y = dev.download(&dev.", stringify!($name), "(&x, 2)?)?;")]
+            #[doc = concat!("dev.", stringify!($assign), "(&mut x, 2)?;")]
+            /// assert_eq!(dev.download(&x)?, y);
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
+            ///
             /// # Errors
             /// See above.
             #[track_caller]
@@ -201,6 +213,19 @@ macro_rules! softmax {
 
             #[doc = concat!("The step back through [`", stringify!($name), "`](Self::", stringify!($name), "):")]
             #[doc = concat!($of_y, ", in a new buffer; `y` is what the step forward gave.")]
+            ///
+            /// ```
+            /// # use gpu_pool::GpuPool;
+            /// # let pool = GpuPool::builder().host(1).build()?;
+            /// # pool.run(|dev, _| {
+            /// let (x, dy) = (dev.upload(&[1.0f32, 1.0])?, dev.upload(&[2.0f32, 0.0])?); // one row
+            #[doc = concat!("let y = dev.", stringify!($name), "(&x, 2)?;")]
+            #[doc = concat!("let dx = dev.download(&dev.", stringify!($back), "(&dy, &y, 2)?)?;")]
+            #[doc = concat!("let right = [", $dx, "f32, -", $dx, "];")]
+            /// assert!(dx.iter().zip(right).all(|(dx, right)| (dx - right).abs() < 1e-6), "{dx:?}");
+            /// # Ok(()) })?;
+            /// # Ok::<(), gpu_pool::Error>(())
+            /// ```
             ///
             /// # Errors
             /// See above.
@@ -226,9 +251,9 @@ macro_rules! softmax {
 }
 softmax! {
     softmax softmax_assign softmax_backward 0u32 "`exp(x) / sum of exp(x)`" "0.5, 0.5, 1.0, 0.0"
-        "`y * (dy - sum of dy * y)`";
+        "`y * (dy - sum of dy * y)`" "0.5";
     log_softmax log_softmax_assign log_softmax_backward 1u32 "`x - log(sum of exp(x))`" "-0.6931, -0.6931, 0.0, -1000.0"
-        "`dy - exp(y) * sum of dy`";
+        "`dy - exp(y) * sum of dy`" "1.0";
 }
 
 /// What a cross-entropy gives: the loss of each row, and the gradient of the logits.
@@ -281,6 +306,18 @@ impl Device {
     /// [`cross_entropy`](Self::cross_entropy) that puts the gradient in the place of the logits: for vocabularies so
     /// large that a second buffer costs too much memory. Returns the loss of each row.
     ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (mut x, labels) = (dev.upload(&[0.0f32, 0.0])?, dev.upload(&[1u32])?);
+    /// let loss = dev.cross_entropy_assign(&mut x, &labels, 1.0)?;
+    /// assert!((dev.download(&loss)?[0] - 0.6931).abs() < 1e-4);
+    /// assert_eq!(dev.download(&x)?, [0.5, -0.5]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// See above.
     #[track_caller]
@@ -307,6 +344,17 @@ impl Device {
     }
 
     /// The losses of [`cross_entropy`](Self::cross_entropy) alone: for validation.
+    ///
+    /// ```
+    /// # use gpu_pool::GpuPool;
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let (x, labels) = (dev.upload(&[0.0f32, 0.0, 9.0, 9.0])?, dev.upload(&[1u32, 0])?);
+    /// let loss = dev.download(&dev.cross_entropy_loss(&x, &labels)?)?;
+    /// assert!(loss.iter().all(|loss| (loss - 0.6931).abs() < 1e-4));
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
     ///
     /// # Errors
     /// See above.

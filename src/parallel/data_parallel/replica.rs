@@ -1,7 +1,7 @@
 //! One device's part: its model, its gradients, and the optimizer's memory; the passes and the update of a step.
 //!
-//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds from
-//! the first launch of an update until all of it is launched, so a failure within it is found.
+//! [`DataParallel`](super::DataParallel) runs it in scopes; checkpoints read and write it. Invariant: `dirty` holds
+//! from the first launch of an update until all of it is launched, so a failure within it is found.
 
 use super::{
     super::optim::{Needs, Optimizer},
@@ -20,7 +20,7 @@ const FIRST_BUCKET: usize = 1 << 20;
 
 /// Rows of the pieces of a batch.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Held {
+pub(super) struct Held {
     first: usize,
     total: usize,
 }
@@ -41,22 +41,34 @@ impl Held {
 
 /// What a device has found, for the caller's thread.
 #[derive(Debug)]
-pub(in super::super) struct Outcome {
+pub(super) struct Outcome {
     pub steps: u64,
     pub unused: Option<Vec<usize>>,
     /// The step whose gradients were not finite, and their norm.
     pub not_finite: Option<(u64, f32)>,
 }
 
+/// Where the elements of a parameter's gradient lie: the bucket, and elements of it.
+#[cfg(feature = "checkpoints")]
+pub(super) type Place = (usize, Range<usize>);
+
+/// A device, the first device of its group, and where the gradients lie.
+#[cfg(feature = "checkpoints")]
+pub(super) struct Placed {
+    pub ordinal: usize,
+    pub first: usize,
+    pub places: Vec<Place>,
+}
+
 /// The optimizer's memory for this device's part of a bucket.
-pub(in super::super) struct State {
+pub(super) struct State {
     pub part: Range<usize>,
     pub first: Option<DeviceBuffer<f32>>,
     pub second: Option<DeviceBuffer<f32>>,
     pub master: Option<DeviceBuffer<f32>>,
 }
 
-pub(in super::super) struct Replica<M, T: Parameter> {
+pub(super) struct Replica<M, T: Parameter> {
     pub model: M,
     pub exchange: GradientExchange<T>,
     pub sizes: Box<[usize]>,
@@ -74,6 +86,8 @@ pub(in super::super) struct Replica<M, T: Parameter> {
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
     dirty: bool,
+    #[cfg(feature = "checkpoints")]
+    pub sharded: bool,
 }
 
 impl<M: Model<T>, T: Parameter> Replica<M, T> {
@@ -110,6 +124,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             steps: 0,
             updates: 0,
             dirty: false,
+            #[cfg(feature = "checkpoints")]
+            sharded: optimizer.sharded,
             model,
             exchange,
             sizes,
@@ -220,6 +236,24 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     #[track_caller]
     pub fn compare(&mut self, dev: &Device) -> Result<()> {
         self.exchange.verify_parameters(dev, &self.model.parameters())
+    }
+
+    /// This device, the first one of its group, and where the gradients lie.
+    #[cfg(feature = "checkpoints")]
+    #[track_caller]
+    pub fn places(&self, dev: &Device) -> Result<Placed> {
+        let first = self.exchange.group(dev, "DataParallel")?.ordinal(0);
+        let places = (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect();
+        Ok(Placed { ordinal: dev.index(), first, places })
+    }
+
+    /// Everything was replaced by the state after so many steps.
+    #[cfg(feature = "checkpoints")]
+    #[track_caller]
+    pub fn begin_at(&mut self, dev: &Device, steps: u64) -> Result<()> {
+        self.exchange.reset(dev)?;
+        (self.steps, self.updates, self.pending, self.dirty) = (steps, 0, None, false);
+        Ok(())
     }
 
     /// Forgets the gradients of a failed step. No member may have been within an update.

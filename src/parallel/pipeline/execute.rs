@@ -12,19 +12,22 @@
 use super::stage::{At, Hop, NotSplit, Stage};
 use crate::{
     Device, Group, Stream,
-    error::{Error, Result, Site},
+    error::{Error, Result},
     fabric::parcels::Label,
+    gang::LastCall,
     parallel::schedule::{Action, Peer, Schedule, Step, Work},
 };
 
-/// What the caller's code makes of the last stage's output: its gradient, if the step trains, and a value.
-pub(super) type Output<'a, A, R> = &'a dyn Fn(&Device, usize, A) -> Result<(Option<A>, R)>;
+/// The caller's code that makes the micro-batches.
+pub(super) type Input<'a, A> = &'a (dyn Fn(&Device, usize) -> Result<A> + Sync);
+
+/// The caller's code that makes, of the last stage's output, its gradient (if the step trains) and a value.
+pub(super) type Output<'a, A, R> = &'a (dyn Fn(&Device, usize, A) -> Result<(Option<A>, R)> + Sync);
 
 /// What a member needs of the pipeline.
 pub(super) struct Part<'a, S: Stage> {
-    pub op: &'static str,
     /// The call in the user's code.
-    pub site: Site,
+    pub call: LastCall,
     pub schedule: &'a Schedule,
     pub group: &'a Group<'a>,
     /// The member's stages, in ascending order.
@@ -35,18 +38,17 @@ pub(super) struct Part<'a, S: Stage> {
 /// stage.
 pub(super) fn run<S: Stage, R>(
     part: Part<'_, S>,
-    input: &dyn Fn(&Device, usize) -> Result<S::Activation>,
+    input: Input<'_, S::Activation>,
     output: Output<'_, S::Activation, R>,
 ) -> Result<Vec<R>> {
-    let Part { op, site, schedule, group, stages } = part;
+    let Part { call, schedule, group, stages } = part;
     let (dev, micros) = (group.device(), schedule.micros());
     let slots = stages.len() * micros;
     let mut local = vec![usize::MAX; schedule.stages()];
     stages.iter().enumerate().for_each(|(at, (stage, _))| local[*stage] = at);
     let has_last = local[schedule.stages() - 1] != usize::MAX;
     let mut member = Member {
-        op,
-        site,
+        call,
         schedule,
         group,
         local,
@@ -58,15 +60,14 @@ pub(super) fn run<S: Stage, R>(
     };
     for step in schedule.steps(group.rank()) {
         member.act(step, stages, input, output)?;
-        dev.stream.record_early(op)?;
+        dev.stream.record_early(call.0)?;
     }
     Ok(member.results.into_iter().map(|result| result.expect("a schedule has all forward passes")).collect())
 }
 
 /// A member in the middle of a step.
 struct Member<'a, S: Stage, R> {
-    op: &'static str,
-    site: Site,
+    call: LastCall,
     schedule: &'a Schedule,
     group: &'a Group<'a>,
     /// By stage: its place among the member's stages.
@@ -89,7 +90,7 @@ impl<S: Stage, R> Member<'_, S, R> {
         &mut self,
         step: Step,
         stages: &mut [(usize, S)],
-        input: &dyn Fn(&Device, usize) -> Result<S::Activation>,
+        input: Input<'_, S::Activation>,
         output: Output<'_, S::Activation, R>,
     ) -> Result<()> {
         let (dev, action, last) = (self.group.device(), step.action, self.schedule.stages() - 1);
@@ -143,7 +144,7 @@ impl<S: Stage, R> Member<'_, S, R> {
     fn pass(&mut self, step: Step, stage: usize, value: S::Activation) -> Result<()> {
         let (micro, backward) = (step.action.micro, step.action.work != Work::Forward);
         match step.output {
-            Peer::Rank(rank) => self.group.give_as(self.op, self.label(stage, micro, backward), value, rank),
+            Peer::Rank(rank) => self.group.give_as(self.call, self.label(stage, micro, backward), value, rank),
             _ => {
                 let slot = self.slot(stage, micro);
                 self.kept[2 * slot + usize::from(backward)] = Some(value);
@@ -157,8 +158,8 @@ impl<S: Stage, R> Member<'_, S, R> {
         let Action { stage, micro, work } = step.action;
         let Peer::Rank(rank) = step.input else { return Ok(self.keep(self.slot(stage, micro), step.action)) };
         let (dev, backward) = (self.group.device(), work != Work::Forward);
-        let there: S::Activation = self.group.take_as(self.op, self.label(stage, micro, backward), rank)?;
-        let _here = dev.worker.handle.enter(self.op, self.site);
+        let there: S::Activation = self.group.take_as(self.call, self.label(stage, micro, backward), rank)?;
+        let _here = dev.worker.handle.enter(self.call.0, self.call.1);
         there.hop(&dev.on(&self.links[2 * self.local[stage] + usize::from(backward)]))
     }
 
@@ -188,6 +189,6 @@ impl<S: Stage, R> Member<'_, S, R> {
     }
 
     fn wrong(&self, why: std::fmt::Arguments<'_>) -> Error {
-        Error::invalid_at(self.site, self.op, why)
+        Error::invalid_at(self.call.1, self.call.0, why)
     }
 }

@@ -56,3 +56,30 @@ impl Attendee for CpuWork {
 
     fn deadlocked(&self, _report: &str) {}
 }
+
+/// A thread that runs a task of the CPU and waits in the driver: blocked exactly while the driver says so.
+pub(super) struct WaitingThread(pub ThreadId);
+
+impl Attendee for WaitingThread {
+    fn thread(&self) -> Option<ThreadId> {
+        Some(self.0)
+    }
+
+    fn blocked(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_running(&self) -> bool {
+        true
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        None
+    }
+
+    fn progress(&self) -> u64 {
+        0
+    }
+
+    fn deadlocked(&self, _report: &str) {}
+}

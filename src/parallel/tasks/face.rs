@@ -312,7 +312,7 @@ impl<'t, 'env> GpuTasks<'t, 'env> {
     #[track_caller]
     pub fn download<T: DeviceCopy>(&self, x: &Value<DeviceBuffer<T>>) -> Value<PinnedBuffer<T>> {
         self.on(self.given(Lane::Download), (x,), |dev, (x,)| {
-            let mut host = dev.pinned(x.len())?;
+            let mut host = dev.pinned_for_copy(x.len())?;
             dev.download_pinned(x, &mut host)?;
             Ok(host)
         })

@@ -87,7 +87,7 @@ proptest! {
                     prop_assert!(!program[number].conflicts(&program[other]), "{number} runs beside {other}");
                 }
                 // A task's effect is that of its start or of its end, as nothing that conflicts runs in between.
-                program[number].apply(number, &mut values, &mut vec![0; VARS]);
+                program[number].apply(number, &mut values, &mut [0; VARS]);
                 graph.each_use(task, |access, version| *version += u64::from(access == Access::Write));
                 running.push((task, number));
             } else {
@@ -117,7 +117,7 @@ fn readers_run_together_and_a_writer_alone() {
     assert_eq!((first, second, written, third), (true, true, false, false));
     let mut ready = Vec::new();
     graph.finish(a, |task, ()| ready.push(task));
-    assert_eq!(ready, []);
+    assert!(ready.is_empty());
     graph.finish(b, |task, ()| ready.push(task));
     assert_eq!(ready, [w]);
     graph.finish(w, |task, ()| ready.push(task));

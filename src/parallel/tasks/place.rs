@@ -6,13 +6,14 @@
 
 use super::{
     Failure, TaskPanicked,
+    cpu_work::WaitingThread,
     engine::{Engine, Finished, Lane, Started, State, Wake},
     trace::Times,
 };
 use crate::{
     Device, Event, Stream,
     contain::contain,
-    driver::host::Attendee,
+    driver::host::{self, Attendee},
     error::{Error, Result},
     gang::quiescence::Quiescence,
     panics,
@@ -23,6 +24,7 @@ use rayon::Scope;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -185,13 +187,17 @@ impl<'env> Engine<'env> {
         let gang = self.gang();
         for event in events {
             let stop = || gang.is_aborted();
-            if counted {
+            // The thread counts by itself while it waits, and until it counts among the tasks of the CPU again.
+            let waiting = counted.then(|| Arc::new(WaitingThread(thread::current().id())) as Arc<dyn Attendee>);
+            if let Some(waiting) = &waiting {
+                host::attend(&*self.handle().driver, waiting);
                 self.cpu.less();
             }
             let waited = event.wait_host("tasks", self.shared.deadline, &stop);
-            if counted {
+            if waiting.is_some() {
                 self.cpu.more();
             }
+            drop(waiting);
             waited.map_err(|error| if gang.is_aborted() { self.root(error) } else { error })?;
         }
         // A collective that was given up leaves no result.

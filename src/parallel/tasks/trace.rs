@@ -161,7 +161,7 @@ impl TaskTrace {
             String::from("digraph tasks {\n  rankdir=LR;\n  node [shape=box, style=filled, fillcolor=white];\n");
         for (number, task) in data.tasks.iter().enumerate() {
             let (name, row) = (task.name.replace('\\', "\\\\").replace('"', "\\\""), data.row(task));
-            let color = if task.has_failed { "#f4a3a3" } else { color(task.lane, task.place == data.devices) };
+            let color = data.fill(task);
             // Writing to a string cannot fail.
             let _ = writeln!(dot, "  t{number} [label=\"{name}\\n{row}\", fillcolor=\"{color}\"];");
             for (before, is_data) in &task.after {
@@ -178,35 +178,51 @@ impl TaskTrace {
     /// there is room, and always as a tooltip with its times. Tasks that did not run are not in it.
     pub fn to_svg(&self) -> String {
         let data = self.0.lock();
-        let mut rows: Vec<((usize, Lane, usize), String, Vec<svg::Bar>)> = Vec::new();
+        let mut rows: Vec<Row> = Vec::new();
         let mut ran: Vec<(&Entry, (Duration, Duration))> =
             data.tasks.iter().filter_map(|task| task.span.map(|span| (task, span))).collect();
         ran.sort_by_key(|(_, span)| *span);
         for (task, (start, end)) in ran {
+            let fill = data.fill(task);
+            let bar = svg::Bar { label: task.name.clone(), start, end, fill };
+            let own = |row: &&mut Row| (row.place, row.lane) == (task.place, task.lane);
             // Tasks of one place that overlap stand below each other.
-            let bar = svg::Bar {
-                label: task.name.clone(),
-                start,
-                end,
-                fill: if task.has_failed { "#f4a3a3" } else { color(task.lane, task.place == data.devices) },
-            };
-            let fits = |bars: &[svg::Bar]| bars.last().is_none_or(|last| last.end <= start);
-            let own = (task.place, task.lane);
-            let found = rows.iter_mut().find(|((place, lane, _), _, bars)| (*place, *lane) == own && fits(bars));
-            match found {
-                Some((.., bars)) => bars.push(bar),
+            let free = |row: &&mut Row| row.bars.last().is_none_or(|last| last.end <= start);
+            match rows.iter_mut().find(|row| own(row) && free(row)) {
+                Some(row) => row.bars.push(bar),
                 None => {
-                    let depth = rows.iter().filter(|((place, lane, _), ..)| (*place, *lane) == own).count();
-                    rows.push(((own.0, own.1, depth), data.row(task), vec![bar]));
+                    let depth = rows.iter_mut().filter(own).count();
+                    rows.push(Row { place: task.place, lane: task.lane, depth, name: data.row(task), bars: vec![bar] });
                 }
             }
         }
-        rows.sort_by_key(|(key, ..)| *key);
-        svg::rows(&rows.into_iter().map(|(_, name, bars)| (name, bars)).collect::<Vec<_>>())
+        rows.sort_by_key(|row| (row.place, row.lane, row.depth));
+        svg::rows(&rows.into_iter().map(|row| (row.name, row.bars)).collect::<Vec<_>>())
     }
 }
 
+/// A row of the picture.
+struct Row {
+    place: usize,
+    lane: Lane,
+    /// Its number among the rows of its place.
+    depth: usize,
+    name: String,
+    bars: Vec<svg::Bar>,
+}
+
 impl Data {
+    fn fill(&self, task: &Entry) -> &'static str {
+        match task.lane {
+            _ if task.has_failed => "#f4a3a3",
+            _ if task.place == self.devices => "#8cc084",
+            Lane::Compute => "#7fb3e6",
+            Lane::Upload => "#f7c873",
+            Lane::Download => "#f4a259",
+            Lane::Peer => "#c9a0dc",
+        }
+    }
+
     fn row(&self, task: &Entry) -> String {
         if task.place == self.devices {
             return "CPU".to_owned();
@@ -218,15 +234,5 @@ impl Data {
             Lane::Peer => " copy",
         };
         format!("GPU {}{lane}", task.place)
-    }
-}
-
-fn color(lane: Lane, is_cpu: bool) -> &'static str {
-    match lane {
-        _ if is_cpu => "#8cc084",
-        Lane::Compute => "#7fb3e6",
-        Lane::Upload => "#f7c873",
-        Lane::Download => "#f4a259",
-        Lane::Peer => "#c9a0dc",
     }
 }

@@ -150,7 +150,7 @@ impl<T: 'static> TaskCell for Takes<T> {
     fn lock(&self) -> Option<T> {
         self.0.content.write().take()
     }
-    fn get<'a>(guard: &'a mut Option<T>) -> T {
+    fn get(guard: &mut Option<T>) -> T {
         guard.take().expect(THERE)
     }
 }

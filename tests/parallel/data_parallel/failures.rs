@@ -1,6 +1,6 @@
 //! Gradients that are not finite, wrong calls, closures and drivers that fail; and many interleavings.
 
-use super::rig::{Bag, SIZES, backward, bag, bits, step, weights};
+use super::rig::{Bag, SIZES, backward, bag, bags, bits, either, step, weights};
 use crate::{
     on_both,
     support::{Gpus, cases, failure},
@@ -17,8 +17,8 @@ on_both! {
     1: fn gradients_that_are_not_finite_change_nothing(gpus) {
         let pool = gpus.pool(gpus.up_to(2));
         for (bad, sharded) in [(f32::NAN, false), (f32::INFINITY, true), (3e38, false)] {
-            let optimizer = if sharded { Optimizer::adam(0.1).sharded() } else { Optimizer::adam(0.1) };
-            let make = || DataParallel::new(&pool, optimizer, |dev| bag::<f32>(dev, &[3000, 2], 0)).unwrap();
+            let optimizer = either(Optimizer::adam(0.1), sharded);
+            let make = || bags::<f32>(&pool, optimizer, &[3000, 2], 0);
             let (mut model, mut other) = (make(), make());
             step(&mut model, &[3000, 2], 0, 4).unwrap();
             step(&mut other, &[3000, 2], 0, 4).unwrap();
@@ -52,10 +52,10 @@ on_both! {
             assert!(site.file().starts_with("tests"), "{error}");
             error.to_string()
         }
-        let new = |optimizer, sizes: &'static [usize]| DataParallel::new(&pool, optimizer, move |dev| bag::<f32>(dev, sizes, 0));
-        assert!(refused(DataParallel::new(&pool, Optimizer::sgd(0.1), |_| Ok(Bag::<f32>(Vec::new())))).contains("no parameters"));
+        let empty = DataParallel::new(&pool, Optimizer::sgd(0.1), |_| Ok(Bag::<f32>(Vec::new())));
+        assert!(refused(empty).contains("no parameters"));
         refused(DataParallel::new(&pool, Optimizer::sgd(f64::NAN), |dev| bag::<f32>(dev, &[1], 0)));
-        let mut model = new(Optimizer::sgd(0.1), &[4, 2]).unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::sgd(0.1), &[4, 2], 0);
         assert!(refused(model.step(0, |_, _, _, _| Ok(()))).contains("0 rows"));
         assert!(refused(model.accumulate(0, |_, _, _, _| Ok(()))).contains("0 rows"));
         refused(model.set_rate(-1.0));
@@ -88,24 +88,26 @@ on_both! {
     2: fn closures_that_fail(gpus) {
         let pool = gpus.pool(gpus.up_to(3));
         for sharded in [false, true] {
-            let optimizer = Optimizer::adam(0.1).clip(1.0).bucket_bytes(100);
-            let optimizer = if sharded { optimizer.sharded() } else { optimizer };
-            let make = || DataParallel::new(&pool, optimizer, |dev| bag::<f32>(dev, &SIZES, 0)).unwrap();
+            let optimizer = either(Optimizer::adam(0.1).clip(1.0).bucket_bytes(100), sharded);
+            let make = || bags::<f32>(&pool, optimizer, &SIZES, 0);
             let (mut model, mut other) = (make(), make());
             for number in 0..4 {
-                let fails = |model: &mut DataParallel<Bag>, panics: bool, after: usize| failure(model.step(9, |dev, shard, _, gradients| {
-                    let given = AtomicUsize::new(0);
-                    if dev.rank() == 1 {
-                        // In the midst of the backward pass.
-                        for k in (0..SIZES.len()).rev().take(after) {
-                            gradients.write(k, |own| dev.fill(own, 1.0))?;
-                            given.fetch_add(1, Relaxed);
+                let fails = |model: &mut DataParallel<Bag>, panics: bool, after| {
+                    let ended = model.step(9, |dev, shard, _, gradients| {
+                        let given = AtomicUsize::new(0);
+                        if dev.rank() == 1 {
+                            // In the midst of the backward pass.
+                            for k in (0..SIZES.len()).rev().take(after) {
+                                gradients.write(k, |own| dev.fill(own, 1.0))?;
+                                given.fetch_add(1, Relaxed);
+                            }
+                            assert!(!panics, "a closure panics");
+                            return Err(Error::custom(format!("failed after {}", given.load(Relaxed))));
                         }
-                        assert!(!panics, "a closure panics");
-                        return Err(Error::custom(format!("failed after {}", given.load(Relaxed))));
-                    }
-                    backward(gradients, dev, &SIZES, number, shard.range(9).len())
-                }));
+                        backward(gradients, dev, &SIZES, number, shard.range(9).len())
+                    });
+                    failure(ended)
+                };
                 for after in [0, 3, SIZES.len()] {
                     assert_eq!(fails(&mut model, false, after).to_string(), format!("failed after {after}"));
                     assert!(matches!(failure(step(&mut model, &SIZES, number, 9)), Error::Poisoned { .. }));
@@ -114,7 +116,10 @@ on_both! {
                 assert!(matches!(fails(&mut model, true, 2), Error::Panicked { device: 1, .. }));
                 model.recover().unwrap();
                 // Gradients of a pass before are forgotten, too.
-                model.accumulate(9, |dev, shard, _, gradients| backward(gradients, dev, &SIZES, 77, shard.range(9).len())).unwrap();
+                let held = model.accumulate(9, |dev, shard, _, gradients| {
+                    backward(gradients, dev, &SIZES, 77, shard.range(9).len())
+                });
+                assert_eq!(held.unwrap().len(), pool.devices());
                 fails(&mut model, false, 1);
                 model.recover().unwrap();
                 step(&mut model, &SIZES, number, 9).unwrap();
@@ -131,7 +136,7 @@ on_both! {
         let plan: FaultPlan = "1:alloc:1+:oom".parse().unwrap();
         let plan = plan.paused();
         let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
-        let mut model = DataParallel::new(&pool, Optimizer::adam(0.1).sharded(), |dev| bag::<f32>(dev, &SIZES, 0)).unwrap();
+        let mut model = bags::<f32>(&pool, Optimizer::adam(0.1).sharded(), &SIZES, 0);
         step(&mut model, &SIZES, 0, 4).unwrap();
         let before = weights(&mut model).unwrap();
         plan.resume();
@@ -159,8 +164,8 @@ fn faults_at_every_action() {
                 let plan = format!("1:any:{at}:error").parse::<FaultPlan>().unwrap().paused();
                 let pool = Gpus::software().builder(2).faults(plan.clone()).build().unwrap();
                 let optimizer = Optimizer::adam(0.1).clip(1.0).bucket_bytes(100);
-                let optimizer = if sharded { optimizer.sharded() } else { optimizer };
-                let make = || DataParallel::new(&pool, optimizer, |dev| bag::<f32>(dev, &[40, 3, 30], 0)).unwrap();
+                let optimizer = either(optimizer, sharded);
+                let make = || bags::<f32>(&pool, optimizer, &[40, 3, 30], 0);
                 let mut model = make();
                 step(&mut model, &[40, 3, 30], 0, 4).unwrap();
                 plan.resume();
@@ -200,7 +205,7 @@ fn in_many_interleavings() {
     let explored = explorer.run(|pool| {
         for sharded in [false, true] {
             let optimizer = Optimizer::adam_w(0.1).clip(0.5).bucket_bytes(9000);
-            let optimizer = if sharded { optimizer.sharded() } else { optimizer };
+            let optimizer = either(optimizer, sharded);
             let mut model = DataParallel::new(pool, optimizer, |dev| bag::<f32>(dev, &[2500, 3, 2100], 0))?;
             model.accumulate(2, |dev, _, _, gradients| backward(gradients, dev, &[2500, 3, 2100], 5, 1))?;
             step(&mut model, &[2500, 3, 2100], 0, 5)?;

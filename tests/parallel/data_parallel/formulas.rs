@@ -1,8 +1,11 @@
 //! Each optimizer against its formulas in `f64`.
 
-use super::rig::{Bag, Real, SIZES, bag, number, step, weights};
+use super::rig::{Bag, Real, SIZES, bags, number, step, weights};
 use crate::{on_both, support::Gpus};
-use gpu_pool::parallel::{DataParallel, Optimizer};
+use gpu_pool::{
+    Device,
+    parallel::{DataParallel, Optimizer},
+};
 use half::{bf16, f16};
 
 /// PyTorch's formulas, in `f64`.
@@ -90,7 +93,7 @@ fn follows_the_formulas<T: Real>(gpus: Gpus, n: usize) {
     let pool = gpus.pool(n);
     for (optimizer, mut reference) in optimizers() {
         let optimizer = optimizer.bucket_bytes(1000);
-        let mut model = DataParallel::new(&pool, optimizer, |dev| bag::<T>(dev, &SIZES, 3)).unwrap();
+        let mut model = bags::<T>(&pool, optimizer, &SIZES, 3);
         let mut w: Vec<f64> = weights(&mut model).unwrap().swap_remove(0).into_iter().map(Real::wide).collect();
         for number in 0..5 {
             step(&mut model, &SIZES, number, 12).unwrap();
@@ -126,7 +129,8 @@ on_both! {
     // A step of 1e-4 is less than half a unit of bf16 at 1: without a copy in f32 nothing would ever change.
     1: fn small_steps_of_half_types_add_up(gpus) {
         let pool = gpus.pool(gpus.up_to(2));
-        let mut model = DataParallel::new(&pool, Optimizer::sgd(1e-4), |dev| Ok(Bag(vec![dev.upload(&[bf16::ONE])?]))).unwrap();
+        let build = |dev: &Device| Ok(Bag(vec![dev.upload(&[bf16::ONE])?]));
+        let mut model = DataParallel::new(&pool, Optimizer::sgd(1e-4), build).unwrap();
         for _ in 0..200 {
             model.step(4, |dev, shard, _, gradients| {
                 let g = shard.range(4).len() as f32 * gradients.scale;

@@ -1,8 +1,8 @@
 //! What the tests of data parallel share: models of nothing but parameters, whose gradients are known numbers.
 
 use gpu_pool::{
-    Device, DeviceBuffer, DeviceCopy, Parameter, Result,
-    parallel::{DataParallel, Gradients, Model},
+    Device, DeviceBuffer, DeviceCopy, GpuPool, Parameter, Result,
+    parallel::{DataParallel, Gradients, Model, Optimizer},
 };
 use half::{bf16, f16};
 
@@ -64,6 +64,16 @@ pub fn bag<T: Real>(dev: &Device, sizes: &[usize], seed: u64) -> Result<Bag<T>> 
         dev.upload(&x)
     };
     Ok(Bag(sizes.iter().enumerate().map(parameter).collect::<Result<_>>()?))
+}
+
+/// A bag on every device of a pool.
+pub fn bags<T: Real>(pool: &GpuPool, optimizer: Optimizer, sizes: &[usize], seed: u64) -> DataParallel<Bag<T>, T> {
+    DataParallel::new(pool, optimizer, |dev| bag(dev, sizes, seed)).unwrap()
+}
+
+/// With sharded state, or without.
+pub fn either(optimizer: Optimizer, sharded: bool) -> Optimizer {
+    if sharded { optimizer.sharded() } else { optimizer }
 }
 
 /// Writes this device's share of the gradients of a step, the last first: each row has the gradient `number(..)`.

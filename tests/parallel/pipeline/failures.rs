@@ -6,8 +6,8 @@ use crate::{
     support::{Gpus, cases, failure},
 };
 use gpu_pool::{
-    Device, DeviceBuffer, Error, GpuPool,
-    parallel::{Action, At, Pipeline, Schedule, Stage, Work},
+    Device, Error, GpuPool,
+    parallel::{Action, At, Pipeline, Schedule, Work},
     testing::{FaultPlan, FaultRule, Injected},
 };
 use std::sync::{Arc, Mutex};
@@ -19,63 +19,37 @@ enum How {
     Panic,
 }
 
-/// Fails at one action.
-struct Fails(Layer, Arc<Mutex<Option<(Action, How)>>>);
+/// The action that fails, if one does.
+type Fault = Arc<Mutex<Option<(Action, How)>>>;
 
-impl Fails {
-    fn look(&self, at: At, work: Work) -> Result<(), Error> {
-        let fails = *self.1.lock().unwrap();
-        match fails.filter(|(action, _)| *action == Action { stage: at.stage, work, micro: at.micro }) {
+/// A layer that fails at one action, when the work of it is in flight.
+fn fails(
+    fault: &Fault,
+    dev: &Device,
+    stage: usize,
+) -> Result<Around<impl Fn(At, Work) -> Result<(), Error> + use<>>, Error> {
+    let fault = fault.clone();
+    let look = move |at: At, work| {
+        let fault = *fault.lock().unwrap();
+        match fault.filter(|(action, _)| *action == Action { stage: at.stage, work, micro: at.micro }) {
             None => Ok(()),
             Some((action, How::Error)) => Err(Error::custom(format!("{action} fails"))),
             Some((action, How::Panic)) => panic!("{action} panics"),
         }
-    }
-}
-
-impl Stage for Fails {
-    type Activation = DeviceBuffer<f32>;
-    type Saved = Saved;
-    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
-        let done = self.0.forward(dev, at, x)?;
-        self.look(at, Work::Forward).map(|()| done)
-    }
-    fn backward(
-        &mut self,
-        dev: &Device,
-        at: At,
-        saved: Saved,
-        dy: DeviceBuffer<f32>,
-    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
-        let done = self.0.backward(dev, at, saved, dy)?;
-        self.look(at, Work::Backward).map(|()| done)
-    }
-    fn backward_input(
-        &mut self,
-        dev: &Device,
-        at: At,
-        saved: &mut Saved,
-        dy: DeviceBuffer<f32>,
-    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
-        let done = self.0.backward_input(dev, at, saved, dy)?;
-        self.look(at, Work::BackwardInput).map(|()| done)
-    }
-    fn backward_weights(&mut self, dev: &Device, at: At, saved: Saved) -> Result<(), Error> {
-        self.look(at, Work::BackwardWeights)?;
-        self.0.backward_weights(dev, at, saved)
-    }
+    };
+    Ok(Around(Layer::new(dev, stage)?, look))
 }
 
 /// A step fails at each action of the schedule in turn; the next one is right.
 fn at_every_action(gpus: Gpus, pool: &GpuPool, name: &str, schedule: &Schedule, how: How) {
-    let fault = Arc::new(Mutex::new(None));
+    let fault = Fault::default();
     let expected = on_one_device(gpus, schedule, 1);
-    let make = |dev: &Device, stage| Ok(Fails(Layer::new(dev, stage)?, fault.clone()));
+    let make = |dev: &Device, stage| fails(&fault, dev, stage);
     let mut model = Pipeline::new(pool, schedule.clone(), make).unwrap();
     let mut go = || step(&mut model, |dev, stage| stage.0.gradients(dev));
     assert_eq!(go().unwrap(), expected);
     for rank in 0..schedule.ranks() {
-        for &action in schedule.actions(rank).iter().step_by(cases(3, 1)) {
+        for &action in schedule.actions(rank).iter().step_by(cases(5, 1)) {
             *fault.lock().unwrap() = Some((action, how));
             let error = failure(step(&mut model, |dev, stage| stage.0.gradients(dev)));
             match (&error, how) {
@@ -116,7 +90,10 @@ on_both! {
         let schedule = Schedule::one_f_one_b(2, 4).unwrap();
         let mut model = pipeline(&pool, &schedule).unwrap();
         for micro in 0..4 {
-            let no = |at: usize, what: &str| if at == micro { Err(Error::custom(format!("no {what} {at}"))) } else { Ok(()) };
+            let no = |at: usize, what: &str| match at == micro {
+                true => Err(Error::custom(format!("no {what} {at}"))),
+                false => Ok(()),
+            };
             let error = failure(model.step(
                 |dev, at| no(at, "input").and_then(|()| input(dev, at, 4)),
                 |dev, _, y| loss(dev, y),
@@ -141,7 +118,7 @@ fn with_a_call_that_fails() {
     for (name, schedule) in schedules(2, 3) {
         let expected = on_one_device(gpus, &schedule, 1);
         for fault in [Injected::Error, Injected::OutOfMemory] {
-            for n in (1..).step_by(cases(29, 1)) {
+            for n in (1..).step_by(cases(83, 1)) {
                 let plan = FaultPlan::new().on(FaultRule::new(fault).device(1).nth(n)).paused();
                 let pool = gpus.builder(2).faults(plan.clone()).build().unwrap();
                 let mut model = pipeline(&pool, &schedule).unwrap();

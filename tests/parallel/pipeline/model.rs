@@ -127,6 +127,43 @@ impl Stage for Layer {
     }
 }
 
+/// A layer that calls a function after each of its passes.
+pub struct Around<F>(pub Layer, pub F);
+
+impl<F: Fn(At, Work) -> Result<(), Error>> Stage for Around<F> {
+    type Activation = DeviceBuffer<f32>;
+    type Saved = Saved;
+
+    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
+        let done = self.0.forward(dev, at, x)?;
+        (self.1)(at, Work::Forward).map(|()| done)
+    }
+    fn backward(
+        &mut self,
+        dev: &Device,
+        at: At,
+        saved: Saved,
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
+        let done = self.0.backward(dev, at, saved, dy)?;
+        (self.1)(at, Work::Backward).map(|()| done)
+    }
+    fn backward_input(
+        &mut self,
+        dev: &Device,
+        at: At,
+        saved: &mut Saved,
+        dy: DeviceBuffer<f32>,
+    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
+        let done = self.0.backward_input(dev, at, saved, dy)?;
+        (self.1)(at, Work::BackwardInput).map(|()| done)
+    }
+    fn backward_weights(&mut self, dev: &Device, at: At, saved: Saved) -> Result<(), Error> {
+        self.0.backward_weights(dev, at, saved)?;
+        (self.1)(at, Work::BackwardWeights)
+    }
+}
+
 /// The losses of a step by micro-batch, and the gradients by stage.
 pub type Found = (Vec<f32>, Vec<Vec<f32>>);
 

@@ -141,10 +141,9 @@ on_both! {
     2: fn memory_is_bounded(gpus) {
         for (name, schedule) in schedules(2, 8) {
             let pool = gpus.pool(2);
-            static LIVE: Mutex<()> = Mutex::new(());
-            let _one_at_a_time = LIVE.lock().unwrap_or_else(|poison| poison.into_inner());
             let counts: Arc<[Count; 2]> = Arc::default();
-            let mut model = Pipeline::new(&pool, schedule.clone(), |dev, _| Ok(Counts(counts.clone(), dev.rank()))).unwrap();
+            let make = |dev: &Device, _| Ok(Counts(counts.clone(), dev.rank()));
+            let mut model = Pipeline::new(&pool, schedule.clone(), make).unwrap();
             model.step(|_, m| Ok(m), |_, _, y| Ok((y, ()))).unwrap();
             for (rank, count) in counts.iter().enumerate() {
                 assert_eq!(count.most.load(SeqCst), schedule.in_flight(rank), "{name}, rank {rank}");

@@ -3,52 +3,10 @@
 use super::{model::*, schedules};
 use crate::on_both;
 use gpu_pool::{
-    Device, DeviceBuffer, Error,
-    parallel::{At, Pipeline, Schedule, Stage},
+    Device,
+    parallel::{At, Pipeline, Schedule},
 };
 use std::{thread, time::Duration};
-
-/// A layer whose host takes its time.
-struct Sleeps(Layer);
-
-impl Sleeps {
-    fn sleep(at: At) {
-        thread::sleep(Duration::from_millis([3, 0, 1, 5][(at.stage + at.micro) % 4]));
-    }
-}
-
-impl Stage for Sleeps {
-    type Activation = DeviceBuffer<f32>;
-    type Saved = Saved;
-    fn forward(&mut self, dev: &Device, at: At, x: DeviceBuffer<f32>) -> Result<(DeviceBuffer<f32>, Saved), Error> {
-        Self::sleep(at);
-        self.0.forward(dev, at, x)
-    }
-    fn backward(
-        &mut self,
-        dev: &Device,
-        at: At,
-        saved: Saved,
-        dy: DeviceBuffer<f32>,
-    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
-        Self::sleep(at);
-        self.0.backward(dev, at, saved, dy)
-    }
-    fn backward_input(
-        &mut self,
-        dev: &Device,
-        at: At,
-        saved: &mut Saved,
-        dy: DeviceBuffer<f32>,
-    ) -> Result<Option<DeviceBuffer<f32>>, Error> {
-        Self::sleep(at);
-        self.0.backward_input(dev, at, saved, dy)
-    }
-    fn backward_weights(&mut self, dev: &Device, at: At, saved: Saved) -> Result<(), Error> {
-        Self::sleep(at);
-        self.0.backward_weights(dev, at, saved)
-    }
-}
 
 on_both! {
     // `test_forward_only`: twenty iterations, each with the output of the whole model.
@@ -63,7 +21,7 @@ on_both! {
             for (micro, output) in outputs.iter().enumerate() {
                 assert_eq!(output.len(), rows(micro, 4).len() * WIDTH);
             }
-            let losses = model.forward(|dev, micro| input(dev, micro, 4), |dev, _, y| loss(dev, y).map(|(_, loss)| loss));
+            let losses = model.forward(|dev, micro| input(dev, micro, 4), |dev, _, y| Ok(loss(dev, y)?.1));
             assert_eq!(losses.unwrap(), expected);
         }
     }
@@ -80,7 +38,12 @@ on_both! {
     2: fn sleeping_stages(gpus) {
         let pool = gpus.pool(2);
         for (name, schedule) in schedules(2, 4) {
-            let mut model = Pipeline::new(&pool, schedule.clone(), |dev, stage| Layer::new(dev, stage).map(Sleeps)).unwrap();
+            let sleep = |at: At, _| {
+                thread::sleep(Duration::from_millis([3, 0, 1, 5][(at.stage + at.micro) % 4]));
+                Ok(())
+            };
+            let make = |dev: &Device, stage| Ok(Around(Layer::new(dev, stage)?, sleep));
+            let mut model = Pipeline::new(&pool, schedule.clone(), make).unwrap();
             let found = step(&mut model, |dev, stage| stage.0.gradients(dev)).unwrap();
             assert_eq!(found, on_one_device(gpus, &schedule, 1), "{name}");
         }
@@ -94,7 +57,7 @@ on_both! {
         let mut model = pipeline(&pool, &schedule).unwrap();
         for _ in 0..2 {
             assert_eq!(step(&mut model, |dev, layer| layer.gradients(dev)).unwrap(), expected);
-            let losses = model.forward(|dev, micro| input(dev, micro, 3), |dev, _, y| loss(dev, y).map(|(_, loss)| loss));
+            let losses = model.forward(|dev, micro| input(dev, micro, 3), |dev, _, y| Ok(loss(dev, y)?.1));
             assert_eq!(losses.unwrap(), expected.0);
         }
     }

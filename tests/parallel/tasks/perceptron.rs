@@ -20,8 +20,9 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
 }
 
 /// `w -= RATE * (a + b)`
-fn update(w: &mut [f32], a: &[f32], b: &[f32]) {
+fn update(w: &mut [f32], a: &[f32], b: &[f32]) -> Result<()> {
     w.iter_mut().zip(a.iter().zip(b)).for_each(|(w, (a, b))| *w -= RATE * (a + b));
+    Ok(())
 }
 
 fn as_tasks(pool: &GpuPool) -> Result<(Vec<f32>, Vec<f32>)> {
@@ -64,8 +65,8 @@ fn as_tasks(pool: &GpuPool) -> Result<(Vec<f32>, Vec<f32>)> {
                 (gpu.download(&dw1), dw2)
             });
             let [(a1, a2), (b1, b2)] = &gradients;
-            let _ = t.cpu().run((&mut w2, a2, b2), |(w, a, b)| Ok(update(w, a.as_slice()?, b.as_slice()?)));
-            let _ = t.cpu().run((&mut w1, a1, b1), |(w, a, b)| Ok(update(w, a.as_slice()?, b.as_slice()?)));
+            let _ = t.cpu().run((&mut w2, a2, b2), |(w, a, b)| update(w, a.as_slice()?, b.as_slice()?));
+            let _ = t.cpu().run((&mut w1, a1, b1), |(w, a, b)| update(w, a.as_slice()?, b.as_slice()?));
         }
         Ok((t.get(&w1)?, t.get(&w2)?))
     })
@@ -88,8 +89,8 @@ fn by_hand() -> (Vec<f32>, Vec<f32>) {
                 }
             }
         }
-        update(&mut w1, &d1, &vec![0.0; d1.len()]);
-        update(&mut w2, &d2, &vec![0.0; d2.len()]);
+        update(&mut w1, &d1, &[0.0; INPUTS * HIDDEN]).unwrap();
+        update(&mut w2, &d2, &[0.0; HIDDEN]).unwrap();
     }
     (w1, w2)
 }

@@ -198,3 +198,22 @@ fn built_in_operations_take_any_number_of_elements() {
         assert!(times.unwrap().iter().all(|time| *time > Duration::from_secs(1)));
     }
 }
+
+/// A sum of 2^40 elements, with little room left for scratch: an error at once, not millions of pieces.
+#[test]
+fn a_sum_without_room_for_scratch_is_out_of_memory() {
+    const LEN: usize = 1 << 40;
+    let machine = Topology::nvswitch(2).with_devices(|_, device| device.memory = (LEN + (8 << 20)) as u64);
+    let pool = dry(&machine).build().unwrap();
+    let error = pool.run(|dev, _| {
+        let mut x = dev.zeros::<u8>(LEN)?;
+        dev.all_reduce(&mut x, ReduceOp::Sum)
+    });
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { op: "all_reduce", .. }), "{error}");
+    // More bytes than an address can count.
+    let error = pool.run(|dev, _| dev.zeros::<f64>(usize::MAX / 4).map(drop)).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { op: "zeros", .. }), "{error}");
+    let sums = pool.run(|dev, _| dev.all_reduce(&mut dev.zeros::<u8>(1 << 20)?, ReduceOp::Sum));
+    sums.unwrap();
+}

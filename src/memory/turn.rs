@@ -1,0 +1,33 @@
+//! Turns: operations on memory that a graph names are ordered, submitted and noted one after the other.
+//!
+//! An operation first [orders](super::hazard::Hazards::order) itself after earlier uses, is then submitted, and is then
+//! noted. Usually no other host thread can begin a conflicting operation in between: the caller holds a borrow of the
+//! memory. A launch of a graph holds none. So each operation that touches a block of a graph, and each launch, takes
+//! the turn of the block's device for these three steps; else two of them could each miss the other.
+//!
+//! [`Op::submit`](crate::token::op::Op) and launches of graphs take turns. Nothing that holds a turn may wait for
+//! another host thread: so collectives, which wait for their peers, take none.
+//!
+//! Invariant: turns of several devices are taken in the order of the devices.
+
+use super::{block::Block, handle::DeviceHandle};
+use parking_lot::MutexGuard;
+use smallvec::SmallVec;
+
+/// The turns of some devices, held until they are dropped.
+pub(crate) struct Turns<'h>(#[allow(dead_code, reason = "held, not read")] SmallVec<[MutexGuard<'h, ()>; 1]>);
+
+impl<'h> Turns<'h> {
+    /// Takes the turns of all devices that own one of the blocks. Waits while another thread has one of them.
+    pub(crate) fn take(blocks: impl Iterator<Item = &'h Block>) -> Self {
+        let mut homes: SmallVec<[&DeviceHandle; 4]> = SmallVec::new();
+        for block in blocks {
+            // A graph names many blocks of few devices.
+            if !homes.iter().any(|home| home.device == block.handle.device) {
+                homes.push(&block.handle);
+            }
+        }
+        homes.sort_unstable_by_key(|home| home.device);
+        Turns(homes.into_iter().map(|home| home.turn.lock()).collect())
+    }
+}

@@ -1,0 +1,135 @@
+//! The activation functions with their derivatives, and the host kernels beside `kernels/pointwise.cu`.
+//!
+//! `activation` launches them. They use the arithmetic of `kernel` and the parameters of `family`.
+
+use crate::{
+    LaunchDims,
+    kernel::{builtin::Float, real::Real},
+    ops::{
+        family::{Address, In, Out, kernels, wide},
+        pointwise::POINTWISE,
+    },
+};
+
+const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
+/// `1 / sqrt(2 pi)`
+const DENSITY: f64 = 0.398_942_280_401_432_7;
+/// `sqrt(2 / pi)`
+const SQRT_2_PI: f64 = 0.797_884_560_802_865_4;
+
+/// Function `f` of `kernels/pointwise.cu` at `x`, in the same order of operations.
+fn value<A: Real>(f: u32, x: A) -> A {
+    let (half, one) = (A::of(0.5), A::of(1.0));
+    match f {
+        0 => x,
+        1 if x < A::of(0.0) => A::of(0.0),
+        1 => x,
+        2 => half * x * (one + (x * A::of(SQRT_HALF)).erf()),
+        3 => half * x * (one + gelu_inner(x).tanh()),
+        _ => x / (one + (-x).exp()),
+    }
+}
+
+fn gelu_inner<A: Real>(x: A) -> A {
+    A::of(SQRT_2_PI) * (x + A::of(0.044_715) * x * x * x)
+}
+
+/// The derivative of [`value`].
+fn slope<A: Real>(f: u32, x: A) -> A {
+    let (half, one) = (A::of(0.5), A::of(1.0));
+    match f {
+        0 => one,
+        1 if x <= A::of(0.0) => A::of(0.0),
+        1 => one,
+        2 => {
+            let below = half * (one + (x * A::of(SQRT_HALF)).erf());
+            below + x * (A::of(DENSITY) * (-half * x * x).exp())
+        }
+        3 => {
+            let t = gelu_inner(x).tanh();
+            let inner_slope = A::of(SQRT_2_PI) * (one + A::of(0.134_145) * x * x);
+            half * (one + t) + half * x * (one - t * t) * inner_slope
+        }
+        _ => {
+            let s = one / (one + (-x).exp());
+            s * (one + x * (one - s))
+        }
+    }
+}
+
+/// The biases of row-major elements; zeros without columns.
+fn biases<T: Float>(b: &[T], cols: u32) -> impl Iterator<Item = T::Acc> {
+    b[..cols as usize].iter().map(wide).cycle()
+}
+
+fn host_activate<T: Float>(_: LaunchDims, x: &[T], _: Address, y: &mut [T], n: u64, _: u32, f: u32) {
+    y[..n as usize].iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(value(f, wide(x))));
+}
+
+fn host_activate_assign<T: Float>(_: LaunchDims, _: Address, _: Address, x: &mut [T], n: u64, _: u32, f: u32) {
+    x[..n as usize].iter_mut().for_each(|x| *x = T::narrow(value(f, wide(x))));
+}
+
+fn host_bias<T: Float>(_: LaunchDims, x: &[T], b: &[T], y: &mut [T], n: u64, cols: u32, f: u32) {
+    let inputs = x.iter().zip(biases(b, cols));
+    y[..n as usize].iter_mut().zip(inputs).for_each(|(y, (x, b))| *y = T::narrow(value(f, wide(x) + b)));
+}
+
+fn host_bias_assign<T: Float>(_: LaunchDims, _: Address, b: &[T], x: &mut [T], n: u64, cols: u32, f: u32) {
+    x[..n as usize].iter_mut().zip(biases(b, cols)).for_each(|(x, b)| *x = T::narrow(value(f, wide(x) + b)));
+}
+
+#[allow(clippy::too_many_arguments)]
+fn host_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], _: Address, dx: &mut [T], n: u64, _: u32, f: u32) {
+    let inputs = dy.iter().zip(x);
+    dx[..n as usize].iter_mut().zip(inputs).for_each(|(dx, (dy, x))| *dx = T::narrow(wide(dy) * slope(f, wide(x))));
+}
+
+#[allow(clippy::too_many_arguments)]
+fn host_backward_assign<T: Float>(
+    _: LaunchDims,
+    _: Address,
+    x: &[T],
+    _: Address,
+    dy: &mut [T],
+    n: u64,
+    _: u32,
+    f: u32,
+) {
+    dy[..n as usize].iter_mut().zip(x).for_each(|(dy, x)| *dy = T::narrow(wide(dy) * slope(f, wide(x))));
+}
+
+#[allow(clippy::too_many_arguments)]
+fn host_bias_backward<T: Float>(_: LaunchDims, dy: &[T], x: &[T], b: &[T], dx: &mut [T], n: u64, cols: u32, f: u32) {
+    let inputs = dy.iter().zip(x).zip(biases(b, cols));
+    let dx = dx[..n as usize].iter_mut().zip(inputs);
+    dx.for_each(|(dx, ((dy, x), b))| *dx = T::narrow(wide(dy) * slope(f, wide(x) + b)));
+}
+
+#[allow(clippy::too_many_arguments)]
+fn host_bias_backward_assign<T: Float>(
+    _: LaunchDims,
+    _: Address,
+    x: &[T],
+    b: &[T],
+    dy: &mut [T],
+    n: u64,
+    cols: u32,
+    f: u32,
+) {
+    let dy = dy[..n as usize].iter_mut().zip(x.iter().zip(biases(b, cols)));
+    dy.for_each(|(dy, (x, b))| *dy = T::narrow(wide(dy) * slope(f, wide(x) + b)));
+}
+kernels! { POINTWISE;
+    pub(super) fn activate(In<T>, Address, Out<T>, u64, u32, u32) = "activate", host_activate::<T>;
+    pub(super) fn activate_assign(Address, Address, Out<T>, u64, u32, u32) = "activate", host_activate_assign::<T>;
+    pub(super) fn bias(In<T>, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias::<T>;
+    pub(super) fn bias_assign(Address, In<T>, Out<T>, u64, u32, u32) = "activate", host_bias_assign::<T>;
+    pub(super) fn backward(In<T>, In<T>, Address, Out<T>, u64, u32, u32) = "activate_backward", host_backward::<T>;
+    pub(super) fn backward_assign(Address, In<T>, Address, Out<T>, u64, u32, u32)
+        = "activate_backward", host_backward_assign::<T>;
+    pub(super) fn bias_backward(In<T>, In<T>, In<T>, Out<T>, u64, u32, u32)
+        = "activate_backward", host_bias_backward::<T>;
+    pub(super) fn bias_backward_assign(Address, In<T>, In<T>, Out<T>, u64, u32, u32)
+        = "activate_backward", host_bias_backward_assign::<T>;
+}
