@@ -1,7 +1,8 @@
 //! D2L, "Automatic Parallelism": results are copied to the CPU while the next ones are computed.
 //!
 //! `cargo run --release --example copy_while_computing`. It uses the first GPU with matrices of 4000 x 4000, else a
-//! software GPU with matrices of 500 x 500. A copy has to wait for its own product only: its stream is another one.
+//! software GPU with matrices of 500 x 500. A copy waits, on the device, for the products before it, and runs beside the
+//! next one, since it is on a stream of its own.
 
 use anyhow::{Result, ensure};
 use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PinnedBuffer};
@@ -42,10 +43,11 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), n: usize, count: usize)
             let copied = start.elapsed();
             drop(y);
 
-            let (start, side) = (Instant::now(), dev.stream()?);
+            let (start, side, mut y) = (Instant::now(), dev.stream()?, Vec::new());
             for y_cpu in overlapped.iter_mut() {
-                let y = product(dev, &x, n)?;
-                dev.on(&side).download_pinned(&y, y_cpu)?; // waits for `y`, on the device
+                // A copy waits for all products that were submitted before it. So it is submitted behind its own.
+                y.push(product(dev, &x, n)?);
+                dev.on(&side).download_pinned(&y[y.len() - 1], y_cpu)?;
             }
             dev.on(&side).synchronize()?;
             Ok(([computed, copied, start.elapsed()], y_cpu))
