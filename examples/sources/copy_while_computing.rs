@@ -1,8 +1,8 @@
 //! D2L, "Automatic Parallelism": results are copied to the CPU while the next ones are computed.
 //!
 //! `cargo run --release --example copy_while_computing`. It uses the first GPU with matrices of 4000 x 4000, else a
-//! software GPU with matrices of 500 x 500. A copy waits, on the device, for the products before it, and runs beside the
-//! next one, since it is on a stream of its own.
+//! software GPU with matrices of 500 x 500. A copy waits, on the device, for the products before it, and runs beside
+//! the next one, since it is on a stream of its own.
 
 use anyhow::{Result, ensure};
 use gpu_pool::{Device, DeviceBuffer, GpuPool, Matrix, PinnedBuffer};
