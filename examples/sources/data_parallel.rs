@@ -39,9 +39,8 @@ impl Model {
 
     fn forward(&self, dev: &Device, input: &DeviceBuffer<f32>) -> gpu_pool::Result<DeviceBuffer<f32>> {
         let rows = input.len() / INPUT_SIZE;
-        let mut output = dev.zeros(rows * OUTPUT_SIZE)?;
         let w = Matrix::new(&self.w, INPUT_SIZE, OUTPUT_SIZE)?;
-        dev.gemm(1.0, Matrix::new(input, rows, INPUT_SIZE)?, w, 0.0, &mut output)?;
+        let mut output = dev.matmul(Matrix::new(input, rows, INPUT_SIZE)?, w)?;
         dev.bias_activation_assign(Activation::Identity, &mut output, &self.b)?;
         Ok(output)
     }

@@ -28,8 +28,8 @@ fn digits() -> Result<(Vec<f32>, Vec<u32>)> {
 
 fn logits(dev: &Device, parameters: &Buffer<f32>, x: &Buffer<f32>) -> gpu_pool::Result<Buffer<f32>> {
     let rows = x.len() / PIXELS;
-    let (mut y, w) = (dev.zeros(rows * CLASSES)?, parameters.slice(..WEIGHTS));
-    dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(&w, PIXELS, CLASSES)?, 0.0, &mut y)?;
+    let w = parameters.slice(..WEIGHTS);
+    let mut y = dev.matmul(Matrix::new(x, rows, PIXELS)?, Matrix::new(&w, PIXELS, CLASSES)?)?;
     dev.bias_activation_assign(Activation::Identity, &mut y, &parameters.slice(WEIGHTS..))?;
     Ok(y)
 }

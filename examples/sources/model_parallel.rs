@@ -36,8 +36,7 @@ fn weights(dev: &Device, len: usize, seed: u64) -> gpu_pool::Result<Buffer<f32>>
 /// The first half: `relu(x w)`.
 fn forward(dev: &Device, w: &Buffer<f32>, x: &Buffer<f32>) -> gpu_pool::Result<Buffer<f32>> {
     let rows = x.len() / PIXELS;
-    let mut h = dev.zeros(rows * HIDDEN)?;
-    dev.gemm(1.0, Matrix::new(x, rows, PIXELS)?, Matrix::new(w, PIXELS, HIDDEN)?, 0.0, &mut h)?;
+    let mut h = dev.matmul(Matrix::new(x, rows, PIXELS)?, Matrix::new(w, PIXELS, HIDDEN)?)?;
     dev.activation_assign(Activation::Relu, &mut h)?;
     Ok(h)
 }
@@ -50,12 +49,11 @@ fn loss(
     labels: &[u32],
 ) -> gpu_pool::Result<(Buffer<f32>, Buffer<f32>)> {
     let rows = labels.len();
-    let (mut y, mut dh) = (dev.zeros(rows * CLASSES)?, dev.zeros(rows * HIDDEN)?);
     let h = Matrix::new(h, rows, HIDDEN)?;
-    dev.gemm(1.0, h, Matrix::new(&*w, HIDDEN, CLASSES)?, 0.0, &mut y)?;
+    let y = dev.matmul(h, Matrix::new(&*w, HIDDEN, CLASSES)?)?;
     let (losses, dy) = dev.cross_entropy(&y, &dev.upload(labels)?, 1.0 / rows as f32)?;
     let dy = Matrix::new(&dy, rows, CLASSES)?;
-    dev.gemm(1.0, dy, Matrix::new(&*w, HIDDEN, CLASSES)?.t(), 0.0, &mut dh)?;
+    let dh = dev.matmul(dy, Matrix::new(&*w, HIDDEN, CLASSES)?.t())?;
     dev.gemm(-RATE, h.t(), dy, 1.0, w)?;
     Ok((dev.sum(&losses)?, dh))
 }

@@ -48,8 +48,7 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), steps: usize) -> Result
                 let (w1, w2) = (gpu.named("w1").upload(&w1), gpu.named("w2").upload(&w2));
                 let x = gpu.named("x").run((), move |dev, ()| dev.upload(x));
                 let h = gpu.named("hidden").run((&x, &w1), move |dev, (x, w)| {
-                    let mut h = dev.zeros::<f32>(rows * HIDDEN)?;
-                    dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?, Matrix::new(w, INPUTS, HIDDEN)?, 0.0, &mut h)?;
+                    let mut h = dev.matmul(Matrix::new(x, rows, INPUTS)?, Matrix::new(w, INPUTS, HIDDEN)?)?;
                     dev.activation_assign(Activation::Relu, &mut h)?;
                     Ok(h)
                 });
@@ -60,17 +59,13 @@ pub fn run(pool: &GpuPool, out: &mut (dyn Write + Send), steps: usize) -> Result
                     Ok(dy)
                 });
                 let dw2 = gpu.named("gradient 2").run((&h, &dy), move |dev, (h, dy)| {
-                    let mut dw = dev.zeros::<f32>(HIDDEN)?;
-                    dev.gemm(1.0, Matrix::new(h, rows, HIDDEN)?.t(), Matrix::new(dy, rows, 1)?, 0.0, &mut dw)?;
-                    Ok(dw)
+                    dev.matmul(Matrix::new(h, rows, HIDDEN)?.t(), Matrix::new(dy, rows, 1)?)
                 });
                 let dw2 = gpu.download(&dw2);
                 let dw1 = gpu.named("gradient 1").run((&x, &h, &dy, &w2), move |dev, (x, h, dy, w)| {
-                    let (mut dh, mut dw) = (dev.zeros::<f32>(rows * HIDDEN)?, dev.zeros::<f32>(INPUTS * HIDDEN)?);
-                    dev.gemm(1.0, Matrix::new(dy, rows, 1)?, Matrix::new(w, 1, HIDDEN)?, 0.0, &mut dh)?;
+                    let mut dh = dev.matmul(Matrix::new(dy, rows, 1)?, Matrix::new(w, 1, HIDDEN)?)?;
                     dev.activation_backward_assign(Activation::Relu, &mut dh, h)?;
-                    dev.gemm(1.0, Matrix::new(x, rows, INPUTS)?.t(), Matrix::new(&dh, rows, HIDDEN)?, 0.0, &mut dw)?;
-                    Ok(dw)
+                    dev.matmul(Matrix::new(x, rows, INPUTS)?.t(), Matrix::new(&dh, rows, HIDDEN)?)
                 });
                 (gpu.download(&dw1), dw2, gpu.download(&dy))
             });

@@ -4,7 +4,7 @@
 
 use super::matrix::{GemmOutput, Layout, Matrix};
 use crate::{
-    Device,
+    Device, DeviceBuffer,
     driver::{Gemm, GemmType},
     error::{Error, Result},
     kernel::{builtin::Float, real::Real},
@@ -90,6 +90,33 @@ impl Device {
         C: GemmOutput<Elem = f32> + ?Sized,
     {
         self.multiply("gemm_tf32", GemmType::Tf32, (alpha.into(), beta.into()), (a, b), c)
+    }
+
+    /// The product `a * b` in a new buffer: [`gemm`](Self::gemm) with `alpha` 1 and `beta` 0. The products of a batch
+    /// come one after the other.
+    ///
+    /// ```
+    /// # use gpu_pool::{GpuPool, Matrix};
+    /// # let pool = GpuPool::builder().host(1).build()?;
+    /// # pool.run(|dev, _| {
+    /// let x = dev.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
+    /// let y = dev.matmul(Matrix::new(&x, 2, 2)?, Matrix::new(&x, 2, 2)?.t())?;
+    /// assert_eq!(dev.download(&y)?, [5.0, 11.0, 11.0, 25.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As of [`gemm`](Self::gemm), and [`Error::OutOfMemory`].
+    #[track_caller]
+    pub fn matmul<T: Float>(&self, a: Matrix<'_, T>, b: Matrix<'_, T>) -> Result<DeviceBuffer<T>> {
+        let (x, y) = (a.layout, b.layout);
+        let Some(len) = Layout::dense(x.count.max(y.count), x.rows, y.cols).elements() else {
+            return Err(Error::invalid("matmul", format_args!("({x}) * ({y}) has too many elements")));
+        };
+        let mut c = self.allocate("matmul", len)?;
+        self.multiply("matmul", TYPES[T::KIND], (1.0, 0.0), (a, b), &mut c)?;
+        Ok(c)
     }
 
     #[track_caller]

@@ -126,6 +126,9 @@ fn batches<T: Type>(pool: &GpuPool) {
         let mut scores = dev.zeros::<T>(heads * tokens * tokens)?;
         dev.gemm(T::acc(0.5), split(&dq)?, split(&dk)?.t(), T::acc(0.0), &mut scores)?;
         let s = download(dev, &scores)?;
+        // Half of each product is exact.
+        let whole = download(dev, &dev.matmul(split(&dq)?, split(&dk)?.t())?)?;
+        near::<T>(&s, &(whole.iter().map(|x| x / 2.0).collect(), vec![0.0; s.len()]), 0);
         let mut out = dev.zeros::<T>(tokens * all)?;
         let blocks = Matrix::new(&scores, heads * tokens, tokens)?.split_rows(heads)?;
         assert_eq!((blocks.count(), blocks.shape()), (heads, (tokens, tokens)));
@@ -291,6 +294,7 @@ on_both! {
             let (x, mut y) = (dev.zeros::<f32>(12)?, dev.zeros::<f32>(12)?);
             let a = Matrix::new(&x, 3, 4)?;
             refused(Matrix::new(&x, 3, 5), "Matrix::new", "3 x 5 of 12 elements");
+            refused(dev.matmul(Matrix::new(&x, 3, 4)?, Matrix::new(&x, 3, 4)?), "matmul", "(3 x 4) * (3 x 4)");
             refused(Matrix::new(&x, usize::MAX, 2), "Matrix::new", "of 12 elements");
             refused(MatrixMut::new(&mut y, 2, 5), "MatrixMut::new", "2 x 5 of 12 elements");
             refused(Matrix::strided(&x, 3, 4, 3), "Matrix::strided", "rows of 4 elements at a leading dimension of 3");
