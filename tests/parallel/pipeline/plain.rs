@@ -111,7 +111,8 @@ on_both! {
         // Within the pool's errors, the type of a closure's error is inferred: `Error` is made from no other one.
         let around = || -> Result<usize, Error> {
             let inferred = || Ok(Schedule::gpipe(2, pool.devices())?.micros());
-            Ok(inferred()?)
+            let micros = inferred()?;
+            Ok(micros)
         };
         assert_eq!(around().unwrap(), 2);
 
