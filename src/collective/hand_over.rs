@@ -32,7 +32,8 @@ collectives! {
     /// receiver may read it, [copy it](crate::DeviceBuffer::copy_to) or pass it on at once: its streams wait for the
     /// work that this device has submitted up to now, on all of its streams, and for nothing that it submits later.
     /// (That is for the library's ordering. After [`unordered`](crate::Device::unordered) work, give an
-    /// [`Event`](crate::Event) along.) A value that nobody takes is dropped when the scope is over.
+    /// [`Event`](crate::Event) along.) A value that nobody takes is dropped at the latest when the receiver's next
+    /// scope begins, or the pool is closed.
     ///
     /// Each tag is a queue of its own: values of one pair of members with one tag are taken in the order in which they
     /// were given. Groups do not see each other's values.

@@ -27,7 +27,7 @@ collectives! {
 
     /// Sends a copy of `src` to member `to`, which fetches it by [`recv`](Self::recv). A member may send to itself.
     /// Asynchronous, and waits for no other member: `src` may be written at once. The copy takes memory on this device
-    /// until it is fetched; a copy that nobody fetches goes when the scope ends.
+    /// until it is fetched. A copy that nobody fetches goes at the latest when the receiver's next scope begins.
     example {
         /// ```
         /// # use gpu_pool::GpuPool;

@@ -84,7 +84,9 @@ impl Group<'_> {
         let met = self.meet(request.call.clone(), Payload::Memory(request.expose(None)), false)?;
         Descriptors::Full(met).shape(self, &request)?;
         request.call.origin = origin;
-        recording.cut(&dev.worker.handle, Captured(request))
+        let captured = Captured(request);
+        captured.blocks().for_each(|block| block.name_in_graph());
+        recording.cut(&dev.worker.handle, captured)
     }
 
     /// Carries a captured collective out.

@@ -99,6 +99,7 @@ impl Device {
     }
 
     /// [`pinned`](Self::pinned) without zeros, for a caller that copies to all of it.
+    #[cfg(feature = "tasks")]
     #[track_caller]
     pub(crate) fn pinned_for_copy<T: DeviceCopy>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.worker.shared.pinned.reused("pinned", len, Locality::Device(self.index()))

@@ -1,7 +1,7 @@
 //! Unit tests of the number of meetings, which a program cannot see.
 
 use crate::{
-    Check, Device, GpuPool, ReduceOp,
+    AsView, Check, Device, DeviceBuffer, GpuPool, ReduceOp,
     builder::signal_pad,
     driver::{
         gate,
@@ -50,6 +50,26 @@ fn meetings_of_a_launch(pool: &GpuPool, len: usize) -> (u64, usize) {
 fn where_kernels_do_not_meet_a_launch_is_a_meeting_for_each_collective() {
     let pool = GpuPool::builder().host(3).build().unwrap();
     assert_eq!(meetings_of_a_launch(&pool, 100), (CAPTURED, 2 * CAPTURED as usize));
+}
+
+/// The next thread that borrows the memory must see that a graph names it, so the mark comes while the closure runs.
+#[test]
+fn memory_is_marked_while_it_is_captured() {
+    let pool = GpuPool::builder().host(2).build().unwrap();
+    pool.run(|dev, _| {
+        let (mut x, mut y) = (dev.zeros::<f32>(10)?, dev.zeros::<f32>(10)?);
+        let marks = |x: &DeviceBuffer<f32>, y: &DeviceBuffer<f32>| [x, y].map(|x| x.view().block.is_in_graph());
+        dev.capture(|dev| {
+            assert_eq!(marks(&x, &y), [false, false]);
+            dev.scale(&mut x, 2.0)?;
+            assert_eq!(marks(&x, &y), [true, false]);
+            dev.all_reduce(&mut y, ReduceOp::Sum)?; // The graph is cut here.
+            assert_eq!(marks(&x, &y), [true, true]);
+            Ok(())
+        })?;
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

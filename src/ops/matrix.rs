@@ -34,8 +34,27 @@ impl Layout {
         Layout { first: 0, rows, cols, lead: cols, transposed: false, count, stride: rows.saturating_mul(cols) }
     }
 
+    fn is_empty(&self) -> bool {
+        self.count == 0 || self.rows == 0 || self.cols == 0
+    }
+
+    /// Without distances that lead to no element. Those were not checked, and drivers multiply them.
+    fn normal(mut self) -> Self {
+        let (stored, row) = if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
+        if self.is_empty() {
+            (self.first, self.stride) = (0, 0);
+        }
+        if self.is_empty() || stored == 1 {
+            self.lead = row;
+        }
+        self
+    }
+
     /// The number of elements of all matrices, if it can be counted.
     pub(super) fn elements(&self) -> Option<usize> {
+        if self.is_empty() {
+            return Some(0);
+        }
         self.count.checked_mul(self.rows)?.checked_mul(self.cols)
     }
 
@@ -46,7 +65,7 @@ impl Layout {
 
     /// One behind the last element.
     fn end(&self) -> Option<usize> {
-        if self.count == 0 || self.rows == 0 || self.cols == 0 {
+        if self.is_empty() {
             return Some(self.first);
         }
         let (down, right) = self.steps();
@@ -58,7 +77,7 @@ impl Layout {
     #[track_caller]
     fn within(self, op: &'static str, len: usize) -> Result<Self> {
         match self.end() {
-            Some(end) if end <= len => Ok(self),
+            Some(end) if end <= len => Ok(self.normal()),
             _ => Err(Error::invalid(op, format_args!("{self} in a view of {len} elements"))),
         }
     }
@@ -144,7 +163,8 @@ impl fmt::Debug for Layout {
     }
 }
 
-/// A row-major matrix in a view, or a batch of them, as [`Device::gemm`] reads it. It is small and `Copy`.
+/// A row-major matrix in a view, or a batch of them, as [`gemm`](crate::Device::gemm) reads it. It is small and
+/// `Copy`.
 ///
 /// The parts of a matrix are matrices: no element moves for [`columns`](Self::columns), [`rows`](Self::rows),
 /// [`t`](Self::t), [`split_rows`](Self::split_rows) and [`split_columns`](Self::split_columns).
@@ -167,8 +187,8 @@ pub struct Matrix<'a, T: DeviceCopy = f32> {
     pub(super) layout: Layout,
 }
 
-/// A row-major matrix in a view, or a batch of them, that [`Device::gemm`] writes. Where the result fills a view
-/// densely, the view itself does: `&mut c`.
+/// A row-major matrix in a view, or a batch of them, that [`gemm`](crate::Device::gemm) writes. Where the result
+/// fills a view densely, the view itself does: `&mut c`.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, Matrix, MatrixMut};
@@ -282,7 +302,8 @@ macro_rules! parts {
             pub fn columns(self, range: impl RangeBounds<usize>) -> Result<Self> {
                 let l = self.layout;
                 let (start, cols) = l.range(concat!(stringify!($Matrix), "::columns"), "columns", l.cols, range)?;
-                Ok($Matrix { layout: Layout { first: l.first + start * l.steps().1, cols, ..l }, ..self })
+                let layout = Layout { first: l.first + start * l.steps().1, cols, ..l };
+                Ok($Matrix { layout: layout.normal(), ..self })
             }
 
             /// Some of the rows; of a batch, of each matrix.
@@ -293,7 +314,8 @@ macro_rules! parts {
             pub fn rows(self, range: impl RangeBounds<usize>) -> Result<Self> {
                 let l = self.layout;
                 let (start, rows) = l.range(concat!(stringify!($Matrix), "::rows"), "rows", l.rows, range)?;
-                Ok($Matrix { layout: Layout { first: l.first + start * l.steps().0, rows, ..l }, ..self })
+                let layout = Layout { first: l.first + start * l.steps().0, rows, ..l };
+                Ok($Matrix { layout: layout.normal(), ..self })
             }
 
             /// A batch of `parts` matrices: the first has the first rows, and so on.
@@ -316,7 +338,8 @@ macro_rules! parts {
             pub fn split_rows(self, parts: usize) -> Result<Self> {
                 let l = self.layout;
                 let rows = l.part(concat!(stringify!($Matrix), "::split_rows"), "rows", l.rows, parts)?;
-                Ok($Matrix { layout: Layout { rows, count: parts, stride: rows * l.steps().0, ..l }, ..self })
+                let layout = Layout { rows, count: parts, stride: rows * l.steps().0, ..l };
+                Ok($Matrix { layout: layout.normal(), ..self })
             }
 
             /// A batch of `parts` matrices: the first has the first columns, and so on. The heads of attention are
@@ -328,7 +351,8 @@ macro_rules! parts {
             pub fn split_columns(self, parts: usize) -> Result<Self> {
                 let l = self.layout;
                 let cols = l.part(concat!(stringify!($Matrix), "::split_columns"), "columns", l.cols, parts)?;
-                Ok($Matrix { layout: Layout { cols, count: parts, stride: cols * l.steps().1, ..l }, ..self })
+                let layout = Layout { cols, count: parts, stride: cols * l.steps().1, ..l };
+                Ok($Matrix { layout: layout.normal(), ..self })
             }
 
             /// A batch of `count` such matrices; each begins `stride` elements behind the one before.

@@ -223,6 +223,10 @@ impl Device {
         let _here = self.worker.handle.enter("copy_2d", Location::caller());
         fits("copy_2d", "source", src.len(), src_pitch, rows, cols)?;
         fits("copy_2d", "destination", dst.len(), dst_pitch, rows, cols)?;
+        // Without elements the other number was not checked.
+        if rows == 0 || cols == 0 {
+            return Ok(());
+        }
         let size = size_of::<X::Elem>();
         let (from, to) = (src.len() * size, dst.len() * size);
         let bytes = rows * cols * size;

@@ -214,7 +214,7 @@ impl Optimizer {
         if let Some(why) = self.misplaced {
             return Err(Error::invalid("Optimizer", why));
         }
-        let clips = self.clip.is_none_or(|clip| clip > 0.0 && (clip as f32).is_finite());
+        let clips = self.clip.is_none_or(|clip| clip as f32 > 0.0 && (clip as f32).is_finite());
         if !right || !clips || !rate(self.rate) || !rate(self.decay) || !self.schedule.is_right() {
             return Err(Error::invalid("Optimizer", format_args!("a number is out of its range: {self:?}")));
         }
@@ -364,6 +364,7 @@ mod tests {
             Optimizer::adam(0.1).betas(1.0, 0.9),
             Optimizer::adam(0.1).eps(f64::INFINITY),
             Optimizer::adam(0.1).clip(0.0),
+            Optimizer::adam(0.1).clip(1e-50), // 0 as an `f32`, which would mean: not clipped.
             Optimizer::adam(0.1).decay(-1.0),
             Optimizer::adam(0.1).schedule(LearningRate::Cosine { steps: 0, end: 0.0 }),
         ];

@@ -12,7 +12,7 @@ mod stage;
 
 pub use stage::{At, Hop, Stage};
 
-use super::schedule::{Schedule, ScheduleError};
+use super::schedule::Schedule;
 use crate::{
     Device, GpuPool, Group, PerDevice,
     error::{Error, Result, Site},
@@ -345,12 +345,4 @@ fn fitting<'d>(site: Site, op: &'static str, group: Group<'d>, schedule: &Schedu
 /// Whether a value is a number that is none.
 fn is_nan(value: &dyn Any) -> bool {
     value.downcast_ref::<f32>().is_some_and(|x| x.is_nan()) || value.downcast_ref::<f64>().is_some_and(|x| x.is_nan())
-}
-
-impl From<ScheduleError> for Error {
-    /// An [`Error::InvalidArgument`] at the place of the `?` or the call.
-    #[track_caller]
-    fn from(error: ScheduleError) -> Self {
-        Error::invalid("Schedule", error)
-    }
 }

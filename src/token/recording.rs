@@ -97,7 +97,11 @@ impl Recording {
         self.count();
         self.pending.set(self.pending.get() + 1);
         let mut all = self.touched.borrow_mut();
-        touched.for_each(|one| all.add(one));
+        touched.for_each(|one| {
+            // While the closure still borrows the memory: the next thread that borrows it must see this.
+            one.block.name_in_graph();
+            all.add(one);
+        });
     }
 
     fn count(&self) {
@@ -158,7 +162,6 @@ impl Recording {
     fn take(&self) -> Vec<Touched> {
         let blocks = std::mem::take(&mut *self.touched.borrow_mut()).blocks;
         let parts = |(block, parts): (BlockRef, Parts)| {
-            block.name_in_graph();
             parts.into_iter().map(move |(bytes, access)| Touched { block: block.clone(), bytes, access })
         };
         blocks.into_iter().flat_map(parts).collect()

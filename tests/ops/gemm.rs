@@ -318,6 +318,17 @@ on_both! {
             assert_eq!(MatrixMut::strided(&mut y, 2, 2, 6)?.batch(3, 2)?.count(), 3);
             assert_eq!(MatrixMut::strided(&mut y, 2, 2, 6)?.batch(0, 0)?.count(), 0);
 
+            // A distance that leads to no element may be any number.
+            let huge = usize::MAX;
+            let none = Matrix::strided(&x, 2, 0, huge)?.batch(3, huge / 2)?;
+            dev.gemm(1.0, none, Matrix::strided(&x, 0, 2, huge)?, 1.0, &mut y)?;
+            let row = Matrix::strided(&x, 1, 4, huge)?;
+            assert_eq!(row.rows(1..)?.columns(1..)?.shape(), (0, 3));
+            assert_eq!(row.t().columns(1..)?.rows(1..)?.split_rows(3)?.shape(), (1, 0));
+            assert_eq!(row.batch(huge, 0)?.rows(..0)?.count(), huge);
+            assert_eq!(a.rows(3..)?.columns(4..)?.batch(huge, huge)?.shape(), (0, 0));
+            dev.gemm(1.0, row, row.t(), 0.0, &mut y.slice_mut(..1))?;
+
             refused(multiply(dev, a, a, &mut y), "gemm", "(3 x 4) * (3 x 4) into 12 elements");
             refused(multiply(dev, a, a.t(), &mut y), "gemm", "(3 x 4) * (4 x 3) into 12 elements");
             let mut to = MatrixMut::new(&mut y, 4, 3)?;

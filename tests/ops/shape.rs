@@ -45,6 +45,13 @@ fn parts<T: DeviceCopy + PartialEq + std::fmt::Debug>(gpus: Gpus, of: fn(usize) 
             }
             assert_eq!(dev.download(&dst)?, want, "{rows} x {cols}");
         }
+        let (src, mut dst) = (dev.upload(&[of(0); 4])?, dev.upload(&[of(1); 4])?);
+        for (rows, cols) in [(0, usize::MAX), (usize::MAX, 0), (0, 0)] {
+            let pitch = if rows > 0 { 0 } else { usize::MAX };
+            dev.copy_2d(&src, pitch, &mut dst, pitch, rows, cols)?;
+        }
+        assert!(dev.copy_2d(&src, usize::MAX, &mut dst, usize::MAX, usize::MAX, 0).is_err());
+        assert_eq!(dev.download(&dst)?, [of(1); 4]);
         Ok(())
     })
     .unwrap();

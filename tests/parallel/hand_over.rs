@@ -337,6 +337,8 @@ on_both! {
                 dev.take::<u8>(other, 0)
             })
             .unwrap();
+            // When the next scope begins, if not before.
+            assert_eq!(live.load(SeqCst), 0);
         }
         assert_works(&pool);
         assert_eq!(live.load(SeqCst), 0);

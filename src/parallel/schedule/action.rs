@@ -2,7 +2,7 @@
 //!
 //! The text form is PyTorch's: the stage, a letter for the work, the micro-batch.
 
-use super::{Result, ScheduleError};
+use super::{Checked, ScheduleError};
 use std::{fmt, str::FromStr};
 
 /// What a rank computes for one micro-batch in one stage.
@@ -71,7 +71,7 @@ impl FromStr for Action {
     type Err = ScheduleError;
 
     /// Reads the text form. The error names line 1, column 1.
-    fn from_str(text: &str) -> Result<Self> {
+    fn from_str(text: &str) -> Checked<Self> {
         let read = Fields::split(text).and_then(Fields::action);
         read.map_err(|why| ScheduleError::unreadable(text, (1, 1), why))
     }

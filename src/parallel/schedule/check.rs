@@ -1,11 +1,11 @@
-//! The proof that a list of actions is a schedule. [`Schedule::new`] and all presets call it.
+//! The proof that a list of actions is a schedule. [`Schedule::check`] calls it, and so all constructors do.
 //!
 //! Counts come first: a stage without actions must not make the tables below larger than the list. Then follow the
 //! order on each rank, and a run of the whole schedule that finds circles.
 
-use super::{Action, Costs, MAX_ACTIONS, Result, Schedule, ScheduleError, Work, simulate};
+use super::{Action, Checked, Costs, MAX_ACTIONS, Schedule, ScheduleError, Work, simulate};
 
-pub(super) fn check(actions: Vec<Vec<Action>>) -> Result<Schedule> {
+pub(super) fn check(actions: Vec<Vec<Action>>) -> Checked<Schedule> {
     let schedule = count(actions)?;
     order(&schedule)?;
     // The time does not matter here, only that the run ends.
@@ -14,7 +14,7 @@ pub(super) fn check(actions: Vec<Vec<Action>>) -> Result<Schedule> {
 }
 
 /// Checks that each stage is on one rank, and that each action is there once.
-fn count(actions: Vec<Vec<Action>>) -> Result<Schedule> {
+fn count(actions: Vec<Vec<Action>>) -> Checked<Schedule> {
     let number = actions.iter().map(Vec::len).sum::<usize>();
     if actions.is_empty() {
         return Err(ScheduleError::Shape("a schedule needs at least one rank".into()));
@@ -63,7 +63,7 @@ fn count(actions: Vec<Vec<Action>>) -> Result<Schedule> {
 
 /// The numbers of stages and micro-batches. Their product is at most the number of forward passes, so a table of that
 /// size is no danger.
-fn extent(actions: &[Vec<Action>]) -> Result<(usize, usize)> {
+fn extent(actions: &[Vec<Action>]) -> Checked<(usize, usize)> {
     let all = || actions.iter().flatten();
     let stages = all().map(|action| action.stage).max().unwrap_or(0).saturating_add(1);
     let micros = all().map(|action| action.micro).max().unwrap_or(0).saturating_add(1);
@@ -84,7 +84,7 @@ fn extent(actions: &[Vec<Action>]) -> Result<(usize, usize)> {
 /// Checks that each rank computes, for each stage and micro-batch, F before B or I, and I before W.
 ///
 /// The run would find these mistakes, too, as a deadlock. This error is easier to read.
-fn order(schedule: &Schedule) -> Result<()> {
+fn order(schedule: &Schedule) -> Checked<()> {
     let micros = schedule.micros;
     let mut done = vec![[false; 4]; schedule.stages() * micros];
     for (rank, list) in schedule.actions.iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::*;
 
 fn refused(text: &str) -> ScheduleError {
-    Schedule::from_csv(text).unwrap_err()
+    Schedule::read_csv(text).unwrap_err()
 }
 
 #[track_caller]
@@ -30,7 +30,7 @@ fn what_does_not_matter_is_skipped() {
          1UNSHARD,1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1,1REDUCE_GRAD\n",
         "00F0,0F001,0B0,0B1\n1F0,1F1,1B0,1B1\n",
     ] {
-        assert_eq!(Schedule::from_csv(text).as_ref(), Ok(&plain), "{text:?}");
+        assert_eq!(Schedule::read_csv(text).as_ref(), Ok(&plain), "{text:?}");
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
 /// rank 1 |    1F0 1B0---- 1F1 1B1---- 1F2 1B2----        |
 /// 2 ranks, 2 stages, 3 micro-batches; bubble 25.0 %; saved activations at most 2, 1";
 /// assert_eq!(Schedule::one_f_one_b(2, 3)?.to_string(), diagram);
-/// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+/// # Ok::<(), gpu_pool::Error>(())
 /// ```
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

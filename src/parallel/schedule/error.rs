@@ -1,6 +1,7 @@
 //! Why a list of actions, or a text, is no schedule.
 
-use super::Action;
+use super::{Action, Checked};
+use crate::error::{Error, Result};
 use std::fmt;
 
 /// Why a list of actions, a text or the arguments of a preset make no [`Schedule`](super::Schedule).
@@ -72,6 +73,15 @@ const SHOWN: usize = 8;
 impl ScheduleError {
     pub(super) fn unreadable(text: &str, (line, column): (usize, usize), why: &'static str) -> Self {
         ScheduleError::Unreadable { text: text.chars().take(40).collect(), line, column, why }
+    }
+}
+
+/// The result of a constructor: the error has the place of its caller.
+#[track_caller]
+pub(super) fn at_caller<T>(checked: Checked<T>) -> Result<T> {
+    match checked {
+        Ok(value) => Ok(value),
+        Err(error) => Err(Error::invalid("Schedule", error)),
     }
 }
 

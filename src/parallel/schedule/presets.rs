@@ -1,6 +1,6 @@
 //! The schedules that do all forward passes before the first backward pass, and what all presets share.
 
-use super::{Action, MAX_ACTIONS, Result, Schedule, ScheduleError, Work};
+use super::{Action, Error, MAX_ACTIONS, Result, Schedule, Work};
 
 impl Schedule {
     /// GPipe: each rank does all forward passes, then all backward passes. One stage on each rank.
@@ -13,16 +13,17 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Shape`] for 0 ranks, 0 micro-batches, or more than [`MAX_ACTIONS`] actions.
+    /// [`Error::InvalidArgument`] for 0 ranks, 0 micro-batches, or more than [`MAX_ACTIONS`] actions.
     ///
     /// ```
-    /// use gpu_pool::parallel::{Schedule, ScheduleError};
+    /// use gpu_pool::{Error, parallel::Schedule};
     ///
     /// let schedule = Schedule::gpipe(2, 2)?;
     /// assert_eq!(schedule.to_csv(), "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
-    /// assert!(matches!(Schedule::gpipe(2, 0), Err(ScheduleError::Shape(_)))); // No micro-batch.
-    /// # Ok::<(), ScheduleError>(())
+    /// assert!(matches!(Schedule::gpipe(2, 0), Err(Error::InvalidArgument { .. }))); // No micro-batch.
+    /// # Ok::<(), Error>(())
     /// ```
+    #[track_caller]
     pub fn gpipe(ranks: usize, micros: usize) -> Result<Self> {
         Shape { ranks, chunks: 1, micros }.check(2)?;
         let all = |stage, work| (0..micros).map(move |micro| Action { stage, work, micro });
@@ -40,7 +41,7 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Shape`] for 0 ranks, chunks or micro-batches, or more than [`MAX_ACTIONS`] actions.
+    /// [`Error::InvalidArgument`] for 0 ranks, chunks or micro-batches, or more than [`MAX_ACTIONS`] actions.
     ///
     /// ```
     /// use gpu_pool::parallel::Schedule;
@@ -48,8 +49,9 @@ impl Schedule {
     /// let schedule = Schedule::looped_bfs(2, 2, 2)?;
     /// let first = schedule.to_csv().lines().next().unwrap().to_owned();
     /// assert_eq!(first, "0F0,0F1,2F0,2F1,2B1,2B0,0B1,0B0");
-    /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+    /// # Ok::<(), gpu_pool::Error>(())
     /// ```
+    #[track_caller]
     pub fn looped_bfs(ranks: usize, chunks: usize, micros: usize) -> Result<Self> {
         Shape { ranks, chunks, micros }.check(2)?;
         let rank = |rank| {
@@ -78,19 +80,19 @@ pub(super) struct Shape {
 impl Shape {
     /// Refuses zeros, and shapes with too many actions, before anything is allocated. `works` is the number of actions
     /// of each stage for each micro-batch.
+    #[track_caller]
     pub fn check(self, works: usize) -> Result<()> {
         let Shape { ranks, chunks, micros } = self;
         for (number, name) in [(ranks, "rank"), (chunks, "chunk"), (micros, "micro-batch")] {
             if number == 0 {
-                return Err(ScheduleError::Shape(format!("a schedule needs at least one {name}")));
+                return Err(Error::invalid("Schedule", format_args!("a schedule needs at least one {name}")));
             }
         }
         let actions = ranks.checked_mul(chunks).and_then(|n| n.checked_mul(micros)).and_then(|n| n.checked_mul(works));
-        match actions {
-            Some(actions) if actions <= MAX_ACTIONS => Ok(()),
-            _ => Err(ScheduleError::Shape(format!(
-                "{ranks} ranks, {chunks} chunks on each and {micros} micro-batches make more than {MAX_ACTIONS} actions"
-            ))),
+        if actions.is_some_and(|actions| actions <= MAX_ACTIONS) {
+            return Ok(());
         }
+        let shape = format_args!("{ranks} ranks, {chunks} chunks on each and {micros} micro-batches");
+        Err(Error::invalid("Schedule", format_args!("{shape} make more than {MAX_ACTIONS} actions")))
     }
 }

@@ -145,22 +145,22 @@ fn arguments_without_sense_are_errors_at_once() {
             (100_000, 1, 100_000, "more than 4194304 actions"),
         ] {
             match preset(ranks, chunks, micros) {
-                Err(ScheduleError::Shape(why)) => assert!(why.contains(part), "{i}: {why}"),
+                Err(Error::InvalidArgument { why, .. }) => assert!(why.contains(part), "{i}: {why}"),
                 other => panic!("{i} {ranks} {chunks} {micros}: {other:?}"),
             }
         }
         if has_chunks {
             for (chunks, part) in [(0, "at least one chunk"), (huge, "more than"), (huge / 2 + 1, "more than")] {
                 match preset(2, chunks, 2) {
-                    Err(ScheduleError::Shape(why)) => assert!(why.contains(part), "{i}: {why}"),
+                    Err(Error::InvalidArgument { why, .. }) => assert!(why.contains(part), "{i}: {why}"),
                     other => panic!("{i} {chunks}: {other:?}"),
                 }
             }
         }
     }
     // ZB-V makes its order for `2 * ranks - 1` micro-batches, even where there is one.
-    assert!(matches!(Schedule::zero_bubble_v(huge / 2, 1), Err(ScheduleError::Shape(_))));
-    assert!(matches!(Schedule::zero_bubble_v(100_000, 1), Err(ScheduleError::Shape(_))));
+    assert!(matches!(Schedule::zero_bubble_v(huge / 2, 1), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(Schedule::zero_bubble_v(100_000, 1), Err(Error::InvalidArgument { .. })));
     // Far above what the checks take, far below what filling the memory would take.
     assert!(start.elapsed() < Duration::from_secs(60));
 }
@@ -168,14 +168,14 @@ fn arguments_without_sense_are_errors_at_once() {
 #[test]
 fn a_list_of_too_many_actions_is_an_error() {
     let action = Action { stage: 0, work: Work::Forward, micro: 0 };
-    let wrong = Schedule::new(vec![vec![action; MAX_ACTIONS + 1]]).unwrap_err();
+    let wrong = Schedule::check(vec![vec![action; MAX_ACTIONS + 1]]).unwrap_err();
     assert_eq!(wrong, ScheduleError::Shape("4194305 actions are more than 4194304".into()));
 }
 
 #[test]
 fn rounds_that_are_not_equal_are_refused() {
     for preset in [Schedule::interleaved, Schedule::zero_bubble] {
-        assert!(matches!(preset(4, 2, 9), Err(ScheduleError::Shape(_))));
+        assert!(matches!(preset(4, 2, 9), Err(Error::InvalidArgument { .. })));
         assert!(preset(4, 2, 10).is_ok()); // Two rounds of 5.
         assert!(preset(4, 2, 3).is_ok()); // One round of 3.
         assert!(preset(4, 1, 9).is_ok()); // One chunk knows no rounds.
@@ -191,7 +191,7 @@ fn costs_that_do_not_fit_are_an_error() {
         Costs { backward_input: huge, backward_weights: huge, ..Costs::default() },
         Costs { hop: huge, ..Costs::default() },
     ] {
-        assert!(matches!(schedule.simulate(costs), Err(ScheduleError::Shape(_))));
+        assert!(matches!(schedule.simulate(costs), Err(Error::InvalidArgument { .. })));
     }
     let nothing = schedule.simulate(Costs::ZERO).unwrap();
     assert_eq!((nothing.end, nothing.bubble), (Duration::ZERO, 0.0));

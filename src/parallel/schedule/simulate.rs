@@ -5,7 +5,7 @@
 //! The model: a rank computes one action at a time, in the order of its list, as soon as the input is there. A result
 //! reaches another rank one hop after the action ends, and the hop keeps no rank busy.
 
-use super::{Action, Blocked, Peer, Result, Schedule, ScheduleError, Work};
+use super::{Action, Blocked, Checked, Peer, Result, Schedule, ScheduleError, Work, error::at_caller};
 use std::{collections::VecDeque, time::Duration};
 
 /// How long the actions take in [`Schedule::simulate`]: for one micro-batch in one stage.
@@ -82,7 +82,7 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Shape`] if a time is larger than a [`Duration`] can be.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a time is larger than a [`Duration`] can be.
     ///
     /// ```
     /// use gpu_pool::parallel::{Costs, Schedule};
@@ -99,10 +99,11 @@ impl Schedule {
     /// assert_eq!(timeline.end, Duration::from_millis((8 + 3) * 15));
     /// assert!((timeline.bubble - 3.0 / 11.0).abs() < 1e-9);
     /// assert_eq!(timeline.in_flight, [4, 3, 2, 1]);
-    /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+    /// # Ok::<(), gpu_pool::Error>(())
     /// ```
+    #[track_caller]
     pub fn simulate(&self, costs: Costs) -> Result<Timeline> {
-        let spans = run(self, &costs)?;
+        let spans = at_caller(run(self, &costs))?;
         let end = spans.iter().flatten().map(|span| span.end).max().unwrap_or_default();
         let busy: f64 = spans.iter().flatten().map(|span| (span.end - span.start).as_secs_f64()).sum();
         let all = end.as_secs_f64() * self.ranks() as f64;
@@ -115,7 +116,7 @@ impl Schedule {
 
 /// Runs each rank as far as it gets, until no rank gets any further. A rank is looked at again when a result for it is
 /// made, so the cost is proportional to the number of actions.
-pub(super) fn run(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<Span>>> {
+pub(super) fn run(schedule: &Schedule, costs: &Costs) -> Checked<Vec<Vec<Span>>> {
     let ranks = schedule.ranks();
     let mut spans: Vec<Vec<Span>> = schedule.actions.iter().map(|list| Vec::with_capacity(list.len())).collect();
     let mut results = Results::new(schedule);
@@ -165,7 +166,7 @@ impl<'a> Results<'a> {
     }
 
     /// When the input of an action is on its rank; `None` if it is not made yet.
-    fn ready(&self, action: Action, rank: usize, hop: Duration) -> Result<Option<Duration>> {
+    fn ready(&self, action: Action, rank: usize, hop: Duration) -> Checked<Option<Duration>> {
         let Some(needs) = self.schedule.needs(action) else { return Ok(Some(Duration::ZERO)) };
         let kind = usize::from(needs.work != Work::Forward);
         match self.ends[needs.stage * self.schedule.micros + needs.micro][kind] {

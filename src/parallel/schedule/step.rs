@@ -21,14 +21,14 @@ pub enum Peer {
 ///
 /// let schedule = Schedule::gpipe(2, 1)?;
 /// let steps: Vec<_> = schedule.steps(1).collect();
-/// assert_eq!(steps[0].action, "1F0".parse()?);
-/// assert_eq!(steps[0].needs, Some("0F0".parse()?));
+/// assert_eq!(steps[0].action, "1F0".parse().unwrap());
+/// assert_eq!(steps[0].needs, Some("0F0".parse().unwrap()));
 /// assert_eq!(steps[0].input, Peer::Rank(0));
 /// assert_eq!(steps[0].output, Peer::Caller); // To the loss.
-/// assert_eq!(steps[1].action, "1B0".parse()?);
+/// assert_eq!(steps[1].action, "1B0".parse().unwrap());
 /// assert_eq!(steps[1].input, Peer::Caller); // From the loss.
 /// assert_eq!(steps[1].output, Peer::Rank(0));
-/// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+/// # Ok::<(), gpu_pool::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {

@@ -29,7 +29,7 @@ impl Timeline {
     /// let svg = timeline.to_svg(); // std::fs::write("zero_bubble.svg", &svg)
     /// assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     /// assert!(svg.contains("<title>3I2: rank 3, 8ms to 9ms</title>"));
-    /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+    /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn to_svg(&self) -> String {
         let scale = Scale::new(self);

@@ -17,7 +17,7 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Shape`](super::ScheduleError::Shape) for 0 ranks, 0 micro-batches, or more than
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for 0 ranks, 0 micro-batches, or more than
     /// [`MAX_ACTIONS`](super::MAX_ACTIONS) actions, where fewer than `2 * ranks - 1` micro-batches count as that many.
     ///
     /// ```
@@ -29,8 +29,9 @@ impl Schedule {
     /// // Stage 2 follows stage 1 on the same rank.
     /// let turn = schedule.steps(1).find(|step| step.action.stage == 2).unwrap();
     /// assert_eq!(turn.input, Peer::SameRank);
-    /// # Ok::<(), gpu_pool::parallel::ScheduleError>(())
+    /// # Ok::<(), gpu_pool::Error>(())
     /// ```
+    #[track_caller]
     pub fn zero_bubble_v(ranks: usize, micros: usize) -> Result<Self> {
         // The order below needs that many micro-batches. The surplus is left out again.
         let needed = micros.max(ranks.saturating_mul(2).saturating_sub(1));

@@ -27,7 +27,7 @@ fn fails(
     fault: &Fault,
     dev: &Device,
     stage: usize,
-) -> Result<Around<impl Fn(At, Work) -> Result<(), Error> + use<>>, Error> {
+) -> gpu_pool::Result<Around<impl Fn(At, Work) -> gpu_pool::Result<()> + use<>>> {
     let fault = fault.clone();
     let look = move |at: At, work| {
         let fault = *fault.lock().unwrap();

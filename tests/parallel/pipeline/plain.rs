@@ -104,9 +104,17 @@ on_both! {
         is_here(&error, "there are 1 devices");
         let error = failure(Pipeline::new_in(&pool, |dev| dev.group(&[7]), schedule(), nothing));
         is_here(&error, "rank 7 in a gang of 2");
-        // No micro-batch: the error of the schedule becomes one of the pool, at the place of the question mark.
-        let none = || -> Result<Schedule, Error> { Ok(Schedule::one_f_one_b(2, 0)?) };
-        is_here(&none().unwrap_err(), "at least one micro-batch");
+        is_here(&failure(Schedule::one_f_one_b(2, 0)), "at least one micro-batch");
+        is_here(&failure(Schedule::interleaved(2, 2, 5)), "equal rounds");
+        is_here(&failure(Schedule::new(vec![])), "at least one rank");
+        is_here(&failure(Schedule::from_csv("0F0,0X0")), "line 1, column 2");
+        // Within the pool's errors, the type of a closure's error is inferred: `Error` is made from no other one.
+        let around = || -> Result<usize, Error> {
+            let inferred = || Ok(Schedule::gpipe(2, pool.devices())?.micros());
+            let micros = inferred()?;
+            Ok(micros)
+        };
+        assert_eq!(around().unwrap(), 2);
 
         let mut forward = Pipeline::new(&pool, Schedule::gpipe(2, 2).unwrap().forward_only(), nothing).unwrap();
         is_here(&failure(forward.step(|_, m| Ok(m), |_, _, y| Ok((y, ())))), "no backward passes");
