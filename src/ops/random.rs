@@ -8,14 +8,14 @@
 
 use super::family::{Address, In, Out, address, kernels, wide};
 use crate::{
-    Device, DeviceBuffer, LaunchDims,
+    Device, DeviceBuffer, Kernel, LaunchDims,
     error::{Error, Result},
     kernel,
     kernel::{
         builtin::{Float, module},
         real::Real,
     },
-    memory::{AsView, AsViewMut},
+    memory::{AsView, AsViewMut, DeviceViewMut},
 };
 use std::{f64::consts::PI, ops::Range, panic::Location};
 
@@ -92,6 +92,12 @@ fn host_normal<T: Float>(_: LaunchDims, x: &mut [T], n: u64, seed: u64, offset: 
     }
 }
 
+/// What dropout makes of element `element` of a seed's sequence.
+fn dropped<T: Float>(x: &T, element: u64, seed: u64, threshold: u64, scale: T::Acc) -> T {
+    let drops = u64::from(word(element, seed)) < threshold;
+    T::narrow(if drops { T::Acc::of(0.0) } else { wide(x) * scale })
+}
+
 #[allow(clippy::too_many_arguments)]
 fn host_dropout<T: Float>(
     _: LaunchDims,
@@ -104,8 +110,7 @@ fn host_dropout<T: Float>(
     scale: T::Acc,
 ) {
     for (element, (y, x)) in (offset..).zip(y[..n as usize].iter_mut().zip(x)) {
-        let dropped = u64::from(word(element, seed)) < threshold;
-        *y = T::narrow(if dropped { T::Acc::of(0.0) } else { wide(x) * scale });
+        *y = dropped(x, element, seed, threshold, scale);
     }
 }
 
@@ -121,8 +126,7 @@ fn host_dropout_assign<T: Float>(
     scale: T::Acc,
 ) {
     for (element, x) in (offset..).zip(&mut x[..n as usize]) {
-        let dropped = u64::from(word(element, seed)) < threshold;
-        *x = T::narrow(if dropped { T::Acc::of(0.0) } else { wide(x) * scale });
+        *x = dropped(x, element, seed, threshold, scale);
     }
 }
 
@@ -137,6 +141,9 @@ kernels! { RANDOM;
     fn dropout(In<T>, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout::<T>;
     fn dropout_assign(Address, Out<T>, u64, u64, u64, u64, T::Acc) = "dropout", host_dropout_assign::<T>;
 }
+
+/// Uniform and normal numbers.
+type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::Acc)>;
 
 /// A thread for each block of words that `n` elements may touch.
 fn blocks(n: usize) -> LaunchDims {
@@ -208,12 +215,8 @@ impl Device {
         X: AsViewMut + ?Sized,
         X::Elem: Float,
     {
-        let x = x.view_mut();
-        let _here = self.worker.handle.enter("uniform", Location::caller());
-        let n = sequence("uniform", x.len(), offset)?;
-        let span = range.end - range.start;
-        // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(&uniform::<X::Elem>(), blocks(x.len()), (x, n, seed, offset, range.start, span)) }
+        let range = (range.start, range.end - range.start);
+        self.draw("uniform", &uniform::<X::Elem>(), x.view_mut(), range, (seed, offset))
     }
 
     /// Fills `x` with normal numbers of this mean and standard deviation, by the method of Box and Muller (1958). `f32`
@@ -246,11 +249,23 @@ impl Device {
         X: AsViewMut + ?Sized,
         X::Elem: Float,
     {
-        let x = x.view_mut();
-        let _here = self.worker.handle.enter("normal", Location::caller());
-        let n = sequence("normal", x.len(), offset)?;
+        self.draw("normal", &normal::<X::Elem>(), x.view_mut(), (mean, deviation), (seed, offset))
+    }
+
+    /// Fills `x` by a kernel with two parameters.
+    #[track_caller]
+    fn draw<T: Float>(
+        &self,
+        op: &'static str,
+        kernel: &Draw<T>,
+        x: DeviceViewMut<'_, T>,
+        (a, b): (T::Acc, T::Acc),
+        (seed, offset): (u64, u64),
+    ) -> Result<()> {
+        let _here = self.worker.handle.enter(op, Location::caller());
+        let n = sequence(op, x.len(), offset)?;
         // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(&normal::<X::Elem>(), blocks(x.len()), (x, n, seed, offset, mean, deviation)) }
+        unsafe { self.launch(kernel, blocks(x.len()), (x, n, seed, offset, a, b)) }
     }
 
     /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`

@@ -1,19 +1,16 @@
 //! A [`Timeline`] as an SVG picture. Users open it in a browser or put it into a page; it needs no other file.
 
 use super::{Span, Timeline, Work, diagram::count};
-use std::{fmt::Write, time::Duration};
+use std::{
+    fmt::{self, Write},
+    ops::RangeInclusive,
+    time::Duration,
+};
 
-/// Pixels.
-const LEFT: f64 = 72.0;
-const RIGHT: f64 = 24.0;
-const TOP: f64 = 64.0;
-const ROW: f64 = 30.0;
-const GAP: f64 = 6.0;
-const AXIS: f64 = 44.0;
-/// Of a letter of the labels in the boxes, which are 11 pixels high.
+/// Of a letter of the labels in the boxes, in pixels.
 const LETTER: f64 = 7.4;
-/// Of the time axis.
-const WIDTH: std::ops::RangeInclusive<f64> = 560.0..=3200.0;
+/// Of the time axis, in pixels.
+const WIDTH: RangeInclusive<f64> = 560.0..=3200.0;
 
 impl Timeline {
     /// Draws the timeline as an SVG document: a row for each rank, time from left to right, a box for each action.
@@ -32,26 +29,28 @@ impl Timeline {
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     pub fn to_svg(&self) -> String {
-        let scale = Scale::new(self);
-        let (width, rows) = (LEFT + scale.width + RIGHT, self.spans.len() as f64);
-        let bottom = TOP + rows * (ROW + GAP);
-        let height = bottom + AXIS;
-        let mut svg = String::new();
-        // Writing to a string cannot fail.
-        let _ = self.head(&mut svg, width, height);
-        let _ = scale.axis(&mut svg, bottom);
-        for (rank, spans) in self.spans.iter().enumerate() {
-            let _ = self.row(&mut svg, &scale, rank, spans);
-        }
-        svg.push_str("</svg>\n");
-        svg
-    }
-
-    /// Title and legend.
-    fn head(&self, svg: &mut String, width: f64, height: f64) -> std::fmt::Result {
         let ranks = count(self.spans.len(), "rank");
         let title = format!("{ranks}, {:?}, bubble {:.1} %", self.end, 100.0 * self.bubble);
-        open(svg, &title, width, height)?;
+        let chart = self.chart();
+        chart.picture(&title, self.spans.len(), |svg| {
+            self.legend(svg)?;
+            chart.axis(svg, self.spans.len())?;
+            self.spans.iter().enumerate().try_for_each(|(rank, spans)| self.row(svg, &chart, rank, spans))
+        })
+    }
+
+    /// Wide enough for the labels of the shortest boxes, within [`WIDTH`].
+    fn chart(&self) -> Chart {
+        let all = || self.spans.iter().flatten();
+        let letters = all().map(|span| span.action.to_string().len()).max().unwrap_or(0);
+        let lengths = all().map(|span| (span.end - span.start).as_secs_f64()).filter(|&length| length > 0.0);
+        let shortest = lengths.fold(f64::INFINITY, f64::min);
+        let wanted = LETTER * (letters + 1) as f64 * self.end.as_secs_f64() / shortest;
+        let width = wanted.clamp(*WIDTH.start(), *WIDTH.end());
+        Chart { left: 72.0, top: 64.0, row: 30.0, gap: 6.0, letter: LETTER, end: self.end, width }
+    }
+
+    fn legend(&self, svg: &mut String) -> fmt::Result {
         let mut x = 12.0;
         for work in [Work::Forward, Work::Backward, Work::BackwardInput, Work::BackwardWeights] {
             if self.spans.iter().flatten().any(|span| span.action.work == work) {
@@ -64,66 +63,57 @@ impl Timeline {
         Ok(())
     }
 
-    fn row(&self, svg: &mut String, scale: &Scale, rank: usize, spans: &[Span]) -> std::fmt::Result {
-        let y = TOP + rank as f64 * (ROW + GAP);
+    fn row(&self, svg: &mut String, chart: &Chart, rank: usize, spans: &[Span]) -> fmt::Result {
+        let (left, y, width, height) = (chart.left, chart.y(rank), chart.width, chart.row);
         let mut stages: Vec<usize> = spans.iter().map(|span| span.action.stage).collect();
         stages.sort_unstable();
         stages.dedup();
-        let middle = y + ROW / 2.0 + 4.0;
         let kept = self.in_flight.get(rank).copied().unwrap_or(0);
         writeln!(svg, "<text x=\"12\" y=\"{}\">rank {rank}</text>", y + 13.0)?;
         writeln!(svg, "<text x=\"12\" y=\"{}\" font-size=\"10\" fill=\"#666\">saves {kept}</text>", y + 26.0)?;
-        writeln!(svg, "<rect x=\"{LEFT}\" y=\"{y}\" width=\"{:.2}\" height=\"{ROW}\" fill=\"#f2f2f2\"/>", scale.width)?;
+        writeln!(svg, "<rect x=\"{left}\" y=\"{y}\" width=\"{width:.2}\" height=\"{height}\" fill=\"#f2f2f2\"/>")?;
         for Span { action, start, end } in spans {
-            let (x, width) = (scale.x(*start), scale.x(*end) - scale.x(*start));
+            let (x, width) = (chart.x(*start), chart.x(*end) - chart.x(*start));
             let chunk = stages.binary_search(&action.stage).unwrap_or(0) as f64 / stages.len() as f64;
             let (fill, opacity) = (color(action.work), 1.0 - 0.6 * chunk);
-            writeln!(
-                svg,
-                "<g><title>{action}: rank {rank}, {start:?} to {end:?}</title><rect x=\"{x:.2}\" y=\"{y}\" \
-                 width=\"{width:.2}\" height=\"{ROW}\" fill=\"{fill}\" fill-opacity=\"{opacity:.2}\" stroke=\"#fff\"/>"
-            )?;
-            let label = action.to_string();
-            if LETTER * label.len() as f64 <= width {
-                let x = x + width / 2.0;
-                writeln!(
-                    svg,
-                    "<text x=\"{x:.2}\" y=\"{middle}\" font-size=\"11\" text-anchor=\"middle\">{label}</text>"
-                )?;
-            }
-            svg.push_str("</g>\n");
+            let paint = format!("fill=\"{fill}\" fill-opacity=\"{opacity:.2}\"");
+            let title = format!("{action}: rank {rank}, {start:?} to {end:?}");
+            chart.bar(svg, (x, y, width), &title, &action.to_string(), &paint)?;
         }
         Ok(())
     }
 }
 
-/// The begin of a picture: its size and its title.
-pub(in crate::parallel) fn open(svg: &mut String, title: &str, width: f64, height: f64) -> std::fmt::Result {
-    writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
-         viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">"
-    )?;
-    writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>")?;
-    writeln!(svg, "<text x=\"12\" y=\"22\" font-size=\"14\">{title}</text>")
-}
-
-/// From times to pixels.
-pub(in crate::parallel) struct Scale {
+/// Rows of bars over time: where they lie, in pixels.
+pub(in crate::parallel) struct Chart {
     pub left: f64,
+    pub top: f64,
+    /// The height of a row.
+    pub row: f64,
+    /// Between two rows.
+    pub gap: f64,
+    /// The width of a letter of the labels in the bars, which are 11 pixels high.
+    pub letter: f64,
+    /// The end of the time axis.
     pub end: Duration,
+    /// Of the time axis.
     pub width: f64,
 }
 
-impl Scale {
-    /// Wide enough for the labels of the shortest boxes, within [`WIDTH`].
-    fn new(timeline: &Timeline) -> Self {
-        let all = || timeline.spans.iter().flatten();
-        let letters = all().map(|span| span.action.to_string().len()).max().unwrap_or(0);
-        let lengths = all().map(|span| (span.end - span.start).as_secs_f64()).filter(|&length| length > 0.0);
-        let shortest = lengths.fold(f64::INFINITY, f64::min);
-        let wanted = LETTER * (letters + 1) as f64 * timeline.end.as_secs_f64() / shortest;
-        Scale { left: LEFT, end: timeline.end, width: wanted.clamp(*WIDTH.start(), *WIDTH.end()) }
+impl Chart {
+    /// A picture with room for so many rows; `draw` draws the axis and the rows.
+    pub fn picture(&self, title: &str, rows: usize, draw: impl FnOnce(&mut String) -> fmt::Result) -> String {
+        let (width, height) = (self.left + self.width + 24.0, self.y(rows) + 44.0);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+             viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\" fill=\"#222\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+             <text x=\"12\" y=\"22\" font-size=\"14\">{title}</text>\n"
+        );
+        // Writing to a string cannot fail.
+        let _ = draw(&mut svg);
+        svg.push_str("</svg>\n");
+        svg
     }
 
     pub fn x(&self, time: Duration) -> f64 {
@@ -133,9 +123,36 @@ impl Scale {
         }
     }
 
-    /// A line with ticks at round times, at least 70 pixels from each other.
-    pub fn axis(&self, svg: &mut String, y: f64) -> std::fmt::Result {
-        let (left, right) = (self.left, self.left + self.width);
+    /// The top of a row.
+    pub fn y(&self, row: usize) -> f64 {
+        self.top + row as f64 * (self.row + self.gap)
+    }
+
+    /// A bar with a tooltip, and with its label where there is room.
+    pub fn bar(
+        &self,
+        svg: &mut String,
+        (x, y, width): (f64, f64, f64),
+        title: &str,
+        label: &str,
+        paint: &str,
+    ) -> fmt::Result {
+        let height = self.row;
+        writeln!(
+            svg,
+            "<g><title>{title}</title><rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{height}\" \
+             {paint} stroke=\"#fff\"/>"
+        )?;
+        if self.letter * label.len() as f64 <= width {
+            let (x, y) = (x + width / 2.0, y + height / 2.0 + 4.0);
+            writeln!(svg, "<text x=\"{x:.2}\" y=\"{y}\" font-size=\"11\" text-anchor=\"middle\">{label}</text>")?;
+        }
+        writeln!(svg, "</g>")
+    }
+
+    /// Below so many rows, a line with ticks at round times, at least 70 pixels from each other.
+    pub fn axis(&self, svg: &mut String, rows: usize) -> fmt::Result {
+        let (left, right, y) = (self.left, self.left + self.width, self.y(rows));
         writeln!(svg, "<path d=\"M{left} {y}H{right:.2}\" stroke=\"#888\"/>")?;
         let ticks = (self.width / 70.0).floor();
         let least = (self.end.as_nanos() as f64 / ticks).ceil() as u128;

@@ -45,7 +45,12 @@ impl<T: Float> LinearPart<T> {
 
     /// `x w`, without the bias.
     #[track_caller]
-    fn product(&self, dev: &Device, x: DeviceView<'_, T>, rows: usize) -> Result<DeviceBuffer<T>> {
+    fn product<X>(&self, op: &'static str, dev: &Device, x: &X, rows: usize) -> Result<DeviceBuffer<T>>
+    where
+        X: AsView<Elem = T> + ?Sized,
+    {
+        let x = x.view();
+        fits(op, "x", x.len(), (rows, self.inputs))?;
         if self.inputs == 0 {
             return dev.zeros(rows * self.outputs);
         }
@@ -60,16 +65,31 @@ impl<T: Float> LinearPart<T> {
         if y.is_empty() { Ok(()) } else { dev.bias_activation_assign(Activation::Identity, y, &self.bias) }
     }
 
-    /// `dy w^T`: of the gradient of `x`, what this part gives.
+    /// The views of `x` and `dy`, and `dy w^T`: of the gradient of `x`, what this part gives.
     #[track_caller]
-    fn input_gradient(&self, dev: &Device, dy: DeviceView<'_, T>, rows: usize) -> Result<DeviceBuffer<T>> {
+    #[allow(clippy::type_complexity)]
+    fn input_gradient<'v, X, D>(
+        &self,
+        op: &'static str,
+        dev: &Device,
+        (x, dy): (&'v X, &'v D),
+        rows: usize,
+    ) -> Result<(DeviceView<'v, T>, DeviceView<'v, T>, DeviceBuffer<T>)>
+    where
+        X: AsView<Elem = T> + ?Sized,
+        D: AsView<Elem = T> + ?Sized,
+    {
+        let (x, dy) = (x.view(), dy.view());
+        fits(op, "x", x.len(), (rows, self.inputs))?;
+        fits(op, "dy", dy.len(), (rows, self.outputs))?;
         if self.outputs == 0 {
-            return dev.zeros(rows * self.inputs);
+            return Ok((x, dy, dev.zeros(rows * self.inputs)?));
         }
         let mut dx = dev.allocate("linear", rows * self.inputs)?;
-        let (dy, w) = (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
-        dev.gemm(T::Acc::of(1.0), dy, w.t(), T::Acc::of(0.0), &mut dx)?;
-        Ok(dx)
+        let (gradient, w) =
+            (Matrix::new(&dy, rows, self.outputs)?, Matrix::new(&self.weight, self.inputs, self.outputs)?);
+        dev.gemm(T::Acc::of(1.0), gradient, w.t(), T::Acc::of(0.0), &mut dx)?;
+        Ok((x, dy, dx))
     }
 
     /// The gradients of weight and bias. `add`: they are added to what is there.
@@ -162,9 +182,7 @@ impl<T: Float + Element> ColumnLinear<T> {
     /// As [`new`](Self::new); also if the columns are not whole units.
     #[track_caller]
     pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
-        let outputs = bias.len();
-        let inputs = weight.len() / outputs.max(1);
-        fits("ColumnLinear::new", "weight", weight.len(), (inputs, outputs))?;
+        let (inputs, outputs) = whole_shape("ColumnLinear::new", weight, bias)?;
         let own = part_of(group, group.rank(), outputs, unit)?;
         let weight = columns(weight, outputs, own.clone());
         Ok(ColumnLinear { part: LinearPart::new(group.device(), &weight, &bias[own], inputs)? })
@@ -182,9 +200,7 @@ impl<T: Float + Element> ColumnLinear<T> {
         x: &X,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
-        let x = x.view();
-        fits("ColumnLinear::forward", "x", x.len(), (rows, self.part.inputs))?;
-        let mut y = self.part.product(group.device(), x, rows)?;
+        let mut y = self.part.product("ColumnLinear::forward", group.device(), x, rows)?;
         self.part.add_bias(group.device(), &mut y)?;
         Ok(y)
     }
@@ -210,7 +226,7 @@ impl<T: Float + Element> ColumnLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
-        let (x, dy, mut dx) = self.input_gradient("ColumnLinear::backward", group, (x, dy), rows)?;
+        let (x, dy, mut dx) = self.part.input_gradient("ColumnLinear::backward", group.device(), (x, dy), rows)?;
         beside(group, |group| group.all_reduce(&mut dx, ReduceOp::Sum))?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
         Ok(dx)
@@ -234,30 +250,10 @@ impl<T: Float + Element> ColumnLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
-        let (x, dy, dx) = self.input_gradient("ColumnLinear::backward_to_rows", group, (x, dy), rows)?;
+        let (x, dy, dx) = self.part.input_gradient("ColumnLinear::backward_to_rows", group.device(), (x, dy), rows)?;
         let part = beside(group, |group| scatter_rows(group, &dx, rows, self.part.inputs))?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
         Ok(part)
-    }
-
-    /// The views, and this member's share of the gradient of `x`.
-    #[track_caller]
-    #[allow(clippy::type_complexity)]
-    fn input_gradient<'v, X, D>(
-        &self,
-        op: &'static str,
-        group: &Group<'_>,
-        (x, dy): (&'v X, &'v D),
-        rows: usize,
-    ) -> Result<(DeviceView<'v, T>, DeviceView<'v, T>, DeviceBuffer<T>)>
-    where
-        X: AsView<Elem = T> + ?Sized,
-        D: AsView<Elem = T> + ?Sized,
-    {
-        let (x, dy) = (x.view(), dy.view());
-        fits(op, "x", x.len(), (rows, self.part.inputs))?;
-        fits(op, "dy", dy.len(), (rows, self.part.outputs))?;
-        Ok((x, dy, self.part.input_gradient(group.device(), dy, rows)?))
     }
 }
 
@@ -278,9 +274,7 @@ impl<T: Float + Element> RowLinear<T> {
     /// As [`new`](Self::new); also if the rows are not whole units.
     #[track_caller]
     pub fn in_units(group: &Group<'_>, weight: &[T], bias: &[T], unit: usize) -> Result<Self> {
-        let outputs = bias.len();
-        let inputs = weight.len() / outputs.max(1);
-        fits("RowLinear::new", "weight", weight.len(), (inputs, outputs))?;
+        let (inputs, outputs) = whole_shape("RowLinear::new", weight, bias)?;
         let Range { start, end } = part_of(group, group.rank(), inputs, unit)?;
         let weight = &weight[start * outputs..end * outputs];
         Ok(RowLinear { part: LinearPart::new(group.device(), weight, bias, end - start)? })
@@ -298,9 +292,7 @@ impl<T: Float + Element> RowLinear<T> {
         x: &X,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
-        let x = x.view();
-        fits("RowLinear::forward", "x", x.len(), (rows, self.part.inputs))?;
-        let mut y = self.part.product(group.device(), x, rows)?;
+        let mut y = self.part.product("RowLinear::forward", group.device(), x, rows)?;
         group.all_reduce(&mut y, ReduceOp::Sum)?;
         self.part.add_bias(group.device(), &mut y)?;
         Ok(y)
@@ -318,9 +310,7 @@ impl<T: Float + Element> RowLinear<T> {
         x: &X,
         rows: usize,
     ) -> Result<DeviceBuffer<T>> {
-        let x = x.view();
-        fits("RowLinear::forward_to_rows", "x", x.len(), (rows, self.part.inputs))?;
-        let y = self.part.product(group.device(), x, rows)?;
+        let y = self.part.product("RowLinear::forward_to_rows", group.device(), x, rows)?;
         let mut part = scatter_rows(group, &y, rows, self.part.outputs)?;
         self.part.add_bias(group.device(), &mut part)?;
         Ok(part)
@@ -344,10 +334,7 @@ impl<T: Float + Element> RowLinear<T> {
         X: AsView<Elem = T> + ?Sized,
         D: AsView<Elem = T> + ?Sized,
     {
-        let (x, dy) = (x.view(), dy.view());
-        fits("RowLinear::backward", "x", x.len(), (rows, self.part.inputs))?;
-        fits("RowLinear::backward", "dy", dy.len(), (rows, self.part.outputs))?;
-        let dx = self.part.input_gradient(group.device(), dy, rows)?;
+        let (x, dy, dx) = self.part.input_gradient("RowLinear::backward", group.device(), (x, dy), rows)?;
         self.part.weight_gradients(group, x, dy, rows, accumulate)?;
         Ok(dx)
     }
@@ -373,4 +360,12 @@ impl<T: Float + Element> RowLinear<T> {
         let dy = gather_rows(group, dy, rows, self.part.outputs)?;
         self.backward(group, x, &dy, rows, accumulate)
     }
+}
+
+/// Inputs and outputs of a whole layer. `Err` unless `weight` is rows as long as `bias`.
+#[track_caller]
+fn whole_shape<T>(op: &'static str, weight: &[T], bias: &[T]) -> Result<(usize, usize)> {
+    let (inputs, outputs) = (weight.len() / bias.len().max(1), bias.len());
+    fits(op, "weight", weight.len(), (inputs, outputs))?;
+    Ok((inputs, outputs))
 }
