@@ -115,7 +115,7 @@ pub(super) struct State<'env> {
     /// The devices, then the CPU, then the caller.
     places: Vec<Place>,
     /// Runners of the CPU that exist.
-    runners: usize,
+    pub runners: usize,
     /// Tasks that have not finished.
     left: usize,
     /// The last task of each stream that has submitted work: the end of that work.
@@ -336,11 +336,6 @@ impl<'env> Engine<'env> {
         let waiting = (cpu.running == 0 && !cpu.queue.is_empty()).then_some(cpu.started);
         state.is_starved |= waiting.is_some() && waiting == before;
         waiting
-    }
-
-    /// A runner of the CPU has found nothing to do, and ends.
-    pub fn leave(&self, state: &mut State<'env>) {
-        state.runners -= 1;
     }
 
     /// The caller has taken the content of a variable.

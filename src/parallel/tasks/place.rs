@@ -3,6 +3,10 @@
 //! A device thread starts the work of a task behind the work of the tasks that it depends on: their streams are waited
 //! for on the device, by events that were recorded when those tasks ended. So a copy does not wait for work that came
 //! after its source. The CPU and the caller wait for these events on the host.
+//!
+//! The threads of rayon may wait for this very call: the caller may be one of them, and others may have started scopes
+//! that wait for these devices. So a waiting caller runs the CPU's tasks where rayon does not. It calls no
+//! `rayon::yield_now`: that would run any job on this stack, also one that needs these devices.
 
 use super::{
     Failure, TaskPanicked,
@@ -146,7 +150,8 @@ impl<'env> Engine<'env> {
             let next = self.start(&mut state, self.cpu_place());
             match next {
                 Some(_) => state.is_starved = false,
-                None => self.leave(&mut state),
+                // It ends.
+                None => state.runners -= 1,
             }
             drop(state);
             self.tell(wake, scope);
