@@ -109,8 +109,8 @@ impl GpuPool {
     /// `&value` and writes what it gets by `&mut value`. A task starts when the tasks are over that it depends on, as
     /// if all tasks ran one after the other; tasks that do not depend on each other run at once.
     ///
-    /// Tasks of the CPU run on rayon's global pool of threads. While the caller waits it runs some of them itself: if it
-    /// is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
+    /// Tasks of the CPU run on rayon's global pool of threads. While the caller waits it runs some of them itself: if
+    /// it is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;

@@ -145,7 +145,7 @@ pub(super) struct Engine<'env> {
     in_order: bool,
     /// Most runners of the CPU.
     threads: usize,
-    /// The caller is a thread of rayon: maybe the only one that can run the CPU's tasks. So it runs them while it waits.
+    /// The caller is a thread of rayon, maybe the only one that can run the CPU's tasks: it runs them while it waits.
     helps: bool,
     pub cpu: Arc<CpuWork>,
 }
