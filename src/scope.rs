@@ -12,7 +12,7 @@ mod member;
 use crate::{
     Device, Shard,
     contain::{Contained, contain},
-    error::{Error, Result},
+    error::{Error, Result, Site},
     fabric::broadcast::Broadcasts,
     gang::{
         Alarm, Gang,
@@ -80,18 +80,18 @@ where
     R: Send,
     E: From<Error> + Send,
 {
-    run_beside(shared, members, f, tell, |_| {})
+    run_beside(shared, members, f, tell, |_| {}, Location::caller())
 }
 
 /// [`run`], while the calling thread runs `beside`. If a member's closure waits for `beside`, then `beside` must end
-/// that wait before it returns; it must not unwind.
-#[track_caller]
+/// that wait before it returns; it must not unwind. `site`: the place in the program that starts the scope.
 pub(crate) fn run_beside<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
     f: F,
     tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
     beside: impl FnOnce(&Watch<'_>),
+    site: Site,
 ) -> Result<Vec<R>, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E> + Sync,
@@ -101,21 +101,20 @@ where
     if on_device_thread() {
         return Err(Error::NestedScope { op: "run" }.into());
     }
-    let pool = shared.handles[0].pool;
-    if HELD.with_borrow(|held| held.contains(&pool)) {
-        let why = "a task, or the closure that gives out tasks, would wait for devices that wait for it";
-        return Err(Error::invalid("run", why).into());
-    }
     check_pid(shared)?;
-    let _pass = shared.gate.enter().ok_or(Error::Closed)?;
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
+    if is_held(shared, &all) {
+        let why = "a task, or the closure that gives out tasks, would wait for devices that wait for it";
+        return Err(Error::invalid_at(site, "run", why).into());
+    }
+    let _pass = shared.gate.enter().ok_or(Error::Closed)?;
     let queues: Vec<&Queue<Rc<Worker>>> = all.iter().map(|&device| &shared.queues[device]).collect();
     let wakers = match members {
         None => shared.wakers.clone(),
         Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
-    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).started_at(Location::caller());
+    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).started_at(site);
     let gang = Arc::new(if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang });
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
@@ -178,19 +177,27 @@ where
 
 thread_local! {
     /// The pools whose devices may wait for this thread.
-    static HELD: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static HELD: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs code for which the devices of a pool may wait: it cannot start a scope of that pool.
+/// Whether a GPU of one of these devices may wait for this thread. It may be the GPU of another pool's device.
+fn is_held(shared: &Shared, devices: &[usize]) -> bool {
+    HELD.with_borrow(|held| {
+        let mut waiting = held.iter().flat_map(|pool| &pool.gpu_order);
+        waiting.any(|waiting| devices.iter().any(|&device| waiting.is_on_gpu_of(&shared.gpu_order[device])))
+    })
+}
+
+/// Runs code for which the devices of a pool may wait: it cannot start a scope on their GPUs.
 #[cfg(feature = "tasks")]
-pub(crate) fn holding<R>(shared: &Shared, f: impl FnOnce() -> R) -> R {
+pub(crate) fn holding<R>(shared: &Arc<Shared>, f: impl FnOnce() -> R) -> R {
     struct Held;
     impl Drop for Held {
         fn drop(&mut self) {
             HELD.with_borrow_mut(Vec::pop);
         }
     }
-    HELD.with_borrow_mut(|held| held.push(shared.handles[0].pool));
+    HELD.with_borrow_mut(|held| held.push(shared.clone()));
     let _held = Held;
     f()
 }

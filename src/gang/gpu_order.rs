@@ -66,6 +66,11 @@ impl GpuOrder {
         gpu_order
     }
 
+    /// Whether both devices are on one physical GPU.
+    pub(crate) fn is_on_gpu_of(&self, other: &GpuOrder) -> bool {
+        Arc::ptr_eq(&self.gpu, &other.gpu)
+    }
+
     /// Issues a turn to an entry of this pool, under the dispatch lock: the number of entries that must have ended
     /// before this one runs.
     pub(crate) fn issue(&self, pool: u64) -> u64 {

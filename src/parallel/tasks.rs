@@ -34,7 +34,7 @@ use crate::{
 use engine::{Engine, Wake};
 use std::{
     fmt, mem,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind},
     sync::Arc,
 };
 
@@ -107,8 +107,10 @@ impl GpuPool {
     ///
     /// `f` runs on the calling thread, beside the tasks. A task is a closure with arguments: it reads what it gets by
     /// `&value` and writes what it gets by `&mut value`. A task starts when the tasks are over that it depends on, as
-    /// if all tasks ran one after the other; tasks that do not depend on each other run at once. Tasks of the CPU run
-    /// on rayon's global pool of threads.
+    /// if all tasks ran one after the other; tasks that do not depend on each other run at once.
+    ///
+    /// Tasks of the CPU run on rayon's global pool of threads. While the caller waits it runs some of them itself: if
+    /// it is a thread of rayon, or if that pool has started none for a while, since other work has all of its threads.
     ///
     /// ```
     /// # use gpu_pool::GpuPool;
@@ -138,7 +140,15 @@ impl GpuPool {
     /// one order on all devices: give each device a value of its own that these tasks write, such as the buffer itself.
     ///
     /// The call is a scope of all devices: other scopes of the pool wait until it is over. `f` and tasks cannot start
-    /// one.
+    /// one, nor a scope of another pool on these GPUs: that is [`Error::InvalidArgument`].
+    ///
+    /// # Threads of rayon
+    /// A thread of rayon may make this call, as in `jobs.par_iter().map(|job| pool.tasks(..))`. But a task of the CPU
+    /// that waits for a parallel iterator of its own lets rayon run any other job of its pool on this thread. If that
+    /// job uses these devices, it fails with [`Error::InvalidArgument`]. Let such tasks use another pool of threads:
+    /// [`tasks_in`](Self::tasks_in).
+    ///
+    /// The call returns when the pool of threads has had a free thread after the last task of the CPU.
     ///
     /// # Failures
     /// A task that returns an error or panics makes no value. Tasks that need the value do not run, and fail with the
@@ -154,9 +164,9 @@ impl GpuPool {
     /// If `f` panics: after the tasks that run have ended.
     #[track_caller]
     pub fn tasks<'env, R>(&self, f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>) -> Result<R> {
-        let threads = rayon::current_num_threads();
+        let (threads, site) = (rayon::current_num_threads(), Location::caller());
         let engine = Engine::new(&self.shared, threads);
-        rayon::in_place_scope(|scope| run(self, &engine, scope, f))
+        rayon::in_place_scope(|scope| run(self, &engine, scope, f, site))
     }
 
     /// [`tasks`](Self::tasks), with the tasks of the CPU on the caller's own pool of threads.
@@ -166,10 +176,10 @@ impl GpuPool {
     /// let pool = GpuPool::builder().host(1).build()?;
     /// let threads = rayon::ThreadPoolBuilder::new().num_threads(2).build().map_err(Error::custom)?;
     /// let found = pool.tasks_in(&threads, |t| {
-    ///     let index = t.cpu().run((), |()| Ok(rayon::current_thread_index()));
-    ///     t.get(&index)
+    ///     let sum = t.cpu().run((), |()| Ok((1..=100).sum::<u32>()));
+    ///     t.get(&sum)
     /// })?;
-    /// assert!(found.is_some_and(|index| index < 2));
+    /// assert_eq!(found, 5050);
     /// # Ok::<(), gpu_pool::Error>(())
     /// ```
     ///
@@ -181,17 +191,18 @@ impl GpuPool {
         threads: &rayon::ThreadPool,
         f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
     ) -> Result<R> {
+        let site = Location::caller();
         let engine = Engine::new(&self.shared, threads.current_num_threads());
-        threads.in_place_scope(|scope| run(self, &engine, scope, f))
+        threads.in_place_scope(|scope| run(self, &engine, scope, f, site))
     }
 }
 
-#[track_caller]
 fn run<'scope, 'env, R>(
     pool: &GpuPool,
     engine: &'scope Engine<'env>,
     scope: &rayon::Scope<'scope>,
     f: impl FnOnce(&Tasks<'_, 'env>) -> Result<R>,
+    site: Site,
 ) -> Result<R> {
     panics::note_places();
     let tell = |wake: Wake| engine.tell(wake, scope);
@@ -210,11 +221,11 @@ fn run<'scope, 'env, R>(
             Ok(Err(error)) => engine.end(Failure::new(error.clone())),
             Err(_) => engine.end(Failure::new(Error::custom("the closure that gives out the tasks panicked"))),
         }
-        engine.wait(watch, |state| state.is_idle().then_some(()));
+        engine.wait(watch, &tell, |state| state.is_idle().then_some(()));
         drop(registered);
         returned = Some(result);
     };
-    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside);
+    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, site);
     let (left, trace) = {
         let mut state = engine.lock();
         (state.graph.drain(), state.trace)

@@ -9,3 +9,4 @@ mod failures;
 mod order;
 #[cfg(feature = "blas")]
 mod perceptron;
+mod threads;

@@ -24,7 +24,11 @@ use crate::{
 use once_cell::sync::OnceCell;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use std::{collections::VecDeque, mem, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    sync::Arc,
+};
 
 /// The body of a task. It drops what it has captured before it returns.
 pub(super) type Job<'env> = Box<dyn FnOnce(Option<&Device>) -> Result<()> + Send + 'env>;
@@ -102,6 +106,8 @@ struct Place {
     /// Tasks that are ready; if the order is fixed, all tasks.
     queue: VecDeque<TaskId>,
     running: usize,
+    /// Number of tasks that have been started.
+    started: u64,
 }
 
 pub(super) struct State<'env> {
@@ -109,11 +115,13 @@ pub(super) struct State<'env> {
     /// The devices, then the CPU, then the caller.
     places: Vec<Place>,
     /// Runners of the CPU that exist.
-    runners: usize,
+    pub runners: usize,
     /// Tasks that have not finished.
     left: usize,
-    /// Number of tasks that have been started.
-    started: u64,
+    /// The last task of each stream that has submitted work: the end of that work.
+    ends: BTreeMap<(usize, Lane), Event>,
+    /// The pool of threads does not run the CPU's tasks, so the waiting caller does.
+    pub is_starved: bool,
     /// No task will be added.
     pub is_closed: bool,
     /// No task is started any more, for this reason.
@@ -137,6 +145,8 @@ pub(super) struct Engine<'env> {
     in_order: bool,
     /// Most runners of the CPU.
     threads: usize,
+    /// The caller is a thread of rayon, maybe the only one that can run the CPU's tasks: it runs them while it waits.
+    helps: bool,
     pub cpu: Arc<CpuWork>,
 }
 
@@ -148,7 +158,8 @@ impl<'env> Engine<'env> {
             places,
             runners: 0,
             left: 0,
-            started: 0,
+            ends: BTreeMap::new(),
+            is_starved: false,
             is_closed: false,
             ended: None,
             failures: Vec::new(),
@@ -163,6 +174,7 @@ impl<'env> Engine<'env> {
             gang: OnceCell::new(),
             in_order: shared.handles[0].stepped,
             threads,
+            helps: rayon::current_thread_index().is_some(),
             cpu: Arc::default(),
         }
     }
@@ -217,6 +229,9 @@ impl<'env> Engine<'env> {
                 state.runners += 1;
                 wake.runners += 1;
             }
+            if (self.helps || state.is_starved) && !wake.places.contains(&self.caller_place()) {
+                wake.places.push(self.caller_place());
+            }
         } else if !wake.places.contains(&place) {
             wake.places.push(place);
         }
@@ -230,7 +245,7 @@ impl<'env> Engine<'env> {
         let id = *state.places[place].queue.front().filter(|&&id| state.graph.is_ready(id))?;
         state.places[place].queue.pop_front();
         state.places[place].running += 1;
-        state.started += 1;
+        state.places[place].started += 1;
         let Task { job, lane, site, failure, known, traced, .. } = state.graph.payload(id);
         let (lane, site, traced) = (*lane, *site, *traced);
         let (job, mut failure, known) = (job.take(), failure.take(), known.take());
@@ -288,6 +303,9 @@ impl<'env> Engine<'env> {
         }
         let mut ready = SmallVec::<[(TaskId, usize); 8]>::new();
         let task = state.graph.finish(id, |id, task| ready.push((id, task.place)));
+        if let Some(event) = event {
+            state.ends.insert((task.place, task.lane), event);
+        }
         if let Some((trace, number)) = state.trace.zip(task.traced) {
             trace.finish(number, times, failure.is_some());
         }
@@ -306,9 +324,18 @@ impl<'env> Engine<'env> {
         drop(task.known);
     }
 
-    /// A runner of the CPU has found nothing to do, and ends.
-    pub fn leave(&self, state: &mut State<'env>) {
-        state.runners -= 1;
+    /// Takes a task of the CPU for the waiting caller, if it is to help.
+    pub fn help(&self, state: &mut State<'env>) -> Option<Started<'env>> {
+        if self.helps || state.is_starved { self.start(state, self.cpu_place()) } else { None }
+    }
+
+    /// A look at the CPU, some time after the last one, which has returned `before`: if a task was ready all the time
+    /// and none has run, the pool of threads has no thread for it.
+    pub fn look_at_cpu(&self, state: &mut State<'env>, before: Option<u64>) -> Option<u64> {
+        let cpu = &state.places[self.cpu_place()];
+        let waiting = (cpu.running == 0 && !cpu.queue.is_empty()).then_some(cpu.started);
+        state.is_starved |= waiting.is_some() && waiting == before;
+        waiting
     }
 
     /// The caller has taken the content of a variable.
@@ -322,7 +349,7 @@ impl<'env> Engine<'env> {
         if state.ended.is_none() {
             // Who has waited in vain has waited for a task that failed, if one has.
             let in_vain = matches!(failure.error(), Error::Deadlock { .. } | Error::Timeout { .. });
-            let failure = state.failures.first().filter(|_| in_vain).cloned().unwrap_or(failure);
+            let failure = state.unreported().filter(|_| in_vain).cloned().unwrap_or(failure);
             failure.note(&mut state.failures);
             state.ended = Some(failure);
             self.cpu.stop();
@@ -373,11 +400,12 @@ impl<'env> Engine<'env> {
             state.ended.is_some() || queue.front().is_none_or(|&id| !state.graph.is_ready(id))
         };
         let busy = (0..self.devices()).filter(|&place| state.places[place].running > 0).collect::<SmallVec<_>>();
+        let started = state.places.iter().map(|place| place.started).sum();
         let others = self.cpu_place()..=self.caller_place();
         let idle = |place: usize| state.places[place].running > 0 || waits(place);
         let quiet =
             (0..self.devices()).all(idle) && others.into_iter().all(|p| state.places[p].running == 0 && waits(p));
-        (quiet && !busy.is_empty()).then_some((busy, state.started))
+        (quiet && !busy.is_empty()).then_some((busy, started))
     }
 
     /// Whether a device runs a task.
@@ -396,11 +424,23 @@ impl State<'_> {
         (self.is_closed || self.ended.is_some()) && self.is_idle()
     }
 
-    /// Whether nothing runs, and nothing that was added waits for its turn.
+    /// Whether nothing runs, and nothing that was added waits for its turn. The caller's look does not count, since the
+    /// caller may wait within it.
     pub fn is_idle(&self) -> bool {
+        let Some((caller, others)) = self.places.split_last() else { return true };
         match self.ended {
-            Some(_) => self.places.iter().all(|place| place.running == 0),
-            None => self.left == 0,
+            Some(_) => others.iter().all(|place| place.running == 0),
+            None => self.left == caller.running,
         }
+    }
+
+    /// The first failure that the caller has not got.
+    pub fn unreported(&self) -> Option<&Failure> {
+        self.failures.iter().find(|failure| !failure.0.reported.is_raised())
+    }
+
+    /// The ends of the work of all tasks so far: for each stream the last one.
+    pub fn ends(&self) -> Vec<Event> {
+        self.ends.values().cloned().collect()
     }
 }

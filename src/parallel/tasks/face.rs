@@ -125,16 +125,17 @@ impl<'t, 'env> Tasks<'t, 'env> {
         self.engine.look(self.watch, self.tell, f)
     }
 
-    /// Waits until all tasks that were given out are over. A program that gives out tasks faster than they run can
-    /// limit their number by it.
+    /// Waits until all tasks that were given out are over, and the devices have completed what these tasks have put
+    /// into their streams. (Not what a task has put into a [stream of its own](Device::stream).) A program that gives
+    /// out tasks faster than they run can limit their number by it.
     ///
     /// # Errors
-    /// The first failure that the caller has not got yet.
+    /// The first failure that the caller has not got yet; else that of the devices' work.
     pub fn wait(&self) -> Result<()> {
-        self.engine.wait(self.watch, |state| state.is_idle().then_some(()));
-        let state = self.engine.lock();
-        let failure = state.failures.iter().find(|failure| !failure.0.reported.is_raised());
-        failure.map_or(Ok(()), |failure| Err(failure.clone().report()))
+        let ends = self.engine.wait(self.watch, self.tell, |state| state.is_idle().then(|| state.ends()));
+        let waited = self.engine.wait_for(&ends, false);
+        let failure = self.engine.lock().unreported().cloned();
+        failure.map_or(waited, |failure| Err(failure.report()))
     }
 
     /// Notes all later tasks in `trace`, with their times. Only the first call has an effect.

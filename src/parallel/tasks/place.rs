@@ -3,6 +3,10 @@
 //! A device thread starts the work of a task behind the work of the tasks that it depends on: their streams are waited
 //! for on the device, by events that were recorded when those tasks ended. So a copy does not wait for work that came
 //! after its source. The CPU and the caller wait for these events on the host.
+//!
+//! The threads of rayon may wait for this very call: the caller may be one of them, and others may have started scopes
+//! that wait for these devices. So a waiting caller runs the CPU's tasks where rayon does not. It calls no
+//! `rayon::yield_now`: that would run any job on this stack, also one that needs these devices.
 
 use super::{
     Failure, TaskPanicked,
@@ -15,23 +19,22 @@ use crate::{
     contain::contain,
     driver::host::{self, Attendee},
     error::{Error, Result},
-    gang::quiescence::Quiescence,
+    gang::{Gang, quiescence::Quiescence},
     panics,
     scope::{Watch, holding},
 };
 use once_cell::unsync::OnceCell;
 use rayon::Scope;
 use std::{
+    ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-/// How often a waiting caller looks whether the devices get on.
+/// How often a waiting caller looks whether the devices and the CPU get on.
 const TICK: Duration = Duration::from_millis(50);
-/// The same, for a caller that must help its pool of threads.
-const HELP: Duration = Duration::from_millis(1);
 
 /// A device's streams for copies, made when they are first needed.
 #[derive(Default)]
@@ -71,7 +74,7 @@ impl<'env> Engine<'env> {
             });
             finished = next.flatten().map(|task| self.on_device(dev, &lanes, task));
             if let Err(error) = gang.check() {
-                self.end(Failure::new(self.root(error)));
+                self.end(Failure::new(root(gang, error)));
             }
             if finished.is_none() {
                 return dev.check();
@@ -89,11 +92,6 @@ impl<'env> Engine<'env> {
         (next.is_some() || state.is_over() || state.ended.is_some()).then_some(next)
     }
 
-    /// The failure of a gang, as its caller sees it.
-    fn root(&self, error: Error) -> Error {
-        self.gang().cause().map_or(error, |(_, cause)| cause)
-    }
-
     fn on_device(&self, dev: &Device, lanes: &Lanes, task: Started<'env>) -> Finished {
         let Started { id, job, lane, failure, after, traced } = task;
         let Some(job) = job else { return Finished { id, failure, event: None, times: None } };
@@ -101,8 +99,8 @@ impl<'env> Engine<'env> {
             contain(|| drop(job));
             return Finished { id, failure, event: None, times: None };
         }
-        let mut event = None;
-        let mut times = None;
+        let gang = &dev.session.gang;
+        let (mut event, mut times) = (None, None);
         let run = || {
             let stream = lanes.stream(dev, lane)?;
             let on = stream.map(|stream| dev.on(stream));
@@ -114,21 +112,21 @@ impl<'env> Engine<'env> {
             }
             let began = traced.map(|trace| trace.begin_on(dev)).transpose()?;
             let before = dev.stream.submitted();
-            let done = job(Some(dev));
+            let done = panics::catch(dev.index(), || job(Some(dev))).and_then(|done| done);
             // Also after a failure: what has been submitted may use what it was given.
-            if dev.stream.submitted() != before && !self.gang().is_aborted() {
-                event = Some(dev.record()?);
-            }
-            times = began.map(|began| Times::on(began, dev)).transpose()?;
-            done
+            let recorded = (|| {
+                if dev.stream.submitted() != before && !gang.is_aborted() {
+                    event = Some(dev.record()?);
+                }
+                times = began.map(|began| Times::on(began, dev)).transpose()?;
+                Ok(())
+            })();
+            done.and(recorded)
         };
         let done = panics::catch(dev.index(), run).and_then(|done| done);
-        Finished { id, failure: done.err().map(|error| Failure::new(self.root_if_aborted(error))), event, times }
-    }
-
-    /// An abort's cause says more than the abort.
-    fn root_if_aborted(&self, error: Error) -> Error {
-        if matches!(error, Error::Aborted { .. }) { self.root(error) } else { error }
+        // An abort's cause says more than the abort.
+        let say = |error| if matches!(error, Error::Aborted { .. }) { root(gang, error) } else { error };
+        Finished { id, failure: done.err().map(|error| Failure::new(say(error))), event, times }
     }
 
     /// Wakes places, and starts runners of the CPU.
@@ -150,8 +148,10 @@ impl<'env> Engine<'env> {
                 self.finish(&mut state, finished, &mut wake);
             }
             let next = self.start(&mut state, self.cpu_place());
-            if next.is_none() {
-                self.leave(&mut state);
+            match next {
+                Some(_) => state.is_starved = false,
+                // It ends.
+                None => state.runners -= 1,
             }
             drop(state);
             self.tell(wake, scope);
@@ -183,7 +183,7 @@ impl<'env> Engine<'env> {
     }
 
     /// The calling host thread waits for the ends of tasks' work. `counted`: the thread runs a task of the CPU.
-    fn wait_for(&self, events: &[Event], counted: bool) -> Result<()> {
+    pub fn wait_for(&self, events: &[Event], counted: bool) -> Result<()> {
         let gang = self.gang();
         for event in events {
             let stop = || gang.is_aborted();
@@ -198,61 +198,83 @@ impl<'env> Engine<'env> {
                 self.cpu.more();
             }
             drop(waiting);
-            waited.map_err(|error| if gang.is_aborted() { self.root(error) } else { error })?;
+            waited.map_err(|error| if gang.is_aborted() { root(gang, error) } else { error })?;
         }
         // A collective that was given up leaves no result.
         gang.check_kernels(self.shared.deadline);
-        gang.check().map_err(|error| self.root(error))
+        gang.check().map_err(|error| root(gang, error))
     }
 
-    /// The caller waits until `poll` has an answer.
-    pub fn wait<T>(&self, watch: &Watch<'_>, mut poll: impl FnMut(&mut State<'env>) -> Option<T>) -> T {
-        let helps = rayon::current_thread_index().is_some();
-        let mut suspected = None;
+    /// The caller waits until `poll` has an answer. It never takes other jobs of rayon: they may need these devices.
+    pub fn wait<T>(
+        &self,
+        watch: &Watch<'_>,
+        tell: &dyn Fn(Wake),
+        mut poll: impl FnMut(&mut State<'env>) -> Option<T>,
+    ) -> T {
+        let (mut suspected, mut cpu) = (None, None);
+        let mut looked = Instant::now();
         loop {
-            let mut look = || poll(&mut self.lock());
-            if helps {
-                if let Some(answer) = look() {
-                    return answer;
+            let look = || {
+                let mut state = self.lock();
+                let answer = poll(&mut state).map(ControlFlow::Break);
+                answer.or_else(|| self.help(&mut state).map(ControlFlow::Continue))
+            };
+            match self.caller.wait_until(Some(TICK), look) {
+                Some(ControlFlow::Break(answer)) => return answer,
+                Some(ControlFlow::Continue(task)) => {
+                    let (finished, mut wake) = (self.on_cpu(task), Wake::default());
+                    self.finish(&mut self.lock(), finished, &mut wake);
+                    tell(wake);
+                    self.cpu.less();
                 }
-                // The calling thread may be the one that is to run the tasks of the CPU.
-                if rayon::yield_now() == Some(rayon::Yield::Executed) {
-                    continue;
-                }
+                None => {}
             }
-            if let Some(answer) = self.caller.wait_until(Some(if helps { HELP } else { TICK }), look) {
-                return answer;
+            if looked.elapsed() < TICK {
+                continue;
             }
+            looked = Instant::now();
+            cpu = self.look_at_cpu(&mut self.lock(), cpu);
             watch.look(self.has_work());
             watch.gang.check_kernels(self.shared.deadline);
             if watch.gang.is_aborted() {
-                let error = watch.gang.cause().map_or(Error::Closed, |(_, cause)| cause);
-                self.end(Failure::new(error));
+                self.end(Failure::new(root(watch.gang, Error::Closed)));
             }
             // Seen twice, so that a wait that is about to end is none.
             let stuck = self.stuck();
-            if let Some((device, started, failure)) = &stuck
-                && suspected == Some(*started)
+            if let (Some(now), Some(before)) = (&stuck, &suspected)
+                && now.seen == *before
             {
-                watch.gang.poison(*device, failure.error().clone());
+                watch.gang.poison(now.device, now.failure.error().clone());
             }
-            suspected = stuck.map(|(_, started, _)| started);
+            suspected = stuck.map(|stuck| stuck.seen);
         }
     }
 
     /// A device whose task waits for a peer that will not come, since a task has failed and nothing else runs or can
-    /// start; with the number of tasks that were started, and the failure.
-    fn stuck(&self) -> Option<(usize, u64, Failure)> {
+    /// start.
+    fn stuck(&self) -> Option<Stuck> {
         let (busy, started) = self.waits_only_for_devices()?;
-        let waits = |&device: &usize| Attendee::waits_for(&*self.shared.quiescence[device]).is_some();
-        let failure = self.lock().failures.first().cloned()?;
-        busy.iter().all(waits).then(|| (busy[0], started, failure))
+        let failure = {
+            let state = self.lock();
+            // A caller that has got its failure may go on without that task.
+            let failure = if state.ended.is_some() { state.failures.first() } else { state.unreported() };
+            failure.cloned()?
+        };
+        let mut seen = vec![started];
+        for &device in &busy {
+            let thread = &*self.shared.quiescence[device];
+            thread.waits_for()?;
+            // Asleep, with no message that it has not seen.
+            seen.extend([thread.blocked()?, thread.progress()]);
+        }
+        Some(Stuck { device: busy[0], seen, failure })
     }
 
     /// A look of the caller at a value: waits for its turn, and for the work of the tasks before it.
     pub fn look<R>(&self, watch: &Watch<'_>, tell: &dyn Fn(Wake), f: impl FnOnce() -> R) -> Result<R> {
         let place = self.caller_place();
-        let started = self.wait(watch, |state| {
+        let started = self.wait(watch, tell, |state| {
             let ended = state.ended.clone().map(Err);
             self.start(state, place).map(Ok).or(ended)
         });
@@ -270,7 +292,42 @@ impl<'env> Engine<'env> {
     }
 }
 
+/// A device that waits in vain, because of a failure.
+struct Stuck {
+    device: usize,
+    /// The number of started tasks, and what each busy device's thread has done. Unchanged if nothing goes on.
+    seen: Vec<u64>,
+    failure: Failure,
+}
+
+/// The failure of a gang, as its caller sees it.
+fn root(gang: &Gang, error: Error) -> Error {
+    gang.cause().map_or(error, |(_, cause)| cause)
+}
+
 /// The caller's thread, as software GPUs see it.
 pub(super) fn caller(engine: &Engine<'_>) -> Arc<Quiescence> {
     Quiescence::new(engine.caller.clone(), engine.shared.gpu_order[0].clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GpuPool;
+
+    /// A peer may fail before the caller has told the engine of its gang.
+    #[test]
+    fn a_peer_fails_at_once() {
+        let pool = GpuPool::builder().host(2).build().unwrap();
+        let engine = Engine::new(&pool.shared, 1);
+        let ran = rayon::in_place_scope(|scope| {
+            pool.run(|dev, _| {
+                dev.session.gang.poison(0, Error::custom("at once"));
+                engine.serve(dev, scope)
+            })
+        });
+        assert_eq!(ran.unwrap_err().to_string(), "at once");
+        let ended = engine.lock().ended.clone();
+        assert_eq!(ended.unwrap().error().to_string(), "at once");
+    }
 }

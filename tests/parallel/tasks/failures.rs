@@ -2,17 +2,17 @@
 
 use crate::{
     on_both,
-    support::{Gpus, failure, guarded, until},
+    support::{Gpus, failure, guarded, slow_add, until},
 };
 use gpu_pool::{
-    Error, GpuPool, ReduceOp, Result,
+    DeviceBuffer, Error, GpuPool, ReduceOp, Result,
     parallel::{TaskPanicked, Tasks},
     testing::{Explorer, FaultPlan},
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -118,16 +118,24 @@ on_both! {
     2: fn the_caller_panics(gpus) {
         let pool = gpus.pool(2);
         let ended = AtomicBool::new(false);
+        let (inside, unwinds) = (AtomicBool::new(false), AtomicBool::new(false));
+        struct Tell<'a>(&'a AtomicBool);
+        impl Drop for Tell<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, SeqCst);
+            }
+        }
         let panicked = catch_unwind(AssertUnwindSafe(|| pool.tasks(|t| -> Result<()> {
-            let inside = Arc::new(AtomicBool::new(false));
-            let (ended, tell) = (&ended, inside.clone());
-            let _ = t.gpu(0).run((), move |_, ()| {
-                tell.store(true, SeqCst);
+            let _ = t.gpu(0).run((), |_, ()| {
+                inside.store(true, SeqCst);
+                until("the caller unwinds", || unwinds.load(SeqCst))?;
+                // A call that does not wait would return meanwhile.
                 std::thread::sleep(Duration::from_millis(30));
                 ended.store(true, SeqCst);
                 Ok(())
             });
             until("the task runs", || inside.load(SeqCst))?;
+            let _tell = Tell(&unwinds);
             panic!("the caller's own")
         })));
         assert_eq!(*panicked.unwrap_err().downcast::<&str>().unwrap(), "the caller's own");
@@ -264,6 +272,93 @@ fn a_scope_of_the_same_pool() {
         })
         .unwrap();
         works(&pool);
+    });
+}
+
+/// A pool on the same GPUs would wait for them, too.
+#[test]
+fn a_scope_of_another_pool_on_these_gpus() {
+    guarded(|| {
+        let pool = Gpus::software().pool(2);
+        let other = pool.survivors().unwrap();
+        let refused = || {
+            let error = failure(other.run_on(&[1], |_, _| Ok(())));
+            assert!(matches!(error, Error::InvalidArgument { op: "run", .. }), "{error}");
+        };
+        pool.tasks(|t| {
+            refused();
+            let inner = t.cpu().run((), |()| {
+                refused();
+                Ok(())
+            });
+            t.get(&inner)
+        })
+        .unwrap();
+        works(&other);
+    });
+}
+
+/// Errors of the call itself name its place.
+#[test]
+fn the_place_of_the_call() {
+    guarded(|| {
+        let (pool, threads) =
+            (Gpus::software().pool(1), rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap());
+        let at = |result: Result<()>, line: u32| match failure(result) {
+            Error::InvalidArgument { site, .. } => {
+                assert_eq!((site.line(), site.file().ends_with("failures.rs")), (line, true), "{site}");
+            }
+            other => panic!("{other:?}"),
+        };
+        pool.tasks(|_| {
+            at(pool.tasks(|_| Ok(())), line!());
+            at(pool.tasks_in(&threads, |_| Ok(())), line!());
+            at(pool.run(|_, _| Ok(())).map(drop), line!());
+            Ok(())
+        })
+        .unwrap();
+    });
+}
+
+/// The caller has got a failure and goes on. It does not explain a later wait that has nothing to do with it.
+#[test]
+fn a_failure_that_was_reported_explains_nothing_later() {
+    guarded(|| {
+        let pool = Gpus::software().pool(2);
+        let error = failure(pool.tasks(|t| {
+            let bad = t.gpu(1).run((), |_, ()| Err::<(), _>(Error::custom("old")));
+            assert_eq!(failure(t.get(&bad)).to_string(), "old");
+            // The other device does not come.
+            let alone = t.gpu(0).run((), |dev, ()| dev.barrier());
+            t.get(&alone)
+        }));
+        assert!(matches!(error, Error::Deadlock { device: 0, .. }), "{error:?}");
+        works(&pool);
+    });
+}
+
+/// A task's own error, although the end of its work cannot be recorded either.
+#[test]
+fn an_error_is_not_replaced_by_a_later_one() {
+    guarded(|| {
+        let plan = "0:record:*:error".parse::<FaultPlan>().unwrap().paused();
+        let pool = Gpus::software().builder(2).faults(plan.clone()).build().unwrap();
+        for panics in [false, true] {
+            let found = Mutex::new(String::new());
+            let _ = pool.tasks(|t| {
+                let x = t.gpu(0).run((), |dev, ()| dev.zeros::<u32>(8));
+                let bad = t.gpu(0).run((x,), |dev, (mut x,): (DeviceBuffer<u32>,)| -> Result<()> {
+                    plan.resume();
+                    slow_add(dev, &mut x, 1, 0)?;
+                    if panics { panic!("its own") } else { Err(Error::custom("its own")) }
+                });
+                *found.lock().unwrap() = failure(t.get(&bad)).to_string();
+                plan.pause();
+                Ok(())
+            });
+            assert!(found.lock().unwrap().contains("its own"), "{found:?}");
+        }
+        assert!(!plan.fired().is_empty());
     });
 }
 
