@@ -73,7 +73,7 @@ impl Uses {
 /// they stand for.
 pub trait TaskArgs {
     /// The contents.
-    #[doc(hidden)]
+    /// What the library keeps of the arguments until the task runs.
     type Cells: TaskCells + Send;
     #[doc(hidden)]
     fn cells(self, uses: &mut Uses) -> Self::Cells;
@@ -89,7 +89,7 @@ pub trait TaskArgs {
 /// | `&[Value<T>]`, `Vec<&Value<T>>` | `Vec<&T>` | reads of several |
 pub trait TaskArg {
     /// The content.
-    #[doc(hidden)]
+    /// What the library keeps of the argument until the task runs.
     type Cell: TaskCell + Send;
     #[doc(hidden)]
     fn cell(self, uses: &mut Uses) -> Self::Cell;
