@@ -259,6 +259,78 @@ pub enum Error {
         /// The device.
         device: usize,
     },
+    /// A process of the cluster is lost: killed, stopped, or its connection broke. The cluster has ended, and every
+    /// process that is left gets this error. The pool still does work that needs no other process.
+    #[error("host {host} is lost, found in {op}: {why}")]
+    HostLost {
+        /// The number of the process.
+        host: usize,
+        /// The operation that found it.
+        op: &'static str,
+        /// What was seen.
+        why: String,
+    },
+    /// The processes called collectives, or began scopes, that do not match. No buffer was changed.
+    #[error(
+        "calls of several hosts do not match ({what}): device {} of host {} called {a_call} at {a_site}, device {} of \
+         host {} called {b_call} at {b_site}", .a.1, .a.0, .b.1, .b.0
+    )]
+    WorldMismatch {
+        /// The difference: "call", "group", "participation".
+        what: &'static str,
+        /// Host and device of one call.
+        a: (usize, usize),
+        /// The call.
+        a_call: String,
+        /// File, line and column in that host's program.
+        a_site: String,
+        /// Host and device of the other call.
+        b: (usize, usize),
+        /// The call.
+        b_call: String,
+        /// File, line and column in that host's program.
+        b_site: String,
+    },
+    /// Another process made no progress for the time of the deadline.
+    #[error("no progress of other hosts for {waited:?} in {op}; missing hosts: {missing:?}")]
+    HostTimeout {
+        /// The operation that waited.
+        op: String,
+        /// Time without progress.
+        waited: Duration,
+        /// The awaited processes. Never empty.
+        missing: Vec<usize>,
+    },
+    /// Another process has failed the scope.
+    #[error("aborted by {}host {host}: {cause}", device.map_or_else(String::new, |device| format!("device {device} of ")))]
+    AbortedByHost {
+        /// The process that failed first.
+        host: usize,
+        /// Its device that failed first; `None` if the failure was on no device.
+        device: Option<usize>,
+        /// The text of its error.
+        cause: String,
+    },
+    /// A cluster could not be made: its settings, its address, its secret, or a library that is not there.
+    #[error("cluster: {op}: {why}")]
+    Cluster {
+        /// The step: "environment", "connect", "transport", ..
+        op: &'static str,
+        /// What is wrong, and what to do about it.
+        why: String,
+    },
+    /// The library that moves data between processes has failed.
+    #[error("{library}: {op} failed: {why} ({code})")]
+    Transport {
+        /// "nccl", "mpi" or "shm".
+        library: &'static str,
+        /// Its function.
+        op: &'static str,
+        /// Its error code.
+        code: i32,
+        /// Its text.
+        why: String,
+    },
     /// Any other error of the driver.
     #[error("device {device}: {op} failed with {name} ({code}){detail}")]
     Driver {

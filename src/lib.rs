@@ -70,6 +70,9 @@
 //! | `insight` | yes | Memory snapshots as JSON ([`MemorySnapshot::to_json`]) and HTML ([`MemorySnapshot::to_html`]). |
 //! | `tasks` | yes | [`GpuPool::tasks`]: tasks on the CPU (by rayon) and on devices. |
 //! | `checkpoints` | yes | Checkpoints of [`parallel::DataParallel`], and of any model, in safetensors files. |
+//! | `cluster` | yes | Several processes, on one host or many: [`cluster`]. |
+//! | `nccl` | yes | Between processes by NCCL, which is opened at run time. |
+//! | `mpi` | no | Between processes by MPI, which is opened at run time. |
 //! | `nvrtc` | no | [`Module::cuda`]: CUDA C++ that is compiled when the pool is built. |
 //! | `topology-files` | no | [`Topology::from_file`]: machines from TOML files. |
 //!
@@ -83,6 +86,8 @@ mod contain;
 
 mod book;
 mod builder;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 mod collective;
 mod copy;
 mod device;

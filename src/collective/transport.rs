@@ -1,0 +1,240 @@
+//! What collectives need of other processes: their agreement ([`World`], [`WorldScope`]) and a way for bytes
+//! ([`Transport`]).
+//!
+//! `cluster` implements these traits; groups that span processes use them. This file knows neither sockets nor
+//! libraries.
+//!
+//! Words: a *host* is one process of the cluster, whatever machine it runs on, with its number. A *place* is a device
+//! of a host. A *rail* is what moves data between the devices of all hosts with one local index.
+//!
+//! Invariants (`research/cluster.md` C1, C2, C3):
+//!
+//! * Before a member arrives, all that it sends is staged. From the commit to the end of its messages it does not look
+//!   at its gang, which may fail meanwhile.
+//! * After the arrival only the hub decides whether a collective is committed.
+//! * Each process carries committed collectives out in the hub's order: [`Window`].
+
+use crate::{
+    driver::{Address, RawStream},
+    error::{Error, Result, Site},
+    fabric::types::{DType, ReduceOp},
+    memory::PinnedBuffer,
+};
+use std::{fmt, ops::Range, sync::Arc, time::Duration};
+
+/// A device of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Place {
+    /// The process.
+    pub host: usize,
+    /// The ordinal of the device in that process's pool.
+    pub device: usize,
+}
+
+/// The processes of a cluster, as one of them sees them.
+pub(crate) trait World: Send + Sync + fmt::Debug {
+    /// The number of this process.
+    fn host(&self) -> usize;
+
+    /// The number of devices of each process.
+    fn devices(&self) -> &[usize];
+
+    fn transport(&self) -> &Transport;
+
+    /// `Err` once a process is lost: nothing between processes works any more.
+    fn check(&self) -> Result<()>;
+
+    /// Begins a scope of all processes: the n-th of a name here belongs to the n-th of that name everywhere. With
+    /// `ordered` the call waits until all processes have announced it, and it returns in the hub's order of such
+    /// scopes; the scope must then enter the queues of its devices before the [`Window`] is dropped.
+    /// `progress` grows while the devices of the scope make progress.
+    fn begin(
+        &self,
+        name: &str,
+        ordered: bool,
+        deadline: Duration,
+        progress: Arc<dyn Fn() -> u64 + Send + Sync>,
+        site: Site,
+    ) -> Result<(Arc<dyn WorldScope>, Window)>;
+}
+
+/// One scope of all processes.
+pub(crate) trait WorldScope: Send + Sync {
+    /// Meets the other hosts of a group for one collective. All members of this host call it, after they have met
+    /// among themselves. It returns when the hub has committed the collective and it is this one's turn. No failure of
+    /// the gang and no deadline of this process ends the wait: the hub does.
+    ///
+    /// # Errors
+    /// [`Error::WorldMismatch`], [`Error::HostTimeout`], [`Error::AbortedByHost`], [`Error::HostLost`].
+    fn meet(&self, arrival: Arrival<'_>) -> Result<Commit>;
+
+    /// Tells all processes that this one has failed the scope. `device`: by its ordinal, if by one of its devices.
+    /// Collectives that are committed are carried out nevertheless.
+    fn fail(&self, device: Option<usize>, cause: &Error);
+
+    /// `tell` is called once, from a thread of the cluster, when another process fails the scope or is lost; at once
+    /// if that has happened already. It must not wait.
+    fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>);
+
+    /// Ends the scope: waits until all processes end it. An error of another process is an error here.
+    fn end(&self) -> Result<()>;
+}
+
+/// What a member tells when it arrives at a collective.
+pub(crate) struct Arrival<'a> {
+    /// The group's members, in the order of their ranks.
+    pub members: &'a [Place],
+    /// The number of the group's collective: 1, 2, ..
+    pub number: u64,
+    /// This member.
+    pub place: Place,
+    /// Operation, type, length: what all hosts must have alike.
+    pub call: &'a str,
+    pub site: Site,
+    /// Whether this member speaks for its host's members: the first one of them.
+    pub leads: bool,
+    /// Of the leader: a value for all hosts, at most [`MOST_NOTE`] bytes.
+    pub note: Vec<u8>,
+}
+
+/// The longest [`Arrival::note`].
+pub(crate) const MOST_NOTE: usize = 4096;
+
+/// A committed collective.
+pub(crate) struct Commit {
+    /// Its number in the cluster. It never repeats, and tells its messages from others.
+    pub number: u64,
+    /// The notes of the group's hosts, in ascending order of the hosts.
+    pub notes: Vec<Vec<u8>>,
+    pub window: Window,
+}
+
+/// The turn of a collective, or of a scope, in this process. The next one's turn comes when all members' windows are
+/// dropped: after the launch of what waits for other hosts.
+pub(crate) struct Window(Option<Box<dyn FnOnce() + Send>>);
+
+impl Window {
+    /// `close` is called when the window is dropped.
+    pub(crate) fn new(close: impl FnOnce() + Send + 'static) -> Window {
+        Window(Some(Box::new(close)))
+    }
+
+    /// For what needs no turn.
+    pub(crate) fn none() -> Window {
+        Window(None)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if let Some(close) = self.0.take() {
+            close();
+        }
+    }
+}
+
+/// How payload gets from process to process.
+#[derive(Clone)]
+pub(crate) enum Transport {
+    /// Bytes of the hosts' memory, such as MPI's.
+    Host(Arc<dyn HostTransport>),
+    /// The memory of devices, in the order of streams, such as NCCL's.
+    Device(Arc<dyn DeviceTransport>),
+    /// There is none. Each collective of several hosts is an error, which says what to install or to use.
+    None(Error),
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Transport::Host(transport) => f.write_str(transport.name()),
+            Transport::Device(transport) => f.write_str(transport.name()),
+            Transport::None(_) => f.write_str("none"),
+        }
+    }
+}
+
+/// Tells messages between two processes from each other. Messages with one tag between two processes stay in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tag {
+    /// [`Commit::number`].
+    pub number: u64,
+    /// Steps of one collective, on one rail: 0, 1, .. Less than 16.
+    pub phase: u32,
+    /// The rail. Less than 64.
+    pub rail: u32,
+}
+
+/// A message, with its memory. It belongs to the transport until it is done: the memory of messages that a lost process
+/// leaves unfinished is never freed.
+pub(crate) enum Message {
+    Send {
+        to: usize,
+        tag: Tag,
+        bytes: Arc<PinnedBuffer<u8>>,
+        range: Range<usize>,
+    },
+    /// Fills the first `len` bytes.
+    Receive {
+        from: usize,
+        tag: Tag,
+        into: PinnedBuffer<u8>,
+        len: usize,
+    },
+}
+
+/// Moves bytes of the hosts' memory.
+pub(crate) trait HostTransport: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    /// Carries out all these messages at once, and returns them in their order when all are done. Any number of
+    /// threads may call it at once, also for messages between the same processes, with different tags. Messages of any
+    /// length, also 0, and of a process to itself are allowed.
+    ///
+    /// `lost` is asked now and then: once it gives an error, the call ends with that error.
+    ///
+    /// # Errors
+    /// [`Error::Transport`], [`Error::HostLost`].
+    fn exchange(&self, messages: Vec<Message>, lost: &dyn Fn() -> Option<Error>) -> Result<Vec<Message>>;
+}
+
+/// Moves data between the devices of one rail, in the order of a stream.
+pub(crate) trait DeviceTransport: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. The context of
+    /// the device is current, and the caller holds the collective's [`Window`].
+    ///
+    /// # Safety
+    /// The memory is the device's, lives until the stream has passed the call, and nothing else touches it meanwhile.
+    /// All other hosts of the rail submit the same call.
+    ///
+    /// # Errors
+    /// [`Error::Transport`].
+    unsafe fn submit(&self, device: usize, stream: RawStream, call: &RailCall<'_>) -> Result<()>;
+
+    /// The error of a call that was submitted and has failed since, if any.
+    fn failed(&self, device: usize) -> Option<Error>;
+}
+
+/// A call on a rail. All but `Messages` are of all hosts of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RailCall<'a> {
+    /// In place.
+    AllReduce { at: Address, len: usize, dtype: DType, reduce: ReduceOp },
+    /// Part `h` of the sum of all sources goes to host `h`; a part has `len` elements.
+    ReduceScatter { source: Address, destination: Address, len: usize, dtype: DType, reduce: ReduceOp },
+    /// `bytes` of each host, in the order of hosts.
+    AllGather { source: Address, destination: Address, bytes: usize },
+    /// In place.
+    Broadcast { at: Address, bytes: usize, root: usize },
+    /// All at once.
+    Messages(&'a [RailMessage]),
+}
+
+/// A message between two devices of a rail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RailMessage {
+    Send { to: usize, at: Address, bytes: usize },
+    Receive { from: usize, at: Address, bytes: usize },
+}
