@@ -3,17 +3,19 @@
 //! A rail has one device of each host that has so many devices, so a host's number is not NCCL's rank.
 //! `cluster` makes one [`Nccl`] for a pool, connects its rails on the device threads, and closes it at the end.
 //!
-//! * **Connecting.** Each device thread connects its own rail, all at once: a rail waits for the same rail of the other
-//!   hosts, so rails in turns would wait for each other where hosts take turns differently; and NCCL takes the device
-//!   from the thread's context, which a group on one thread would have to switch between the calls.
-//! * **Submitting.** The call is polled until NCCL has launched it: an event that is recorded after the return is behind
-//!   the call, and the caller may close its launch window.
-//! * **Failing.** A thread watches for a lost host and for errors of the library. The first error aborts all rails, each
-//!   on a thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an abort may
-//!   hang (nccl#1777), so nobody waits for it without a limit. Each host must do so, since a rail that is aborted on one
-//!   host does not end on the others (pytorch#118692): the hub tells them.
+//! * **Connecting.** Each device thread connects its own rail, all at once: a rail waits for the same rail of the
+//!   other hosts, so rails in turns would wait for each other where hosts take turns differently; and NCCL takes the
+//!   device from the thread's context, which a group on one thread would have to switch between the calls.
+//! * **Submitting.** The call is polled until NCCL has launched it: an event that is recorded after the return is
+//!   behind the call, and the caller may close its launch window.
+//! * **Failing.** A thread watches for a lost host and for errors of the library. The first error aborts all rails,
+//!   each on a thread of its own: one after the other they would wait for each other's kernels (nccl#1013), and an
+//!   abort may hang (nccl#1777), so nobody waits for it without a limit. Each host must do so, since a rail that is
+//!   aborted on one host does not end on the others (pytorch#118692): the hub tells them.
 
 mod enqueue;
+#[cfg(test)]
+mod fake_tests;
 #[cfg(test)]
 mod gpu_tests;
 mod library;
@@ -25,7 +27,7 @@ pub(crate) use library::Library;
 pub(crate) use rail::Registered;
 
 use crate::{
-    collective::transport::{DeviceTransport, RailCall},
+    collective::transport::{DeviceTransport, RailCall, RailMessage},
     driver::{Address, DriverRef, RawStream, gate},
     error::{Error, Result},
     fabric::types::{DType, ReduceOp},
@@ -91,7 +93,10 @@ impl Nccl {
     /// # Errors
     /// [`Error::Cluster`] without a library that will do.
     pub(crate) fn new(host: usize, devices: &[usize], lost: Lost, patience: Duration) -> Result<Nccl> {
-        let library = Library::get()?;
+        Nccl::with(Library::get()?, host, devices, lost, patience)
+    }
+
+    fn with(library: &'static Library, host: usize, devices: &[usize], lost: Lost, patience: Duration) -> Result<Nccl> {
         let rails = Arc::new(Rails {
             library,
             host,
@@ -148,7 +153,7 @@ impl Nccl {
     /// register all their memory of collectives, or none does.
     ///
     /// # Safety
-    /// The memory is the device's, and stays mapped until [`deregister`](Self::deregister) or the end of this transport.
+    /// The memory is the device's, and stays mapped until [`deregister`](Self::deregister) or this transport's end.
     pub(crate) unsafe fn register(&self, device: usize, at: Address, bytes: usize) -> Result<Registered> {
         let rail = self.rails.rail("ncclCommRegister", device)?;
         let _blocking = gate::blocking();

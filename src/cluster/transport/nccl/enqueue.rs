@@ -1,12 +1,12 @@
 //! Calls of rails in NCCL's words.
 
 use super::{
+    RailCall, RailMessage,
     library::{Comm, code},
     operation::{self, Reduction},
     rail::{Rail, Until, pointer},
 };
 use crate::{
-    collective::transport::{RailCall, RailMessage},
     driver::RawStream,
     error::{Error, Result},
     fabric::types::{DType, ReduceOp},
@@ -17,7 +17,7 @@ impl Rail {
     /// Submits a call to the stream, and returns when it is launched.
     ///
     /// # Safety
-    /// As [`DeviceTransport::submit`](crate::collective::transport::DeviceTransport::submit).
+    /// As [`DeviceTransport::submit`](super::DeviceTransport::submit).
     pub(super) unsafe fn enqueue(&self, stream: RawStream, call: &RailCall<'_>, until: Until<'_>) -> Result<()> {
         let (f, stream) = (&self.library.f, pointer(stream.0));
         let byte = operation::dtype(DType::U8);

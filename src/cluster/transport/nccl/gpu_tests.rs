@@ -4,10 +4,7 @@
 //! `LD_LIBRARY_PATH=..nvidia/nccl/lib gpu_pool-<hash> nccl::gpu_tests --nocapture --test-threads=1`
 
 use super::*;
-use crate::{
-    collective::transport::RailMessage,
-    driver::{self, Driver},
-};
+use crate::driver::{self, Driver};
 use RailCall::*;
 use parking_lot::MutexGuard;
 use std::{
@@ -189,7 +186,7 @@ fn cuda_is_a_host() {
             assert!(nccl.close().is_err());
         }
         "alone" => {
-            let error = start(0, Duration::from_secs(3)).err().expect("nobody else comes");
+            let error = start(0, Duration::from_secs(3)).expect_err("nobody else comes");
             println!("{error} after {:?}", begin.elapsed());
             assert!(matches!(error, Error::Transport { library: "nccl", .. }), "{error:?}");
         }
@@ -199,7 +196,6 @@ fn cuda_is_a_host() {
     println!("done after {:?}", begin.elapsed());
 }
 
-/// Runs `f` for each device on a thread of its own.
 fn on_all(drivers: &[DriverRef], f: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let f = &f;
@@ -426,7 +422,9 @@ macro_rules! coded {
     };
 }
 
-fn codec(dtype: DType) -> (fn(f64) -> Vec<u8>, fn(&[u8]) -> f64) {
+type Codec = (fn(f64) -> Vec<u8>, fn(&[u8]) -> f64);
+
+fn codec(dtype: DType) -> Codec {
     coded! { dtype,
         F32 f32, |x| x as f32, f64::from;
         F64 f64, |x| x, f64::from;

@@ -1,7 +1,7 @@
 //! The library: where it is looked for, which version will do, its functions.
 //!
-//! The signatures are those of `nccl.h` from 2.19 to 2.32. Results are plain numbers here: a newer library may know more
-//! of them.
+//! The signatures are those of `nccl.h` from 2.19 to 2.32. Results are plain numbers here: a newer library may know
+//! more of them.
 
 use crate::error::{Error, Result};
 use once_cell::sync::OnceCell;
@@ -121,7 +121,7 @@ functions! {
 /// The loaded library. It stays loaded: its threads may outlive every communicator.
 pub(crate) struct Library {
     pub(super) f: Functions,
-    version: c_int,
+    pub(super) version: c_int,
 }
 
 impl Library {
@@ -181,8 +181,11 @@ impl Library {
 
 /// One of NCCL's own strings.
 fn text(at: *const c_char) -> String {
+    if at.is_null() {
+        return String::new();
+    }
     // SAFETY: NCCL's strings live as long as the library, and end with a zero.
-    if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_owned() }
+    unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_owned()
 }
 
 fn new_enough(name: &str, version: c_int) -> Result<()> {

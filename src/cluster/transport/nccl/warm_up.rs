@@ -5,9 +5,11 @@
 //! algorithm NCCL takes depends on the call and its size; small, middle and large calls reach those of one device per
 //! host (tree, ring, PAT).
 
-use super::rail::{Rail, Until};
+use super::{
+    RailCall, RailMessage,
+    rail::{Rail, Until},
+};
 use crate::{
-    collective::transport::{RailCall, RailMessage},
     driver::{Address, DriverResult, Fault, FaultKind, RawStream},
     error::{Error, Result},
     fabric::types::{DType, ReduceOp},
