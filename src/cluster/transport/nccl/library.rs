@@ -204,9 +204,9 @@ fn readable(version: c_int) -> String {
 
 fn missing(name: &str, error: &libloading::Error) -> Error {
     let why = format!(
-        "NCCL was not found ({error}). Install NCCL {} or newer (Debian and Ubuntu: libnccl2; PyPI: nvidia-nccl-cu12 or \
-         nvidia-nccl-cu13, with its nvidia/nccl/lib in LD_LIBRARY_PATH), or name the library in {VARIABLE}; it was \
-         looked for as {name}",
+        "NCCL was not found as {name} ({error}). Install NCCL {} or newer (Debian, Ubuntu: libnccl2; PyPI: \
+         nvidia-nccl-cu12 or nvidia-nccl-cu13, with its nvidia/nccl/lib in LD_LIBRARY_PATH), or name the library in \
+         {VARIABLE}",
         readable(OLDEST)
     );
     Error::Cluster { op: "transport", why }
@@ -274,9 +274,9 @@ mod tests {
             assert!(text.contains(name) && text.contains("is no NCCL"), "{text}");
         }
         // No library at all.
-        assert!(error(env!("CARGO_MANIFEST_DIR")).contains("NCCL was not found"));
-        assert!(error(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).contains("NCCL was not found"));
-        assert!(error("a\0b").contains("NCCL was not found"));
+        assert!(error(env!("CARGO_MANIFEST_DIR")).contains("NCCL was not found as"));
+        assert!(error(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).contains("NCCL was not found as"));
+        assert!(error("a\0b").contains("NCCL was not found as"));
     }
 
     /// Needs no GPU, but the library. `GPU_POOL_NCCL` or `LD_LIBRARY_PATH` may name one from PyPI.
