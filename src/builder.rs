@@ -26,6 +26,7 @@ use crate::{
         module::Module,
     },
     error::{Error, Result},
+    fabric::transport::World,
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     testing::FaultPlan,
@@ -98,6 +99,7 @@ pub struct Builder {
     faults: Option<FaultPlan>,
     /// Whether the plan starts only when the pool is built.
     faults_wait: bool,
+    world: Option<Arc<dyn World>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -369,6 +371,13 @@ impl Builder {
     #[track_caller]
     fn hardware(&self) -> Result<Vec<DriverRef>> {
         self.cuda_ordinals().map(|_| Vec::new())
+    }
+
+    /// The pool is this process's part of a cluster.
+    #[cfg_attr(not(any(test, feature = "cluster")), expect(dead_code, reason = "only clusters call it"))]
+    pub(crate) fn in_world(mut self, world: Arc<dyn World>) -> Self {
+        self.world = Some(world);
+        self
     }
 
     /// The faults to inject.

@@ -13,9 +13,9 @@ use crate::{
     Device, Shard,
     contain::{Contained, contain},
     error::{Error, Result, Site},
-    fabric::broadcast::Broadcasts,
+    fabric::{broadcast::Broadcasts, world_link::WorldLink},
     gang::{
-        Alarm, Gang,
+        Alarm, Gang, Outside,
         dispatch::{Order, Queue},
         job::{Body, Waiting},
     },
@@ -80,18 +80,37 @@ where
     R: Send,
     E: From<Error> + Send,
 {
-    run_beside(shared, members, f, tell, |_| {}, Location::caller())
+    run_beside(shared, members, f, tell, |_| {}, Begin::at(Location::caller()))
+}
+
+/// How a scope begins.
+#[derive(Clone, Copy)]
+pub(crate) struct Begin<'n> {
+    /// The place in the program that starts it.
+    site: Site,
+    /// The name that all processes give it: the devices begin it in the order in which those of other processes do.
+    name: Option<&'n str>,
+}
+
+impl<'n> Begin<'n> {
+    pub(crate) fn at(site: Site) -> Self {
+        Begin { site, name: None }
+    }
+
+    pub(crate) fn named(site: Site, name: &'n str) -> Self {
+        Begin { site, name: Some(name) }
+    }
 }
 
 /// [`run`], while the calling thread runs `beside`. If a member's closure waits for `beside`, then `beside` must end
-/// that wait before it returns; it must not unwind. `site`: the place in the program that starts the scope.
+/// that wait before it returns; it must not unwind.
 pub(crate) fn run_beside<F, R, E>(
     shared: &Arc<Shared>,
     members: Option<&[usize]>,
     f: F,
     tell: impl Fn(&E, &dyn Fn(Error) -> bool) -> bool + Sync,
     beside: impl FnOnce(&Watch<'_>),
-    site: Site,
+    begin: Begin<'_>,
 ) -> Result<Vec<R>, E>
 where
     F: Fn(&Device, Shard) -> Result<R, E> + Sync,
@@ -101,6 +120,7 @@ where
     if on_device_thread() {
         return Err(Error::NestedScope { op: "run" }.into());
     }
+    let site = begin.site;
     check_pid(shared)?;
     let all: Box<[usize]> = members.map_or_else(|| (0..shared.devices()).collect(), Into::into);
     if is_held(shared, &all) {
@@ -114,7 +134,9 @@ where
         Some(members) => members.iter().map(|&device| shared.wakers[device].clone()).collect(),
     };
     let alarm = shared.signals.get().map(|signals| signals.clone() as Arc<dyn Alarm>);
-    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).started_at(site);
+    let world = shared.world.as_ref().map(|world| WorldLink::new(world, shared.deadline, progress_of(shared, &all), site));
+    let outside = world.clone().map(|world| world as Arc<dyn Outside>);
+    let gang = Gang::new(all.clone(), wakers).with_alarm(alarm).with_outside(outside).started_at(site);
     let gang = Arc::new(if Broadcasts::are_for(gang.count()) { gang.with_broadcasts() } else { gang });
     let outcomes: Vec<CachePadded<Slot<R, E>>> = all.iter().map(|_| Mutex::new(None).into()).collect();
 
@@ -126,7 +148,7 @@ where
     let drained = Mutex::new(None);
 
     let body = |worker: &Rc<Worker>, rank: usize| {
-        let part = Part::of(&gang, rank);
+        let part = Part::of(&gang, world.as_ref(), rank);
         worker.handle.take_over(begun.as_deref());
         let outcome = member::run(worker, &part, &f, shard(shared, rank, members), &tell, &drained);
         *outcomes[rank].lock() = Some(outcome);
@@ -136,6 +158,10 @@ where
     };
     let body: &Body<'_, Rc<Worker>> = &body;
     let waiting = Waiting::new(body, all.len(), crate::sync::shim::Arc::new(EventCount::new()));
+    let window = match (&world, begin.name) {
+        (Some(world), Some(name)) => Some(world.begin(name, &gang)?),
+        _ => None,
+    };
     let entering = shared.entering.enter();
     ORDER.enter(&waiting.ticket(), &queues, |rank| {
         if rank == 0 {
@@ -143,11 +169,13 @@ where
         }
         shared.gpu_order[all[rank]].issue(handle.pool)
     });
-    drop(entering);
+    drop((entering, window));
     let watch = Watch::new(shared, &gang, &waiting);
     beside(&watch);
     let withdrawn = watch.wait();
     drop(waiting);
+    // All processes end the scope together: nobody goes on with half of it.
+    let ended_elsewhere = world.as_ref().map_or(Ok(()), |world| world.end());
     for from in ended {
         handle.take_over(from.into_inner().as_deref());
     }
@@ -167,6 +195,7 @@ where
     match (root, gang.cause()) {
         (Some(error), _) => Err(error),
         (None, Some((_, cause))) => Err(cause.into()),
+        (None, None) if ended_elsewhere.is_err() => Err(ended_elsewhere.expect_err("it is one").into()),
         (None, None) if withdrawn => Err(Error::Closed.into()),
         (None, None) => match shared.pinned.audit("scope end") {
             Ok(()) => Ok(results.into_iter().map(Contained::into_inner).collect()),
@@ -308,6 +337,12 @@ impl<'w> Watch<'w> {
 /// The progress of a gang's devices.
 fn progress(shared: &Shared, gang: &Gang) -> u64 {
     gang.members().iter().map(|&device| shared.gpu_order[device].progress.any()).sum()
+}
+
+/// The same, for other processes.
+fn progress_of(shared: &Shared, devices: &[usize]) -> Arc<dyn Fn() -> u64 + Send + Sync> {
+    let all: Vec<_> = devices.iter().map(|&device| shared.gpu_order[device].progress.clone()).collect();
+    Arc::new(move || all.iter().map(|progress| progress.any()).sum())
 }
 
 #[cfg(test)]

@@ -93,6 +93,7 @@ impl Builder {
             gate: Gate::new(),
             peers: OnceCell::new(),
             signals: OnceCell::new(),
+            world: self.world.clone(),
             tune: self.tune.unwrap_or_default(),
             tuned: OnceCell::new(),
             stages: Default::default(),

@@ -46,9 +46,21 @@ impl Group<'_> {
     /// Carries a collective out, or captures it. Asynchronous on the current stream.
     #[track_caller]
     pub(super) fn run(&self, request: Request) -> Result<()> {
+        if let Some(across) = &self.across {
+            return self.run_across(across, &request, false);
+        }
         match &self.dev.recording {
             Some(recording) => self.capture(recording, request),
             None => self.carry(&request, self.limits(), None),
+        }
+    }
+
+    /// Carries a collective out that leaves most of the device to other work. Not for captures.
+    #[track_caller]
+    pub(super) fn run_overlapped(&self, request: &Request) -> Result<()> {
+        match &self.across {
+            Some(across) => self.run_across(across, request, true),
+            None => self.carry(request, &self.limits().overlapping(), None),
         }
     }
 

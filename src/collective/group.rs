@@ -4,7 +4,10 @@
 use crate::{
     Device,
     error::{Error, Result},
-    fabric::{call::Origin, membership::Membership},
+    fabric::{
+        call::Origin,
+        membership::{Across, Membership},
+    },
     sync::CommitWord,
 };
 use smallvec::SmallVec;
@@ -16,6 +19,8 @@ use std::{rc::Rc, sync::Arc};
 /// Each member of the group makes it, with the same ranks in the same order; others need not know of it. A device may
 /// be in several groups and use them by turns. Collectives of one device are matched in the order of its calls: members
 /// that call two groups that they share in different orders get [`Error::Mismatch`](crate::Error::Mismatch).
+///
+/// The members may be devices of several processes: [`Device::world`](crate::Device::world) is the group of all.
 ///
 /// ```
 /// # use gpu_pool::{GpuPool, ReduceOp};
@@ -36,13 +41,18 @@ pub struct Group<'d> {
     pub(super) dev: &'d Device,
     pub(super) membership: Rc<Membership>,
     pub(super) rank: usize,
+    /// None for a group of one process. Else `membership` has the members of this process.
+    pub(super) across: Option<Rc<Across>>,
 }
 
 crate::sync::device_thread_only! { ['d] Group<'d> }
 
 impl std::fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Group {:?}, rank {}", self.ranks(), self.rank)
+        match &self.across {
+            None => write!(f, "Group {:?}, rank {}", self.ranks(), self.rank),
+            Some(across) => write!(f, "Group {:?}, rank {}", across.places, self.rank),
+        }
     }
 }
 
@@ -64,7 +74,7 @@ impl Device {
         let Some(rank) = ranks.iter().position(|&rank| rank == me) else {
             return Err(Error::invalid("group", format_args!("rank {me}, which asks, is not in {ranks:?}")));
         };
-        Ok(Group { dev: self, membership: self.membership(ranks), rank })
+        Ok(Group { dev: self, membership: self.membership(ranks), rank, across: None })
     }
 
     /// The group of the devices with these ordinals in the pool, ranked in this order, this one among them; none unless
@@ -74,18 +84,18 @@ impl Device {
         let rank_of = |ordinal: &usize| members.iter().position(|member| member == ordinal);
         let ranks: SmallVec<[usize; 8]> = ordinals.iter().map(rank_of).collect::<Option<_>>()?;
         let rank = ranks.iter().position(|&rank| rank == self.rank())?;
-        Some(Group { dev: self, membership: self.membership(&ranks), rank })
+        Some(Group { dev: self, membership: self.membership(&ranks), rank, across: None })
     }
 
     /// All members.
     pub(crate) fn everyone(&self) -> Group<'_> {
         let membership = self.session.groups.everyone();
         let membership = membership.unwrap_or_else(|| self.membership(&(0..self.count()).collect::<Vec<_>>()));
-        Group { dev: self, membership, rank: self.rank() }
+        Group { dev: self, membership, rank: self.rank(), across: None }
     }
 
     /// The group of these ranks.
-    fn membership(&self, ranks: &[usize]) -> Rc<Membership> {
+    pub(super) fn membership(&self, ranks: &[usize]) -> Rc<Membership> {
         let are_direct = |ordinals: &[usize]| self.worker.shared.are_direct(ordinals);
         self.session.groups.look_up(&self.session.gang, ranks, are_direct)
     }
@@ -99,7 +109,7 @@ impl<'d> Group<'d> {
 
     /// How many members the group has.
     pub fn count(&self) -> usize {
-        self.membership.ranks.len()
+        self.across.as_ref().map_or(self.membership.ranks.len(), |across| across.places.len())
     }
 
     /// The device, on the stream that the group's collectives run on.

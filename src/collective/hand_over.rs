@@ -86,6 +86,10 @@ impl Group<'_> {
         let _here = self.dev.worker.handle.enter(op, site);
         let call = Call::at(op, site).of_type::<T>();
         self.check_peer(&call, to)?;
+        if let Some(across) = &self.across {
+            let here = self.here_with(across, &call, to)?;
+            return here.0.give_as((op, site), label, value, here.1);
+        }
         self.post(call, to, label, Contents::Value(Contained::new(Box::new(value))))
     }
 
@@ -93,6 +97,11 @@ impl Group<'_> {
     pub(crate) fn take_as<T: Send + 'static>(&self, (op, site): LastCall, label: Label, from: usize) -> Result<T> {
         let _here = self.dev.worker.handle.enter(op, site);
         let call = Call::at(op, site).of_type::<T>();
+        if let Some(across) = &self.across {
+            self.check_peer(&call, from)?;
+            let here = self.here_with(across, &call, from)?;
+            return here.0.take_as((op, site), label, here.1);
+        }
         let parcel = self.receive_parcel(&call, from, label)?;
         let Contents::Value(value) = parcel.contents else { unreachable!("values are not messages") };
         match value.into_inner().downcast() {

@@ -77,7 +77,7 @@ pub(crate) fn counting(meet: DeviceBarrier) -> (Entry, Arguments) {
 }
 
 /// `n` elements in the host's memory, folded by the calling thread: the bits are the kernels'. `factors` are those of
-/// all sources where `op` is `Scaled`, else none.
+/// all sources where `op` is `Scaled`, else none. `Avg` divides by `members`: each source may be the sum of several.
 ///
 /// # Safety
 /// All parts have so many elements and are aligned for them; nobody writes the sources meanwhile, nor touches the
@@ -89,12 +89,13 @@ pub(crate) unsafe fn fold_on_host(
     sources: &[*mut u8],
     destination: *mut u8,
     factors: &[f64],
+    members: usize,
 ) {
     macro_rules! fold {
         ($($D:ident $T:ty),+) => {
             // SAFETY: the promise of the caller.
             unsafe { match dtype {
-                $(DType::$D => host_kernels::on_host::<$T>(n, code(op), sources, destination, factors),)+
+                $(DType::$D => host_kernels::on_host::<$T>(n, code(op), sources, destination, factors, members),)+
             } }
         };
     }

@@ -256,6 +256,9 @@ collectives! {
     fn barrier(&self) -> Result<()> {
         let _here = self.dev.worker.handle.enter("barrier", Location::caller());
         let call = Call::new("barrier");
+        if let Some(across) = &self.across {
+            return self.barrier_across(across, &call);
+        }
         let Some(members) = self.membership.packed else { return self.meet(call, Payload::Nothing, false).map(drop) };
         self.dev.not_in_graph(call.op)?;
         self.dev.worker.handle.progress.advance();
@@ -287,12 +290,22 @@ impl Group<'_> {
     pub(crate) fn exchange_from<T: Clone + Send + Sync + 'static>(&self, origin: Origin, value: T) -> Result<Vec<T>> {
         let _here = self.dev.worker.handle.enter("exchange", Location::caller());
         let call = Call::new("exchange").of_type::<T>().from(origin);
+        if self.across.is_some() {
+            return Err(no_value(&call));
+        }
         let all = self.meet(call, Payload::Value(Contained::new(Box::new(value))), false)?;
         Ok(all.iter().map(|descriptor| value_of(descriptor)).collect())
     }
 }
 
-fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
+/// The error for a value of any type that would have to go to another process.
+pub(super) fn no_value(call: &Call) -> Error {
+    let of = call.of.map_or("the value", |(_, of)| of);
+    let why = format_args!("{of} cannot go to another process: `exchange_serde` takes values that serde can write");
+    Error::invalid_at(call.site, call.op, why)
+}
+
+pub(super) fn value_of<T: Clone + 'static>(descriptor: &Descriptor) -> T {
     match &descriptor.payload {
         Payload::Value(value) => value.downcast_ref::<T>().cloned().expect("the meeting compared the types"),
         _ => unreachable!("the meeting compared the operations"),

@@ -10,7 +10,7 @@
 //! * [`barrier`] has what kernels need that wait for each other on the devices. [`kernels`] has their arguments and the
 //!   kernels of software GPUs, and [`launch`] launches them.
 //!
-//! [`transport`] is what `cluster` does for groups that span processes.
+//! [`world`] has the groups that span processes. [`transport`] is what `cluster` does for them.
 //!
 //! [`replay`] puts collectives into graphs, and runs them from there.
 
@@ -33,7 +33,8 @@ mod point;
 pub(crate) mod replay;
 mod request;
 mod scratch;
-#[allow(dead_code, reason = "the first users are on their way")]
-pub(crate) mod transport;
+pub(crate) mod world;
+
+pub(crate) use crate::fabric::transport;
 
 pub use group::Group;

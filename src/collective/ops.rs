@@ -121,7 +121,7 @@ impl Group<'_> {
         x: DeviceViewMut<'_, T>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.carry(&all_reduce(origin, x, op), &self.limits().overlapping(), None)
+        self.run_overlapped(&all_reduce(origin, x, op))
     }
 
     /// [`reduce_scatter_in_place`](Self::reduce_scatter_in_place) with parts of these lengths, of a caller that all
@@ -140,7 +140,7 @@ impl Group<'_> {
         let call = Call::new(name).elements(T::DTYPE, x.len()).counts(counts).from(origin);
         let request = in_place(call, Some(op), shape, x);
         match overlapped {
-            true => self.carry(&request, &self.limits().overlapping(), None),
+            true => self.run_overlapped(&request),
             false => self.run(request),
         }
     }

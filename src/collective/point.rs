@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Result},
     fabric::{
         call::Call,
+        descriptor::Area,
         parcels::{Contents, Label, Parcel},
         types::Element,
     },
@@ -82,6 +83,12 @@ collectives! {
         let call = Call::new("send_owned").elements(T::DTYPE, buffer.len());
         self.check_peer(&call, to)?;
         self.check_own("send_owned", &buffer)?;
+        if let Some(across) = &self.across {
+            return match across.here_of(to) {
+                Some(at) => self.here().send_owned(buffer, at),
+                None => self.send_across(across, &call, &area(bytes(buffer.view())), to),
+            };
+        }
         let bytes = buffer.len() * size_of::<T>();
         self.post(call, to, Label::Message, Contents::Elements(DeviceBuffer::new(buffer.block, bytes)))
     }
@@ -111,6 +118,16 @@ collectives! {
         let dev = self.dev;
         let _here = dev.worker.handle.enter("recv_any", Location::caller());
         let call = Call::new("recv_any").elements(T::DTYPE, 0);
+        if let Some(across) = &self.across {
+            self.check_peer(&call, from)?;
+            if let Some(at) = across.here_of(from) {
+                return self.here().recv_any(at);
+            }
+            let arrived = self.receive_across(across, &call, from, None)?;
+            let here = dev.allocate::<T>("recv_any", arrived.len() / size_of::<T>())?;
+            self.take_in(across, &call, &arrived, &area(bytes(here.view())))?;
+            return Ok(here);
+        }
         let (sent, there) = self.message(&call, from)?;
         if sent.dtype != call.dtype {
             return Err(self.differs("dtype", &call, from, &sent));
@@ -131,6 +148,12 @@ impl Group<'_> {
         let _here = dev.worker.handle.enter("send", Location::caller());
         let call = Call::new("send").elements(T::DTYPE, src.len());
         self.check_peer(&call, to)?;
+        if let Some(across) = &self.across {
+            return match across.here_of(to) {
+                Some(at) => self.here().send_view(src, at),
+                None => self.send_across(across, &call, &area(bytes(src)), to),
+            };
+        }
         let mut contents = dev.allocate::<u8>("send", src.bytes().len())?;
         // In order also for a program that orders its streams itself: it does not know of the parcel's memory.
         dev.in_order().copy(&bytes(src), &mut contents)?;
@@ -141,6 +164,15 @@ impl Group<'_> {
     fn recv_view<T: Element>(&self, dst: DeviceViewMut<'_, T>, from: usize) -> Result<()> {
         let _here = self.dev.worker.handle.enter("recv", Location::caller());
         let call = Call::new("recv").elements(T::DTYPE, dst.len());
+        if let Some(across) = &self.across {
+            self.check_peer(&call, from)?;
+            if let Some(at) = across.here_of(from) {
+                return self.here().recv_view(dst, at);
+            }
+            let arrived = self.receive_across(across, &call, from, Some(dst.bytes().len()))?;
+            let to = bytes_mut(dst);
+            return self.take_in(across, &call, &arrived, &Area { block: to.block.clone(), address: to.address, bytes: to.bytes() });
+        }
         let (sent, there) = self.message(&call, from)?;
         if let Some(what) = call.differs_in_elements(&sent) {
             return Err(self.differs(what, &call, from, &sent));
@@ -178,6 +210,10 @@ impl Group<'_> {
         }
         Ok(())
     }
+}
+
+fn area(view: DeviceView<'_, u8>) -> Area {
+    Area { block: view.block.clone(), address: view.address, bytes: view.bytes() }
 }
 
 fn bytes<T: Element>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {

@@ -4,10 +4,11 @@
 //!
 //! Invariant: all members of a group count its committed calls alike. A call that did not match is not counted.
 
-use super::layout::DeviceBarrier;
+use super::{layout::DeviceBarrier, transport::Place};
 use crate::{gang::Gang, sync::CommitWord};
 use std::{
     cell::{Cell, OnceCell, RefCell},
+    collections::HashMap,
     rc::Rc,
     sync::Arc,
 };
@@ -28,17 +29,68 @@ pub(crate) struct Membership {
     pub(crate) calls: Cell<u64>,
 }
 
+/// A group of devices of several processes, as one member knows it.
+pub(crate) struct Across {
+    /// The members, by rank.
+    pub(crate) places: Arc<[Place]>,
+    /// The processes with members, in ascending order.
+    pub(crate) hosts: Box<[HostMembers]>,
+    /// Which of `hosts` this process is.
+    pub(crate) me: usize,
+    /// Which of this process's members this device is.
+    pub(crate) here: usize,
+    /// The members of this process, in the order of their ranks.
+    pub(crate) local: Rc<Membership>,
+    /// Number of meetings.
+    pub(crate) calls: Cell<u64>,
+}
+
+impl Across {
+    /// The rank of a member among those of this process, if it is one.
+    pub(crate) fn here_of(&self, rank: usize) -> Option<usize> {
+        self.hosts[self.me].ranks.iter().position(|&at| at == rank)
+    }
+}
+
+/// The members of one process.
+pub(crate) struct HostMembers {
+    pub(crate) host: usize,
+    /// Their ranks in the group, ascending.
+    pub(crate) ranks: Box<[usize]>,
+}
+
 /// The groups of a device in one scope.
 #[derive(Default)]
 pub(crate) struct Groups {
     everyone: OnceCell<Rc<Membership>>,
     others: RefCell<Vec<Rc<Membership>>>,
+    across: RefCell<Vec<Rc<Across>>>,
+    /// Messages of each queue between processes so far.
+    messages: RefCell<HashMap<u64, u64>>,
 }
 
 impl Groups {
     /// The group of all members, if it was looked up before.
     pub(crate) fn everyone(&self) -> Option<Rc<Membership>> {
         self.everyone.get().cloned()
+    }
+
+    /// The group of these devices of several processes, made when it is first asked for.
+    pub(crate) fn look_up_across(&self, places: &[Place], make: impl FnOnce() -> Across) -> Rc<Across> {
+        if let Some(known) = self.across.borrow().iter().find(|known| *known.places == *places) {
+            return known.clone();
+        }
+        let new = Rc::new(make());
+        self.across.borrow_mut().push(new.clone());
+        new
+    }
+
+    /// The number of the next message of a queue.
+    pub(crate) fn next_message(&self, queue: u64) -> u64 {
+        let mut messages = self.messages.borrow_mut();
+        let number = messages.entry(queue).or_default();
+        *number += 1;
+        *number
     }
 
     /// The group of these ranks of the gang. `are_direct` says whether devices with these ordinals have access to each

@@ -9,6 +9,7 @@
 //! * What a member does: [`types`], [`plan`], [`packets`], [`staging`], [`tiling`], [`limits`].
 //! * What kernels wait on: [`signal_pad`], with its [`layout`]. What a thread remembers of its launches: [`spinning`],
 //!   [`in_flight`]. [`membership`]: the groups that a device is in.
+//! * Other processes: [`transport`], the traits; [`world_link`], a gang's part in a scope of all processes.
 
 pub(crate) mod broadcast;
 pub(crate) mod call;
@@ -27,4 +28,6 @@ pub(crate) mod site_id;
 pub(crate) mod spinning;
 pub(crate) mod staging;
 pub(crate) mod tiling;
+pub(crate) mod transport;
 pub(crate) mod types;
+pub(crate) mod world_link;

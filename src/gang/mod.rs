@@ -49,9 +49,16 @@ pub trait Alarm: Send + Sync {
     fn given_up(&self, members: &[usize], place: u64) -> Option<(usize, usize)>;
 }
 
+/// Other processes that run the same scope: they learn of a failure here.
+pub trait Outside: Send + Sync {
+    /// The gang has failed: first the device with this ordinal. Called once. It must not wait.
+    fn failed(&self, by: usize, cause: &Error);
+}
+
 /// The members of one scope. Shared by all of them and by the caller.
 pub struct Gang {
     alarm: Option<std::sync::Arc<dyn Alarm>>,
+    outside: Option<std::sync::Arc<dyn Outside>>,
     /// The gang's place in the process's order of gangs. Its messages carry it.
     place: Sequence,
     /// The members' ordinals in the pool, by rank.
@@ -86,6 +93,7 @@ impl Gang {
         let count = members.len();
         Gang {
             alarm: None,
+            outside: None,
             place: Sequence::new(),
             site: Location::caller(),
             members,
@@ -104,6 +112,11 @@ impl Gang {
     /// Adds a link to the devices' kernels.
     pub fn with_alarm(self, alarm: Option<std::sync::Arc<dyn Alarm>>) -> Self {
         Gang { alarm, ..self }
+    }
+
+    /// Adds other processes, which learn of a failure.
+    pub(crate) fn with_outside(self, outside: Option<std::sync::Arc<dyn Outside>>) -> Self {
+        Gang { outside, ..self }
     }
 
     /// Sets the place in the program that started the scope.
@@ -160,7 +173,7 @@ impl Gang {
         let mut slot = self.cause.lock();
         let first = slot.is_none();
         if first {
-            *slot = Some((by, cause));
+            *slot = Some((by, cause.clone()));
             // Under the lock, so that a thread that finds a cause here finds the bit raised, too.
             self.word.abort();
             for (_, word) in self.groups.lock().iter() {
@@ -172,6 +185,9 @@ impl Gang {
         }
         drop(slot);
         self.wake_all();
+        if first && let Some(outside) = &self.outside {
+            outside.failed(by, &cause);
+        }
         first
     }
 

@@ -28,7 +28,7 @@ use crate::{
     driver::host::{self, Attendee},
     error::{Error, Result, Site},
     panics,
-    scope::{Watch, as_it_is, holding, run_beside},
+    scope::{Begin, Watch, as_it_is, holding, run_beside},
     sync::Flag,
 };
 use engine::{Engine, Wake};
@@ -225,7 +225,7 @@ fn run<'scope, 'env, R>(
         drop(registered);
         returned = Some(result);
     };
-    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, site);
+    let ran = run_beside(&pool.shared, None, |dev, _| engine.serve(dev, scope), as_it_is, beside, Begin::at(site));
     let (left, trace) = {
         let mut state = engine.lock();
         (state.graph.drain(), state.trace)

@@ -6,10 +6,10 @@ use crate::{
     Device, GpuPool, Parts, Shard,
     error::{Error, Result},
     parts::rows_mut,
-    scope::{as_it_is, by_its_text, members, run, shard},
+    scope::{Begin, as_it_is, by_its_text, members, run, run_beside, shard},
 };
 use parking_lot::Mutex;
-use std::fmt;
+use std::{fmt, panic::Location};
 
 impl GpuPool {
     /// Runs `f` on every device of the process-wide pool. See the [type's documentation](GpuPool).
@@ -55,6 +55,25 @@ impl GpuPool {
         R: Send,
     {
         run(&self.shared, None, f, as_it_is)
+    }
+
+    /// [`run`](Self::run) for pools in a cluster of which several threads run scopes at once: the n-th scope of a name
+    /// in this process belongs to the n-th of that name in all processes, and all processes begin them in one order. So
+    /// their collectives find each other whichever thread comes first. It begins when all processes have called it.
+    ///
+    /// (Scopes of [`run`](Self::run) are one more such name, in the order of their first
+    /// [`Device::world`](crate::Device::world).) Without a cluster it is `run`.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run). In a cluster also [`Error::HostTimeout`] if a process does not call it,
+    /// [`Error::AbortedByHost`] and [`Error::HostLost`].
+    #[track_caller]
+    pub fn run_named<F, R>(&self, name: &str, f: F) -> Result<Vec<R>>
+    where
+        F: Fn(&Device, Shard) -> Result<R> + Sync,
+        R: Send,
+    {
+        run_beside(&self.shared, None, f, as_it_is, |_| {}, Begin::named(Location::caller(), name))
     }
 
     /// [`run`](Self::run) with the caller's own error type. Peers of the device that failed get the error's text, in

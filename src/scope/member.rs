@@ -10,6 +10,7 @@ use crate::{
     collective::barrier,
     driver::check::Token,
     error::{Error, Result},
+    fabric::world_link::WorldLink,
     gang::Gang,
     memory::block::InGang,
     mutation::Panic,
@@ -30,14 +31,15 @@ pub(super) enum Outcome<R, E> {
 /// A member's part in its gang. Peers wait until the member has left and drained, so the drop does both after a panic.
 pub(super) struct Part<'g> {
     gang: &'g Arc<Gang>,
+    world: Option<&'g Arc<WorldLink>>,
     rank: usize,
     left: Cell<bool>,
     drained: Cell<bool>,
 }
 
 impl<'g> Part<'g> {
-    pub fn of(gang: &'g Arc<Gang>, rank: usize) -> Self {
-        Part { gang, rank, left: Cell::new(false), drained: Cell::new(false) }
+    pub fn of(gang: &'g Arc<Gang>, world: Option<&'g Arc<WorldLink>>, rank: usize) -> Self {
+        Part { gang, world, rank, left: Cell::new(false), drained: Cell::new(false) }
     }
 
     fn leave(&self) {
@@ -84,7 +86,7 @@ where
     let in_gang = InGang::enter(gang.word());
     let begun = panics::catch(device, || begin(worker, gang)).and_then(|()| worker.take_deferred_error());
     let returned = begun.and_then(|()| {
-        let dev = Device::new(worker, gang, part.rank);
+        let dev = Device::new(worker, gang, part.rank, part.world);
         let returned = panics::catch(device, || f(&dev, shard));
         gang.last_call(part.rank, dev.session.last_call.get());
         returned

@@ -29,6 +29,7 @@ use crate::{
         mailbox::Endpoint,
         signal_pad::SignalPad,
         spinning::Spinning,
+        transport::World,
         types::{Algorithm, ReduceOrder},
     },
     here,
@@ -93,6 +94,8 @@ pub(crate) struct Shared {
     pub(crate) peers: OnceCell<Vec<PeerReport>>,
     /// Where kernels of collectives meet, if they can. Set once, when the pool is built.
     pub(crate) signals: OnceCell<Arc<SignalPad>>,
+    /// The processes of the cluster, if the pool is in one.
+    pub(crate) world: Option<Arc<dyn World>>,
     /// Where the collectives' limits are to come from,
     pub(crate) tune: Tune,
     /// and what they are. Set once, when the pool is built.

@@ -10,7 +10,7 @@ use crate::{
     Stream,
     driver::DeviceInfo,
     error::Result,
-    fabric::{broadcast::Broadcasts, membership::Groups},
+    fabric::{broadcast::Broadcasts, membership::Groups, world_link::WorldLink},
     gang::{Gang, LastCall},
     memory::stream::StreamCore,
     sync::device_thread_only,
@@ -70,6 +70,8 @@ pub(crate) struct Session {
     pub(crate) rank: usize,
     pub(crate) groups: Groups,
     pub(crate) broadcasts: Broadcasts,
+    /// The processes of the cluster, if the pool is in one. All devices of the gang share it.
+    pub(crate) world: Option<Arc<WorldLink>>,
     /// The last call that this member has announced to its peers.
     pub(crate) last_call: Cell<Option<LastCall>>,
 }
@@ -96,7 +98,7 @@ impl fmt::Debug for Device {
 
 /// Identity.
 impl Device {
-    pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize) -> Self {
+    pub(crate) fn new(worker: &Rc<Worker>, gang: &Arc<Gang>, rank: usize, world: Option<&Arc<WorldLink>>) -> Self {
         Device {
             worker: worker.clone(),
             session: Rc::new(Session {
@@ -104,6 +106,7 @@ impl Device {
                 rank,
                 groups: Groups::default(),
                 broadcasts: Broadcasts::default(),
+                world: world.cloned(),
                 last_call: Cell::default(),
             }),
             stream: worker.main.clone(),

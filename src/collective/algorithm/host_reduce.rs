@@ -226,6 +226,7 @@ impl<'g> Pieces<'g> {
                 &sources,
                 sources[me],
                 &self.factors,
+                self.member.count(),
             )
         };
         Ok(())

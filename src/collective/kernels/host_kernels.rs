@@ -38,10 +38,11 @@ pub(super) unsafe fn combine<T: Lane>(_dims: LaunchDims, args: &[HostArg]) {
         T::factor(value::<[f64; 8]>(&args[eight])[k % 8])
     };
     // SAFETY: the promise of the caller: the parts have `n` elements, which nobody else writes.
-    unsafe { fold::<T>(n as usize, op, &sources, &destinations, factor) }
+    unsafe { fold::<T>(n as usize, op, &sources, &destinations, factor, sources.len()) }
 }
 
-/// `n` elements of every source, by rank, into every destination. A source may be a destination.
+/// `n` elements of every source, by rank, into every destination. A source may be a destination. An average is over so
+/// many members.
 ///
 /// # Safety
 /// All are of so many elements and aligned for them; nobody writes a source meanwhile, nor touches a destination.
@@ -51,6 +52,7 @@ unsafe fn fold<T: Lane>(
     sources: &[*mut u8],
     destinations: &[*mut u8],
     factor: impl Fn(usize) -> T::Acc,
+    members: usize,
 ) {
     let mut acc = [T::Acc::default(); BLOCK];
     let mut out = [T::zeroed(); BLOCK];
@@ -67,7 +69,7 @@ unsafe fn fold<T: Lane>(
         } else {
             first(acc, block(0), (op == SCALED).then(|| factor(0)));
             (1..sources.len()).for_each(|k| next(op, acc, block(k), || factor(k)));
-            let average = (op == AVG).then_some(sources.len());
+            let average = (op == AVG).then_some(members);
             last(out, acc, average);
         }
         for destination in destinations {
@@ -82,9 +84,16 @@ unsafe fn fold<T: Lane>(
 ///
 /// # Safety
 /// As of [`fold`].
-pub(super) unsafe fn on_host<T: Lane>(n: usize, op: u32, sources: &[*mut u8], destination: *mut u8, factors: &[f64]) {
+pub(super) unsafe fn on_host<T: Lane>(
+    n: usize,
+    op: u32,
+    sources: &[*mut u8],
+    destination: *mut u8,
+    factors: &[f64],
+    members: usize,
+) {
     // SAFETY: the promise of the caller.
-    unsafe { fold::<T>(n, op, sources, &[destination], |k| T::factor(factors[k])) }
+    unsafe { fold::<T>(n, op, sources, &[destination], |k| T::factor(factors[k]), members) }
 }
 
 /// The host kernel of `pairs`.

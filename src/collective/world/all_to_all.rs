@@ -1,0 +1,134 @@
+//! all_to_all over several processes, gather and scatter: everything that moves other elements to each member.
+//!
+//! All members stage what they send, and show each other the memory. What goes to a member of another process is sent
+//! by a courier: by the member with the same local index. So a rail has one sender and one receiver.
+
+use super::{
+    super::{
+        meet::value_of,
+        request::Request,
+        transport::{Message, Tag},
+    },
+    trip::{Trip, part},
+};
+use crate::{
+    contain::Contained,
+    error::{Error, Result},
+    fabric::{
+        descriptor::Payload,
+        plan::{Counts, Shape},
+    },
+    memory::PinnedBuffer,
+};
+use std::{ops::Range, sync::Arc};
+
+/// How many elements member `.0` sends to member `.1`.
+type Amount<'a> = &'a dyn Fn(usize, usize) -> usize;
+
+#[track_caller]
+pub(super) fn by_shape(trip: &Trip<'_, '_>, request: &Request, shape: &Shape) -> Result<()> {
+    let of = |counts: &Counts, member: usize| counts.part(member).len();
+    match shape {
+        Shape::Gather { counts, root } => flow(trip, request, &|a, b| if b == *root { of(counts, a) } else { 0 }),
+        Shape::Scatter { counts, root } => flow(trip, request, &|a, b| if a == *root { of(counts, b) } else { 0 }),
+        Shape::AllToAll { send, .. } => flow(trip, request, &|a, b| of(&send[a], b)),
+        _ => unreachable!("sums and copies to all are elsewhere"),
+    }
+}
+
+/// `all_to_all_v`: each member knows its own counts only.
+#[track_caller]
+pub(super) fn by_counts(trip: &Trip<'_, '_>, request: &Request) -> Result<()> {
+    let (n, own) = (trip.members(), request.counts.as_ref().expect("all_to_all_v says how much"));
+    let row = |counts: &Counts| (0..n).flat_map(|k| (counts.part(k).len() as u64).to_le_bytes()).collect::<Vec<u8>>();
+    let told = trip.group.exchange_bytes(trip.call, [row(&own.0), row(&own.1)].concat())?;
+    let amounts = |bytes: &Vec<u8>| -> Vec<usize> {
+        bytes.chunks_exact(8).map(|eight| u64::from_le_bytes(eight.try_into().expect("eight")) as usize).collect()
+    };
+    let all: Vec<Vec<usize>> = told.iter().map(amounts).collect();
+    if let Some(rank) = (0..n).find(|&rank| all[rank].len() != 2 * n) {
+        let why = format_args!("member {rank} has sent {} counts of {n} members", all[rank].len());
+        return Err(Error::invalid_at(trip.call.site, trip.call.op, why));
+    }
+    let pairs = || (0..n).flat_map(|a| (0..n).map(move |b| (a, b)));
+    // Every member finds this pair, and nothing has begun.
+    if let Some((a, b)) = pairs().find(|&(a, b)| all[a][b] != all[b][n + a]) {
+        let place = |rank: usize| (trip.across.places[rank].host, trip.across.places[rank].device);
+        let site = |rank: usize| match rank == trip.group.rank {
+            true => trip.call.site.to_string(),
+            false => "its call of all_to_all_v".to_owned(),
+        };
+        return Err(Error::WorldMismatch {
+            what: "counts",
+            a: place(a),
+            a_call: format!("all_to_all_v({} elements for member {b})", all[a][b]),
+            a_site: site(a),
+            b: place(b),
+            b_call: format!("all_to_all_v({} elements from member {a})", all[b][n + a]),
+            b_site: site(b),
+        });
+    }
+    flow(trip, request, &|a, b| all[a][b])
+}
+
+#[track_caller]
+fn flow(trip: &Trip<'_, '_>, request: &Request, amount: Amount<'_>) -> Result<()> {
+    let (across, size, n, me) = (trip.across, request.dtype.size(), trip.members(), trip.group.rank);
+    let transport = trip.host_transport()?;
+    let (hosts, own) = (&across.hosts, &across.hosts[across.me].ranks);
+    let sends_any = (0..n).any(|to| amount(me, to) > 0);
+    let staged = match request.source.as_ref().filter(|_| sends_any) {
+        Some(source) => trip.stage(source)?,
+        None => Arc::new(trip.pinned(1)?),
+    };
+    // Memory for all that arrives, before this member does.
+    let from_afar = (1..hosts.len()).map(|k| (across.me + k) % hosts.len());
+    let senders = from_afar.flat_map(|host| hosts[host].ranks.iter().map(move |&rank| (host, rank)));
+    let senders: Vec<(usize, usize)> = senders.filter(|&(_, rank)| amount(rank, me) > 0).collect();
+    let room = senders.iter().map(|&(_, rank)| trip.pinned(amount(rank, me) * size)).collect::<Result<Vec<_>>>()?;
+
+    let (told, commit) = trip.meet(Payload::Value(Contained::new(Box::new(staged))), |_| Vec::new())?;
+    let stages: Vec<Arc<PinnedBuffer<u8>>> = told.iter().map(|told| value_of(told)).collect();
+    let number = commit.number;
+    drop(commit.window);
+    let tag = |index: usize| Tag { number, phase: 0, rail: index as u32 };
+    let receive = |((host, rank), into): ((usize, usize), PinnedBuffer<u8>)| {
+        let len = amount(rank, me) * size;
+        Message::Receive { from: hosts[host].host, tag: tag(across.here), into, len }
+    };
+    let mut messages: Vec<Message> = senders.iter().copied().zip(room).map(receive).collect();
+    for (host, members) in hosts.iter().enumerate().filter(|(host, _)| *host != across.me) {
+        // The members of that process for whom this one is the courier.
+        for (index, &to) in members.ranks.iter().enumerate().skip(across.here).step_by(own.len()) {
+            for (stage, &from) in stages.iter().zip(own) {
+                let range = place(amount, from, to, size);
+                if !range.is_empty() {
+                    messages.push(Message::Send { to: hosts[host].host, tag: tag(index), bytes: stage.clone(), range });
+                }
+            }
+        }
+    }
+    let done = trip.done(transport.exchange(messages, &|| trip.lost()))?;
+    let Some(destination) = &request.destination else { return Ok(()) };
+    // Where the elements of each member go: one behind the other.
+    let mut starts = vec![0; n + 1];
+    (0..n).for_each(|from| starts[from + 1] = starts[from] + amount(from, me) * size);
+    let to = |from: usize| part(destination, starts[from]..starts[from + 1]);
+    for (message, (_, rank)) in done.iter().zip(senders) {
+        if let Message::Receive { into, len, .. } = message {
+            trip.upload(into, 0..*len, &to(rank))?;
+        }
+    }
+    for (stage, &from) in stages.iter().zip(own) {
+        if amount(from, me) > 0 {
+            trip.upload(stage, place(amount, from, me, size), &to(from))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where in the memory of `from` the elements for `to` are, in bytes.
+fn place(amount: Amount<'_>, from: usize, to: usize, size: usize) -> Range<usize> {
+    let start: usize = (0..to).map(|member| amount(from, member)).sum();
+    start * size..(start + amount(from, to)) * size
+}

@@ -1,0 +1,240 @@
+//! What a member does in every collective of several processes: it works inside its process, stages, and meets.
+//!
+//! The files of the shapes use a [`Trip`]. It uses the members of this process as a group, and the scope of all
+//! processes.
+
+use super::{
+    super::{Group, request::Request, transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope}},
+    cut::{Cut, rails},
+    values::hash,
+};
+use crate::{
+    Device, OnStream,
+    error::{Error, Result},
+    fabric::{
+        call::Call,
+        descriptor::{Area, Descriptor, Payload},
+        membership::Across,
+        plan::{Counts, Shape},
+        tiling::GRAIN,
+        types::{DType, ReduceOp},
+        world_link::WorldLink,
+    },
+    memory::{PinnedBuffer, hazard::Access, pinned::Locality},
+};
+use smallvec::SmallVec;
+use std::{ops::Range, sync::Arc};
+
+/// The longest text of a call that is told as it is.
+const MOST_TEXT: usize = 160;
+
+/// What the members of this process have told each other, by their rank among themselves.
+pub(super) type Told = SmallVec<[Arc<Descriptor>; 8]>;
+
+/// One member's part in a collective of several processes.
+pub(super) struct Trip<'g, 'd> {
+    pub group: &'g Group<'d>,
+    pub across: &'g Across,
+    /// The members of this process.
+    pub here: Group<'d>,
+    pub call: &'g Call,
+    overlapped: bool,
+    pub link: &'d Arc<WorldLink>,
+    pub scope: Arc<dyn WorldScope>,
+    /// Staging is ordered by the library even where the program orders its own work.
+    dev: OnStream<'d>,
+}
+
+impl<'g, 'd> Trip<'g, 'd> {
+    #[track_caller]
+    pub fn new(group: &'g Group<'d>, across: &'g Across, call: &'g Call, overlapped: bool) -> Result<Self> {
+        let dev = group.dev;
+        if let Some(recording) = &dev.recording {
+            return Err(recording.refuse(call.site, call.op, "a graph holds no collectives of several processes"));
+        }
+        dev.check()?;
+        let link = dev.session.world.as_ref().expect("its group was made through it");
+        link.world.check()?;
+        let scope = link.join(&dev.session.gang)?.clone();
+        Ok(Trip { group, across, here: group.here(), call, overlapped, link, scope, dev: dev.in_order() })
+    }
+
+    /// The transport, if it moves bytes of the host.
+    pub fn host_transport(&self) -> Result<Arc<dyn HostTransport>> {
+        match self.link.world.transport() {
+            Transport::Host(transport) => Ok(transport.clone()),
+            Transport::None(error) => Err(error.clone()),
+            Transport::Device(transport) => {
+                let why = format_args!("{} does not carry it between processes", transport.name());
+                Err(Error::invalid_at(self.call.site, self.call.op, why))
+            }
+        }
+    }
+
+    /// The loss of another process, if there is one: what ends the wait for messages.
+    pub fn lost(&self) -> Option<Error> {
+        self.link.world.check().err()
+    }
+
+    /// Members of all processes.
+    pub fn members(&self) -> usize {
+        self.across.places.len()
+    }
+
+    /// A buffer on the rails.
+    pub fn cut(&self, len: usize, dtype: DType) -> Cut {
+        Cut { len, rails: rails(&self.across.hosts), grain: GRAIN / dtype.size() }
+    }
+
+    /// Counts of which member `root` has all.
+    pub fn all_at(&self, root: usize, len: usize) -> Counts {
+        Counts::By((0..self.members()).map(|rank| if rank == root { len } else { 0 }).collect())
+    }
+
+    /// A collective of the members of this process.
+    #[track_caller]
+    pub fn inside(&self, dtype: DType, reduce: Option<ReduceOp>, shape: Shape, [from, to]: [&Area; 2]) -> Result<()> {
+        let op = match &shape {
+            Shape::ReduceScatter { .. } => "reduce_scatter_v",
+            Shape::AllGather { .. } => "all_gather_v",
+            _ => "all_to_all_v",
+        };
+        let call = Call { reduce, ..Call::at(op, self.call.site) }.elements(dtype, shape.len(self.here.count()));
+        let request = Request {
+            call: call.from(self.call.origin),
+            dtype,
+            reduce: reduce.unwrap_or(ReduceOp::Sum),
+            shape: Some(shape),
+            source: Some(from.clone()),
+            destination: Some(to.clone()),
+            counts: None,
+        };
+        match self.overlapped {
+            true => self.here.run_overlapped(&request),
+            false => self.here.run(request),
+        }
+    }
+
+    /// Memory of this device.
+    #[track_caller]
+    pub fn scratch(&self, bytes: usize) -> Result<Area> {
+        let buffer = self.dev.allocate::<u8>(self.call.op, bytes)?;
+        Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
+    }
+
+    /// Page-locked memory, before the member arrives.
+    #[track_caller]
+    pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer<u8>> {
+        let dev: &Device = &self.dev;
+        dev.worker.shared.pinned.reused(self.call.op, bytes, Locality::Device(dev.index()))
+    }
+
+    /// A copy of this device's memory in page-locked memory. It is complete.
+    #[track_caller]
+    pub fn stage(&self, from: &Area) -> Result<Arc<PinnedBuffer<u8>>> {
+        let to = self.pinned(from.bytes.len())?;
+        if !from.bytes.is_empty() {
+            let mut op = self.dev.op(self.call.op)?;
+            op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+            op.touch(&to.block, 0..from.bytes.len(), Access::Write, true)?;
+            // SAFETY: both ranges have so many bytes, and `op` orders and records the copy; the host waits for it
+            // before it reads the page-locked memory.
+            op.submit(|driver, stream| unsafe {
+                driver.copy_to_host(to.ptr(), from.address, from.bytes.len(), stream)
+            })?;
+            to.as_slice()?;
+        }
+        Ok(Arc::new(to))
+    }
+
+    /// Copies a range of page-locked memory to this device. Asynchronous.
+    #[track_caller]
+    pub fn upload(&self, from: &PinnedBuffer<u8>, range: Range<usize>, to: &Area) -> Result<()> {
+        debug_assert!(range.len() == to.bytes.len() && range.end <= from.len());
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mut op = self.dev.op(self.call.op)?;
+        op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
+        op.touch(&from.block, range.clone(), Access::Read, true)?;
+        // SAFETY: both ranges have so many bytes, and `op` orders and records the copy. The host waits for it before it
+        // writes the page-locked memory again.
+        op.submit(|driver, stream| unsafe {
+            driver.copy_to_device(to.address, from.ptr().wrapping_add(range.start), range.len(), stream)
+        })
+    }
+
+    /// Copies memory of this device. Asynchronous.
+    #[track_caller]
+    pub fn copy(&self, from: &Area, to: &Area) -> Result<()> {
+        debug_assert_eq!(from.bytes.len(), to.bytes.len());
+        if from.bytes.is_empty() || from.address == to.address {
+            return Ok(());
+        }
+        let mut op = self.dev.op(self.call.op)?;
+        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
+        op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
+        // SAFETY: both ranges are this device's and have so many bytes; `op` orders and records the copy.
+        op.submit(|driver, stream| unsafe { driver.copy_within(to.address, from.address, from.bytes.len(), stream) })
+    }
+
+    /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
+    /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
+    pub fn meet(&self, payload: Payload, note: impl FnOnce(&Told) -> Vec<u8>) -> Result<(Told, Commit)> {
+        let (dev, across) = (self.group.dev, self.across);
+        let told = self.here.meet(self.call.clone(), payload, false)?;
+        let note = if across.here == 0 { note(&told) } else { Vec::new() };
+        debug_assert!(note.len() <= MOST_NOTE);
+        let number = across.calls.get() + 1;
+        across.calls.set(number);
+        let met = self.scope.meet(Arrival {
+            members: &across.places,
+            number,
+            place: across.places[self.group.rank],
+            call: &headline(self.call),
+            site: self.call.site,
+            leads: across.here == 0,
+            note,
+        });
+        match met {
+            Ok(commit) => Ok((told, commit)),
+            // Every process hears of it, and no buffer was touched.
+            Err(error @ Error::WorldMismatch { .. }) => Err(error),
+            Err(error) => {
+                dev.session.gang.poison(dev.index(), error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// The end of what follows a commit: the other processes count on it, so a failure fails the gang.
+    pub fn done<R>(&self, done: Result<R>) -> Result<R> {
+        let dev = self.group.dev;
+        done.inspect_err(|error| {
+            dev.session.gang.poison(dev.index(), error.clone());
+        })
+    }
+}
+
+/// A part of some memory, in bytes.
+pub(super) fn part(of: &Area, range: Range<usize>) -> Area {
+    debug_assert!(range.end <= of.bytes.len());
+    let (start, end) = (of.bytes.start + range.start, of.bytes.start + range.end);
+    Area { block: of.block.clone(), address: of.address + range.start as u64, bytes: start..end }
+}
+
+/// Ranges of elements in bytes.
+pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
+    range.start * size..range.end * size
+}
+
+/// What all processes must have alike. Members may give factors of their own.
+fn headline(call: &Call) -> String {
+    let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
+    let text = Call { reduce: if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce }, ..call.clone() }.to_string();
+    if text.len() <= MOST_TEXT {
+        return text;
+    }
+    let end = (0..=MOST_TEXT).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    format!("{}.. (hash {:016x})", &text[..end], hash(&text))
+}
