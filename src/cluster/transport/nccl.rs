@@ -118,6 +118,10 @@ impl Nccl {
     /// devices of a host at the same time, each on a thread of its own (best its device's). The first host of a rail
     /// tells the others its id under `nccl/<rail>`.
     ///
+    /// NCCL allocates memory here while it waits for the other hosts, so it is one blocking call of the launch gate:
+    /// until the return no kernels that wait for each other start in this process, of any pool. So is
+    /// [`close`](Self::close).
+    ///
     /// # Errors
     /// [`Error::Transport`], those of `keys` and of the driver, what `lost` tells; then all rails of this process are
     /// aborted.
