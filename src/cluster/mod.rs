@@ -4,3 +4,9 @@
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
 //! This room implements the traits of `collective/transport.rs`, and may use every room but `testing`.
+
+#[cfg(target_os = "linux")]
+pub mod ipc;
+
+#[cfg(target_os = "linux")]
+pub use ipc::{Imported, IpcBuffer};
