@@ -264,7 +264,7 @@ pub enum Error {
     /// process that is left gets this error. The pool still does work that needs no other process.
     #[error("host {host} is lost, found in {op}: {why}")]
     HostLost {
-        /// The number of the process in the cluster; of a process that shares memory ([`ipc`](crate::cluster::ipc)) its
+        /// The number of the process in the cluster; of a process that shares memory (`cluster::ipc`) its
         /// process id.
         host: usize,
         /// The operation that found it.

@@ -69,7 +69,9 @@ pub fn work(
     from: &mut dyn BufRead,
     to: &mut dyn Write,
 ) -> Result<()> {
-    let pool = builder.devices(if own == peer { &[own][..] } else { &[own, peer] }).build()?;
+    let mut devices = vec![own, peer];
+    devices.dedup();
+    let pool = builder.devices(&devices).build()?;
     let seed = worker.parse()?;
     let (x, name, total) = first(pool.run_on(&[0], |dev, _| {
         let mut x = dev.exportable::<f32>(len)?;

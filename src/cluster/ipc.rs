@@ -17,7 +17,8 @@
 //! **Lives.** The memory stays until the exporter and all importers have dropped it or have ended. An importer that has
 //! ended without a release is [`Error::HostLost`] for the exporter that waits for it.
 //!
-//! `wire`: frames, keys, processes. `socket`: the system calls. `chunk`, `server`: the exporter. `import`: the importer.
+//! `wire`: frames, keys, processes. `socket`: the system calls. `chunk`, `server`: the exporter. `import`: the
+//! importer.
 
 mod chunk;
 mod import;

@@ -1,4 +1,5 @@
-//! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random bytes.
+//! What goes over the socket, and how processes, users and elements are told apart. No I/O but `/proc` and random
+//! bytes.
 
 use crate::error::{Error, Result};
 use std::{fs, hint::black_box, io::Read};
