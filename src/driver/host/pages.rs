@@ -101,7 +101,8 @@ mod system {
             debug_assert!(offset + bytes <= self.bytes);
             let at = self.first.as_ptr().wrapping_add(offset);
             let (rights, how) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-            // SAFETY: within the range, which only this value uses; the caller promises that no reference into it exists.
+            // SAFETY: within the range, which only this value uses; the caller promises that no reference into it
+            // exists.
             let mapped = unsafe { libc::mmap(at.cast(), bytes, rights, how, memory.as_raw_fd(), 0) };
             if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
         }

@@ -1,7 +1,7 @@
 //! Blocks in chunks of their own: memory that other processes have, too.
 //!
-//! Such a block is not pooled: it counts in no [`MemoryStats`](super::MemoryStats), and goes back to the driver when its
-//! last handle is gone and its last uses have completed. It comes home like every other block, since after a failed
+//! Such a block is not pooled: it counts in no [`MemoryStats`](super::MemoryStats), and goes back to the driver when
+//! its last handle is gone and its last uses have completed. It comes home like every other block, since after a failed
 //! scope memory that was freed may still be in use.
 
 use super::Cache;
