@@ -24,6 +24,8 @@ mod chunk;
 mod import;
 mod server;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use import::Imported;

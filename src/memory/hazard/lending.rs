@@ -11,6 +11,10 @@ use parking_lot::Mutex;
 pub(crate) struct Lending(Mutex<Lent>);
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(
+    not(all(feature = "cluster", target_os = "linux")),
+    expect(dead_code, reason = "nobody else can have the memory")
+)]
 enum Lent {
     #[default]
     Nobody,
