@@ -18,6 +18,7 @@ pages! {
     Memory: "docs/src/guide/memory.md",
     MemoryPool: "docs/src/guide/memory_pool.md",
     Streams: "docs/src/guide/streams.md",
+    Ipc: "docs/src/guide/ipc.md",
     Kernels: "docs/src/guide/kernels.md",
     Collectives: "docs/src/guide/collectives.md",
     Gradients: "docs/src/guide/gradients.md",

@@ -253,7 +253,8 @@ pub enum Error {
         site: Site,
     },
     /// Per-device state is already borrowed in a way that excludes this borrow; or a graph is launched that touches
-    /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`).
+    /// memory which cudarc still uses on another stream (`dev.cuda()?.read(..)`). Or another process has the memory:
+    /// see `DeviceBuffer::export`.
     #[error("state or memory of device {device} is already borrowed")]
     Borrowed {
         /// The device.
@@ -263,7 +264,8 @@ pub enum Error {
     /// process that is left gets this error. The pool still does work that needs no other process.
     #[error("host {host} is lost, found in {op}: {why}")]
     HostLost {
-        /// The number of the process.
+        /// The number of the process in the cluster; of a process that shares memory (`cluster::ipc`) its
+        /// process id.
         host: usize,
         /// The operation that found it.
         op: &'static str,

@@ -43,6 +43,7 @@
 //! | give out work to the CPU and devices, in the order of its data | [`GpuPool::tasks`], [`parallel::Value`] |
 //! | train a model on all devices | [`parallel::DataParallel`], [`parallel::Optimizer`] |
 //! | launch many operations as one | [`Device::capture`], [`Graph`] |
+//! | give memory to another process | [`Device::exportable`], [`DeviceBuffer::export`], [`cluster::ipc`] |
 //! | call cuBLAS or cudarc with these buffers | [`Device::cuda`], [`Cuda`], [`Device::blocking`] |
 //! | test without GPUs: races, orders, faults, virtual time | [`testing`], [`Check`], [`topology`] |
 //! | know what can go wrong | [`Error`] |

@@ -1,6 +1,6 @@
 //! The programs of `examples/sources`: each prints what its source prints, and notices a wrong result; and the table of
 //! the guide tells the truth about them. On software GPUs, with the race checker. Sizes are small, for debug builds.
-#![cfg(all(feature = "blas", feature = "tasks"))]
+#![cfg(all(feature = "blas", feature = "cluster", feature = "tasks"))]
 
 use gpu_pool::{Builder, Check, GpuPool, ReduceOrder};
 use std::{fs, path::Path, time::Duration};
@@ -23,6 +23,10 @@ mod model_parallel;
 #[path = "../examples/sources/perceptron.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod perceptron;
+#[cfg(target_os = "linux")]
+#[path = "../examples/sources/process_per_gpu.rs"]
+#[allow(dead_code, reason = "`main`")]
+mod process_per_gpu;
 #[path = "../examples/sources/producer_consumer.rs"]
 #[allow(dead_code, reason = "`main`")]
 mod producer_consumer;
@@ -155,6 +159,39 @@ fn each_device_has_a_thread_and_tasks_of_its_own() {
     assert!(text.starts_with("Worker 0 uses software GPU 0\nWorker 1 uses software GPU 1\n"), "{text}");
     assert!(text.ends_with("devices: 21000\na task on each device: 6000\nfour threads: 84000\n"), "{text}");
     assert!(thread_per_device::check("", 2.0, 1.0, &mut Vec::new()).is_err());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn each_device_has_a_process_of_its_own() {
+    // A worker is this program again: it runs the test below.
+    let start = |args: &[String]| {
+        let mut worker = std::process::Command::new(std::env::current_exe().unwrap());
+        worker.args(["a_worker_of_the_test_above", "--exact", "--nocapture"]).env("SOURCES_WORKER", args.join(" "));
+        worker
+    };
+    for count in [1, 2] {
+        let text = printed(|out| process_per_gpu::run(pool(count), start, out, 10_000));
+        let second = count - 1;
+        let begin =
+            format!("Worker 0 uses software GPU 0\nWorker 1 uses software GPU {second}\nWorker 0 sums what worker 1");
+        assert!(text.starts_with(&begin) && text.lines().count() == 4, "{text}");
+    }
+    assert!(process_per_gpu::check(0, "5", "5", 10).is_ok());
+    assert!(process_per_gpu::check(0, "5", "5.1", 10).is_err());
+    assert!(process_per_gpu::check(0, "4", "4", 10).is_err());
+    let silent = |_: &[String]| std::process::Command::new("true");
+    assert!(process_per_gpu::run(pool(1), silent, &mut Vec::new(), 10).is_err());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_worker_of_the_test_above() {
+    let Ok(args) = std::env::var("SOURCES_WORKER") else { return };
+    let [worker, device, peer, len] = args.split(' ').collect::<Vec<_>>()[..] else { panic!("{args}") };
+    let number = |text: &str| text.parse::<usize>().unwrap();
+    let (from, to) = (&mut std::io::stdin().lock(), &mut std::io::stdout());
+    process_per_gpu::work(devices(2), worker, [number(device), number(peer)], number(len), from, to).unwrap();
 }
 
 #[test]

@@ -3,6 +3,11 @@
 //! One address space ends at one process. Beyond it this crate runs on existing engines: NCCL between GPUs, MPI
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
-//! This room implements the traits of `collective/transport.rs`, and may use every room but `testing`.
+//! This room implements the traits of `fabric/transport.rs`, and may use every room but `testing`.
 
+#[cfg(target_os = "linux")]
+pub mod ipc;
 mod transport;
+
+#[cfg(target_os = "linux")]
+pub use ipc::{Imported, IpcBuffer};

@@ -35,6 +35,10 @@ macro_rules! forward {
     (@ vm_map $($r:tt)*) => { forward! { unsafe vm_map [Address, usize] DriverResult; $($r)* } };
     (@ vm_unmap $($r:tt)*) => { forward! { unsafe vm_unmap [Address, usize] DriverResult; $($r)* } };
     (@ vm_move $($r:tt)*) => { forward! { unsafe vm_move [Address, Address, usize] DriverResult; $($r)* } };
+    (@ vm_export $($r:tt)*) => { forward! { unsafe vm_export [Address, usize] DriverResult<OwnedFd>; $($r)* } };
+    (@ vm_import $($r:tt)*) => {
+        forward! { unsafe vm_import [Address, usize, BorrowedFd<'_>] DriverResult; $($r)* }
+    };
     (@ stream_create $($r:tt)*) => { forward! { safe stream_create [i32] DriverResult<RawStream>; $($r)* } };
     (@ stream_destroy $($r:tt)*) => { forward! { unsafe stream_destroy [RawStream] DriverResult; $($r)* } };
     (@ stream_query $($r:tt)*) => { forward! { safe stream_query [RawStream] DriverResult<bool>; $($r)* } };

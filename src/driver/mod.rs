@@ -49,6 +49,8 @@ mod types;
 pub use gemm::*;
 pub use types::*;
 
+#[cfg(target_os = "linux")]
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
 /// A device. See the [module docs](self) for the contract that all methods share.
@@ -145,6 +147,25 @@ pub trait Driver: Any + Send + Sync {
     /// # Safety
     /// As [`vm_unmap`](Self::vm_unmap) for `from`, and as [`vm_map`](Self::vm_map) for `to`.
     unsafe fn vm_move(&self, from: Address, to: Address, bytes: usize) -> DriverResult;
+
+    /// A descriptor of one whole mapping of [`vm_map`](Self::vm_map), by which other processes can map the same memory.
+    /// The contents are undefined afterwards. Such a mapping does not move: [`vm_move`](Self::vm_move) is
+    /// `InvalidArgument`.
+    ///
+    /// # Safety
+    /// As [`vm_unmap`](Self::vm_unmap).
+    #[cfg(target_os = "linux")]
+    unsafe fn vm_export(&self, address: Address, bytes: usize) -> DriverResult<OwnedFd>;
+
+    /// Like [`vm_map`](Self::vm_map), but maps the memory behind a descriptor of [`vm_export`](Self::vm_export), with
+    /// its contents. The descriptor may come from another process, but from the same GPU, or from any software GPU for
+    /// another one. `bytes` is the size of the exported mapping; a larger one is `InvalidArgument`. The memory lives
+    /// until each process has unmapped it and has closed the descriptor.
+    ///
+    /// # Safety
+    /// As [`vm_map`](Self::vm_map). Operations of the other mappings' owners are not ordered with those of this one.
+    #[cfg(target_os = "linux")]
+    unsafe fn vm_import(&self, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult;
 
     // ---- streams and events -------------------------------------------------------------------------------------
 

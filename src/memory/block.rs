@@ -66,7 +66,7 @@ pub(super) enum Origin {
     Slab { slab: u32, class: u8 },
     /// A piece of the heap.
     Piece { piece: Piece, region: u32 },
-    /// The block is a whole region.
+    /// The block is a whole region, and goes back to the driver with its last handle.
     Region,
 }
 
@@ -122,6 +122,18 @@ impl Block {
     #[inline]
     pub(crate) fn is_in_graph(&self) -> bool {
         self.in_graph.is_raised()
+    }
+
+    /// Size in bytes.
+    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    pub(crate) fn size(&self) -> usize {
+        self.bytes
+    }
+
+    /// The memory that the block lies in.
+    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
     }
 
     /// The device that the memory belongs to. None for host memory and managed memory, which all devices may use.

@@ -10,8 +10,10 @@
 //! pytorch#196257).
 
 mod history;
+mod lending;
 
 pub(crate) use history::{History, Tenants};
+pub(crate) use lending::Lending;
 
 use super::handle::DeviceHandle;
 use crate::{
@@ -91,7 +93,7 @@ impl Hazards {
     /// Notes a use that was submitted to `stream` under `sequence`, after [`order`](Self::order).
     pub(crate) fn note(&self, stream: &Arc<StreamCore>, sequence: u64, bytes: Range<usize>, access: Access) {
         let mut history = self.0.lock();
-        let Past { uses, known, devices } = history.past();
+        let Past { uses, known, devices, .. } = history.past();
         if stream.handle.stepped {
             *devices |= bit(stream.handle.device);
         }
@@ -208,6 +210,9 @@ impl Hazards {
 
 impl History {
     fn order(&self, op: &'static str, stream: &StreamCore, bytes: &Range<usize>, access: Access) -> Result<()> {
+        if self.lending().is_some_and(|lending| lending.refuses(access)) {
+            return Err(Error::Borrowed { device: stream.handle.device });
+        }
         stream.handle.acquire(self.known());
         for last in self.uses() {
             if last.conflicts(bytes, access) && !stream.handle.injected(Bug::OrderDropped) {

@@ -170,5 +170,7 @@ fn end(worker: &Rc<Worker>, gang: &Arc<Gang>, in_gang: InGang<'_>, known: &Mutex
         }
         in_gang.unpark(gang.is_stuck());
     }
-    worker.cache.borrow_mut().publish_stats();
+    let mut cache = worker.cache.borrow_mut();
+    cache.let_go();
+    cache.publish_stats();
 }

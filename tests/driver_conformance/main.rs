@@ -13,6 +13,8 @@ mod mapped;
 mod memory;
 mod peers;
 mod rig;
+#[cfg(target_os = "linux")]
+mod shared;
 mod software;
 mod streams;
 mod values;
@@ -60,6 +62,7 @@ suite! {
     graphs: a_graph_runs_when_it_is_launched_and_as_often a_launch_follows_its_stream
         what_a_graph_cannot_hold_is_refused
         an_empty_graph_does_nothing one_stream_captures_again_and_again a_graph_copies_between_devices;
+    shared: a_mapping_is_shared_by_its_descriptor what_is_no_such_memory_is_refused what_is_shared_does_not_move;
     values: a_value_orders_two_streams values_compare_cyclically the_host_writes_a_value a_value_orders_two_devices
         the_host_looks_at_a_value;
 }

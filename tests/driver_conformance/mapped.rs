@@ -4,16 +4,16 @@ use crate::rig::*;
 use gpu_pool::driver::{Address, DriverRef, DriverResult, FaultKind};
 
 /// A window, with all that is mapped in it.
-struct Window {
+pub struct Window {
     of: DriverRef,
-    raw: Address,
+    pub raw: Address,
     bytes: u64,
-    mapped: Vec<(Address, usize)>,
+    pub mapped: Vec<(Address, usize)>,
 }
 
 impl Window {
     /// One of so many units of the granularity; `None` and a note where there are none.
-    fn new(of: &DriverRef, units: usize) -> Option<(Window, usize)> {
+    pub fn new(of: &DriverRef, units: usize) -> Option<(Window, usize)> {
         let Some(unit) = of.vm_granularity() else {
             eprintln!("skipped: the device has no virtual memory");
             return None;
@@ -24,7 +24,7 @@ impl Window {
         Some((Window { of: of.clone(), raw, bytes, mapped: Vec::new() }, unit))
     }
 
-    fn try_map(&mut self, offset: usize, bytes: usize) -> DriverResult<Address> {
+    pub fn try_map(&mut self, offset: usize, bytes: usize) -> DriverResult<Address> {
         let at = self.raw + offset as u64;
         // SAFETY: the cases wait for all that uses a place before something else comes there.
         unsafe { self.of.vm_map(at, bytes)? };
@@ -33,12 +33,12 @@ impl Window {
     }
 
     #[track_caller]
-    fn map(&mut self, offset: usize, bytes: usize) -> Address {
+    pub fn map(&mut self, offset: usize, bytes: usize) -> Address {
         self.try_map(offset, bytes).unwrap()
     }
 
     #[track_caller]
-    fn unmap(&mut self, at: Address) {
+    pub fn unmap(&mut self, at: Address) {
         let index = self.mapped.iter().position(|(own, _)| *own == at).unwrap();
         let (at, bytes) = self.mapped.swap_remove(index);
         // SAFETY: as above.
@@ -64,7 +64,7 @@ impl Drop for Window {
 }
 
 #[track_caller]
-fn put(of: &DriverRef, at: Address, bytes: &[u8]) {
+pub fn put(of: &DriverRef, at: Address, bytes: &[u8]) {
     let (s, mut from) = (stream(of), pinned(of, bytes.len()));
     from.all().copy_from_slice(bytes);
     // SAFETY: live memory, waited for at once.
@@ -73,7 +73,7 @@ fn put(of: &DriverRef, at: Address, bytes: &[u8]) {
 }
 
 #[track_caller]
-fn get(of: &DriverRef, at: Address, bytes: usize) -> Vec<u8> {
+pub fn get(of: &DriverRef, at: Address, bytes: usize) -> Vec<u8> {
     let (s, mut to) = (stream(of), pinned(of, bytes));
     // SAFETY: as above.
     unsafe { of.copy_to_host(to.raw, at, bytes, s.raw) }.unwrap();

@@ -52,6 +52,17 @@ impl Driver for Checked {
             Ok(())
         };
 
+        #[cfg(target_os = "linux")]
+        vm_export(address, bytes);
+        // Its contents were written by another process.
+        #[cfg(target_os = "linux")]
+        vm_import(address, bytes, memory) => {
+            call()?;
+            this.added(address, bytes, Source::Mapped(this.index));
+            this.checker.state.lock().heap.write(address..address + bytes as u64);
+            Ok(())
+        };
+
         stream_create(priority) => {
             let stream = call()?;
             this.checker.state.lock().stream_created((this.index, stream.0));

@@ -108,6 +108,10 @@ impl Driver for CudaGpu {
         vm_map(address, bytes) => gated(call);
         vm_unmap(address, bytes) => gated(call);
         vm_move(from, to, bytes) => gated(call);
+        #[cfg(target_os = "linux")]
+        vm_export(address, bytes) => gated(call);
+        #[cfg(target_os = "linux")]
+        vm_import(address, bytes, memory) => gated(call);
 
         stream_create(priority) => gated(call);
         stream_destroy(stream) => gated(call);

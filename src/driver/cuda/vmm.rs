@@ -8,6 +8,9 @@
 //! The structs are those of `cuda.h`, since cudarc's differ from version to version of CUDA (13.2 has a union in
 //! `CUmemLocation`); the layout has not changed since 10.2.
 
+#[cfg(target_os = "linux")]
+mod export;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ffi::{c_int, c_void},
@@ -122,6 +125,8 @@ struct Mapping {
     bytes: usize,
     /// The physical memory. The handle is kept, because a move maps the memory again.
     handle: Handle,
+    /// Whether another process may have it, too.
+    shared: bool,
 }
 
 /// The list of a device.
@@ -219,7 +224,7 @@ impl CudaGpu {
             let _ = unsafe { sys::cuMemRelease(handle) };
             return Err(fault);
         }
-        space.mappings.insert(address, Mapping { bytes, handle });
+        space.mappings.insert(address, Mapping { bytes, handle, shared: false });
         Ok(())
     }
 
@@ -291,6 +296,9 @@ impl CudaGpu {
         let space = space(self.device);
         let mut space = space.lock();
         let mapping = space.whole(from, bytes)?;
+        if mapping.shared {
+            return Err(fault::invalid(format!("the mapping at {from:#x} is for other processes, and does not move")));
+        }
         space.check_place(to, bytes)?;
         // The memory is mapped twice for a moment, so that a failure of either step leaves the old mapping. SAFETY: a
         // range in a window, with nothing mapped there.
@@ -385,7 +393,7 @@ mod tests {
     use super::*;
 
     fn space() -> Space {
-        let mapping = |bytes| Mapping { bytes, handle: 0 };
+        let mapping = |bytes| Mapping { bytes, handle: 0, shared: false };
         Space {
             windows: BTreeMap::from([(1000, 100)]),
             mappings: BTreeMap::from([(1020, mapping(10)), (1030, mapping(20))]),

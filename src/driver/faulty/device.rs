@@ -72,6 +72,15 @@ impl Driver for Faulty {
             Ok(())
         };
 
+        #[cfg(target_os = "linux")]
+        vm_export(address, bytes) => this.asks(FaultOp::VmExport, call);
+        #[cfg(target_os = "linux")]
+        vm_import(address, bytes, memory) => {
+            this.asks(FaultOp::VmImport, call)?;
+            this.common.allocated(address, Owned { bytes, device: this.index, lie: None });
+            Ok(())
+        };
+
         stream_create(priority) => this.asks(FaultOp::StreamCreate, call);
         stream_destroy(stream) => this.give_back(FaultOp::StreamDestroy, call);
         stream_query(stream) => this.asks(FaultOp::StreamQuery, call);

@@ -77,6 +77,12 @@ impl Block {
         }
     }
 
+    /// The pages of a window.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub fn pages(&self) -> Option<&Pages> {
+        if let Raw::Reserved(pages) = &self.raw { Some(pages) } else { None }
+    }
+
     /// Whether the addresses have memory.
     pub fn is_real(&self) -> bool {
         !matches!(self.raw, Raw::Nothing)

@@ -18,6 +18,8 @@ use crate::driver::{
     Address, DeviceInfo, Driver, DriverResult, Launch, ModuleImage, RawEvent, RawFunction, RawGraph, RawModule,
     RawStream,
 };
+#[cfg(target_os = "linux")]
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc, time::Duration};
 
 /// A software GPU; see the [module docs](super). Made by [`machine`](super::machine).
@@ -108,6 +110,28 @@ impl Driver for HostGpu {
         let Core { memory, active, .. } = &mut state.core;
         let busy = |ptr: *mut u8| active.conflicts(ptr as usize, bytes, true);
         memory.remap(self.index, [from, to], bytes, busy)
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    unsafe fn vm_export(&self, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
+        self.check_virtual()?;
+        self.alive()?.core.memory.export(self.index, address, bytes)
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    unsafe fn vm_import(&self, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult {
+        self.check_virtual()?;
+        self.alive()?.core.memory.import(self.index, address, bytes, memory)
+    }
+
+    #[cfg(all(target_os = "linux", miri))]
+    unsafe fn vm_export(&self, _: Address, _: usize) -> DriverResult<OwnedFd> {
+        Err(fault::unsupported("no virtual memory management under Miri"))
+    }
+
+    #[cfg(all(target_os = "linux", miri))]
+    unsafe fn vm_import(&self, _: Address, _: usize, _: BorrowedFd<'_>) -> DriverResult {
+        Err(fault::unsupported("no virtual memory management under Miri"))
     }
 
     fn stream_create(&self, priority: i32) -> DriverResult<RawStream> {

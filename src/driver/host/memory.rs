@@ -12,7 +12,7 @@ use super::{
     block::{ALIGN, Block},
     clock::Side,
     fault,
-    window::Windows,
+    window::{Shared, Windows},
 };
 use crate::driver::{Address, DriverResult, Fault};
 use parking_lot::Mutex;
@@ -211,8 +211,9 @@ impl Memory {
         busy: impl FnOnce(*mut u8) -> bool,
     ) -> DriverResult {
         let space = &mut self.devices[device];
-        space.windows.unmap(address, bytes, busy)?;
-        space.used -= bytes as u64;
+        if space.windows.unmap(address, bytes, busy)? != Some(Shared::Imported) {
+            space.used -= bytes as u64;
+        }
         Ok(())
     }
 
@@ -229,11 +230,19 @@ impl Memory {
         if !windows.is_mapping(from, bytes) {
             return Err(fault::invalid(format!("{bytes} bytes at {from:#x} are not what was mapped there")));
         }
+        if windows.shared(from).is_some() {
+            return Err(fault::invalid(format!("the mapping at {from:#x} is for other processes, and does not move")));
+        }
         let (block, offset) = windows.map(to, bytes)?;
         if cfg!(debug_assertions) && !self.dry {
             block.poison(offset, bytes);
         }
-        windows.unmap(from, bytes, busy)
+        windows.unmap(from, bytes, busy).map(drop)
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub(super) fn windows(&mut self, device: usize) -> &mut Windows {
+        &mut self.devices[device].windows
     }
 
     /// Registers host memory and returns its address.

@@ -41,6 +41,8 @@ mod clock;
 mod deadlock;
 mod event;
 mod exec;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod export;
 mod fault;
 #[cfg(feature = "blas")]
 mod gemm;

@@ -14,6 +14,11 @@ pub(super) const SUPPORTED: bool = cfg!(all(any(target_os = "linux", target_os =
 #[cfg(all(any(target_os = "linux", target_os = "macos"), not(miri)))]
 mod system {
     use std::ptr::{self, NonNull};
+    #[cfg(target_os = "linux")]
+    use std::{
+        io,
+        os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    };
 
     /// Bytes of the computer's memory.
     pub fn physical() -> Option<u64> {
@@ -60,6 +65,52 @@ mod system {
             // within the range, which only this value uses; the caller promises that no reference into it exists.
             unsafe { libc::mmap(at.cast(), bytes, NOTHING, FRESH | libc::MAP_FIXED, -1, 0) };
         }
+    }
+
+    /// What other processes can map, too.
+    #[cfg(target_os = "linux")]
+    impl Pages {
+        /// Fresh memory of its own.
+        pub fn shareable(bytes: usize) -> io::Result<OwnedFd> {
+            // SAFETY: a C string; plain system calls on the descriptor that is made here, which nobody else has.
+            unsafe {
+                let raw = libc::memfd_create(c"gpu-pool".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+                done(raw)?;
+                let memory = OwnedFd::from_raw_fd(raw);
+                done(libc::ftruncate(raw, bytes as libc::off_t))?;
+                // Whoever has it cannot shorten it, which would kill the others at their next access (SIGBUS).
+                done(libc::fcntl(raw, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL))?;
+                Ok(memory)
+            }
+        }
+
+        /// Whether it is memory of [`shareable`](Self::shareable) with this size.
+        pub fn is_shareable(memory: BorrowedFd<'_>, bytes: usize) -> bool {
+            let raw = memory.as_raw_fd();
+            // SAFETY: `stat` is plain data, which `fstat` fills in; an open descriptor.
+            unsafe {
+                let mut stat: libc::stat = std::mem::zeroed();
+                let seals = libc::fcntl(raw, libc::F_GET_SEALS);
+                let sealed = seals >= 0 && seals & libc::F_SEAL_SHRINK != 0;
+                sealed && libc::fstat(raw, &mut stat) == 0 && stat.st_size == bytes as libc::off_t
+            }
+        }
+
+        /// Puts this memory into a part of the range, instead of what is there.
+        pub fn share(&self, offset: usize, bytes: usize, memory: BorrowedFd<'_>) -> io::Result<()> {
+            debug_assert!(offset + bytes <= self.bytes);
+            let at = self.first.as_ptr().wrapping_add(offset);
+            let (rights, how) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+            // SAFETY: within the range, which only this value uses; the caller promises that no reference into it
+            // exists.
+            let mapped = unsafe { libc::mmap(at.cast(), bytes, rights, how, memory.as_raw_fd(), 0) };
+            if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn done(result: libc::c_int) -> io::Result<()> {
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     impl Drop for Pages {

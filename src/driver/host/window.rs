@@ -23,6 +23,15 @@ struct Window {
     block: Arc<Block>,
     /// The mappings: bytes by first address.
     mapped: BTreeMap<Address, usize>,
+    /// The mappings that other processes may have, too.
+    shared: BTreeMap<Address, Shared>,
+}
+
+/// Which process has allocated a shared mapping.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shared {
+    Exported,
+    Imported,
 }
 
 impl Windows {
@@ -47,7 +56,7 @@ impl Windows {
         let block = Pages::reserve(length).map(|pages| Block::reserved(pages, length)).or_else(nothing);
         let block = block.ok_or_else(none)?;
         self.cursor = at + bytes;
-        self.by_address.insert(at, Window { bytes, block, mapped: BTreeMap::new() });
+        self.by_address.insert(at, Window { bytes, block, mapped: BTreeMap::new(), shared: BTreeMap::new() });
         Ok(at)
     }
 
@@ -119,19 +128,51 @@ impl Windows {
         Ok((window.block.clone(), offset))
     }
 
+    /// Puts shared memory behind a mapping.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub fn share(
+        &mut self,
+        address: Address,
+        bytes: usize,
+        memory: std::os::fd::BorrowedFd<'_>,
+        how: Shared,
+    ) -> DriverResult {
+        let (start, window) = self.around(address, bytes)?;
+        let Some(pages) = window.block.pages() else {
+            return Err(fault::unsupported("a dry machine has no memory to share"));
+        };
+        pages
+            .share((address - start) as usize, bytes, memory)
+            .map_err(|why| fault::unsupported(format!("shared memory could not be mapped: {why}")))?;
+        window.shared.insert(address, how);
+        Ok(())
+    }
+
     /// Removes a mapping. `busy`: whether a running operation uses the memory; then it stays committed until another
-    /// mapping replaces it.
-    pub fn unmap(&mut self, address: Address, bytes: usize, busy: impl FnOnce(*mut u8) -> bool) -> DriverResult {
+    /// mapping replaces it. Returns how it was shared.
+    pub fn unmap(
+        &mut self,
+        address: Address,
+        bytes: usize,
+        busy: impl FnOnce(*mut u8) -> bool,
+    ) -> DriverResult<Option<Shared>> {
         let (start, window) = self.around(address, bytes)?;
         if window.mapped.get(&address) != Some(&bytes) {
             return Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")));
         }
         window.mapped.remove(&address);
         let offset = (address - start) as usize;
-        if !busy(window.block.at(offset)) {
+        let shared = window.shared.remove(&address);
+        // What is shared goes in any case: a later mapping must not be another process's memory.
+        if shared.is_some() || !busy(window.block.at(offset)) {
             window.block.decommit(offset, bytes);
         }
-        Ok(())
+        Ok(shared)
+    }
+
+    /// How the mapping at an address is shared.
+    pub fn shared(&self, address: Address) -> Option<Shared> {
+        self.by_address.range(..=address).next_back()?.1.shared.get(&address).copied()
     }
 
     /// Whether exactly this range is one mapping.

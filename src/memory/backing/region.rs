@@ -7,8 +7,9 @@ use crate::{
     driver::{Address, DriverResult, Fault, FaultKind, check::Token},
     memory::handle::DeviceHandle,
 };
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{any::Any, collections::BTreeMap, ops::Range, sync::Arc};
 
 /// A set of units whose memory may be contiguous. Its drop gives back the units that are left, and then the addresses.
 /// The pool changes it while the pool lives, the last drop of a block afterwards. Both are rare, so a lock is good
@@ -22,6 +23,8 @@ pub(crate) struct Region {
     units: Mutex<BTreeMap<Address, Unit>>,
     /// With a checker: the knowledge of the threads that have freed its blocks.
     known: Mutex<Option<Box<Token>>>,
+    /// Dropped when the memory has been given back; never if some of it was leaked.
+    attached: OnceCell<Box<dyn Any + Send + Sync>>,
 }
 
 #[derive(Clone, Copy)]
@@ -40,7 +43,8 @@ enum State {
 }
 
 impl Region {
-    pub(super) fn window(handle: &Arc<DeviceHandle>, window: Range<Address>) -> Arc<Self> {
+    /// An empty range of addresses.
+    pub(crate) fn window(handle: &Arc<DeviceHandle>, window: Range<Address>) -> Arc<Self> {
         Arc::new(Self::new(handle, ChunkKind::Device, Some(window)))
     }
 
@@ -52,7 +56,27 @@ impl Region {
     }
 
     fn new(handle: &Arc<DeviceHandle>, kind: ChunkKind, window: Option<Range<Address>>) -> Self {
-        Region { handle: handle.clone(), kind, window, units: Mutex::default(), known: Mutex::default() }
+        Region {
+            handle: handle.clone(),
+            kind,
+            window,
+            units: Mutex::default(),
+            known: Mutex::default(),
+            attached: OnceCell::new(),
+        }
+    }
+
+    /// Attaches a value that is dropped when the memory has been given back. Once.
+    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    pub(crate) fn attach(&self, value: impl Any + Send + Sync) {
+        let attached = self.attached.set(Box::new(value));
+        debug_assert!(attached.is_ok(), "a value is attached already");
+    }
+
+    /// The attached value, if it has this type.
+    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    pub(crate) fn attached<T: Any>(&self) -> Option<&T> {
+        self.attached.get()?.downcast_ref()
     }
 
     /// Whether the region is empty for ever.
@@ -75,7 +99,7 @@ impl Region {
         }
     }
 
-    pub(super) fn add(&self, address: Address, bytes: u64) {
+    pub(crate) fn add(&self, address: Address, bytes: u64) {
         self.units.lock().insert(address, Unit { bytes, state: State::Here });
     }
 
@@ -191,6 +215,9 @@ impl Drop for Region {
             if let Err(fault) = unsafe { self.handle.driver.vm_release(window.start, window.end - window.start) } {
                 refused(fault);
             }
+        }
+        if !empty {
+            std::mem::forget(self.attached.take());
         }
     }
 }

@@ -17,6 +17,7 @@
 //!
 //! **Out of memory.** `ladder` has the order of the attempts.
 
+mod apart;
 pub(super) mod audit;
 mod classes;
 mod ladder;
@@ -38,6 +39,7 @@ use crate::{
     error::{Error, Result},
     memory::stream::StreamCore,
 };
+use apart::Apart;
 use audit::Audit;
 use classes::{ALIGN, SMALL};
 use ladder::Need;
@@ -85,6 +87,7 @@ pub(crate) struct Cache {
     small: Small,
     #[allow(clippy::vec_box, reason = "a header is a node of `Returns`, and stays where it is")]
     spare: Vec<Box<Block>>,
+    apart: Apart,
     stats: MemoryStats,
     ledger: Option<Box<Ledger>>,
     audit: Option<Box<Audit>>,
@@ -118,6 +121,7 @@ impl Cache {
             heap: Heap::new(),
             small: Small::new(),
             spare: Vec::new(),
+            apart: Apart::default(),
             stats: MemoryStats::default(),
             ledger: settings.records().then(|| Box::new(Ledger::new(handle.device, ledger::EVENTS))),
             audit: None,
@@ -214,6 +218,9 @@ impl Cache {
 
     #[inline(never)]
     fn sort_in(&mut self, mut block: Box<Block>, remote: bool) {
+        if block.origin == Origin::Region {
+            return self.leave(block);
+        }
         if let Some(audit) = &mut self.audit {
             let Some(looked_at) = audit.returned(block, remote) else { return };
             block = looked_at;
@@ -232,7 +239,7 @@ impl Cache {
                     self.spare.push(block);
                 }
             }
-            Origin::Region => unreachable!("memory that is not pooled does not come home"),
+            Origin::Region => unreachable!("it has left above"),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Blocks carry it inside [`Hazards`](super::Hazards); the heap carries it as the [`Payload`] of free memory.
 //! Invariant: splitting and joining never lose a use that may still be in flight.
 
-use super::{Access, MERGE_ABOVE, OPEN, Use, Uses};
+use super::{Access, Lending, MERGE_ABOVE, OPEN, Use, Uses};
 use crate::{
     driver::check::Token,
     error::Result,
@@ -24,6 +24,8 @@ pub(super) struct Past {
     pub(super) known: Option<Box<Token>>,
     /// When stepped: the devices that have used the block since it was handed out, one bit each.
     pub(super) devices: u64,
+    /// Memory that other processes may have.
+    pub(super) lent: Option<Arc<Lending>>,
 }
 
 /// Which streams may still use a free block. Free lists keep blocks of one kind together.
@@ -38,6 +40,16 @@ pub(crate) enum Tenants {
 }
 
 impl History {
+    /// No uses, of memory that other processes may have.
+    #[cfg(all(feature = "cluster", target_os = "linux"))]
+    pub(crate) fn lent_by(lending: &Arc<Lending>) -> Self {
+        History(Some(Box::new(Past { lent: Some(lending.clone()), ..Past::default() })))
+    }
+
+    pub(super) fn lending(&self) -> Option<&Lending> {
+        self.0.as_ref()?.lent.as_deref()
+    }
+
     /// Knowledge of the threads that have removed uses.
     pub(crate) fn known(&self) -> Option<&Token> {
         self.0.as_ref()?.known.as_deref()
@@ -207,7 +219,7 @@ impl Payload for History {
         });
         let known = past.known.clone();
         let blank = later.is_empty() && known.is_none();
-        History((!blank).then(|| Box::new(Past { uses: later, known, devices: 0 })))
+        History((!blank).then(|| Box::new(Past { uses: later, known, devices: 0, lent: None })))
     }
 
     fn join(&mut self, at: usize, later: Self) {

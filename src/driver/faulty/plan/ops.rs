@@ -48,6 +48,10 @@ ops! {
     VmUnmap "vm-unmap",
     /// Moves a mapping to other addresses.
     VmMove "vm-move",
+    /// Makes a descriptor of a mapping, for other processes.
+    VmExport "vm-export",
+    /// Maps the memory behind another process's descriptor.
+    VmImport "vm-import",
     /// Creates a stream.
     StreamCreate "stream-create",
     /// Destroys a stream.

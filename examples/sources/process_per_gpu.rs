@@ -1,0 +1,118 @@
+//! CUDA.jl, "Multiple GPUs", scenario 1: a process for each device; and what the text misses there, a buffer that goes
+//! from process to process without a copy through the CPU.
+//!
+//! `cargo run --release --example process_per_gpu`. It starts two workers of its own, on two GPUs, or on the only one
+//! there is, else on software GPUs. Each worker lends its numbers to the other one, which sums them where they are.
+
+use anyhow::{Context, Result, ensure};
+use gpu_pool::{
+    Builder, GpuPool,
+    cluster::{Imported, IpcBuffer},
+};
+use std::{
+    env,
+    io::{BufRead, BufReader, Write, stdin, stdout},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    if let [worker, device, peer, len] = &args[..] {
+        let devices = [device.parse()?, peer.parse()?];
+        return work(GpuPool::builder(), worker, devices, len.parse()?, &mut stdin().lock(), &mut stdout());
+    }
+    let program = env::current_exe()?;
+    let start = |args: &[String]| {
+        let mut worker = Command::new(&program);
+        worker.args(args);
+        worker
+    };
+    run(GpuPool::builder().build()?, start, &mut stdout(), 1_000_000)
+}
+
+/// Starts two workers with `start`, which gets their arguments, and passes on what they tell each other.
+pub fn run(pool: GpuPool, start: impl Fn(&[String]) -> Command, out: &mut dyn Write, len: usize) -> Result<()> {
+    let device = |worker: usize| (worker % pool.devices()).to_string();
+    let mut workers = Vec::new();
+    for worker in 0..2 {
+        let args = [worker.to_string(), device(worker), device(1 - worker), len.to_string()];
+        let mut process = start(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (to, from) = process.stdin.take().zip(process.stdout.take()).context("no pipes")?;
+        workers.push((process, to, BufReader::new(from)));
+    }
+    let mut heard = Vec::new();
+    for (_, _, from) in &mut workers {
+        writeln!(out, "{}", hear(from, "told ")?)?;
+        heard.push((hear(from, "sum ")?, hear(from, "ipc ")?));
+    }
+    for ((_, to, _), (_, ipc)) in workers.iter_mut().zip(heard.iter().rev()) {
+        writeln!(to, "{ipc}")?;
+    }
+    for (worker, (_, _, from)) in workers.iter_mut().enumerate() {
+        let sum = hear(from, "peer ")?;
+        check(worker, &sum, &heard[1 - worker].0, len)?;
+        writeln!(out, "Worker {worker} sums what worker {} has: {sum}", 1 - worker)?;
+    }
+    for (mut process, ..) in workers {
+        ensure!(process.wait()?.success(), "a worker has failed");
+    }
+    Ok(())
+}
+
+/// A worker: it works on the first device, and reads the other worker's memory on the second one, where that lies.
+pub fn work(
+    builder: Builder,
+    worker: &str,
+    [own, peer]: [usize; 2],
+    len: usize,
+    from: &mut dyn BufRead,
+    to: &mut dyn Write,
+) -> Result<()> {
+    let mut devices = vec![own, peer];
+    devices.dedup();
+    let pool = builder.devices(&devices).build()?;
+    let seed = worker.parse()?;
+    let (x, name, total) = first(pool.run_on(&[0], |dev, _| {
+        let mut x = dev.exportable::<f32>(len)?;
+        dev.uniform(&mut x, 0.0..1.0, seed, 0)?;
+        let total = dev.download(&dev.sum(&x)?)?[0];
+        Ok((x, dev.name().to_owned(), total))
+    })?)?;
+    writeln!(to, "told Worker {worker} uses {name} {own}\nsum {total}\nipc {}", serde_json::to_string(&x.export()?)?)?;
+    let mut line = String::new();
+    from.read_line(&mut line)?;
+    let ipc: IpcBuffer = serde_json::from_str(&line)?;
+    let total = first(pool.run_on(&[pool.devices() - 1], |dev, _| {
+        let x: Imported<f32> = dev.import(&ipc)?;
+        let total = dev.download(&dev.sum(&x)?)?[0];
+        x.release(dev)?;
+        Ok(total)
+    })?)?;
+    writeln!(to, "peer {total}")?;
+    // The other one may still be reading.
+    pool.run_on(&[0], |dev, _| dev.wait_released(&x, Duration::from_secs(60)))?;
+    Ok(())
+}
+
+fn first<T>(results: Vec<T>) -> Result<T> {
+    results.into_iter().next().context("no device")
+}
+
+/// The rest of the next line with this begin.
+fn hear(from: &mut impl BufRead, begin: &str) -> Result<String> {
+    for line in from.lines() {
+        if let Some((_, said)) = line?.split_once(begin) {
+            return Ok(said.to_owned());
+        }
+    }
+    anyhow::bail!("a worker has ended")
+}
+
+/// Both processes have the same sum of the same memory, about half of the number of numbers.
+pub fn check(worker: usize, sum: &str, expected: &str, len: usize) -> Result<()> {
+    ensure!(sum == expected, "worker {worker} sees {sum}, and its peer {expected}");
+    let mean = sum.parse::<f64>()? / len as f64;
+    ensure!((mean - 0.5).abs() < 0.02, "the mean is {mean}");
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Physical memory in other processes' hands: descriptors of mappings, and mappings of descriptors.
+
+use super::{Handle, Mapping, ON_DEVICE, PINNED, Properties, Wishes, space, sys};
+use crate::driver::{
+    Address, DriverResult,
+    cuda::{CudaGpu, fault},
+};
+use std::{
+    ffi::c_void,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+};
+
+const DESCRIPTOR: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+impl CudaGpu {
+    /// # Safety
+    /// See [`Driver::vm_export`](crate::driver::Driver::vm_export).
+    pub(in super::super) unsafe fn vm_export(&self, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
+        if !self.virtual_memory()?.wishes.exportable {
+            return Err(fault::unsupported("memory of this GPU cannot be given to other processes here"));
+        }
+        self.enter()?;
+        let space = space(self.device);
+        let mut space = space.lock();
+        let mapping = space.whole(address, bytes)?;
+        let mut descriptor = -1;
+        let to = (&raw mut descriptor).cast::<c_void>();
+        // SAFETY: a live handle; the pointer is to an integer, which is what this type of handle is.
+        self.check(unsafe { sys::cuMemExportToShareableHandle(to, mapping.handle, DESCRIPTOR, 0) })?;
+        // SAFETY: the driver has just opened it for the caller.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        space.mappings.insert(address, Mapping { shared: true, ..mapping });
+        Ok(descriptor)
+    }
+
+    /// # Safety
+    /// See [`Driver::vm_import`](crate::driver::Driver::vm_import).
+    pub(in super::super) unsafe fn vm_import(
+        &self,
+        address: Address,
+        bytes: usize,
+        memory: BorrowedFd<'_>,
+    ) -> DriverResult {
+        self.check_multiple(address, bytes as u64)?;
+        self.enter()?;
+        let space = space(self.device);
+        let mut space = space.lock();
+        space.check_place(address, bytes)?;
+        let mut handle: Handle = 0;
+        // The descriptor itself, not a pointer to it.
+        let from = std::ptr::without_provenance_mut::<c_void>(memory.as_raw_fd() as usize);
+        // SAFETY: the pointer is to a live integer; an open descriptor, which the driver does not close.
+        self.check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, from, DESCRIPTOR) })?;
+        let mapped = self.is_own(handle).and_then(|()| {
+            // SAFETY: a place in a window, with nothing mapped there.
+            unsafe { self.attach(&space, address, bytes, handle) }
+        });
+        if let Err(fault) = mapped {
+            // SAFETY: the memory is not mapped.
+            let _ = unsafe { sys::cuMemRelease(handle) };
+            return Err(fault);
+        }
+        space.mappings.insert(address, Mapping { bytes, handle, shared: true });
+        Ok(())
+    }
+
+    /// Whether the memory is this GPU's.
+    fn is_own(&self, handle: Handle) -> DriverResult {
+        let mut properties = Wishes { exportable: true, rdma: false }.properties(self.device);
+        // SAFETY: a live handle; the pointer is to a struct of the layout that the driver writes.
+        let asked = unsafe { sys::cuMemGetAllocationPropertiesFromHandle((&raw mut properties).cast(), handle) };
+        self.check(asked)?;
+        let Properties { kind, location, .. } = properties;
+        if kind == PINNED && location.kind == ON_DEVICE && location.id == self.device {
+            return Ok(());
+        }
+        Err(fault::invalid(format!("the descriptor is of memory at {}, not of GPU {}", location.id, self.device)))
+    }
+}

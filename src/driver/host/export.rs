@@ -1,0 +1,44 @@
+//! Mappings of a software GPU that other processes have, too: memory with a descriptor (memfd).
+
+use super::{
+    fault,
+    memory::Memory,
+    pages::Pages,
+    window::{Shared, Windows},
+};
+use crate::driver::{Address, DriverResult};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+impl Memory {
+    /// Puts memory with a descriptor behind a mapping.
+    pub fn export(&mut self, device: usize, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
+        self.windows(device).export(address, bytes)
+    }
+
+    /// Maps another process's memory. It is that process's device that has less memory by it.
+    pub fn import(&mut self, device: usize, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult {
+        self.windows(device).import(address, bytes, memory)
+    }
+}
+
+impl Windows {
+    fn export(&mut self, address: Address, bytes: usize) -> DriverResult<OwnedFd> {
+        if !self.is_mapping(address, bytes) || self.shared(address).is_some() {
+            return Err(fault::invalid(format!("{bytes} bytes at {address:#x} are not what was mapped there")));
+        }
+        let memory = Pages::shareable(bytes).map_err(|why| fault::unsupported(format!("no shared memory: {why}")))?;
+        self.share(address, bytes, memory.as_fd(), Shared::Exported)?;
+        Ok(memory)
+    }
+
+    fn import(&mut self, address: Address, bytes: usize, memory: BorrowedFd<'_>) -> DriverResult {
+        self.check_free(address, bytes)?;
+        if !Pages::is_shareable(memory, bytes) {
+            return Err(fault::invalid(format!("the descriptor is not of {bytes} bytes of a software GPU")));
+        }
+        self.map(address, bytes)?;
+        self.share(address, bytes, memory, Shared::Imported).inspect_err(|_| {
+            let _ = self.unmap(address, bytes, |_| false);
+        })
+    }
+}

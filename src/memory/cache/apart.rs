@@ -1,0 +1,159 @@
+//! Blocks in chunks of their own: memory that other processes have, too.
+//!
+//! Such a block is not pooled: it counts in no [`MemoryStats`](super::MemoryStats), and goes back to the driver when
+//! its last handle is gone and its last uses have completed. It comes home like every other block, since after a failed
+//! scope memory that was freed may still be in use.
+
+use super::Cache;
+use crate::memory::block::Block;
+
+/// The blocks of a cache that are not pooled.
+#[derive(Default)]
+pub(super) struct Apart {
+    /// Number of blocks that have not come home.
+    out: usize,
+    /// Blocks that have come home before their last uses had completed.
+    #[allow(clippy::vec_box, reason = "blocks come as boxes")]
+    leaving: Vec<Box<Block>>,
+}
+
+impl Apart {
+    /// The blocks whose uses have completed go to the driver.
+    fn let_go(&mut self) {
+        self.leaving.extract_if(.., |block| block.hazards.history().all_completed()).for_each(|block| block.release());
+    }
+
+    /// All blocks go to the driver; memory that is still in use is leaked.
+    pub(super) fn end(&mut self) {
+        self.leaving.drain(..).for_each(|block| block.release());
+    }
+}
+
+impl Cache {
+    /// Takes a block whose last handle is gone.
+    pub(super) fn leave(&mut self, block: Box<Block>) {
+        self.apart.out = self.apart.out.saturating_sub(1);
+        self.apart.leaving.push(block);
+        self.apart.let_go();
+    }
+
+    /// At the end of a scope: memory that was dropped, here or on other threads, goes to the driver.
+    pub(crate) fn let_go(&mut self) {
+        if self.apart.out > 0 {
+            self.collect();
+        }
+        self.apart.let_go();
+    }
+}
+
+#[cfg(all(feature = "cluster", target_os = "linux"))]
+mod make {
+    use super::*;
+    use crate::{
+        driver::{Address, Fault, FaultKind},
+        error::{Error, Result},
+        memory::{
+            backing::Region,
+            block::{BlockRef, ChunkKind, Origin},
+            hazard::{History, Lending},
+        },
+    };
+    use std::{
+        os::fd::{BorrowedFd, OwnedFd},
+        sync::Arc,
+    };
+
+    /// A window, still without memory.
+    struct Window {
+        region: Arc<Region>,
+        at: Address,
+        bytes: usize,
+    }
+
+    impl Cache {
+        /// At least `bytes` bytes with a descriptor, by which other processes map them. The contents are undefined.
+        pub(crate) fn exportable(
+            &mut self,
+            op: &'static str,
+            bytes: usize,
+            lending: &Arc<Lending>,
+        ) -> Result<(BlockRef, OwnedFd)> {
+            let driver = self.handle.driver.clone();
+            let Window { region, at, bytes } = self.window(op, bytes)?;
+            // SAFETY: fresh addresses, which nobody else has.
+            let map = || unsafe { driver.vm_map(at, bytes) };
+            let mapped = map().or_else(|fault| match fault.kind {
+                FaultKind::OutOfMemory => {
+                    self.trim(&|| false);
+                    map()
+                }
+                _ => Err(fault),
+            });
+            self.handle.check(op, mapped).map_err(|error| asked(error, bytes))?;
+            region.add(at, bytes as u64);
+            // SAFETY: mapped just now; nobody else knows of it.
+            let memory = self.handle.check(op, unsafe { driver.vm_export(at, bytes) })?;
+            Ok((self.whole(region, (at, bytes), lending, false), memory))
+        }
+
+        /// The memory of another process, `bytes` bytes with that process's contents.
+        pub(crate) fn import(
+            &mut self,
+            op: &'static str,
+            bytes: usize,
+            memory: BorrowedFd<'_>,
+            lending: &Arc<Lending>,
+        ) -> Result<BlockRef> {
+            let Window { region, at, bytes } = self.window(op, bytes)?;
+            // SAFETY: fresh addresses, which nobody else has. The exporter has waited for its uses, and begins others
+            // only when the memory has come back.
+            self.handle.check(op, unsafe { self.handle.driver.vm_import(at, bytes, memory) })?;
+            region.add(at, bytes as u64);
+            Ok(self.whole(region, (at, bytes), lending, true))
+        }
+
+        fn window(&self, op: &'static str, bytes: usize) -> Result<Window> {
+            let (handle, driver) = (&self.handle, &self.handle.driver);
+            let unsupported = || Fault {
+                kind: FaultKind::Unsupported,
+                code: 801,
+                name: "CUDA_ERROR_NOT_SUPPORTED".into(),
+                detail: "this device has no virtual memory management".into(),
+                report: None,
+            };
+            let unit = handle.check(op, driver.vm_granularity().ok_or_else(unsupported))?;
+            let bytes = bytes.checked_next_multiple_of(unit).filter(|bytes| isize::try_from(*bytes).is_ok());
+            let Some(bytes) = bytes else {
+                return Err(Error::invalid(op, "more bytes than any memory has"));
+            };
+            let at = handle.check(op, driver.vm_reserve(bytes as u64))?;
+            Ok(Window { region: Region::window(handle, at..at + bytes as u64), at, bytes })
+        }
+
+        /// The block of a whole region.
+        fn whole(
+            &mut self,
+            region: Arc<Region>,
+            at: (Address, usize),
+            lending: &Arc<Lending>,
+            written: bool,
+        ) -> BlockRef {
+            let (handle, owner) = (&self.handle, Some(&self.owner));
+            if let Some(watch) = handle.watch() {
+                watch.checker.allocated(at.0, at.1, Some(watch.device), written);
+            }
+            let history = History::lent_by(lending);
+            let block = Block::new_free(handle, ChunkKind::Device, owner, &region, Origin::Region, at, history);
+            self.apart.out += 1;
+            BlockRef::activate(block)
+        }
+    }
+
+    /// The driver's fault does not name the request.
+    fn asked(mut error: Error, bytes: usize) -> Error {
+        if let Error::OutOfMemory { requested, .. } = &mut error {
+            *requested = bytes as u64;
+        }
+        error
+    }
+}

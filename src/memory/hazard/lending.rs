@@ -1,0 +1,89 @@
+//! Which uses a process may make of memory that other processes have, too: the rule of Rust's borrows, over processes.
+//!
+//! Other processes only read, any number of them, and so does this one; or one other process has the memory alone. So
+//! no safe program writes a race between processes.
+
+use super::Access;
+use parking_lot::Mutex;
+
+/// What other processes may do with a block.
+#[derive(Default)]
+pub(crate) struct Lending(Mutex<Lent>);
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(
+    not(all(feature = "cluster", target_os = "linux")),
+    expect(dead_code, reason = "nobody else can have the memory")
+)]
+enum Lent {
+    #[default]
+    Nobody,
+    Readers(usize),
+    Writer,
+}
+
+impl Lending {
+    /// Whether this process must not access the memory like this now.
+    pub(super) fn refuses(&self, access: Access) -> bool {
+        match *self.0.lock() {
+            Lent::Nobody => false,
+            Lent::Readers(_) => access == Access::Write,
+            Lent::Writer => true,
+        }
+    }
+}
+
+#[cfg(all(feature = "cluster", target_os = "linux"))]
+impl Lending {
+    /// Of memory that this process may only read.
+    pub(crate) fn read_only() -> Self {
+        Lending(Mutex::new(Lent::Readers(1)))
+    }
+
+    /// Another process may access the memory like this from now on. False if that excludes what others may do.
+    pub(crate) fn lend(&self, access: Access) -> bool {
+        let mut lent = self.0.lock();
+        *lent = match (*lent, access) {
+            (Lent::Nobody, Access::Write) => Lent::Writer,
+            (Lent::Nobody, Access::Read) => Lent::Readers(1),
+            (Lent::Readers(n), Access::Read) => Lent::Readers(n + 1),
+            _ => return false,
+        };
+        true
+    }
+
+    /// Ends one [`lend`](Self::lend).
+    pub(crate) fn give_back(&self) {
+        let mut lent = self.0.lock();
+        *lent = match *lent {
+            Lent::Readers(n) if n > 1 => Lent::Readers(n - 1),
+            _ => Lent::Nobody,
+        };
+    }
+
+    /// Whether another process may have the memory.
+    pub(crate) fn is_lent(&self) -> bool {
+        *self.0.lock() != Lent::Nobody
+    }
+}
+
+#[cfg(all(test, feature = "cluster", target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_read_or_one_writes() {
+        let lending = Lending::default();
+        let refused = |lending: &Lending| [Access::Read, Access::Write].map(|access| lending.refuses(access));
+        assert!(!lending.is_lent() && refused(&lending) == [false, false]);
+        assert!(lending.lend(Access::Read) && lending.lend(Access::Read) && !lending.lend(Access::Write));
+        lending.give_back();
+        assert_eq!(refused(&lending), [false, true]);
+        lending.give_back();
+        assert!(!lending.is_lent() && lending.lend(Access::Write));
+        assert!(!lending.lend(Access::Read) && !lending.lend(Access::Write));
+        assert_eq!(refused(&lending), [true, true]);
+        lending.give_back();
+        assert_eq!(refused(&lending), [false, false]);
+    }
+}

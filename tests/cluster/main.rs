@@ -1,0 +1,9 @@
+//! Several processes of one host or of many: see `src/cluster`.
+#![cfg(feature = "cluster")]
+
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+#[cfg(target_os = "linux")]
+mod ipc;
