@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 27] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -32,6 +32,7 @@ const KNOWN: [&str; 25] = [
     "LOOM",
     "MACHINE",
     "MEMORY",
+    "MPI",
     "MUTANT",
     "RECORD_MEMORY",
     "SEED",
@@ -39,6 +40,7 @@ const KNOWN: [&str; 25] = [
     "TEST_PEERS",
     "TEST_TASK",
     "TEST_TOO_MANY_HANDLES",
+    "TEST_TRANSPORT",
     "TIMEOUT",
     "TORCH",
     "TUNE",

@@ -4,3 +4,5 @@
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
 //! This room implements the traits of `collective/transport.rs`, and may use every room but `testing`.
+
+mod transport;
