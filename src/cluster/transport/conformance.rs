@@ -10,6 +10,7 @@
 mod cases;
 mod processes;
 mod random;
+mod speed;
 
 use super::{Message, Tag};
 use crate::{GpuPool, collective::transport::HostTransport, error::Error, memory::PinnedBuffer};

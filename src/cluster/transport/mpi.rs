@@ -37,7 +37,7 @@ use std::{
 
 /// Bytes of one request, at most: counts are `int`s. (Functions with large counts are of MPI 4, which Open MPI 4 is
 /// not.)
-const PIECE: usize = 1 << 30;
+pub(super) const PIECE: usize = 1 << 30;
 
 /// MPI in this process.
 pub(crate) struct Mpi {

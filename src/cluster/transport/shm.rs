@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 use std::{fmt, sync::Arc, time::Duration};
 
 /// Bytes of a ring. More do not help: they no longer stay in a core's cache.
-const RING: usize = 256 << 10;
+pub(super) const RING: usize = 256 << 10;
 
 /// The processes of one host, connected by shared memory.
 pub(crate) struct Shm {

@@ -1,11 +1,11 @@
 //! Runs the cases: between threads, between processes, under `mpirun`.
 
-use super::{Place, cases, random};
+use super::{Place, cases, random, speed};
 #[cfg(feature = "mpi")]
-use crate::cluster::transport::mpi::Mpi;
+use crate::cluster::transport::mpi::{Mpi, PIECE};
 use crate::{
     GpuPool,
-    cluster::transport::shm::Shm,
+    cluster::transport::shm::{RING, Shm},
     collective::transport::HostTransport,
     error::{Error, Result},
     testing::texts,
@@ -208,7 +208,9 @@ fn mpi() {
                 Some(at) => return println!("{}", text[at..].lines().next().unwrap_or_default()),
                 None => assert_eq!(text.matches("all cases passed").count(), size, "{task}: {text}"),
             }
-            text.lines().filter(|line| line.starts_with("library: ")).take(1).for_each(|line| println!("{line}"));
+            text.find("library: ")
+                .into_iter()
+                .for_each(|at| println!("{}", text[at..].lines().next().unwrap_or_default()));
         }
     }
 }
@@ -223,6 +225,22 @@ fn mpi_of_a_process_that_is_lost() {
         let told = fs::read_dir(&folder).unwrap().count();
         fs::remove_dir_all(&folder).unwrap();
         assert!(told == 2 || text.contains("skipped: "), "{case}: {told} of 2 have the error. {text}");
+    }
+}
+
+#[test]
+#[ignore = "prints times"]
+fn speed_of_shared_memory() {
+    println!("{}", between_processes(2, "speed")[0].1);
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+#[ignore = "prints times"]
+fn speed_of_mpi() {
+    for task in ["mpi speed", "mpi one_thread_speed"] {
+        let Some((_, text)) = under_mpirun(2, task) else { return };
+        println!("{task}\n{text}");
     }
 }
 
@@ -252,11 +270,13 @@ fn shared_memory(case: &str, (rank, size): (usize, usize), folder: &Path) {
         Ok(())
     };
     let get = |key: &str| wait_for(|| fs::read(file(key)).ok());
-    let transport = Shm::connect_with(EDGE, "test", (rank, size), set, get, DEADLINE).unwrap();
+    let ring = if case == "speed" { RING } else { EDGE };
+    let transport = Shm::connect_with(ring, "test", (rank, size), set, get, DEADLINE).unwrap();
     let pool = pool();
     let place = Place { transport: &transport, pool: &pool, rank, size, edge: EDGE };
     match case {
         "all" => cases::all(&place),
+        "speed" => speed::measure(&place),
         "death" if rank == 1 => {
             place.meet(1);
             // Into the ring goes a part of a message; then this process is gone.
@@ -282,8 +302,8 @@ fn shared_memory(case: &str, (rank, size): (usize, usize), folder: &Path) {
 
 #[cfg(feature = "mpi")]
 fn message_passing(case: &str, folder: Option<&Path>) {
-    let one_thread = case.starts_with("one_thread");
-    let mpi = match Mpi::load_with(one_thread, EDGE) {
+    let (one_thread, speed) = (case.starts_with("one_thread"), case.ends_with("speed"));
+    let mpi = match Mpi::load_with(one_thread, if speed { PIECE } else { EDGE }) {
         Ok(mpi) => mpi,
         Err(error @ Error::Cluster { .. }) if error.to_string().contains("no MPI library was found") => {
             return println!("skipped: {error}");
@@ -294,6 +314,10 @@ fn message_passing(case: &str, folder: Option<&Path>) {
     let pool = pool();
     let (rank, size) = (mpi.rank(), mpi.size());
     let place = Place { transport: &mpi, pool: &pool, rank, size, edge: EDGE };
+    if speed {
+        speed::measure(&place);
+        return mpi.close(DEADLINE).unwrap();
+    }
     if let Some(folder) = folder {
         cases::loss(&place);
         fs::write(folder.join(rank.to_string()), "").unwrap();
