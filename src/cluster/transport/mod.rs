@@ -8,7 +8,7 @@
 
 #[cfg(all(test, target_os = "linux"))]
 mod conformance;
-#[cfg(feature = "mpi")]
+#[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
 pub(crate) mod mpi;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;

@@ -25,7 +25,7 @@ use super::{Backoff, Part, cause, leak, parts};
 use crate::{
     collective::transport::{HostTransport, Message},
     error::{Error, Result},
-    sync::Flag,
+    sync::{Flag, Gate},
 };
 use std::{
     env,
@@ -50,6 +50,8 @@ pub(crate) struct Mpi {
     ours: bool,
     /// A call has failed: other processes may never reach `MPI_Finalize`.
     failed: Flag,
+    /// Calls against the end.
+    gate: Gate,
     owner: Owner,
 }
 
@@ -79,7 +81,16 @@ impl Mpi {
         let Started { channel, rank, size, multiple, ours } =
             owner.call(move || start(library, one_thread, piece))??;
         event!(debug, library = &*channel.library.version, rank, size, multiple, "MPI");
-        Ok(Mpi { channel: Arc::new(channel), rank, size, multiple, ours, failed: Flag::new(), owner })
+        Ok(Mpi {
+            channel: Arc::new(channel),
+            rank,
+            size,
+            multiple,
+            ours,
+            failed: Flag::new(),
+            gate: Gate::new(),
+            owner,
+        })
     }
 
     /// The number of this process.
@@ -140,6 +151,7 @@ impl Mpi {
     /// # Errors
     /// As `exchange`.
     pub(crate) unsafe fn exchange_parts(&self, parts: Vec<Part>, lost: &dyn Fn() -> Option<Error>) -> Result<()> {
+        let Some(_pass) = self.gate.enter() else { return Err(unusable("MPI has ended in this process")) };
         // SAFETY: the caller's promise.
         let done = if self.multiple { unsafe { self.here(&parts, lost) } } else { self.owner.carry(self, parts, lost) };
         done.map_err(|error| {
@@ -169,25 +181,25 @@ impl Mpi {
         }
     }
 
-    /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing after a failure of a call, and if
-    /// the program itself has begun MPI. Without it, launchers take the end of a process for a failure.
+    /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing the second time, after a failure of
+    /// a call, and if the program itself has begun MPI. Without it, launchers take the end of a process for a failure.
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].
-    pub(crate) fn close(self, deadline: Duration) -> Result<()> {
-        if self.failed.is_raised() || !self.ours {
+    pub(crate) fn close(&self, deadline: Duration) -> Result<()> {
+        let first = self.gate.close();
+        let others = || (0..self.size).filter(|&host| host != self.rank).collect();
+        let late = || Error::HostTimeout { op: "MPI_Finalize".to_owned(), waited: deadline, missing: others() };
+        if !self.gate.wait_drained(Some(deadline)) {
+            return Err(late());
+        }
+        if !first || !self.ours || self.failed.is_raised() {
             return Ok(());
         }
         let channel = self.channel.clone();
-        // SAFETY: no request is left: each call has ended well. The thread is the one that has begun MPI.
+        // SAFETY: no call is left, and all have ended well. The thread is the one that has begun MPI.
         let finalize = move || channel.library.check("MPI_Finalize", unsafe { (channel.library.f.finalize)() });
-        match self.owner.call_within(finalize, deadline)? {
-            Some(done) => done,
-            None => {
-                let missing = (0..self.size).filter(|&host| host != self.rank).collect();
-                Err(Error::HostTimeout { op: "MPI_Finalize".to_owned(), waited: deadline, missing })
-            }
-        }
+        self.owner.call_within(finalize, deadline)?.unwrap_or_else(|| Err(late()))
     }
 }
 
@@ -241,7 +253,9 @@ fn start(library: Library, one_thread: bool, piece: usize) -> Result<Started> {
     let (mut rank, mut size, mut comm, mut bound, mut set) = (0, 0, 0, ptr::null_mut::<c_int>(), 0);
     // SAFETY: MPI has begun; the pointers are to locals. The attribute's value is a pointer to an `int` of the library.
     let bound = unsafe {
-        library.check("MPI_Comm_set_errhandler", (f.set_errhandler)(constants.world, constants.errors_return))?;
+        if ours {
+            library.check("MPI_Comm_set_errhandler", (f.set_errhandler)(constants.world, constants.errors_return))?;
+        }
         library.check("MPI_Comm_rank", (f.comm_rank)(constants.world, &mut rank))?;
         library.check("MPI_Comm_size", (f.comm_size)(constants.world, &mut size))?;
         belongs(version, size as usize)?;

@@ -36,6 +36,9 @@ use std::{fmt, sync::Arc, time::Duration};
 /// Bytes of a ring. More do not help: they no longer stay in a core's cache.
 pub(super) const RING: usize = 256 << 10;
 
+/// After so many bytes a thread looks whether its own messages are done: others' may never end.
+const BUDGET: usize = 4 * RING;
+
 /// The processes of one host, connected by shared memory.
 pub(crate) struct Shm {
     rank: usize,

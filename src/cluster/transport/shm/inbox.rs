@@ -1,6 +1,6 @@
 //! Messages from one process: those that are awaited, and those that came first.
 
-use super::{Call, Header, failure};
+use super::{BUDGET, Call, Header, failure};
 use crate::{
     collective::transport::Tag,
     error::{Error, Result},
@@ -100,7 +100,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Reads what is there. Whether that was anything.
+    /// Reads what is there, up to some [`BUDGET`]. Whether that was anything.
     pub(super) fn carry(&mut self) -> bool {
         if self.failed.is_some() {
             return false;
@@ -124,14 +124,14 @@ impl Inbox {
         let Some(ring) = &mut self.ring else { return Ok(false) };
         let peer = self.peer;
         let broken = |Corrupt| failure("receive", format!("host {peer} has broken the ring"));
-        let mut progress = false;
-        loop {
+        let mut carried = 0;
+        while carried < BUDGET {
             let Some(coming) = &mut self.coming else {
                 let n = ring.read(&mut self.header[self.read..]).map_err(broken)?;
-                progress |= n > 0;
+                carried += n;
                 self.read += n;
                 if self.read < Header::BYTES {
-                    return Ok(progress);
+                    return Ok(carried > 0);
                 }
                 self.read = 0;
                 let header = Header::from_bytes(self.header);
@@ -147,7 +147,7 @@ impl Inbox {
                 self.coming = Some(Coming { header, got: 0, to });
                 continue;
             };
-            while coming.got < coming.header.len {
+            while coming.got < coming.header.len && carried < BUDGET {
                 let left = coming.header.len - coming.got;
                 let n = match &mut coming.to {
                     // SAFETY: the promise of `post`; the receiver's length is the header's.
@@ -162,12 +162,12 @@ impl Inbox {
                     }
                 };
                 if n == 0 {
-                    return Ok(progress);
+                    return Ok(carried > 0);
                 }
-                progress = true;
+                carried += n;
                 coming.got += n;
             }
-            if let Some(Coming { header, to, .. }) = self.coming.take() {
+            if let Some(Coming { header, to, .. }) = self.coming.take_if(|coming| coming.got == coming.header.len) {
                 match to {
                     Target::Receiver(receiver) => receiver.call.finish(Ok(())),
                     Target::Early(bytes) => match take(&mut self.awaited, header.tag) {
@@ -178,6 +178,7 @@ impl Inbox {
                 }
             }
         }
+        Ok(carried > 0)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages that wait for room in the ring to one process, in their order.
 
-use super::{Call, Header, failure};
+use super::{BUDGET, Call, Header, failure};
 use crate::{
     error::Error,
     sync::byte_ring::{Corrupt, Mapped, Writer},
@@ -44,13 +44,13 @@ impl Outbox {
         self.waiting.push_back(Outgoing { header, at, len, written: 0, call: call.clone() });
     }
 
-    /// Writes what there is room for. Whether that was anything.
+    /// Writes what there is room for, up to some [`BUDGET`]. Whether that was anything.
     pub(super) fn carry(&mut self) -> bool {
         let Some(ring) = &mut self.ring else { return false };
-        let mut progress = false;
-        while let Some(first) = self.waiting.front_mut() {
+        let mut carried = 0;
+        while let Some(first) = self.waiting.front_mut().filter(|_| carried < BUDGET) {
             match first.write(ring) {
-                Ok(n) => progress |= n > 0,
+                Ok(n) => carried += n,
                 Err(Corrupt) => {
                     let error = failure("send", "the peer has broken the ring");
                     self.waiting.drain(..).for_each(|each| each.call.finish(Err(error.clone())));
@@ -64,7 +64,7 @@ impl Outbox {
             let done = self.waiting.pop_front();
             done.into_iter().for_each(|done| done.call.finish(Ok(())));
         }
-        progress
+        carried > 0
     }
 }
 
