@@ -16,6 +16,8 @@
 # for each GPU, the peer starts `torch.distributed.run` itself. `PART=ops/ benches/run-gpu.sh parallel` runs the cases
 # whose name contains `ops/`, and adds them to the file.
 #
+# `cluster` is no default: two processes with a GPU each, with libnccl.so.2 on LD_LIBRARY_PATH.
+#
 # `benches/run-gpu.sh pair` runs `collectives` on the first two GPUs in less than 300 s, with shorter turns. Its results
 # go to $OUT/2x<GPU>/collectives.json; on H200s that is $OUT/2xH200, from which the tables are made.
 #
@@ -60,6 +62,7 @@ limit() {
     data_parallel) echo 90 ;;
     memory) echo 180 ;;
     collectives) echo "$limit_of_collectives" ;;
+    cluster) echo 240 ;;
     overlap) echo 300 ;;
     parallel) echo 300 ;;
     *) echo 50 ;;

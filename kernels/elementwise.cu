@@ -8,33 +8,44 @@
 // A is double for f64 and float for the others.
 #include "pack.cuh"
 
-#define FILL(T)                                                                        \
-    extern "C" __global__ void fill_##T(T* __restrict__ x, u64 n, T value) {           \
-        for (u64 i = grid_index(); i < n; i += grid_size()) x[i] = value;              \
-    }
+// In packs, but for what is before the first whole one and after the last.
+template <class T> __device__ inline void fill(T* x, u64 n, T value) {
+    const u64 to_pack = (16 - (u64)x % 16) % 16 / sizeof(T), head = to_pack < n ? to_pack : n;
+    const u64 packs = (n - head) / LANES<T>, body = packs * LANES<T>;
+    const u32 low = sizeof(T) == 1 ? value * 0x01010101u : sizeof(T) == 2 ? value * 0x00010001u : (u32)value;
+    const u32 high = sizeof(T) == 8 ? (u32)((u64)value >> 32) : low;
+    for (u64 i = grid_index(); i < packs; i += grid_size())
+        store((u64)(x + head + i * LANES<T>), make_uint4(low, high, low, high));
+    each_other(body, n, [&](u64 i) { x[i - body < head ? i - body : i] = value; });
+}
+
+#define FILL(T) \
+    extern "C" __global__ void fill_##T(T* __restrict__ x, u64 n, T value) { fill(x, n, value); }
 
 FILL(u8)
 FILL(u16)
 FILL(u32)
 FILL(u64)
 
-template <class T> __device__ inline void axpy(const T* x, T* y, u64 n, Acc<T> a) {
-    const bool whole = aligned16(x, y);
-    for (u64 g = grid_index(); g * LANES<T> < n; g += grid_size()) {
-        const u64 at = g * LANES<T>;
-        const uint4 p = load_pack(x, at, n, whole), q = load_pack(y, at, n, whole);
-        store_pack(y, at, n, whole,
-                   pack_of<T>([&](u32 k) { return fused(a, wide(lane<T>(p, k)), wide(lane<T>(q, k))); }));
-    }
+template <class T> __device__ inline void scale(T* x, u64 n, Acc<T> a) {
+    const u64 tiles = in_tiles<T>(n, (u64)x);
+    whole_tiles<false>(x, x, x, tiles, [&](u64, uint4 p, uint4) {
+        return pack_of<T>([&](u32 k) { return a * wide_lane<T>(p, k); });
+    });
+    each_other(tiles, n, [&](u64 i) { x[i] = narrow_one<T>(a * wide(x[i])); });
 }
 
-#define SCALE_AXPY(T, A)                                                                              \
-    extern "C" __global__ void scale_##T(T* x, u64 n, A a) {                                          \
-        by_fours(x, x, n, [a](T x) { return narrow<T>(a * wide(x)); });                               \
-    }                                                                                                 \
-    extern "C" __global__ void axpy_##T(const T* __restrict__ x, T* __restrict__ y, u64 n, A a) {     \
-        axpy(x, y, n, a);                                                                             \
-    }
+template <class T> __device__ inline void axpy(const T* x, T* y, u64 n, Acc<T> a) {
+    const u64 tiles = in_tiles<T>(n, (u64)x | (u64)y);
+    whole_tiles<true>(x, y, y, tiles, [&](u64, uint4 p, uint4 q) {
+        return pack_of<T>([&](u32 k) { return fused(a, wide_lane<T>(p, k), wide_lane<T>(q, k)); });
+    });
+    each_other(tiles, n, [&](u64 i) { y[i] = narrow_one<T>(fused(a, wide(x[i]), wide(y[i]))); });
+}
+
+#define SCALE_AXPY(T, A)                                                                                            \
+    extern "C" __global__ void scale_##T(T* x, u64 n, A a) { scale(x, n, a); }                                      \
+    extern "C" __global__ void axpy_##T(const T* __restrict__ x, T* __restrict__ y, u64 n, A a) { axpy(x, y, n, a); }
 
 SCALE_AXPY(f32, float)
 SCALE_AXPY(f64, double)

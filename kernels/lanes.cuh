@@ -40,6 +40,13 @@ template <class T> __device__ inline void set_lane(uint4& unit, u32 i, T x) {
     }
 }
 
+// Lane `i` in the type that arithmetic uses. A bf16 is the upper half of an f32: one shift or one mask.
+template <class T> __device__ inline Acc<T> wide_lane(const uint4& unit, u32 i) { return wide(lane<T>(unit, i)); }
+template <> __device__ inline f32 wide_lane<bf16>(const uint4& unit, u32 i) {
+    const u32 word = i < 2 ? unit.x : i < 4 ? unit.y : i < 6 ? unit.z : unit.w;
+    return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+}
+
 // The elements of a packet's 8 bytes.
 template <class T> __device__ inline T lane(const u64& unit, u32 i) {
     return from_bits<T>((BitsOf<T>)(unit >> (8 * sizeof(T) * i)));

@@ -5,6 +5,7 @@
 // element by element otherwise. Which elements share a pack, and which thread takes it, never depends on the address.
 // So the bits of a result do not depend on where an array or a row begins.
 #pragma once
+#include "access.cuh"
 #include "lanes.cuh"
 
 template <class T> constexpr u32 LANES = 16 / sizeof(T);
@@ -82,14 +83,60 @@ template <class T, class F> __device__ inline uint4 pack_of(F f) {
     }
 }
 
+// A number in a half type, with the bits that `narrow_two` gives it.
+template <class T> __device__ inline T narrow_one(Acc<T> x) {
+    if constexpr (sizeof(T) == 2) return from_bits<T>((u16)narrow_two<T>(x, 0.0f));
+    else return narrow<T>(x);
+}
+
+// A tile is 512 packs: two for each thread of a block of 256. The elements in whole tiles of `n`, if the addresses that
+// `bits` is the union of are aligned; the others are for `each_other`.
+const u32 HALF_TILE = 256;
+template <class T> __device__ inline u64 in_tiles(u64 n, u64 bits) {
+    const u64 tile = 2 * HALF_TILE * LANES<T>;
+    return bits % 16 == 0 ? n / tile * tile : 0;
+}
+
+// y = f(at, a, b) for the packs of `end` elements; without TWO, `b` is not read. A thread loads both packs before it
+// stores one, and has no ends to look after. There is one copy of `f`, which is most of the code. (The
+// compiler cuts a store through a pointer in pieces here.)
+template <bool TWO, class T, class F> __device__ inline void whole_tiles(const T* a, const T* b, T* y, u64 end, F f) {
+    const u32 next = HALF_TILE * LANES<T>;
+    for (u64 tile = (u64)blockIdx.x * (2 * next); tile < end; tile += (u64)gridDim.x * (2 * next)) {
+        for (u32 in_tile = threadIdx.x * LANES<T>; in_tile < next; in_tile += blockDim.x * LANES<T>) {
+            u64 at = tile + in_tile;
+            uint4 p = *(const uint4*)(a + at), q = TWO ? *(const uint4*)(b + at) : p;
+            const uint4 r = *(const uint4*)(a + at + next), s = TWO ? *(const uint4*)(b + at + next) : r;
+#pragma unroll 1
+            for (u32 k = 0; k < 2; k++, at += next, p = r, q = s) store((u64)(y + at), f(at, p, q));
+        }
+    }
+}
+
+// Calls f(i) for the elements `begin .. n`, one at a time.
+template <class F> __device__ inline void each_other(u64 begin, u64 n, F f) {
+#pragma unroll 1
+    for (u64 i = begin + grid_index(); i < n; i += grid_size()) f(i);
+}
+
 // Those of f64 are calls: inlined, they would be most of the code.
 __device__ inline f32 exp_of(f32 x) { return expf(x); }
 __device__ inline f32 log_of(f32 x) { return logf(x); }
-__device__ inline f32 tanh_of(f32 x) { return tanhf(x); }
 __device__ inline f32 erf_of(f32 x) { return erff(x); }
 __device__ inline f32 sqrt_of(f32 x) { return sqrtf(x); }
 __device__ __noinline__ f64 exp_of(f64 x) { return exp(x); }
 __device__ __noinline__ f64 log_of(f64 x) { return log(x); }
-__device__ __noinline__ f64 tanh_of(f64 x) { return tanh(x); }
 __device__ __noinline__ f64 erf_of(f64 x) { return erf(x); }
 __device__ inline f64 sqrt_of(f64 x) { return sqrt(x); }
+
+// 2^x and 1 / x by one instruction each, off by 2^-22 of the result at most; what is less than 2^-126 counts as zero.
+__device__ inline f32 quick_exp2(f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline f32 quick_inverse(f32 x) {
+    f32 y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

@@ -26,7 +26,7 @@ use crate::{
 };
 use std::{marker::PhantomData, panic::Location};
 
-use self::family::packs;
+use self::family::{fours_of_packs, tiles};
 
 #[cfg(feature = "blas")]
 pub use self::matrix::{GemmOutput, Matrix, MatrixMut};
@@ -96,7 +96,7 @@ impl Device {
         let n = x.len();
         let words = DeviceViewMut::<W> { block: x.block, address: x.address, len: n, of: PhantomData };
         // SAFETY: `W` is as large as the element, so the words are the view's own bytes; the kernel writes `n` of them.
-        unsafe { self.launch(kernel, LaunchDims::stride(n), (words, n as u64, value)) }
+        unsafe { self.launch(kernel, fours_of_packs::<W>(n), (words, n as u64, value)) }
     }
 
     /// `x *= a`.
@@ -124,7 +124,7 @@ impl Device {
         let _here = self.worker.handle.enter("scale", Location::caller());
         let n = x.len();
         // SAFETY: the kernel writes the `n` elements of `x`.
-        unsafe { self.launch(V::Elem::SCALE, LaunchDims::stride(n.div_ceil(4)), (x, n as u64, a)) }
+        unsafe { self.launch(V::Elem::SCALE, tiles::<V::Elem>(n), (x, n as u64, a)) }
     }
 
     /// `y += a * x`; half types are computed in `f32`.
@@ -154,7 +154,7 @@ impl Device {
         same_len("axpy", x.len(), y.len())?;
         let n = x.len();
         // SAFETY: the kernel reads `n` elements of `x` and writes `n` of `y`.
-        unsafe { self.launch(X::Elem::AXPY, packs::<X::Elem>(n), (x, y, n as u64, a)) }
+        unsafe { self.launch(X::Elem::AXPY, tiles::<X::Elem>(n), (x, y, n as u64, a)) }
     }
 
     /// The sum, as one element on this device. The order of the additions is fixed, so every run gives the same bits.

@@ -126,7 +126,7 @@ impl Training {
 }
 
 pub fn run(bench: &mut Bench, machine: &Machine) {
-    for devices in gpus::powers(machine.devices).filter(|&devices| devices > 1) {
+    for devices in gpus::powers(machine.devices).filter(|&devices| devices > 1 || machine.devices == 1) {
         let batch = if machine.software { 64 } else { 8192 };
         let case = format!("{}/data_parallel/{devices}/{batch}", machine.kind);
         if !bench.wants(&case) {

@@ -19,7 +19,9 @@ impl Machine {
     pub fn new() -> Self {
         let hardware = gpus::count();
         let software = hardware == 0;
-        let (kind, devices) = if software { ("software", 2) } else { ("gpu", hardware) };
+        // With `GPU_POOL_SHARE` a GPU is several devices: that measures the host's part, and torch has no such run.
+        let share = std::env::var("GPU_POOL_SHARE").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+        let (kind, devices) = if software { ("software", 2) } else { ("gpu", hardware * share) };
         Machine { kind, software, devices }
     }
 

@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 28] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -34,6 +34,7 @@ const KNOWN: [&str; 27] = [
     "MEMORY",
     "MPI",
     "MUTANT",
+    "NCCL",
     "RECORD_MEMORY",
     "SEED",
     "SHARE",

@@ -5,5 +5,4 @@
 //!
 //! This room implements the traits of `collective/transport.rs`, and may use every room but `testing`.
 
-#[allow(dead_code, reason = "the first users are on their way")]
 mod transport;

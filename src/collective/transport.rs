@@ -202,6 +202,15 @@ pub(crate) trait HostTransport: Send + Sync {
 pub(crate) trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
 
+    /// Whether calls reduce these elements so, by the rules of [`ReduceOp`]. If not, the caller sends [`Messages`], and
+    /// reduces by itself. Calls that do not reduce are always possible.
+    ///
+    /// [`Messages`]: RailCall::Messages
+    fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
+        let _ = (dtype, reduce);
+        true
+    }
+
     /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. The context of
     /// the device is current, and the caller holds the collective's [`Window`].
     ///

@@ -36,8 +36,6 @@ pub trait Real:
     fn ln(self) -> Self;
     /// The square root.
     fn sqrt(self) -> Self;
-    /// The hyperbolic tangent.
-    fn tanh(self) -> Self;
     /// The error function.
     fn erf(self) -> Self;
     /// The larger one; a NaN only if both are.
@@ -61,9 +59,6 @@ macro_rules! real {
             }
             fn sqrt(self) -> Self {
                 self.sqrt()
-            }
-            fn tanh(self) -> Self {
-                self.tanh()
             }
             fn erf(self) -> Self {
                 $erf(self)

@@ -11,7 +11,7 @@ use self::functions::{
     activate, activate_assign, backward, backward_assign, bias, bias_assign, bias_backward, bias_backward_assign,
 };
 use super::{
-    family::{NULL, address, packs, rows_of},
+    family::{NULL, address, rows_of, tiles},
     same_len,
 };
 use crate::{
@@ -163,7 +163,7 @@ impl Device {
         let (n, at) = (x.len(), address(&x));
         let args = (at, NULL, x, n as u64, 1, f as u32);
         // SAFETY: the kernel reads and writes `n` elements of `x`; a null bias is none.
-        unsafe { self.launch(&activate_assign::<X::Elem>(), packs::<X::Elem>(n), args) }
+        unsafe { self.launch(&activate_assign::<X::Elem>(), tiles::<X::Elem>(n), args) }
     }
 
     /// `dy * f'(x)` in a new buffer: the gradient before an activation, from the one behind it.
@@ -195,7 +195,7 @@ impl Device {
         let mut dx = self.allocate("activation_backward", n)?;
         let args = (dy, x, NULL, &mut dx, n as u64, 1, f as u32);
         // SAFETY: all three have `n` elements; a null bias is none.
-        unsafe { self.launch(&backward::<X::Elem>(), packs::<X::Elem>(n), args)? };
+        unsafe { self.launch(&backward::<X::Elem>(), tiles::<X::Elem>(n), args)? };
         Ok(dx)
     }
 
@@ -227,7 +227,7 @@ impl Device {
         let (n, at) = (x.len(), address(&dy));
         let args = (at, x, NULL, dy, n as u64, 1, f as u32);
         // SAFETY: both have `n` elements; a null bias is none.
-        unsafe { self.launch(&backward_assign::<X::Elem>(), packs::<X::Elem>(n), args) }
+        unsafe { self.launch(&backward_assign::<X::Elem>(), tiles::<X::Elem>(n), args) }
     }
 
     /// `f(x + bias)` in a new buffer: `x` is rows as long as `bias`, row-major. Keep `x` for
@@ -260,7 +260,7 @@ impl Device {
         let mut y = self.allocate("bias_activation", n)?;
         let args = (x, b, &mut y, n as u64, cols as u32, f as u32);
         // SAFETY: `x` and `y` have `n` elements, `b` has `cols`, which divides `n`.
-        unsafe { self.launch(&self::bias::<X::Elem>(), packs::<X::Elem>(n), args)? };
+        unsafe { self.launch(&self::bias::<X::Elem>(), tiles::<X::Elem>(n), args)? };
         Ok(y)
     }
 
@@ -292,7 +292,7 @@ impl Device {
         let (n, cols, at) = (x.len(), b.len(), address(&x));
         let args = (at, b, x, n as u64, cols as u32, f as u32);
         // SAFETY: `x` has `n` elements, `b` has `cols`, which divides `n`.
-        unsafe { self.launch(&bias_assign::<X::Elem>(), packs::<X::Elem>(n), args) }
+        unsafe { self.launch(&bias_assign::<X::Elem>(), tiles::<X::Elem>(n), args) }
     }
 
     /// `dy * f'(x + bias)` in a new buffer, row by row: the gradient of `x`. That of the bias is its
@@ -334,7 +334,7 @@ impl Device {
         let mut dx = self.allocate("bias_activation_backward", n)?;
         let args = (dy, x, b, &mut dx, n as u64, cols as u32, f as u32);
         // SAFETY: `dy`, `x` and `dx` have `n` elements, `b` has `cols`, which divides `n`.
-        unsafe { self.launch(&bias_backward::<X::Elem>(), packs::<X::Elem>(n), args)? };
+        unsafe { self.launch(&bias_backward::<X::Elem>(), tiles::<X::Elem>(n), args)? };
         Ok(dx)
     }
 
@@ -369,7 +369,7 @@ impl Device {
         let (n, cols, at) = (x.len(), b.len(), address(&dy));
         let args = (at, x, b, dy, n as u64, cols as u32, f as u32);
         // SAFETY: `dy` and `x` have `n` elements, `b` has `cols`, which divides `n`.
-        unsafe { self.launch(&bias_backward_assign::<X::Elem>(), packs::<X::Elem>(n), args) }
+        unsafe { self.launch(&bias_backward_assign::<X::Elem>(), tiles::<X::Elem>(n), args) }
     }
 
     #[track_caller]
@@ -384,6 +384,6 @@ impl Device {
         same_len(op, x.len(), y.len())?;
         let n = x.len();
         // SAFETY: both have `n` elements; a null bias is none.
-        unsafe { self.launch(&activate::<T>(), packs::<T>(n), (x, NULL, y, n as u64, 1, f as u32)) }
+        unsafe { self.launch(&activate::<T>(), tiles::<T>(n), (x, NULL, y, n as u64, 1, f as u32)) }
     }
 }

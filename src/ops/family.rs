@@ -39,9 +39,16 @@ pub(super) fn lanes<T>() -> usize {
     16 / size_of::<T>()
 }
 
-/// A thread for each pack of `n` elements.
-pub(super) fn packs<T>(n: usize) -> LaunchDims {
-    LaunchDims::stride(n.div_ceil(lanes::<T>()))
+/// A thread for two packs of `n` elements: tiles of `kernels/pack.cuh`.
+pub(super) fn tiles<T>(n: usize) -> LaunchDims {
+    LaunchDims::stride(n.div_ceil(2 * lanes::<T>()))
+}
+
+/// A thread for up to four packs of `n` elements, so that starting it does not count; for fewer where `n` is too small
+/// to fill a GPU. Kernels without input do little else.
+pub(super) fn fours_of_packs<T>(n: usize) -> LaunchDims {
+    let packs = n.div_ceil(lanes::<T>());
+    LaunchDims::stride((packs / 4).max(packs.min(1 << 19)))
 }
 
 /// The address of what an operation changes in place.

@@ -6,7 +6,7 @@
 //! Invariant: each element is computed by itself, in `f32` (of `f64` in `f64`), and rounded once.
 
 use super::{
-    family::{Address, In, Out, address, kernels, packs},
+    family::{Address, In, Out, address, kernels, tiles},
     same_len,
 };
 use crate::{
@@ -142,7 +142,7 @@ macro_rules! binary {
                 let (n, at) = (x.len(), address(&x));
                 let args = (at, y, x, n as u64, Binary::$which as u32);
                 // SAFETY: the kernel reads `n` elements of `y`, and reads and writes `n` of `x`.
-                unsafe { self.launch(&binary_assign_kernel::<X::Elem>(), packs::<X::Elem>(n), args) }
+                unsafe { self.launch(&binary_assign_kernel::<X::Elem>(), tiles::<X::Elem>(n), args) }
             }
         )+}
     };
@@ -168,6 +168,6 @@ impl Device {
         same_len(op, x.len(), z.len())?;
         let n = x.len();
         // SAFETY: all three have `n` elements.
-        unsafe { self.launch(&binary_kernel::<T>(), packs::<T>(n), (x, y, z, n as u64, which as u32)) }
+        unsafe { self.launch(&binary_kernel::<T>(), tiles::<T>(n), (x, y, z, n as u64, which as u32)) }
     }
 }

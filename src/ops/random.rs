@@ -6,7 +6,7 @@
 //!
 //! Invariant: element `i` of a call with `offset` is element `offset + i` of the seed's sequence, on every device.
 
-use super::family::{Address, In, Out, address, kernels, wide};
+use super::family::{Address, In, Out, address, fours_of_packs, kernels, wide};
 use crate::{
     Device, DeviceBuffer, Kernel, LaunchDims,
     error::{Error, Result},
@@ -145,11 +145,6 @@ kernels! { RANDOM;
 /// Uniform and normal numbers.
 type Draw<T> = Kernel<(Out<T>, u64, u64, u64, <T as Float>::Acc, <T as Float>::Acc)>;
 
-/// A thread for each block of words that `n` elements may touch.
-fn blocks(n: usize) -> LaunchDims {
-    LaunchDims::stride((n / 2).saturating_add(2))
-}
-
 /// Random numbers without a state: each is a function of `seed` and its number in the seed's sequence (Philox4x32-10,
 /// Salmon and others, 2011). A call gives the elements `offset .. offset + n`. So a sequence cut into calls, also over
 /// devices (`offset` is where the shard begins), has the numbers that one call would give; and the next call begins at
@@ -187,7 +182,7 @@ impl Device {
         let _here = self.worker.handle.enter("random_bits", Location::caller());
         let n = sequence("random_bits", x.len(), offset)?;
         // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(&BITS, blocks(x.len()), (x, n, seed, offset)) }
+        unsafe { self.launch(&BITS, fours_of_packs::<u32>(x.len()), (x, n, seed, offset)) }
     }
 
     /// Fills `x` with numbers that are uniform in `range`: `start + u * (end - start)`, with `u` in [0, 1) of as many
@@ -265,7 +260,7 @@ impl Device {
         let _here = self.worker.handle.enter(op, Location::caller());
         let n = sequence(op, x.len(), offset)?;
         // SAFETY: `x` has `n` elements.
-        unsafe { self.launch(kernel, blocks(x.len()), (x, n, seed, offset, a, b)) }
+        unsafe { self.launch(kernel, fours_of_packs::<T>(x.len()), (x, n, seed, offset, a, b)) }
     }
 
     /// Dropout, in a new buffer: each element becomes 0 with `probability`, and is divided by `1 - probability`
@@ -299,7 +294,7 @@ impl Device {
         let mut y = self.allocate("dropout", x.len())?;
         let args = (x, &mut y, n, seed, offset, threshold, scale);
         // SAFETY: both have `n` elements.
-        unsafe { self.launch(&dropout::<X::Elem>(), blocks(x.len()), args)? };
+        unsafe { self.launch(&dropout::<X::Elem>(), fours_of_packs::<X::Elem>(x.len()), args)? };
         Ok(y)
     }
 
@@ -329,7 +324,7 @@ impl Device {
         let _here = self.worker.handle.enter("dropout_assign", Location::caller());
         let n = sequence("dropout_assign", x.len(), offset)?;
         let (threshold, scale) = chance::<<X::Elem as Float>::Acc>("dropout_assign", probability)?;
-        let dims = blocks(x.len());
+        let dims = fours_of_packs::<X::Elem>(x.len());
         // SAFETY: `x` has `n` elements.
         unsafe { self.launch(&dropout_assign::<X::Elem>(), dims, (address(&x), x, n, seed, offset, threshold, scale)) }
     }

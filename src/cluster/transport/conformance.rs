@@ -12,8 +12,12 @@ mod processes;
 mod random;
 mod speed;
 
-use super::{Message, Tag};
-use crate::{GpuPool, collective::transport::HostTransport, error::Error, memory::PinnedBuffer};
+use crate::{
+    GpuPool,
+    collective::transport::{HostTransport, Message, Tag},
+    error::Error,
+    memory::PinnedBuffer,
+};
 use std::{sync::Arc, time::Instant};
 
 /// A process of a case.

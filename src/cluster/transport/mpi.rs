@@ -21,7 +21,7 @@ use self::{
     library::{Library, unusable},
     thread::Owner,
 };
-use super::{Backoff, Part, cause, leak, parts};
+use super::host::{Backoff, Part, cause, leak, parts};
 use crate::{
     collective::transport::{HostTransport, Message},
     error::{Error, Result},
@@ -181,8 +181,9 @@ impl Mpi {
         }
     }
 
-    /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing the second time, after a failure of
-    /// a call, and if the program itself has begun MPI. Without it, launchers take the end of a process for a failure.
+    /// The orderly end: `MPI_Finalize`, when all processes call this. It does nothing the second time, after a failure
+    /// of a call, and if the program itself has begun MPI. Without it, launchers take the end of a process for a
+    /// failure.
     ///
     /// # Errors
     /// [`Error::HostTimeout`] when not all processes have come by the deadline; [`Error::Transport`].

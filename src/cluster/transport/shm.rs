@@ -21,7 +21,7 @@ mod memory;
 mod outbox;
 
 use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
-use super::{Backoff, Part, leak, parts};
+use super::host::{Backoff, Part, leak, parts};
 use crate::{
     collective::transport::{HostTransport, Message, Tag},
     error::{Error, Result},

@@ -14,44 +14,49 @@ use crate::{
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 /// `1 / sqrt(2 pi)`
 const DENSITY: f64 = 0.398_942_280_401_432_7;
-/// `sqrt(2 / pi)`
-const SQRT_2_PI: f64 = 0.797_884_560_802_865_4;
+/// `2 sqrt(2 / pi)`
+const TWICE_SQRT_2_PI: f64 = 1.595_769_121_605_730_7;
 
-/// Function `f` of `kernels/pointwise.cu` at `x`, in the same order of operations.
+/// Function `f` of `kernels/pointwise.cu` at `x`, in the same order of operations. (There half types have quicker forms.)
 fn value<A: Real>(f: u32, x: A) -> A {
-    let (half, one) = (A::of(0.5), A::of(1.0));
     match f {
         0 => x,
         1 if x < A::of(0.0) => A::of(0.0),
         1 => x,
-        2 => half * x * (one + (x * A::of(SQRT_HALF)).erf()),
-        3 => half * x * (one + gelu_inner(x).tanh()),
-        _ => x / (one + (-x).exp()),
+        2 => x * below(x),
+        3 => x * sigmoid(twice_gelu_inner(x)),
+        _ => x * sigmoid(x),
     }
 }
 
-fn gelu_inner<A: Real>(x: A) -> A {
-    A::of(SQRT_2_PI) * (x + A::of(0.044_715) * x * x * x)
+fn sigmoid<A: Real>(x: A) -> A {
+    A::of(1.0) / (A::of(1.0) + (-x).exp())
+}
+
+/// `P(X <= x)`, `X` standard normal.
+fn below<A: Real>(x: A) -> A {
+    A::of(0.5) * (A::of(1.0) + (x * A::of(SQRT_HALF)).erf())
+}
+
+/// `2 u`, where `(1 + tanh u) / 2 = sigmoid(2 u)` is the factor of GELU by `tanh`.
+fn twice_gelu_inner<A: Real>(x: A) -> A {
+    x * (A::of(TWICE_SQRT_2_PI) + A::of(TWICE_SQRT_2_PI * 0.044_715) * x * x)
 }
 
 /// The derivative of [`value`].
 fn slope<A: Real>(f: u32, x: A) -> A {
-    let (half, one) = (A::of(0.5), A::of(1.0));
+    let one = A::of(1.0);
     match f {
         0 => one,
         1 if x <= A::of(0.0) => A::of(0.0),
         1 => one,
-        2 => {
-            let below = half * (one + (x * A::of(SQRT_HALF)).erf());
-            below + x * (A::of(DENSITY) * (-half * x * x).exp())
-        }
+        2 => below(x) + x * (A::of(DENSITY) * (A::of(-0.5) * x * x).exp()),
         3 => {
-            let t = gelu_inner(x).tanh();
-            let inner_slope = A::of(SQRT_2_PI) * (one + A::of(0.134_145) * x * x);
-            half * (one + t) + half * x * (one - t * t) * inner_slope
+            let s = sigmoid(twice_gelu_inner(x));
+            s + x * (s * (one - s)) * (A::of(TWICE_SQRT_2_PI) + A::of(TWICE_SQRT_2_PI * 0.134_145) * x * x)
         }
         _ => {
-            let s = one / (one + (-x).exp());
+            let s = sigmoid(x);
             s * (one + x * (one - s))
         }
     }

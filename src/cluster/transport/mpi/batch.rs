@@ -1,7 +1,7 @@
 //! Messages on their way: requests that were posted together.
 
 use super::{
-    super::Part,
+    super::host::Part,
     library::{Handle, Library},
 };
 use crate::{

@@ -5,9 +5,10 @@
 //! handed back to the library.
 
 use crate::error::{Error, Result};
+use libloading::os::unix;
 use std::{
     env,
-    ffi::{CStr, CString, c_char, c_int, c_void},
+    ffi::{CStr, c_char, c_int, c_void},
     fs, mem,
     path::Path,
     ptr,
@@ -181,30 +182,24 @@ fn found(open_mpi_first: bool) -> [&'static str; 6] {
     }
 }
 
-/// A shared library, by the dynamic linker.
+/// A shared library.
 struct Opened {
     name: String,
-    at: *mut c_void,
+    library: mem::ManuallyDrop<unix::Library>,
 }
 
 impl Opened {
-    fn new(name: &str) -> std::result::Result<Opened, String> {
-        let text = CString::new(name).map_err(|_| "not a file's name".to_owned())?;
-        // SAFETY: a name that ends. Its symbols are global because Open MPI's plug-ins look for them there.
-        let at = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        if !at.is_null() {
-            return Ok(Opened { name: name.to_owned(), at });
-        }
-        // SAFETY: the text is valid until this thread's next call of the linker.
-        let why = unsafe { libc::dlerror().as_ref().map(|why| CStr::from_ptr(why).to_string_lossy().into_owned()) };
-        Err(why.unwrap_or_else(|| "it cannot be opened".to_owned()))
+    fn new(name: &str) -> std::result::Result<Opened, libloading::Error> {
+        // SAFETY: an MPI's initialisers do nothing that harms. Its symbols are global because Open MPI's plug-ins look
+        // for them there.
+        let library = unsafe { unix::Library::open(Some(name), unix::RTLD_NOW | unix::RTLD_GLOBAL)? };
+        Ok(Opened { name: name.to_owned(), library: mem::ManuallyDrop::new(library) })
     }
 
+    /// The address of a function or an object.
     fn symbol(&self, name: &str) -> Option<*mut c_void> {
-        let name = CString::new(name).ok()?;
-        // SAFETY: the library is open, for ever.
-        let at = unsafe { libc::dlsym(self.at, name.as_ptr()) };
-        (!at.is_null()).then_some(at)
+        // SAFETY: it is not used as anything here.
+        unsafe { self.library.get::<*mut c_void>(name).ok().map(|symbol| symbol.as_raw_ptr()) }
     }
 
     /// The standard ABI's library has a name of its own; its functions are called like MPICH's. The file counts, which

@@ -1,7 +1,7 @@
 //! The thread that begins and ends MPI, and that calls it for all threads where the library demands one caller.
 
 use super::{
-    super::{Backoff, Part},
+    super::host::{Backoff, Part},
     Mpi,
     batch::{Batch, Channel},
 };
