@@ -283,10 +283,13 @@ fn shared_memory(case: &str, (rank, size): (usize, usize), folder: &Path) {
             let message = place.send(0, super::tag(2, 0, 0), 10 * EDGE);
             let soon = || Some(Error::Cluster { op: "test", why: "enough".to_owned() });
             drop(transport.exchange(vec![message], &soon));
+            set("dead", &[]).unwrap();
             std::process::abort();
         }
         "death" => {
             place.meet(1);
+            // Until then nobody empties the ring, so the message has no end.
+            get("dead").unwrap();
             let start = Instant::now();
             let lost = || {
                 let why = "closed connection".to_owned();

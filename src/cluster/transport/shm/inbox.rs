@@ -148,7 +148,7 @@ impl Inbox {
                 continue;
             };
             while coming.got < coming.header.len && carried < BUDGET {
-                let left = coming.header.len - coming.got;
+                let left = (coming.header.len - coming.got).min(BUDGET);
                 let n = match &mut coming.to {
                     // SAFETY: the promise of `post`; the receiver's length is the header's.
                     Target::Receiver(receiver) => unsafe {

@@ -110,7 +110,14 @@ pub(super) fn introduce(
         let Some((to, key)) = told.split_at_checked(ADDRESS).filter(|(_, key)| key.len() == KEY) else {
             return Err(failure("connect", format!("host {peer} has told {} bytes as its address", told.len())));
         };
-        let mut stream = UnixStream::connect_addr(&address(to)?).map_err(|why| broken("connect", &why))?;
+        let mut stream = UnixStream::connect_addr(&address(to)?).map_err(|why| match why.kind() {
+            // Nobody has that name here.
+            io::ErrorKind::ConnectionRefused => failure(
+                "connect",
+                format!("host {peer} has gone, or is on another machine (or in another container): use MPI"),
+            ),
+            _ => broken("connect", &why),
+        })?;
         same_user(&stream)?;
         stream.write_all(&[key, &(rank as u64).to_ne_bytes()].concat()).map_err(|why| broken("connect", &why))?;
         Ok(stream)

@@ -77,7 +77,8 @@ impl Outgoing {
         if self.written >= Header::BYTES && self.len > 0 {
             // SAFETY: the promise of `Outbox::post`.
             let bytes = unsafe { slice::from_raw_parts(self.at, self.len) };
-            self.written += ring.write(&bytes[self.written - Header::BYTES..])?;
+            let rest = &bytes[self.written - Header::BYTES..];
+            self.written += ring.write(&rest[..rest.len().min(BUDGET)])?;
         }
         Ok(self.written - before)
     }
