@@ -5,6 +5,7 @@
 //! `sites.rs` compares the table of mutants with the source; it is the unit test of `src/sync/site.rs`.
 
 mod broadcast_slot;
+mod byte_ring;
 mod commit;
 mod dispatch;
 mod event_count;

@@ -42,6 +42,10 @@ pub const TEETH: &[Tooth] = teeth! {
     ring batches: Race ["ring.tail.store_batch" "ring.head.store_batch"];
     ring the_last_element_is_not_lost: Assertion ["ring.producer_gone.store" "ring.producer_gone.load"];
     ring the_consumer_leaves: Race ["ring.consumer_gone.store" "ring.consumer_gone.load"];
+    byte_ring one_byte: Race ["byte_ring.tail.store" "byte_ring.tail.load" "byte_ring.head.store" "byte_ring.head.load"
+        "byte_ring.publishes_before_writing" "byte_ring.frees_before_reading"];
+    byte_ring parts_that_wrap: Race ["byte_ring.tail.store" "byte_ring.tail.load" "byte_ring.head.store"
+        "byte_ring.head.load"];
     publication data_follows_its_descriptor_there_and_back: Race ["ring.tail.store" "ring.tail.load"]
         Deadlock ["event.notify.fence" "event.wait.fence"];
     publication room_is_told_too: Deadlock ["event.notify_all.fence" "model.publication.room_is_not_told"];

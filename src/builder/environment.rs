@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 26] = [
+const KNOWN: [&str; 28] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -32,6 +32,7 @@ const KNOWN: [&str; 26] = [
     "LOOM",
     "MACHINE",
     "MEMORY",
+    "MPI",
     "MUTANT",
     "NCCL",
     "RECORD_MEMORY",
@@ -40,6 +41,7 @@ const KNOWN: [&str; 26] = [
     "TEST_PEERS",
     "TEST_TASK",
     "TEST_TOO_MANY_HANDLES",
+    "TEST_TRANSPORT",
     "TIMEOUT",
     "TORCH",
     "TUNE",

@@ -23,6 +23,8 @@ const fn rounds(usual: usize) -> usize {
 }
 
 mod broadcast_slot;
+#[cfg(any(all(feature = "cluster", target_os = "linux"), loom, test))]
+pub(crate) mod byte_ring;
 mod commit;
 mod event_count;
 mod full;

@@ -1,6 +1,18 @@
-//! How payload gets from process to process: the traits of `collective/transport.rs`, over libraries that are opened at
-//! run time.
+//! How payload gets from process to process: the traits of `collective/transport.rs`.
+//!
+//! Between GPUs by NCCL; between the hosts' memories by MPI, or by shared memory on one host. Libraries are opened at
+//! run time. One conformance suite holds for the transports of the hosts' memory.
 
+#[cfg(all(test, target_os = "linux"))]
+mod conformance;
+#[cfg(any(target_os = "linux", all(feature = "mpi", target_os = "macos")))]
+mod host;
+#[cfg(all(feature = "mpi", any(target_os = "linux", target_os = "macos")))]
+#[allow(dead_code, reason = "the first users are on their way")]
+pub(crate) mod mpi;
 #[cfg(feature = "nccl")]
 #[allow(dead_code, reason = "the first users are on their way")]
 pub(crate) mod nccl;
+#[cfg(target_os = "linux")]
+#[allow(dead_code, reason = "the first users are on their way")]
+pub(crate) mod shm;
