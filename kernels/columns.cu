@@ -40,8 +40,8 @@ template <Columns KIND, class T> struct Sums {
         }
     }
 
-    // Adds the rows `row`, `row + WARPS`, .. up to `end`. WHOLE: without a branch at each load, so that more than one row
-    // can be loaded at a time.
+    // Adds the rows `row`, `row + WARPS`, .. up to `end`. WHOLE: without a branch at each load, so that more than one
+    // row can be loaded at a time.
     template <bool WHOLE>
     __device__ void add_rows(const T* dy, const T* x, const Acc<T>* mean_of, const Acc<T>* rstd_of, u64 row, u64 end,
                              u32 c, u32 cols) {
