@@ -17,12 +17,37 @@
 template <class U> __device__ inline U all_ones() { return (U)~0ull; }
 template <> __device__ inline uint4 all_ones<uint4>() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
 
+// A thread takes four units of 16 bytes, whose loads are under way at once, or one smaller one. Rows of `out` follow
+// each other, so its units have the numbers of all units.
 template <class U>
 __device__ inline void gather(const u8* table, const u32* indices, u8* out, u64 n, u64 width, u32 rows) {
-    each_unit<U>(n, width, [&](u64 i, u64 at) {
-        const u32 row = indices[i];
-        *(U*)(out + i * width + at) = row < rows ? *(const U*)(table + row * width + at) : all_ones<U>();
-    });
+    const u32 COUNT = sizeof(U) == 16 ? 4 : 1;
+    const u64 across = width / sizeof(U), total = n * across;
+    const auto find = [=](u32 row, u64 at) {
+        return row < rows ? *(const U*)(table + row * width + at * sizeof(U)) : all_ones<U>();
+    };
+    // A division of 64 bits takes longer than the memory does.
+    if (total >> 32 != 0) {
+        for (u64 i = grid_index(); i < total; i += grid_size()) ((U*)out)[i] = find(indices[i / across], i % across);
+        return;
+    }
+    const u32 next = blockDim.x;
+    for (u64 begin = (u64)blockIdx.x * COUNT * next + threadIdx.x; begin < total;
+         begin += (u64)gridDim.x * COUNT * next) {
+        u32 row[COUNT], at[COUNT];
+        U unit[COUNT];
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++) {
+            const u64 i = begin + k * next;
+            row[k] = i < total ? indices[(u32)i / (u32)across] : ~0u;
+            at[k] = (u32)i % (u32)across;
+        }
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++) unit[k] = find(row[k], at[k]);
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++)
+            if (begin + k * next < total) ((U*)out)[begin + k * next] = unit[k];
+    }
 }
 extern "C" __global__ void gather_rows(const u8* __restrict__ table, const u32* __restrict__ indices,
                                        u8* __restrict__ out, u64 n, u64 width, u32 rows) {

@@ -1,4 +1,4 @@
-// Operations on the rows of a row-major matrix: softmax, cross-entropy, norms, argmax; and sums of its columns.
+// Operations on the rows of a row-major matrix: softmax, cross-entropy, norms, argmax.
 //
 //   softmax_T              (const T* x, T* y, u64 rows, u32 cols, u32 log)
 //   softmax_backward_T     (const T* y, const T* dy, T* dx, u64 rows, u32 cols, u32 log)
@@ -9,13 +9,6 @@
 //                           u64 rows, u32 cols)
 //   rms_norm_T, rms_norm_backward_T   the same without beta and mean
 //   argmax_T               (const T* x, u32* at, u64 rows, u32 cols)
-//   column_sum_T           (const T* x, A* partial, u64 rows, u32 cols, u32 parts)
-//   layer_norm_columns_T   (const T* dy, const T* x, const A* mean, const A* rstd, A* dgamma, A* dbeta,
-//                           u64 rows, u32 cols, u32 parts)
-//   rms_norm_columns_T     the same without mean and dbeta
-//   column_final_T         (const A* partial, T* out, u32 parts, u32 cols)
-//   column_finals_T        (const A* first, const A* second, T* first_out, T* second_out, u32 parts, u32 cols)
-//                          two at once: blockIdx.z says which
 //
 // T is f32, f64, f16 or bf16; A is f64 for f64, else f32. All arithmetic is in A, and rounds once when it is stored.
 //
@@ -24,9 +17,6 @@
 // alone. Thread t of T takes the packs t, t + T, ..; it keeps the first four in registers, and reads further ones again
 // in each pass. Sums over the threads are butterflies. So the bits of a row depend on its elements, its width and its
 // type: not on the number of rows, its place, or its alignment.
-//
-// Columns. Pass 1 cuts the rows into `parts` equal parts; a block of 32 x 8 threads sums a part of 32 packs of columns,
-// warp w taking the rows w, w + 8, ..; pass 2 sums the parts the same way. No atomics: the same bits every run.
 //
 // The output of a row operation may be its input: all reads of an element that is to be written come before the last
 // meeting of the row's threads, or are by the thread that writes it.
@@ -349,59 +339,6 @@ template <bool FITS, class T> __device__ inline void argmax(const T* x, u32* at,
     });
 }
 
-// What a sum of columns adds up, of each element: the element, or its share in the gradients of a norm's weights.
-enum Columns { PLAIN, RMS, LAYER };
-const u32 WARPS = 8;
-
-template <Columns KIND, class T, class Out>
-__device__ inline void columns(const T* dy, const T* x, const Acc<T>* mean_of, const Acc<T>* rstd_of, Out* first_out,
-                               Out* second_out, u64 rows, u32 cols, u32 parts) {
-    typedef Acc<T> A;
-    const u32 TILE = 32 * LANES<T>;
-    __shared__ A shared[KIND == LAYER ? 2 : 1][WARPS][TILE];
-    const bool whole = aligned16(dy, KIND == PLAIN ? (const void*)dy : (const void*)x) && cols % LANES<T> == 0;
-    const u64 chunk = (rows + parts - 1) / parts;
-    for (u32 part = blockIdx.y; part < parts; part += gridDim.y) {
-        const u64 begin = part * chunk < rows ? part * chunk : rows;
-        const u64 end = begin + chunk < rows ? begin + chunk : rows;
-        for (u64 tile = blockIdx.x; tile * TILE < cols; tile += gridDim.x) {
-            const u64 c = tile * TILE + threadIdx.x * LANES<T>;
-            A first[LANES<T>] = {}, second[LANES<T>] = {};
-            if (c < cols) {
-#pragma unroll 4
-                for (u64 row = begin + threadIdx.y; row < end; row += WARPS) {
-                    const uint4 a = load_pack(dy + row * cols, c, cols, whole);
-                    const uint4 b = KIND == PLAIN ? a : load_pack(x + row * cols, c, cols, whole);
-                    const A mean = KIND == LAYER ? mean_of[row] : A(0), rstd = KIND == PLAIN ? A(1) : rstd_of[row];
-#pragma unroll
-                    for (u32 i = 0; i < LANES<T>; i++) {
-                        const A d = wide(lane<T>(a, i));
-                        first[i] += KIND == PLAIN ? d : d * ((wide(lane<T>(b, i)) - mean) * rstd);
-                        if (KIND == LAYER) second[i] += d;
-                    }
-                }
-            }
-#pragma unroll
-            for (u32 i = 0; i < LANES<T>; i++) {
-                shared[0][threadIdx.y][threadIdx.x * LANES<T> + i] = first[i];
-                if (KIND == LAYER) shared[KIND == LAYER][threadIdx.y][threadIdx.x * LANES<T> + i] = second[i];
-            }
-            __syncthreads();
-            for (u32 i = threadIdx.y * 32 + threadIdx.x; i < TILE && tile * TILE + i < cols; i += WARPS * 32) {
-                const u64 at = (u64)part * cols + tile * TILE + i;
-                A sum = shared[0][0][i];
-                for (u32 w = 1; w < WARPS; w++) sum += shared[0][w][i];
-                first_out[at] = narrow<Out>(sum);
-                if (KIND != LAYER) continue;
-                sum = shared[KIND == LAYER][0][i];
-                for (u32 w = 1; w < WARPS; w++) sum += shared[KIND == LAYER][w][i];
-                second_out[at] = narrow<Out>(sum);
-            }
-            __syncthreads();
-        }
-    }
-}
-
 #define ROWS(T, A)                                                                                                     \
     extern "C" __global__ void __launch_bounds__(1024) softmax_##T(const T* x, T* y, u64 rows, u32 cols, u32 log) {    \
         BY_FIT(T, (u64)x | (u64)y, softmax, x, y, rows, cols, log)                                                     \
@@ -436,28 +373,6 @@ __device__ inline void columns(const T* dy, const T* x, const Acc<T>* mean_of, c
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(1024) argmax_##T(const T* x, u32* at, u64 rows, u32 cols) {           \
         BY_FIT(T, (u64)x, argmax, x, at, rows, cols)                                                                   \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) column_sum_##T(const T* x, A* partial, u64 rows, u32 cols,       \
-                                                                     u32 parts) {                                      \
-        columns<PLAIN>(x, x, (const A*)nullptr, (const A*)nullptr, partial, partial, rows, cols, parts);               \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) layer_norm_columns_##T(                                          \
-        const T* dy, const T* x, const A* mean, const A* rstd, A* dgamma, A* dbeta, u64 rows, u32 cols, u32 parts) {   \
-        columns<LAYER>(dy, x, mean, rstd, dgamma, dbeta, rows, cols, parts);                                           \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) rms_norm_columns_##T(                                            \
-        const T* dy, const T* x, const A* rstd, A* dgamma, u64 rows, u32 cols, u32 parts) {                            \
-        columns<RMS>(dy, x, (const A*)nullptr, rstd, dgamma, dgamma, rows, cols, parts);                               \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) column_final_##T(const A* partial, T* out, u32 parts,            \
-                                                                       u32 cols) {                                    \
-        columns<PLAIN>(partial, partial, (const A*)nullptr, (const A*)nullptr, out, out, parts, cols, 1);              \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) column_finals_##T(                                               \
-        const A* first, const A* second, T* first_out, T* second_out, u32 parts, u32 cols) {                           \
-        const A* partial = blockIdx.z ? second : first;                                                                \
-        T* out = blockIdx.z ? second_out : first_out;                                                                  \
-        columns<PLAIN>(partial, partial, (const A*)nullptr, (const A*)nullptr, out, out, parts, cols, 1);              \
     }
 
 ROWS(f32, f32)

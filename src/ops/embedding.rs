@@ -132,7 +132,7 @@ impl Device {
             unsafe { (as_type::<_, u8>(table, table_bytes), as_type_mut::<_, u8>(out.view_mut(), bytes)) };
         let args = (table, indices, to, n as u64, width as u64, rows);
         // SAFETY: `table` has `rows` rows of `width` bytes, `out` has `n`, and there are `n` indices.
-        unsafe { self.launch(&GATHER, LaunchDims::stride(bytes.div_ceil(16)), args)? };
+        unsafe { self.launch(&GATHER, LaunchDims::stride(bytes.div_ceil(64)), args)? };
         Ok(out)
     }
 

@@ -1,5 +1,5 @@
-//! Operations on rows: how they are launched, argmax, sums of columns, and the check of indices: `kernels/rows.cu`.
-//! [`softmax`] and [`norm`] have the others.
+//! Operations on rows: how they are launched, argmax, sums of columns, and the check of indices: `kernels/rows.cu`
+//! and `kernels/columns.cu`. [`softmax`] and [`norm`] have the others.
 //!
 //! `Device`'s methods check shapes and launch the kernels. They use the launch of `device` and the types of `kernel`,
 //! and nothing above.
@@ -26,6 +26,7 @@ use crate::{
 use std::panic::Location;
 
 module! { ROWS, "rows" }
+module! { COLUMNS, "columns" }
 
 /// Packs that each thread of a row keeps in registers: as in `kernels/rows.cu`.
 const KEPT: usize = 4;
@@ -82,6 +83,8 @@ fn host_column_final<T: Float>(_: LaunchDims, partial: &[T::Acc], out: &mut [T],
 
 kernels! { ROWS;
     fn argmax(In<T>, Out<u32>, u64, u32) = "argmax", host_argmax::<T>;
+}
+kernels! { COLUMNS;
     fn column_sum(In<T>, Out<T::Acc>, u64, u32, u32) = "column_sum", host_column_sum::<T>;
     fn column_final(In<T::Acc>, Out<T>, u32, u32) = "column_final", host_column_final::<T>;
 }

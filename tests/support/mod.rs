@@ -44,6 +44,11 @@ impl Gpus {
         Gpus { cuda: false, available: 64, real: 64 }
     }
 
+    /// How many GPUs the devices are. Device `i` is GPU `i % real()`.
+    pub fn real(&self) -> usize {
+        self.real
+    }
+
     /// A pool in the making, of the first `count` devices.
     pub fn builder(&self, count: usize) -> Builder {
         let builder = builder().timeout(PATIENCE / 2).module(&MODULE);

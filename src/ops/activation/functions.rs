@@ -17,7 +17,7 @@ const DENSITY: f64 = 0.398_942_280_401_432_7;
 /// `2 sqrt(2 / pi)`
 const TWICE_SQRT_2_PI: f64 = 1.595_769_121_605_730_7;
 
-/// Function `f` of `kernels/pointwise.cu` at `x`, in the same order of operations. (There half types have quicker forms.)
+/// Function `f` of `kernels/pointwise.cu` at `x`, in the same order of operations; half types have quicker forms there.
 fn value<A: Real>(f: u32, x: A) -> A {
     match f {
         0 => x,

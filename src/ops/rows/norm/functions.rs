@@ -1,11 +1,11 @@
-//! The host kernels of the norms, beside `kernels/rows.cu`. `norm` launches them.
+//! The host kernels of the norms, beside `kernels/rows.cu` and `kernels/columns.cu`. `norm` launches them.
 
 use crate::{
     LaunchDims,
     kernel::{builtin::Float, real::Real},
     ops::{
         family::{In, Out, each_row, each_row_mut, kernels, wide},
-        rows::{ROWS, host_column_final, sum_parts},
+        rows::{COLUMNS, ROWS, host_column_final, sum_parts},
     },
 };
 
@@ -153,8 +153,6 @@ fn host_column_finals<T: Float>(
 }
 
 kernels! { ROWS;
-    pub(super) fn column_finals(In<T::Acc>, In<T::Acc>, Out<T>, Out<T>, u32, u32)
-        = "column_finals", host_column_finals::<T>;
     pub(super) fn layer_norm(In<T>, In<T>, In<T>, Out<T>, Out<T::Acc>, Out<T::Acc>, u64, u32, T::Acc)
         = "layer_norm", host_layer_norm::<T>;
     pub(super) fn rms_norm(In<T>, In<T>, Out<T>, Out<T::Acc>, u64, u32, T::Acc) = "rms_norm", host_rms_norm::<T>;
@@ -162,8 +160,12 @@ kernels! { ROWS;
         = "layer_norm_backward", host_layer_norm_backward::<T>;
     pub(super) fn rms_norm_backward(In<T>, In<T>, In<T>, In<T::Acc>, Out<T>, u64, u32)
         = "rms_norm_backward", host_rms_norm_backward::<T>;
+}
+kernels! { COLUMNS;
     pub(super) fn layer_norm_columns(In<T>, In<T>, In<T::Acc>, In<T::Acc>, Out<T::Acc>, Out<T::Acc>, u64, u32, u32)
         = "layer_norm_columns", host_layer_norm_columns::<T>;
     pub(super) fn rms_norm_columns(In<T>, In<T>, In<T::Acc>, Out<T::Acc>, u64, u32, u32)
         = "rms_norm_columns", host_rms_norm_columns::<T>;
+    pub(super) fn column_finals(In<T::Acc>, In<T::Acc>, Out<T>, Out<T>, u32, u32)
+        = "column_finals", host_column_finals::<T>;
 }
