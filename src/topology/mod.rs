@@ -14,6 +14,8 @@
 //! * **A path** (a link, or the path between a device and host memory) has a latency, its own bandwidth, and *ports*
 //!   that it shares with other paths: a switch's uplink, host memory, a network adapter. Each use of a port states the
 //!   rate at which the port takes this path's bytes, so one path may load a port more than another.
+//! * **Several hosts** ([`HostModel`]): the devices of a host, and its network adapters. Devices of different hosts are
+//!   peers over a *rail*: out of the adapter of one, and into the adapter of the other.
 //! * [`Topology::validate`] finds invalid machines. It is called when the machine is built and when a file is read.
 //!
 //! # Costs
@@ -52,10 +54,12 @@
 
 #[cfg(feature = "topology-files")]
 mod file;
+mod hosts;
 mod model;
 mod presets;
 mod show;
 
+pub use hosts::{HostModel, Nic};
 pub use model::{CopyEngines, DeviceModel, HostCosts, KernelCost, Link, Path, Use};
 
 use crate::error::{Error, Result};
@@ -86,6 +90,7 @@ pub struct Topology {
     kernels: BTreeMap<String, KernelCost>,
     devices: Vec<DeviceModel>,
     links: Vec<Link>,
+    hosts: Vec<HostModel>,
 }
 
 impl Topology {
@@ -200,16 +205,16 @@ impl Topology {
         &self.kernels
     }
 
-    /// The possible peers of `device`: the devices with a link in both directions.
+    /// The possible peers of `device`: the devices with a link or a [rail](HostModel) in both directions.
     pub fn peers(&self, device: usize) -> Vec<usize> {
-        let from = |device| move |link: &&Link| link.from == device;
-        let back: BTreeSet<_> = self.links.iter().filter(|link| link.to == device).map(|link| link.from).collect();
-        let peers: BTreeSet<_> = self.links.iter().filter(from(device)).map(|link| link.to).collect();
-        peers.intersection(&back).copied().filter(|&peer| peer < self.len()).collect()
+        let network = self.network();
+        let is_peer = |&peer: &usize| network.reaches(device, peer) && network.reaches(peer, device);
+        (0..self.len()).filter(is_peer).collect()
     }
 
     /// Checks the machine: at least one device; links between different, existing devices, at most one for each
-    /// directed pair; 1 to 1024 copy engines of each kind; bandwidths and speeds above zero; no negative times.
+    /// directed pair; 1 to 1024 copy engines of each kind; bandwidths and speeds above zero; no negative times; each
+    /// device on one host, if there are hosts, and a rail or a link between every two devices of different hosts.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] names the first mistake.
@@ -240,6 +245,9 @@ impl Topology {
             if let Err(why) = link.validate() {
                 return wrong(format!("link from device {from} to device {to}: {why}"));
             }
+        }
+        if let Err(why) = self.validate_hosts() {
+            return wrong(why);
         }
         if let Err(why) = self.host.validate() {
             return wrong(format!("host: {why}"));

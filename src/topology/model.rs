@@ -244,12 +244,12 @@ impl KernelCost {
 /// A day, in microseconds. No single cost may be longer, so that a typing error does not overflow sums of picoseconds.
 const LONGEST_US: f64 = 86_400e6;
 
-fn positive(what: &str, value: f64) -> Result<(), String> {
+pub(super) fn positive(what: &str, value: f64) -> Result<(), String> {
     // The lower bound keeps bytes / bandwidth within the range of the clock.
     if value.is_finite() && value >= 1e-6 { Ok(()) } else { Err(format!("{what} is {value}: it must be above zero")) }
 }
 
-fn time(what: &str, value: f64) -> Result<(), String> {
+pub(super) fn time(what: &str, value: f64) -> Result<(), String> {
     if (0.0..=LONGEST_US).contains(&value) {
         Ok(())
     } else {

@@ -34,7 +34,7 @@
 //! A host has eight devices on two sockets. A machine with more devices has more hosts on one switch, as in NVLink
 //! switch systems, with the same links. That is an assumption, not a measurement.
 
-use super::{DeviceModel, HostCosts, Link, Path, Topology};
+use super::{DeviceModel, HostCosts, Link, Nic, Path, Topology};
 
 /// Devices per host of [`Topology::nvswitch`], and per socket.
 const HOST: usize = 8;
@@ -156,9 +156,9 @@ impl Topology {
         machine
     }
 
-    /// Two hosts of `per_node` H200 GPUs on NVSwitch. Each device has its own network adapter, which carries `gbps`
-    /// (1e9 bytes per second) each way after `latency_us`. Copies over the network are direct, as if one program could
-    /// submit them.
+    /// Two hosts of `per_node` H200 GPUs on NVSwitch: [`nvswitch`](Self::nvswitch) [`on_hosts`](Self::on_hosts). Each
+    /// device has its own network adapter, which carries `gbps` (1e9 bytes per second) each way. A copy takes
+    /// `latency_us`, half of it in either adapter.
     ///
     /// ```
     /// # use gpu_pool::Topology;
@@ -167,20 +167,8 @@ impl Topology {
     /// assert_eq!(machine.len(), 16);
     /// ```
     pub fn two_nodes(per_node: usize, gbps: f64, latency_us: f64) -> Self {
-        let count = 2 * per_node;
-        let link = |(from, to): (usize, usize)| {
-            if from / per_node == to / per_node {
-                return nvlink(from, to);
-            }
-            let path = Path::new(latency_us, gbps)
-                .through(format!("network out of device {from}"), gbps)
-                .through(format!("network into device {to}"), gbps);
-            Link::new(from, to, path)
-        };
-        let mut machine = Topology::new(format!("2 nodes of {per_node} x H200, {gbps} GB/s between"));
-        machine.devices = (0..count).map(|device| h200(device, device / per_node, device % per_node)).collect();
-        machine.links = pairs(count).map(link).collect();
-        machine.host = host_costs(per_node);
-        machine
+        let nics = vec![Nic { latency_us: latency_us / 2.0, gbps }; per_node];
+        let name = format!("2 nodes of {per_node} x H200, {gbps} GB/s between");
+        Topology::nvswitch(per_node).on_hosts(2, &nics).with_name(name)
     }
 }

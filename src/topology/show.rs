@@ -1,6 +1,6 @@
 //! `Display` for a machine, in a few lines: equal devices and equal links are counted, not listed.
 
-use super::{DeviceModel, Link, Path, Topology};
+use super::{DeviceModel, HostModel, Link, Nic, Path, Topology};
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
@@ -19,9 +19,12 @@ impl fmt::Display for Topology {
                 _ => writeln!(f)?,
             }
         }
+        for (what, hosts) in grouped(self.hosts.iter().map(about_host).zip(0..)) {
+            writeln!(f, "  {} {}: {what}", if hosts.len() == 1 { "host" } else { "hosts" }, ranges(&hosts))?;
+        }
         // Invalid machines are shown, too.
         let pairs = self.len().saturating_mul(self.len().saturating_sub(1));
-        let absent = pairs.saturating_sub(self.links.len());
+        let absent = pairs.saturating_sub(self.links.len() + self.rails().len());
         if absent > 0 {
             writeln!(f, "  {absent} ordered pairs without a link: staged through the host")?;
         }
@@ -102,6 +105,17 @@ fn about_link(link: &Link) -> String {
         Some(pull) => format!("{}, {} GB/s when pulled", about_path(&link.path), short(pull)),
         None => about_path(&link.path),
     }
+}
+
+/// Adapters with equal numbers are counted.
+fn about_host(host: &HostModel) -> String {
+    let number = host.devices.len();
+    let devices = format!("{number} {}", if number == 1 { "device" } else { "devices" });
+    let about = |nic: &Nic| format!("{} GB/s each way after {} us", short(nic.gbps), short(nic.latency_us));
+    let kinds = grouped(host.nics.iter().map(|nic| (about(nic), ())));
+    let nics = kinds.iter().map(|(what, nics)| format!(", {} x NIC with {what}", nics.len())).collect::<String>();
+    let shared = if (1..number).contains(&host.nics.len()) { ", shared" } else { "" };
+    format!("{devices}{}{shared}", if nics.is_empty() { ", no NIC".into() } else { nics })
 }
 
 fn about_path(path: &Path) -> String {

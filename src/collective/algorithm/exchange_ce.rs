@@ -80,7 +80,7 @@ impl Algorithm for ExchangeCe {
     fn submit(&self, member: &Member<'_>, matched: &Matched<'_>) -> Result<()> {
         let (request, shape) = (member.request, matched.shape);
         let (n, size) = (member.count(), request.dtype.size());
-        let software = member.is_software();
+        let software = member.is_software() && !member.handle.in_virtual_time();
         let bytes = shape.largest(n, request.grain()) * size;
         let least = matched.least_scratch(n);
         let fits = |cut: &Cut| cut.scratch() <= least;
@@ -100,7 +100,8 @@ impl Algorithm for ExchangeCe {
 
 /// Most bytes of a slot, for all senders together.
 const ROOM: usize = 64 << 20;
-/// The same limit on software GPUs, which gain nothing by more.
+/// The same limit on software GPUs, which gain nothing by more. (In virtual time they are cut as GPUs are: each copy
+/// takes a latency there.)
 const ROOM_OF_SOFTWARE: usize = 1 << 20;
 /// The smallest limit on a slot that is tried when memory is short.
 const LEAST_ROOM: usize = 16 << 10;
@@ -151,7 +152,7 @@ impl Cut {
 
 /// The ways to cut a case, each with less scratch than the one before it.
 fn cuts(case: &Case<'_>) -> impl Iterator<Item = Cut> + use<> {
-    cuts_of(case.largest(), case.members, case.machine.software)
+    cuts_of(case.largest(), case.members, case.machine.software && !case.machine.virtual_time)
 }
 
 /// The ways to cut slices of up to `bytes` bytes, each with less scratch than the one before it.

@@ -171,7 +171,7 @@ impl VirtualClock {
         let mut numbers = BTreeMap::new();
         let devices: Vec<Device> = topology.devices().iter().map(|model| Device::new(model, &mut numbers)).collect();
         let mut links = HashMap::with_capacity(topology.links().len());
-        for link in topology.links() {
+        for link in topology.links().iter().cloned().chain(topology.rails()) {
             let way = Way::new(&link.path, &mut numbers);
             let pull_gbps = link.pull_gbps.unwrap_or(way.gbps);
             links.insert((link.from, link.to), Way { pull_gbps, ..way });
