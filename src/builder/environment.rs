@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 35] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -28,19 +28,29 @@ const KNOWN: [&str; 25] = [
     "FUZZ_SEED",
     "FUZZ_STEPS",
     "HEAP_STEPS",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
     "LONG",
     "LOOM",
     "MACHINE",
+    "MASTER",
     "MEMORY",
+    "MPI",
     "MUTANT",
+    "PORT",
+    "RANK",
     "RECORD_MEMORY",
+    "SECRET",
     "SEED",
     "SHARE",
+    "SILENCE",
+    "SIZE",
     "TEST_PEERS",
     "TEST_TASK",
     "TEST_TOO_MANY_HANDLES",
     "TIMEOUT",
     "TORCH",
+    "TRANSPORT",
     "TUNE",
 ];
 
@@ -206,7 +216,8 @@ fn parse_devices(text: &str) -> Option<Vec<usize>> {
     text.split(',').map(|part| part.trim().parse().ok()).collect()
 }
 
-fn parse_duration(text: &str) -> Option<Duration> {
+/// A time above zero, like `500ms`, `30s` or `10m`.
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let value: f64 = digits.parse().ok()?;
     let unit = match &text[digits.len()..] {
