@@ -6,7 +6,7 @@
 //! Invariant: contradictory settings are refused before any device does work.
 
 mod collectives;
-mod environment;
+pub(crate) mod environment;
 pub(crate) mod measure;
 mod memory;
 mod open;

@@ -16,7 +16,7 @@ const PREFIX: &str = "GPU_POOL_";
 
 /// The names, without the prefix, of all variables that the crate, its tests, benches, examples or CI read. A unit test
 /// compares the list with the sources.
-const KNOWN: [&str; 28] = [
+const KNOWN: [&str; 37] = [
     "ALGORITHM",
     "BACKEND",
     "BEFORE",
@@ -28,22 +28,31 @@ const KNOWN: [&str; 28] = [
     "FUZZ_SEED",
     "FUZZ_STEPS",
     "HEAP_STEPS",
+    "LOCAL_RANK",
+    "LOCAL_SIZE",
     "LONG",
     "LOOM",
     "MACHINE",
+    "MASTER",
     "MEMORY",
     "MPI",
     "MUTANT",
     "NCCL",
+    "PORT",
+    "RANK",
     "RECORD_MEMORY",
+    "SECRET",
     "SEED",
     "SHARE",
+    "SILENCE",
+    "SIZE",
     "TEST_PEERS",
     "TEST_TASK",
     "TEST_TOO_MANY_HANDLES",
     "TEST_TRANSPORT",
     "TIMEOUT",
     "TORCH",
+    "TRANSPORT",
     "TUNE",
 ];
 
@@ -209,7 +218,8 @@ fn parse_devices(text: &str) -> Option<Vec<usize>> {
     text.split(',').map(|part| part.trim().parse().ok()).collect()
 }
 
-fn parse_duration(text: &str) -> Option<Duration> {
+/// A time above zero, like `500ms`, `30s` or `10m`.
+pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let value: f64 = digits.parse().ok()?;
     let unit = match &text[digits.len()..] {

@@ -3,11 +3,190 @@
 //! One address space ends at one process. Beyond it this crate runs on existing engines: NCCL between GPUs, MPI
 //! between hosts' memories, shared memory between software GPUs of one host.
 //!
+//! A [`Cluster`] says which processes belong together; [`Builder::cluster`](crate::Builder::cluster) connects them.
+//!
+//! Control: each process has one TCP connection to rank 0, whose hub decides what all agree on: which collectives are
+//! carried out and in which order, who has failed, who is lost. Headlines cross it, never data. Both sides prove that
+//! they know the secret; the connection is not encrypted. Without a secret it stays on loopback, where every user of
+//! the machine can connect. If rank 0 is lost, the cluster is.
+//!
 //! This room implements the traits of `fabric/transport.rs`, and may use every room but `testing`.
 
+mod client;
+pub(crate) mod control;
+mod greet;
+mod hub;
 #[cfg(target_os = "linux")]
 pub mod ipc;
+mod launch;
+#[cfg(test)]
+mod loopback;
+mod mutant;
+mod process;
+mod server;
 mod transport;
+mod wire;
+mod world;
 
 #[cfg(target_os = "linux")]
 pub use ipc::{Imported, IpcBuffer};
+pub(crate) use launch::By;
+
+use crate::{
+    builder::environment::parse_duration,
+    error::{Error, Result},
+};
+use launch::Launch;
+use std::{env, fmt, time::Duration};
+
+/// What moves data between processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TransportChoice {
+    /// NCCL on GPUs. On software GPUs shared memory on one host, else MPI.
+    #[default]
+    Auto,
+    /// NCCL, between GPUs.
+    Nccl,
+    /// MPI, between the memories of hosts.
+    Mpi,
+    /// Shared memory, between the processes of one host.
+    SharedMemory,
+}
+
+/// The processes that work as one, and this one's place among them. It connects when a pool is built with it.
+///
+/// ```
+/// use gpu_pool::cluster::Cluster;
+/// use std::time::Duration;
+///
+/// let cluster = Cluster::tcp("127.0.0.1:29600", 0, 2, "a secret of many letters")?.silence(Duration::from_secs(10));
+/// assert_eq!((cluster.rank(), cluster.size()), (0, 2));
+/// # Ok::<(), gpu_pool::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Cluster {
+    launch: Launch,
+    secret: Vec<u8>,
+    silence: Duration,
+    patience: Duration,
+    transport: TransportChoice,
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cluster { launch, secret: _, silence, patience, transport } = self;
+        let mut shown = f.debug_struct("Cluster");
+        shown.field("launch", launch).field("silence", silence).field("patience", patience);
+        shown.field("transport", transport).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    const SILENCE: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(300);
+
+    /// As this process's launcher says: `mpirun` of Open MPI or MPICH, `torchrun`, `srun`, or the variables
+    /// `GPU_POOL_RANK`, `GPU_POOL_SIZE`, `GPU_POOL_MASTER` and `GPU_POOL_PORT`.
+    ///
+    /// Also read: `GPU_POOL_SECRET`, `GPU_POOL_SILENCE` (a time like `30s`), and `GPU_POOL_TRANSPORT` (`auto`, `nccl`,
+    /// `mpi` or `shm`).
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if no launcher has started this process, or if a variable is missing or not understood. It
+    /// names the variable.
+    pub fn from_env() -> Result<Cluster> {
+        Cluster::from_variables(&|name| env::var(name).ok())
+    }
+
+    fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Cluster> {
+        let text = |name: &str| variables(name).filter(|text| !text.trim().is_empty());
+        let misunderstood = |name: &str, text: &str, expected: &str| {
+            let why = format!("{name} is `{text}`, which is not understood; expected {expected}");
+            Error::Cluster { op: "environment", why }
+        };
+        let mut cluster = Cluster::new(Launch::from(variables)?, text("GPU_POOL_SECRET").unwrap_or_default());
+        if let Some(text) = text("GPU_POOL_SILENCE") {
+            let expected = "a time above zero like 500ms or 30s";
+            let silence = parse_duration(text.trim());
+            cluster.silence = silence.ok_or_else(|| misunderstood("GPU_POOL_SILENCE", &text, expected))?;
+        }
+        cluster.transport = match text("GPU_POOL_TRANSPORT").as_deref().map(str::trim) {
+            None | Some("auto") => TransportChoice::Auto,
+            Some("nccl") => TransportChoice::Nccl,
+            Some("mpi") => TransportChoice::Mpi,
+            Some("shm") => TransportChoice::SharedMemory,
+            Some(text) => return Err(misunderstood("GPU_POOL_TRANSPORT", text, "auto, nccl, mpi or shm")),
+        };
+        Ok(cluster)
+    }
+
+    /// Process `rank` of `size`, with rank 0 at `address`, such as `"node1:29600"`. All processes have the same secret.
+    /// It may be empty if the address is one of loopback.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] if the address has no port, or if there is no such rank.
+    pub fn tcp(address: &str, rank: usize, size: usize, secret: impl Into<String>) -> Result<Cluster> {
+        let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        let Some((host, port)) = parts.filter(|(host, _)| !host.is_empty()) else {
+            let why = format!("the address `{address}` is not like `node1:29600`");
+            return Err(Error::Cluster { op: "address", why });
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let launch = Launch { rank, size, local_rank: 0, local_size: 1, master: Some((host, port)), by: By::Hand };
+        Ok(Cluster::new(launch.checked()?, secret.into()))
+    }
+
+    fn new(launch: Launch, secret: String) -> Cluster {
+        let (silence, patience) = (Self::SILENCE, Self::PATIENCE);
+        Cluster { launch, secret: secret.into_bytes(), silence, patience, transport: TransportChoice::Auto }
+    }
+
+    /// A process that says nothing for so long is lost: 30 seconds if not set. It is at least 10 ms. Everywhere the
+    /// same. A process whose connection ends is lost at once.
+    pub fn silence(mut self, limit: Duration) -> Cluster {
+        self.silence = limit.max(Duration::from_millis(10));
+        self
+    }
+
+    /// How long the processes wait for each other to come: 5 minutes if not set.
+    pub fn patience(mut self, limit: Duration) -> Cluster {
+        self.patience = limit.max(Duration::from_millis(10));
+        self
+    }
+
+    /// What moves data between the processes. Everywhere the same.
+    pub fn transport(mut self, transport: TransportChoice) -> Cluster {
+        self.transport = transport;
+        self
+    }
+
+    /// The number of this process: 0, 1, ..
+    pub fn rank(&self) -> usize {
+        self.launch.rank
+    }
+
+    /// The number of processes.
+    pub fn size(&self) -> usize {
+        self.launch.size
+    }
+
+    /// The number of this process among those of its machine, if the launcher has told; else 0.
+    pub fn local_rank(&self) -> usize {
+        self.launch.local_rank
+    }
+
+    /// The number of processes on this machine, if the launcher has told; else 1.
+    pub fn local_size(&self) -> usize {
+        self.launch.local_size
+    }
+
+    pub(crate) fn transport_choice(&self) -> TransportChoice {
+        self.transport
+    }
+
+    /// What started this process.
+    pub(crate) fn launched_by(&self) -> By {
+        self.launch.by
+    }
+}

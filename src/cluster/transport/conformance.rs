@@ -14,7 +14,7 @@ mod speed;
 
 use crate::{
     GpuPool,
-    collective::transport::{HostTransport, Message, Tag},
+    fabric::transport::{HostTransport, Message, Tag},
     error::Error,
     memory::PinnedBuffer,
 };

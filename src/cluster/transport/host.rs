@@ -4,7 +4,7 @@
 //! library, or a thread of another call, may still use it.
 
 use crate::{
-    collective::transport::{Message, Tag},
+    fabric::transport::{Message, Tag},
     error::{Error, Result},
 };
 use std::{

@@ -23,7 +23,7 @@ use self::{
 };
 use super::host::{Backoff, Part, cause, leak, parts};
 use crate::{
-    collective::transport::{HostTransport, Message},
+    fabric::transport::{HostTransport, Message},
     error::{Error, Result},
     sync::{Flag, Gate},
 };

@@ -27,7 +27,7 @@ pub(crate) use library::Library;
 pub(crate) use rail::Registered;
 
 use crate::{
-    collective::transport::{DeviceTransport, RailCall, RailMessage},
+    fabric::transport::{DeviceTransport, RailCall, RailMessage},
     driver::{Address, DriverRef, RawStream, gate},
     error::{Error, Result},
     fabric::types::{DType, ReduceOp},

@@ -23,7 +23,7 @@ mod outbox;
 use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
 use crate::{
-    collective::transport::{HostTransport, Message, Tag},
+    fabric::transport::{HostTransport, Message, Tag},
     error::{Error, Result},
     sync::{
         Sequence,

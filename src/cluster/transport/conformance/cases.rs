@@ -1,7 +1,7 @@
 //! The cases.
 
 use super::{Place, random, tag};
-use crate::{collective::transport::Message, error::Error};
+use crate::{fabric::transport::Message, error::Error};
 use std::{
     sync::Arc,
     thread,

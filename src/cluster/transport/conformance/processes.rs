@@ -6,7 +6,7 @@ use crate::cluster::transport::mpi::{Mpi, PIECE};
 use crate::{
     GpuPool,
     cluster::transport::shm::{RING, Shm},
-    collective::transport::HostTransport,
+    fabric::transport::HostTransport,
     error::{Error, Result},
     testing::texts,
 };

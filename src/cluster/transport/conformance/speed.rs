@@ -2,7 +2,7 @@
 //! --nocapture speed_of` prints them.
 
 use super::{Place, tag};
-use crate::{collective::transport::Message, memory::PinnedBuffer};
+use crate::{fabric::transport::Message, memory::PinnedBuffer};
 use std::{
     sync::Arc,
     thread,

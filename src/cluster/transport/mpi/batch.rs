@@ -5,7 +5,7 @@ use super::{
     library::{Handle, Library},
 };
 use crate::{
-    collective::transport::Tag,
+    fabric::transport::Tag,
     error::{Error, Result},
 };
 use std::ffi::c_int;

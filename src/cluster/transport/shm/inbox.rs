@@ -2,7 +2,7 @@
 
 use super::{BUDGET, Call, Header, failure};
 use crate::{
-    collective::transport::Tag,
+    fabric::transport::Tag,
     error::{Error, Result},
     sync::byte_ring::{Corrupt, Mapped, Reader},
 };

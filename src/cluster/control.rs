@@ -1,0 +1,207 @@
+//! Connecting a process: where rank 0 is, who is there, and the transport that all of them can open.
+
+use super::{
+    Cluster,
+    client::Client,
+    greet,
+    hub::Limits,
+    server::Server,
+    wire,
+    world::{Local, Members},
+};
+use crate::{
+    fabric::transport::{Transport, World},
+    error::{Error, Result},
+};
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr, ToSocketAddrs},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Sends rank 0's bytes to all processes: `MPI_Bcast`.
+pub(crate) type Bcast<'a> = &'a dyn Fn(&mut [u8]) -> Result<()>;
+
+/// The length of what rank 0 tells by [`Bcast`].
+const NOTE: usize = 512;
+
+/// Rank 0's address and a fresh secret. `None`: rank 0 could not listen.
+type Note = Option<(String, u16, [u8; 32])>;
+
+/// The processes, while the transport is opened and afterwards.
+#[derive(Clone)]
+pub(crate) struct Control {
+    local: Arc<Local>,
+    pub host: usize,
+    /// The number of devices of each process.
+    pub devices: Arc<[usize]>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("host", &self.host).field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    pub(crate) fn size(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Makes a value of at most 32 KiB known to all processes. A name is used once in the life of the cluster.
+    pub(crate) fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.local.set(name, value)
+    }
+
+    /// The value that a process has made known, or will.
+    ///
+    /// # Errors
+    /// If a process is lost, or leaves, meanwhile.
+    pub(crate) fn get(&self, name: &str) -> Result<Vec<u8>> {
+        self.local.get(name)
+    }
+
+    /// Each process gives a value, and gets those of all, in their order.
+    pub(crate) fn gather(&self, name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+        gather(&self.local, (self.host, self.size()), name, value)
+    }
+
+    /// `Err` once a process is lost.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.local.check("check")
+    }
+
+    /// The hub's word on a failure of the transport: waits for it, but for no longer than `limit`. A process that ends
+    /// breaks the transport before the hub has told of it.
+    pub(crate) fn cause(&self, limit: Duration) -> Option<Error> {
+        self.local.cause(limit)
+    }
+}
+
+fn gather(local: &Local, (host, size): (usize, usize), name: &str, value: &[u8]) -> Result<Vec<Vec<u8>>> {
+    local.set(&format!("{name}/{host}"), value)?;
+    (0..size).map(|host| local.get(&format!("{name}/{host}"))).collect()
+}
+
+impl Cluster {
+    /// Whether this cluster's processes need a [`Bcast`] to find rank 0.
+    pub(crate) fn needs_bcast(&self) -> bool {
+        self.launch.master.is_none()
+    }
+
+    /// Connects this process, which has so many devices: a pool is being built. `open` opens the transport, in all
+    /// processes at once. If it fails in one process, it has failed in all.
+    pub(crate) fn connect(
+        &self,
+        devices: usize,
+        bcast: Option<Bcast<'_>>,
+        open: impl FnOnce(&Control) -> Result<Transport>,
+    ) -> Result<Arc<dyn World>> {
+        let start = Instant::now();
+        let (host, size) = (self.launch.rank, self.launch.size);
+        let limits = Limits { size, silence: self.silence, patience: self.patience };
+        let (server, at, secret) = match (&self.launch.master, bcast) {
+            (Some((name, port)), _) => {
+                let at = self.resolve(name, *port, start)?;
+                let server = if host == 0 { Some(Server::start(at, limits, self.secret.clone())?) } else { None };
+                // A port 0 is chosen by the system; only one process can know it then.
+                let at = server.as_ref().filter(|_| *port == 0).map_or(at, |server| server.address);
+                (server, at, self.secret.clone())
+            }
+            (None, Some(bcast)) => self.by_bcast(limits, bcast, start)?,
+            (None, None) => {
+                let why = "where is rank 0? Set GPU_POOL_MASTER and GPU_POOL_PORT, or let MPI tell (GPU_POOL_MPI)";
+                return Err(Error::Cluster { op: "environment", why: why.to_owned() });
+            }
+        };
+        let patience = self.patience.saturating_sub(start.elapsed());
+        let client = Client::connect(at, host, size, &secret, self.silence, patience)?;
+        let local = client.local.clone();
+        let told = gather(&local, (host, size), "devices", &(devices as u64).to_le_bytes())?;
+        let number = |value: Vec<u8>| value.try_into().map_or(0, u64::from_le_bytes) as usize;
+        let devices: Arc<[usize]> = told.into_iter().map(number).collect();
+        let control = Control { local: local.clone(), host, devices: devices.clone() };
+        let opened = open(&control);
+        let said = opened.as_ref().map_or_else(|e| wire::cut(e.to_string()), |_| String::new());
+        let all = control.gather("opened", said.as_bytes())?;
+        let transport = opened?;
+        if let Some((other, why)) = all.iter().enumerate().find(|(_, said)| !said.is_empty()) {
+            let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(why));
+            return Err(Error::Cluster { op: "transport", why });
+        }
+        let devices = devices.to_vec();
+        Ok(Arc::new(Members { local, host, devices, transport, ends: Box::new((client, server)) }))
+    }
+
+    /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.
+    fn by_bcast(
+        &self,
+        limits: Limits,
+        bcast: Bcast<'_>,
+        start: Instant,
+    ) -> Result<(Option<Server>, SocketAddr, Vec<u8>)> {
+        let broken = |why: String| Error::Cluster { op: "connect", why };
+        let mut bytes = [0; NOTE];
+        let mut server = None;
+        // Rank 0 tells also that it has failed: the others wait for its word.
+        let mut failed = None;
+        if self.launch.rank == 0 {
+            let note: Note = match self.listen(limits) {
+                Ok((listening, name, secret)) => {
+                    let port = listening.address.port();
+                    server = Some(listening);
+                    Some((name, port, secret))
+                }
+                Err(e) => {
+                    failed = Some(e);
+                    None
+                }
+            };
+            let note = wire::frame(&note).map_err(|e| broken(e.to_string()))?;
+            bytes
+                .get_mut(..note.len())
+                .ok_or_else(|| broken("a long name of this machine".into()))?
+                .copy_from_slice(&note);
+        }
+        bcast(&mut bytes)?;
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        let note: Note = wire::read(&mut &bytes[..], NOTE).map_err(|e| broken(format!("rank 0's address: {e}")))?;
+        let (name, port, secret) = note.ok_or_else(|| broken("rank 0 could not listen; it says why".to_owned()))?;
+        Ok((server, self.resolve(&name, port, start)?, secret.to_vec()))
+    }
+
+    /// On one machine nobody else need reach rank 0.
+    fn listen(&self, limits: Limits) -> Result<(Server, String, [u8; 32])> {
+        let broken = |e: std::io::Error| Error::Cluster { op: "listen", why: e.to_string() };
+        let secret = greet::random().map_err(broken)?;
+        let (ip, name) = match self.launch.local_size == self.launch.size {
+            true => (Ipv4Addr::LOCALHOST, "127.0.0.1".to_owned()),
+            false => {
+                let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(broken)?;
+                (Ipv4Addr::UNSPECIFIED, name.trim().to_owned())
+            }
+        };
+        Ok((Server::start((ip, 0).into(), limits, secret.to_vec())?, name, secret))
+    }
+
+    /// The address of a name, IPv4 first: everywhere the same. A name may be unknown at first, as those of a service
+    /// that is being started.
+    fn resolve(&self, name: &str, port: u16, start: Instant) -> Result<SocketAddr> {
+        loop {
+            let why = match (name, port).to_socket_addrs() {
+                Ok(found) => match found.min_by_key(|at| (at.is_ipv6(), *at)) {
+                    Some(at) => return Ok(at),
+                    None => "it has no address".to_owned(),
+                },
+                Err(e) => e.to_string(),
+            };
+            if start.elapsed() >= self.patience.min(Duration::from_secs(10)) {
+                return Err(Error::Cluster { op: "connect", why: format!("the machine `{name}` of rank 0: {why}") });
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! The hub: what all processes agree on, as one state machine without input and output.
+//!
+//! The server of the first process drives it (`server.rs`), processes within one process do in tests (`loopback.rs`),
+//! and so does the explicit-state search of `loom_tests/hub.rs`. It is told what happens, with the time, and answers
+//! with what to send to whom. To each process the frames must be sent in this order.
+//!
+//! Invariants (`research/cluster.md`):
+//!
+//! * Only the hub commits, and never in a scope that has failed (C2). A commit goes to all hosts of the group at once.
+//! * All processes get commits, and beginnings of ordered scopes, in one order (C3, C5).
+//! * A scope begins (if it is ordered) and ends for all processes or for none (C5).
+//! * Once the cluster is over nothing is committed any more, and everybody has been told (C6).
+//! * A failed scope changes nothing for other scopes (C7).
+
+mod deadline;
+mod meeting;
+
+use super::{
+    mutant::{self, Rule},
+    wire::{Arrive, Call, Failure, Kind, Member, ToHost, ToHub, cut},
+};
+use meeting::Meeting;
+use std::{collections::BTreeMap, time::Duration};
+
+/// What to send to whom.
+pub(crate) type Out = Vec<(usize, ToHost)>;
+
+/// What the hub needs to know of its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Limits {
+    /// The number of processes.
+    pub size: usize,
+    /// A process that says nothing for so long is lost.
+    pub silence: Duration,
+    /// All processes must have joined after this time.
+    pub patience: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Hub {
+    limits: Limits,
+    /// Time that counts: see [`tick`](Hub::tick).
+    now: Duration,
+    looked: Duration,
+    /// The largest part of the time between two ticks that counts.
+    step: Duration,
+    hosts: Vec<Host>,
+    values: BTreeMap<String, Vec<u8>>,
+    /// Who waits for a value.
+    asked: BTreeMap<String, Vec<usize>>,
+    scopes: BTreeMap<u64, Scope>,
+    /// Scopes that not all processes have left, by name and number of the call.
+    names: BTreeMap<(String, u64), u64>,
+    last_scope: u64,
+    commits: u64,
+    over: Option<Failure>,
+    out: Out,
+}
+
+/// A process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Host {
+    joined: bool,
+    left: bool,
+    /// The last time that it said anything.
+    heard: Duration,
+    /// The last time that it got on.
+    moved: Duration,
+    /// Its numbers of scopes.
+    scopes: BTreeMap<u64, u64>,
+    last_scope: u64,
+    /// How many scopes of a name it has announced.
+    calls: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Scope {
+    name: (String, u64),
+    /// By process.
+    parts: Vec<Part>,
+    begun: bool,
+    failed: Option<Failure>,
+    meetings: BTreeMap<(Vec<Member>, u64), Meeting>,
+}
+
+/// A process in a scope.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Part {
+    announced: Option<Announced>,
+    ended: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Announced {
+    /// The process's number of the scope.
+    id: u64,
+    ordered: bool,
+    deadline: Duration,
+    site: String,
+    at: Duration,
+    progress: u64,
+    moved: Duration,
+}
+
+impl Hub {
+    pub(crate) fn new(limits: Limits) -> Hub {
+        Hub {
+            limits,
+            now: Duration::ZERO,
+            looked: Duration::ZERO,
+            step: limits.silence.min(limits.patience) / 4,
+            hosts: vec![Host::default(); limits.size],
+            values: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            scopes: BTreeMap::new(),
+            names: BTreeMap::new(),
+            last_scope: 0,
+            commits: 0,
+            over: None,
+            out: Out::new(),
+        }
+    }
+
+    /// Why a process with this number may not join, if so.
+    pub(crate) fn refuses(&self, host: usize, size: usize) -> Option<String> {
+        let here = self.limits.size;
+        if size != here {
+            return Some(format!("rank {host} was started as one of {size} processes, rank 0 as one of {here}"));
+        }
+        match self.hosts.get(host) {
+            None => Some(format!("there is no rank {host} of {here} processes")),
+            Some(known) if known.joined => Some(format!("another process has rank {host} already")),
+            Some(_) => None,
+        }
+    }
+
+    /// A process has joined that is not [refused](Self::refuses).
+    pub(crate) fn joined(&mut self, host: usize) -> Out {
+        let now = self.now;
+        self.hosts[host] = Host { joined: true, heard: now, moved: now, ..Host::default() };
+        if let Some(failure) = self.over.clone() {
+            self.out.push((host, ToHost::Over { failure }));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// A process has said something.
+    pub(crate) fn frame(&mut self, host: usize, frame: ToHub) -> Out {
+        let now = self.now;
+        let known = &mut self.hosts[host];
+        known.heard = now;
+        if !matches!(frame, ToHub::Beat { .. }) {
+            known.moved = now;
+        }
+        if self.over.is_none() && !known.left {
+            if let Err(nonsense) = self.handle(host, frame) {
+                self.end(Failure::lost(host, format!("it has sent nonsense: {nonsense}")));
+            }
+            self.miss_who_left();
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// A process is lost: its connection has ended.
+    pub(crate) fn lost(&mut self, host: usize, why: &str) -> Out {
+        if !self.hosts[host].left {
+            self.end(Failure::lost(host, why));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// The time since the hub began. Of the time between two ticks only a quarter of the shortest limit counts: while
+    /// this process was stopped, nobody was late.
+    pub(crate) fn tick(&mut self, clock: Duration) -> Out {
+        self.now += clock.saturating_sub(self.looked).min(self.step);
+        self.looked = clock;
+        if self.over.is_none() {
+            self.look_for_the_silent();
+        }
+        if self.over.is_none() {
+            self.look_for_the_late();
+        }
+        for (host, _) in self.hosts.iter().enumerate().filter(|(_, host)| host.joined && !host.left) {
+            self.out.push((host, ToHost::Beat));
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Whether the process has said that it leaves.
+    pub(crate) fn has_left(&self, host: usize) -> bool {
+        self.hosts[host].left
+    }
+
+    fn handle(&mut self, host: usize, frame: ToHub) -> Result<(), &'static str> {
+        match frame {
+            ToHub::Set { key, value } => {
+                for asker in self.asked.remove(&key).unwrap_or_default() {
+                    self.out.push((asker, ToHost::Value { key: key.clone(), value: value.clone() }));
+                }
+                self.values.insert(key, value);
+            }
+            ToHub::Get { key } => match self.values.get(&key) {
+                Some(value) => self.out.push((host, ToHost::Value { value: value.clone(), key })),
+                None => self.asked.entry(key).or_default().push(host),
+            },
+            ToHub::Begin { scope, name, ordered, deadline, site } => {
+                let (at, moved, progress) = (self.now, self.now, 0);
+                let announced = Announced { id: scope, ordered, deadline, site, at, progress, moved };
+                return self.announce(host, name, announced);
+            }
+            ToHub::Arrive(arrive) => return self.arrive(host, arrive),
+            ToHub::Fail { scope, device, cause } => {
+                let scope = self.known(host, scope)?;
+                self.fail(scope, Failure::Aborted { host: host as u32, device, cause: cut(cause) });
+            }
+            ToHub::End { scope } => return self.leave(host, scope),
+            ToHub::Beat { progress } => {
+                for (id, progress) in progress {
+                    // It may have ended meanwhile.
+                    let scope = self.hosts[host].scopes.get(&id).and_then(|scope| self.scopes.get_mut(scope));
+                    let Some(part) = scope.and_then(|scope| scope.parts[host].announced.as_mut()) else { continue };
+                    if part.progress != progress {
+                        (part.progress, part.moved) = (progress, self.now);
+                        self.hosts[host].moved = self.now;
+                    }
+                }
+            }
+            ToHub::Bye => self.hosts[host].left = true,
+        }
+        Ok(())
+    }
+
+    /// The scope with this number of a process.
+    fn known(&mut self, host: usize, id: u64) -> Result<u64, &'static str> {
+        let number = *self.hosts[host].scopes.get(&id).ok_or("a scope that it is not in")?;
+        if let Some(part) = self.scopes.get_mut(&number).and_then(|scope| scope.parts[host].announced.as_mut()) {
+            part.moved = self.now;
+        }
+        Ok(number)
+    }
+
+    fn announce(&mut self, host: usize, name: String, announced: Announced) -> Result<(), &'static str> {
+        let known = &mut self.hosts[host];
+        if announced.id <= known.last_scope {
+            return Err("an old number of a scope");
+        }
+        known.last_scope = announced.id;
+        let calls = known.calls.entry(name.clone()).or_default();
+        *calls += 1;
+        let name = (name, *calls);
+        let number = *self.names.entry(name.clone()).or_insert_with(|| {
+            self.last_scope += 1;
+            let parts = vec![Part::default(); self.limits.size];
+            let scope = Scope { name, parts, begun: false, failed: None, meetings: BTreeMap::new() };
+            self.scopes.insert(self.last_scope, scope);
+            self.last_scope
+        });
+        known.scopes.insert(announced.id, number);
+        self.step = self.step.min(announced.deadline / 4);
+        let scope = self.scopes.get_mut(&number).ok_or("a name without a scope")?;
+        let (id, ordered) = (announced.id, announced.ordered);
+        scope.parts[host].announced = Some(announced);
+        if let Some(failure) = scope.failed.clone() {
+            self.out.push((host, ToHost::Failed { scope: id, failure }));
+            return Ok(());
+        }
+        if let Some(failure) = scope.kinds_differ(host) {
+            self.fail(number, failure);
+            return Ok(());
+        }
+        if mutant::is(Rule::C5) {
+            self.out.push((host, ToHost::Begun { scope: id }));
+        } else if ordered && scope.announced().count() == self.limits.size {
+            scope.begun = true;
+            self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Begun { scope: part.id })));
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, host: usize, arrive: Arrive) -> Result<(), &'static str> {
+        let number = self.known(host, arrive.scope)?;
+        let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
+        meeting::check(&arrive, host, self.limits.size)?;
+        if scope.failed.is_some() {
+            return Ok(());
+        }
+        if scope.parts[host].ended.is_some() {
+            return Err("an arrival after the end");
+        }
+        match scope.arrive(host, arrive, self.now) {
+            meeting::Next::Wait => {}
+            meeting::Next::Fail(failure) => self.fail(number, failure),
+            meeting::Next::Commit(meeting) => {
+                self.commits += 1;
+                meeting.commit(self.commits, &mut self.out);
+            }
+        }
+        Ok(())
+    }
+
+    /// The process ends the scope, or leaves it when it has failed.
+    fn leave(&mut self, host: usize, id: u64) -> Result<(), &'static str> {
+        let number = self.known(host, id)?;
+        self.hosts[host].scopes.remove(&id);
+        let now = self.now;
+        let scope = self.scopes.get_mut(&number).ok_or("a scope that is over")?;
+        scope.parts[host].ended = Some(now);
+        if scope.failed.is_none()
+            && let Some(failure) = scope.misses_who_ended()
+        {
+            self.fail(number, failure);
+        }
+        let Some(scope) = self.scopes.get(&number) else { return Ok(()) };
+        if scope.parts.iter().all(|part| part.ended.is_some()) {
+            if scope.failed.is_none() {
+                self.out.extend(scope.announced().map(|(host, part)| (host, ToHost::Ended { scope: part.id })));
+            }
+            self.names.remove(&scope.name);
+            self.scopes.remove(&number);
+        }
+        Ok(())
+    }
+
+    /// The scope has failed: for everybody, and for who comes later.
+    fn fail(&mut self, number: u64, failure: Failure) {
+        if mutant::is(Rule::C7) {
+            return self.end(failure);
+        }
+        let Some(scope) = self.scopes.get_mut(&number).filter(|scope| scope.failed.is_none()) else { return };
+        scope.meetings.clear();
+        for (host, part) in scope.announced() {
+            self.out.push((host, ToHost::Failed { scope: part.id, failure: failure.clone() }));
+        }
+        if !mutant::is(Rule::C2Forgets) {
+            scope.failed = Some(failure);
+        }
+    }
+
+    /// The cluster is over.
+    fn end(&mut self, failure: Failure) {
+        if self.over.is_some() {
+            return;
+        }
+        for (host, known) in self.hosts.iter().enumerate().filter(|(_, host)| host.joined && !host.left) {
+            let waits = known.scopes.values().any(|scope| {
+                self.scopes.get(scope).is_some_and(|scope| scope.meetings.values().any(|meeting| meeting.has(host)))
+            });
+            if waits || !mutant::is(Rule::C6) {
+                self.out.push((host, ToHost::Over { failure: failure.clone() }));
+            }
+        }
+        self.over = Some(failure);
+    }
+
+    /// Who has left is missed once somebody waits for it.
+    fn miss_who_left(&mut self) {
+        let left: Vec<usize> = (0..self.hosts.len()).filter(|&host| self.hosts[host].left).collect();
+        let missed = left.into_iter().find(|&host| {
+            !self.asked.is_empty() || self.scopes.values().any(|scope| scope.failed.is_none() && scope.waits_for(host))
+        });
+        if let Some(host) = missed {
+            self.end(Failure::lost(host, "it has left the cluster"));
+        }
+    }
+}
+
+impl Scope {
+    fn announced(&self) -> impl Iterator<Item = (usize, &Announced)> {
+        self.parts.iter().enumerate().filter_map(|(host, part)| Some((host, part.announced.as_ref()?)))
+    }
+
+    /// Another process has announced the scope as ordered, and this one has not, or the other way round.
+    fn kinds_differ(&self, host: usize) -> Option<Failure> {
+        let here = self.parts[host].announced.as_ref()?;
+        let (other, theirs) = self.announced().find(|(_, other)| other.ordered != here.ordered)?;
+        let call = |host: usize, part: &Announced| {
+            let kind = if part.ordered { "an ordered scope" } else { "a scope" };
+            let call = cut(format!("{kind} {:?}, call {}", self.name.0, self.name.1));
+            Box::new(Call { place: (host as u32, 0), call, site: cut(part.site.clone()) })
+        };
+        Some(Failure::Mismatch { kind: Kind::Call, a: call(other, theirs), b: call(host, here) })
+    }
+
+    /// Whether another process waits for this one.
+    fn waits_for(&self, host: usize) -> bool {
+        let part = &self.parts[host];
+        let begins = part.announced.is_none() && self.announced().any(|(_, part)| part.ordered);
+        let ends = part.ended.is_none() && self.parts.iter().any(|part| part.ended.is_some());
+        begins || ends || self.meetings.values().any(|meeting| meeting.misses(host))
+    }
+}

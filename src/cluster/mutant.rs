@@ -1,0 +1,47 @@
+//! Broken rules, with which the search of `loom_tests/hub.rs` must find a mistake. Outside of tests no rule is broken,
+//! and the compiler removes the code.
+
+/// The rules of `research/cluster.md`, broken in the hub and in a process's state. C1 and C4 are about launches, which
+/// the search has a model of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// After its arrival a process decides by itself.
+    C2Decides,
+    /// The hub forgets that a scope has failed.
+    C2Forgets,
+    /// A commit has its turn at once.
+    C3,
+    /// An ordered scope begins before all have announced it.
+    C5,
+    /// Only who waits in a collective is told of a loss.
+    C6,
+    /// A failed scope ends the cluster.
+    C7,
+}
+
+#[cfg(test)]
+thread_local! {
+    static BROKEN: std::cell::Cell<Option<Rule>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether this rule is broken on this thread.
+#[cfg(test)]
+pub(super) fn is(rule: Rule) -> bool {
+    BROKEN.get() == Some(rule)
+}
+
+/// Never, outside of tests.
+#[cfg(not(test))]
+#[inline(always)]
+pub(super) const fn is(_rule: Rule) -> bool {
+    false
+}
+
+/// Breaks a rule while `f` runs.
+#[cfg(test)]
+pub(super) fn broken<R>(rule: Option<Rule>, f: impl FnOnce() -> R) -> R {
+    BROKEN.set(rule);
+    let result = f();
+    BROKEN.set(None);
+    result
+}

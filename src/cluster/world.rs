@@ -1,0 +1,279 @@
+//! The cluster for the threads of this process: `collective/transport.rs`'s traits over [`Process`], under one lock.
+//!
+//! Whatever brings the hub's frames calls [`Local::take`]; whatever knows that the hub is gone calls
+//! [`Local::end_cluster`]. Frames to the hub go through a [`Link`].
+//!
+//! Every wait here ends when the hub says so, when the cluster ends, or when the link knows that the hub is silent. No
+//! wait has a deadline of its own: deadlines are the hub's.
+
+use super::{
+    process::{Class, Key, Process},
+    wire::{self, Arrive, Failure, ToHost, ToHub, cut},
+};
+use crate::{
+    fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
+    error::{Error, Result, Site},
+    sync::shim::{Condvar, Mutex},
+};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+
+/// Sends a frame to the hub. It must not wait for the hub's answer, and may call [`Local::take`].
+pub(super) type Link = Box<dyn Fn(ToHub) -> Result<(), Failure> + Send + Sync>;
+
+type Tell = Box<dyn FnOnce(Error) + Send>;
+type Progress = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// One process's part of the cluster.
+pub(crate) struct Local {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    /// Held while a scope is announced: the hub gets the calls in the order of their numbers.
+    announcing: Mutex<()>,
+    link: Link,
+}
+
+struct Inner {
+    process: Process,
+    tells: BTreeMap<u64, Vec<Tell>>,
+    progress: BTreeMap<u64, Progress>,
+}
+
+impl Local {
+    pub(super) fn new(host: usize, link: Link) -> Arc<Local> {
+        let inner = Inner { process: Process::new(host), tells: BTreeMap::new(), progress: BTreeMap::new() };
+        Arc::new(Local { inner: Mutex::new(inner), changed: Condvar::new(), announcing: Mutex::new(()), link })
+    }
+
+    /// What the hub says. Each process gets the hub's frames in their order.
+    pub(super) fn take(&self, frame: ToHost) {
+        let mut inner = self.inner.lock();
+        if inner.process.take(frame).is_err() {
+            inner.process.end_cluster(Failure::lost(0, "it has sent nonsense"));
+        }
+        self.changed.notify_all();
+        let Inner { process, tells, .. } = &mut *inner;
+        let failed: Vec<_> = tells.keys().filter_map(|id| Some((*id, process.failure_elsewhere(*id)?))).collect();
+        let due: Vec<_> = failed.into_iter().map(|(id, failure)| (tells.remove(&id), failure)).collect();
+        drop(inner);
+        for (tells, failure) in due {
+            tells.into_iter().flatten().for_each(|tell| tell(failure.error("a scope")));
+        }
+    }
+
+    /// The hub is lost, or this process has left.
+    pub(super) fn end_cluster(&self, failure: Failure) {
+        self.take(ToHost::Over { failure });
+    }
+
+    /// The progress of all scopes.
+    pub(super) fn beat(&self) -> ToHub {
+        let progress: Vec<_> = self.inner.lock().progress.iter().map(|(id, of)| (*id, of.clone())).collect();
+        // Asked without the lock: it is the caller's code.
+        ToHub::Beat { progress: progress.into_iter().map(|(id, of)| (id, of())).collect() }
+    }
+
+    pub(super) fn check(&self, op: &'static str) -> Result<()> {
+        self.inner.lock().process.over().map_or(Ok(()), |failure| Err(failure.error(op)))
+    }
+
+    /// Waits until the cluster is over, but for no longer than `limit`.
+    pub(super) fn cause(&self, limit: Duration) -> Option<Error> {
+        let start = std::time::Instant::now();
+        let mut inner = self.inner.lock();
+        loop {
+            if let Some(failure) = inner.process.over() {
+                return Some(failure.error("a transfer"));
+            }
+            let left = limit.checked_sub(start.elapsed())?;
+            self.changed.wait_for(&mut inner, left);
+        }
+    }
+
+    /// Sends frames. A link that is broken ends the cluster, which ends all waits.
+    fn send(&self, frame: Option<ToHub>) {
+        if let Some(frame) = frame
+            && let Err(failure) = (self.link)(frame)
+        {
+            self.end_cluster(failure);
+        }
+    }
+
+    /// Waits until there is an answer.
+    fn wait<T>(
+        &self,
+        op: &'static str,
+        mut answer: impl FnMut(&mut Process) -> Option<Result<T, Failure>>,
+    ) -> Result<T> {
+        let mut inner = self.inner.lock();
+        loop {
+            if let Some(answer) = answer(&mut inner.process) {
+                return answer.map_err(|failure| failure.error(op));
+            }
+            self.changed.wait(&mut inner);
+        }
+    }
+
+    /// Makes a value known to all processes.
+    pub(super) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        if value.len() > wire::MOST_VALUE || key.len() > wire::MOST_TEXT {
+            let why = format!("a value of {} bytes: at most {} can be told", value.len(), wire::MOST_VALUE);
+            return Err(Error::Cluster { op: "connect", why });
+        }
+        self.send(Some(ToHub::Set { key: key.to_owned(), value: value.to_vec() }));
+        self.check("connect")
+    }
+
+    /// The value that a process has made known, or will.
+    pub(super) fn get(&self, key: &str) -> Result<Vec<u8>> {
+        self.send(Some(ToHub::Get { key: key.to_owned() }));
+        self.wait("connect", |process| process.value(key))
+    }
+
+    fn close(&self, class: Class, window: u64) {
+        self.inner.lock().process.close(class, window);
+        self.changed.notify_all();
+    }
+
+    fn window(self: &Arc<Self>, class: Class, window: u64) -> Window {
+        let local = self.clone();
+        Window::new(move || local.close(class, window))
+    }
+}
+
+/// A [`World`] over the cluster's control.
+pub(crate) struct Members {
+    pub(super) local: Arc<Local>,
+    pub(super) host: usize,
+    pub(super) devices: Vec<usize>,
+    pub(super) transport: Transport,
+    /// What ends with the last handle.
+    pub(super) ends: Box<dyn Send + Sync>,
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Members { host, devices, transport, local, ends: _ } = self;
+        let over = local.inner.lock().process.over().cloned();
+        let mut shown = f.debug_struct("World");
+        shown.field("host", host).field("devices", devices).field("transport", transport);
+        shown.field("over", &over).finish_non_exhaustive()
+    }
+}
+
+impl World for Members {
+    fn host(&self) -> usize {
+        self.host
+    }
+
+    fn devices(&self) -> &[usize] {
+        &self.devices
+    }
+
+    fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
+    fn check(&self) -> Result<()> {
+        self.local.check("check")
+    }
+
+    fn begin(
+        &self,
+        name: &str,
+        ordered: bool,
+        deadline: Duration,
+        progress: Arc<dyn Fn() -> u64 + Send + Sync>,
+        site: Site,
+    ) -> Result<(Arc<dyn WorldScope>, Window)> {
+        if name.len() > wire::MOST_TEXT {
+            let why = format_args!("a name of {} bytes; at most {} are allowed", name.len(), wire::MOST_TEXT);
+            return Err(Error::invalid_at(site, "begin", why));
+        }
+        self.local.check("the beginning of a scope")?;
+        let local = &self.local;
+        let announcing = local.announcing.lock();
+        let mut inner = local.inner.lock();
+        let (id, frame) = inner.process.begin(name, ordered, deadline, cut(site.to_string()));
+        inner.progress.insert(id, progress);
+        drop(inner);
+        let scope = Arc::new(Scope { local: local.clone(), id });
+        local.send(Some(frame));
+        drop(announcing);
+        let window = match ordered {
+            true => {
+                let place = local.wait("the beginning of a scope", |process| process.begun(id))?;
+                local.window(Class::Scope, place)
+            }
+            false => Window::none(),
+        };
+        Ok((scope, window))
+    }
+}
+
+/// A scope of this process.
+struct Scope {
+    local: Arc<Local>,
+    id: u64,
+}
+
+impl WorldScope for Scope {
+    fn meet(&self, arrival: Arrival<'_>) -> Result<Commit> {
+        let Arrival { members, number, place, call, site, leads, note } = arrival;
+        let members: Vec<_> = members.iter().map(|place| (place.host as u32, place.device as u32)).collect();
+        if members.len() > wire::MOST_MEMBERS {
+            let why = format_args!("a group of {} devices; at most {}", members.len(), wire::MOST_MEMBERS);
+            return Err(Error::invalid_at(site, "a collective", why));
+        }
+        let key: Key = (self.id, members.clone(), number);
+        let leads = leads.then(|| Arrive {
+            arrival: 0,
+            scope: self.id,
+            members,
+            number,
+            device: place.device as u32,
+            call: cut(call.to_owned()),
+            site: cut(site.to_string()),
+            note,
+        });
+        let told = self.local.inner.lock().process.arrive(&key, leads);
+        self.local.send(told);
+        let committed = self.local.wait("a collective", |process| process.committed(&key))?;
+        let window = self.local.window(Class::Collective, committed.window);
+        Ok(Commit { number: committed.number, notes: committed.notes, window })
+    }
+
+    fn fail(&self, device: Option<usize>, cause: &Error) {
+        let device = device.map(|device| device as u32);
+        let told = self.local.inner.lock().process.fail(self.id, device, cut(cause.to_string()));
+        self.local.send(told);
+    }
+
+    fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>) {
+        let mut inner = self.local.inner.lock();
+        match inner.process.failure_elsewhere(self.id) {
+            Some(failure) => {
+                drop(inner);
+                tell(failure.error("a scope"));
+            }
+            None => inner.tells.entry(self.id).or_default().push(tell),
+        }
+    }
+
+    fn end(&self) -> Result<()> {
+        let told = self.local.inner.lock().process.end(self.id);
+        self.local.send(told);
+        self.local.wait("the end of a scope", |process| process.ended(self.id))
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let mut inner = self.local.inner.lock();
+        let told = inner.process.forget(self.id);
+        let unused = (inner.tells.remove(&self.id), inner.progress.remove(&self.id));
+        drop(inner);
+        self.local.changed.notify_all();
+        self.local.send(told);
+        drop(unused);
+    }
+}
