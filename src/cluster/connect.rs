@@ -1,0 +1,269 @@
+//! A pool joins the cluster: which transport its processes use, and how it begins and ends.
+//!
+//! [`Builder::cluster`] keeps the [`Cluster`]; `builder/open.rs` connects it when the devices are known. All processes
+//! must come to one choice, so each tells what it would take, and rank 0's word is compared with it.
+
+use super::{
+    Cluster, TransportChoice,
+    control::{Bcast, Control},
+};
+use crate::{
+    Builder,
+    driver::DriverRef,
+    error::{Error, Result},
+    fabric::transport::{Connect, Transport, World},
+};
+use std::{any::Any, sync::Arc};
+
+/// What lives as long as the cluster, and ends with it.
+pub(super) type Ends = Box<dyn Any + Send + Sync>;
+
+impl Builder {
+    /// This pool is one process's part of a cluster: [`Device::world`](crate::Device::world) is the group of all
+    /// devices of all processes. Each process builds such a pool, and [`build`](Self::build) returns when all have. A
+    /// process has one such pool at a time.
+    ///
+    /// ```
+    /// use gpu_pool::{GpuPool, ReduceOp, cluster::Cluster};
+    ///
+    /// // One process alone; `Cluster::from_env()` reads what mpirun, torchrun or srun have set.
+    /// let cluster = Cluster::tcp("127.0.0.1:0", 0, 1, "")?;
+    /// let pool = GpuPool::builder().host(2).cluster(cluster).build()?;
+    /// let sums = pool.run(|dev, _| {
+    ///     let mut x = dev.upload(&[1.0f32])?;
+    ///     dev.world()?.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     dev.download(&x)
+    /// })?;
+    /// assert_eq!(sums, [[2.0], [2.0]]);
+    /// # Ok::<(), gpu_pool::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`build`](Self::build) then also returns [`Error::Cluster`], [`Error::HostLost`] and [`Error::Transport`].
+    pub fn cluster(mut self, cluster: Cluster) -> Self {
+        self.cluster = Some(Arc::new(cluster));
+        self
+    }
+}
+
+impl Connect for Cluster {
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn World>> {
+        let software = drivers.iter().any(|driver| driver.info().compute_capability == (0, 0));
+        let mut mpi = MpiPart::default();
+        let by_mpi = self.needs_bcast();
+        if by_mpi {
+            mpi.load(self)?;
+        }
+        let bcast = |bytes: &mut [u8]| mpi.broadcast(self, bytes);
+        let bcast: Option<Bcast<'_>> = if by_mpi { Some(&bcast) } else { None };
+        self.join(drivers.len(), bcast, |control| self.open(control, drivers, software, &mpi))
+    }
+}
+
+impl Cluster {
+    /// Opens the transport that all processes agree on.
+    fn open(
+        &self,
+        control: &Control,
+        drivers: &[DriverRef],
+        software: bool,
+        mpi: &MpiPart,
+    ) -> Result<(Transport, Ends)> {
+        if self.size() == 1 {
+            let why = "a cluster of one process needs no transport".to_owned();
+            return Ok((Transport::None(Error::Cluster { op: "transport", why }), Box::new(())));
+        }
+        let one_machine = same_everywhere(&control.gather("machine", &machine())?);
+        let choice = match self.transport_choice() {
+            TransportChoice::Auto if !software => TransportChoice::Nccl,
+            TransportChoice::Auto if mpi.is_loaded() || !one_machine => TransportChoice::Mpi,
+            TransportChoice::Auto => TransportChoice::SharedMemory,
+            given => given,
+        };
+        let told = control.gather("transport", format!("{choice:?}").as_bytes())?;
+        if let Some(other) = told.iter().position(|told| *told != told[0]) {
+            let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
+            let why = format!(
+                "rank 0 takes {} and rank {other} {}: give all processes devices of one kind and one GPU_POOL_TRANSPORT",
+                text(0),
+                text(other)
+            );
+            return Err(Error::Cluster { op: "transport", why });
+        }
+        match choice {
+            TransportChoice::Nccl if software => Err(Error::Cluster {
+                op: "transport",
+                why: "NCCL moves data between GPUs, and these are software GPUs: on one machine use \
+                      GPU_POOL_TRANSPORT=shm, else start the processes by mpirun with the feature `mpi`"
+                    .to_owned(),
+            }),
+            TransportChoice::Nccl => self.open_nccl(control, drivers),
+            TransportChoice::SharedMemory if !one_machine => Err(Error::Cluster {
+                op: "transport",
+                why: "shared memory is for processes of one machine, and these are on several: use MPI (feature `mpi`)"
+                    .to_owned(),
+            }),
+            TransportChoice::SharedMemory => self.open_shm(control),
+            TransportChoice::Mpi | TransportChoice::Auto => mpi.open(self, control),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
+        use super::transport::shm::Shm;
+        let name = control.gather("shm/name", &super::greet::random::<8>().map_err(unusable)?)?.concat();
+        let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+        // An abstract socket's name has a limit; the first process's number is as good as all of them.
+        let name = format!("gpu-pool-{}", &name[..16]);
+        let place = (self.rank(), self.size());
+        let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
+        let shm = Shm::connect(&name, place, set, get, self.patience)?;
+        Ok((Transport::Host(Arc::new(shm)), Box::new(())))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn open_shm(&self, _: &Control) -> Result<(Transport, Ends)> {
+        let why = "shared memory between processes needs Linux".to_owned();
+        Err(Error::Cluster { op: "transport", why })
+    }
+
+    #[cfg(feature = "nccl")]
+    fn open_nccl(&self, control: &Control, drivers: &[DriverRef]) -> Result<(Transport, Ends)> {
+        use super::transport::nccl::{Keys, Nccl};
+        let watched = control.clone();
+        let lost = Arc::new(move || watched.check().err());
+        let nccl = Arc::new(Nccl::new(self.rank(), &control.devices, lost, self.patience)?);
+        let set = |key: &str, value: &[u8]| control.set(key, value);
+        let get = |key: &str| control.get(key);
+        let connect = |device: usize| nccl.connect_rail(device, &drivers[device], &Keys { set: &set, get: &get });
+        let connected: Result<()> = crossbeam::thread::scope(|scope| {
+            let rails: Vec<_> = (0..drivers.len()).map(|device| scope.spawn(move |_| connect(device))).collect();
+            rails.into_iter().try_for_each(|rail| rail.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        connected?;
+        let ending = nccl.clone();
+        let ends = Ending::new(control, move || ending.close());
+        Ok((Transport::Device(nccl), Box::new(ends)))
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    fn open_nccl(&self, _: &Control, _: &[DriverRef]) -> Result<(Transport, Ends)> {
+        let why = "this program was built without the feature `nccl`, which moves data between GPUs".to_owned();
+        Err(Error::Cluster { op: "transport", why })
+    }
+}
+
+/// MPI in this process, if it is needed.
+#[derive(Default)]
+struct MpiPart {
+    #[cfg(feature = "mpi")]
+    mpi: Option<Arc<super::transport::mpi::Mpi>>,
+}
+
+#[cfg(feature = "mpi")]
+impl MpiPart {
+    fn load(&mut self, cluster: &Cluster) -> Result<()> {
+        let mpi = super::transport::mpi::Mpi::load()?;
+        if (mpi.rank(), mpi.size()) != (cluster.rank(), cluster.size()) {
+            let why = format!(
+                "the launcher says rank {} of {}, and {} says rank {} of {}: name the launcher's own library by \
+                 GPU_POOL_MPI",
+                cluster.rank(),
+                cluster.size(),
+                mpi.version().lines().next().unwrap_or("MPI"),
+                mpi.rank(),
+                mpi.size()
+            );
+            return Err(Error::Cluster { op: "transport", why });
+        }
+        self.mpi = Some(Arc::new(mpi));
+        Ok(())
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.mpi.is_some()
+    }
+
+    fn broadcast(&self, cluster: &Cluster, bytes: &mut [u8]) -> Result<()> {
+        match &self.mpi {
+            Some(mpi) => mpi.broadcast(bytes, cluster.patience),
+            None => Ok(()),
+        }
+    }
+
+    fn open(&self, cluster: &Cluster, control: &Control) -> Result<(Transport, Ends)> {
+        let mut loaded = MpiPart { mpi: self.mpi.clone() };
+        if loaded.mpi.is_none() {
+            loaded.load(cluster)?;
+        }
+        let Some(mpi) = loaded.mpi else { unreachable!("loaded") };
+        let (ending, limit) = (mpi.clone(), cluster.silence);
+        let ends = Ending::new(control, move || ending.close(limit));
+        Ok((Transport::Host(mpi), Box::new(ends)))
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+impl MpiPart {
+    fn load(&mut self, _: &Cluster) -> Result<()> {
+        let why = "where is rank 0? MPI's launchers tell only MPI, and this program was built without the feature \
+                   `mpi`: build with it, or set GPU_POOL_MASTER and GPU_POOL_PORT";
+        Err(Error::Cluster { op: "environment", why: why.to_owned() })
+    }
+
+    fn is_loaded(&self) -> bool {
+        false
+    }
+
+    fn broadcast(&self, _: &Cluster, _: &mut [u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, _: &Cluster, _: &Control) -> Result<(Transport, Ends)> {
+        let why = "software GPUs of several machines need MPI, and this program was built without the feature `mpi`";
+        Err(Error::Cluster { op: "transport", why: why.to_owned() })
+    }
+}
+
+/// Ends a transport in order, when the last handle of the cluster is dropped. After a loss it is left alone: the other
+/// processes may never come to their end.
+struct Ending {
+    control: Control,
+    end: Box<dyn Fn() -> Result<()> + Send + Sync>,
+}
+
+impl Ending {
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), expect(dead_code, reason = "shared memory ends by itself"))]
+    fn new(control: &Control, end: impl Fn() -> Result<()> + Send + Sync + 'static) -> Ending {
+        Ending { control: control.clone(), end: Box::new(end) }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if self.control.check().is_err() || std::thread::panicking() {
+            return;
+        }
+        if let Err(error) = (self.end)() {
+            event!(warn, %error, "the transport between processes did not end well");
+        }
+    }
+}
+
+/// What tells this machine from others.
+fn machine() -> Vec<u8> {
+    // A boot's number: containers of one machine have it in common, and so have their processes' memory.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    [boot, name].concat()
+}
+
+fn same_everywhere(all: &[Vec<u8>]) -> bool {
+    all.iter().all(|one| *one == all[0] && !one.is_empty())
+}
+
+#[cfg(target_os = "linux")]
+fn unusable(error: std::io::Error) -> Error {
+    Error::Cluster { op: "transport", why: error.to_string() }
+}
