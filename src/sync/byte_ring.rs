@@ -20,7 +20,7 @@ use super::{
     site::{flag, ord},
 };
 
-/// Bytes that are published at once, at most. Of 16, 32, 64 and 128 KiB the best at messages of 16 MiB.
+/// Bytes that are published at once, at most: as many as a core's first cache holds.
 const PIECE: usize = 32 << 10;
 
 /// The other side has written an index that cannot be.

@@ -64,8 +64,9 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Short: with more processes than cores, a spinning one keeps the core from the one that it waits for.
-    const SPINS: u32 = 32;
+    /// Some microseconds: with more processes than cores, a spinning one keeps the core from the one that it waits for.
+    /// A yield costs as much on a busy machine.
+    const SPINS: u32 = 128;
     /// Time of yielding. A committed collective's messages are on their way, so a wait is longer only if a process has
     /// no core, or is dead.
     const YIELDS: Duration = Duration::from_millis(10);

@@ -33,7 +33,7 @@ use crate::{
 use parking_lot::Mutex;
 use std::{fmt, sync::Arc, time::Duration};
 
-/// Bytes of a ring. More do not help: they no longer stay in a core's cache.
+/// Bytes of a ring: some pieces that are published at once, and few enough for a core's cache.
 pub(super) const RING: usize = 256 << 10;
 
 /// After so many bytes a thread looks whether its own messages are done: others' may never end.
