@@ -26,7 +26,7 @@ use crate::{
         module::Module,
     },
     error::{Error, Result},
-    fabric::transport::World,
+    fabric::transport::{Connect, World},
     memory::{BackingChoice, cache::Settings},
     pool::GpuPool,
     testing::FaultPlan,
@@ -99,6 +99,9 @@ pub struct Builder {
     faults: Option<FaultPlan>,
     /// Whether the plan starts only when the pool is built.
     faults_wait: bool,
+    /// What connects the pool to other processes,
+    pub(crate) cluster: Option<Arc<dyn Connect>>,
+    /// and what it has connected.
     world: Option<Arc<dyn World>>,
 }
 

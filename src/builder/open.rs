@@ -37,8 +37,11 @@ const STAGED_AT_BUILD: usize = 16;
 impl Builder {
     /// Builds a pool of these devices.
     #[track_caller]
-    pub(crate) fn with_drivers(self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
+    pub(crate) fn with_drivers(mut self, drivers: Vec<DriverRef>) -> Result<GpuPool> {
         let count = drivers.len();
+        if let (Some(cluster), None) = (&self.cluster, &self.world) {
+            self.world = Some(cluster.connect(&drivers)?);
+        }
         let weights = match &self.weights {
             Weights::Given(weights) => Some(valid_weights(weights, count)?),
             Weights::Even | Weights::Measured => None,

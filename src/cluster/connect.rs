@@ -81,7 +81,7 @@ impl Cluster {
             given => given,
         };
         let told = control.gather("transport", format!("{choice:?}").as_bytes())?;
-        if let Some(other) = told.iter().position(|told| *told != told[0]) {
+        if let Some(other) = told.iter().position(|one| *one != told[0]) {
             let text = |host: usize| String::from_utf8_lossy(&told[host]).into_owned();
             let why = format!(
                 "rank 0 takes {} and rank {other} {}: give all processes devices of one kind and one GPU_POOL_TRANSPORT",
@@ -111,10 +111,10 @@ impl Cluster {
     #[cfg(target_os = "linux")]
     fn open_shm(&self, control: &Control) -> Result<(Transport, Ends)> {
         use super::transport::shm::Shm;
-        let name = control.gather("shm/name", &super::greet::random::<8>().map_err(unusable)?)?.concat();
-        let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-        // An abstract socket's name has a limit; the first process's number is as good as all of them.
-        let name = format!("gpu-pool-{}", &name[..16]);
+        // Rank 0's number tells the cluster from others of the machine.
+        let told = control.gather("shm/name", &super::greet::random().map_err(unusable)?)?;
+        let name: String = told[0].iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("gpu-pool-{name}");
         let place = (self.rank(), self.size());
         let (set, get) = (|key: &str, value: &[u8]| control.set(key, value), |key: &str| control.get(key));
         let shm = Shm::connect(&name, place, set, get, self.patience)?;

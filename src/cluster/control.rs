@@ -3,6 +3,7 @@
 use super::{
     Cluster,
     client::Client,
+    connect::Ends,
     greet,
     hub::Limits,
     server::Server,
@@ -91,12 +92,12 @@ impl Cluster {
     }
 
     /// Connects this process, which has so many devices: a pool is being built. `open` opens the transport, in all
-    /// processes at once. If it fails in one process, it has failed in all.
-    pub(crate) fn connect(
+    /// processes at once; with it comes what ends with the cluster. If it fails in one process, it has failed in all.
+    pub(crate) fn join(
         &self,
         devices: usize,
         bcast: Option<Bcast<'_>>,
-        open: impl FnOnce(&Control) -> Result<Transport>,
+        open: impl FnOnce(&Control) -> Result<(Transport, Ends)>,
     ) -> Result<Arc<dyn World>> {
         let start = Instant::now();
         let (host, size) = (self.launch.rank, self.launch.size);
@@ -125,13 +126,13 @@ impl Cluster {
         let opened = open(&control);
         let said = opened.as_ref().map_or_else(|e| wire::cut(e.to_string()), |_| String::new());
         let all = control.gather("opened", said.as_bytes())?;
-        let transport = opened?;
+        let (transport, transport_ends) = opened?;
         if let Some((other, why)) = all.iter().enumerate().find(|(_, said)| !said.is_empty()) {
             let why = format!("rank {other} could not open it: {}", String::from_utf8_lossy(why));
             return Err(Error::Cluster { op: "transport", why });
         }
         let devices = devices.to_vec();
-        Ok(Arc::new(Members { local, host, devices, transport, ends: Box::new((client, server)) }))
+        Ok(Arc::new(Members { local, host, devices, transport, ends: Box::new((transport_ends, client, server)) }))
     }
 
     /// Rank 0 listens at a port of the system's choice, with a fresh secret, and tells all by MPI.

@@ -13,6 +13,7 @@
 //! This room implements the traits of `fabric/transport.rs`, and may use every room but `testing`.
 
 mod client;
+mod connect;
 pub(crate) mod control;
 mod greet;
 mod hub;

@@ -15,7 +15,7 @@
 //! * Each process carries committed collectives out in the hub's order: [`Window`].
 
 use crate::{
-    driver::{Address, RawStream},
+    driver::{Address, DriverRef, RawStream},
     error::{Error, Result, Site},
     fabric::types::{DType, ReduceOp},
     memory::PinnedBuffer,
@@ -29,6 +29,15 @@ pub(crate) struct Place {
     pub host: usize,
     /// The ordinal of the device in that process's pool.
     pub device: usize,
+}
+
+/// Connects a pool that is being built to the other processes.
+pub(crate) trait Connect: Send + Sync + fmt::Debug {
+    /// Returns when all processes have built their devices. `drivers`: this pool's.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`], [`Error::HostLost`], [`Error::Transport`].
+    fn connect(&self, drivers: &[DriverRef]) -> Result<Arc<dyn World>>;
 }
 
 /// The processes of a cluster, as one of them sees them.
