@@ -10,7 +10,7 @@
 //! [`Error::Borrowed`]. So there are no races between processes, and no fences in the memory.
 //!
 //! **Trust.** An `IpcBuffer` holds no descriptor. It names the exporter's socket, and has a random key that is good for
-//! one import. The exporter's server ([`server`]) gives the memory's descriptor only to processes of its own user. The
+//! one import. The exporter's server gives the memory's descriptor only to processes of its own user. The
 //! importer compares bytes at the memory's end with what the exporter says they are, so it cannot take other memory for
 //! it.
 //!
