@@ -10,9 +10,8 @@
 //! [`Error::Borrowed`]. So there are no races between processes, and no fences in the memory.
 //!
 //! **Trust.** An `IpcBuffer` holds no descriptor. It names the exporter's socket, and has a random key that is good for
-//! one import. The exporter's server ([`server`]) gives the memory's descriptor only to processes of its own user. The
-//! importer compares bytes at the memory's end with what the exporter says they are, so it cannot take other memory for
-//! it.
+//! one import. The exporter's server gives the memory's descriptor only to processes of its own user. The importer
+//! compares bytes at the memory's end with what the exporter says they are, so it cannot take other memory for it.
 //!
 //! **Lives.** The memory stays until the exporter and all importers have dropped it or have ended. An importer that has
 //! ended without a release is [`Error::HostLost`] for the exporter that waits for it.
