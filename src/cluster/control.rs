@@ -11,8 +11,8 @@ use super::{
     world::{Local, Members},
 };
 use crate::{
-    fabric::transport::{Transport, World},
     error::{Error, Result},
+    fabric::transport::{Transport, World},
 };
 use std::{
     fmt,

@@ -11,8 +11,8 @@ use super::{
     wire::{self, Arrive, Failure, ToHost, ToHub, cut},
 };
 use crate::{
-    fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
     error::{Error, Result, Site},
+    fabric::transport::{Arrival, Commit, Transport, Window, World, WorldScope},
     sync::shim::{Condvar, Mutex},
 };
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};

@@ -7,3 +7,5 @@ mod support;
 
 #[cfg(target_os = "linux")]
 mod ipc;
+#[cfg(target_os = "linux")]
+mod processes;

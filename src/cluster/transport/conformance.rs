@@ -14,8 +14,8 @@ mod speed;
 
 use crate::{
     GpuPool,
-    fabric::transport::{HostTransport, Message, Tag},
     error::Error,
+    fabric::transport::{HostTransport, Message, Tag},
     memory::PinnedBuffer,
 };
 use std::{sync::Arc, time::Instant};

@@ -4,8 +4,8 @@
 //! library, or a thread of another call, may still use it.
 
 use crate::{
-    fabric::transport::{Message, Tag},
     error::{Error, Result},
+    fabric::transport::{Message, Tag},
 };
 use std::{
     hint, thread,

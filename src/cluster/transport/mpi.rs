@@ -23,8 +23,8 @@ use self::{
 };
 use super::host::{Backoff, Part, cause, leak, parts};
 use crate::{
-    fabric::transport::{HostTransport, Message},
     error::{Error, Result},
+    fabric::transport::{HostTransport, Message},
     sync::{Flag, Gate},
 };
 use std::{

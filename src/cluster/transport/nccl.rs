@@ -27,9 +27,9 @@ pub(crate) use library::Library;
 pub(crate) use rail::Registered;
 
 use crate::{
-    fabric::transport::{DeviceTransport, RailCall, RailMessage},
     driver::{Address, DriverRef, RawStream, gate},
     error::{Error, Result},
+    fabric::transport::{DeviceTransport, RailCall, RailMessage},
     fabric::types::{DType, ReduceOp},
 };
 use library::{UniqueId, code};

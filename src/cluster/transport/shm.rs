@@ -23,8 +23,8 @@ mod outbox;
 use self::{inbox::Inbox, memory::Shared, outbox::Outbox};
 use super::host::{Backoff, Part, leak, parts};
 use crate::{
-    fabric::transport::{HostTransport, Message, Tag},
     error::{Error, Result},
+    fabric::transport::{HostTransport, Message, Tag},
     sync::{
         Sequence,
         byte_ring::{Mapped, Reader, Writer},

@@ -254,9 +254,9 @@ impl WorldScope for Part {
                 self.hub.fail(&self.key, usize::MAX, error.clone());
                 return Err(error);
             } else if let Some((mine, gone)) = meeting.arrived.get(&self.host).zip(
-                hosts.iter().find(|host| {
-                    !meeting.arrived.contains_key(host) && state.scopes[&self.key].ended.contains(host)
-                }),
+                hosts
+                    .iter()
+                    .find(|host| !meeting.arrived.contains_key(host) && state.scopes[&self.key].ended.contains(host)),
             ) {
                 let gone = Arrived { place: Place { host: *gone, device: 0 }, call: "the end".into(), ..mine.clone() };
                 let error = mismatch("participation", mine, &gone);

@@ -85,7 +85,8 @@ impl Device {
     pub fn world(&self) -> Result<Group<'_>> {
         let Some(link) = &self.session.world else { return Ok(self.everyone()) };
         let all = link.world.devices().iter().enumerate();
-        let places: Vec<_> = all.flat_map(|(host, &count)| (0..count).map(move |device| Place { host, device })).collect();
+        let places: Vec<_> =
+            all.flat_map(|(host, &count)| (0..count).map(move |device| Place { host, device })).collect();
         self.world_group("world", &places)
     }
 
@@ -108,7 +109,10 @@ impl Device {
         link.join(gang)?;
         let me = Place { host: own, device: self.index() };
         let Some(rank) = places.iter().position(|&place| place == me) else {
-            return Err(Error::invalid(op, format_args!("device {} of host {own}, which asks, is not in it", me.device)));
+            return Err(Error::invalid(
+                op,
+                format_args!("device {} of host {own}, which asks, is not in it", me.device),
+            ));
         };
         let rank_here = |place: &Place| gang.members().iter().position(|&member| member == place.device);
         let here = places.iter().filter(|place| place.host == own);

@@ -40,7 +40,10 @@ fn all_reduce_adds_up() {
             });
             let max = |i: usize| (0..n).map(|rank| numbers(rank, len)[i]).fold(f32::MIN, f32::max);
             let max: Vec<f32> = (0..len).map(max).collect();
-            assert!(found.iter().all(|(sum, most, kept)| *sum == sums(n, len) && *most == max && *kept), "{shape:?} {len}");
+            assert!(
+                found.iter().all(|(sum, most, kept)| *sum == sums(n, len) && *most == max && *kept),
+                "{shape:?} {len}"
+            );
         }
     }
 }

@@ -4,7 +4,11 @@
 //! processes.
 
 use super::{
-    super::{Group, request::Request, transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope}},
+    super::{
+        Group,
+        request::Request,
+        transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
+    },
     cut::{Cut, rails},
     values::hash,
 };
@@ -231,7 +235,8 @@ pub(super) fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
 /// What all processes must have alike. Members may give factors of their own.
 fn headline(call: &Call) -> String {
     let scaled = matches!(call.reduce, Some(ReduceOp::Scaled(_)));
-    let text = Call { reduce: if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce }, ..call.clone() }.to_string();
+    let text =
+        Call { reduce: if scaled { Some(ReduceOp::Scaled(1.0)) } else { call.reduce }, ..call.clone() }.to_string();
     if text.len() <= MOST_TEXT {
         return text;
     }

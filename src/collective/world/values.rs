@@ -103,13 +103,15 @@ impl Group<'_> {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let hashed = if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
+        let hashed =
+            if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
         let call = Call::at(op, site).from(origin);
         let note = pack([site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
         let trip = Trip::new(self, across, &call, false)?;
         let (_, commit) = trip.meet(Payload::Nothing, |_| note)?;
         let said = |note: &Vec<u8>| {
-            let mut parts = unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
+            let mut parts =
+                unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
             Said { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
         };
         let all: Vec<Said> = commit.notes.iter().map(said).collect();

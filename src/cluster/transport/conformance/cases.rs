@@ -1,7 +1,7 @@
 //! The cases.
 
 use super::{Place, random, tag};
-use crate::{fabric::transport::Message, error::Error};
+use crate::{error::Error, fabric::transport::Message};
 use std::{
     sync::Arc,
     thread,

@@ -6,8 +6,8 @@ use crate::cluster::transport::mpi::{Mpi, PIECE};
 use crate::{
     GpuPool,
     cluster::transport::shm::{RING, Shm},
-    fabric::transport::HostTransport,
     error::{Error, Result},
+    fabric::transport::HostTransport,
     testing::texts,
 };
 use parking_lot::Mutex;

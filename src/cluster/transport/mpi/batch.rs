@@ -5,8 +5,8 @@ use super::{
     library::{Handle, Library},
 };
 use crate::{
-    fabric::transport::Tag,
     error::{Error, Result},
+    fabric::transport::Tag,
 };
 use std::ffi::c_int;
 

@@ -2,8 +2,8 @@
 
 use super::{BUDGET, Call, Header, failure};
 use crate::{
-    fabric::transport::Tag,
     error::{Error, Result},
+    fabric::transport::Tag,
     sync::byte_ring::{Corrupt, Mapped, Reader},
 };
 use std::{
