@@ -3,3 +3,5 @@
 source "$(dirname "$0")/env.sh"
 
 python3 kernels/build.py --check
+# What they compute, without a GPU: families compiled for the CPU, with sanitizers.
+python3 kernels/on_cpu/run.py

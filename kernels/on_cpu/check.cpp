@@ -1,0 +1,292 @@
+// Tests of one family of kernels (FAMILY_<name>, its source SOURCE) on the CPU: run.py compiles it. Every array begins
+// at each of some offsets, and ends where its allocation does, so that the sanitizer sees an access beyond it; before
+// it are bytes that must stay.
+#include "shim.h"
+#include "common.cuh"
+#include SOURCE
+
+static u64 state = 88172645463325252ull;
+static double uniform_number() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (double)(state >> 11) * 0x1p-53;
+}
+static void require(bool good, const char* what, u64 n, u64 offset, u64 i) {
+    if (good) return;
+    printf("wrong: %s, n %llu, offset %llu, element %llu\n", what, n, offset, i);
+    exit(1);
+}
+
+// `n` elements, the first one `offset` elements after a multiple of 16 bytes.
+template <class T> struct Array {
+    static const u64 GUARD = 64;
+    u8* begin;
+    T* at;
+    u64 n;
+    Array(u64 n, u64 offset) : n(n) {
+        const u64 before = GUARD + offset * sizeof(T);
+        begin = (u8*)malloc(before + n * sizeof(T));
+        memset(begin, 0x5a, before + n * sizeof(T));
+        at = (T*)(begin + before);
+    }
+    Array(const Array&) = delete;
+    ~Array() {
+        for (u8* byte = begin; byte < (u8*)at; byte++) require(*byte == 0x5a, "bytes before an array", n, 0, 0);
+        free(begin);
+    }
+    void draw(double low, double high) {
+        for (u64 i = 0; i < n; i++) at[i] = narrow<T>(low + (high - low) * uniform_number());
+    }
+    std::vector<T> copy() const { return std::vector<T>(at, at + n); }
+};
+template <class T> static bool same(T a, T b) { return memcmp(&a, &b, sizeof(T)) == 0; }
+// The relative error of one rounding.
+template <class T> constexpr double EPS = 0;
+template <> constexpr double EPS<f32> = 0x1p-24;
+template <> constexpr double EPS<f64> = 0x1p-53;
+template <> constexpr double EPS<f16> = 0x1p-11;
+template <> constexpr double EPS<bf16> = 0x1p-8;
+template <class T> const double LEAST = sizeof(T) == 2 ? 3e-8 : 1e-38;
+// As `close` in tests/ops/rig.rs.
+template <class T> static bool close_to(T got, double want, double slack) {
+    return std::fabs((double)wide(got) - want) <= 1.01 * EPS<T> * std::fabs(want) + slack * EPS<Acc<T>> + LEAST<T>;
+}
+
+// Around packs, around tiles of both sizes of blocks, and several tiles.
+static const u64 LENGTHS[] = {0, 1, 2, 3, 7, 8, 9, 31, 1024, 2049, 4096, 4103, 9001};
+static const u64 OFFSETS[] = {0, 1, 2, 3, 4, 5, 8, 15, 16};
+struct Launched {
+    unsigned blocks, threads;
+};
+static const Launched GRIDS[] = {{1, 32}, {3, 256}};
+
+#if defined FAMILY_elementwise
+template <class T, class Kernel> static void filled(Kernel kernel, T value) {
+    for (u64 n : LENGTHS) for (u64 offset : OFFSETS) for (auto [blocks, threads] : GRIDS) {
+        Array<T> x(n, offset);
+        launch(blocks, threads, [&] { kernel(x.at, n, value); });
+        for (u64 i = 0; i < n; i++) require(x.at[i] == value, "fill", n, offset, i);
+    }
+}
+template <class T, class Scale, class Axpy> static void scaled(Scale scale, Axpy axpy) {
+    const Acc<T> a = (Acc<T>)1.7;
+    for (u64 n : LENGTHS) for (u64 offset : OFFSETS) for (u64 other : {u64(0), offset})
+    for (auto [blocks, threads] : GRIDS) {
+        Array<T> x(n, offset), y(n, other);
+        x.draw(-2, 2), y.draw(-2, 2);
+        const auto p = x.copy(), q = y.copy();
+        launch(blocks, threads, [&] { axpy(x.at, y.at, n, a); });
+        launch(blocks, threads, [&] { scale(x.at, n, a); });
+        for (u64 i = 0; i < n; i++) {
+            require(same(x.at[i], narrow<T>((Acc<T>)(a * wide(p[i])))), "scale", n, offset, i);
+            require(same(y.at[i], narrow<T>(fused(a, wide(p[i]), wide(q[i])))), "axpy", n, offset, i);
+        }
+    }
+}
+static void tests() {
+    filled<u8>(fill_u8, 0xab), filled<u16>(fill_u16, 0xabcd), filled<u32>(fill_u32, 0xabcdef12);
+    filled<u64>(fill_u64, 0x123456789abcdef0ull);
+    scaled<f32>(scale_f32, axpy_f32), scaled<f64>(scale_f64, axpy_f64);
+    scaled<f16>(scale_f16, axpy_f16), scaled<bf16>(scale_bf16, axpy_bf16);
+}
+
+#elif defined FAMILY_pointwise
+static double below(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
+// Function `f`, or its derivative.
+static double function(u32 f, double x, bool slope) {
+    const double c = 2 * std::sqrt(2 / M_PI), s = 1 / (1 + std::exp(-x));
+    const double t = 1 / (1 + std::exp(-c * (x + 0.044715 * x * x * x)));
+    switch (f) {
+    case 0: return slope ? 1 : x;
+    case 1: return slope ? x > 0 : x > 0 ? x : 0;
+    case 2: return slope ? below(x) + x * std::exp(-x * x / 2) / std::sqrt(2 * M_PI) : x * below(x);
+    case 3: return slope ? t + x * t * (1 - t) * c * (1 + 0.134145 * x * x) : x * t;
+    default: return slope ? s * (1 + x * (1 - s)) : x * s;
+    }
+}
+template <class T, class Forward, class Backward, class Both>
+static void functions(Forward forward, Backward backward, Both binary) {
+    for (u64 length : LENGTHS) for (u64 offset : {0, 1, 3}) for (u32 cols : {0, 8, 64, 101})
+    for (auto [blocks, threads] : GRIDS) {
+        const u64 n = cols ? length / cols * cols : length;
+        Array<T> x(n, offset), d(n, 0), y(n, offset % 2), bias(cols, cols == 64);
+        x.draw(-3, 3), d.draw(-3, 3), bias.draw(-0.5, 0.5);
+        const T* b = cols ? bias.at : nullptr;
+        const auto sum = [&](u64 i) { return (double)wide(x.at[i]) + (cols ? (double)wide(bias.at[i % cols]) : 0); };
+        for (u32 f = 0; f < 5; f++) {
+            launch(blocks, threads, [&] { forward(x.at, b, y.at, n, cols ? cols : 1, f); });
+            // Sums with a bias are rounded once before.
+            for (u64 i = 0; i < n; i++)
+                require(close_to(y.at[i], function(f, sum(i), false), b ? 64 : 32), "activation", n, f, i);
+            launch(blocks, threads, [&] { backward(d.at, x.at, b, y.at, n, cols ? cols : 1, f); });
+            for (u64 i = 0; i < n; i++) {
+                const double want = (double)wide(d.at[i]) * function(f, sum(i), true);
+                require(close_to(y.at[i], want, b ? 192 : 96), "activation backward", n, f, i);
+            }
+            // In place, the same bits, wherever the array begins.
+            Array<T> z(n, offset), w(n, 2);
+            for (u64 i = 0; i < n; i++) z.at[i] = x.at[i], w.at[i] = d.at[i];
+            launch(blocks, threads, [&] { backward(w.at, x.at, b, w.at, n, cols ? cols : 1, f); });
+            for (u64 i = 0; i < n; i++) require(same(w.at[i], y.at[i]), "backward in place", n, f, i);
+            launch(blocks, threads, [&] { forward(x.at, b, y.at, n, cols ? cols : 1, f); });
+            launch(blocks, threads, [&] { forward(z.at, b, z.at, n, cols ? cols : 1, f); });
+            for (u64 i = 0; i < n; i++) require(same(z.at[i], y.at[i]), "activation in place", n, f, i);
+        }
+        for (u32 op = 0; op < 3; op++) {
+            launch(blocks, threads, [&] { binary(x.at, d.at, y.at, n, op); });
+            for (u64 i = 0; i < n; i++) {
+                const Acc<T> p = wide(x.at[i]), q = wide(d.at[i]);
+                const Acc<T> want = op == 0 ? p + q : op == 1 ? p - q : p * q;
+                require(same(y.at[i], narrow<T>(want)), "binary", n, offset, i);
+            }
+        }
+    }
+    Array<T> far(5, 0), y(5, 0);
+    const double inputs[] = {NAN, INFINITY, -INFINITY, -200, 200};
+    for (u32 i = 0; i < 5; i++) far.at[i] = narrow<T>(inputs[i]);
+    for (u32 f = 0; f < 5; f++) {
+        launch(1, 32, [&] { forward(far.at, (const T*)nullptr, y.at, 5, 1, f); });
+        require(std::isnan((double)wide(y.at[0])), "NaN", 5, f, 0);
+        require(std::isinf((double)wide(y.at[1])) && wide(y.at[4]) == 200, "infinity", 5, f, 1);
+        require(f == 0 || std::fabs((double)wide(y.at[3])) < 1e-80, "-200", 5, f, 3);
+    }
+}
+static void tests() {
+    functions<f32>(activate_f32, activate_backward_f32, binary_f32);
+    functions<f64>(activate_f64, activate_backward_f64, binary_f64);
+    functions<f16>(activate_f16, activate_backward_f16, binary_f16);
+    functions<bf16>(activate_bf16, activate_backward_bf16, binary_bf16);
+}
+
+#elif defined FAMILY_random
+// Word `k` of a block, by the rounds of the paper.
+static u32 word_of(u64 block, u64 seed, u32 k) {
+    u32 x[4] = {(u32)block, (u32)(block >> 32), 0, 0}, a = (u32)seed, b = (u32)(seed >> 32);
+    for (int round = 0; round < 10; round++, a += 0x9e3779b9u, b += 0xbb67ae85u) {
+        const u64 p = (u64)0xd2511f53u * x[0], q = (u64)0xcd9e8d57u * x[2];
+        const u32 y[4] = {(u32)(q >> 32) ^ x[1] ^ a, (u32)q, (u32)(p >> 32) ^ x[3] ^ b, (u32)p};
+        memcpy(x, y, sizeof x);
+    }
+    return x[k];
+}
+static const u64 SEED = 0x0123456789abcdefull;
+static u32 word_at(u64 element) { return word_of(element / 4, SEED, element % 4); }
+// A uniform number of as many bits as KIND has.
+template <class Kind> static double unit_at(u64 element) {
+    if constexpr (sizeof(Kind) == 8) {
+        const u32 k = element % 2 * 2;
+        return (double)(((u64)word_of(element / 2, SEED, k + 1) << 32 | word_of(element / 2, SEED, k)) >> 11) * 0x1p-53;
+    }
+    const int bits = std::is_same_v<Kind, bf16> ? 8 : std::is_same_v<Kind, f16> ? 11 : 24;
+    return std::ldexp((double)(word_at(element) >> (32 - bits)), -bits);
+}
+template <class T, class Uniform, class Normal, class Dropout>
+static void drawn(Uniform uniform, Normal normal, Dropout dropout) {
+    typedef Acc<T> A;
+    for (u64 n : {0, 1, 3, 7, 9, 31, 1027}) for (u64 first : {0ull, 1ull, 6ull, 0x3fffffffdull})
+    for (u64 offset : {0, 1, 4}) for (auto [blocks, threads] : GRIDS) {
+        Array<T> x(n, offset), y(n, offset % 3);
+        const A low = (A)-0.3, span = (A)0.77, scale = (A)1.5;
+        launch(blocks, threads, [&] { uniform(x.at, n, SEED, first, low, span); });
+        for (u64 i = 0; i < n; i++)
+            require(same(x.at[i], narrow<T>((A)(low + (A)((A)unit_at<T>(first + i) * span)))), "uniform", n, first, i);
+        launch(blocks, threads, [&] { normal(x.at, n, SEED, first, A(0), A(1)); });
+        for (u64 i = 0; i < n; i++) {
+            const u64 even = (first + i) & ~1ull;
+            const double u = unit_at<A>(even) + EPS<A>, v = 2 * M_PI * unit_at<A>(even + 1);
+            const double want = std::sqrt(-2 * std::log(u)) * ((first + i) % 2 ? std::sin(v) : std::cos(v));
+            require(close_to(x.at[i], want, 16 * (1 + std::fabs(want))), "normal", n, first, i);
+        }
+        x.draw(-2, 2);
+        for (u64 threshold : {0ull, 1ull << 30, 1ull << 32}) {
+            const auto kept = [&](u64 i) {
+                return word_at(first + i) < threshold ? T{} : narrow<T>((A)(wide(x.at[i]) * scale));
+            };
+            launch(blocks, threads, [&] { dropout(x.at, y.at, n, SEED, first, threshold, scale); });
+            for (u64 i = 0; i < n; i++) require(same(y.at[i], kept(i)), "dropout", n, first, i);
+            Array<T> z(n, offset);
+            for (u64 i = 0; i < n; i++) z.at[i] = x.at[i];
+            launch(blocks, threads, [&] { dropout(z.at, z.at, n, SEED, first, threshold, scale); });
+            for (u64 i = 0; i < n; i++) require(same(z.at[i], y.at[i]), "dropout in place", n, first, i);
+        }
+    }
+}
+static void tests() {
+    require(word_of(0, 0, 0) == 0x6627e8d5u && word_of(0, 0, 3) == 0x9b00dbd8u, "known answer", 0, 0, 0);
+    for (u64 n : LENGTHS) for (u64 first : {0ull, 5ull, 0xffffffffffff0000ull}) for (u64 offset : {0, 1}) {
+        Array<u32> x(n, offset);
+        launch(3, 64, [&] { random_u32(x.at, n, SEED, first); });
+        for (u64 i = 0; i < n; i++) require(x.at[i] == word_at(first + i), "words", n, first, i);
+    }
+    drawn<f32>(uniform_f32, normal_f32, dropout_f32), drawn<f64>(uniform_f64, normal_f64, dropout_f64);
+    drawn<f16>(uniform_f16, normal_f16, dropout_f16), drawn<bf16>(uniform_bf16, normal_bf16, dropout_bf16);
+    // The bounds that random.cu states, of every number of 24 bits, and exact multiples of a quarter.
+    for (u32 bits = 0; bits < 1u << 24; bits += 1 + bits % 37) {
+        const double r = std::sqrt(-2 * std::log((bits + 1) * 0x1p-24)), v = 2 * M_PI * (bits * 0x1p-24);
+        require(std::fabs(radius(bits) - r) <= 0x1p-22 * r, "radius", 0, 0, bits);
+        for (bool sine : {false, true}) {
+            const double h = sine ? std::sin(v) : std::cos(v);
+            require(std::fabs(height(bits, sine) - h) <= 0x1p-22 * std::fabs(h) + 1e-15, "height", 0, sine, bits);
+        }
+    }
+}
+
+#elif defined FAMILY_columns
+template <class T, class Sum, class Layer, class Rms, class Final, class Finals>
+static void sums(Sum sum, Layer layer, Rms rms, Final final, Finals finals) {
+    typedef Acc<T> A;
+    for (u64 rows : {0, 9, 131}) for (u32 cols : {1, 100, 264}) for (u32 parts : {1, 3})
+    for (u64 offset : {0, 1}) {
+        Array<T> x(rows * cols, offset), d(rows * cols, offset), one(cols, 0), two(cols, 0), three(cols, 0);
+        Array<A> mean(rows, 0), rstd(rows, 0), h(parts * cols, 0), p(parts * cols, 0);
+        Array<A> g(parts * cols, offset), b(parts * cols, offset);
+        x.draw(-0.5, 0.5), d.draw(-0.5, 0.5), mean.draw(0, 1), rstd.draw(0.5, 1.5);
+        const dim3 grid = {2, parts > 1 ? 2u : 1u, 1}, block = {32, 8, 1};
+        launch_together(grid, block, [&] { layer(d.at, x.at, mean.at, rstd.at, g.at, b.at, rows, cols, parts); });
+        launch_together(grid, block, [&] { rms(d.at, x.at, rstd.at, h.at, rows, cols, parts); });
+        launch_together(grid, block, [&] { sum(x.at, p.at, rows, cols, parts); });
+        launch_together({1, 1, 2}, block, [&] { finals(g.at, b.at, one.at, two.at, parts, cols); });
+        launch_together({1, 1, 1}, block, [&] { final(p.at, three.at, parts, cols); });
+        for (u32 c = 0; c < cols; c++) {
+            double want[4] = {}, rms_sum = 0;
+            for (u64 i = 0; i < rows; i++) {
+                const double dy = wide(d.at[i * cols + c]), v = wide(x.at[i * cols + c]);
+                want[0] += dy * (v - mean.at[i]) * rstd.at[i], want[1] += dy;
+                want[2] += v, want[3] += dy * v * rstd.at[i];
+            }
+            for (u32 part = 0; part < parts; part++) rms_sum += h.at[part * cols + c];
+            const double slack = (double)(rows + 3);
+            require(close_to(one.at[c], want[0], slack), "layer norm, gamma", rows, cols, c);
+            require(close_to(two.at[c], want[1], slack), "layer norm, beta", rows, cols, c);
+            require(close_to(three.at[c], want[2], slack), "column sum", rows, cols, c);
+            require(close_to((A)rms_sum, want[3], slack), "RMS norm, gamma", rows, cols, c);
+        }
+    }
+}
+#define SUMS(T) \
+    sums<T>(column_sum_##T, layer_norm_columns_##T, rms_norm_columns_##T, column_final_##T, column_finals_##T)
+static void tests() { SUMS(f32), SUMS(f64), SUMS(f16), SUMS(bf16); }
+
+#elif defined FAMILY_embedding
+static void tests() {
+    for (u64 n : {0, 1, 5, 300}) for (u64 width : {1, 2, 4, 8, 12, 16, 48, 4096}) for (u64 offset : {0, 1, 4, 8})
+    for (auto [blocks, threads] : GRIDS) {
+        Array<u8> table(10 * width, offset), out(n * width, offset);
+        Array<u32> indices(n, 1);
+        for (u64 i = 0; i < 10 * width; i++) table.at[i] = (u8)(256 * uniform_number());
+        for (u64 i = 0; i < n; i++) indices.at[i] = (u32)(11.5 * uniform_number());
+        launch(blocks, threads, [&] { gather_rows(table.at, indices.at, out.at, n, width, 10); });
+        for (u64 i = 0; i < n * width; i++) {
+            const u32 row = indices.at[i / width];
+            require(out.at[i] == (row < 10 ? table.at[row * width + i % width] : 0xff), "gather", n, width, i);
+        }
+    }
+}
+#endif
+
+int main() {
+    tests();
+#if defined FAMILY_pointwise || defined FAMILY_random
+    for (double wrong : {1.0, -1.0}) error = wrong, tests();
+#endif
+    puts("ok");
+}
