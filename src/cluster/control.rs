@@ -205,3 +205,7 @@ impl Cluster {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;
