@@ -206,3 +206,7 @@ impl Cluster {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -389,3 +389,7 @@ impl Scope {
         begins || ends || self.meetings.values().any(|meeting| meeting.misses(host))
     }
 }
+
+#[cfg(test)]
+#[path = "../../loom_tests/hub.rs"]
+mod search_tests;

@@ -184,7 +184,7 @@ impl Launch {
         }
         Err(wrong(
             "no launcher has started this process: none of GPU_POOL_RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, \
-             TORCHELASTIC_RUN_ID and SLURM_PROCID is set. Start it with mpirun, torchrun or srun, or use `Cluster::tcp`",
+             TORCHELASTIC_RUN_ID and SLURM_PROCID is set: start it by mpirun, torchrun, srun, or use `Cluster::tcp`",
         ))
     }
 

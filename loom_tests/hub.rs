@@ -1,0 +1,418 @@
+//! An explicit-state search over the cluster's control: the real hub and the real state of each process, and a model
+//! of what surrounds them: connections, the streams of devices, and their queues of scopes. It tries every order of
+//! steps, arrivals, failures, deadlines and losses of small programs. In each:
+//!
+//! * nobody waits for ever, and who waits gets an answer;
+//! * collectives are launched in one order in all processes, by all of their members or by none;
+//! * what must succeed does: a failed scope leaves the next one in order.
+//!
+//! For each rule of `research/cluster.md` there is a program that fails when the rule is broken.
+//!
+//! This is a unit test of `src/cluster/hub.rs`, with and without loom: nothing here is concurrent.
+
+use super::{Hub, Limits, Out};
+use crate::cluster::{
+    mutant::{Rule, broken},
+    process::{Class, Process},
+    wire::{Arrive, Member, ToHost, ToHub},
+};
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
+
+const DEADLINE: Duration = Duration::from_secs(4);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Op {
+    /// A collective of one device of each of these hosts; the device is the thread's number.
+    Meet(&'static [u32]),
+    Fail,
+    /// Never gets on by itself.
+    Stuck,
+}
+use Op::{Fail, Meet, Stuck};
+
+/// A scope of one process: its name, and a program for each device.
+type Script = (&'static str, &'static [&'static [Op]]);
+
+/// Rules of launches, broken in the model: C1 and C4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    Rule(Rule),
+    /// C1: a committed collective is left out when the gang has failed.
+    LooksAtItsGang,
+    /// C4: a window is closed before the launch.
+    ClosesEarly,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Program {
+    /// For each process: threads that begin scopes, each with the scopes that it begins one after the other.
+    hosts: &'static [&'static [&'static [Script]]],
+    kills: usize,
+    ticks: u32,
+    /// Scopes that must succeed in all processes if nobody is killed.
+    succeeds: &'static [&'static str],
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Phase {
+    #[default]
+    Idle,
+    Begins,
+    Runs,
+    Ends,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Runner {
+    scope: usize,
+    phase: Phase,
+    id: u64,
+    devices: Vec<Device>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Device {
+    at: usize,
+    arrived: bool,
+    /// A committed collective and its window, before the launch.
+    committed: Option<(u64, u64)>,
+    /// A collective that was launched.
+    launched: Option<u64>,
+    failed: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Host {
+    process: Process,
+    runners: Vec<Runner>,
+    /// The scopes that wait for the devices, and the collectives that the devices have been given.
+    queue: VecDeque<u64>,
+    stream: VecDeque<u64>,
+    last: u64,
+    alive: bool,
+    known_dead: bool,
+    to_hub: VecDeque<ToHub>,
+    to_host: VecDeque<ToHost>,
+    results: Vec<(&'static str, bool)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    hub: Hub,
+    hosts: Vec<Host>,
+    members: BTreeMap<u64, Vec<Member>>,
+    kills: usize,
+    ticks: u32,
+}
+
+struct Search {
+    program: Program,
+    mutant: Option<Broken>,
+}
+
+impl Search {
+    /// All states from the first one; the first mistake, if any.
+    fn run(&self) -> Result<usize, String> {
+        let rule = match self.mutant {
+            Some(Broken::Rule(rule)) => Some(rule),
+            _ => None,
+        };
+        broken(rule, || {
+            let mut seen = HashSet::new();
+            let mut stack = vec![self.first()];
+            while let Some(state) = stack.pop() {
+                let mut hasher = DefaultHasher::new();
+                state.hash(&mut hasher);
+                if !seen.insert(hasher.finish()) {
+                    continue;
+                }
+                let before = stack.len();
+                self.next(&state, &mut stack)?;
+                if stack.len() == before {
+                    self.finished(&state)?;
+                }
+                if seen.len() > 2_000_000 {
+                    return Err("too many states".to_owned());
+                }
+                if state.kills < self.program.kills {
+                    self.kill(&state, &mut stack);
+                }
+            }
+            Ok(seen.len())
+        })
+    }
+
+    fn first(&self) -> State {
+        let size = self.program.hosts.len();
+        let hour = Duration::from_secs(3600);
+        let mut hub = Hub::new(Limits { size, silence: hour, patience: hour });
+        let host = |(host, runners): (usize, &&[&[Script]])| Host {
+            process: Process::new(host),
+            runners: vec![Runner::default(); runners.len()],
+            queue: VecDeque::new(),
+            stream: VecDeque::new(),
+            last: 0,
+            alive: true,
+            known_dead: false,
+            to_hub: VecDeque::new(),
+            to_host: VecDeque::new(),
+            results: Vec::new(),
+        };
+        (0..size).for_each(|host| drop(hub.joined(host)));
+        let hosts = self.program.hosts.iter().enumerate().map(host).collect();
+        State { hub, hosts, members: BTreeMap::new(), kills: 0, ticks: 0 }
+    }
+
+    fn kill(&self, state: &State, stack: &mut Vec<State>) {
+        for host in (0..state.hosts.len()).filter(|host| state.hosts[*host].alive) {
+            let mut next = state.clone();
+            next.kills += 1;
+            next.hosts[host].alive = false;
+            next.hosts[host].to_host.clear();
+            stack.push(next);
+        }
+    }
+
+    fn finished(&self, state: &State) -> Result<(), String> {
+        for (number, host) in state.hosts.iter().enumerate().filter(|(_, host)| host.alive) {
+            let scripts = self.program.hosts[number];
+            let waits = host.runners.iter().zip(scripts).find(|(runner, scripts)| runner.scope < scripts.len());
+            if let Some((runner, _)) = waits {
+                return Err(format!("host {number} waits for ever: {runner:?} {state:#?}"));
+            }
+            for (name, well) in &host.results {
+                let must = state.kills == 0 && self.program.succeeds.contains(name);
+                if must && !well {
+                    return Err(format!("scope {name} has failed in host {number}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All states after one step.
+    fn next(&self, state: &State, stack: &mut Vec<State>) -> Result<(), String> {
+        let before = stack.len();
+        for at in 0..state.hosts.len() {
+            let host = &state.hosts[at];
+            if !host.to_hub.is_empty() {
+                let mut next = state.clone();
+                if let Some(frame) = next.hosts[at].to_hub.pop_front() {
+                    let members = match &frame {
+                        ToHub::Arrive(arrive) => arrive.members.clone(),
+                        _ => Vec::new(),
+                    };
+                    let out = next.hub.frame(at, frame);
+                    next.send(out, &members);
+                }
+                stack.push(next);
+            }
+            if !host.alive {
+                if host.to_hub.is_empty() && !host.known_dead {
+                    let mut next = state.clone();
+                    next.hosts[at].known_dead = true;
+                    let out = next.hub.lost(at, "killed");
+                    next.send(out, &[]);
+                    stack.push(next);
+                }
+                continue;
+            }
+            if !host.to_host.is_empty() {
+                let mut next = state.clone();
+                let host = &mut next.hosts[at];
+                if let Some(frame) = host.to_host.pop_front() {
+                    host.process.take(frame).map_err(|_| "the hub has sent nonsense".to_owned())?;
+                }
+                stack.push(next);
+            }
+            for runner in 0..host.runners.len() {
+                self.runner(state, at, runner, stack)?;
+            }
+        }
+        // At any time some ticks pass; when nothing else can happen, as many as are needed.
+        let still = stack.len() == before;
+        if state.ticks < self.program.ticks || still && state.ticks < 4 * self.program.ticks {
+            let mut next = state.clone();
+            next.ticks += 1;
+            let out = next.hub.tick(DEADLINE / 4 * next.ticks);
+            next.send(out, &[]);
+            stack.push(next);
+        }
+        Ok(())
+    }
+
+    fn runner(&self, state: &State, at: usize, which: usize, stack: &mut Vec<State>) -> Result<(), String> {
+        let runner = &state.hosts[at].runners[which];
+        let Some((name, scripts)) = self.program.hosts[at][which].get(runner.scope) else { return Ok(()) };
+        let mut next = state.clone();
+        let host = &mut next.hosts[at];
+        let Host { process, runners, queue, to_hub, .. } = host;
+        let now = &mut runners[which];
+        match runner.phase {
+            Phase::Idle => {
+                let (id, frame) = process.begin(name, true, DEADLINE, String::new());
+                (now.id, now.phase) = (id, Phase::Begins);
+                to_hub.push_back(frame);
+                stack.push(next);
+            }
+            Phase::Begins => {
+                let Some(begun) = process.begun(now.id) else { return Ok(()) };
+                match begun {
+                    Ok(window) => {
+                        queue.push_back(now.id);
+                        process.close(Class::Scope, window);
+                        now.devices = vec![Device::default(); scripts.len()];
+                        now.phase = Phase::Runs;
+                    }
+                    Err(_) => next.hosts[at].over(which, name, false),
+                }
+                stack.push(next);
+            }
+            Phase::Runs => {
+                if queue.front() != Some(&now.id) {
+                    return Ok(());
+                }
+                let busy = |(device, script): (&Device, &&[Op])| !device.failed && device.at < script.len();
+                if !now.devices.iter().zip(*scripts).any(busy) {
+                    if now.devices.iter().any(|device| device.failed) {
+                        next.hosts[at].over(which, name, false);
+                    } else {
+                        now.phase = Phase::Ends;
+                        to_hub.extend(process.end(now.id));
+                    }
+                    stack.push(next);
+                    return Ok(());
+                }
+                for (device, script) in scripts.iter().enumerate() {
+                    self.device(state, (at, which, device), script, stack)?;
+                }
+            }
+            Phase::Ends => {
+                let Some(ended) = process.ended(now.id) else { return Ok(()) };
+                next.hosts[at].over(which, name, ended.is_ok());
+                stack.push(next);
+            }
+        }
+        Ok(())
+    }
+
+    fn device(
+        &self,
+        state: &State,
+        (at, which, number): (usize, usize, usize),
+        script: &[Op],
+        stack: &mut Vec<State>,
+    ) -> Result<(), String> {
+        let mut next = state.clone();
+        let State { hosts, members: groups, .. } = &mut next;
+        let gang_failed = hosts[at].runners[which].devices.iter().any(|device| device.failed);
+        let done = |hosts: &[Host], commit: u64| {
+            let passed = |(host, _): &Member| hosts[*host as usize].stream.iter().all(|queued| *queued != commit);
+            groups.get(&commit).is_some_and(|members| members.iter().all(passed))
+        };
+        let heads = |hosts: &[Host], commit: u64| {
+            let head = |(host, _): &Member| hosts[*host as usize].stream.front() == Some(&commit);
+            groups.get(&commit).is_some_and(|members| members.iter().all(head))
+        };
+        let Host { process, runners, stream, to_hub, last, .. } = &mut hosts[at];
+        let Runner { id, devices, .. } = &mut runners[which];
+        let device = &mut devices[number];
+        let Some(op) = script.get(device.at).filter(|_| !device.failed) else { return Ok(()) };
+        match op {
+            Fail => {
+                device.failed = true;
+                to_hub.extend(process.fail(*id, Some(number as u32), String::new()));
+            }
+            Stuck if process.failure(*id).is_some() => device.failed = true,
+            Stuck => return Ok(()),
+            Meet(group) => {
+                let members: Vec<Member> = group.iter().map(|host| (*host, number as u32)).collect();
+                let key = (*id, members.clone(), device.at as u64 + 1);
+                if let Some(commit) = device.launched {
+                    if process.over().is_some() && !heads(&state.hosts, commit) {
+                        // The transport has failed.
+                        device.failed = true;
+                    } else if heads(&state.hosts, commit) || done(&state.hosts, commit) {
+                        for (host, _) in groups.get(&commit).into_iter().flatten() {
+                            hosts[*host as usize].stream.retain(|queued| *queued != commit);
+                        }
+                        let device = &mut hosts[at].runners[which].devices[number];
+                        *device = Device { at: device.at + 1, ..Device::default() };
+                    } else {
+                        return Ok(());
+                    }
+                } else if let Some((commit, window)) = device.committed {
+                    if self.mutant != Some(Broken::LooksAtItsGang) || !gang_failed {
+                        if commit <= *last {
+                            return Err(format!("host {at} launches {commit} after {last}"));
+                        }
+                        *last = commit;
+                        stream.push_back(commit);
+                        device.launched = Some(commit);
+                    } else {
+                        device.failed = true;
+                    }
+                    process.close(Class::Collective, window);
+                } else if !device.arrived {
+                    let arrive = Arrive {
+                        arrival: 0,
+                        scope: *id,
+                        members,
+                        number: key.2,
+                        device: number as u32,
+                        call: String::new(),
+                        site: String::new(),
+                        note: Vec::new(),
+                    };
+                    to_hub.extend(process.arrive(&key, Some(arrive)));
+                    device.arrived = true;
+                } else {
+                    match process.committed(&key) {
+                        None => return Ok(()),
+                        Some(Err(_)) => device.failed = true,
+                        Some(Ok(taken)) => {
+                            device.committed = Some((taken.number, taken.window));
+                            if self.mutant == Some(Broken::ClosesEarly) {
+                                process.close(Class::Collective, taken.window);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        stack.push(next);
+        Ok(())
+    }
+}
+
+impl State {
+    /// `members`: of the collective that these frames commit, if they do.
+    fn send(&mut self, out: Out, members: &[Member]) {
+        for (host, frame) in out {
+            if let ToHost::Commit { number, .. } = &frame {
+                self.members.insert(*number, members.to_vec());
+            }
+            if self.hosts[host].alive && frame != ToHost::Beat {
+                self.hosts[host].to_host.push_back(frame);
+            }
+        }
+    }
+}
+
+impl Host {
+    /// The scope is over in this process.
+    fn over(&mut self, which: usize, name: &'static str, well: bool) {
+        let runner = &mut self.runners[which];
+        self.queue.retain(|id| *id != runner.id);
+        self.to_hub.extend(self.process.forget(runner.id));
+        *runner = Runner { scope: runner.scope + 1, ..Runner::default() };
+        self.results.push((name, well));
+    }
+}
+
+#[path = "hub/programs.rs"]
+mod programs;

@@ -1,0 +1,79 @@
+//! The programs of the search, and the rule that each finds broken.
+
+use super::{
+    Broken, Op,
+    Op::{Fail, Meet, Stuck},
+    Program, Search,
+};
+use crate::cluster::mutant::Rule;
+
+const BOTH: Op = Meet(&[0, 1]);
+/// Two groups, of the first devices and of the second ones.
+const CROSSING: Program = Program {
+    hosts: &[&[&[("a", &[&[BOTH], &[BOTH]])]], &[&[("a", &[&[BOTH], &[BOTH]])]]],
+    kills: 0,
+    ticks: 0,
+    succeeds: &["a"],
+};
+/// A device fails while another's collective is being agreed on; the next scope is in order.
+const FAILING: Program = Program {
+    hosts: &[&[&[("a", &[&[BOTH], &[Fail]]), ("b", &[&[BOTH]])]], &[&[("a", &[&[BOTH]]), ("b", &[&[BOTH]])]]],
+    succeeds: &["b"],
+    ..CROSSING
+};
+/// A process fails a scope in which two others meet.
+const ELSEWHERE: Program = Program {
+    hosts: &[&[&[("a", &[&[Fail]])]], &[&[("a", &[&[Meet(&[1, 2])]])]], &[&[("a", &[&[Meet(&[1, 2])]])]]],
+    succeeds: &[],
+    ..CROSSING
+};
+/// Two scopes at once, begun by two threads.
+const TWO_SCOPES: Program = Program {
+    hosts: &[&[&[("a", &[&[BOTH]])], &[("b", &[&[BOTH]])]], &[&[("a", &[&[BOTH]])], &[("b", &[&[BOTH]])]]],
+    succeeds: &["a", "b"],
+    ..CROSSING
+};
+const LOSS: Program =
+    Program { hosts: &[&[&[("a", &[&[BOTH]])]], &[&[("a", &[&[BOTH]])]]], kills: 1, succeeds: &["a"], ..CROSSING };
+const LATE: Program = Program {
+    hosts: &[&[&[("a", &[&[BOTH]]), ("b", &[&[BOTH]])]], &[&[("a", &[&[Stuck]]), ("b", &[&[BOTH]])]]],
+    ticks: 6,
+    succeeds: &[],
+    ..CROSSING
+};
+
+const PROGRAMS: [(&str, Program); 6] = [
+    ("crossing", CROSSING),
+    ("failing", FAILING),
+    ("elsewhere", ELSEWHERE),
+    ("two scopes", TWO_SCOPES),
+    ("loss", LOSS),
+    ("late", LATE),
+];
+
+#[test]
+fn every_order_ends_well() {
+    for (name, program) in PROGRAMS {
+        let states = Search { program, mutant: None }.run().unwrap_or_else(|why| panic!("{name}: {why}"));
+        println!("{name}: {states} states");
+        assert!(states > 50, "{name}: too few states to mean anything");
+    }
+}
+
+/// A search that always passes proves little.
+#[test]
+fn each_broken_rule_is_found() {
+    for (rule, program) in [
+        (Broken::LooksAtItsGang, FAILING),
+        (Broken::Rule(Rule::C2Decides), FAILING),
+        (Broken::Rule(Rule::C2Forgets), ELSEWHERE),
+        (Broken::Rule(Rule::C3), CROSSING),
+        (Broken::ClosesEarly, CROSSING),
+        (Broken::Rule(Rule::C5), TWO_SCOPES),
+        (Broken::Rule(Rule::C6), LOSS),
+        (Broken::Rule(Rule::C7), FAILING),
+    ] {
+        let found = Search { program, mutant: Some(rule) }.run();
+        assert!(found.is_err_and(|why| !why.contains("too many")), "{rule:?} was not found");
+    }
+}
