@@ -56,7 +56,10 @@ impl Group<'_> {
         }
         let size = T::DTYPE.size();
         let packed = |x: &mut DeviceViewMut<'_, T>| {
-            self.across.is_none() && self.count() > 1 && x.len() * size <= SMALL && self.packs(&one(&call, op, x.view_mut()))
+            self.across.is_none()
+                && self.count() > 1
+                && x.len() * size <= SMALL
+                && self.packs(&one(&call, op, x.view_mut()))
         };
         // First the buffers of a multiple of 16 bytes: the buffer behind such a one is aligned for copies at full
         // speed.

@@ -171,7 +171,12 @@ impl Group<'_> {
             }
             let arrived = self.receive_across(across, &call, from, Some(dst.bytes().len()))?;
             let to = bytes_mut(dst);
-            return self.take_in(across, &call, &arrived, &Area { block: to.block.clone(), address: to.address, bytes: to.bytes() });
+            return self.take_in(
+                across,
+                &call,
+                &arrived,
+                &Area { block: to.block.clone(), address: to.address, bytes: to.bytes() },
+            );
         }
         let (sent, there) = self.message(&call, from)?;
         if let Some(what) = call.differs_in_elements(&sent) {

@@ -76,7 +76,8 @@ pub(crate) trait WorldScope: Send + Sync {
     /// if that has happened already. It must not wait.
     fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>);
 
-    /// Ends the scope: waits until all processes end it. An error of another process is an error here.
+    /// Ends the scope: waits until all processes end it; after a failure, here or elsewhere, it need not wait. An error
+    /// of another process is an error here.
     fn end(&self) -> Result<()>;
 }
 
@@ -201,6 +202,15 @@ pub(crate) trait HostTransport: Send + Sync {
 /// Moves data between the devices of one rail, in the order of a stream.
 pub(crate) trait DeviceTransport: Send + Sync {
     fn name(&self) -> &'static str;
+
+    /// Whether calls reduce these elements so, by the rules of [`ReduceOp`]. If not, the caller sends [`Messages`], and
+    /// reduces by itself. Calls that do not reduce are always possible.
+    ///
+    /// [`Messages`]: RailCall::Messages
+    fn can(&self, dtype: DType, reduce: ReduceOp) -> bool {
+        let _ = (dtype, reduce);
+        true
+    }
 
     /// Submits one call to the stream of a device of this process; the device's ordinal is the rail. The context of
     /// the device is current, and the caller holds the collective's [`Window`].

@@ -32,7 +32,14 @@ pub(crate) struct WorldLink {
 
 impl WorldLink {
     pub(crate) fn new(world: &Arc<dyn World>, deadline: Duration, progress: Progress, site: Site) -> Arc<Self> {
-        Arc::new(WorldLink { world: world.clone(), deadline, progress, site, joined: OnceCell::new(), carriers: Mutex::default() })
+        Arc::new(WorldLink {
+            world: world.clone(),
+            deadline,
+            progress,
+            site,
+            joined: OnceCell::new(),
+            carriers: Mutex::default(),
+        })
     }
 
     /// Begins a scope with a name, and waits for its turn among the scopes of all processes.

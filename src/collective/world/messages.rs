@@ -40,7 +40,15 @@ impl Pair {
     }
 
     fn arrival<'a>(&'a self, place: Place, call: &Call, note: Vec<u8>) -> Arrival<'a> {
-        Arrival { members: &self.members, number: self.number, place, call: &self.text, site: call.site, leads: true, note }
+        Arrival {
+            members: &self.members,
+            number: self.number,
+            place,
+            call: &self.text,
+            site: call.site,
+            leads: true,
+            note,
+        }
     }
 }
 
@@ -127,7 +135,13 @@ impl Group<'_> {
 
     /// Copies a message that has arrived to this device.
     #[track_caller]
-    pub(in super::super) fn take_in(&self, across: &Across, call: &Call, from: &PinnedBuffer<u8>, to: &Area) -> Result<()> {
+    pub(in super::super) fn take_in(
+        &self,
+        across: &Across,
+        call: &Call,
+        from: &PinnedBuffer<u8>,
+        to: &Area,
+    ) -> Result<()> {
         Trip::new(self, across, call, false)?.upload(from, 0..from.len(), to)
     }
 }

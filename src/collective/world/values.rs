@@ -95,6 +95,16 @@ impl Group<'_> {
         Ok(values)
     }
 
+    /// The sum of the processes' numbers, each from its first member.
+    pub(crate) fn sum_of_processes(&self, call: &Call, own: usize) -> Result<usize> {
+        let all = self.exchange_bytes(call, (own as u64).to_le_bytes().to_vec())?;
+        let number = |rank: usize| all[rank].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
+        Ok(match &self.across {
+            Some(across) => across.hosts.iter().map(|host| number(host.ranks[0])).fold(0, usize::saturating_add),
+            None => number(0),
+        })
+    }
+
     /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
     /// process agrees.
     pub(crate) fn agree(&self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()> {
@@ -103,13 +113,15 @@ impl Group<'_> {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let hashed = if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
+        let hashed =
+            if end < text.len() { format!("{}.. (hash {:016x})", &text[..end], hash(text)) } else { text.to_owned() };
         let call = Call::at(op, site).from(origin);
         let note = pack([site.to_string().into_bytes(), hashed.into_bytes()].into_iter());
         let trip = Trip::new(self, across, &call, false)?;
         let (_, commit) = trip.meet(Payload::Nothing, |_| note)?;
         let said = |note: &Vec<u8>| {
-            let mut parts = unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
+            let mut parts =
+                unpack(note).unwrap_or_default().into_iter().map(|part| String::from_utf8_lossy(&part).into_owned());
             Said { site: parts.next().unwrap_or_default(), text: parts.next().unwrap_or_default() }
         };
         let all: Vec<Said> = commit.notes.iter().map(said).collect();
