@@ -32,6 +32,7 @@ pub use settings::{GradientExchangeBuilder, Wire};
 
 use crate::{
     Device, DeviceBuffer, DeviceCopy, Event, Group, ReduceOp, Stream,
+    collective::GroupKey,
     error::{Error, Result, Site},
     fabric::call::Origin,
     gang::Gang,
@@ -163,8 +164,9 @@ pub struct GradientExchange<T: Gradient = f32> {
     exchanges: u64,
     unused: Vec<usize>,
     device: Arc<DeviceHandle>,
-    /// The members' ordinals in the pool, by rank.
-    members: Box<[usize]>,
+    /// The group of the members, and this device's rank in it.
+    members: GroupKey,
+    rank: usize,
 }
 
 crate::sync::device_thread_only! { [T: Gradient] GradientExchange<T> }
@@ -207,7 +209,8 @@ impl<T: Gradient> GradientExchange<T> {
             steps: 0,
             exchanges: 0,
             unused: Vec::new(),
-            members: group.ordinals().into(),
+            members: group.key(),
+            rank: group.rank(),
             sizes: sizes.into(),
             layout,
             settings,
@@ -258,11 +261,11 @@ impl<T: Gradient> GradientExchange<T> {
     /// The group of the members, on the stream of `dev`.
     #[track_caller]
     pub(crate) fn group<'d>(&self, dev: &'d Device, op: &'static str) -> Result<Group<'d>> {
-        match dev.group_of(&self.members) {
+        match dev.group_by(&self.members)? {
             Some(group) => Ok(group),
             None => {
                 let (members, present) = (&self.members, dev.session.gang.members());
-                let why = format_args!("it was made by devices {members:?}, and this gang is of {present:?}");
+                let why = format_args!("it was made by devices {members}, and this gang is of {present:?}");
                 Err(Error::invalid(op, why))
             }
         }

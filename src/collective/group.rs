@@ -117,12 +117,15 @@ impl<'d> Group<'d> {
         self.dev
     }
 
-    /// The ordinal in the pool of a member.
+    /// The ordinal of a member in the pool of its process.
     pub(crate) fn ordinal(&self, member: usize) -> usize {
-        self.membership.ordinals[member]
+        match &self.across {
+            None => self.membership.ordinals[member],
+            Some(across) => across.places[member].device,
+        }
     }
 
-    /// The ordinals in the pool of all members, by rank.
+    /// The ordinals in the pool of the members of this process, by rank among them.
     pub(crate) fn ordinals(&self) -> &[usize] {
         &self.membership.ordinals
     }

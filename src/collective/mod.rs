@@ -38,3 +38,4 @@ pub(crate) mod world;
 pub(crate) use crate::fabric::transport;
 
 pub use group::Group;
+pub(crate) use world::GroupKey;

@@ -85,7 +85,8 @@ pub(crate) trait WorldScope: Send + Sync {
     /// if that has happened already. It must not wait.
     fn when_failed(&self, tell: Box<dyn FnOnce(Error) + Send>);
 
-    /// Ends the scope: waits until all processes end it. An error of another process is an error here.
+    /// Ends the scope: waits until all processes end it; after a failure, here or elsewhere, it need not wait. An error
+    /// of another process is an error here.
     fn end(&self) -> Result<()>;
 }
 

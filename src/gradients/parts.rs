@@ -70,9 +70,8 @@ impl<T: Gradient> GradientExchange<T> {
     /// When there is no such bucket.
     #[track_caller]
     pub fn part(&self, bucket: usize) -> Range<usize> {
-        let rank = self.members.iter().position(|&member| member == self.device.device);
         match self.settings.scatter {
-            true => self.part_of(bucket, rank.expect("a member of its own group")),
+            true => self.part_of(bucket, self.rank),
             false => 0..self.layout.buckets[bucket].len,
         }
     }
@@ -84,7 +83,7 @@ impl<T: Gradient> GradientExchange<T> {
     }
 
     /// The lengths of all members' parts.
-    pub(super) fn counts(&self, bucket: usize) -> SmallVec<[usize; 8]> {
+    pub(crate) fn counts(&self, bucket: usize) -> SmallVec<[usize; 8]> {
         (0..self.members.len()).map(|rank| self.part_of(bucket, rank).len()).collect()
     }
 }

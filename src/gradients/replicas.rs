@@ -6,6 +6,7 @@ use super::{Difference, GradientExchange, element::Gradient, mismatch};
 use crate::{
     DType, Device, Element, Group,
     error::{Result, Site},
+    fabric::call::{Call, Origin},
     memory::{AsView, AsViewMut, DeviceView, DeviceViewMut},
 };
 use std::{
@@ -48,13 +49,15 @@ impl Parameters {
     /// Compares the descriptions of all members: `Err` on all of them if they differ.
     #[track_caller]
     fn compare(self, group: &Group<'_>) -> Result<()> {
-        let all = group.exchange(self)?;
+        let (here, site) = (group.here(), self.site);
+        let text = format!("parameters of {:?}, {:?}, with the checksums {:x?}", self.dtype, self.sizes, self.sums);
+        let all = here.exchange(self)?;
         for rank in 1..all.len() {
             if let Some(difference) = all[0].differs(&all[rank]) {
-                return Err(mismatch(group, rank, difference, [all[0].site, all[rank].site]));
+                return Err(mismatch(&here, rank, difference, [all[0].site, all[rank].site]));
             }
         }
-        Ok(())
+        group.agree(Origin::default(), "parameters", site, &text)
     }
 }
 
@@ -103,7 +106,13 @@ impl<T: Gradient> GradientExchange<T> {
     pub fn join(&mut self, dev: &Device, has_batch: bool) -> Result<usize> {
         self.check(dev, "join")?;
         self.between_steps("join")?;
-        let all = self.group(dev, "join")?.exchange_from(self.origin(), Joins(has_batch))?;
+        let group = self.group(dev, "join")?;
+        if group.spans_processes() {
+            let call = Call::new("join").from(self.origin());
+            let all = group.exchange_bytes(&call, vec![has_batch.into()])?;
+            return Ok(all.iter().filter(|member| member[..] == [1]).count());
+        }
+        let all = group.exchange_from(self.origin(), Joins(has_batch))?;
         Ok(all.iter().filter(|member| member.0).count())
     }
 

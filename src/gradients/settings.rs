@@ -10,7 +10,7 @@ use crate::{
     fabric::call::Origin,
 };
 use smallvec::{SmallVec, smallvec};
-use std::{marker::PhantomData, panic::Location, sync::Arc};
+use std::{fmt, marker::PhantomData, panic::Location, sync::Arc};
 
 /// The type in which gradients travel between devices: their own type, or a narrower one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,13 +205,15 @@ impl<T: Gradient> GradientExchangeBuilder<T> {
         let id = group.new_exchange();
         let terms =
             Terms { id, dtype: T::DTYPE, settings: self.0.clone(), sizes: sizes.into(), site: Location::caller() };
-        let all = group.exchange(terms)?;
+        let (terms_of_all, here) = (terms.to_string(), group.here());
+        let all = here.exchange(terms)?;
         let (first, others) = all.split_first().expect("this member at least");
         for (rank, other) in (1..).zip(others) {
             if let Some(difference) = first.differs(other) {
-                return Err(mismatch(group, rank, difference, [first.site, other.site]));
+                return Err(mismatch(&here, rank, difference, [first.site, other.site]));
             }
         }
+        group.agree(Origin::default(), "GradientExchange", first.site, &terms_of_all)?;
         GradientExchange::new(group, first.id, self.0.clone(), sizes)
     }
 }
@@ -268,6 +270,19 @@ struct Terms {
     settings: Settings,
     sizes: Arc<[usize]>,
     site: Site,
+}
+
+/// What other processes must have alike, in words.
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Each member has a weight of its own.
+        let reduce = match self.settings.reduce {
+            ReduceOp::Scaled(_) => ReduceOp::Scaled(1.0),
+            reduce => reduce,
+        };
+        let settings = Settings { reduce, ..self.settings.clone() };
+        write!(f, "GradientExchange({:?}, {settings:?}, {:?})", self.dtype, self.sizes)
+    }
 }
 
 impl Terms {

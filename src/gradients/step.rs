@@ -15,6 +15,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, Group,
     error::{Error, Result, Site},
+    fabric::call::Call,
 };
 use smallvec::SmallVec;
 use std::{panic::Location, sync::Arc};
@@ -26,6 +27,30 @@ struct Report {
     /// The order of readiness, while it is needed.
     order: Option<Vec<usize>>,
     site: Site,
+}
+
+impl Report {
+    /// For other processes: numbers of 8 bytes.
+    fn to_bytes(&self) -> Vec<u8> {
+        let (order, known) = (self.order.iter().flatten(), u64::from(self.order.is_some()));
+        let numbers = [self.step, self.used.len() as u64].into_iter();
+        let numbers = numbers.chain(self.used.iter().map(|&used| used.into())).chain([known]);
+        numbers.chain(order.map(|&at| at as u64)).flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// None if the bytes are no report.
+    fn of_bytes(bytes: &[u8], site: Site) -> Option<Report> {
+        let mut numbers = bytes.chunks(8).map(|eight| Some(u64::from_le_bytes(eight.try_into().ok()?)));
+        let mut next = || numbers.next()?;
+        let (step, len) = (next()?, next()? as usize);
+        let used: Vec<bool> = (0..len.min(bytes.len())).map(|_| next().map(|used| used == 1)).collect::<Option<_>>()?;
+        let known = next()? == 1;
+        let order: Vec<usize> = std::iter::from_fn(next).map(|at| at as usize).collect();
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        let fits = if known { sorted.into_iter().eq(0..len) } else { order.is_empty() };
+        fits.then(|| Report { step, used, order: known.then_some(order), site })
+    }
 }
 
 /// The error of calls after a failed step.
@@ -236,7 +261,17 @@ impl<T: Gradient> GradientExchange<T> {
         let seen = !self.ordered && used.iter().any(|used| *used);
         let order = seen.then(|| self.readiness.order((0..self.len()).rev()));
         let group = self.group(dev, "finish")?;
-        let all = group.exchange_from(self.origin(), Arc::new(Report { step: self.steps, used, order, site }))?;
+        let report = Report { step: self.steps, used, order, site };
+        let all = match group.spans_processes() {
+            false => group.exchange_from(self.origin(), Arc::new(report))?,
+            true => {
+                let call = Call::new("finish").from(self.origin());
+                let all = group.exchange_bytes(&call, report.to_bytes())?;
+                let all = all.iter().map(|bytes| Report::of_bytes(bytes, site).map(Arc::new));
+                all.collect::<Option<_>>()
+                    .ok_or_else(|| Error::invalid("finish", "another process has sent no report"))?
+            }
+        };
         let other_step = |&rank: &usize| all[rank].step != all[0].step;
         // Different lengths mean different exchanges; the meeting itself tells exchanges apart only by a hash.
         let other_list = |&rank: &usize| all[rank].used.len() != all[0].used.len();

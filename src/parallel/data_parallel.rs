@@ -10,6 +10,8 @@ mod model;
 mod replica;
 #[cfg(feature = "checkpoints")]
 mod save;
+#[cfg(test)]
+mod world_tests;
 
 pub use model::{Gradients, Model};
 

@@ -22,16 +22,16 @@ use std::{ops::Range, sync::Arc};
 pub(super) type Arrived = Vec<(usize, PinnedBuffer<u8>)>;
 
 /// A member's rail.
-pub(super) struct HostRail<'t> {
-    trip: &'t Trip<'t, 't>,
+pub(super) struct HostRail<'t, 'g, 'd> {
+    trip: &'t Trip<'g, 'd>,
     transport: Arc<dyn HostTransport>,
     /// Memory for what is going to arrive, in the order of the messages.
     room: Vec<PinnedBuffer<u8>>,
 }
 
-impl<'t> HostRail<'t> {
-    pub fn new(trip: &'t Trip<'_, '_>) -> Result<Self> {
-        Ok(HostRail { trip, transport: trip.host_transport()?, room: Vec::new() })
+impl<'t, 'g, 'd> HostRail<'t, 'g, 'd> {
+    pub fn new(trip: &'t Trip<'g, 'd>, transport: Arc<dyn HostTransport>) -> Self {
+        HostRail { trip, transport, room: Vec::new() }
     }
 
     /// All other processes of the group, by their index.

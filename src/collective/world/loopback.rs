@@ -27,6 +27,9 @@ struct State {
     /// Scopes that a host has begun, by name.
     begun: HashMap<(usize, String), usize>,
     scopes: HashMap<(String, usize), Scope>,
+    /// Scopes that all hosts have announced, in the order in which each host begins them, and how many it has begun.
+    order: Vec<(String, usize)>,
+    entered: HashMap<usize, usize>,
     commits: u64,
     /// Committed collectives of each host whose windows are open, with the number of windows.
     turns: HashMap<usize, VecDeque<(u64, usize)>>,
@@ -57,7 +60,7 @@ struct Arrived {
     note: Vec<u8>,
 }
 
-pub(super) struct Hub {
+pub(crate) struct Hub {
     devices: Vec<usize>,
     state: Mutex<State>,
     changed: Condvar,
@@ -157,10 +160,18 @@ impl World for Host {
         let nth = state.begun.entry((self.host, name.to_owned())).or_default();
         *nth += 1;
         let key = (name.to_owned(), *nth);
-        state.scopes.entry(key.clone()).or_default().hosts.push(self.host);
+        let scope = state.scopes.entry(key.clone()).or_default();
+        scope.hosts.push(self.host);
+        if ordered && scope.hosts.len() == self.hub.devices.len() {
+            state.order.push(key.clone());
+        }
         self.hub.changed.notify_all();
         let since = Instant::now();
-        while ordered && state.scopes[&key].hosts.len() < self.hub.devices.len() {
+        let is_next = |state: &State| {
+            let entered = state.entered.get(&self.host).copied().unwrap_or(0);
+            state.order.get(entered) == Some(&key)
+        };
+        while ordered && !is_next(&state) {
             if let Some(host) = state.lost {
                 return Err(lost(host));
             }
@@ -171,7 +182,13 @@ impl World for Host {
             }
             self.hub.wait(&mut state);
         }
-        Ok((Arc::new(Part { hub: self.hub.clone(), host: self.host, key, deadline }), Window::none()))
+        let (hub, host) = (self.hub.clone(), self.host);
+        let entered = move || {
+            *hub.state.lock().entered.entry(host).or_default() += 1;
+            hub.changed.notify_all();
+        };
+        let window = if ordered { Window::new(entered) } else { Window::none() };
+        Ok((Arc::new(Part { hub: self.hub.clone(), host: self.host, key, deadline }), window))
     }
 }
 
@@ -350,7 +367,7 @@ impl HostTransport for Mail {
 }
 
 /// Pools that are hosts of one cluster.
-pub(super) struct Hosts {
+pub(crate) struct Hosts {
     pub hub: Arc<Hub>,
     pub pools: Vec<GpuPool>,
 }

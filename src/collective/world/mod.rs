@@ -8,7 +8,7 @@
 //!   scatter. [`values`]: barrier and exchanges of host values.
 //! * [`cut`], pure: which elements a rail carries, and which of them belong to which process.
 //! * [`trip`]: what a member does in all of them: meetings, staging. [`host_rail`]: what a rail does in the memory of
-//!   the host.
+//!   the hosts; [`device_rail`]: in that of the devices.
 //!
 //! A rail is a local index: the first members of all processes, the second ones, .. There are as many as the process
 //! with the fewest members has.
@@ -23,9 +23,10 @@
 
 mod all_to_all;
 mod cut;
+mod device_rail;
 mod host_rail;
 #[cfg(test)]
-mod loopback;
+pub(crate) mod loopback;
 mod messages;
 mod moves;
 mod sums;
@@ -45,7 +46,7 @@ use crate::{
     },
 };
 use smallvec::SmallVec;
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{cell::Cell, fmt, rc::Rc, sync::Arc};
 use trip::Trip;
 
 /// What tells a group from others in any later scope.
@@ -54,6 +55,25 @@ pub(crate) enum GroupKey {
     /// Ordinals in the pool.
     Local(Box<[usize]>),
     World(Arc<[Place]>),
+}
+
+impl GroupKey {
+    /// Number of members.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            GroupKey::Local(ordinals) => ordinals.len(),
+            GroupKey::World(places) => places.len(),
+        }
+    }
+}
+
+impl fmt::Display for GroupKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GroupKey::Local(ordinals) => write!(f, "{ordinals:?}"),
+            GroupKey::World(places) => write!(f, "{places:?}"),
+        }
+    }
 }
 
 impl Device {

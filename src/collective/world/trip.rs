@@ -9,7 +9,9 @@ use super::{
         request::Request,
         transport::{Arrival, Commit, HostTransport, MOST_NOTE, Transport, WorldScope},
     },
-    cut::{Cut, rails},
+    cut::{Cut, Ranges, rails},
+    device_rail::DeviceRail,
+    host_rail::HostRail,
     values::hash,
 };
 use crate::{
@@ -25,6 +27,7 @@ use crate::{
         world_link::WorldLink,
     },
     memory::{PinnedBuffer, hazard::Access, pinned::Locality},
+    token::op::Op,
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -63,9 +66,17 @@ impl<'g, 'd> Trip<'g, 'd> {
         Ok(Trip { group, across, here: group.here(), call, overlapped, link, scope, dev: dev.in_order() })
     }
 
+    /// How payload gets to other processes.
+    pub fn transport(&self) -> Result<&Transport> {
+        match self.link.world.transport() {
+            Transport::None(error) => Err(error.clone()),
+            transport => Ok(transport),
+        }
+    }
+
     /// The transport, if it moves bytes of the host.
     pub fn host_transport(&self) -> Result<Arc<dyn HostTransport>> {
-        match self.link.world.transport() {
+        match self.transport()? {
             Transport::Host(transport) => Ok(transport.clone()),
             Transport::None(error) => Err(error.clone()),
             Transport::Device(transport) => {
@@ -73,6 +84,17 @@ impl<'g, 'd> Trip<'g, 'd> {
                 Err(Error::invalid_at(self.call.site, self.call.op, why))
             }
         }
+    }
+
+    /// This member's rail: of a slice, of which each process owns some ranges.
+    pub fn rail<'t>(&'t self, slice: &Range<usize>, owned: &'t [Ranges], size: usize) -> Result<Rail<'t, 'g, 'd>> {
+        Ok(match self.transport()? {
+            Transport::Host(transport) => Rail::Host(HostRail::new(self, transport.clone())),
+            Transport::Device(transport) => {
+                Rail::Device(DeviceRail::new(self, transport.clone(), slice.clone(), owned, size)?)
+            }
+            Transport::None(error) => return Err(error.clone()),
+        })
     }
 
     /// The loss of another process, if there is one: what ends the wait for messages.
@@ -126,6 +148,19 @@ impl<'g, 'd> Trip<'g, 'd> {
         Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
     }
 
+    /// Zeros on this device.
+    #[track_caller]
+    pub fn zeros(&self, bytes: usize) -> Result<Area> {
+        let buffer = self.dev.zeros::<u8>(bytes)?;
+        Ok(Area { address: buffer.address(), block: buffer.block.clone(), bytes: 0..bytes })
+    }
+
+    /// Announces what the rail is going to touch.
+    #[track_caller]
+    pub fn op(&self) -> Result<Op<'_>> {
+        self.dev.op(self.call.op)
+    }
+
     /// Page-locked memory, before the member arrives.
     #[track_caller]
     pub fn pinned(&self, bytes: usize) -> Result<PinnedBuffer<u8>> {
@@ -168,20 +203,6 @@ impl<'g, 'd> Trip<'g, 'd> {
         })
     }
 
-    /// Copies memory of this device. Asynchronous.
-    #[track_caller]
-    pub fn copy(&self, from: &Area, to: &Area) -> Result<()> {
-        debug_assert_eq!(from.bytes.len(), to.bytes.len());
-        if from.bytes.is_empty() || from.address == to.address {
-            return Ok(());
-        }
-        let mut op = self.dev.op(self.call.op)?;
-        op.touch(&from.block, from.bytes.clone(), Access::Read, false)?;
-        op.touch(&to.block, to.bytes.clone(), Access::Write, false)?;
-        // SAFETY: both ranges are this device's and have so many bytes; `op` orders and records the copy.
-        op.submit(|driver, stream| unsafe { driver.copy_within(to.address, from.address, from.bytes.len(), stream) })
-    }
-
     /// All members of all processes meet: first those of this process, then the processes. What is sent is staged.
     /// Returns what the members of this process have told each other, and the commit. `note` is for all processes.
     pub fn meet(&self, payload: Payload, note: impl FnOnce(&Told) -> Vec<u8>) -> Result<(Told, Commit)> {
@@ -218,6 +239,12 @@ impl<'g, 'd> Trip<'g, 'd> {
             dev.session.gang.poison(dev.index(), error.clone());
         })
     }
+}
+
+/// What a rail moves: bytes of the host, or memory of devices.
+pub(super) enum Rail<'t, 'g, 'd> {
+    Host(HostRail<'t, 'g, 'd>),
+    Device(DeviceRail<'t, 'g, 'd>),
 }
 
 /// A part of some memory, in bytes.

@@ -95,6 +95,16 @@ impl Group<'_> {
         Ok(values)
     }
 
+    /// The sum of the processes' numbers, each from its first member.
+    pub(crate) fn sum_of_processes(&self, call: &Call, own: usize) -> Result<usize> {
+        let all = self.exchange_bytes(call, (own as u64).to_le_bytes().to_vec())?;
+        let number = |rank: usize| all[rank].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes) as usize);
+        Ok(match &self.across {
+            Some(across) => across.hosts.iter().map(|host| number(host.ranks[0])).fold(0, usize::saturating_add),
+            None => number(0),
+        })
+    }
+
     /// `Err(WorldMismatch)` on all members unless all processes say the same, each by its first member. A group of one
     /// process agrees.
     pub(crate) fn agree(&self, origin: Origin, op: &'static str, site: Site, text: &str) -> Result<()> {

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Device, DeviceBuffer, GradientExchange, Group, Parameter, PinnedBuffer, ReduceOp, Shard,
     error::{Error, Result, Site},
+    fabric::call::Call,
     gradients::Moments,
     memory::AsView,
 };
@@ -86,6 +87,8 @@ pub(super) struct Replica<M, T: Parameter> {
     /// Updates that were launched: which of `seen` is the next.
     updates: u64,
     dirty: bool,
+    /// The rows of all processes, if there are several.
+    held: Option<Held>,
     #[cfg(feature = "checkpoints")]
     pub sharded: bool,
 }
@@ -124,6 +127,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
             steps: 0,
             updates: 0,
             dirty: false,
+            held: None,
             #[cfg(feature = "checkpoints")]
             sharded: optimizer.sharded,
             model,
@@ -137,7 +141,8 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     /// This device's shard among its group.
     #[track_caller]
     pub fn shard(&self, dev: &Device, shard: Shard) -> Result<Shard> {
-        let group = self.exchange.group(dev, "DataParallel")?;
+        // With a world, each process has rows of its own.
+        let group = self.exchange.group(dev, "DataParallel")?.here();
         // The gang's shards may have weights.
         let is_gang = (group.rank(), group.count()) == (shard.index(), shard.count());
         Ok(if is_gang { shard } else { Shard::new(group.rank(), group.count(), None) })
@@ -157,12 +162,26 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         f: &(impl Fn(&Device, Shard, &mut M, &mut Gradients<'_, T>) -> Result<R> + Sync),
     ) -> Result<Option<R>> {
         self.exchange.set_sync(sync).map_err(|error| error.called_at(site))?;
+        let held = self.agree_on(dev, rows, held, site)?;
         if shard.range(rows).is_empty() {
             self.exchange.nothing();
             return Ok(None);
         }
         let scale = (1.0 / held.first as f64) as f32;
         f(dev, shard, &mut self.model, &mut Gradients::new(dev, &mut self.exchange, scale)).map(Some)
+    }
+
+    /// The rows of all processes, which agree on them in a meeting; those of this process if it is the only one.
+    fn agree_on(&mut self, dev: &Device, rows: usize, held: Held, site: Site) -> Result<Held> {
+        let group = self.exchange.group(dev, "DataParallel")?;
+        if !group.spans_processes() {
+            return Ok(held);
+        }
+        let rows = group.sum_of_processes(&Call::at("DataParallel", site), rows)?;
+        let first_piece = held.first == held.total;
+        let all = Held::and(self.held.filter(|_| !first_piece), rows, "DataParallel")?;
+        self.held = Some(all);
+        Ok(all)
     }
 
     /// Ends a pass without an exchange.
@@ -193,6 +212,7 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         let mut parameters = self.model.parameters();
         compare_sizes(&parameters, &self.sizes)?;
         self.dirty = true;
+        let held = self.held.take().unwrap_or(held);
         self.exchange.norm_of(dev, &mut self.sums, &self.norm)?;
         let rule = optimizer.rule(self.steps, held.first as f64 / held.total as f64);
         for (bucket, state) in self.state.iter().enumerate() {
@@ -238,11 +258,11 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
         self.exchange.verify_parameters(dev, &self.model.parameters())
     }
 
-    /// This device, the first one of its group, and where the gradients lie.
+    /// This device, the first one of its group in this process, and where the gradients lie.
     #[cfg(feature = "checkpoints")]
     #[track_caller]
     pub fn places(&self, dev: &Device) -> Result<Placed> {
-        let first = self.exchange.group(dev, "DataParallel")?.ordinal(0);
+        let first = self.exchange.group(dev, "DataParallel")?.here().ordinal(0);
         let places = (0..self.sizes.len()).map(|i| self.exchange.place(i)).collect();
         Ok(Placed { ordinal: dev.index(), first, places })
     }
@@ -261,8 +281,12 @@ impl<M: Model<T>, T: Parameter> Replica<M, T> {
     pub fn recover(&mut self, dev: &Device) -> Result<Outcome> {
         self.exchange.reset(dev)?;
         let outcome = self.settle()?;
-        let all = self.exchange.group(dev, "recover")?.exchange((self.steps, self.dirty))?;
-        if all.iter().any(|(steps, dirty)| *dirty || *steps != self.steps) {
+        self.held = None;
+        let group = self.exchange.group(dev, "recover")?;
+        let state = [self.steps.to_le_bytes().to_vec(), vec![self.dirty.into()]].concat();
+        let clean = [self.steps.to_le_bytes().to_vec(), vec![0]].concat();
+        let all = group.exchange_bytes(&Call::new("recover"), state)?;
+        if all.iter().any(|state| *state != clean) {
             let why = "an update was under way when the step failed: load a checkpoint, or make a new model";
             return Err(Error::invalid("DataParallel::recover", why));
         }

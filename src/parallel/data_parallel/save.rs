@@ -221,7 +221,9 @@ fn shifted(range: &Range<usize>, start: usize) -> Range<usize> {
 
 #[track_caller]
 fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> Result<Own<T>> {
-    let first = replica.exchange.group(dev, "checkpoint")?.rank() == 0;
+    let group = replica.exchange.group(dev, "checkpoint")?;
+    // Each process writes all.
+    let (first, gathers) = (group.here().rank() == 0, replica.sharded && group.spans_processes());
     let mut own = Own { parameters: None, parts: Vec::new() };
     if first {
         let mut parameters = Vec::with_capacity(replica.sizes.len());
@@ -230,9 +232,22 @@ fn own<M: Model<T>, T: Parameter>(dev: &Device, replica: &mut Replica<M, T>) -> 
         }
         own.parameters = Some(parameters);
     }
-    for state in &mut replica.state {
+    for (bucket, state) in replica.state.iter_mut().enumerate() {
         // All members have the same, unless each has a part.
         let mut values = [None, None, None];
+        if gathers {
+            let counts = replica.exchange.counts(bucket);
+            let mut whole = dev.zeros::<f32>(counts.iter().sum())?;
+            for (value, (_, memory)) in values.iter_mut().zip(KINDS) {
+                let Some(memory) = memory(state) else { continue };
+                group.all_gather_v(memory, &mut whole, &counts)?;
+                if first {
+                    *value = Some(dev.download(&whole)?);
+                }
+            }
+            own.parts.push(Part { elements: 0..whole.len(), values });
+            continue;
+        }
         if first || replica.sharded {
             for (value, (_, memory)) in values.iter_mut().zip(KINDS) {
                 if let Some(memory) = memory(state) {
